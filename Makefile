@@ -1,0 +1,35 @@
+# Two commands from a fresh clone: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: demo test test-slow lint types clean
+
+demo: $(READY)
+	$(BIN)/hush demo
+
+# Two workers of one thread each: small tensors gain nothing from more, and workers would fight.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+test: lint types
+	$(PYTEST) -m "not slow"
+
+test-slow: $(READY)
+	$(PYTEST)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv runs
+
+# torch goes first and alone: anything else would let its own idea of torch in.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@

@@ -1,0 +1,1 @@
+"""Profile, amplification, composition, (epsilon, delta); the ledger that keeps the count."""

@@ -1,0 +1,131 @@
+"""The inverse questions: how much noise meets a budget, and how many steps fit in it."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from hush.accounting import charge
+from hush.accounting.mechanism import mechanism
+from hush.core.errors import BudgetExceeded
+from hush.core.guarantee import Budget
+from hush.core.number import check_count
+from hush.core.plan import Plan
+
+# Multipliers and step counts beyond these are no use to anyone.
+_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e9
+_MOST_STEPS = 10**12
+# How far below the budget a calibrated charge may end, relatively.
+_SLACK = 1e-3
+
+_NOTHING: Mapping[Plan, int] = MappingProxyType({})
+
+
+def calibrate(plan: Plan, budget: Budget, steps: int, dimension: int | None = None) -> Plan:
+    """The same plan with the least noise for which `steps` steps stay within `budget`.
+
+    **Guarantee.** The upper bound on epsilon is at most `budget.epsilon`, and within 0.1% of it
+    unless a multiplier of 0.001, the least considered, is private enough already. `dimension` does
+    not matter for the parts there are yet: under Gaussian noise every direction costs the same.
+
+    >>> import hush
+    >>> plan = hush.Plan(
+    ...     sampling=hush.Poisson(rate=0.01),
+    ...     clipping=hush.L2(norm=1.0),
+    ...     noise=hush.Gaussian(multiplier=1.0),
+    ... )
+    >>> private = hush.calibrate(plan, hush.Budget(epsilon=3.0, delta=1e-5), steps=1000)
+    >>> 2.997 <= hush.epsilon(private, steps=1000, delta=1e-5).epsilon.upper <= 3.0
+    True
+    """
+    mechanism(plan)
+    steps = check_count("steps", steps, "with no step there is no noise to choose", at_least=1)
+
+    def with_noise(multiplier: float) -> Plan:
+        noise: Any = plan.noise
+        return replace(plan, noise=replace(noise, multiplier=multiplier))
+
+    def cost(precision: float) -> float:
+        return charge.epsilon(with_noise(1 / precision), steps, budget.delta).epsilon.upper
+
+    precision = _largest(
+        cost, budget.epsilon, start=1.0, low=1 / _MOST_NOISE, high=1 / _LEAST_NOISE, whole=False
+    )
+    if precision is None:
+        raise BudgetExceeded(
+            f"steps={steps} cost more than epsilon={budget.epsilon:g} at delta={budget.delta:g} even "
+            f"with noise {_MOST_NOISE:g} times the clipping norm: every step reveals something, "
+            "and that many add up to more than the budget. Take fewer steps, sample at a smaller rate, "
+            "or allow a larger budget."
+        )
+    return with_noise(1 / precision)
+
+
+def steps_within(plan: Plan, budget: Budget, spent: Mapping[Plan, int] = _NOTHING) -> int:
+    """How many further steps of `plan` fit in `budget` after what was `spent`; 0 if none does.
+
+    Never more than 10**12.
+    """
+    mechanism(plan)
+
+    def cost(further: float) -> float:
+        counts = Counter(spent)
+        counts[plan] += int(further)
+        return charge.spent(counts, budget.delta).epsilon.upper
+
+    if cost(1) > budget.epsilon:
+        return 0
+    found = _largest(cost, budget.epsilon, start=1e3, low=1.0, high=_MOST_STEPS, whole=True)
+    return int(found or 0)
+
+
+def _largest(
+    cost: Callable[[float], float],
+    limit: float,
+    *,
+    start: float,
+    low: float,
+    high: float,
+    whole: bool,
+) -> float | None:
+    """The largest argument in [low, high] whose rising `cost` is within `limit`, or None.
+
+    Whole arguments are found exactly, others until the cost is within `_SLACK` of the limit.
+    """
+    aim = limit if whole else limit * (1 - _SLACK / 2)
+    inside = outside = start
+    inside_cost = outside_cost = cost(start)
+    while inside_cost > limit:
+        if inside == low:
+            return None
+        outside, outside_cost = inside, inside_cost
+        inside = max(low, inside / min(8.0, 1.2 * outside_cost / limit))
+        inside_cost = cost(inside)
+    while outside_cost <= limit:
+        if outside == high:
+            return high
+        inside, inside_cost = outside, outside_cost
+        outside = min(high, outside * min(8.0, 1.2 * limit / inside_cost if inside_cost else 8.0))
+        outside_cost = cost(outside)
+
+    stalled = False
+    while (outside - inside > 1) if whole else (inside_cost < limit * (1 - _SLACK)):
+        # False position in logarithms, in which costs are nearly straight lines; after a step
+        # that hardly moved the bracket, plain bisection.
+        share = 0.5
+        if not stalled and inside_cost > 0 and outside_cost < math.inf:
+            share = math.log(aim / inside_cost) / math.log(outside_cost / inside_cost)
+        trial = inside * (outside / inside) ** share
+        if whole:
+            trial = min(max(math.floor(trial), inside + 1), outside - 1)
+        if not inside < trial < outside:
+            break
+        price, before = cost(trial), outside / inside
+        if price <= limit:
+            inside, inside_cost = trial, price
+        else:
+            outside, outside_cost = trial, price
+        stalled = not stalled and math.log(outside / inside) > 0.7 * math.log(before)
+    return inside

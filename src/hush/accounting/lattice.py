@@ -1,0 +1,173 @@
+"""The privacy loss of one step on a grid: once too large (`above`), once too small (`below`).
+
+Only the first law's mass is stored; the second law has exp(-loss) times as much at every point.
+Both are proved in docs/guarantees/poisson-gaussian.md.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from hush.accounting.loss import Array, Direction, cells, loss, reach
+from hush.accounting.mechanism import SampledGaussian
+
+# An atom this close to its grid point, relatively, counts as being on it; `compose` pays for it.
+SNAP = 1e-13
+_ROUNDS = 60
+
+
+@dataclass(frozen=True, eq=False)
+class Lattice:
+    """Mass `masses[j]` at loss `origin + (first + j) * width`, and `infinite` mass beyond any loss."""
+
+    origin: float
+    first: int
+    width: float
+    masses: Array
+    infinite: float = 0.0
+
+    @property
+    def losses(self) -> Array:
+        return _points(self.origin, self.first, len(self.masses), self.width)
+
+
+@lru_cache(maxsize=32)
+def above(step: SampledGaussian, direction: Direction, width: float, tail: float) -> Lattice:
+    """A lattice that dominates the step.
+
+    Connect-the-dots (Doroshenko et al. 2022): the mass between two grid points goes to those two
+    points so that both laws keep theirs. What lies beyond the grid, `tail` at most, is infinite.
+    """
+    low, high = reach(step, direction, tail)
+    first = math.floor(low / width)
+    points = _points(0.0, first, math.ceil(high / width) + 1 - first, width)
+    cut = cells(step, direction, points)
+    inside = cut.first[1:-1]
+    upward = inside - _at_loss(cut.second[1:-1], points[:-1])
+    upward = np.clip(upward / -math.expm1(-width), 0.0, inside)
+    masses = np.zeros(len(points))
+    masses[:-1] = inside - upward
+    masses[1:] += upward
+    masses[0] += cut.first[0]
+    masses *= 1 + cut.error[:-1] / -math.expm1(-width)
+    return Lattice(0.0, first, width, masses, float(cut.first[-1]) * (1 + 1e-9))
+
+
+@lru_cache(maxsize=32)
+def below(step: SampledGaussian, direction: Direction, width: float, tail: float) -> Lattice:
+    """A lattice that the step dominates.
+
+    Bins around the grid points become one atom each (that is post-processing), and the atoms, a
+    little off their grid points, are fused onto them.
+    """
+    low, high = reach(step, direction, tail)
+    origin = _origin(step, direction, width)
+    first = math.floor((low - origin) / width) - 1
+    points = _points(origin, first, math.ceil((high - origin) / width) + 3 - first, width)
+    cut = cells(step, direction, points[:-1] + width / 2)
+    # Lowering an atom's loss by one point is always allowed. It is done where the second law's
+    # mass underflows, so that the atom's place is unknown, and above the last cut; what lies
+    # below the first cut is lowered out of sight.
+    lowered = (cut.second < 1e-290) & (cut.first > 0)
+    lowered[-1] = True
+    fused = ~lowered
+    fused[0] = False
+    masses = _fused(cut.first * fused, cut.second * fused, points, width)
+    masses[:-1] += (cut.first * lowered)[1:]
+    masses /= 1 + cut.error / -math.expm1(-width)
+    return Lattice(origin, first, width, masses)
+
+
+def _points(origin: float, first: int, count: int, width: float) -> Array:
+    points: Array = origin + np.arange(first, first + count, dtype=float) * width
+    return points
+
+
+def _at_loss(second_law: Array, losses: Array) -> Array:
+    """The first law's mass if all of `second_law` had the given losses."""
+    scaled = np.zeros(len(losses))
+    some = second_law > 0
+    scaled[some] = np.exp(np.minimum(losses[some] + np.log(second_law[some]), 700.0))
+    return scaled
+
+
+def _origin(step: SampledGaussian, direction: Direction, width: float) -> float:
+    """A grid offset that puts the atom of the heaviest bin on a grid point.
+
+    With a small rate almost every step has nearly the same loss; rounding that one by half a
+    grid width, thousands of times, would cost all of the lower bound.
+    """
+    heaviest = float(loss(step, direction, np.zeros(1), 0.0)[0])
+    for _ in range(8):
+        cut = cells(step, direction, np.array([heaviest - width / 2, heaviest + width / 2]))
+        if cut.first[1] <= 0 or cut.second[1] <= 0:
+            return 0.0
+        heaviest = math.log(cut.first[1] / cut.second[1])
+    return heaviest
+
+
+def _fused(first_law: Array, second_law: Array, points: Array, width: float) -> Array:
+    """The first law's masses after moving each bin's atom onto its grid point, never outward.
+
+    In z = exp(epsilon) the bins' hockey-stick curve is a maximum of tangents T_i, one per cut. Its
+    kinks are pulled onto the grid by taking min(T_i, T_{i+1}) at z_i and joining these values.
+    """
+    # The outermost bins have no neighbour beyond them to be joined to. Merge bins there until
+    # the top atom is not below its point and the bottom atom not above (up to SNAP), but not so
+    # far that a value would be negative.
+    tops, second_tops = (np.cumsum(law[::-1])[::-1] for law in (first_law, second_law))
+    falling = tops - _at_loss(second_tops, points) < -SNAP * tops
+    top = int(np.argmax(falling | (tops == 0)))
+    bottoms, second_bottoms = np.cumsum(first_law), np.cumsum(second_law)
+    rising = bottoms - _at_loss(second_bottoms, points) > SNAP * bottoms
+    negative = tops[0] < _at_loss(np.full(len(points), second_tops[0]), points)
+    bottom = min(int(np.argmin(rising | (bottoms == 0))), int(np.argmax(negative)) - 1)
+    lowered = np.append(first_law[1:], 0.0)
+    if bottom < 0 or top - bottom < 2:
+        return lowered
+    first_law, second_law = first_law[:top].copy(), second_law[:top].copy()
+    first_law[-1], second_law[-1] = tops[top - 1], second_tops[top - 1]
+    first_law[:bottom], second_law[:bottom] = 0.0, 0.0
+    first_law[bottom], second_law[bottom] = bottoms[bottom], second_bottoms[bottom]
+
+    masses = _at_loss(second_law, points[:top])
+    gap = first_law - masses
+    gap[-1] = max(gap[-1], 0.0)
+    bend = (np.maximum(-gap[:-1], 0.0) - np.maximum(gap[1:], 0.0)) / -math.expm1(-width)
+    masses[:-1] += bend * math.exp(-width)
+    masses[1:] -= bend
+    joined = _convex(masses, width)
+    return lowered if joined is None else np.append(joined, np.zeros(len(points) - top))
+
+
+def _convex(masses: Array, width: float) -> Array | None:
+    """The masses of the greatest convex minorant: points of negative mass are left out.
+
+    A point left out gives its mass to the kept points around it, so that both laws' totals stay.
+    None if that goes on for too long: then the grid is too coarse for anything but lowering.
+    """
+    masses = masses.copy()
+    kept = np.arange(len(masses))
+    masses[-1] = max(masses[-1], 0.0)
+    for _ in range(_ROUNDS):
+        dropped = kept[masses[kept] < 0]
+        if not len(dropped):
+            return masses
+        kept = kept[masses[kept] >= 0]
+        after = np.searchsorted(kept, dropped)
+        right, left = kept[after], kept[np.maximum(after - 1, 0)]
+        inner = after > 0
+        share = np.empty(len(dropped))
+        span = (right - left)[inner] * width
+        share[inner] = np.expm1(-(dropped - left)[inner] * width) / np.expm1(-span)
+        # Left of all kept points only the second law's mass can be kept.
+        share[~inner] = np.exp((right - dropped)[~inner] * width)
+        lost = masses[dropped]
+        masses[dropped] = 0.0
+        np.add.at(masses, right, share * lost)
+        np.add.at(masses, left[inner], ((1 - share) * lost)[inner])
+        # Never negative but for rounding: the curve ends at zero and is positive before.
+        masses[-1] = max(masses[-1], 0.0)
+    return None

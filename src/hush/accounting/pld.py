@@ -1,0 +1,223 @@
+"""Privacy loss distributions: epsilon and delta of composed steps, certified from both sides.
+
+**Guarantee.** The true value lies between `lower` and `upper`, for add/remove-one-record
+neighbours, whatever the width of the grid: docs/guarantees/poisson-gaussian.md.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+from scipy.special import erf, ndtri
+
+from hush.accounting import gaussian, rdp
+from hush.accounting.compose import Curve, compose
+from hush.accounting.lattice import Lattice, above, below
+from hush.accounting.loss import Direction, reach
+from hush.accounting.mechanism import SampledGaussian
+from hush.accounting.saddle import Cumulants, Window, window
+from hush.core.guarantee import Bound
+
+Counts = Mapping[SampledGaussian, int]
+
+# The gap between upper and lower that the grid aims at. It has LONGEST points at most, and is
+# refined up to MODERATE points where the aim was missed.
+ACCURACY = 4e-4
+MODERATE, LONGEST = 1 << 20, 1 << 21
+# With less noise than this the losses fit no grid: Rényi's upper bound, a noisier step's lower.
+LEAST_MULTIPLIER = 1e-3
+# The share of delta that may be lost to losses beyond the grid.
+BEYOND = 1e-7
+
+
+def epsilon(counts: Counts, delta: float) -> Bound:
+    """Bounds on the epsilon at `delta` of running each step as often as `counts` says."""
+    steps, separation = _merged(counts)
+    if not steps:
+        return gaussian.epsilon(separation, delta)
+    if _distance(steps, separation) <= delta:
+        return Bound(lower=0.0, upper=0.0)
+    pieces = _pieces(steps, separation)
+    noisier = _noisier(pieces)
+    lower = upper = 0.0
+    for direction in Direction:
+        found = _epsilon(noisier, direction, delta, known=lower)
+        lower, upper = max(lower, found[0]), max(upper, found[1])
+    if noisier != pieces or upper > lower + 10 * ACCURACY * max(1.0, lower):
+        renyi = rdp.epsilon(pieces, delta)
+        upper = max(lower, renyi if noisier != pieces else min(upper, renyi))
+    return Bound(lower=lower, upper=upper)
+
+
+def delta(counts: Counts, epsilon: float) -> Bound:
+    """Bounds on the delta at `epsilon` of running each step as often as `counts` says."""
+    steps, separation = _merged(counts)
+    if not steps:
+        return gaussian.delta(separation, epsilon)
+    pieces = _pieces(steps, separation)
+    noisier = _noisier(pieces)
+    lower = upper = 0.0
+    for direction in Direction:
+        found = _delta(noisier, direction, epsilon)
+        lower, upper = max(lower, found[0]), max(upper, found[1])
+    upper = min(upper, _distance(steps, separation), 1.0)
+    if noisier != pieces:
+        upper = min(1.0, _distance(steps, separation))
+    return Bound(lower=min(lower, upper), upper=upper)
+
+
+def _merged(counts: Counts) -> tuple[dict[SampledGaussian, int], float]:
+    """The sampled steps, and all full-batch steps as one separation of unit normals."""
+    sampled = {step: count for step, count in counts.items() if count and step.rate < 1}
+    full = [(1 / step.multiplier, count) for step, count in counts.items() if step.rate == 1]
+    return sampled, math.hypot(*(math.sqrt(count) * each for each, count in full))
+
+
+def _pieces(steps: dict[SampledGaussian, int], separation: float) -> dict[SampledGaussian, int]:
+    """All steps as sampled ones; the full-batch steps are one of rate 1."""
+    full = {SampledGaussian(1.0, 1 / separation): 1} if separation > 0 else {}
+    return {**steps, **full}
+
+
+def _noisier(pieces: dict[SampledGaussian, int]) -> dict[SampledGaussian, int]:
+    """The steps with multipliers raised to the least one a grid can hold: no less private."""
+    raised: dict[SampledGaussian, int] = {}
+    for step, count in pieces.items():
+        least = SampledGaussian(step.rate, max(step.multiplier, LEAST_MULTIPLIER))
+        raised[least] = raised.get(least, 0) + count
+    return raised
+
+
+def _distance(steps: dict[SampledGaussian, int], separation: float) -> float:
+    """No less than the total variation distance, which is delta at epsilon 0."""
+    total = float(erf(separation / math.sqrt(8)))
+    for step, count in steps.items():
+        total += count * step.rate * float(erf(1 / step.multiplier / math.sqrt(8)))
+    return total * (1 + 1e-12)
+
+
+def _epsilon(pieces: Counts, direction: Direction, delta: float, known: float) -> tuple[float, float]:
+    """Lower and upper bounds on epsilon in one direction; `known` is a lower bound already found.
+
+    The lower bound is not worked out where it could not exceed the known one.
+    """
+    lowest, highest = 0.0, _most(pieces, direction)
+    if highest <= known:
+        return lowest, highest
+    tail = _tail(pieces, math.log(delta))
+    view = window(_cumulants(pieces, direction, tail), log_delta=math.log(delta), epsilon=0.0)
+    for width in _widths(pieces, direction, view, tail, max(known, view.top)):
+        upper = _curve(above, pieces, direction, view, width, tail)
+        highest = min(highest, max(0.0, _crossing(upper, upper.upper, delta) + upper.drift))
+        if highest <= known:
+            break
+        lower = _curve(below, pieces, direction, view, width, tail)
+        lowest = max(lowest, _crossing(lower, lower.lower, delta) - lower.drift)
+        if highest - lowest <= 2 * _aim(max(known, highest)):
+            break
+    return min(lowest, highest), highest
+
+
+def _most(pieces: Counts, direction: Direction) -> float:
+    """No less than any loss: a record is left out of a step with probability 1 - rate."""
+    if direction is Direction.REMOVE or any(step.rate == 1 for step in pieces):
+        return math.inf
+    total = sum(-count * math.log1p(-step.rate) for step, count in pieces.items())
+    return total * (1 + 1e-12)
+
+
+def _delta(pieces: Counts, direction: Direction, epsilon: float) -> tuple[float, float]:
+    """Lower and upper bounds on delta in one direction."""
+    rough = window(_cumulants(pieces, direction, 1e-300), log_delta=None, epsilon=epsilon)
+    tail = _tail(pieces, rough.log_delta)
+    view = window(_cumulants(pieces, direction, tail), log_delta=None, epsilon=epsilon)
+    lowest, highest = 0.0, 1.0
+    for width in _widths(pieces, direction, view, tail, epsilon + view.spread):
+        upper = _curve(above, pieces, direction, view, width, tail)
+        lower = _curve(below, pieces, direction, view, width, tail)
+        highest = min(highest, _height(upper, upper.upper, epsilon - upper.drift, outside=1.0))
+        lowest = max(lowest, _height(lower, lower.lower, epsilon + lower.drift, outside=0.0))
+        if highest <= 1.01 * lowest:
+            break
+    return min(lowest, highest), highest
+
+
+def _tail(pieces: Counts, log_delta: float) -> float:
+    """The mass of one step that may lie beyond the grid: a power of ten, so that it is reused."""
+    log_tail = log_delta + math.log(BEYOND / sum(pieces.values()))
+    return 10.0 ** max(math.floor(log_tail / math.log(10)), -300)
+
+
+def _cumulants(pieces: Counts, direction: Direction, tail: float) -> Cumulants:
+    return Cumulants(pieces, direction, -float(ndtri(tail)))
+
+
+def _aim(scale: float) -> float:
+    """The gap to aim at: relative to `scale` where that is below 1 (not far below), or far above."""
+    return ACCURACY * max(1e-4, min(1.0, scale), scale / 40)
+
+
+def _widths(
+    pieces: Counts, direction: Direction, view: Window, tail: float, scale: float
+) -> Iterator[float]:
+    """Grid widths to try, the first one usually good enough: powers of 2^(1/4), to be reused.
+
+    The gap is about (1 + tilt) * steps * width^2 / 8 (docs/guarantees/poisson-gaussian.md) if the
+    grid resolves the loss of one step. With few steps it may not, and finer ones follow.
+    """
+    width = math.sqrt(8 * _aim(scale) / (1 + view.tilt) / sum(pieces.values()))
+    width = min(width, 1 / view.tilt)
+    longest = view.top - view.bottom
+    for step in pieces:
+        low, high = reach(step, direction, tail)
+        longest = max(longest, high - low)
+    width = max(width, 1.2 * longest / LONGEST)
+    width = 2.0 ** (math.floor(4 * math.log2(width)) / 4)
+    yield width
+    while width / 8 > longest / MODERATE:
+        width /= 8
+        yield width
+
+
+def _curve(
+    lattice: Callable[[SampledGaussian, Direction, float, float], Lattice],
+    pieces: Counts,
+    direction: Direction,
+    view: Window,
+    width: float,
+    tail: float,
+) -> Curve:
+    parts = [(lattice(step, direction, width, tail), count) for step, count in pieces.items()]
+    return compose(parts, view)
+
+
+def _crossing(curve: Curve, bound: Callable[[int], float], delta: float) -> float:
+    """The last epsilon at which `bound` falls to `delta`; between grid points it is linear in exp.
+
+    A lower bound is nothing far below the window's centre, so the search starts from many points.
+    """
+    last = len(curve.tilted) - 1
+    first = min(max(0, math.floor(-curve.start / curve.width)), last)
+    starts = sorted({first + (last - first) * part // 16 for part in range(17)})
+    exceeding = [place for place, start in enumerate(starts) if bound(start) > delta]
+    if not exceeding:
+        return curve.epsilon(first)
+    if exceeding[-1] == len(starts) - 1:
+        return math.inf if bound == curve.upper else curve.epsilon(last)
+    low, high = starts[exceeding[-1]], starts[exceeding[-1] + 1]
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if bound(middle) > delta else (low, middle)
+    share = (bound(low) - delta) / (bound(low) - bound(high))
+    return curve.epsilon(low) + math.log1p(share * math.expm1(curve.width))
+
+
+def _height(curve: Curve, bound: Callable[[int], float], epsilon: float, outside: float) -> float:
+    """`bound` at `epsilon`; where the curve does not reach, what is true anyway."""
+    k = math.floor((epsilon - curve.start) / curve.width)
+    last = len(curve.tilted) - 1
+    if k < 0:
+        return max(outside, bound(0))
+    if k >= last:
+        return min(outside, bound(last))
+    share = math.expm1(epsilon - curve.epsilon(k)) / math.expm1(curve.width)
+    return (1 - share) * bound(k) + share * bound(k + 1)

@@ -1,0 +1,70 @@
+"""`hush account`: what a plan, or a ledger, costs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hush.cli.options import (
+    AsJson,
+    BatchSize,
+    Delta,
+    Epochs,
+    Noise,
+    PlanFile,
+    Rate,
+    Records,
+    Steps,
+    plan_of,
+    sampling_of,
+    steps_of,
+)
+from hush.cli.output import print_json
+from hush.core.errors import InvalidPlan
+from hush.core.plan_file import read_plan
+
+
+def account(
+    noise: Noise = None,
+    rate: Rate = None,
+    records: Records = None,
+    batch_size: BatchSize = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    delta: Delta = 1e-5,
+    plan: PlanFile = None,
+    ledger: Annotated[Path | None, typer.Option(help="Ledger of a run: what was spent.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Epsilon of a number of private steps, or of everything on a ledger.
+
+    Example: hush account --noise 1.0 --rate 0.01 --steps 10000
+    """
+    if ledger is not None:
+        from hush.accounting.ledger import Ledger
+
+        if not ledger.exists():
+            raise InvalidPlan(f"there is no ledger at {ledger}.")
+        with Ledger(ledger) as opened:
+            guarantee, counts = opened.epsilon(delta), opened.counts
+    else:
+        from hush.accounting.charge import spent
+
+        if plan is not None:
+            value = read_plan(plan)
+        elif noise is not None:
+            value = plan_of(sampling_of(rate, records, batch_size), noise)
+        else:
+            raise InvalidPlan(
+                "nothing to account for. Pass --noise with --rate and --steps, or --plan with "
+                "--steps, or --ledger."
+            )
+        counts = {value: steps_of(steps, epochs, value)}
+        guarantee = spent(counts, delta)
+    if as_json:
+        charged = [{"plan": each.to_plain(), "steps": count} for each, count in counts.items()]
+        print_json({**guarantee.to_plain(), "charged": charged})
+        return
+    print(guarantee)
+    for each, count in counts.items():
+        print(f"  {count} steps of {each}")

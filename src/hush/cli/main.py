@@ -1,0 +1,30 @@
+"""`hush`: the commands, each in a file of its own."""
+
+import sys
+
+import typer
+
+from hush.cli.account import account
+from hush.cli.calibrate import calibrate
+from hush.cli.demo import demo
+from hush.cli.train import train
+from hush.core.errors import HushError
+
+app = typer.Typer(
+    name="hush",
+    help="Private training with noise that fits.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (train, account, calibrate, demo):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line; an error of the user's making is a sentence, not a traceback."""
+    try:
+        app()
+    except HushError as error:
+        print(f"hush: {error}", file=sys.stderr)
+        sys.exit(2)

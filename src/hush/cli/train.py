@@ -1,0 +1,172 @@
+"""`hush train`: a private run from names and numbers."""
+
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hush.cli.options import (
+    AsJson,
+    BatchSize,
+    Delta,
+    Epochs,
+    Epsilon,
+    Noise,
+    PlanFile,
+    Rate,
+    Steps,
+    plan_of,
+    sampling_of,
+    steps_of,
+)
+from hush.cli.output import print_json
+from hush.core.errors import InvalidValue
+from hush.core.guarantee import Budget
+from hush.core.plan_file import read_plan
+
+if TYPE_CHECKING:
+    import torch
+
+_MODELS = {
+    "digits": "logistic",
+    "mnist": "mnist-cnn",
+    "fashion-mnist": "mnist-cnn",
+    "cifar10": "cifar-cnn",
+    "adult": "mlp",
+    "imdb": "imdb-lstm",
+}
+
+
+def train(
+    data: Annotated[str, typer.Option(help="Data set: " + ", ".join(_MODELS) + ".")] = "digits",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder with the data files; else HUSH_DATA.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Network; one that fits by default.")] = None,
+    epsilon: Epsilon = 3.0,
+    delta: Delta = 1e-5,
+    noise: Noise = None,
+    rate: Rate = None,
+    batch_size: BatchSize = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    clip: Annotated[float, typer.Option(help="Largest Euclidean norm of a gradient.")] = 1.0,
+    plan: PlanFile = None,
+    learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate.")] = 1.0,
+    momentum: Annotated[float, typer.Option(help="Momentum of SGD.")] = 0.0,
+    adam: Annotated[bool, typer.Option(help="Adam instead of SGD.")] = False,
+    physical_batch: Annotated[
+        int | None, typer.Option(help="Records in memory at once; changes no result.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda if there is one.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the run; a new one below runs by default.")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on where the run in --run-dir stopped.")] = False,
+    reseed: Annotated[
+        bool, typer.Option(help="Resume with new randomness, charging repeated steps again.")
+    ] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="To repeat a run; who knows the seed knows the noise."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model with differential privacy; without arguments, on the bundled digits.
+
+    Unless --noise or --plan is given, the noise is chosen so that all steps fit the budget.
+    """
+    import torch
+
+    from hush.accounting.calibrate import calibrate
+    from hush.data import load, tensors
+    from hush.models import build
+    from hush.training.loop import train as run_loop
+
+    budget = Budget(epsilon=epsilon, delta=delta)
+    dataset = load(data, data_dir)
+    x_train, y_train, x_test, y_test = tensors(dataset)
+    records = len(x_train)
+    if plan is not None:
+        value = read_plan(plan)
+        total = None if steps is None and epochs is None else steps_of(steps, epochs, value)
+    else:
+        size = batch_size if batch_size is not None else min(256, records)
+        value = plan_of(sampling_of(rate, records, size), noise or 1.0, clip)
+        total = steps_of(steps, 20 if epochs is None else epochs, value)
+        value = value if noise is not None else calibrate(value, budget, steps=total)
+
+    place = _device(device)
+    generator = None
+    if seed is not None:
+        torch.manual_seed(seed)
+        generator = torch.Generator(place).manual_seed(seed)
+    network = build(model or _MODELS[data], classes=dataset.classes, shape=x_train.shape[1:])
+    network.to(place)
+    try:
+        optimizer = (
+            torch.optim.Adam(network.parameters(), lr=learning_rate)
+            if adam
+            else torch.optim.SGD(network.parameters(), lr=learning_rate, momentum=momentum)
+        )
+    except ValueError as error:
+        raise InvalidValue(f"the optimizer refuses its settings: {error}") from None
+    folder = run_dir or next(
+        path for n in count(1) if not (path := Path("runs") / f"{data}-{n}").exists()
+    )
+    result = run_loop(
+        network,
+        torch.nn.CrossEntropyLoss(),
+        optimizer,
+        value,
+        (x_train.to(place), y_train.to(place)),
+        budget=budget,
+        steps=total,
+        evaluation=(x_test.to(place), y_test.to(place)),
+        directory=folder,
+        resume=resume,
+        reseed=reseed,
+        generator=generator,
+        physical_batch=physical_batch,
+        progress=not as_json,
+    )
+    final = result.metrics[-1]
+    if as_json:
+        print_json(
+            {
+                "guarantee": result.guarantee.to_plain(),
+                "steps": result.steps,
+                "stopped": result.stopped,
+                "final": final,
+                "plan": value.to_plain(),
+                "directory": str(folder),
+            }
+        )
+        return
+    print(
+        f"{data}: accuracy {final['accuracy']:.2%}, loss {final['loss']:.4f} on {len(x_test)} test "
+        f"records after {result.steps} steps"
+    )
+    print(result.guarantee)
+    if result.stopped == "budget":
+        print("stopped early: another step would have gone over the budget")
+    if result.skipped:
+        print(
+            f"{result.skipped} times a record's gradient was not finite and was left out "
+            "(this number is sensitive: it is in no file to publish)"
+        )
+    print(f"weights to publish: {folder / 'model.safetensors'}; the ledger and metrics are beside it")
+
+
+def _device(name: str | None) -> "torch.device":
+    """The device by that name, or the best one there is."""
+    import torch
+
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n")[0]
+        raise InvalidValue(f"--device {name}: {reason}. Pass e.g. --device cpu.") from None
+    return device

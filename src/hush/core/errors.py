@@ -1,0 +1,44 @@
+"""The errors hush raises: each message gives the value, the limit, the reason and the way out."""
+
+
+class HushError(ValueError):
+    """Something asked of hush cannot be done, or not with a guarantee.
+
+    `key` is the setting at fault, where there is one, as a dotted path ("sampling.rate").
+    """
+
+    def __init__(self, message: str, *, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class InvalidValue(HushError):
+    """A number outside the range in which it means anything."""
+
+
+class InvalidPlan(HushError):
+    """A plan, or a plan file, that does not describe a private step."""
+
+
+class Unproved(HushError):
+    """A combination of parts for which nobody has proved a guarantee."""
+
+
+class BudgetExceeded(HushError):
+    """The next step would cost more than the budget has left."""
+
+
+class LedgerError(HushError):
+    """A ledger that is damaged, in use, or belongs to another run."""
+
+
+class CheckpointError(HushError):
+    """A checkpoint that is damaged or does not fit what it is loaded into."""
+
+
+class Unsupported(HushError):
+    """A model, loss or optimizer that cannot be trained privately as it is."""
+
+
+class DataError(HushError):
+    """Data that is missing, damaged or of the wrong shape."""

@@ -1,0 +1,85 @@
+"""What was promised: bounds on epsilon, the budget they are held against, and the statement itself."""
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Self
+
+from hush.core.errors import InvalidValue
+from hush.core.number import number
+from hush.core.value import Value
+
+DELTA = number(
+    above=0,
+    below=1,
+    why="delta is the probability that the promise may fail, so it must be small and cannot be 0 "
+    "under Gaussian noise",
+    example=1e-5,
+)
+
+
+class Neighbours(StrEnum):
+    """Which data sets must look alike: those that differ by one record, in this sense."""
+
+    ADD_REMOVE = "add/remove"
+    REPLACE = "replace"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound(Value):
+    """Two numbers with the true one between them; `upper` is the one to quote."""
+
+    lower: float
+    upper: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lower <= self.upper:
+            raise InvalidValue(
+                f"lower={self.lower!r}, upper={self.upper!r} must satisfy 0 <= lower <= upper: "
+                "anything else bounds nothing."
+            )
+
+    def __str__(self) -> str:
+        if math.isinf(self.upper):
+            return "infinite" if math.isinf(self.lower) else f">= {self.lower:.4g}"
+        return f"<= {self.upper:.4f} (and >= {self.lower:.4f})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(Value):
+    """The privacy loss one is willing to spend: epsilon at a delta."""
+
+    epsilon: float = field(
+        metadata=number(
+            above=0,
+            why="a budget of zero buys no information about the data",
+            example=3.0,
+        )
+    )
+    delta: float = field(metadata=DELTA)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee(Value):
+    """A privacy statement with everything needed to read it."""
+
+    epsilon: Bound
+    delta: float = field(metadata=DELTA)
+    notion: Literal["dp", "per-instance", "fisher"] = "dp"
+    neighbours: Neighbours = Neighbours.ADD_REMOVE
+    unit: str = "one record"
+    basis: Literal["proved", "published"] = "proved"
+    sensitive: bool = False
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Self:
+        bound = Bound.from_plain(plain["epsilon"])
+        neighbours = Neighbours(plain["neighbours"])
+        return super().from_plain({**plain, "epsilon": bound, "neighbours": neighbours})
+
+    def __str__(self) -> str:
+        access = "sensitive: do not publish" if self.sensitive else "publishable"
+        return (
+            f"epsilon {self.epsilon} at delta {self.delta:g} "
+            f"({self.notion}, {self.neighbours} {self.unit}, {self.basis}, {access})"
+        )

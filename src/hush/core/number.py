@@ -1,0 +1,71 @@
+"""Ranges of numbers as data: declared beside a field, checked when the value is made."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, SupportsFloat
+
+from hush.core.errors import InvalidValue
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """The numbers a field may hold, why, and one that works."""
+
+    above: float = -math.inf
+    at_least: float = -math.inf
+    below: float = math.inf
+    at_most: float = math.inf
+    why: str
+    example: float
+
+    def check(self, name: str, value: object) -> float:
+        """Return `value` as a float, or raise an error that says what would be right."""
+        number = _as_float(value)
+        inside = self.above < number < self.below and self.at_least <= number <= self.at_most
+        if not inside or not math.isfinite(number):
+            raise InvalidValue(
+                f"{name}={value!r} must be {self}: {self.why}. Pass e.g. {name}={self.example:g}.",
+                key=name,
+            )
+        return number
+
+    def __str__(self) -> str:
+        limits = [
+            f"{sign} {limit:g}"
+            for sign, limit in (
+                (">", self.above),
+                (">=", self.at_least),
+                ("<", self.below),
+                ("<=", self.at_most),
+            )
+            if math.isfinite(limit)
+        ]
+        return "a finite number " + " and ".join(limits) if limits else "a finite number"
+
+
+def number(**limits: Any) -> Mapping[str, Range]:
+    """Field metadata that declares a range; `Value` checks it."""
+    return {"range": Range(**limits)}
+
+
+def _as_float(value: object) -> float:
+    """`value` as a float, NaN when it is not a number (NaN lies in no range)."""
+    if isinstance(value, (bool, str, bytes)) or not isinstance(value, SupportsFloat):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def check_count(name: str, value: object, why: str, at_least: int = 0) -> int:
+    """Return `value` as an int, or raise an error that says why it must be a whole number."""
+    number = _as_float(value)
+    if not math.isfinite(number) or number != int(number) or number < at_least:
+        raise InvalidValue(
+            f"{name}={value!r} must be a whole number >= {at_least}: {why}. "
+            f"Pass e.g. {name}={max(at_least, 1000)}.",
+            key=name,
+        )
+    return int(number)

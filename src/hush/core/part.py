@@ -1,0 +1,90 @@
+"""The four questions a private step answers; every mechanism is a value of one of these kinds."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from hush.core.errors import InvalidPlan
+from hush.core.tape import ClippedSum, Tape
+from hush.core.value import Value
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part(Value, ABC):
+    """One part of a plan, known in plain data by its class name."""
+
+    kinds: ClassVar[dict[str, type["Part"]]]
+
+    def __init_subclass__(cls) -> None:
+        if Part in cls.__bases__:
+            cls.kinds = {}
+        else:
+            cls.kinds[cls.__name__] = cls
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"kind": type(self).__name__, **super().to_plain()}
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Self:
+        """The part that `to_plain` wrote, of whichever kind it names."""
+        settings = dict(plain)
+        kind = settings.pop("kind", None)
+        found = cls.kinds.get(kind) if isinstance(kind, str) else None
+        if found is None or not issubclass(found, cls):
+            raise InvalidPlan(
+                f"'kind' = {kind!r} is not a {cls.__name__.lower()}; "
+                f"choose from {', '.join(sorted(cls.kinds))}.",
+                key="kind",
+            )
+        return super(Part, found).from_plain(settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling(Part):
+    """Who takes part in a step."""
+
+    @abstractmethod
+    def draw(self, records: int, generator: "torch.Generator") -> "torch.Tensor":
+        """The indices of those who take part, on the generator's device; it may be empty."""
+
+    @abstractmethod
+    def expected(self, records: int) -> float:
+        """How many take part on average: what a sum is divided by, whoever took part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clipping(Part):
+    """How far one record can push, and in which directions."""
+
+    @property
+    @abstractmethod
+    def unit(self) -> float:
+        """The length that noise multipliers are measured in."""
+
+    @abstractmethod
+    def clip(self, tape: Tape) -> ClippedSum:
+        """The sum of the gradients on the tape, each held within the bound."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise(Part):
+    """What hides the push."""
+
+    @abstractmethod
+    def around(
+        self, location: "torch.Tensor", *, norm: float, generator: "torch.Generator"
+    ) -> "torch.Tensor":
+        """A draw around `location`, each entry on its own, scaled for a clipping norm of `norm`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release(Part):
+    """What leaves the room."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Always(Release):
+    """Every noisy update is released."""

@@ -1,0 +1,71 @@
+"""Plans as TOML files that people write."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from hush.core.errors import HushError, InvalidPlan
+from hush.core.plan import Plan
+
+EXAMPLE = """\
+[sampling]
+kind = "Poisson"
+rate = 0.01
+
+[clipping]
+kind = "L2"
+norm = 1.0
+
+[noise]
+kind = "Gaussian"
+multiplier = 1.0
+"""
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a TOML file; an error names the line and the key at fault."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidPlan(
+            f"cannot read the plan file {path}: {error}. It should look like this:\n\n{EXAMPLE}"
+        ) from None
+    try:
+        return Plan.from_plain(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidPlan(f"{path}: not a TOML file: {error}") from None
+    except HushError as error:
+        line = _line_of(text, error.key)
+        raise InvalidPlan(f"{path}, line {line}, key {error.key}: {error}", key=error.key) from None
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Write the plan as TOML that `read_plan` gives back unchanged."""
+    path.write_text(plan_text(plan), encoding="utf-8")
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan as TOML."""
+    tables = []
+    for name, part in plan.to_plain().items():
+        settings = (
+            f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value!r}"
+            for key, value in part.items()
+        )
+        tables.append("\n".join([f"[{name}]", *settings, ""]))
+    return "\n".join(tables)
+
+
+def _line_of(text: str, key: str) -> int:
+    """The line that sets `key` ("table.setting"), else its table's, else the last one."""
+    table, _, setting = key.partition(".")
+    lines = text.splitlines()
+    start = next((i for i, line in enumerate(lines) if re.match(rf"\s*\[?\s*{table}\b", line)), None)
+    if start is None:
+        return max(len(lines), 1)
+    for i in range(start, len(lines)):
+        if i > start and lines[i].lstrip().startswith("["):
+            break
+        if setting and re.search(rf"\b{re.escape(setting)}\s*=", lines[i]):
+            return i + 1
+    return start + 1

@@ -1,0 +1,40 @@
+"""The base of everything immutable: checks itself when made, and can be written as plain data."""
+
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from hush.core.errors import InvalidPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """A frozen value whose fields lie in their declared ranges."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            allowed = field.metadata.get("range")
+            if allowed is not None:
+                object.__setattr__(
+                    self, field.name, allowed.check(field.name, getattr(self, field.name))
+                )
+
+    def to_plain(self) -> dict[str, Any]:
+        """The fields as plain data: what TOML and JSON can hold."""
+        held = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {k: v.to_plain() if isinstance(v, Value) else v for k, v in held.items()}
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Self:
+        """The value that `to_plain` wrote."""
+        names = [field.name for field in fields(cls)]
+        for key in plain:
+            if key not in names:
+                raise InvalidPlan(f"{key!r} is not a setting of {cls.__name__}{_listed(names)}", key=key)
+        for name in names:
+            if name not in plain:
+                raise InvalidPlan(f"{name!r} of {cls.__name__} is missing{_listed(names)}", key=name)
+        return cls(**plain)
+
+
+def _listed(names: list[str]) -> str:
+    return f"; it has {', '.join(names)}." if names else "; it has none."

@@ -1,0 +1,7 @@
+"""Readers for the standard file formats, and a small data set that is always there."""
+
+from hush.data.dataset import Dataset
+from hush.data.registry import NAMES, load
+from hush.data.tensors import tensors
+
+__all__ = ["NAMES", "Dataset", "load", "tensors"]

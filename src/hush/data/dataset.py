@@ -1,0 +1,62 @@
+"""A data set as a value: inputs and labels, split into a private training part and a test part."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hush.core.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dataset:
+    """Inputs and labels of the two parts, scaled with public constants only.
+
+    Scaling by a mean or a maximum of the training records would release that number without paying
+    for it, so every reader uses constants that are known before the data are seen.
+    """
+
+    name: str
+    x_train: NDArray[Any]
+    """float32 features, N x C x H x W for images; int64 token ids for text."""
+    y_train: NDArray[np.int64]
+    x_test: NDArray[Any]
+    y_test: NDArray[np.int64]
+    classes: int
+    """Labels are 0 to classes - 1."""
+
+    def __post_init__(self) -> None:
+        for part, x, y in (
+            ("training", self.x_train, self.y_train),
+            ("test", self.x_test, self.y_test),
+        ):
+            if y.ndim != 1 or x.ndim < 2 or len(x) != len(y):
+                raise DataError(
+                    f"{self.name}: {part} inputs {x.shape} and labels {y.shape} do not belong "
+                    "together: there must be one row of inputs and one label a record."
+                )
+            if len(y) == 0:
+                raise DataError(f"{self.name}: there are no {part} records.")
+            if y.min() < 0 or y.max() >= self.classes:
+                raise DataError(
+                    f"{self.name}: {part} labels go from {y.min()} to {y.max()}, "
+                    f"but {self.classes} classes are numbered 0 to {self.classes - 1}."
+                )
+        if self.x_train.shape[1:] != self.x_test.shape[1:]:
+            raise DataError(
+                f"{self.name}: training records are {self.x_train.shape[1:]} but test records "
+                f"{self.x_test.shape[1:]}; a model can take only one shape."
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one record's input."""
+        return tuple(self.x_train.shape[1:])
+
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.shape))
+        return (
+            f"Dataset({self.name}: {len(self.y_train)} training and {len(self.y_test)} test "
+            f"records of {shape}, {self.classes} classes)"
+        )

@@ -1,0 +1,94 @@
+"""The published files of each data set and their sha256 sums."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Published:
+    """A file as its authors published it."""
+
+    path: str
+    """Where it is looked for, below the data directory."""
+    sha256: str
+    unpacked: str = ""
+    """The sum after gunzip; a .gz file may also lie there unpacked, without the suffix."""
+
+
+FILES: dict[str, tuple[Published, ...]] = {
+    "mnist": (
+        Published(
+            "mnist/train-images-idx3-ubyte.gz",
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        ),
+        Published(
+            "mnist/train-labels-idx1-ubyte.gz",
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        ),
+        Published(
+            "mnist/t10k-images-idx3-ubyte.gz",
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        ),
+        Published(
+            "mnist/t10k-labels-idx1-ubyte.gz",
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        ),
+    ),
+    "fashion-mnist": (
+        Published(
+            "fashion-mnist/train-images-idx3-ubyte.gz",
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        ),
+        Published(
+            "fashion-mnist/train-labels-idx1-ubyte.gz",
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        ),
+        Published(
+            "fashion-mnist/t10k-images-idx3-ubyte.gz",
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        ),
+        Published(
+            "fashion-mnist/t10k-labels-idx1-ubyte.gz",
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+        ),
+    ),
+    # The compact copy; cifar10/cifar10.npz is looked for first and checked by its arrays.
+    "cifar10": (
+        Published(
+            "cifar10/images.med.xz",
+            "d0e1a02f12705246ac2eccbf2066ea6ac0be1b5b6af5a9d5c84fa365c0014643",
+        ),
+        Published(
+            "cifar10/labels.u8",
+            "3edb456524d5918aefded81f5aef7c32efab2a788211df998a4eb0c8957baa1f",
+        ),
+    ),
+    "adult": (
+        Published(
+            "adult/adult.data.gz",
+            "c7a2b4716a97f930123e0baf879188d701e798172631a654fc703d4b082907f3",
+            "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+        ),
+        Published(
+            "adult/adult.test.gz",
+            "8a2c1bffa6e7ce5abfa43881ae5e87c4311ebc2b3cd526c9c40a43f19f06f799",
+            "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+        ),
+    ),
+    "imdb": (
+        Published(
+            "imdb/imdb_tokens.npz",
+            "2849a8ecda4b2150c918bf2daf2de32cd59fe8c29814eb7e44911444190e0996",
+        ),
+    ),
+}
+
+# sha256 of the 60,000 x 32 x 32 x 3 pixels of CIFAR-10, training images first.
+CIFAR10_PIXELS = "0ac3ab5c78edb36ac68f69e287fd8f957b2d4f820b80e5fa9bd05c810fc0d95d"

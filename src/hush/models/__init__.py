@@ -1,0 +1,5 @@
+"""The networks of the papers."""
+
+from hush.models.registry import NAMES, build, models_for
+
+__all__ = ["NAMES", "build", "models_for"]

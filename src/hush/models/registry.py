@@ -1,0 +1,78 @@
+"""The networks by name, with the data sets they are made for."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from hush.core.errors import Unsupported
+from hush.core.number import check_count
+from hush.models.cnn import cifar_cnn, mnist_cnn
+from hush.models.logistic import logistic
+from hush.models.lstm import imdb_lstm
+from hush.models.mlp import mlp
+
+_TABLES_AND_IMAGES = ("digits", "mnist", "fashion-mnist", "cifar10", "adult")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """How to make a network, and what it takes."""
+
+    factory: Callable[[int, tuple[int, ...]], nn.Module]
+    data: tuple[str, ...]
+    shape: tuple[int | None, ...] | None = None
+    """The inputs it takes: None is any size, or, for the whole, any shape."""
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether records of this shape fit."""
+        return self.shape is None or (
+            len(shape) == len(self.shape)
+            and all(size in (None, given) for size, given in zip(self.shape, shape, strict=True))
+        )
+
+
+_NETWORKS = {
+    "logistic": Network(factory=logistic, data=_TABLES_AND_IMAGES),
+    "mlp": Network(factory=mlp, data=_TABLES_AND_IMAGES),
+    "mnist-cnn": Network(factory=mnist_cnn, data=("mnist", "fashion-mnist"), shape=(1, 28, 28)),
+    "cifar-cnn": Network(factory=cifar_cnn, data=("cifar10",), shape=(3, 32, 32)),
+    "imdb-lstm": Network(factory=imdb_lstm, data=("imdb",), shape=(None,)),
+}
+
+NAMES: tuple[str, ...] = tuple(_NETWORKS)
+
+
+def models_for(data: str) -> tuple[str, ...]:
+    """The names of the networks made for a data set."""
+    return tuple(name for name, network in _NETWORKS.items() if data in network.data)
+
+
+def build(name: str, *, classes: int, shape: Sequence[int]) -> nn.Module:
+    """A new network called `name`, for records of `shape`, with one score a class.
+
+    Initial weights come from torch's global generator; call `torch.manual_seed` before, to repeat
+    them. They do not depend on the data.
+
+    >>> build("logistic", classes=10, shape=(1, 8, 8))
+    Sequential(
+      (0): Flatten(start_dim=1, end_dim=-1)
+      (1): Linear(in_features=64, out_features=10, bias=True)
+    )
+    """
+    if name not in _NETWORKS:
+        raise Unsupported(f"there is no network called {name!r}; there are {', '.join(NAMES)}.")
+    check_count("classes", classes, "a network that tells classes apart needs two", at_least=2)
+    network = _NETWORKS[name]
+    given = tuple(shape)
+    if not network.takes(given):
+        fitting = [other for other in NAMES if _NETWORKS[other].takes(given)]
+        raise Unsupported(
+            f"{name} takes records of {_written(network.shape or ())}, not {_written(given)}. "
+            f"Networks that take those: {', '.join(fitting)}."
+        )
+    return network.factory(classes, given)
+
+
+def _written(shape: Sequence[int | None]) -> str:
+    return " x ".join("any" if size is None else str(size) for size in shape) or "a single number"

@@ -1,0 +1,33 @@
+"""Gaussian noise."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hush.core.number import number
+from hush.core.part import Noise
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussian(Noise):
+    """Independent normal noise of standard deviation `multiplier` times the clipping norm."""
+
+    multiplier: float = field(
+        metadata=number(
+            above=0,
+            why="without noise the update is a function of the records and nothing is private",
+            example=1.0,
+        )
+    )
+
+    def around(
+        self, location: "torch.Tensor", *, norm: float, generator: "torch.Generator"
+    ) -> "torch.Tensor":
+        import torch
+
+        standard = torch.randn(
+            location.shape, generator=generator, device=generator.device, dtype=location.dtype
+        )
+        return location.add(standard.to(location.device), alpha=self.multiplier * norm)

@@ -1,0 +1,35 @@
+"""A draw of any noise, on any device."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hush.core.part import Noise
+from hush.core.randomness import fresh_generator
+
+if TYPE_CHECKING:
+    import torch
+
+
+def sample(
+    noise: Noise,
+    shape: Sequence[int],
+    norm: float = 1.0,
+    location: "torch.Tensor | None" = None,
+    generator: "torch.Generator | None" = None,
+    device: "torch.device | str | None" = None,
+) -> "torch.Tensor":
+    """A tensor of `shape` drawn around `location` (zero by default) for a clipping norm of `norm`.
+
+    >>> import hush, torch
+    >>> hush.noise.sample(hush.Gaussian(multiplier=2.0), (3,), norm=0.5).shape
+    torch.Size([3])
+    """
+    import torch
+
+    if location is None:
+        location = torch.zeros(shape, device=device)
+    return noise.around(
+        location.to(device or location.device).expand(shape),
+        norm=norm,
+        generator=fresh_generator(location.device) if generator is None else generator,
+    )

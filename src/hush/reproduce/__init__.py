@@ -1,0 +1,1 @@
+"""One flat file per experiment."""

@@ -1,0 +1,1 @@
+"""One private step, the loop around it, and what survives a crash."""

@@ -1,0 +1,165 @@
+"""The loop around a private step, for people who do not want to write one."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from hush.accounting.calibrate import steps_within
+from hush.accounting.charge import epsilon, spent
+from hush.accounting.ledger import Ledger
+from hush.core.errors import BudgetExceeded, Unsupported
+from hush.core.guarantee import Budget, Guarantee
+from hush.core.number import check_count
+from hush.core.plan import Plan
+from hush.training import checkpoint
+from hush.training.evaluate import evaluate
+from hush.training.folder import RunFolder
+from hush.training.progress import RunProgress
+from hush.training.records import Data, count
+from hush.training.step import PrivateStep
+
+Scheduler = LRScheduler | ReduceLROnPlateau
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a training run did and what it may be said to have kept private."""
+
+    guarantee: Guarantee
+    steps: int
+    stopped: Literal["steps", "budget"]
+    metrics: list[dict[str, Any]]
+    skipped: int
+    """Records left out because their gradient was not finite, over all steps (sensitive)."""
+
+
+def train(
+    model: nn.Module,
+    loss: Any,
+    optimizer: torch.optim.Optimizer,
+    plan: Plan,
+    data: Data,
+    *,
+    budget: Budget,
+    steps: int | None = None,
+    scheduler: Scheduler | None = None,
+    evaluation: Data | None = None,
+    evaluate_every: int | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    reseed: bool = False,
+    generator: torch.Generator | None = None,
+    physical_batch: int | None = None,
+    progress: bool = False,
+) -> Run:
+    """Train until `steps` are done or the budget is used, whichever comes first.
+
+    **Guarantee.** `Run.guarantee`, never above the budget: whether a step fits is known before it
+    is taken. The loss and accuracy are of `evaluation`, which is not protected; nothing is
+    reported of the training records.
+
+    With a `directory` the run leaves its plan, ledger, metrics, checkpoint and weights there, and
+    `resume=True` goes on from the checkpoint as if nothing had happened. `reseed=True` goes on with
+    new randomness instead, and pays again for the steps since the checkpoint. The scheduler moves
+    once a step, or once an evaluation if it wants a metric.
+    """
+    records = count(data)
+    wanted = None if steps is None else check_count("steps", steps, "steps are counted", 1)
+    period = max(1, round(records / plan.sampling.expected(records)))
+    if evaluate_every is not None:
+        period = check_count("evaluate_every", evaluate_every, "it is a number of steps", 1)
+    if isinstance(scheduler, ReduceLROnPlateau) and evaluation is None:
+        raise Unsupported(
+            "ReduceLROnPlateau follows a loss, and that of the training records is not released. "
+            "Pass evaluation data."
+        )
+    folder = None if directory is None else RunFolder(Path(directory), plan, resume=resume)
+    with Ledger(folder.ledger if folder else None) as ledger:
+        step = PrivateStep(
+            model,
+            loss,
+            optimizer,
+            plan,
+            records=records,
+            ledger=ledger,
+            generator=generator,
+            physical_batch=physical_batch,
+        )
+        metrics = _resume(folder, step, scheduler) if folder else []
+        if reseed:
+            step.reseed()
+        end, stopped = _last_step(step, budget, wanted)
+        if folder and not folder.checkpoint.exists():
+            _keep(folder, step, scheduler)
+        with RunProgress(end, step.steps, shown=progress) as bar:
+            for batch in step.batches(data, steps=max(0, end - step.steps)):
+                step(batch)
+                bar.advance()
+                if isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
+                    scheduler.step()
+                if step.steps % period and step.steps != end:
+                    continue
+                newest = {"step": step.steps, "epsilon": step.spent(budget.delta).epsilon.upper}
+                if evaluation is not None:
+                    newest |= evaluate(model, loss, evaluation)
+                if isinstance(scheduler, ReduceLROnPlateau):
+                    scheduler.step(newest["loss"])
+                bar.show(newest)
+                metrics.append(newest)
+                if folder:
+                    folder.add_metrics(newest)
+                    _keep(folder, step, scheduler)
+        if folder:
+            checkpoint.save_weights(folder.weights, model)
+        return Run(
+            guarantee=step.spent(budget.delta),
+            steps=step.steps,
+            stopped=stopped,
+            metrics=metrics,
+            skipped=step.skipped,
+        )
+
+
+def _last_step(
+    step: PrivateStep, budget: Budget, wanted: int | None
+) -> tuple[int, Literal["steps", "budget"]]:
+    """The step to stop after, and what makes it the last one.
+
+    Steps on the ledger beyond the checkpoint are repeated, not paid again, so they always fit.
+    """
+    charged = max(step.ledger.last_step(step.run), step.steps)
+    counts = dict(step.ledger.counts)
+    if wanted is not None:
+        counts[step.plan] = counts.get(step.plan, 0) + max(0, wanted - charged)
+        if spent(counts, budget.delta).epsilon.upper <= budget.epsilon:
+            return wanted, "steps"
+    limit = charged + steps_within(step.plan, budget, step.ledger.counts)
+    if limit == 0:
+        one = epsilon(step.plan, steps=1, delta=budget.delta).epsilon.upper
+        raise BudgetExceeded(
+            f"the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} is below what one "
+            f"step costs ({one:.4g}): not even the first step may be taken. Add noise "
+            "(hush.calibrate finds how much), lower the sampling rate, or raise the budget."
+        )
+    return limit, "budget"
+
+
+def _keep(folder: RunFolder, step: PrivateStep, scheduler: Scheduler | None) -> None:
+    state = None if scheduler is None else scheduler.state_dict()
+    checkpoint.save(folder.checkpoint, {"step": step.state_dict(), "scheduler": state})
+
+
+def _resume(folder: RunFolder, step: PrivateStep, scheduler: Scheduler | None) -> list[dict[str, Any]]:
+    """Bring everything to where the last checkpoint left it; return the metrics up to there."""
+    if not folder.checkpoint.exists():
+        return []
+    state = checkpoint.load(folder.checkpoint)
+    step.load_state_dict(state["step"])
+    if scheduler is not None and state["scheduler"] is not None:
+        scheduler.load_state_dict(state["scheduler"])
+    return folder.metrics(up_to=step.steps)

@@ -1,0 +1,63 @@
+"""Data as a numbered set of records, whatever holds it."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+from torch.utils.data import TensorDataset, default_collate
+
+from hush.core.errors import DataError
+
+
+@runtime_checkable
+class MapStyle(Protocol):
+    """A data set whose records have numbers: item i is the pair (input, target) of record i."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+Data = tuple[Tensor, Tensor] | MapStyle
+"""Inputs and targets as two tensors with one row a record, or a map-style data set."""
+
+
+def count(data: Data) -> int:
+    """How many records there are; raises if they cannot be numbered."""
+    tensors = _tensors(data)
+    if tensors is not None:
+        inputs, targets = tensors
+        if len(inputs) != len(targets):
+            raise DataError(
+                f"{len(inputs)} inputs and {len(targets)} targets: each record needs one of each, or "
+                "one record's influence is not bounded. Pass tensors with the same number of rows."
+            )
+        return len(inputs)
+    if not isinstance(data, MapStyle):
+        raise DataError(
+            f"a {type(data).__name__} has no numbered records: sampling by chance needs to pick any "
+            "record at any time. Pass two tensors (inputs, targets) or a map-style data set."
+        )
+    return len(data)
+
+
+def take(data: Data, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """The inputs and targets of these records."""
+    tensors = _tensors(data)
+    if tensors is not None:
+        inputs, targets = tensors
+        return inputs[indices.to(inputs.device)], targets[indices.to(targets.device)]
+    inputs, targets = default_collate([data[index] for index in indices.tolist()])
+    return inputs, targets
+
+
+def _tensors(data: Data) -> Sequence[Tensor] | None:
+    held = data.tensors if isinstance(data, TensorDataset) else data
+    if isinstance(held, (tuple, list)) and all(isinstance(part, Tensor) for part in held):
+        if len(held) != 2:
+            raise DataError(
+                f"data of {len(held)} tensors: a record is an input and a target. Pass the pair "
+                "(inputs, targets)."
+            )
+        return held
+    return None

@@ -1,0 +1,79 @@
+"""The least noise and the most steps a budget allows."""
+
+import pytest
+
+import hush
+from hush.accounting.calibrate import calibrate, steps_within
+from hush.accounting.charge import epsilon, spent
+from hush.core.errors import BudgetExceeded, InvalidValue
+from hush.noise import Gaussian
+
+
+def plan(rate: float = 0.01, multiplier: float = 1.0) -> hush.Plan:
+    return hush.Plan(
+        sampling=hush.Poisson(rate=rate),
+        clipping=hush.L2(norm=1.0),
+        noise=hush.Gaussian(multiplier=multiplier),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate", "steps", "target", "delta"),
+    [
+        (0.01, 1000, 3.0, 1e-5),
+        (0.001, 10_000, 1.0, 1e-6),
+        (1.0, 100, 0.1, 1e-5),
+        (0.2, 2000, 8.0, 1e-5),
+        (1e-4, 100_000, 0.01, 1e-8),
+        (0.5, 1, 20.0, 1e-5),
+    ],
+)
+def test_the_budget_is_met_and_nearly_used_up(
+    rate: float, steps: int, target: float, delta: float
+) -> None:
+    budget = hush.Budget(epsilon=target, delta=delta)
+    private = calibrate(plan(rate), budget, steps=steps)
+    upper = epsilon(private, steps=steps, delta=delta).epsilon.upper
+    assert target * (1 - 1e-3) <= upper <= target
+    assert (private.sampling, private.clipping) == (plan(rate).sampling, plan(rate).clipping)
+
+
+def test_a_record_that_is_hardly_ever_drawn_needs_no_noise() -> None:
+    private = calibrate(plan(rate=1e-8), hush.Budget(epsilon=1.0, delta=1e-5), steps=10)
+    assert isinstance(private.noise, Gaussian)
+    assert private.noise.multiplier == pytest.approx(1e-3)
+
+
+def test_an_impossible_budget_says_so() -> None:
+    with pytest.raises(BudgetExceeded, match="Take fewer steps"):
+        calibrate(plan(rate=1.0), hush.Budget(epsilon=1e-9, delta=1e-30), steps=10**9)
+
+
+def test_calibration_needs_a_step() -> None:
+    with pytest.raises(InvalidValue, match="steps=0"):
+        calibrate(plan(), hush.Budget(epsilon=1.0, delta=1e-5), steps=0)
+
+
+@pytest.mark.parametrize(("rate", "multiplier"), [(0.01, 1.0), (0.2, 6.0), (1.0, 30.0)])
+def test_steps_within_is_the_last_that_fits(rate: float, multiplier: float) -> None:
+    step, budget = plan(rate, multiplier), hush.Budget(epsilon=2.0, delta=1e-5)
+    most = steps_within(step, budget)
+    assert most > 0
+    assert epsilon(step, steps=most, delta=1e-5).epsilon.upper <= 2.0
+    assert epsilon(step, steps=most + 1, delta=1e-5).epsilon.upper > 2.0
+
+
+def test_what_was_spent_counts() -> None:
+    step, budget = plan(), hush.Budget(epsilon=2.0, delta=1e-5)
+    most = steps_within(step, budget)
+    assert steps_within(step, budget, spent={step: most - 10}) == 10
+    assert steps_within(step, budget, spent={step: most}) == 0
+    before = {plan(rate=1.0, multiplier=4.0): 2}
+    after = steps_within(step, budget, spent=before)
+    assert 0 < after < most
+    assert spent({**before, step: after}, 1e-5).epsilon.upper <= 2.0
+
+
+def test_no_step_fits_a_budget_that_is_gone() -> None:
+    gone = {plan(rate=1.0, multiplier=0.1): 5}
+    assert steps_within(plan(), hush.Budget(epsilon=1.0, delta=1e-5), spent=gone) == 0

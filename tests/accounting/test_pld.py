@@ -1,0 +1,167 @@
+"""Both ends of epsilon, against dp-accounting, exact convolution and what must be monotone."""
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as peer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hush.accounting import pld
+from hush.accounting.compose import compose
+from hush.accounting.lattice import above, below
+from hush.accounting.loss import Direction
+from hush.accounting.mechanism import SampledGaussian
+from hush.accounting.saddle import Cumulants, window
+from hush.core.guarantee import Bound
+
+# (rate, multiplier, steps), and dp-accounting's upper bound at delta 1e-5 and interval 1e-4
+REFERENCES = [
+    ((0.001, 0.6, 100_000), 6.11313),
+    ((0.01, 1.0, 10_000), 6.18775),
+    ((0.2, 4.0, 2000), 11.75542),
+    ((1.0, 10.0, 500), 11.48002),
+]
+
+
+def charge(rate: float, multiplier: float, steps: int, delta: float = 1e-5) -> Bound:
+    return pld.epsilon({SampledGaussian(rate, multiplier): steps}, delta)
+
+
+def agrees(found: Bound, reference: float) -> bool:
+    """Whether both ends are right to 1e-3, and on their own sides but for the reference's error."""
+    return (
+        reference - 1e-3 <= found.lower <= reference + 2e-4
+        and reference - 2e-4 <= found.upper <= reference + 1e-3
+    )
+
+
+@pytest.mark.parametrize(("setting", "reference"), REFERENCES)
+def test_references(setting: tuple[float, float, int], reference: float) -> None:
+    assert agrees(charge(*setting), reference)
+
+
+@pytest.mark.parametrize(("setting", "reference"), REFERENCES)
+def test_noise_five_percent_off_is_seen(setting: tuple[float, float, int], reference: float) -> None:
+    rate, multiplier, steps = setting
+    assert not agrees(charge(rate, 1.05 * multiplier, steps), reference)
+
+
+def test_an_accountant_that_forgets_to_remove_is_seen() -> None:
+    pieces = {SampledGaussian(0.3, 0.8): 20}
+    both = pld.epsilon(pieces, 1e-5)
+    lower, upper = pld._epsilon(pieces, Direction.ADD, 1e-5, known=0.0)
+    assert not agrees(Bound(lower=lower, upper=upper), (both.lower + both.upper) / 2)
+
+
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "steps", "delta"),
+    [(0.05, 0.9, 100, 1e-6), (0.3, 2.0, 50, 1e-8), (0.9, 3.0, 10, 1e-3), (1e-3, 0.7, 2000, 1e-5)],
+)
+def test_dp_accounting_from_both_sides(rate: float, multiplier: float, steps: int, delta: float) -> None:
+    pessimistic, optimistic = (
+        peer.from_gaussian_mechanism(
+            multiplier,
+            sampling_prob=rate,
+            value_discretization_interval=1e-3,
+            pessimistic_estimate=side,
+        )
+        .self_compose(steps)
+        .get_epsilon_for_delta(delta)
+        for side in (True, False)
+    )
+    found = charge(rate, multiplier, steps, delta)
+    assert found.lower <= pessimistic
+    assert found.upper >= optimistic
+    assert found.upper - found.lower < 1e-3
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_the_composed_curve_is_the_exact_convolution(direction: Direction) -> None:
+    step, other, width, tail = SampledGaussian(0.2, 1.0), SampledGaussian(1.0, 3.0), 0.02, 1e-12
+    view = window(Cumulants({step: 3, other: 1}, direction, 7.0), log_delta=math.log(1e-4), epsilon=0.0)
+    for make in (above, below):
+        one, two = make(step, direction, width, tail), make(other, direction, width, tail)
+        masses = np.convolve(np.convolve(one.masses, one.masses), one.masses)
+        masses = np.convolve(masses, two.masses)
+        start = 3 * one.losses[0] + two.losses[0]
+        losses = start + np.arange(len(masses)) * width
+        curve = compose([(one, 3), (two, 1)], view)
+        for k in range(len(curve.tilted) // 4, 3 * len(curve.tilted) // 4, 25):
+            gains = -np.expm1(np.minimum(curve.epsilon(k) - losses, 0.0))
+            finite = float(masses @ gains)
+            assert curve.lower(k) <= finite * (1 + 1e-12)
+            assert finite + curve.infinite <= curve.upper(k) * (1 + 1e-12)
+            if finite > 1e-8:
+                assert curve.upper(k) == pytest.approx(finite, rel=1e-3)
+                assert curve.lower(k) == pytest.approx(finite, rel=1e-3)
+
+
+def test_delta_and_epsilon_are_inverse() -> None:
+    pieces = {SampledGaussian(0.01, 1.0): 1000, SampledGaussian(1.0, 20.0): 3}
+    for delta in (1e-30, 1e-10, 1e-5, 0.1):
+        found = pld.epsilon(pieces, delta)
+        assert pld.delta(pieces, found.lower).upper >= delta
+        assert pld.delta(pieces, found.upper).lower <= delta
+        assert pld.delta(pieces, found.upper).lower == pytest.approx(delta, rel=2e-2)
+
+
+def test_full_batch_steps_merge_whatever_their_noise() -> None:
+    whole = pld.epsilon({SampledGaussian(1.0, 5.0): 25}, 1e-5)
+    assert pld.epsilon({SampledGaussian(1.0, 1.0): 1}, 1e-5).upper == pytest.approx(whole.upper)
+    mixed = pld.epsilon({SampledGaussian(1.0, 5.0): 24, SampledGaussian(1 - 1e-12, 5.0): 1}, 1e-5)
+    assert mixed.lower <= whole.upper
+    assert mixed.upper >= whole.lower
+    assert mixed.upper == pytest.approx(whole.upper, abs=1e-3)
+
+
+def test_nothing_costs_nothing() -> None:
+    assert pld.epsilon({}, 1e-5) == Bound(lower=0.0, upper=0.0)
+    assert charge(0.1, 1.0, 0) == Bound(lower=0.0, upper=0.0)
+    assert pld.delta({}, 1.0) == Bound(lower=0.0, upper=0.0)
+
+
+def test_a_record_that_is_rarely_drawn_costs_nothing_at_a_larger_delta() -> None:
+    assert charge(1e-8, 1e-300, 100) == Bound(lower=0.0, upper=0.0)
+
+
+@given(
+    rate=st.floats(-4, -0.05).map(lambda power: 10**power),
+    multiplier=st.floats(0.5, 8.0),
+    steps=st.integers(1, 3000),
+    log_delta=st.floats(-12, -1),
+)
+@settings(max_examples=15, deadline=None)
+def test_monotone(rate: float, multiplier: float, steps: int, log_delta: float) -> None:
+    delta = 10**log_delta
+    found = charge(rate, multiplier, steps, delta)
+    assert found.upper - found.lower <= 5e-3 * max(1.0, found.lower / 50)
+    dearer = [
+        charge(rate, multiplier, 2 * steps, delta),
+        charge(rate, multiplier / 1.1, steps, delta),
+        charge(min(1.0, 1.1 * rate), multiplier, steps, delta),
+        charge(1.0, multiplier, steps, delta),
+        charge(rate, multiplier, steps, delta / 2),
+    ]
+    for other in dearer:
+        assert found.lower <= other.upper
+
+
+@pytest.mark.parametrize("delta", [1e-300, 1e-30, 0.5, 1 - 1e-12])
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "steps"),
+    [
+        (1e-8, 1e-3, 1),
+        (0.5, 1e-3, 100),
+        (0.5, 1e-300, 10),
+        (0.01, 1e6, 10_000_000),
+        (0.01, 1e300, 10),
+        (1e-8, 1.0, 10_000_000),
+        (0.5, 0.05, 10_000_000),
+        (1.0, 1e-300, 1),
+    ],
+)
+def test_extremes(rate: float, multiplier: float, steps: int, delta: float) -> None:
+    found = charge(rate, multiplier, steps, delta)
+    assert 0 <= found.lower <= found.upper

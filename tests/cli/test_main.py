@@ -1,0 +1,143 @@
+"""The command line as a user meets it: in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hush
+from hush.core.plan_file import EXAMPLE, read_plan
+
+
+def call(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from hush.cli.main import main; main()", *map(str, arguments)]
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
+
+
+def answer(*arguments: str | Path, cwd: Path | None = None) -> dict[str, Any]:
+    result = call(*arguments, "--json", cwd=cwd)
+    assert result.returncode == 0, result.stderr
+    value: dict[str, Any] = json.loads(result.stdout)
+    return value
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.toml"
+    path.write_text(EXAMPLE)
+    return path
+
+
+def test_account_gives_the_same_number_however_it_is_asked(plan_file: Path) -> None:
+    plan = read_plan(plan_file)
+    expected = hush.epsilon(plan, steps=1000, delta=1e-6).epsilon.to_plain()
+    common = ("--delta", "1e-6")
+    by_rate = ("--noise", "1", "--rate", "0.01", "--steps", "1000")
+    by_size = ("--noise", "1", "--records", "60000", "--batch-size", "600", "--epochs", "10")
+    by_plan = ("--plan", plan_file, "--steps", "1000")
+    for asked in (by_rate, by_size, by_plan):
+        given = answer("account", *asked, *common)
+        assert given["epsilon"] == expected
+        assert given["charged"] == [{"plan": plan.to_plain(), "steps": 1000}]
+    text = call("account", *by_rate, *common).stdout
+    assert f"epsilon <= {expected['upper']:.4f}" in text
+    assert "add/remove one record" in text
+
+
+def test_account_of_a_question_loads_no_torch() -> None:
+    code = (
+        "import sys; sys.argv = 'hush account --noise 1 --rate 0.01 --steps 1000'.split()\n"
+        "from hush.cli.main import app\n"
+        "app(standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_calibrate_prints_a_plan_that_meets_the_budget(tmp_path: Path) -> None:
+    asked = ("calibrate", "--epsilon", "2", "--rate", "0.01", "--steps", "500")
+    path = tmp_path / "plan.toml"
+    path.write_text(call(*asked).stdout)
+    plan = read_plan(path)
+    assert 0.999 * 2 <= hush.epsilon(plan, steps=500, delta=1e-5).epsilon.upper <= 2
+    given = answer(*asked)
+    assert given["plan"] == plan.to_plain()
+    assert given["steps"] == 500
+    assert (
+        answer("calibrate", "--epsilon", "2", "--plan", path, "--steps", "500")["plan"] == given["plan"]
+    )
+
+
+def test_train_without_arguments_and_what_it_leaves(tmp_path: Path) -> None:
+    result = call("train", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "accuracy" in result.stdout
+    folder = tmp_path / "runs" / "digits-1"
+    for name in ("plan.toml", "ledger.jsonl", "metrics.jsonl", "model.safetensors"):
+        assert (folder / name).exists()
+    spent = answer("account", "--ledger", folder / "ledger.jsonl")
+    assert spent["epsilon"]["upper"] <= 3.0
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert spent["epsilon"]["upper"] == metrics[-1]["epsilon"]
+    assert metrics[-1]["accuracy"] > 0.8, "ten classes at epsilon 3"
+
+
+def test_train_by_plan_file_repeats_resumes_and_stops(tmp_path: Path, plan_file: Path) -> None:
+    asked = ("train", "--plan", plan_file, "--seed", "1", "--run-dir", "run")
+    first = answer(*asked, "--steps", "20", cwd=tmp_path)
+    assert first["plan"] == read_plan(plan_file).to_plain()
+    assert first["steps"] == 20
+    assert call(*asked, "--steps", "30", cwd=tmp_path).returncode == 2
+    more = answer(*asked, "--steps", "30", "--resume", cwd=tmp_path)
+    assert more["steps"] == 30
+    whole = answer(*asked[:-1], "whole", "--steps", "30", cwd=tmp_path)
+    assert whole["final"] == more["final"]
+    stopped = answer(*asked[:-1], "stopped", "--epsilon", "1", cwd=tmp_path)
+    assert stopped["stopped"] == "budget"
+    assert stopped["guarantee"]["epsilon"]["upper"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("account", "nothing to account for"),
+        ("account --noise 1 --steps 10", "--records and --batch-size"),
+        ("account --noise 1 --rate 0.1", "Pass --steps or --epochs"),
+        ("account --noise 0 --rate 0.1 --steps 10", "multiplier=0"),
+        ("account --noise 1 --rate 1.5 --steps 10", "rate=1.5 must be"),
+        ("account --noise 1 --rate nan --steps 10", "rate=nan must be"),
+        ("account --noise 1 --rate 0.1 --steps -1", "steps=-1"),
+        ("account --noise 1 --rate 0.1 --steps 10 --delta 0", "delta=0"),
+        ("account --noise 1 --rate 0.1 --steps 10 --delta 1", "delta=1"),
+        ("account --noise 1 --records 10 --batch-size 20 --steps 1", "<= the 10 records"),
+        ("account --noise 1 --rate 0.1 --epochs 0", "--epochs 0"),
+        ("account --plan none.toml --steps 1", "cannot read the plan file none.toml"),
+        ("account --ledger none.jsonl", "no ledger at none.jsonl"),
+        ("calibrate --epsilon -1 --rate 0.1 --steps 1", "epsilon=-1"),
+        ("calibrate --epsilon 1 --rate 0.1 --steps 0", "steps=0"),
+        ("train --data none", "no data set called 'none'"),
+        ("train --model none", "none"),
+        ("train --batch-size 5000", "<= the 1437 records"),
+        ("train --epsilon 0", "epsilon=0"),
+        ("train --noise 0.3 --epsilon 0.1", "below what one step costs"),
+        ("train --device warp", "warp"),
+        ("train --lr -1", "-1"),
+    ],
+)
+def test_mistakes_are_answered_with_a_sentence(arguments: str, message: str, tmp_path: Path) -> None:
+    result = call(*arguments.split(), cwd=tmp_path)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.rglob("*.safetensors")), "nothing was trained"
+
+
+def test_help_names_every_command() -> None:
+    text = call("--help").stdout
+    for command in ("train", "account", "calibrate", "demo"):
+        assert command in text

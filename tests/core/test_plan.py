@@ -1,0 +1,104 @@
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hush
+from hush.core.errors import HushError, InvalidPlan, InvalidValue
+
+positive = st.floats(min_value=1e-300, max_value=1e300)
+rates = st.floats(min_value=1e-300, max_value=1.0)
+
+
+def plan(rate: float = 0.01, norm: float = 1.0, multiplier: float = 1.1) -> hush.Plan:
+    return hush.Plan(
+        sampling=hush.Poisson(rate=rate),
+        clipping=hush.L2(norm=norm),
+        noise=hush.Gaussian(multiplier=multiplier),
+    )
+
+
+@given(rate=rates, norm=positive, multiplier=positive)
+def test_plain_data_gives_the_same_plan_back(rate: float, norm: float, multiplier: float) -> None:
+    original = plan(rate, norm, multiplier)
+    again = hush.Plan.from_plain(original.to_plain())
+    assert again == original
+    assert again.digest == original.digest
+
+
+def test_digest_tells_plans_apart_and_not_spellings() -> None:
+    assert plan(norm=1).digest == plan(norm=1.0).digest
+    assert plan(norm=1.0).digest != plan(norm=1.0 + 2**-52).digest
+    assert (
+        plan().digest
+        != hush.Plan(sampling=hush.FullBatch(), clipping=plan().clipping, noise=plan().noise).digest
+    )
+
+
+def test_prints_in_one_line_that_makes_the_plan_again() -> None:
+    assert "\n" not in repr(plan())
+    names = {name: getattr(hush, name) for name in ("Plan", "Poisson", "L2", "Gaussian", "Always")}
+    assert eval(repr(plan()), names) == plan()
+
+
+def test_plans_are_frozen_hashable_and_keyword_only() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan().noise = hush.Gaussian(multiplier=2.0)  # type: ignore[misc]
+    assert {plan(): 1}[plan()] == 1
+    with pytest.raises(TypeError):
+        hush.Gaussian(1.0)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf, -math.inf, "1", None, True, [1.0], 1j])
+def test_a_number_out_of_range_says_what_would_be_right(bad: object) -> None:
+    for make in (
+        lambda: hush.L2(norm=bad),  # type: ignore[arg-type]
+        lambda: hush.Gaussian(multiplier=bad),  # type: ignore[arg-type]
+        lambda: hush.Poisson(rate=bad),  # type: ignore[arg-type]
+        lambda: hush.Budget(epsilon=bad, delta=1e-5),  # type: ignore[arg-type]
+        lambda: hush.Budget(epsilon=1.0, delta=bad),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidValue, match=r"must be .* > 0.*: .*\. Pass e\.g\."):
+            make()
+
+
+@pytest.mark.parametrize("rate", [1.0000001, 2])
+def test_a_rate_above_one_is_refused(rate: float) -> None:
+    with pytest.raises(InvalidValue, match="<= 1"):
+        hush.Poisson(rate=rate)
+
+
+@pytest.mark.parametrize("delta", [1, 1.5])
+def test_delta_lies_below_one(delta: float) -> None:
+    with pytest.raises(InvalidValue, match="< 1"):
+        hush.Budget(epsilon=1.0, delta=delta)
+
+
+@pytest.mark.parametrize(
+    ("plain", "key"),
+    [
+        ({}, "sampling"),
+        ({"sampling": {"kind": "Poisson"}}, "sampling.rate"),
+        ({"sampling": {"kind": "Poisson", "rate": 0}}, "sampling.rate"),
+        ({"sampling": {"kind": "Poisson", "rate": 0.1, "q": 1}}, "sampling.q"),
+        ({"sampling": {"kind": "Gaussian", "multiplier": 1.0}}, "sampling.kind"),
+        ({"sampling": {}}, "sampling.kind"),
+        ({"sampling": 3}, "sampling"),
+        ({"sample": {}}, "sample"),
+    ],
+)
+def test_plain_data_that_is_no_plan_names_the_key(plain: dict[str, object], key: str) -> None:
+    with pytest.raises(HushError) as caught:
+        hush.Plan.from_plain(plain)
+    assert caught.value.key == key
+
+
+def test_a_part_in_the_wrong_place_is_refused() -> None:
+    with pytest.raises(InvalidPlan, match="noise=L2"):
+        hush.Plan(
+            sampling=hush.FullBatch(),
+            clipping=hush.L2(norm=1.0),
+            noise=hush.L2(norm=1.0),  # type: ignore[arg-type]
+        )

@@ -1,0 +1,60 @@
+"""The layout itself: what may import what, and what `import hush` costs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import hush
+
+SOURCE = Path(hush.__file__).parent
+ROOMS = [
+    *("core", "noise", "clipping", "sampling", "accounting", "gradients", "training", "pate", "audit"),
+    *("data", "models", "report", "reproduce", "cli"),
+]
+NO_TORCH = {"core", "noise", "clipping", "sampling", "accounting", "data"}
+
+
+def imports(path: Path) -> set[str]:
+    """What a file imports when it is loaded (not inside functions or for type checkers)."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+def test_a_room_imports_only_rooms_above_it() -> None:
+    for path in SOURCE.rglob("*.py"):
+        room = path.relative_to(SOURCE).parts[0]
+        if room not in ROOMS:
+            continue
+        for name in imports(path):
+            top, *rest = name.split(".")
+            if top == "hush" and rest:
+                assert ROOMS.index(rest[0]) <= ROOMS.index(room), f"{path} imports {name}"
+            assert not (top == "torch" and room in NO_TORCH), f"{path} imports torch"
+
+
+def loaded_after(statement: str) -> set[str]:
+    code = f"{statement}; import sys; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
+
+
+def test_privacy_questions_load_no_deep_learning_library() -> None:
+    assert "torch" not in loaded_after("import hush")
+    question = (
+        "import hush; print(hush.epsilon(hush.Plan(sampling=hush.Poisson(rate=.01), "
+        "clipping=hush.L2(norm=1), noise=hush.Gaussian(multiplier=1)), steps=10, delta=1e-5))"
+    )
+    assert "torch" not in loaded_after(question)
+    assert "torch" in loaded_after("import hush; hush.PrivateStep")
+
+
+def test_every_public_name_is_there() -> None:
+    for name in hush.__all__:
+        assert getattr(hush, name) is not None
+        assert name in dir(hush)

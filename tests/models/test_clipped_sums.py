@@ -1,0 +1,55 @@
+"""For every bundled model: the clipped sum against gradients computed one record at a time."""
+
+import pytest
+import torch
+from torch import nn
+
+import hush
+from hush.data.imdb import VOCABULARY
+from hush.gradients.per_example import record
+from hush.models import NAMES, build
+
+SHAPES = {
+    "logistic": (1, 8, 8),
+    "mlp": (104,),
+    "mnist-cnn": (1, 28, 28),
+    "cifar-cnn": (3, 32, 32),
+    "imdb-lstm": (20,),
+}
+
+
+def test_every_model_is_covered() -> None:
+    assert set(SHAPES) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_clipped_sums_equal_one_record_at_a_time(name: str) -> None:
+    torch.manual_seed(0)
+    shape, records = SHAPES[name], 6
+    classes = 2 if name == "imdb-lstm" else 10
+    model = build(name, classes=classes, shape=shape)
+    inputs = (
+        torch.randint(0, VOCABULARY, (records, *shape))
+        if name == "imdb-lstm"
+        else torch.randn(records, *shape)
+    )
+    targets = torch.randint(0, classes, (records,))
+
+    each = []
+    for x, y in zip(inputs, targets, strict=True):
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x[None]), y[None]).backward()
+        each.append({k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None})
+    norms = [torch.cat([part.flatten() for part in one.values()]).norm() for one in each]
+    clip = float(torch.stack(norms).median())  # some are clipped and some are not
+
+    tape = record(model, nn.CrossEntropyLoss(reduction="none"), inputs, targets)
+    clipped = hush.L2(norm=clip).clip(tape).total
+    assert set(clipped) == {k for k, _ in model.named_parameters()}
+    for key, total in clipped.items():
+        wanted = sum(
+            (one[key] * min(1.0, clip / float(norm)) for one, norm in zip(each, norms, strict=True)),
+            torch.zeros_like(total),
+        )
+        torch.testing.assert_close(total, wanted, rtol=1e-4, atol=1e-6)
+        assert total.abs().sum() > 0

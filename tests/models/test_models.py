@@ -1,0 +1,132 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hush.core.errors import InvalidValue, Unsupported
+from hush.data import NAMES as DATA
+from hush.models import NAMES, build, models_for
+from hush.models.lstm import ImdbLstm
+
+SHAPES = {
+    "digits": ((1, 8, 8), 10),
+    "mnist": ((1, 28, 28), 10),
+    "fashion-mnist": ((1, 28, 28), 10),
+    "cifar10": ((3, 32, 32), 10),
+    "adult": ((104,), 2),
+    "imdb": ((20,), 2),
+}
+PAIRS = [(model, data) for data in DATA for model in models_for(data)]
+
+# Counted by hand from the papers' tables: weights and biases, layer by layer.
+COUNTS = {
+    ("logistic", "digits"): 650,
+    ("logistic", "mnist"): 7_850,
+    ("mlp", "digits"): 64 * 32 + 32 + 330,
+    ("mlp", "adult"): 104 * 32 + 32 + 66,
+    ("mnist-cnn", "mnist"): 26_010,
+    ("mnist-cnn", "fashion-mnist"): 26_010,
+    ("cifar-cnn", "cifar10"): 896 + 9_248 + 18_496 + 36_928 + 73_856 + 147_584 + 262_272 + 1_290,
+    ("imdb-lstm", "imdb"): 1_000_000 + 3_232 + 2 * (2 * 4 * 32 * 32 + 2 * 4 * 32) + 1_040 + 34,
+}
+
+
+def made(model: str, data: str, records: int) -> tuple[nn.Module, Tensor, int]:
+    torch.manual_seed(0)
+    shape, classes = SHAPES[data]
+    network = build(model, classes=classes, shape=shape)
+    if data == "imdb":
+        inputs = torch.randint(0, 10_000, (records, *shape))
+        inputs[1:, 12:] = 0
+    else:
+        inputs = torch.rand(records, *shape)
+    return network, inputs, classes
+
+
+@pytest.mark.parametrize(("model", "data"), PAIRS)
+def test_one_score_a_class(model: str, data: str) -> None:
+    network, inputs, classes = made(model, data, records=3)
+    assert network(inputs).shape == (3, classes)
+    assert network(inputs[:0]).shape == (0, classes)
+
+
+@pytest.mark.parametrize(("model", "data"), list(COUNTS))
+def test_parameter_counts(model: str, data: str) -> None:
+    network, _, _ = made(model, data, records=1)
+    assert sum(map(Tensor.numel, network.parameters())) == COUNTS[model, data]
+
+
+@pytest.mark.parametrize(("model", "data"), PAIRS)
+def test_gradient_flows_to_every_parameter(model: str, data: str) -> None:
+    network, inputs, classes = made(model, data, records=3)
+    # As many records of each class would leave a zero bias where it is.
+    loss = nn.functional.cross_entropy(network(inputs), torch.arange(3) % classes)
+    names, parameters = zip(*network.named_parameters(), strict=True)
+    for name, gradient in zip(names, torch.autograd.grad(loss, parameters), strict=True):
+        assert torch.isfinite(gradient).all(), name
+        assert gradient.abs().max() > 0, name
+
+
+@pytest.mark.parametrize(("model", "data"), PAIRS)
+def test_a_record_is_scored_alone(model: str, data: str) -> None:
+    network, inputs, _ = made(model, data, records=5)
+    together = network(inputs)
+    alone = torch.cat([network(record.unsqueeze(0)) for record in inputs])
+    torch.testing.assert_close(together, alone, atol=1e-6, rtol=0)
+    others = network(torch.cat([inputs[:1], inputs[1:].flip(0)]))
+    torch.testing.assert_close(together[0], others[0], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("model", "data"), PAIRS)
+def test_nothing_but_parameters_is_kept(model: str, data: str) -> None:
+    network, _, _ = made(model, data, records=1)
+    assert not list(network.buffers())
+    assert all(parameter.requires_grad for parameter in network.parameters())
+
+
+def test_logistic_begins_at_zero() -> None:
+    network, inputs, _ = made("logistic", "digits", records=2)
+    assert not network(inputs).any()
+
+
+def test_padding_counts_for_nothing_in_the_mean() -> None:
+    torch.manual_seed(0)
+    network = ImdbLstm(2, vocabulary=50)
+    # A bidirectional LSTM that reads backwards meets the padding first: silence that half.
+    with torch.no_grad():
+        for name, parameter in network.lstm.named_parameters():
+            if name.endswith("reverse"):
+                parameter.zero_()
+    review = torch.randint(1, 50, (1, 6))
+    padded = torch.cat([review, torch.zeros(1, 9, dtype=torch.int64)], dim=1)
+    torch.testing.assert_close(network(review), network(padded))
+    assert torch.isfinite(network(torch.zeros(1, 4, dtype=torch.int64))).all()
+
+
+def test_every_data_set_has_a_network() -> None:
+    assert all(models_for(data) for data in DATA)
+    assert {model for model, _ in PAIRS} == set(NAMES)
+    assert models_for("digits") == ("logistic", "mlp")
+    assert models_for("svhn") == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [("mnist-cnn", (1, 8, 8)), ("cifar-cnn", (1, 28, 28)), ("imdb-lstm", (1, 8, 8))],
+)
+def test_a_wrong_shape_names_what_would_fit(model: str, shape: tuple[int, ...]) -> None:
+    written = " x ".join(map(str, shape))
+    with pytest.raises(Unsupported, match=f"{model} takes records of .*, not {written}.*logistic"):
+        build(model, classes=10, shape=shape)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(Unsupported, match="logistic, mlp, mnist-cnn, cifar-cnn, imdb-lstm"):
+        build("resnet", classes=10, shape=(3, 32, 32))
+
+
+@pytest.mark.parametrize("classes", [1, 2.5, math.nan])
+def test_classes_must_be_a_count(classes: int) -> None:
+    with pytest.raises(InvalidValue, match="classes="):
+        build("logistic", classes=classes, shape=(4,))

@@ -1,0 +1,228 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+import hush
+from hush.core.errors import (
+    BudgetExceeded,
+    CheckpointError,
+    HushError,
+    InvalidPlan,
+    InvalidValue,
+    LedgerError,
+    Unsupported,
+)
+from hush.training.loop import Run
+
+RECORDS = 50
+PLAN = hush.Plan(
+    sampling=hush.Poisson(rate=0.2), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=2.0)
+)
+GENEROUS = hush.Budget(epsilon=50.0, delta=1e-5)
+
+
+def problem() -> tuple[nn.Module, torch.optim.Optimizer, tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3))
+    data = torch.randn(RECORDS, 4), torch.randint(0, 3, (RECORDS,))
+    return model, torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), data
+
+
+def train(plan: hush.Plan = PLAN, budget: hush.Budget = GENEROUS, **options: object) -> Run:
+    model, optimizer, data = problem()
+    options.setdefault("generator", torch.Generator().manual_seed(1))
+    return hush.train(
+        model,
+        nn.CrossEntropyLoss(),
+        optimizer,
+        plan,
+        data,
+        budget=budget,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def test_the_epsilon_of_a_run_is_the_epsilon_of_its_plan() -> None:
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    run = train(steps=40)
+    assert run.guarantee == hush.epsilon(PLAN, steps=40, delta=1e-5)
+    peer = pld.from_gaussian_mechanism(2.0, sampling_prob=0.2, value_discretization_interval=1e-4)
+    reference = peer.self_compose(40).get_epsilon_for_delta(1e-5)
+    assert run.guarantee.epsilon.upper == pytest.approx(reference, abs=1e-3)
+
+
+def test_it_stops_before_the_step_that_would_go_over() -> None:
+    cost = [hush.epsilon(PLAN, steps=n, delta=1e-5).epsilon.upper for n in (7, 8)]
+    budget = hush.Budget(epsilon=sum(cost) / 2, delta=1e-5)
+    for steps in (None, 30):
+        run = train(budget=budget, steps=steps)
+        assert (run.steps, run.stopped) == (7, "budget")
+        assert run.guarantee.epsilon.upper == cost[0] <= budget.epsilon
+    assert train(budget=budget, steps=7).stopped == "steps"
+
+
+def test_a_budget_below_one_step_is_refused_before_anything_is_spent(tmp_path: Path) -> None:
+    with pytest.raises(BudgetExceeded, match=r"below what one step costs .*calibrate"):
+        train(budget=hush.Budget(epsilon=0.01, delta=1e-5), steps=3, directory=tmp_path / "run")
+    with hush.Ledger(tmp_path / "run" / "ledger.jsonl") as ledger:
+        assert ledger.counts == {}
+
+
+def test_a_calibrated_plan_runs_to_its_last_step() -> None:
+    budget = hush.Budget(epsilon=2.0, delta=1e-5)
+    plan = hush.calibrate(PLAN, budget, steps=25)
+    run = train(plan=plan, budget=budget, steps=25)
+    assert (run.steps, run.stopped) == (25, "steps")
+    assert 0.999 * 2.0 <= run.guarantee.epsilon.upper <= 2.0
+
+
+def test_a_run_leaves_its_files(tmp_path: Path) -> None:
+    model, optimizer, data = problem()
+    run = hush.train(
+        model,
+        nn.CrossEntropyLoss(),
+        optimizer,
+        PLAN,
+        data,
+        budget=GENEROUS,
+        steps=12,
+        evaluation=data,
+        directory=tmp_path / "run",
+    )
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert lines == run.metrics
+    assert [line["step"] for line in lines] == [5, 10, 12]
+    assert lines[-1]["epsilon"] == run.guarantee.epsilon.upper
+    assert set(lines[-1]) == {"step", "epsilon", "loss", "accuracy"}
+    weights = safetensors.torch.load_file(tmp_path / "run/model.safetensors")
+    assert all(torch.equal(weights[k], v) for k, v in model.state_dict().items())
+
+
+def test_a_finished_run_can_be_resumed_to_more_steps(tmp_path: Path) -> None:
+    whole = train(steps=20, directory=tmp_path / "whole")
+    train(steps=8, directory=tmp_path / "parts")
+    parts = train(steps=20, directory=tmp_path / "parts", resume=True)
+    assert parts.guarantee == whole.guarantee
+    name = "model.safetensors"
+    assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    again = train(steps=20, directory=tmp_path / "parts", resume=True)
+    assert again.guarantee == whole.guarantee, "nothing left to do costs nothing"
+
+
+def test_resuming_with_new_randomness_pays_for_repeated_steps(tmp_path: Path) -> None:
+    train(steps=5, directory=tmp_path / "run")
+    checkpoint = (tmp_path / "run/checkpoint.safetensors").read_bytes()
+    train(steps=8, directory=tmp_path / "run", resume=True)
+    (tmp_path / "run/checkpoint.safetensors").write_bytes(checkpoint)
+    train(steps=8, directory=tmp_path / "run", resume=True, reseed=True)
+    with hush.Ledger(tmp_path / "run/ledger.jsonl") as ledger:
+        assert ledger.counts == {PLAN: 11}
+
+
+def test_a_directory_with_a_run_is_not_started_over(tmp_path: Path) -> None:
+    train(steps=2, directory=tmp_path / "run")
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        train(steps=2, directory=tmp_path / "run")
+    other = hush.Plan(
+        sampling=PLAN.sampling, clipping=PLAN.clipping, noise=hush.Gaussian(multiplier=3.0)
+    )
+    with pytest.raises(InvalidPlan, match="another plan"):
+        train(plan=other, steps=2, directory=tmp_path / "run", resume=True)
+
+
+def test_a_lost_ledger_is_noticed(tmp_path: Path) -> None:
+    train(steps=3, directory=tmp_path / "run")
+    (tmp_path / "run/ledger.jsonl").unlink()
+    with pytest.raises(LedgerError, match="charges are missing"):
+        train(steps=5, directory=tmp_path / "run", resume=True)
+
+
+def test_a_damaged_checkpoint_is_noticed_and_nothing_is_lost(tmp_path: Path) -> None:
+    train(steps=3, directory=tmp_path / "run")
+    path = tmp_path / "run/checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(CheckpointError, match="cannot be used"):
+        train(steps=5, directory=tmp_path / "run", resume=True)
+    with hush.Ledger(tmp_path / "run/ledger.jsonl") as ledger:
+        assert ledger.counts == {PLAN: 3}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 3),
+        lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10),
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=20),
+        lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + n)),
+        lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0),
+    ],
+)
+def test_schedulers_move_and_survive_a_resume(tmp_path: Path, make: object) -> None:
+    ends = []
+    for parts in ([12], [5, 12]):
+        folder = tmp_path / str(len(parts))
+        for steps in parts:
+            model, optimizer, data = problem()
+            scheduler = make(optimizer)  # type: ignore[operator]
+            start = optimizer.param_groups[0]["lr"]
+            hush.train(
+                model,
+                nn.CrossEntropyLoss(),
+                optimizer,
+                PLAN,
+                data,
+                budget=GENEROUS,
+                steps=steps,
+                scheduler=scheduler,
+                evaluation=data,
+                evaluate_every=1,
+                directory=folder,
+                resume=True,
+                generator=torch.Generator().manual_seed(1),
+            )
+        assert optimizer.param_groups[0]["lr"] != start
+        ends.append((optimizer.param_groups[0]["lr"], (folder / "model.safetensors").read_bytes()))
+    assert ends[0] == ends[1]
+
+
+def test_a_plateau_scheduler_needs_evaluation_data() -> None:
+    model, optimizer, data = problem()
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(Unsupported, match="evaluation"):
+        hush.train(
+            model,
+            nn.CrossEntropyLoss(),
+            optimizer,
+            PLAN,
+            data,
+            budget=GENEROUS,
+            steps=2,
+            scheduler=scheduler,
+        )
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5, math.nan])
+def test_steps_are_a_positive_count(steps: object) -> None:
+    with pytest.raises(InvalidValue, match="steps="):
+        train(steps=steps)
+
+
+def test_bad_input_leaves_no_folder_behind(tmp_path: Path) -> None:
+    model, optimizer, (inputs, targets) = problem()
+    with pytest.raises(HushError):
+        hush.train(
+            model,
+            nn.CrossEntropyLoss(),
+            optimizer,
+            PLAN,
+            (inputs, targets[1:]),
+            budget=GENEROUS,
+            directory=tmp_path / "run",
+        )
+    assert not (tmp_path / "run").exists()

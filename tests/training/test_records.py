@@ -1,0 +1,42 @@
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
+
+from hush.core.errors import DataError
+from hush.training.records import Data, count, take
+
+X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6)
+
+
+class Squares:
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return X[index], int(Y[index])
+
+
+@pytest.mark.parametrize("data", [(X, Y), TensorDataset(X, Y), Squares()])
+def test_every_kind_of_data_gives_the_same_records(data: Data) -> None:
+    assert count(data) == 6
+    inputs, targets = take(data, torch.tensor([4, 0]))
+    assert inputs.tolist() == [[8.0, 9.0], [0.0, 1.0]]
+    assert targets.tolist() == [4, 0]
+
+
+def test_data_without_numbered_records_is_refused() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    with pytest.raises(DataError, match="Stream has no numbered records"):
+        count(Stream())  # type: ignore[arg-type]
+
+
+def test_rows_that_do_not_match_are_refused() -> None:
+    with pytest.raises(DataError, match="6 inputs and 5 targets"):
+        count((X, Y[:5]))
+    with pytest.raises(DataError, match="3 tensors"):
+        count((X, Y, Y))

@@ -1,0 +1,408 @@
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+import hush
+from hush.core.errors import CheckpointError, DataError, InvalidValue, LedgerError, Unsupported
+from hush.training.step import PrivateStep
+
+LOSS = nn.CrossEntropyLoss()
+RECORDS = 64
+NO_NOISE = 1e-300
+
+
+def plan(rate: float = 0.25, norm: float = 1.0, multiplier: float = 1.0) -> hush.Plan:
+    return hush.Plan(
+        sampling=hush.FullBatch() if rate == 1 else hush.Poisson(rate=rate),
+        clipping=hush.L2(norm=norm),
+        noise=hush.Gaussian(multiplier=multiplier),
+    )
+
+
+def problem(dtype: torch.dtype = torch.float64) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).to(dtype)
+    return model, (torch.randn(RECORDS, 5, dtype=dtype), torch.randint(0, 3, (RECORDS,)))
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
+
+
+def run(
+    chosen: hush.Plan,
+    steps: int,
+    *,
+    make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    seed: int = 1,
+    **options: object,
+) -> tuple[Tensor, PrivateStep]:
+    model, data = problem()
+    step = hush.PrivateStep(
+        model,
+        LOSS,
+        make(model.parameters(), lr=0.5),
+        chosen,
+        records=RECORDS,
+        generator=torch.Generator().manual_seed(seed),
+        **options,  # type: ignore[arg-type]
+    )
+    for batch in step.batches(data, steps=steps):
+        step(batch)
+    return weights(model), step
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])
+def test_without_noise_and_clipping_it_is_plain_training(
+    make: Callable[..., torch.optim.Optimizer],
+) -> None:
+    model, (inputs, targets) = problem()
+    plain = copy.deepcopy(model)
+    ours = make(model.parameters(), lr=0.5)
+    theirs = make(plain.parameters(), lr=0.5)
+    step = hush.PrivateStep(model, LOSS, ours, plan(norm=1e9, multiplier=NO_NOISE), records=RECORDS)
+    for batch in step.batches((inputs, targets), steps=30):
+        rows = batch.indices
+        theirs.zero_grad()
+        total = nn.functional.cross_entropy(plain(inputs[rows]), targets[rows], reduction="sum")
+        (total / (0.25 * RECORDS)).backward()
+        step(batch)
+        theirs.step()
+    torch.testing.assert_close(weights(model), weights(plain), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("physical", [1, 3, 16, 1000])
+def test_physical_batches_change_nothing(physical: int) -> None:
+    whole, _ = run(plan(norm=0.1), 10)
+    parts, _ = run(plan(norm=0.1), 10, physical_batch=physical)
+    torch.testing.assert_close(whole, parts, rtol=1e-9, atol=1e-12)
+
+
+def test_an_empty_draw_is_a_step_of_noise_alone() -> None:
+    model, data = problem()
+    before = weights(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    step = hush.PrivateStep(model, LOSS, optimizer, plan(rate=1e-9), records=RECORDS)
+    batch = next(step.batches(data))
+    assert len(batch) == 0
+    step(batch)
+    assert (weights(model) != before).all()
+    assert step.ledger.counts == {step.plan: 1}
+
+
+def updates(chosen: hush.Plan, repeats: int) -> Tensor:
+    """The updates of `repeats` independent steps from the same weights, one a row."""
+    rows = []
+    for seed in range(repeats):
+        moved, _ = run(chosen, 1, seed=seed)
+        rows.append((weights(problem()[0]) - moved) / 0.5)
+    return torch.stack(rows)
+
+
+def noise_fits(rows: Tensor, deviation: float) -> bool:
+    """Whether the rows spread normally with this deviation: its shape, and its scale by chi-square."""
+    centred = (rows - rows.mean(0)) / deviation
+    freedom = (len(rows) - 1) * rows.shape[1]
+    scale = stats.chi2.cdf(float(centred.square().sum()), freedom)
+    shape = stats.kstest(centred.flatten().numpy() * math.sqrt(len(rows) / (len(rows) - 1)), "norm")
+    return bool(1e-4 < scale < 1 - 1e-4 and shape.pvalue > 1e-4)
+
+
+def test_the_noise_is_the_noise_that_is_charged() -> None:
+    # Every record every step: what varies between repeats is the noise alone.
+    chosen = plan(rate=1.0, norm=0.3, multiplier=2.0)
+    rows = updates(chosen, 200)
+    charged = 2.0 * 0.3 / RECORDS
+    assert noise_fits(rows, charged)
+    for wrong in (0.95, 1.05):
+        assert not noise_fits(rows, charged * wrong), f"a scale of {wrong} must be noticed"
+
+
+def test_the_divisor_is_fixed_whoever_takes_part() -> None:
+    chosen = plan(rate=0.5, norm=1e9, multiplier=NO_NOISE)
+    model, (inputs, targets) = problem()
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        rows = chosen.sampling.draw(RECORDS, generator)
+        clone = copy.deepcopy(model)
+        nn.functional.cross_entropy(clone(inputs[rows]), targets[rows], reduction="sum").backward()
+        expected = torch.cat([p.grad.reshape(-1) for p in clone.parameters() if p.grad is not None])
+        moved, _ = run(chosen, 1, seed=seed)
+        torch.testing.assert_close((weights(model) - moved) / 0.5, expected / (0.5 * RECORDS))
+
+
+def test_one_record_moves_the_sum_by_the_clipping_norm_at_most() -> None:
+    chosen = plan(rate=1.0, norm=0.2, multiplier=NO_NOISE)
+    model, (inputs, targets) = problem()
+    inputs[0] *= 1e6
+    ends = []
+    for zeroed in (False, True):
+        clone = copy.deepcopy(model)
+        each = nn.CrossEntropyLoss(reduction="none")
+
+        def without_first(
+            outputs: Tensor, labels: Tensor, zeroed: bool = zeroed, each: nn.Module = each
+        ) -> Tensor:
+            keep = labels != -1 if zeroed else torch.ones_like(labels, dtype=torch.bool)
+            values: Tensor = each(outputs, labels.clamp(min=0))
+            return values * keep
+
+        labels = targets.clone()
+        labels[0] = -1
+        optimizer = torch.optim.SGD(clone.parameters(), lr=1.0)
+        step = hush.PrivateStep(clone, without_first, optimizer, chosen, records=RECORDS)
+        for batch in step.batches((inputs, labels), steps=1):
+            step(batch)
+        ends.append(weights(clone))
+    influence = float((ends[0] - ends[1]).norm()) * RECORDS
+    assert influence == pytest.approx(0.2, rel=1e-9)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_record_without_a_finite_gradient_adds_nothing_and_is_counted(bad: float) -> None:
+    model, (inputs, targets) = problem(torch.float32)
+    chosen = plan(rate=1.0, multiplier=NO_NOISE)
+    clone = copy.deepcopy(model)
+    damaged = inputs.clone()
+    damaged[:3] = bad
+    step = hush.PrivateStep(
+        model, LOSS, torch.optim.SGD(model.parameters(), lr=1.0), chosen, records=RECORDS
+    )
+    for batch in step.batches((damaged, targets), steps=2):
+        step(batch)
+    assert step.skipped == 6
+    assert weights(model).isfinite().all()
+
+    labels = targets.clone()
+    labels[:3] = -100  # cross entropy ignores these: a gradient of zero
+    step = hush.PrivateStep(
+        clone, LOSS, torch.optim.SGD(clone.parameters(), lr=1.0), chosen, records=RECORDS
+    )
+    for batch in step.batches((inputs, labels), steps=2):
+        step(batch)
+    torch.testing.assert_close(weights(model), weights(clone), rtol=1e-5, atol=1e-6)
+
+
+def test_the_charge_is_on_disk_before_the_model_moves(tmp_path: Path) -> None:
+    model, data = problem()
+    before = weights(model)
+    path = tmp_path / "ledger.jsonl"
+    seen: list[tuple[int, bool]] = []
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            seen.append((path.read_text().count('"charge"'), torch.equal(weights(model), before)))
+
+    step = hush.PrivateStep(
+        model, LOSS, Watched(model.parameters()), plan(), records=RECORDS, ledger=path
+    )
+    for batch in step.batches(data, steps=3):
+        step(batch)
+    assert seen == [(1, True), (2, True), (3, True)]
+
+
+def test_a_step_that_cannot_be_charged_is_not_applied(tmp_path: Path) -> None:
+    model, data = problem()
+    before = weights(model)
+    ledger = hush.Ledger(tmp_path / "ledger.jsonl")
+    step = hush.PrivateStep(
+        model,
+        LOSS,
+        torch.optim.SGD(model.parameters()),
+        plan(),
+        records=RECORDS,
+        ledger=ledger,
+    )
+    ledger.close()
+    with pytest.raises(LedgerError, match="must not be applied"):
+        step(next(step.batches(data)))
+    assert torch.equal(weights(model), before)
+    assert step.steps == 0
+
+
+def test_only_a_fresh_draw_may_be_used() -> None:
+    model, data = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    step = hush.PrivateStep(model, LOSS, optimizer, plan(), records=RECORDS)
+    other = hush.PrivateStep(model, LOSS, optimizer, plan(), records=RECORDS)
+    batch = next(step.batches(data))
+    with pytest.raises(DataError, match="not drawn by"):
+        other(batch)
+    step(batch)
+    with pytest.raises(DataError, match="used before"):
+        step(batch)
+    assert step.ledger.counts == {step.plan: 1}
+
+
+def test_a_draw_may_not_be_left_out() -> None:
+    model, data = problem()
+    step = hush.PrivateStep(model, LOSS, torch.optim.SGD(model.parameters()), plan(), records=RECORDS)
+    draws = step.batches(data)
+    next(draws)
+    with pytest.raises(DataError, match="drawn and not used"):
+        next(draws)
+
+
+def test_the_data_has_the_number_of_records_that_was_said() -> None:
+    model, (inputs, targets) = problem()
+    step = hush.PrivateStep(model, LOSS, torch.optim.SGD(model.parameters()), plan(), records=RECORDS)
+    with pytest.raises(DataError, match=r"63 records .* records=64"):
+        next(step.batches((inputs[1:], targets[1:])))
+
+
+@pytest.mark.parametrize("records", [0, -5, 1.5, math.nan, None])
+def test_the_number_of_records_is_a_positive_count(records: object) -> None:
+    model, _ = problem()
+    with pytest.raises(InvalidValue, match="records="):
+        hush.PrivateStep(
+            model,
+            LOSS,
+            torch.optim.SGD(model.parameters()),
+            plan(),
+            records=records,  # type: ignore[arg-type]
+        )
+
+
+def test_a_reduced_loss_is_refused_before_anything_is_charged() -> None:
+    model, data = problem()
+    before = weights(model)
+    step = hush.PrivateStep(
+        model,
+        nn.functional.cross_entropy,
+        torch.optim.SGD(model.parameters()),
+        plan(),
+        records=RECORDS,
+    )
+    with pytest.raises(Unsupported, match="already reduced"):
+        step(next(step.batches(data)))
+    assert step.ledger.counts == {}
+    assert torch.equal(weights(model), before)
+
+
+def test_a_model_switched_back_to_batch_statistics_is_noticed() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+    model.eval()
+    _, data = problem()
+    step = hush.PrivateStep(model, LOSS, torch.optim.SGD(model.parameters()), plan(), records=RECORDS)
+    draws = step.batches(data)
+    step(next(draws))
+    model.train()
+    with pytest.raises(Unsupported, match="mixes the records"):
+        step(next(draws))
+
+
+def test_dropout_draws_from_the_generator_and_leaves_global_randomness_alone() -> None:
+    def one_run(global_seed: int) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+        _, data = problem()
+        torch.manual_seed(global_seed)
+        before = torch.get_rng_state()
+        step = hush.PrivateStep(
+            model,
+            LOSS,
+            torch.optim.SGD(model.parameters(), lr=0.5),
+            plan(),
+            records=RECORDS,
+            generator=torch.Generator().manual_seed(3),
+        )
+        for batch in step.batches(data, steps=3):
+            step(batch)
+        assert torch.equal(torch.get_rng_state(), before)
+        return weights(model)
+
+    assert torch.equal(one_run(1), one_run(2))
+
+
+def test_a_ledger_of_another_plan_is_refused_unless_opened_on_purpose(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    _, step = run(plan(), 2, ledger=path)
+    step.ledger.close()
+    with pytest.raises(LedgerError, match=r"another plan.*hush\.Ledger"):
+        run(plan(multiplier=2.0), 2, ledger=path)
+    with hush.Ledger(path) as ledger:
+        _, step = run(plan(multiplier=2.0), 3, ledger=ledger)
+        assert ledger.counts == {plan(): 2, plan(multiplier=2.0): 3}
+    with hush.Ledger(path) as ledger:
+        assert sum(ledger.counts.values()) == 5
+
+
+def test_state_goes_on_exactly(tmp_path: Path) -> None:
+    whole, _ = run(plan(), 8, make=torch.optim.Adam)
+    _, step = run(plan(), 5, make=torch.optim.Adam)
+    state = copy.deepcopy(step.state_dict())
+    model, data = problem()
+    again = hush.PrivateStep(
+        model,
+        LOSS,
+        torch.optim.Adam(model.parameters(), lr=0.5),
+        plan(),
+        records=RECORDS,
+        ledger=step.ledger,
+    )
+    again.load_state_dict(state)
+    for batch in again.batches(data, steps=3):
+        again(batch)
+    assert torch.equal(weights(model), whole)
+    assert step.ledger.counts == {plan(): 8}
+
+
+def resumed(chosen: hush.Plan, records: int, ledger: hush.Ledger) -> PrivateStep:
+    model, _ = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    return hush.PrivateStep(model, LOSS, optimizer, chosen, records=records, ledger=ledger)
+
+
+def test_state_of_another_run_is_refused() -> None:
+    _, step = run(plan(), 5)
+    with pytest.raises(CheckpointError, match="plan"):
+        resumed(plan(multiplier=2.0), RECORDS, step.ledger).load_state_dict(step.state_dict())
+    with pytest.raises(CheckpointError, match="records"):
+        resumed(plan(), RECORDS + 1, step.ledger).load_state_dict(step.state_dict())
+    with pytest.raises(LedgerError, match="charges are missing"):
+        resumed(plan(), RECORDS, hush.Ledger()).load_state_dict(step.state_dict())
+
+
+def test_repeating_a_step_on_other_data_is_refused_and_reseeding_pays() -> None:
+    _, step = run(plan(), 3)
+    early = copy.deepcopy(run(plan(), 1)[1].state_dict())
+    early["run"] = step.run
+    _, (inputs, targets) = problem()
+
+    again = resumed(plan(), RECORDS, step.ledger)
+    again.load_state_dict(early)
+    with pytest.raises(LedgerError, match="same noise"):
+        again(next(again.batches((inputs + 1, targets))))
+    assert step.ledger.counts == {plan(): 3}
+
+    again = resumed(plan(), RECORDS, step.ledger)
+    again.load_state_dict(early)
+    again.reseed()
+    again(next(again.batches((inputs + 1, targets))))
+    assert step.ledger.counts == {plan(): 4}
+
+
+def test_layers_may_be_unfrozen_on_the_way() -> None:
+    _, data = problem()
+    early, late = nn.Linear(5, 4).double(), nn.Linear(4, 3).double()
+    model = nn.Sequential(early, nn.Tanh(), late)
+    early.requires_grad_(False)
+    optimizer = torch.optim.SGD(late.parameters(), lr=0.5)
+    step = hush.PrivateStep(model, LOSS, optimizer, plan(), records=RECORDS)
+    draws = step.batches(data)
+    before = weights(early)
+    step(next(draws))
+    assert torch.equal(weights(early), before)
+    early.requires_grad_(True)
+    batch = next(draws)
+    with pytest.raises(Unsupported, match=r"does not hold 0\.weight"):
+        step(batch)
+    optimizer.add_param_group({"params": list(early.parameters())})
+    step(batch)
+    assert (weights(early) != before).all()
