@@ -47,6 +47,7 @@ def test_account_gives_the_same_number_however_it_is_asked(plan_file: Path) -> N
     text = call("account", *by_rate, *common).stdout
     assert f"epsilon <= {expected['upper']:.4f}" in text
     assert "add/remove one record" in text
+    assert f"right at most {100 * given['attacker']['success']:.1f}% of the time" in text
 
 
 def test_account_of_a_question_loads_no_torch() -> None:
@@ -137,7 +138,14 @@ def test_mistakes_are_answered_with_a_sentence(arguments: str, message: str, tmp
     assert not list(tmp_path.rglob("*.safetensors")), "nothing was trained"
 
 
+def test_claims_are_listed_with_their_tests() -> None:
+    given = answer("claims")["claims"]
+    text = call("claims").stdout
+    assert len(given) == text.count("  test     tests/accounting/test_claims.py::test_")
+    assert all(claim["statement"] in text for claim in given)
+
+
 def test_help_names_every_command() -> None:
     text = call("--help").stdout
-    for command in ("train", "account", "calibrate", "demo"):
+    for command in ("train", "account", "calibrate", "claims", "demo"):
         assert command in text

@@ -40,6 +40,8 @@ def account(
 
     Example: hush account --noise 1.0 --rate 0.01 --steps 10000
     """
+    from hush.accounting.attacker import Attacker
+
     if ledger is not None:
         from hush.accounting.ledger import Ledger
 
@@ -61,10 +63,13 @@ def account(
             )
         counts = {value: steps_of(steps, epochs, value)}
         guarantee = spent(counts, delta)
+    attacker = Attacker.of(counts)
     if as_json:
         charged = [{"plan": each.to_plain(), "steps": count} for each, count in counts.items()]
-        print_json({**guarantee.to_plain(), "charged": charged})
+        best = {"advantage": attacker.advantage, "success": attacker.success}
+        print_json({**guarantee.to_plain(), "attacker": best, "charged": charged})
         return
     print(guarantee)
+    print(f"  {attacker}")
     for each, count in counts.items():
         print(f"  {count} steps of {each}")

@@ -6,6 +6,7 @@ import typer
 
 from hush.cli.account import account
 from hush.cli.calibrate import calibrate
+from hush.cli.claims import claims
 from hush.cli.demo import demo
 from hush.cli.train import train
 from hush.core.errors import HushError
@@ -17,7 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, account, calibrate, demo):
+for command in (train, account, calibrate, claims, demo):
     app.command()(command)
 
 

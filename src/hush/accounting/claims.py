@@ -1,0 +1,97 @@
+"""Published privacy statements that do not hold as printed, and what is charged instead.
+
+Every number here is computed again by the test it names; none is taken on trust.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A published statement, a case in which it fails, and what holds."""
+
+    source: str
+    statement: str
+    case: str
+    printed: float
+    """What the statement gives in that case."""
+    true: float
+    """What it is."""
+    charged: str
+    test: str
+
+
+CLAIMS = (
+    Claim(
+        source="Bounded-support Gaussian, Eq. 4",
+        statement="Fisher information of the rectified Gaussian",
+        case="location 0, scale 1, support [-1, 1]",
+        printed=-0.4286,
+        true=0.9368,
+        charged="the term Phi((theta-b)/s) - Phi((theta-a)/s) with its sign reversed, as in Appendix F",
+        test="test_claims.py::test_rectified_fisher_information",
+    ),
+    Claim(
+        source="Bounded-support Gaussian, Eq. 6",
+        statement="Renyi divergence of the truncated Gaussian",
+        case="order 4, location .7, shift .5, scale .8, support [-1, 1]",
+        printed=21.31,
+        true=0.3002,
+        charged="the formula of its Appendix B",
+        test="test_claims.py::test_truncated_divergence",
+    ),
+    Claim(
+        source="Bounded-support Gaussian, Algorithm 1",
+        statement="a step costs D_a(theta || theta + C)",
+        case="rectified, order 4, location -2, shift .5, scale .8: the reverse direction",
+        printed=0.1623,
+        true=0.7514,
+        charged="both directions and both signs, the worst per coordinate",
+        test="test_claims.py::test_one_direction_is_not_enough",
+    ),
+    Claim(
+        source="DPSUR, Theorem on the validation test",
+        statement="an accepted update costs the Renyi divergence of a Gaussian of multiplier sigma_v",
+        case="order 1.5, sigma_v .8: a record that flips the verdict on part of the proposals",
+        printed=1.172,
+        true=1.500,
+        charged="per trial, by the corner bound, or per acceptance with the chosen model's law",
+        test="test_claims.py::test_selection_costs_more_than_its_test",
+    ),
+    Claim(
+        source="Generalized Gaussian, Appendix B.2",
+        statement="the cost under l_beta sensitivity does not depend on the dimension",
+        case="beta 4, scale 3, order 2, a change of norm 1 spread over 1000 coordinates: factor",
+        printed=1.0,
+        true=14.4,
+        charged="the allocation lemma: dimension-dependent under l_beta, one-hot under l2 clipping",
+        test="test_claims.py::test_spreading_a_change_costs_more",
+    ),
+    Claim(
+        source="Generalized Gaussian, Theorem 2 (GGNMax)",
+        statement="a noisy argmax costs what one noisy count costs",
+        case="Gaussian, deviation 1, order 2: replacing one vote moves two counts",
+        printed=1.0,
+        true=2.0,
+        charged="the noisy histogram: two counts for a replaced vote, one for an added vote",
+        test="test_claims.py::test_a_replaced_vote_moves_two_counts",
+    ),
+    Claim(
+        source="Generalized Gaussian, Theorem 6",
+        statement="a histogram of n sampled privacy losses gives the privacy curve up to DKW's error",
+        case="Gaussian, deviation 1, epsilon 5.5, n = 100,000: delta",
+        printed=0.0,
+        true=4.524e-8,
+        charged="the analytic cdf, discretised pessimistically",
+        test="test_claims.py::test_sampled_histograms_miss_the_tail",
+    ),
+    Claim(
+        source="Gaussian-DP accountants (central limit theorem)",
+        statement="many steps of rate q cost a Gaussian of mu = q sqrt(T (exp(1/sigma^2) - 1))",
+        case="sigma .6, rate .001, 100,000 steps, delta 1e-5: epsilon",
+        printed=5.563,
+        true=6.113,
+        charged="the privacy loss distribution, bounded from both sides",
+        test="test_claims.py::test_the_central_limit_is_not_a_bound",
+    ),
+)

@@ -1,0 +1,134 @@
+"""Each published statement in `hush claims`: both of its numbers computed again, by integration."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.special import gamma
+from scipy.stats import norm
+
+from hush.accounting import pld
+from hush.accounting.claims import CLAIMS
+from hush.accounting.mechanism import SampledGaussian
+
+
+def check(printed: float, true: float) -> None:
+    """That the claim which names the calling test has these two numbers, as far as it shows them."""
+    import inspect
+
+    name = inspect.stack()[1].function
+    (claim,) = [claim for claim in CLAIMS if claim.test.endswith(f"::{name}")]
+    assert claim.printed == pytest.approx(printed, rel=1e-3, abs=1e-9)
+    assert claim.true == pytest.approx(true, rel=3e-3)
+    assert abs(claim.true - claim.printed) > 1e-2 * abs(claim.true), "there is nothing to claim"
+
+
+def test_every_claim_has_its_test() -> None:
+    for claim in CLAIMS:
+        file, name = claim.test.split("::")
+        assert file == Path(__file__).name
+        assert name in globals()
+
+
+def test_rectified_fisher_information() -> None:
+    theta, s, a, b = 0.0, 1.0, -1.0, 1.0
+    phi, cdf = norm.pdf, norm.cdf
+    low, high = (a - theta) / s, (theta - b) / s
+    printed = phi(low) ** 2 / cdf(low) + phi(high) ** 2 / cdf(high)
+    printed += cdf((theta - b) / s) - cdf((theta - a) / s)
+    printed += (a - theta) / s * phi((a - theta) / s) - (b - theta) / s * phi((b - theta) / s)
+    # The information is the mean squared score: of the density inside, of the atoms at the ends.
+    inside = quad(lambda x: ((x - theta) / s**2) ** 2 * phi((x - theta) / s) / s, a, b)[0]
+    ends = (phi(low) / s) ** 2 / cdf(low) + (phi(high) / s) ** 2 / cdf(high)
+    check(printed / s**2, inside + ends)
+
+
+def divergence(first: Callable[[float], float], second: Callable[[float], float], a: float) -> float:
+    return math.log(quad(lambda x: first(x) ** a * second(x) ** (1 - a), -1, 1, epsabs=1e-12)[0]) / (
+        a - 1
+    )
+
+
+def test_truncated_divergence() -> None:
+    order, theta, c, s = 4.0, 0.7, 0.5, 0.8
+
+    def mass(x: float) -> float:
+        return float(norm.cdf((1 - x) / s) - norm.cdf((-1 - x) / s))
+
+    plain = order * c**2 / (2 * s**2)
+    ratio = (
+        mass(theta + c) / mass(theta) * (mass((1 - order) * (c + theta)) / mass(theta)) ** (1 - order)
+    )
+    first = lambda x: norm.pdf(x, theta, s) / mass(theta)  # noqa: E731
+    second = lambda x: norm.pdf(x, theta + c, s) / mass(theta + c)  # noqa: E731
+    check(plain + math.log(ratio), divergence(first, second, order))
+
+
+def rectified(first: float, second: float, s: float, a: float) -> float:
+    """D_a between rectified Gaussians on [-1, 1]: the inside by integration, and the two atoms."""
+    total = quad(lambda x: norm.pdf(x, first, s) ** a * norm.pdf(x, second, s) ** (1 - a), -1, 1)[0]
+    for p, q in (
+        (norm.cdf(-1, first, s), norm.cdf(-1, second, s)),
+        (norm.sf(1, first, s), norm.sf(1, second, s)),
+    ):
+        total += p**a * q ** (1 - a)
+    return math.log(total) / (a - 1)
+
+
+def test_one_direction_is_not_enough() -> None:
+    check(rectified(-2.0, -1.5, 0.8, 4.0), rectified(-1.5, -2.0, 0.8, 4.0))
+
+
+def test_selection_costs_more_than_its_test() -> None:
+    order, sigma = 1.5, 0.8
+    often, seldom = norm.cdf(0.0), norm.cdf(-1 / sigma)  # accepted at the two ends of the clip
+
+    def accepted(share: float) -> float:
+        """D_a of which kind of proposal is accepted, with the record and without it."""
+        p = share * often / (share * often + (1 - share) * seldom)
+        q = share * seldom / (share * seldom + (1 - share) * often)
+        return math.log(p**order * q ** (1 - order) + (1 - p) ** order * (1 - q) ** (1 - order)) / (
+            order - 1
+        )
+
+    check(order / (2 * sigma**2), max(accepted(share) for share in np.linspace(0.001, 0.999, 2000)))
+
+
+def generalized(beta: float, scale: float, shift: float, order: float) -> float:
+    constant = beta / (2 * scale * float(gamma(1 / beta)))
+
+    def integrand(x: float) -> float:
+        exponent = order * abs(x / scale) ** beta + (1 - order) * abs((x - shift) / scale) ** beta
+        return constant * math.exp(-exponent) - constant * math.exp(-(abs(x / scale) ** beta))
+
+    excess = quad(integrand, -30, 30, points=[0, shift], epsabs=1e-15, epsrel=1e-12, limit=500)[0]
+    return math.log1p(float(excess)) / (order - 1)
+
+
+def test_spreading_a_change_costs_more() -> None:
+    spread = 1000 * generalized(4.0, 3.0, 1000 ** (-1 / 4), 2.0)
+    check(1.0, spread / generalized(4.0, 3.0, 1.0, 2.0))
+
+
+def test_a_replaced_vote_moves_two_counts() -> None:
+    one_count = generalized(2.0, math.sqrt(2), 1.0, 2.0)
+    check(one_count, 2 * one_count)
+
+
+def test_sampled_histograms_miss_the_tail() -> None:
+    epsilon = 5.5
+    losses = 0.5 + np.random.default_rng(0).standard_normal(100_000)
+    sampled = np.mean(np.maximum(0.0, -np.expm1(epsilon - losses)))
+    check(float(sampled), norm.cdf(0.5 - epsilon) - math.exp(epsilon) * norm.cdf(-0.5 - epsilon))
+
+
+def test_the_central_limit_is_not_a_bound() -> None:
+    sigma, rate, steps = 0.6, 0.001, 100_000
+    mu = rate * math.sqrt(steps * math.expm1(1 / sigma**2))
+    limit = pld.epsilon({SampledGaussian(1.0, 1 / mu): 1}, 1e-5)
+    truth = pld.epsilon({SampledGaussian(rate, sigma): steps}, 1e-5)
+    assert limit.upper < truth.lower
+    check(limit.upper, truth.upper)
