@@ -6,11 +6,11 @@ Values import at once; what needs SciPy or torch is loaded when it is first used
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hush.clipping import L2
+from hush.clipping import L2, Lp
 from hush.core.guarantee import Bound, Budget, Guarantee, Neighbours
 from hush.core.part import Always
 from hush.core.plan import Plan
-from hush.noise import Gaussian
+from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 from hush.sampling import FullBatch, Poisson
 
 if TYPE_CHECKING:
@@ -29,8 +29,11 @@ __all__ = [
     "Budget",
     "FullBatch",
     "Gaussian",
+    "GeneralizedGaussian",
     "Guarantee",
+    "Laplace",
     "Ledger",
+    "Lp",
     "Neighbours",
     "Plan",
     "Poisson",

@@ -19,7 +19,7 @@ RATES = (1e-3, 0.01, 0.1, 0.3, 0.7)
 
 
 def test_without_sampling_it_is_the_gaussian_trade_off() -> None:
-    attacker = Attacker.of({plan(1.0, 10.0): 100})
+    attacker = Attacker({plan(1.0, 10.0): 100})
     assert attacker.advantage == pytest.approx(2 * norm.cdf(0.5) - 1, rel=1e-9)
     for x in RATES:
         exact = norm.cdf(norm.isf(x) - 1.0)
@@ -57,14 +57,14 @@ def best_found(attacker: Attacker, absent: np.ndarray, present: np.ndarray) -> f
 
 def test_the_likelihood_ratio_attack_stays_below_and_a_wrong_claim_is_caught() -> None:
     absent, present = likelihood_ratio_attack(0.1, 1.0, 30)
-    honest = Attacker.of({plan(0.1, 1.0): 30})
+    honest = Attacker({plan(0.1, 1.0): 30})
     assert best_found(honest, absent, present) < 4
-    too_good = Attacker.of({plan(0.1, 1.6): 30})
+    too_good = Attacker({plan(0.1, 1.6): 30})
     assert best_found(too_good, absent, present) > 4
 
 
 def test_the_curve_falls_and_is_consistent() -> None:
-    attacker = Attacker.of({plan(0.05, 1.0): 100, plan(1.0, 20.0): 4})
+    attacker = Attacker({plan(0.05, 1.0): 100, plan(1.0, 20.0): 4})
     missed = [attacker.false_negative_rate(x) for x in (0.0, *RATES, 1.0)]
     assert missed == sorted(missed, reverse=True)
     assert missed[0] == pytest.approx(1.0, abs=1e-9)
@@ -75,11 +75,11 @@ def test_the_curve_falls_and_is_consistent() -> None:
 
 
 def test_plain_words() -> None:
-    assert str(Attacker.of({plan(1.0, 1e9): 1})).endswith("right at most 50.0% of the time")
-    assert str(Attacker.of({plan(1.0, 1e-3): 1})).endswith("right at most 100.0% of the time")
+    assert str(Attacker({plan(1.0, 1e9): 1})).endswith("right at most 50.0% of the time")
+    assert str(Attacker({plan(1.0, 1e-3): 1})).endswith("right at most 100.0% of the time")
 
 
 @pytest.mark.parametrize("bad", [-0.1, 1.1, float("nan")])
 def test_a_rate_is_a_probability(bad: float) -> None:
     with pytest.raises(InvalidValue, match="false_positive_rate"):
-        Attacker.of({plan(1.0, 1.0): 1}).true_positive_rate(bad)
+        Attacker({plan(1.0, 1.0): 1}).true_positive_rate(bad)

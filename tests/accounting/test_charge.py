@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 import hush
-from hush.accounting.charge import epsilon, rdp, spent
+from hush.accounting.charge import delta, epsilon, rdp, spent
+from hush.accounting.mechanism import SampledGaussian
+from hush.accounting.pipeline import WHOLE_ORDERS
+from hush.accounting.rdp import ORDERS, converted, divergence
 from hush.core.errors import InvalidValue
 
 
@@ -59,3 +62,74 @@ def test_rdp_has_one_value_per_order() -> None:
     assert values.shape == (3,)
     assert (np.diff(values) > 0).all()
     assert rdp(plan(norm=9.0), [2]) == rdp(plan(), [2])
+
+
+def other(noise: hush.Laplace | hush.GeneralizedGaussian, p: float, rate: float = 1.0) -> hush.Plan:
+    sampling = hush.FullBatch() if rate == 1 else hush.Poisson(rate=rate)
+    clipping = hush.L2(norm=1.0) if p == 2 else hush.Lp(p=p, norm=1.0)
+    return hush.Plan(sampling=sampling, clipping=clipping, noise=noise)
+
+
+LAPLACE = hush.Laplace(multiplier=3.0)
+FLAT = hush.GeneralizedGaussian(beta=3.0, multiplier=5.0)
+
+
+def test_laplace_noise_in_l1_is_pure() -> None:
+    for steps in (1, 20):
+        assert epsilon(other(LAPLACE, 1), steps=steps, delta=1e-9).epsilon.upper <= steps / 3 * (
+            1 + 1e-3
+        )
+    assert epsilon(other(LAPLACE, 1), steps=0, delta=1e-5).epsilon == hush.Bound(lower=0.0, upper=0.0)
+
+
+def one_hot_delta(noise: hush.Laplace | hush.GeneralizedGaussian, rate: float, at: float) -> float:
+    """The hockey-stick divergence of one step and a change in one coordinate, by integration."""
+    plain = noise.to_plain()
+    beta, scale = plain.get("beta", 1.0), plain["multiplier"]
+    x = np.linspace(-40 * scale, 40 * scale + 1, 2_000_001)
+    without, moved = (np.exp(-(np.abs((x - shift) / scale) ** beta)) for shift in (0.0, 1.0))
+    weight = 1 / without.sum()
+    present = (1 - rate) * without + rate * moved
+    both = ((present, without), (without, present))
+    return float(max(np.maximum(a - np.exp(at) * b, 0).sum() * weight for a, b in both))
+
+
+@pytest.mark.parametrize(("noise", "p"), [(LAPLACE, 1), (FLAT, 2)])
+@pytest.mark.parametrize("rate", [1.0, 0.1])
+def test_a_change_in_one_coordinate_is_covered_and_a_smaller_charge_is_not(
+    noise: hush.Laplace | hush.GeneralizedGaussian, p: float, rate: float
+) -> None:
+    upper = epsilon(other(noise, p, rate), steps=1, delta=1e-3).epsilon.upper
+    assert one_hot_delta(noise, rate, upper) <= 1e-3
+    assert one_hot_delta(noise, rate, 0.2 * upper) > 1e-3, "the check would notice"
+
+
+def test_plans_of_all_kinds_compose() -> None:
+    counts = {plan(): 1000, other(LAPLACE, 1, rate=0.01): 100, other(FLAT, 2): 1}
+    together = spent(counts, 1e-5).epsilon
+    alone = spent({plan(): 1000}, 1e-5).epsilon
+    assert together.lower == alone.lower
+    assert together.upper > alone.upper
+    bound = delta(counts, together.upper)
+    assert bound.lower <= bound.upper <= 1e-5 * (1 + 1e-9)
+
+
+def test_an_l_p_above_two_needs_the_dimension_and_costs_more_in_a_larger_one() -> None:
+    flat = other(hush.GeneralizedGaussian(beta=4.0, multiplier=3.0), 4)
+    with pytest.raises(InvalidValue, match=r"needs the dimension.*clip with L2"):
+        rdp(flat, [2.0])
+    one, many = (float(rdp(flat, [2.0], dimension=d)[0]) for d in (1, 1000))
+    assert many / one == pytest.approx(14.4, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "steps"),
+    [(0.01, 1.0, 10_000), (0.001, 0.6, 1000), (0.2, 4.0, 20), (1.0, 10.0, 500), (1.0, 0.3, 5)],
+)
+def test_more_orders_change_nothing(rate: float, multiplier: float, steps: int) -> None:
+    orders, denser = WHOLE_ORDERS, np.arange(2.0, 1025)
+    if rate == 1:
+        orders, denser = ORDERS, np.sort(np.append(ORDERS, (ORDERS[1:] + ORDERS[:-1]) / 2))
+    step = SampledGaussian(rate, multiplier)
+    ends = [converted(steps * divergence(step, each), each, 1e-5) for each in (orders, denser)]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-3)

@@ -1,12 +1,14 @@
 """Which plans the accountant will charge, and what it says about the others."""
 
+import math
 from dataclasses import dataclass
 
 import pytest
 
 import hush
-from hush.accounting.mechanism import SampledGaussian, mechanism
+from hush.accounting.mechanism import CoordinateWise, SampledGaussian, mechanism
 from hush.core.errors import Unproved
+from hush.core.part import Clipping, Noise
 
 
 def plan(**parts: object) -> hush.Plan:
@@ -36,5 +38,44 @@ class _Rounded(hush.Gaussian):
 
 
 def test_anything_else_is_refused_by_name() -> None:
-    with pytest.raises(Unproved, match=r"Poisson x L2 x _Rounded x Always.*Use one of: Poisson x L2"):
+    with pytest.raises(Unproved, match=r"Poisson x L2 x _Rounded x Always has no proved guarantee"):
         mechanism(plan(noise=_Rounded(multiplier=2.0)))
+
+
+@pytest.mark.parametrize(
+    ("clipping", "noise", "beta", "p"),
+    [
+        (hush.Lp(p=1.0, norm=3.0), hush.Laplace(multiplier=2.0), 1.0, 1.0),
+        (hush.Lp(p=1.5, norm=3.0), hush.GeneralizedGaussian(beta=1.5, multiplier=2.0), 1.5, 1.5),
+        (hush.L2(norm=3.0), hush.GeneralizedGaussian(beta=4.0, multiplier=2.0), 4.0, 2.0),
+        (hush.Lp(p=4.0, norm=3.0), hush.GeneralizedGaussian(beta=4.0, multiplier=2.0), 4.0, 4.0),
+    ],
+)
+def test_other_noise_is_charged_coordinate_by_coordinate(
+    clipping: Clipping, noise: Noise, beta: float, p: float
+) -> None:
+    found = mechanism(plan(clipping=clipping, noise=noise))
+    assert found == CoordinateWise(0.1, beta, 2.0, p)
+
+
+@pytest.mark.parametrize("clipping", [hush.L2(norm=1.0), hush.Lp(p=2.0, norm=1.0)])
+def test_an_exponent_of_two_is_the_gaussian(clipping: Clipping) -> None:
+    noise = hush.GeneralizedGaussian(beta=2.0, multiplier=3.0)
+    assert mechanism(plan(clipping=clipping, noise=noise)) == SampledGaussian(0.1, 3.0 / math.sqrt(2))
+    assert mechanism(plan(clipping=clipping)) == mechanism(plan())
+
+
+@pytest.mark.parametrize(
+    ("clipping", "noise"),
+    [
+        (hush.L2(norm=1.0), hush.Laplace(multiplier=1.0)),
+        (hush.L2(norm=1.0), hush.GeneralizedGaussian(beta=1.5, multiplier=1.0)),
+        (hush.Lp(p=1.0, norm=1.0), hush.Gaussian(multiplier=1.0)),
+        (hush.Lp(p=3.0, norm=1.0), hush.GeneralizedGaussian(beta=4.0, multiplier=1.0)),
+    ],
+)
+def test_a_norm_that_does_not_fit_the_noise_is_refused_with_one_that_does(
+    clipping: Clipping, noise: Noise
+) -> None:
+    with pytest.raises(Unproved, match=r"clips in l_.*spread over many coordinates.*Clip with L"):
+        mechanism(plan(clipping=clipping, noise=noise))

@@ -1,40 +1,15 @@
-import math
-
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from torch import nn
 
 import hush
+from hush.gradients.per_example import record
 
 
-class Rows:
-    """A tape of rows."""
-
-    def __init__(self, rows: torch.Tensor) -> None:
-        self.rows = rows
-
-    def norms(self, order: float) -> torch.Tensor:
-        norms: torch.Tensor = self.rows.norm(order, dim=1)
-        return norms
-
-    def weighted_sum(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"rows": (weights[:, None] * self.rows)[weights != 0].sum(0)}
-
-
-@given(
-    entries=st.lists(st.floats(-1e150, 1e150), min_size=3, max_size=3),
-    norm=st.floats(1e-100, 1e100),
-)
-def test_one_record_lands_in_the_ball_and_keeps_its_direction(entries: list[float], norm: float) -> None:
-    row = torch.tensor([entries], dtype=torch.float64)
-    clipped = hush.L2(norm=norm).clip(Rows(row)).total["rows"]
-    assert clipped.norm() <= norm * (1 + 1e-12)
-    if row.norm() < norm * (1 - 1e-12):
-        assert torch.equal(clipped, row[0])
-
-
-def test_records_that_are_not_finite_are_left_out_and_counted() -> None:
-    rows = torch.tensor([[3.0, 4.0], [math.nan, 1.0], [math.inf, 0.0], [0.0, 0.0]])
-    clipped = hush.L2(norm=1.0).clip(Rows(rows))
-    torch.testing.assert_close(clipped.total["rows"], torch.tensor([0.6, 0.8]))
-    assert int(clipped.skipped) == 2
+def test_it_is_the_l_p_clipping_of_order_two() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(9, 4) * torch.logspace(-2, 2, 9)[:, None]
+    loss = nn.CrossEntropyLoss(reduction="none")
+    tape = record(nn.Linear(4, 3), loss, inputs, torch.randint(0, 3, (9,)))
+    ours, general = hush.L2(norm=0.7).clip(tape), hush.Lp(p=2.0, norm=0.7).clip(tape)
+    assert all(torch.equal(ours.total[name], general.total[name]) for name in ours.total)
+    assert hush.L2(norm=0.7).unit == hush.Lp(p=2.0, norm=0.7).unit == 0.7

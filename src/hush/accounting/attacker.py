@@ -5,14 +5,12 @@ every such guess, from the same privacy curve that epsilon is read off.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from hush.accounting import pld
-from hush.accounting.mechanism import SampledGaussian, mechanism
-from hush.core.number import Range, check_count
+from hush.accounting import charge
+from hush.core.number import Range
 from hush.core.plan import Plan
 
 _CHANCE = Range(at_least=0, at_most=1, why="it is a probability", example=0.01)
@@ -35,24 +33,16 @@ class Attacker:
     ...     clipping=hush.L2(norm=1.0),
     ...     noise=hush.Gaussian(multiplier=1.0),
     ... )
-    >>> print(Attacker.of({plan: 1000}))
+    >>> print(Attacker({plan: 1000}))
     an attacker who guesses whether a record took part, at even odds, is right at most 58.1% of the time
     """
 
-    counts: Mapping[SampledGaussian, int]
-
-    @classmethod
-    def of(cls, counts: Mapping[Plan, int]) -> "Attacker":
-        """The attacker of a run that took so many steps of each plan."""
-        merged: Counter[SampledGaussian] = Counter()
-        for plan, count in counts.items():
-            merged[mechanism(plan)] += check_count("steps", count, "steps are counted")
-        return cls(merged)
+    counts: Mapping[Plan, int]
 
     @cached_property
     def advantage(self) -> float:
         """The most by which true positives can exceed false positives: the total variation."""
-        return pld.delta(self.counts, 0.0).upper
+        return charge.delta(self.counts, 0.0).upper
 
     @property
     def success(self) -> float:
@@ -71,10 +61,10 @@ class Attacker:
         """
         x = _CHANCE.check("false_positive_rate", false_positive_rate)
 
-        highest = pld.epsilon(self.counts, _LEAST_DELTA).upper
+        highest = charge.spent(self.counts, _LEAST_DELTA).epsilon.upper
 
         def kept(epsilon: float) -> float:
-            return 1 - pld.delta(self.counts, epsilon).upper
+            return 1 - charge.delta(self.counts, epsilon).upper
 
         # Each has one peak: the first is concave in exp(epsilon), the second in exp(-epsilon).
         return max(

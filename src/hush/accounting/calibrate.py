@@ -27,8 +27,8 @@ def calibrate(plan: Plan, budget: Budget, steps: int, dimension: int | None = No
     """The same plan with the least noise for which `steps` steps stay within `budget`.
 
     **Guarantee.** The upper bound on epsilon is at most `budget.epsilon`, and within 0.1% of it
-    unless a multiplier of 0.001, the least considered, is private enough already. `dimension` does
-    not matter for the parts there are yet: under Gaussian noise every direction costs the same.
+    unless a multiplier of 0.001, the least considered, is private enough already. `dimension` as in
+    `hush.rdp`.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -48,7 +48,8 @@ def calibrate(plan: Plan, budget: Budget, steps: int, dimension: int | None = No
         return replace(plan, noise=replace(noise, multiplier=multiplier))
 
     def cost(precision: float) -> float:
-        return charge.epsilon(with_noise(1 / precision), steps, budget.delta).epsilon.upper
+        noisy = with_noise(1 / precision)
+        return charge.epsilon(noisy, steps, budget.delta, dimension).epsilon.upper
 
     precision = _largest(
         cost, budget.epsilon, start=1.0, low=1 / _MOST_NOISE, high=1 / _LEAST_NOISE, whole=False

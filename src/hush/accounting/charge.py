@@ -3,16 +3,23 @@
 from collections import Counter
 from collections.abc import Mapping
 
+import numpy as np
 import numpy.typing as npt
 
 from hush.accounting import pld
+from hush.accounting.allocation import Ball
+from hush.accounting.coordinate import Profile
 from hush.accounting.loss import Array
-from hush.accounting.mechanism import SampledGaussian, mechanism
-from hush.accounting.rdp import divergence
-from hush.core.guarantee import DELTA, Guarantee
-from hush.core.number import check_count
+from hush.accounting.mechanism import Mechanism, SampledGaussian, mechanism
+from hush.accounting.pipeline import WHOLE_ORDERS, coordinate_wise
+from hush.accounting.profile import Law
+from hush.accounting.rdp import ORDERS, converted, converted_delta, divergence
+from hush.core.errors import InvalidValue
+from hush.core.guarantee import DELTA, Bound, Guarantee
+from hush.core.number import Range, check_count
 from hush.core.plan import Plan
 
+_EPSILON = Range(at_least=0, why="a privacy loss below zero is none", example=1.0)
 _WHY_WHOLE = "each step is charged whole, so it is run whole or not at all"
 
 
@@ -20,8 +27,8 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
     """The Rényi divergence of one step of `plan` at each of the `orders`.
 
     **Guarantee.** Never below the larger of the two directions of adding and removing one record:
-    docs/guarantees/poisson-gaussian.md. `dimension` does not matter for the parts there are yet:
-    under Gaussian noise every direction of one length costs the same.
+    docs/guarantees/poisson-gaussian.md and coordinate-wise.md. `dimension`, the number of parameters,
+    may lower the charge of noise other than Gaussian, and is needed where p = beta > 2.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -32,14 +39,14 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
     >>> [round(float(value), 6) for value in hush.rdp(plan, orders=[2, 8])]
     [0.25, 1.0]
     """
-    return divergence(mechanism(plan), orders)
+    return _divergence(mechanism(plan), np.asarray(orders, dtype=float), dimension)
 
 
 def epsilon(plan: Plan, steps: int, delta: float, dimension: int | None = None) -> Guarantee:
     """What `steps` steps of `plan` guarantee at `delta`.
 
-    **Guarantee.** The true epsilon lies in the `Bound`: docs/guarantees/poisson-gaussian.md.
-    `dimension` does not matter for the parts there are yet, as in `rdp`.
+    **Guarantee.** The true epsilon lies in the `Bound`: docs/guarantees/poisson-gaussian.md and
+    coordinate-wise.md. `dimension` as in `rdp`.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -50,13 +57,59 @@ def epsilon(plan: Plan, steps: int, delta: float, dimension: int | None = None) 
     >>> print(hush.epsilon(plan, steps=10_000, delta=1e-5).epsilon)
     <= 6.1879 (and >= 6.1876)
     """
-    return spent({plan: check_count("steps", steps, _WHY_WHOLE)}, delta)
+    return spent({plan: check_count("steps", steps, _WHY_WHOLE)}, delta, dimension)
 
 
-def spent(counts: Mapping[Plan, int], delta: float) -> Guarantee:
+def spent(counts: Mapping[Plan, int], delta: float, dimension: int | None = None) -> Guarantee:
     """What running each plan as often as `counts` says guarantees at `delta`, all together."""
     delta = DELTA["range"].check("delta", delta)
-    merged: Counter[SampledGaussian] = Counter()
+    steps, gaussian = _merged(counts)
+    # Leaving the other steps out is post-processing, so this lower end holds for all of them.
+    bound = pld.epsilon(gaussian, delta)
+    if len(gaussian) < len(steps):
+        upper = converted(*_renyi(steps, dimension), delta)
+        bound = Bound(lower=bound.lower, upper=max(bound.lower, upper))
+    return Guarantee(epsilon=bound, delta=delta)
+
+
+def delta(counts: Mapping[Plan, int], epsilon: float, dimension: int | None = None) -> Bound:
+    """Bounds on the delta at `epsilon` of running each plan as often as `counts` says."""
+    epsilon = _EPSILON.check("epsilon", epsilon)
+    steps, gaussian = _merged(counts)
+    bound = pld.delta(gaussian, epsilon)
+    if len(gaussian) < len(steps):
+        upper = converted_delta(*_renyi(steps, dimension), epsilon)
+        bound = Bound(lower=bound.lower, upper=max(bound.lower, upper))
+    return bound
+
+
+def _merged(counts: Mapping[Plan, int]) -> tuple[dict[Mechanism, int], dict[SampledGaussian, int]]:
+    """How often each mechanism runs: all of them, and those the privacy loss distribution knows."""
+    steps: Counter[Mechanism] = Counter()
     for plan, count in counts.items():
-        merged[mechanism(plan)] += check_count("steps", count, _WHY_WHOLE)
-    return Guarantee(epsilon=pld.epsilon(merged, delta), delta=delta)
+        steps[mechanism(plan)] += check_count("steps", count, _WHY_WHOLE)
+    steps += Counter()  # forget what never ran
+    return dict(steps), {step: n for step, n in steps.items() if isinstance(step, SampledGaussian)}
+
+
+def _renyi(counts: Mapping[Mechanism, int], dimension: int | None) -> tuple[Array, Array]:
+    """The Rényi divergences of all steps together, and their orders."""
+    orders = ORDERS if all(step.rate == 1 for step in counts) else WHOLE_ORDERS
+    total = np.zeros(len(orders))
+    for step, count in counts.items():
+        total += count * _divergence(step, orders, dimension)
+    return total, orders
+
+
+def _divergence(step: Mechanism, orders: Array, dimension: int | None) -> Array:
+    if isinstance(step, SampledGaussian):
+        return divergence(step, orders)
+    law = Profile(law=Law(beta=step.beta, scale=step.scale))
+    ball = Ball(p=step.p, norm=1.0, dimension=dimension)
+    if dimension is None and step.p > 2:
+        raise InvalidValue(
+            f"noise of exponent beta={step.beta:g} under l_{step.p:g} clipping needs the dimension: a "
+            "change spread over many coordinates costs more without end. Pass dimension=, the number of "
+            "parameters, or clip with L2."
+        )
+    return coordinate_wise([(law, ball)], step.rate, orders)

@@ -1,13 +1,14 @@
 """What a plan is to the accountant: the proved mechanism behind its parts, or an error."""
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
+from itertools import product
 
-from hush.clipping import L2
+from hush.clipping import L2, Lp
 from hush.core.errors import Unproved
-from hush.core.part import Always, Clipping, Noise, Release, Sampling
+from hush.core.part import Always, Part
 from hush.core.plan import Plan
-from hush.noise import Gaussian
+from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 from hush.sampling import FullBatch, Poisson
 
 
@@ -22,34 +23,61 @@ class SampledGaussian:
     multiplier: float
 
 
-def mechanism(plan: Plan) -> SampledGaussian:
+@dataclass(frozen=True, order=True)
+class CoordinateWise:
+    """One step that adds noise of density exp(-(|x| / scale)^beta) to each coordinate of such a sum.
+
+    A record changes the sum by a vector of l_p norm 1 at most; `scale` is in the same unit.
+    """
+
+    rate: float
+    beta: float
+    scale: float
+    p: float
+
+
+Mechanism = SampledGaussian | CoordinateWise
+
+
+def mechanism(plan: Plan) -> Mechanism:
     """The mechanism `plan` runs at each step; raises `Unproved` where nobody has proved one.
 
-    **Guarantee.** docs/guarantees/poisson-gaussian.md: the dominating pair of one step is that of
-    `SampledGaussian`, for neighbours that differ by adding or removing one record.
+    **Guarantee.** For neighbours that differ by adding or removing one record the step costs no
+    more than its mechanism: docs/guarantees/poisson-gaussian.md and coordinate-wise.md.
     """
-    parts = (type(plan.sampling), type(plan.clipping), type(plan.noise), type(plan.release))
-    build = _PROVED.get(parts)
-    if build is None:
-        names = " x ".join(part.__name__ for part in parts)
-        known = "; ".join(" x ".join(part.__name__ for part in proved) for proved in _PROVED)
+    parts = (plan.sampling, plan.clipping, plan.noise, plan.release)
+    # exact types, so that a subclass which changes what a part does is not charged as its parent
+    if tuple(type(part) for part in parts) not in _PROVED:
         raise Unproved(
-            f"{names} has no proved guarantee: amplification, sensitivity and noise are proved "
-            f"together, and a charge for parts that were not would be a guess. Use one of: {known}."
+            f"{_names(parts)} has no proved guarantee: amplification, sensitivity and noise are proved "
+            "together, and a charge for parts that were not would be a guess. Use Poisson or FullBatch, "
+            "with L2 or Lp, with Gaussian, Laplace or GeneralizedGaussian, with Always."
         )
-    return build(plan)
+    rate = plan.sampling.expected(1)
+    p = plan.clipping.p if isinstance(plan.clipping, Lp) else 2.0
+    match plan.noise:
+        case Gaussian(multiplier=multiplier):
+            beta, scale = 2.0, multiplier * math.sqrt(2)
+            if p == 2:
+                return SampledGaussian(rate, multiplier)
+        case Laplace(multiplier=scale):
+            beta = 1.0
+        case GeneralizedGaussian(beta=beta, multiplier=scale):
+            if p == beta == 2:
+                return SampledGaussian(rate, scale / math.sqrt(2))
+    if p == beta or (p == 2 and beta > 2):
+        return CoordinateWise(rate, beta, scale, p)
+    raise Unproved(
+        f"{_names(parts)} clips in l_{p:g} and adds noise of exponent {beta:g}: a change spread over "
+        f"many coordinates is charged for p = beta, and for p = 2 with beta > 2. Clip with "
+        f"{'L2' if beta >= 2 else f'Lp(p={beta:g})'}."
+    )
 
 
-def _sampled_gaussian(plan: Plan) -> SampledGaussian:
-    assert isinstance(plan.noise, Gaussian)
-    return SampledGaussian(plan.sampling.expected(1), plan.noise.multiplier)
+_PROVED = set(
+    product((Poisson, FullBatch), (L2, Lp), (Gaussian, Laplace, GeneralizedGaussian), (Always,))
+)
 
 
-_Parts = tuple[type[Sampling], type[Clipping], type[Noise], type[Release]]
-
-# One entry per combination with a page in docs/guarantees; exact types, so that a subclass which
-# changes what a part does is not charged as its parent.
-_PROVED: dict[_Parts, Callable[[Plan], SampledGaussian]] = {
-    (Poisson, L2, Gaussian, Always): _sampled_gaussian,
-    (FullBatch, L2, Gaussian, Always): _sampled_gaussian,
-}
+def _names(parts: tuple[Part, ...]) -> str:
+    return " x ".join(type(part).__name__ for part in parts)

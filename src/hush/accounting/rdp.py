@@ -12,6 +12,8 @@ from hush.accounting.loss import Array
 from hush.accounting.mechanism import SampledGaussian
 from hush.core.errors import InvalidValue
 
+Conversion = Literal["improved", "mironov"]
+
 # Orders with longer sums or integrals than this get an upper bound instead of the value.
 _LONGEST = 100_000
 # Sound for rounding: every sum below has positive terms, so its relative error is tiny.
@@ -47,7 +49,7 @@ def epsilon(
     delta: float,
     *,
     orders: Sequence[float] | Array = ORDERS,
-    conversion: Literal["improved", "mironov"] = "improved",
+    conversion: Conversion = "improved",
 ) -> float:
     """The least epsilon that Rényi divergences at `orders` give for all steps together.
 
@@ -59,10 +61,29 @@ def epsilon(
     for step, count in steps.items():
         if count:
             total = total + count * divergence(step, order)
-    bounds = total - math.log(delta) / (order - 1)
+    return converted(total, order, delta, conversion)
+
+
+def converted(
+    divergences: Array, orders: Array, delta: float, conversion: Conversion = "improved"
+) -> float:
+    """The least epsilon at `delta` that Rényi divergences at these orders give."""
+    bounds = divergences - math.log(delta) / (orders - 1)
     if conversion == "improved":
-        bounds += np.log1p(-1 / order) - np.log(order) / (order - 1)
+        bounds += np.log1p(-1 / orders) - np.log(orders) / (orders - 1)
     return max(0.0, float(bounds.min()))
+
+
+def converted_delta(divergences: Array, orders: Array, epsilon: float) -> float:
+    """The least delta at `epsilon` that Rényi divergences at these orders give.
+
+    The improved conversion solved for delta. The total variation distance, which delta never
+    exceeds, is also at most sqrt(D/2) and sqrt(1 - exp(-D)) (Pinsker; Bretagnolle and Huber).
+    """
+    exponents = (orders - 1) * (divergences - epsilon + np.log1p(-1 / orders)) - np.log(orders)
+    least = float(divergences.min())
+    distance = min(math.sqrt(least / 2), math.sqrt(-math.expm1(-least)))
+    return min(distance, math.exp(min(0.0, float(exponents.min()))))
 
 
 def _log_moment(step: SampledGaussian, order: float) -> float:

@@ -63,7 +63,7 @@ def account(
             )
         counts = {value: steps_of(steps, epochs, value)}
         guarantee = spent(counts, delta)
-    attacker = Attacker.of(counts)
+    attacker = Attacker(counts)
     if as_json:
         charged = [{"plan": each.to_plain(), "steps": count} for each, count in counts.items()]
         best = {"advantage": attacker.advantage, "success": attacker.success}

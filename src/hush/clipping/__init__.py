@@ -1,5 +1,6 @@
 """Sensitivity sets and how to project onto them."""
 
 from hush.clipping.l2 import L2
+from hush.clipping.lp import Lp
 
-__all__ = ["L2"]
+__all__ = ["L2", "Lp"]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from hush.clipping.lp import scaled_down
 from hush.core.number import number
 from hush.core.part import Clipping
 from hush.core.tape import ClippedSum, Tape
@@ -24,7 +25,4 @@ class L2(Clipping):
         return self.norm
 
     def clip(self, tape: Tape) -> ClippedSum:
-        norms = tape.norms(2.0)
-        finite = norms.isfinite()
-        weights = (self.norm / norms).clamp(max=1.0).where(finite, 0.0)
-        return ClippedSum(total=tape.weighted_sum(weights), skipped=(~finite).sum())
+        return scaled_down(tape, 2.0, self.norm)

@@ -1,6 +1,8 @@
 """1-D laws and samplers, one file a family."""
 
 from hush.noise.gaussian import Gaussian
+from hush.noise.generalized_gaussian import GeneralizedGaussian
+from hush.noise.laplace import Laplace
 from hush.noise.sample import sample
 
-__all__ = ["Gaussian", "sample"]
+__all__ = ["Gaussian", "GeneralizedGaussian", "Laplace", "sample"]

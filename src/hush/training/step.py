@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hush.accounting.charge import rdp
 from hush.accounting.ledger import Ledger
-from hush.accounting.mechanism import mechanism
 from hush.core.errors import CheckpointError, DataError, LedgerError
 from hush.core.guarantee import Guarantee
 from hush.core.number import check_count
@@ -52,7 +52,7 @@ class PrivateStep:
         generator: torch.Generator | None = None,
         physical_batch: int | None = None,
     ) -> None:
-        mechanism(plan)
+        rdp(plan, [2.0])  # raises for a plan that cannot be charged
         check_model(model)
         check_optimizer(optimizer, model)
         self.model = model

@@ -1,0 +1,73 @@
+"""Input sampling: a record takes part with a small probability."""
+
+import math
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import gammaln
+
+from hush.accounting.coordinate import RATE
+from hush.accounting.loss import Array
+from hush.core.errors import InvalidValue
+
+_OUTWARD = 1 + 1e-12
+
+
+class Pair(Enum):
+    """What is known of the laws without the record and with it, before sampling.
+
+    docs/guarantees/coordinate-wise.md, "Input sampling", proves each.
+    """
+
+    SWAPPED = "a reflection swaps them: symmetric noise around a shift"
+    POSITIVE = "odd moments of their ratio less 1 are not negative: symmetric noise, sampled coordinates"
+    ANY = "nothing"
+
+
+def amplify(base: npt.ArrayLike, rate: float, pair: Pair) -> Array:
+    """D_a of one sampled step at a = 2, 3, ..., from `base`, its D_a at the same orders unsampled.
+
+    **Guarantee.** An upper bound on both directions, if `base` bounds both (each order may have its
+    own worst case). soundness.md 1; docs/guarantees/coordinate-wise.md, "Input sampling".
+
+    >>> amplify([0.5, 0.75], rate=0.1, pair=Pair.SWAPPED).round(6).tolist()
+    [0.006466, 0.01039]
+    """
+    rate = RATE["range"].check("rate", rate)
+    unsampled = np.asarray(base, dtype=float)
+    if unsampled.ndim != 1 or not (unsampled >= 0).all():
+        raise InvalidValue(
+            f"base={base!r} must be a list of divergences >= 0 at the orders 2, 3, ...: the sum over "
+            "who takes part needs every whole order up to the largest. Pass e.g. base=[0.5, 0.75]."
+        )
+    if rate == 1:
+        return unsampled.copy()
+    return np.array([_one(unsampled[: a - 1], rate, pair) for a in range(2, len(unsampled) + 2)])
+
+
+def _one(unsampled: Array, rate: float, pair: Pair) -> float:
+    """The bound at the order that `unsampled` ends with."""
+    a = len(unsampled) + 1
+    v = np.arange(2, a + 1)
+    log_weight = gammaln(a + 1) - gammaln(v + 1) - gammaln(a - v + 1)
+    log_weight += (a - v) * math.log1p(-rate) + v * math.log(rate)
+    power = (v - 1) * unsampled
+    with np.errstate(divide="ignore"):
+        # the binomial weights sum to one, so 1 is taken from every term
+        terms = log_weight + power + np.log(-np.expm1(-power))
+        extra = log_weight + power + math.log1p(-rate) + np.log(_extra(v, a, pair))
+    excess = np.logaddexp(np.logaddexp.reduce(terms), np.logaddexp.reduce(extra))
+    return float(np.logaddexp(0.0, excess) / (a - 1) * _OUTWARD)
+
+
+def _extra(v: npt.NDArray[np.int_], a: int, pair: Pair) -> Array:
+    """How much of each term is added once more, for the direction in which the record is removed."""
+    if pair is Pair.SWAPPED:
+        return np.zeros(len(v))
+    if pair is Pair.POSITIVE:
+        # odd orders only: the splitting of Zhu and Wang is not convex where a density is negative
+        return np.where((v == a) & (a % 2 == 1), 1.0, 0.0)
+    # sup over 0 < r < 1 of (2 - r)^v r^(v-1), at r = 1 - 1 / (2v - 1); Zhu and Wang have 2 here
+    least = (1 - (2.0 * v - 1) ** -2) ** (v - 1) * 2 * v / (2 * v - 1)
+    return np.where(v >= 3, least, 0.0)

@@ -1,0 +1,40 @@
+"""Clipping in an l_p norm."""
+
+from dataclasses import dataclass, field
+
+from hush.core.number import number
+from hush.core.part import Clipping
+from hush.core.tape import ClippedSum, Tape
+
+
+def scaled_down(tape: Tape, order: float, norm: float) -> ClippedSum:
+    """The sum in which each record's gradient is scaled to an l_order norm of `norm` at most."""
+    norms = tape.norms(order)
+    finite = norms.isfinite()
+    weights = (norm / norms).clamp(max=1.0).where(finite, 0.0)
+    return ClippedSum(total=tape.weighted_sum(weights), skipped=(~finite).sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lp(Clipping):
+    """Each record's gradient is scaled down to l_p norm `norm` at most."""
+
+    p: float = field(
+        metadata=number(
+            at_least=1, why="below 1 it is not a norm, and no bound on its ball is proved", example=1.5
+        )
+    )
+    norm: float = field(
+        metadata=number(
+            above=0,
+            why="with no bound on a record's influence no noise level gives privacy",
+            example=1.0,
+        )
+    )
+
+    @property
+    def unit(self) -> float:
+        return self.norm
+
+    def clip(self, tape: Tape) -> ClippedSum:
+        return scaled_down(tape, self.p, self.norm)

@@ -1,0 +1,44 @@
+"""Generalized Gaussian noise: Laplace at beta 1, normal at beta 2, flatter-topped beyond."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hush.core.number import number
+from hush.core.part import Noise
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneralizedGaussian(Noise):
+    """Independent noise of density proportional to exp(-(|x| / s)^beta), s = `multiplier` * norm.
+
+    At beta 2 it is `Gaussian` with `multiplier / sqrt(2)`; at beta 1 it is `Laplace`.
+    """
+
+    beta: float = field(
+        metadata=number(
+            at_least=1,
+            why="below 1 the density is not log-concave and no divergence bound here is proved",
+            example=1.5,
+        )
+    )
+    multiplier: float = field(
+        metadata=number(
+            above=0,
+            why="without noise the update is a function of the records and nothing is private",
+            example=1.0,
+        )
+    )
+
+    def around(
+        self, location: "torch.Tensor", *, norm: float, generator: "torch.Generator"
+    ) -> "torch.Tensor":
+        import torch
+
+        # (|x| / s)^beta has the Gamma(1 / beta) law.
+        shape = torch.full(location.shape, 1 / self.beta, device=generator.device, dtype=location.dtype)
+        size = torch._standard_gamma(shape, generator=generator).pow_(1 / self.beta)
+        side = torch.empty_like(size).bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+        return location.add(size.mul_(side).to(location.device), alpha=self.multiplier * norm)
