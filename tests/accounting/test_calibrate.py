@@ -3,7 +3,7 @@
 import pytest
 
 import hush
-from hush.accounting.calibrate import calibrate, steps_within
+from hush.accounting.calibrate import calibrate, rate_within, steps_within
 from hush.accounting.charge import epsilon, spent
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.noise import Gaussian
@@ -77,3 +77,25 @@ def test_what_was_spent_counts() -> None:
 def test_no_step_fits_a_budget_that_is_gone() -> None:
     gone = {plan(rate=1.0, multiplier=0.1): 5}
     assert steps_within(plan(), hush.Budget(epsilon=1.0, delta=1e-5), spent=gone) == 0
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "steps", "target"), [(1.0, 1000, 3.0), (5.0, 10, 1.0), (0.6, 100_000, 6.0)]
+)
+def test_the_rate_meets_the_budget_and_nearly_uses_it_up(
+    multiplier: float, steps: int, target: float
+) -> None:
+    budget = hush.Budget(epsilon=target, delta=1e-5)
+    found = rate_within(plan(multiplier=multiplier), budget, steps)
+    assert found.noise == plan(multiplier=multiplier).noise
+    assert 0.999 * target <= epsilon(found, steps=steps, delta=1e-5).epsilon.upper <= target
+
+
+def test_a_rate_of_one_is_the_most_there_is() -> None:
+    found = rate_within(plan(multiplier=100.0), hush.Budget(epsilon=5.0, delta=1e-5), 10)
+    assert found.sampling == hush.Poisson(rate=1.0)
+
+
+def test_a_rate_that_no_budget_allows_is_refused() -> None:
+    with pytest.raises(BudgetExceeded, match=r"even at a rate of 1e-09.*Add noise"):
+        rate_within(plan(multiplier=0.01), hush.Budget(epsilon=1.0, delta=1e-12), 10)

@@ -85,7 +85,7 @@ def test_a_torn_last_line_stays_charged(path: Path, cut: int) -> None:
         expected = begun
     assert counts(path).get(PLAN, 0) == expected
     assert counts(path).get(PLAN, 0) == expected, "opening it again must not change the count"
-    charge(path, PLAN, range(10, 12))
+    charge(path, PLAN, range(10, 12), run="another")
     assert counts(path)[PLAN] == expected + 2
 
 
@@ -141,12 +141,30 @@ def damage_last(lines: list[bytes]) -> list[bytes]:
     return [*lines[:-1], b"garbage"]
 
 
+def lose_charge(lines: list[bytes]) -> list[bytes]:
+    return [*lines[:4], *lines[5:]]
+
+
+def charge_twice(lines: list[bytes]) -> list[bytes]:
+    return [*lines, lines[-1].replace(b'"release": "5"', b'"release": "6"')]
+
+
 def strange_entry(lines: list[bytes]) -> list[bytes]:
     return [*lines, b'{"refund": 1}']
 
 
 @pytest.mark.parametrize(
-    "damage", [damage_middle, damage_plan, lose_plan, lose_header, damage_last, strange_entry]
+    "damage",
+    [
+        damage_middle,
+        damage_plan,
+        lose_plan,
+        lose_header,
+        lose_charge,
+        charge_twice,
+        damage_last,
+        strange_entry,
+    ],
 )
 def test_a_damaged_ledger_is_refused(path: Path, damage: object) -> None:
     charge(path, PLAN, range(1, 6))
@@ -214,3 +232,24 @@ with hush.Ledger({str(path)!r}) as ledger:
     assert "was not applied" in result.stdout
     assert "Open it again" in result.stdout
     assert counts(path) == {PLAN: 2}, "what was half written counts"
+
+
+def test_reading_needs_no_lock_and_changes_nothing(path: Path) -> None:
+    with hush.Ledger(path) as writing:
+        writing.charge(PLAN, run="r", step=1, release="a")
+        reading = hush.Ledger(path, read_only=True)
+        assert reading.counts == {PLAN: 1}
+        with pytest.raises(LedgerError, match="closed or could not be written"):
+            reading.charge(PLAN, run="r", step=2, release="b")
+    with path.open("ab") as file:
+        file.write(b'{"charge": "')
+    torn = path.read_bytes()
+    path.chmod(0o444)
+    assert hush.Ledger(path, read_only=True).counts == {PLAN: 2}
+    assert path.read_bytes() == torn
+
+
+def test_an_empty_file_is_no_ledger_to_read(path: Path) -> None:
+    path.touch()
+    with pytest.raises(LedgerError, match="damaged at line 1"):
+        hush.Ledger(path, read_only=True)

@@ -1,5 +1,6 @@
 """Both ends of epsilon, against dp-accounting, exact convolution and what must be monotone."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as peer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mpmath import mp
 
 from hush.accounting import pld
 from hush.accounting.compose import compose
@@ -165,3 +167,57 @@ def test_monotone(rate: float, multiplier: float, steps: int, log_delta: float) 
 def test_extremes(rate: float, multiplier: float, steps: int, delta: float) -> None:
     found = charge(rate, multiplier, steps, delta)
     assert 0 <= found.lower <= found.upper
+
+
+def hockey_stick(rate: float, multiplier: float, epsilon: float) -> float:
+    """delta of one step, the larger direction, with 60 digits: the loss is monotone in the outcome."""
+    with mp.workdps(60):
+        q, s, z = mp.mpf(rate), mp.mpf(multiplier), mp.exp(mp.mpf(epsilon))
+
+        def cut(level: mp.mpf) -> mp.mpf:  # where the ratio of the two laws reaches `level`
+            return s * s * mp.log((level - 1 + q) / q) + mp.mpf(1) / 2
+
+        def tail(x: mp.mpf) -> tuple[mp.mpf, mp.mpf]:  # beyond x: with the record, without it
+            without = mp.ncdf(-x / s)
+            return (1 - q) * without + q * mp.ncdf(-(x - 1) / s), without
+
+        with_record, without = tail(cut(z))
+        remove = with_record - z * without
+        add = mp.mpf(0)
+        if 1 / z > 1 - q:
+            with_record, without = tail(cut(1 / z))
+            add = (1 - without) - z * (1 - with_record)
+        return float(max(remove, add))
+
+
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "delta"),
+    [
+        (1.8660421507802497e-10, 0.31284314283387793, 1.1641301956678496e-11),
+        (2.418135781327316e-10, 0.40743943247339337, 1.8500361221041606e-11),
+        (8.987771854227495e-10, 0.37679128886442737, 1.2217806224524952e-12),
+        (2.953118876512507e-09, 0.4846181035576365, 5.7037e-22),
+        (0.1, 0.05, 0.09),
+        (0.01, 0.5, 1e-8),
+        (0.3, 0.2, 0.2999),
+    ],
+)
+def test_one_step_lies_within_its_bounds(rate: float, multiplier: float, delta: float) -> None:
+    """Rare draws, little noise and odd deltas, where the window is easily put in the wrong place."""
+    found = charge(rate, multiplier, 1, delta)
+    assert found.lower == 0 or hockey_stick(rate, multiplier, found.lower) >= delta * (1 - 1e-9)
+    assert hockey_stick(rate, multiplier, found.upper) <= delta * (1 + 1e-9)
+
+
+def test_records_that_were_never_drawn_bound_delta() -> None:
+    # No attack beats the chance of having been drawn at all, 1 - .99^100 = .634.
+    assert charge(0.01, 0.05, 100, 0.7) == Bound(lower=0.0, upper=0.0)
+    assert charge(0.1, 0.05, 3, 0.3) == Bound(lower=0.0, upper=0.0)
+
+
+def test_a_window_in_the_wrong_place_gives_no_lower_bound() -> None:
+    step = SampledGaussian(0.01, 1.0)
+    honest = window(pld._cumulants({step: 1000}, Direction.REMOVE, 1e-15), log_delta=-11.5, epsilon=0.0)
+    wrong = dataclasses.replace(honest, bottom=5.0, top=12.0)
+    curve = pld._curve(below, {step: 1000}, Direction.REMOVE, wrong, 1e-3, 1e-15)
+    assert pld._crossing(curve, curve.lower, 1e-5) == -math.inf

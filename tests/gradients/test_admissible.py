@@ -47,6 +47,8 @@ def test_an_optimizer_holds_exactly_the_trainable_parameters() -> None:
         check_optimizer(torch.optim.SGD(model[1].parameters(), lr=0.1), model)
     model[0].requires_grad_(False)
     check_optimizer(torch.optim.SGD(model[1].parameters(), lr=0.1), model)
+    check_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    next(model.parameters()).grad = torch.ones(2, 2)
     with pytest.raises(Unsupported, match="not trainable"):
         check_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
 

@@ -113,3 +113,61 @@ def test_clipping_bounds_every_record_and_spares_the_small() -> None:
         norm = torch.cat([part.reshape(-1) for part in clipped.values()]).norm()
         assert norm <= 0.5 * (1 + 1e-12)
         torch.testing.assert_close(norm, tape.norms(2.0)[0].clamp(max=0.5))
+
+
+def influence(records: int, dtype: torch.dtype, autocast: bool) -> float:
+    """How many clipping norms the last of so many equal records moves the clipped sum by."""
+    width = 256
+    ends = []
+    for count in (records - 1, records):
+        model = nn.Linear(width, 1, bias=False).to(dtype)
+        nn.init.zeros_(model.weight)
+        inputs = torch.full((count, width), 1 / 16, dtype=dtype)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            tape = record(model, lambda outputs, _: outputs[:, 0], inputs, torch.zeros(count))
+            ends.append(hush.L2(norm=1.0).clip(tape).total["weight"].double())
+    return float((ends[1] - ends[0]).norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_low_precision_does_not_raise_a_records_influence(dtype: torch.dtype, autocast: bool) -> None:
+    assert influence(4113, dtype, autocast) <= 1 + 1e-3
+
+
+class Scaled(nn.Module):
+    """A linear layer with a learned temperature, a parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.temperature = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.linear(inputs) * self.temperature
+        return scores
+
+
+def test_a_parameter_without_dimensions_takes_part() -> None:
+    torch.manual_seed(0)
+    model = Scaled()
+    inputs, targets = torch.randn(5, 4), torch.randint(0, 3, (5,))
+    tape = record(model, LOSS, inputs, targets)
+    each = one_at_a_time(model, inputs, targets)
+    torch.testing.assert_close(tape.norms(2.0), torch.stack([g.norm() for g in each]))
+    assert tape.weighted_sum(torch.ones(5))["temperature"].shape == ()
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.linear(inputs if float(inputs.sum()) > 0 else -inputs)
+        return scores
+
+
+def test_what_cannot_be_done_record_by_record_is_explained() -> None:
+    with pytest.raises(Unsupported, match="for each record on its own"):
+        record(Branching(), LOSS, torch.randn(3, 4), torch.zeros(3, dtype=torch.long))

@@ -13,7 +13,9 @@ PLAN = hush.Plan(
 
 
 def test_it_keeps_its_plan_and_refuses_another(tmp_path: Path) -> None:
-    RunFolder(tmp_path / "a" / "run", PLAN, resume=False)
+    folder = RunFolder(tmp_path / "a" / "run", PLAN, resume=False)
+    hush.Ledger(folder.ledger).close()
+    folder.begin(PLAN)
     assert read_plan(tmp_path / "a" / "run" / "plan.toml") == PLAN
     RunFolder(tmp_path / "a" / "run", PLAN, resume=True)
     with pytest.raises(CheckpointError, match="already holds a run"):
@@ -24,7 +26,7 @@ def test_it_keeps_its_plan_and_refuses_another(tmp_path: Path) -> None:
 
 
 def test_metrics_after_the_checkpoint_are_dropped_and_torn_lines_too(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, PLAN, resume=False)
+    folder = RunFolder(tmp_path, PLAN, resume=True)
     assert folder.metrics() == []
     for step in (5, 10, 15):
         folder.add_metrics({"step": step})

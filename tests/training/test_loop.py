@@ -11,6 +11,7 @@ import hush
 from hush.core.errors import (
     BudgetExceeded,
     CheckpointError,
+    DataError,
     HushError,
     InvalidPlan,
     InvalidValue,
@@ -31,6 +32,10 @@ def problem() -> tuple[nn.Module, torch.optim.Optimizer, tuple[Tensor, Tensor]]:
     model = nn.Sequential(nn.Linear(4, 3))
     data = torch.randn(RECORDS, 4), torch.randint(0, 3, (RECORDS,))
     return model, torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5), data
+
+
+def held_out(data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return data[0] + 1, data[1]
 
 
 def train(plan: hush.Plan = PLAN, budget: hush.Budget = GENEROUS, **options: object) -> Run:
@@ -92,7 +97,7 @@ def test_a_run_leaves_its_files(tmp_path: Path) -> None:
         data,
         budget=GENEROUS,
         steps=12,
-        evaluation=data,
+        evaluation=held_out(data),
         directory=tmp_path / "run",
     )
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
@@ -139,6 +144,9 @@ def test_a_directory_with_a_run_is_not_started_over(tmp_path: Path) -> None:
 def test_a_lost_ledger_is_noticed(tmp_path: Path) -> None:
     train(steps=3, directory=tmp_path / "run")
     (tmp_path / "run/ledger.jsonl").unlink()
+    with pytest.raises(LedgerError, match="ledger is missing"):
+        train(steps=5, directory=tmp_path / "run", resume=True)
+    hush.Ledger(tmp_path / "run/ledger.jsonl").close()
     with pytest.raises(LedgerError, match="charges are missing"):
         train(steps=5, directory=tmp_path / "run", resume=True)
 
@@ -180,10 +188,10 @@ def test_schedulers_move_and_survive_a_resume(tmp_path: Path, make: object) -> N
                 budget=GENEROUS,
                 steps=steps,
                 scheduler=scheduler,
-                evaluation=data,
+                evaluation=held_out(data),
                 evaluate_every=1,
                 directory=folder,
-                resume=True,
+                resume=folder.exists(),
                 generator=torch.Generator().manual_seed(1),
             )
         assert optimizer.param_groups[0]["lr"] != start
@@ -205,6 +213,62 @@ def test_a_plateau_scheduler_needs_evaluation_data() -> None:
             steps=2,
             scheduler=scheduler,
         )
+
+
+def test_the_training_data_is_not_evaluated() -> None:
+    model, optimizer, data = problem()
+    for same in (data, (data[0], data[1])):
+        with pytest.raises(DataError, match="without being charged"):
+            hush.train(
+                model,
+                nn.CrossEntropyLoss(),
+                optimizer,
+                PLAN,
+                data,
+                budget=GENEROUS,
+                steps=2,
+                evaluation=same,
+            )
+
+
+def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
+    for options in ({"resume": True}, {"reseed": True}, {"reseed": True, "directory": tmp_path / "a"}):
+        with pytest.raises(CheckpointError, match="nothing to resume"):
+            train(steps=2, **options)
+    with pytest.raises(CheckpointError, match="no run in"):
+        train(steps=2, directory=tmp_path / "mistyped", resume=True)
+
+
+def test_a_budget_that_is_spent_already_is_refused(tmp_path: Path) -> None:
+    spent = train(steps=10, directory=tmp_path / "run").guarantee.epsilon.upper
+    with pytest.raises(BudgetExceeded, match="the ledger holds charges of"):
+        train(
+            budget=hush.Budget(epsilon=spent / 2, delta=1e-5),
+            steps=20,
+            directory=tmp_path / "run",
+            resume=True,
+        )
+
+
+def test_another_optimizer_or_model_does_not_go_on(tmp_path: Path) -> None:
+    train(steps=3, directory=tmp_path / "run")
+    _, _, data = problem()
+    for model, optimizer in (
+        (nn.Sequential(nn.Linear(4, 3)), torch.optim.Adam),
+        (nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)), torch.optim.SGD),
+    ):
+        with pytest.raises(CheckpointError, match=r"optimizer|another model"):
+            hush.train(
+                model,
+                nn.CrossEntropyLoss(),
+                optimizer(model.parameters(), lr=0.3),
+                PLAN,
+                data,
+                budget=GENEROUS,
+                steps=5,
+                directory=tmp_path / "run",
+                resume=True,
+            )
 
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, math.nan])

@@ -62,10 +62,10 @@ hush.train(
     budget=hush.Budget(epsilon=hush.epsilon(plan, steps=STEPS, delta=1e-5).epsilon.upper, delta=1e-5),
     steps=STEPS,
     scheduler=scheduler,
-    evaluation=(inputs, targets),
+    evaluation=(inputs + 1, targets),
     evaluate_every=3,
     directory=directory,
-    resume=True,
+    resume=os.path.isdir(directory),
     generator=torch.Generator().manual_seed(7),
 )
 print(events)

@@ -1,4 +1,4 @@
-"""The inverse questions: how much noise meets a budget, and how many steps fit in it."""
+"""The inverse questions: which noise, rate or number of steps a budget allows."""
 
 import math
 from collections import Counter
@@ -13,10 +13,12 @@ from hush.core.errors import BudgetExceeded
 from hush.core.guarantee import Budget
 from hush.core.number import check_count
 from hush.core.plan import Plan
+from hush.sampling import Poisson
 
 # Multipliers and step counts beyond these are no use to anyone.
 _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e9
 _MOST_STEPS = 10**12
+_LEAST_RATE = 1e-9
 # How far below the budget a calibrated charge may end, relatively.
 _SLACK = 1e-3
 
@@ -51,7 +53,7 @@ def calibrate(plan: Plan, budget: Budget, steps: int, dimension: int | None = No
         noisy = with_noise(1 / precision)
         return charge.epsilon(noisy, steps, budget.delta, dimension).epsilon.upper
 
-    precision = _largest(
+    precision = largest(
         cost, budget.epsilon, start=1.0, low=1 / _MOST_NOISE, high=1 / _LEAST_NOISE, whole=False
     )
     if precision is None:
@@ -78,11 +80,44 @@ def steps_within(plan: Plan, budget: Budget, spent: Mapping[Plan, int] = _NOTHIN
 
     if cost(1) > budget.epsilon:
         return 0
-    found = _largest(cost, budget.epsilon, start=1e3, low=1.0, high=_MOST_STEPS, whole=True)
+    found = largest(cost, budget.epsilon, start=1e3, low=1.0, high=_MOST_STEPS, whole=True)
     return int(found or 0)
 
 
-def _largest(
+def rate_within(plan: Plan, budget: Budget, steps: int, dimension: int | None = None) -> Plan:
+    """The same plan with the largest Poisson rate for which `steps` steps stay within `budget`.
+
+    **Guarantee.** As for `calibrate`; the rate is 1 where even that fits.
+
+    >>> import hush
+    >>> plan = hush.Plan(
+    ...     sampling=hush.FullBatch(),
+    ...     clipping=hush.L2(norm=1.0),
+    ...     noise=hush.Gaussian(multiplier=1.0),
+    ... )
+    >>> private = rate_within(plan, hush.Budget(epsilon=3.0, delta=1e-5), steps=1000)
+    >>> 2.997 <= hush.epsilon(private, steps=1000, delta=1e-5).epsilon.upper <= 3.0
+    True
+    """
+    steps = check_count("steps", steps, "with no step there is no rate to choose", at_least=1)
+
+    def with_rate(rate: float) -> Plan:
+        return replace(plan, sampling=Poisson(rate=rate))
+
+    def cost(rate: float) -> float:
+        return charge.epsilon(with_rate(rate), steps, budget.delta, dimension).epsilon.upper
+
+    rate = largest(cost, budget.epsilon, start=0.01, low=_LEAST_RATE, high=1.0, whole=False)
+    if rate is None:
+        raise BudgetExceeded(
+            f"steps={steps} cost more than epsilon={budget.epsilon:g} at delta={budget.delta:g} even at "
+            f"a rate of {_LEAST_RATE:g}: with so little noise whoever takes part is seen. Add noise, "
+            "take fewer steps, or allow a larger budget."
+        )
+    return with_rate(rate)
+
+
+def largest(
     cost: Callable[[float], float],
     limit: float,
     *,

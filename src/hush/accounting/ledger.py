@@ -33,18 +33,23 @@ _HEADER = {"ledger": "hush", "version": 1}
 class Ledger:
     """What has been charged; without a path it lives in memory only.
 
+    `read_only` looks at a file without locking or mending it, also while a run is writing to it.
+
     **Guarantee.** `charge` returns only after the charge is on disk, so an update that is applied
     after it can never be missing from the file. docs/guarantees/ledger.md has the argument.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, read_only: bool = False) -> None:
         self._file: int | None = None
         self.path = None if path is None else Path(path)
         self._plans: dict[str, Plan] = {}
         self._counts: Counter[str] = Counter()
         self._releases: dict[tuple[str, int], tuple[str, str]] = {}
-        self._usable = True
-        if self.path is not None:
+        self._last: dict[str, int] = {}
+        self._usable = not read_only
+        if self.path is not None and read_only:
+            self._read(self.path.read_bytes())
+        elif self.path is not None:
             self._open(self.path)
 
     @property
@@ -58,7 +63,7 @@ class Ledger:
 
     def last_step(self, run: str) -> int:
         """The last step charged for a run, 0 if there is none."""
-        return max((step for owner, step in self._releases if owner == run), default=0)
+        return self._last.get(run, 0)
 
     def charge(self, plan: Plan, *, run: str, step: int, release: str) -> None:
         """Put one step of `plan` on disk; the very same release again costs nothing."""
@@ -144,9 +149,8 @@ class Ledger:
 
     def _begin(self, tail: bytes) -> None:
         """Write the first line; a first line cut short holds no charge and is written again."""
-        if not _header_line().startswith(tail):
+        if self._file is None or not _header_line().startswith(tail):
             raise self._damaged(1)
-        assert self._file is not None
         os.ftruncate(self._file, 0)
         self._write(_header_line())
 
@@ -168,7 +172,9 @@ class Ledger:
                 "step": int(step),
                 "release": str(release),
             }:
-                if digest not in self._plans:
+                # A run charges one step after the other: a gap is a lost charge, and a step charged
+                # twice was released twice under the same noise.
+                if digest not in self._plans or step != self._last.get(run, step - 1) + 1:
                     raise self._damaged(number)
                 self._count(digest, run, step, release)
             case {"torn": list(digests)} if all(digest in self._plans for digest in digests):
@@ -191,6 +197,7 @@ class Ledger:
     def _count(self, digest: str, run: str, step: int, release: str) -> None:
         self._counts[digest] += 1
         self._releases[run, step] = (digest, release)
+        self._last[run] = step
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         self._write(json.dumps(entry).encode() + b"\n")

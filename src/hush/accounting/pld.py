@@ -12,7 +12,7 @@ from scipy.special import erf, ndtri
 from hush.accounting import gaussian, rdp
 from hush.accounting.compose import Curve, compose
 from hush.accounting.lattice import Lattice, above, below
-from hush.accounting.loss import Direction, reach
+from hush.accounting.loss import UNIT, Direction, reach
 from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.saddle import Cumulants, Window, window
 from hush.core.guarantee import Bound
@@ -88,11 +88,14 @@ def _noisier(pieces: dict[SampledGaussian, int]) -> dict[SampledGaussian, int]:
 
 
 def _distance(steps: dict[SampledGaussian, int], separation: float) -> float:
-    """No less than the total variation distance, which is delta at epsilon 0."""
-    total = float(erf(separation / math.sqrt(8)))
+    """No less than the total variation distance, which is delta at epsilon 0.
+
+    Steps coupled one by one agree in all with at least the product of their chances to agree.
+    """
+    log_agree = math.log1p(-min(float(erf(separation / math.sqrt(8))), 1 - UNIT))
     for step, count in steps.items():
-        total += count * step.rate * float(erf(1 / step.multiplier / math.sqrt(8)))
-    return total * (1 + 1e-12)
+        log_agree += count * math.log1p(-step.rate * float(erf(1 / step.multiplier / math.sqrt(8))))
+    return min(1.0, -math.expm1(log_agree) * (1 + 1e-12))
 
 
 def _epsilon(pieces: Counts, direction: Direction, delta: float, known: float) -> tuple[float, float]:
@@ -200,7 +203,8 @@ def _crossing(curve: Curve, bound: Callable[[int], float], delta: float) -> floa
     starts = sorted({first + (last - first) * part // 16 for part in range(17)})
     exceeding = [place for place, start in enumerate(starts) if bound(start) > delta]
     if not exceeding:
-        return curve.epsilon(first)
+        # An upper bound is within delta from here on; a lower one that never exceeds it says nothing.
+        return curve.epsilon(first) if bound == curve.upper else -math.inf
     if exceeding[-1] == len(starts) - 1:
         return math.inf if bound == curve.upper else curve.epsilon(last)
     low, high = starts[exceeding[-1]], starts[exceeding[-1] + 1]

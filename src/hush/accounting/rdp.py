@@ -16,8 +16,6 @@ Conversion = Literal["improved", "mironov"]
 
 # Orders with longer sums or integrals than this get an upper bound instead of the value.
 _LONGEST = 100_000
-# Sound for rounding: every sum below has positive terms, so its relative error is tiny.
-_OUTWARD = 1 + 1e-12
 
 ORDERS: Array = np.concatenate(
     [1 + np.geomspace(1e-4, 0.9, 25), np.arange(2, 65), np.round(np.geomspace(70, 1e6, 60))]
@@ -39,8 +37,10 @@ def divergence(step: SampledGaussian, orders: npt.ArrayLike) -> Array:
                 "loss only above order 1. Pass e.g. orders=[2, 4, 8]."
             )
     moments = np.array([_log_moment(step, order) for order in wanted.flat])
-    # The maximum is for rounding: a moment of almost no information may come out below zero.
-    values: Array = np.maximum(_OUTWARD * moments.reshape(wanted.shape) / (wanted - 1), 0.0)
+    # Rounding: the sums have positive terms, each off by the error of log-factorials; and a moment
+    # of almost no information may come out below zero.
+    outward = 1 + 1e-12 + 8 * np.finfo(float).eps * gammaln(wanted + 1)
+    values: Array = np.maximum(outward * moments.reshape(wanted.shape) / (wanted - 1), 0.0)
     return values
 
 

@@ -16,6 +16,7 @@ from hush.cli.options import (
     Records,
     Steps,
     plan_of,
+    refuse_together,
     sampling_of,
     steps_of,
 )
@@ -41,17 +42,18 @@ def account(
     Example: hush account --noise 1.0 --rate 0.01 --steps 10000
     """
     from hush.accounting.attacker import Attacker
+    from hush.accounting.charge import spent
 
+    refuse_together(plan=plan, noise=noise)
+    refuse_together(plan=plan, rate=rate, batch_size=batch_size)
+    refuse_together(steps=steps, epochs=epochs)
     if ledger is not None:
         from hush.accounting.ledger import Ledger
 
         if not ledger.exists():
             raise InvalidPlan(f"there is no ledger at {ledger}.")
-        with Ledger(ledger) as opened:
-            guarantee, counts = opened.epsilon(delta), opened.counts
+        counts = Ledger(ledger, read_only=True).counts
     else:
-        from hush.accounting.charge import spent
-
         if plan is not None:
             value = read_plan(plan)
         elif noise is not None:
@@ -62,7 +64,7 @@ def account(
                 "--steps, or --ledger."
             )
         counts = {value: steps_of(steps, epochs, value)}
-        guarantee = spent(counts, delta)
+    guarantee = spent(counts, delta)
     attacker = Attacker(counts)
     if as_json:
         charged = [{"plan": each.to_plain(), "steps": count} for each, count in counts.items()]

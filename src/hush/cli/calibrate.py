@@ -1,4 +1,4 @@
-"""`hush calibrate`: how much noise a budget asks for."""
+"""`hush calibrate`: which noise, rate or number of steps a budget allows."""
 
 from hush.cli.options import (
     AsJson,
@@ -6,22 +6,27 @@ from hush.cli.options import (
     Delta,
     Epochs,
     Epsilon,
+    Noise,
     PlanFile,
     Rate,
     Records,
     Steps,
     plan_of,
+    refuse_together,
     sampling_of,
     steps_of,
 )
 from hush.cli.output import print_json
+from hush.core.errors import InvalidPlan
 from hush.core.guarantee import Budget
 from hush.core.plan_file import plan_text, read_plan
+from hush.sampling import FullBatch
 
 
 def calibrate(
     epsilon: Epsilon,
     delta: Delta = 1e-5,
+    noise: Noise = None,
     rate: Rate = None,
     records: Records = None,
     batch_size: BatchSize = None,
@@ -30,17 +35,39 @@ def calibrate(
     plan: PlanFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """The plan whose noise just meets a budget, ready to be saved as a plan file.
+    """The plan that just meets a budget, ready to be saved as a plan file.
+
+    Without --noise it finds the noise; with --noise, whichever of the steps and the rate is missing.
 
     Example: hush calibrate --epsilon 3 --records 60000 --batch-size 600 --epochs 20
     """
-    from hush.accounting.calibrate import calibrate as calibrated
+    from hush.accounting import calibrate as inverse
     from hush.accounting.charge import epsilon as epsilon_of
 
+    refuse_together(plan=plan, rate=rate, batch_size=batch_size)
+    refuse_together(plan=plan, noise=noise)
+    refuse_together(steps=steps, epochs=epochs)
     budget = Budget(epsilon=epsilon, delta=delta)
-    start = read_plan(plan) if plan is not None else plan_of(sampling_of(rate, records, batch_size), 1)
-    count = steps_of(steps, epochs, start)
-    found = calibrated(start, budget, steps=count)
+    sampled = rate is not None or batch_size is not None
+    if plan is not None or noise is None:
+        start = read_plan(plan) if plan else plan_of(sampling_of(rate, records, batch_size), 1)
+        count = steps_of(steps, epochs, start)
+        found = inverse.calibrate(start, budget, steps=count)
+    elif sampled:
+        found = plan_of(sampling_of(rate, records, batch_size), noise)
+        if steps is not None or epochs is not None:
+            raise InvalidPlan(
+                "noise, rate and steps are all given, so there is nothing to find. Leave one of them "
+                "out, or ask `hush account` what they cost."
+            )
+        count = inverse.steps_within(found, budget)
+    else:
+        if steps is None:
+            raise InvalidPlan(
+                "with --noise, pass --steps to find the rate, or --rate to find the steps."
+            )
+        found = inverse.rate_within(plan_of(FullBatch(), noise), budget, steps=steps)
+        count = steps
     guarantee = epsilon_of(found, steps=count, delta=delta)
     if as_json:
         print_json({**guarantee.to_plain(), "steps": count, "plan": found.to_plain()})

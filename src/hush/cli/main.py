@@ -26,6 +26,6 @@ def main() -> None:
     """Run the command line; an error of the user's making is a sentence, not a traceback."""
     try:
         app()
-    except HushError as error:
+    except (HushError, OSError) as error:
         print(f"hush: {error}", file=sys.stderr)
         sys.exit(2)

@@ -26,6 +26,13 @@ Steps = Annotated[int | None, typer.Option(help="Number of steps.")]
 Epochs = Annotated[float | None, typer.Option(help="Passes over the data, in place of steps.")]
 
 
+def refuse_together(**options: object) -> None:
+    """Raise if more than one of these options is given: one of them would be dropped in silence."""
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise InvalidPlan(f"{' and '.join(given)} say the same thing twice. Pass one of them.")
+
+
 def sampling_of(rate: float | None, records: int | None, batch_size: int | None) -> Sampling:
     """The sampling that a rate, or a batch size out of so many records, stands for."""
     if rate is None:
@@ -54,6 +61,6 @@ def steps_of(steps: int | None, epochs: float | None, plan: Plan) -> int:
         return steps
     if epochs is None:
         raise InvalidValue("the number of steps is not given. Pass --steps or --epochs.")
-    if not epochs > 0:
-        raise InvalidValue(f"--epochs {epochs} must be > 0. Pass e.g. --epochs 10.")
+    if not 0 < epochs < 1e9:
+        raise InvalidValue(f"--epochs {epochs} must be > 0 and below 1e9. Pass e.g. --epochs 10.")
     return max(1, round(epochs / plan.sampling.expected(1)))

@@ -17,16 +17,21 @@ from hush.cli.options import (
     Rate,
     Steps,
     plan_of,
+    refuse_together,
     sampling_of,
     steps_of,
 )
 from hush.cli.output import print_json
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
+from hush.core.number import Range
 from hush.core.plan_file import read_plan
 
 if TYPE_CHECKING:
     import torch
+
+_RATE = Range(above=0, at_most=1e6, why="it is how far a step goes", example=1.0)
+_MOMENTUM = Range(at_least=0, below=1, why="at 1 no update is ever forgotten", example=0.9)
 
 _MODELS = {
     "digits": "logistic",
@@ -51,11 +56,13 @@ def train(
     batch_size: BatchSize = None,
     steps: Steps = None,
     epochs: Epochs = None,
-    clip: Annotated[float, typer.Option(help="Largest Euclidean norm of a gradient.")] = 1.0,
+    clip: Annotated[
+        float | None, typer.Option(help="Largest Euclidean norm of a gradient; 1 by default.")
+    ] = None,
     plan: PlanFile = None,
     learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate.")] = 1.0,
-    momentum: Annotated[float, typer.Option(help="Momentum of SGD.")] = 0.0,
-    adam: Annotated[bool, typer.Option(help="Adam instead of SGD.")] = False,
+    momentum: Annotated[float | None, typer.Option(help="Momentum of SGD.")] = None,
+    adam: Annotated[bool | None, typer.Option("--adam", help="Adam instead of SGD.")] = None,
     physical_batch: Annotated[
         int | None, typer.Option(help="Records in memory at once; changes no result.")
     ] = None,
@@ -84,6 +91,12 @@ def train(
     from hush.models import build
     from hush.training.loop import train as run_loop
 
+    for option in ({"noise": noise}, {"rate": rate, "batch_size": batch_size}, {"clip": clip}):
+        refuse_together(plan=plan, **option)
+    refuse_together(steps=steps, epochs=epochs)
+    refuse_together(adam=adam, momentum=momentum)
+    _RATE.check("--lr", learning_rate)
+    _MOMENTUM.check("--momentum", momentum or 0.0)
     budget = Budget(epsilon=epsilon, delta=delta)
     dataset = load(data, data_dir)
     x_train, y_train, x_test, y_test = tensors(dataset)
@@ -93,7 +106,7 @@ def train(
         total = None if steps is None and epochs is None else steps_of(steps, epochs, value)
     else:
         size = batch_size if batch_size is not None else min(256, records)
-        value = plan_of(sampling_of(rate, records, size), noise or 1.0, clip)
+        value = plan_of(sampling_of(rate, records, size), 1.0 if noise is None else noise, clip or 1.0)
         total = steps_of(steps, 20 if epochs is None else epochs, value)
         value = value if noise is not None else calibrate(value, budget, steps=total)
 
@@ -104,14 +117,11 @@ def train(
         generator = torch.Generator(place).manual_seed(seed)
     network = build(model or _MODELS[data], classes=dataset.classes, shape=x_train.shape[1:])
     network.to(place)
-    try:
-        optimizer = (
-            torch.optim.Adam(network.parameters(), lr=learning_rate)
-            if adam
-            else torch.optim.SGD(network.parameters(), lr=learning_rate, momentum=momentum)
-        )
-    except ValueError as error:
-        raise InvalidValue(f"the optimizer refuses its settings: {error}") from None
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(
+        network.parameters(), lr=learning_rate, momentum=momentum or 0.0
+    )
+    if adam:
+        optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)
     folder = run_dir or next(
         path for n in count(1) if not (path := Path("runs") / f"{data}-{n}").exists()
     )
@@ -140,6 +150,7 @@ def train(
                 "stopped": result.stopped,
                 "final": final,
                 "plan": value.to_plain(),
+                "seeded": seed is not None,
                 "directory": str(folder),
             }
         )
@@ -149,6 +160,11 @@ def train(
         f"records after {result.steps} steps"
     )
     print(result.guarantee)
+    if seed is not None:
+        print(
+            "the noise came from a known seed: the guarantee holds only while the seed stays secret and "
+            "serves no other run"
+        )
     if result.stopped == "budget":
         print("stopped early: another step would have gone over the budget")
     if result.skipped:

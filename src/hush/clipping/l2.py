@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from hush.clipping.lp import scaled_down
-from hush.core.number import number
+from hush.clipping.lp import NORM, scaled_down
 from hush.core.part import Clipping
 from hush.core.tape import ClippedSum, Tape
 
@@ -12,13 +11,7 @@ from hush.core.tape import ClippedSum, Tape
 class L2(Clipping):
     """Each record's gradient is scaled down to Euclidean norm `norm` at most."""
 
-    norm: float = field(
-        metadata=number(
-            above=0,
-            why="with no bound on a record's influence no noise level gives privacy",
-            example=1.0,
-        )
-    )
+    norm: float = field(metadata=NORM)
 
     @property
     def unit(self) -> float:

@@ -6,6 +6,14 @@ from hush.core.number import number
 from hush.core.part import Clipping
 from hush.core.tape import ClippedSum, Tape
 
+NORM = number(
+    at_least=1e-12,
+    at_most=1e12,
+    why="with no bound on a record's influence no noise level gives privacy, and beyond these limits "
+    "single precision loses the norm",
+    example=1.0,
+)
+
 
 def scaled_down(tape: Tape, order: float, norm: float) -> ClippedSum:
     """The sum in which each record's gradient is scaled to an l_order norm of `norm` at most."""
@@ -24,13 +32,7 @@ class Lp(Clipping):
             at_least=1, why="below 1 it is not a norm, and no bound on its ball is proved", example=1.5
         )
     )
-    norm: float = field(
-        metadata=number(
-            above=0,
-            why="with no bound on a record's influence no noise level gives privacy",
-            example=1.0,
-        )
-    )
+    norm: float = field(metadata=NORM)
 
     @property
     def unit(self) -> float:

@@ -42,7 +42,7 @@ class Bound(Value):
     def __str__(self) -> str:
         if math.isinf(self.upper):
             return "infinite" if math.isinf(self.lower) else f">= {self.lower:.4g}"
-        return f"<= {self.upper:.4f} (and >= {self.lower:.4f})"
+        return f"<= {self.upper:.5g} (and >= {self.lower:.5g})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,10 @@ class Range:
         return "a finite number " + " and ".join(limits) if limits else "a finite number"
 
 
+MOST = 10**12
+"""The largest count: beyond it rounding errors add up to more than the bounds allow for."""
+
+
 def number(**limits: Any) -> Mapping[str, Range]:
     """Field metadata that declares a range; `Value` checks it."""
     return {"range": Range(**limits)}
@@ -62,9 +66,9 @@ def _as_float(value: object) -> float:
 def check_count(name: str, value: object, why: str, at_least: int = 0) -> int:
     """Return `value` as an int, or raise an error that says why it must be a whole number."""
     number = _as_float(value)
-    if not math.isfinite(number) or number != int(number) or number < at_least:
+    if not math.isfinite(number) or number != int(number) or not at_least <= number <= MOST:
         raise InvalidValue(
-            f"{name}={value!r} must be a whole number >= {at_least}: {why}. "
+            f"{name}={value!r} must be a whole number >= {at_least} and <= {MOST:g}: {why}. "
             f"Pass e.g. {name}={max(at_least, 1000)}.",
             key=name,
         )

@@ -16,11 +16,12 @@ _TWISTER = slice(3, 627)
 
 
 def fresh_generator(device: "torch.device | str" = "cpu") -> "torch.Generator":
-    """A generator that nobody can guess, seeded by the operating system.
+    """A generator whose state cannot be guessed, seeded by the operating system.
 
     On the CPU a seed is not enough: torch keeps 32 bits of it, so the noise of a whole run would be
     one of four billion, which a patient attacker tries one after another. The twister's whole state
-    is drawn instead. Other devices use 64 bits of seed.
+    is drawn instead. Other devices use 64 bits of seed. None of these generators is cryptographic:
+    who learns some thousand of its exact draws can compute the others.
     """
     import torch
 

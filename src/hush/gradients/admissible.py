@@ -45,12 +45,17 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         )
     covered = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    strangers = [tuple(parameter.shape) for parameter in held if id(parameter) not in covered]
+    # An optimizer skips what has no gradient, so frozen parameters do no harm while they have none.
+    strangers = [
+        tuple(parameter.shape)
+        for parameter in held
+        if id(parameter) not in covered and (parameter.requires_grad or parameter.grad is not None)
+    ]
     if strangers:
         raise Unsupported(
             f"the optimizer holds {len(strangers)} parameter(s) that are not trainable parameters of "
-            f"the model (shapes {strangers[:3]}): they would get no private gradient. Build it from "
-            "model.parameters()."
+            f"the model (shapes {strangers[:3]}): they would move without a private gradient. Build it "
+            "from model.parameters(), and clear gradients of frozen ones with zero_grad()."
         )
     idle = covered - {id(parameter) for parameter in held}
     if idle:

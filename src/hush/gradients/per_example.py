@@ -15,13 +15,17 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class PerExample:
-    """A tape that holds every record's gradient: name -> (records, *shape)."""
+    """A tape that holds every record's gradient: name -> (records, *shape).
+
+    Norms and sums are worked out in single precision at least, whatever the model or autocast use:
+    a sum rounded to half precision can jump by many clipping norms when one record joins it.
+    """
 
     gradients: dict[str, Tensor]
 
     def norms(self, order: float) -> Tensor:
         per_parameter = [
-            torch.linalg.vector_norm(gradient.flatten(1), ord=order, dim=1)
+            torch.linalg.vector_norm(_precise(gradient).unsqueeze(-1).flatten(1), ord=order, dim=1)
             for gradient in self.gradients.values()
         ]
         total: Tensor = torch.linalg.vector_norm(torch.stack(per_parameter), ord=order, dim=0)
@@ -30,17 +34,20 @@ class PerExample:
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         keep = weights != 0
         rows = slice(None) if bool(keep.all()) else keep
-        return {
-            name: torch.tensordot(weights[rows], gradient[rows], dims=1)
-            for name, gradient in self.gradients.items()
-        }
+        with torch.autocast(weights.device.type, enabled=False):
+            return {
+                name: torch.tensordot(weights[rows].to(part.dtype), part[rows], dims=1)
+                for name, gradient in self.gradients.items()
+                for part in (_precise(gradient),)
+            }
 
 
 def record(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> PerExample:
     """The tape of one batch: the gradient of each record's own loss.
 
-    Every record is a batch of one to the model, so nothing but its own values can enter its
-    gradient. Only parameters that require a gradient take part.
+    Every record is a batch of one to the model, so no other record enters its gradient, unless the
+    model keeps what it saw in attributes of its own (buffers are watched; plain Python is not). Only
+    parameters that require a gradient take part.
     """
     values = {name: value.detach() for name, value in model.named_parameters()}
     trainable = {k: values[k] for k, v in model.named_parameters() if v.requires_grad}
@@ -72,6 +79,11 @@ def record(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> Per
         every_gradient = vmap(one_gradient, in_dims=(None, 0, 0), randomness="different")
         return PerExample(every_gradient(trainable, inputs, targets))
     except RuntimeError as error:
+        if "vmap" in str(error):
+            raise Unsupported(
+                "the model or the loss does something that cannot be done for each record on its own, "
+                f"and a record's own gradient is what is clipped: {str(error).splitlines()[0]}"
+            ) from error
         if "would mutate a captured Tensor" not in str(error):
             raise
         raise Unsupported(
@@ -79,6 +91,10 @@ def record(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> Per
             f"records would leave the room without noise (buffers: {', '.join(buffers)}). Use a "
             "module without running statistics."
         ) from error
+
+
+def _precise(gradient: Tensor) -> Tensor:
+    return gradient.to(torch.promote_types(gradient.dtype, torch.float32))
 
 
 def _places(model: nn.Module) -> dict[str, str]:

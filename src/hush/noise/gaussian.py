@@ -9,18 +9,20 @@ from hush.core.part import Noise
 if TYPE_CHECKING:
     import torch
 
+MULTIPLIER = number(
+    above=0,
+    at_most=1e15,
+    why="without noise the update is a function of the records and nothing is private, and noise beyond "
+    "any number leaves nothing to train",
+    example=1.0,
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gaussian(Noise):
     """Independent normal noise of standard deviation `multiplier` times the clipping norm."""
 
-    multiplier: float = field(
-        metadata=number(
-            above=0,
-            why="without noise the update is a function of the records and nothing is private",
-            example=1.0,
-        )
-    )
+    multiplier: float = field(metadata=MULTIPLIER)
 
     def around(
         self, location: "torch.Tensor", *, norm: float, generator: "torch.Generator"

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from hush.core.number import number
 from hush.core.part import Noise
+from hush.noise.gaussian import MULTIPLIER
 
 if TYPE_CHECKING:
     import torch
@@ -24,13 +25,7 @@ class GeneralizedGaussian(Noise):
             example=1.5,
         )
     )
-    multiplier: float = field(
-        metadata=number(
-            above=0,
-            why="without noise the update is a function of the records and nothing is private",
-            example=1.0,
-        )
-    )
+    multiplier: float = field(metadata=MULTIPLIER)
 
     def around(
         self, location: "torch.Tensor", *, norm: float, generator: "torch.Generator"

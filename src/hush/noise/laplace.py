@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hush.core.number import number
 from hush.core.part import Noise
+from hush.noise.gaussian import MULTIPLIER
 
 if TYPE_CHECKING:
     import torch
@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 class Laplace(Noise):
     """Independent noise of density proportional to exp(-|x| / s), s = `multiplier` times the norm."""
 
-    multiplier: float = field(
-        metadata=number(
-            above=0,
-            why="without noise the update is a function of the records and nothing is private",
-            example=1.0,
-        )
-    )
+    multiplier: float = field(metadata=MULTIPLIER)
 
     def around(
         self, location: "torch.Tensor", *, norm: float, generator: "torch.Generator"

@@ -16,10 +16,10 @@ class Poisson(Sampling):
 
     rate: float = field(
         metadata=number(
-            above=0,
+            at_least=1e-9,
             at_most=1,
             why="it is the probability that a record takes part, and amplification by sampling is "
-            "proved for exactly that probability",
+            "proved for exactly that probability, which a double-precision draw meets",
             example=0.01,
         )
     )

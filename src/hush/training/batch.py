@@ -8,7 +8,7 @@ from torch import Tensor
 from hush.training.records import Data, take
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Batch:
     """The records drawn for one step. Which and how many they are is sensitive."""
 

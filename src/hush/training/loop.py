@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hush.accounting.calibrate import steps_within
 from hush.accounting.charge import epsilon, spent
 from hush.accounting.ledger import Ledger
-from hush.core.errors import BudgetExceeded, Unsupported
+from hush.core.errors import BudgetExceeded, CheckpointError, DataError, Unsupported
 from hush.core.guarantee import Budget, Guarantee
 from hush.core.number import check_count
 from hush.core.plan import Plan
@@ -78,6 +78,16 @@ def train(
             "ReduceLROnPlateau follows a loss, and that of the training records is not released. "
             "Pass evaluation data."
         )
+    if evaluation is data or (isinstance(evaluation, tuple) and evaluation[0] is _first(data)):
+        raise DataError(
+            "the evaluation data is the training data: its loss and accuracy would be reported without "
+            "being charged. Pass records that need no protection."
+        )
+    if (resume or reseed) and (directory is None or not resume):
+        raise CheckpointError(
+            "there is nothing to resume or reseed: only a run with a directory can go on. Pass "
+            "directory= and resume=True."
+        )
     folder = None if directory is None else RunFolder(Path(directory), plan, resume=resume)
     with Ledger(folder.ledger if folder else None) as ledger:
         step = PrivateStep(
@@ -95,6 +105,7 @@ def train(
             step.reseed()
         end, stopped = _last_step(step, budget, wanted)
         if folder and not folder.checkpoint.exists():
+            folder.begin(plan)
             _keep(folder, step, scheduler)
         with RunProgress(end, step.steps, shown=progress) as bar:
             for batch in step.batches(data, steps=max(0, end - step.steps)):
@@ -134,6 +145,12 @@ def _last_step(
     """
     charged = max(step.ledger.last_step(step.run), step.steps)
     counts = dict(step.ledger.counts)
+    already = spent(counts, budget.delta).epsilon.upper
+    if already > budget.epsilon:
+        raise BudgetExceeded(
+            f"the ledger holds charges of epsilon={already:.4g} at delta={budget.delta:g}, more than "
+            f"the budget of {budget.epsilon:g}: nothing may be added. Pass the budget of the whole run."
+        )
     if wanted is not None:
         counts[step.plan] = counts.get(step.plan, 0) + max(0, wanted - charged)
         if spent(counts, budget.delta).epsilon.upper <= budget.epsilon:
@@ -147,6 +164,11 @@ def _last_step(
             "(hush.calibrate finds how much), lower the sampling rate, or raise the budget."
         )
     return limit, "budget"
+
+
+def _first(data: Data) -> Any:
+    """The inputs, where data is a pair of tensors."""
+    return data[0] if isinstance(data, tuple) else None
 
 
 def _keep(folder: RunFolder, step: PrivateStep, scheduler: Scheduler | None) -> None:

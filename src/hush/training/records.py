@@ -32,13 +32,20 @@ def count(data: Data) -> int:
                 f"{len(inputs)} inputs and {len(targets)} targets: each record needs one of each, or "
                 "one record's influence is not bounded. Pass tensors with the same number of rows."
             )
-        return len(inputs)
-    if not isinstance(data, MapStyle):
+        return _some(len(inputs))
+    if not isinstance(data, MapStyle) or isinstance(data, (tuple, list, dict)):
         raise DataError(
             f"a {type(data).__name__} has no numbered records: sampling by chance needs to pick any "
-            "record at any time. Pass two tensors (inputs, targets) or a map-style data set."
+            "record at any time. Pass two tensors (inputs, targets) or a map-style data set (of a "
+            "DataLoader, its .dataset)."
         )
-    return len(data)
+    return _some(len(data))
+
+
+def _some(records: int) -> int:
+    if records == 0:
+        raise DataError("the data has no records: there is nothing to learn from. Pass at least one.")
+    return records
 
 
 def take(data: Data, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,7 +54,13 @@ def take(data: Data, indices: Tensor) -> tuple[Tensor, Tensor]:
     if tensors is not None:
         inputs, targets = tensors
         return inputs[indices.to(inputs.device)], targets[indices.to(targets.device)]
-    inputs, targets = default_collate([data[index] for index in indices.tolist()])
+    records = default_collate([data[index] for index in indices.tolist()])
+    if not isinstance(records, (tuple, list)) or [type(part) for part in records] != [Tensor, Tensor]:
+        raise DataError(
+            f"a record of this data set is not a pair (input, target) of tensors but gives "
+            f"{type(records).__name__}: wrap the data set so that item i is such a pair."
+        )
+    inputs, targets = records
     return inputs, targets
 
 

@@ -22,6 +22,8 @@ from hush.training.batch import Batch
 from hush.training.fingerprint import fingerprint
 from hush.training.records import Data, count
 
+_FACTS = {"plan": "plan", "records": "so many records,", "kind": "optimizer"}
+
 _GRADIENT_MEMORY = 2**28
 """How many per-example gradient entries may live at once when no physical batch size is given."""
 
@@ -29,10 +31,11 @@ _GRADIENT_MEMORY = 2**28
 class PrivateStep:
     """Runs the steps of a plan on a model and charges each one.
 
-    **Guarantee.** After any number of steps everything released (the weights, the optimizer's
+    **Guarantee.** Everything that the steps on its ledger released (the weights, the optimizer's
     state, the ledger) satisfies `spent(delta)`, for neighbours that differ by one record. Assumes
-    that `records`, the model, the loss and the plan do not depend on the data; that arithmetic is
-    exact and the generator random. Proved in docs/guarantees/poisson-gaussian.md and ledger.md.
+    that `records`, the model, the loss, the plan and the number of steps do not depend on the data;
+    that arithmetic is exact; and that the generator is random and used for nothing else. Proved in
+    docs/guarantees/poisson-gaussian.md and ledger.md. Two steps on one model must share a ledger.
 
         step = hush.PrivateStep(model, loss, optimizer, plan, records=len(inputs))
         for batch in step.batches((inputs, targets), steps=100):
@@ -87,11 +90,7 @@ class PrivateStep:
             )
         last = None if steps is None else self.steps + check_count("steps", steps, "steps are counted")
         while last is None or self.steps < last:
-            if self._drawn is not None:
-                raise DataError(
-                    "a batch was drawn and not used: leaving out a draw after seeing it would make "
-                    "the sampling depend on the records. Pass every batch to the step."
-                )
+            self._nothing_drawn()
             indices = self.plan.sampling.draw(self.records, self.generator)
             self._drawn = Batch(indices, data, self.physical_batch)
             yield self._drawn
@@ -121,8 +120,10 @@ class PrivateStep:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a step needs to go on exactly as it would have."""
+        self._nothing_drawn()
         return {
             "plan": self.plan.digest,
+            "kind": type(self.optimizer).__name__,
             "records": self.records,
             "run": self.run,
             "steps": self.steps,
@@ -134,11 +135,14 @@ class PrivateStep:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state that `state_dict` gave, on the ledger that was charged for it."""
-        for name, ours in (("plan", self.plan.digest), ("records", self.records)):
+        self._nothing_drawn()
+        kind = type(self.optimizer).__name__
+        for name, ours in (("plan", self.plan.digest), ("records", self.records), ("kind", kind)):
             if state[name] != ours:
                 raise CheckpointError(
-                    f"the checkpoint is of a run with {name} {state[name]} and this one has {ours}: "
-                    "its charges would not be those of what ran. Resume with the same plan and data."
+                    f"the checkpoint is of a run with {_FACTS[name]} {state[name]} and this one has "
+                    f"{ours}: it would not go on as it began. Resume with the same plan, data and "
+                    "optimizer."
                 )
         if self.ledger.last_step(state["run"]) < state["steps"]:
             raise LedgerError(
@@ -146,16 +150,26 @@ class PrivateStep:
                 f"{self.ledger.path} knows of {self.ledger.last_step(state['run'])}: charges are "
                 "missing. Use the ledger that was written beside the checkpoint."
             )
-        self.model.load_state_dict(state["model"])
+        try:
+            self.model.load_state_dict(state["model"])
+        except RuntimeError as error:
+            raise CheckpointError(f"the checkpoint is of another model: {error}") from None
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
         self.run, self.steps, self.skipped = state["run"], state["steps"], state["skipped"]
-        self._drawn = None
 
     def reseed(self) -> None:
         """Draw new randomness from here on; steps taken again are then charged again."""
         self.generator = fresh_generator(self.generator.device)
         self.run = secrets.token_hex(8)
+
+    def _nothing_drawn(self) -> None:
+        """Raise while a batch is drawn and not yet used."""
+        if self._drawn is not None:
+            raise DataError(
+                "a batch was drawn and not used: leaving out a draw after seeing it would make the "
+                "sampling depend on the records. Pass every batch to the step."
+            )
 
     def _trainable(self) -> dict[str, nn.Parameter]:
         """The parameters to train; which ones they are may change between steps."""
