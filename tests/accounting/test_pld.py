@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hush.accounting import pld
 from hush.accounting.compose import compose
 from hush.accounting.lattice import above, below
-from hush.accounting.loss import Direction
+from hush.accounting.loss import Direction, Step
 from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.saddle import Cumulants, window
 from hush.core.guarantee import Bound
@@ -49,7 +49,7 @@ def test_noise_five_percent_off_is_seen(setting: tuple[float, float, int], refer
 
 
 def test_an_accountant_that_forgets_to_remove_is_seen() -> None:
-    pieces = {SampledGaussian(0.3, 0.8): 20}
+    pieces: dict[Step, int] = {SampledGaussian(0.3, 0.8): 20}
     both = pld.epsilon(pieces, 1e-5)
     lower, upper = pld._epsilon(pieces, Direction.ADD, 1e-5, known=0.0)
     assert not agrees(Bound(lower=lower, upper=upper), (both.lower + both.upper) / 2)
@@ -80,7 +80,7 @@ def test_dp_accounting_from_both_sides(rate: float, multiplier: float, steps: in
 @pytest.mark.parametrize("direction", list(Direction))
 def test_the_composed_curve_is_the_exact_convolution(direction: Direction) -> None:
     step, other, width, tail = SampledGaussian(0.2, 1.0), SampledGaussian(1.0, 3.0), 0.02, 1e-12
-    view = window(Cumulants({step: 3, other: 1}, direction, 7.0), log_delta=math.log(1e-4), epsilon=0.0)
+    view = window(Cumulants({step: 3, other: 1}, direction, tail), log_delta=math.log(1e-4), epsilon=0.0)
     for make in (above, below):
         one, two = make(step, direction, width, tail), make(other, direction, width, tail)
         masses = np.convolve(np.convolve(one.masses, one.masses), one.masses)
