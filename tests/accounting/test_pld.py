@@ -165,3 +165,5 @@ def test_monotone(rate: float, multiplier: float, steps: int, log_delta: float) 
 def test_extremes(rate: float, multiplier: float, steps: int, delta: float) -> None:
     found = charge(rate, multiplier, steps, delta)
     assert 0 <= found.lower <= found.upper
+    found = pld.delta({SampledGaussian(rate, multiplier): steps}, 1.0)
+    assert found.lower <= found.upper <= 1

@@ -17,6 +17,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 UNIT = float(np.finfo(float).eps) / 2
+_SMALL = 1e-8
 
 
 class Law(Protocol):
@@ -88,10 +89,13 @@ class Cells:
 
 def loss(step: Step, direction: Direction, noise: Array, shift: float) -> Array:
     """The privacy loss at the outcomes `shift + scale * noise`; `shift` is 0 or 1."""
-    exponent = step.law.ratio(noise, shift)
+    ratio = step.law.ratio(noise, shift)
     if step.rate < 1:
-        exponent = np.logaddexp(math.log1p(-step.rate), math.log(step.rate) + exponent)
-    return exponent if direction is Direction.REMOVE else -exponent
+        small = np.log1p(step.rate * np.expm1(np.minimum(ratio, _SMALL)))
+        large = np.logaddexp(math.log1p(-step.rate), math.log(step.rate) + ratio)
+        # The sum of logarithms is never off by less than a unit, however small the loss.
+        ratio = np.where(np.abs(ratio) < _SMALL, small, large)
+    return ratio if direction is Direction.REMOVE else -ratio
 
 
 def ends(step: Step, direction: Direction) -> tuple[float, float]:

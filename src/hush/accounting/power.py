@@ -111,7 +111,7 @@ class Power:
         table, values = table[usable], values[usable]
         after = np.searchsorted(values, ratios)
         # Below the table the ratio is linear to the last bit; beyond it there is no mass.
-        places = np.where(after == 0, ratios * (table[0] / values[0]), np.inf)
+        places = np.where(after == 0, np.minimum(ratios, values[0]) / values[0] * table[0], np.inf)
         inside = (after > 0) & (after < len(values))
         aim, low, high = ratios[inside], table[after[inside] - 1], table[after[inside]]
         place = np.exp(np.interp(np.log(aim), np.log(values), np.log(table)))
