@@ -207,7 +207,7 @@ def test_bad_input() -> None:
         Ball(p=0.5, norm=1)
     with pytest.raises(InvalidValue, match=r"norm=-1 must be .* >= 0: .*Pass e\.g\. norm=1"):
         Ball(p=2, norm=-1)
-    with pytest.raises(InvalidValue, match=r"dimension=0 must be a whole number >= 1: .*Pass e\.g\."):
+    with pytest.raises(InvalidValue, match=r"dimension=0 must be a whole number >= 1 .*: .*Pass e\.g\."):
         Ball(p=2, norm=1, dimension=0)
     with pytest.raises(InvalidValue, match=r"cap=-1 must be .* >= 0"):
         Ball(p=2, norm=1, cap=-1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 import hush
-from hush.accounting.mechanism import CoordinateWise, SampledGaussian, mechanism
+from hush.accounting.mechanism import CoordinateWise, SampledGaussian, SampledNoise, mechanism
 from hush.core.errors import Unproved
 from hush.core.part import Clipping, Noise
 
@@ -45,7 +45,6 @@ def test_anything_else_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("clipping", "noise", "beta", "p"),
     [
-        (hush.Lp(p=1.0, norm=3.0), hush.Laplace(multiplier=2.0), 1.0, 1.0),
         (hush.Lp(p=1.5, norm=3.0), hush.GeneralizedGaussian(beta=1.5, multiplier=2.0), 1.5, 1.5),
         (hush.L2(norm=3.0), hush.GeneralizedGaussian(beta=4.0, multiplier=2.0), 4.0, 2.0),
         (hush.Lp(p=4.0, norm=3.0), hush.GeneralizedGaussian(beta=4.0, multiplier=2.0), 4.0, 4.0),
@@ -56,6 +55,15 @@ def test_other_noise_is_charged_coordinate_by_coordinate(
 ) -> None:
     found = mechanism(plan(clipping=clipping, noise=noise))
     assert found == CoordinateWise(0.1, beta, 2.0, p)
+
+
+def test_laplace_noise_in_l1_is_one_noisy_number() -> None:
+    clipping = hush.Lp(p=1.0, norm=3.0)
+    noisy = mechanism(plan(clipping=clipping, noise=hush.Laplace(multiplier=2.0)))
+    assert noisy == SampledNoise(0.1, 1.0, 2.0)
+    assert (
+        mechanism(plan(clipping=clipping, noise=hush.GeneralizedGaussian(beta=1, multiplier=2))) == noisy
+    )
 
 
 @pytest.mark.parametrize("clipping", [hush.L2(norm=1.0), hush.Lp(p=2.0, norm=1.0)])

@@ -13,7 +13,7 @@ from mpmath import mp
 from hush.accounting import pld
 from hush.accounting.compose import compose
 from hush.accounting.lattice import above, below
-from hush.accounting.loss import Direction
+from hush.accounting.loss import Direction, Step
 from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.saddle import Cumulants, window
 from hush.core.guarantee import Bound
@@ -51,7 +51,7 @@ def test_noise_five_percent_off_is_seen(setting: tuple[float, float, int], refer
 
 
 def test_an_accountant_that_forgets_to_remove_is_seen() -> None:
-    pieces = {SampledGaussian(0.3, 0.8): 20}
+    pieces: dict[Step, int] = {SampledGaussian(0.3, 0.8): 20}
     both = pld.epsilon(pieces, 1e-5)
     lower, upper = pld._epsilon(pieces, Direction.ADD, 1e-5, known=0.0)
     assert not agrees(Bound(lower=lower, upper=upper), (both.lower + both.upper) / 2)
@@ -82,7 +82,7 @@ def test_dp_accounting_from_both_sides(rate: float, multiplier: float, steps: in
 @pytest.mark.parametrize("direction", list(Direction))
 def test_the_composed_curve_is_the_exact_convolution(direction: Direction) -> None:
     step, other, width, tail = SampledGaussian(0.2, 1.0), SampledGaussian(1.0, 3.0), 0.02, 1e-12
-    view = window(Cumulants({step: 3, other: 1}, direction, 7.0), log_delta=math.log(1e-4), epsilon=0.0)
+    view = window(Cumulants({step: 3, other: 1}, direction, tail), log_delta=math.log(1e-4), epsilon=0.0)
     for make in (above, below):
         one, two = make(step, direction, width, tail), make(other, direction, width, tail)
         masses = np.convolve(np.convolve(one.masses, one.masses), one.masses)
@@ -167,6 +167,8 @@ def test_monotone(rate: float, multiplier: float, steps: int, log_delta: float) 
 def test_extremes(rate: float, multiplier: float, steps: int, delta: float) -> None:
     found = charge(rate, multiplier, steps, delta)
     assert 0 <= found.lower <= found.upper
+    found = pld.delta({SampledGaussian(rate, multiplier): steps}, 1.0)
+    assert found.lower <= found.upper <= 1
 
 
 def hockey_stick(rate: float, multiplier: float, epsilon: float) -> float:
@@ -217,7 +219,7 @@ def test_records_that_were_never_drawn_bound_delta() -> None:
 
 def test_a_window_in_the_wrong_place_gives_no_lower_bound() -> None:
     step = SampledGaussian(0.01, 1.0)
-    honest = window(pld._cumulants({step: 1000}, Direction.REMOVE, 1e-15), log_delta=-11.5, epsilon=0.0)
+    honest = window(Cumulants({step: 1000}, Direction.REMOVE, 1e-15), log_delta=-11.5, epsilon=0.0)
     wrong = dataclasses.replace(honest, bottom=5.0, top=12.0)
     curve = pld._curve(below, {step: 1000}, Direction.REMOVE, wrong, 1e-3, 1e-15)
     assert pld._crossing(curve, curve.lower, 1e-5) == -math.inf

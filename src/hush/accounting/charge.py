@@ -9,8 +9,15 @@ import numpy.typing as npt
 from hush.accounting import pld
 from hush.accounting.allocation import Ball
 from hush.accounting.coordinate import Profile
-from hush.accounting.loss import Array
-from hush.accounting.mechanism import Mechanism, SampledGaussian, mechanism
+from hush.accounting.loss import Array, Step
+from hush.accounting.mechanism import (
+    MOST_BETA,
+    CoordinateWise,
+    Mechanism,
+    SampledGaussian,
+    SampledNoise,
+    mechanism,
+)
 from hush.accounting.pipeline import WHOLE_ORDERS, coordinate_wise
 from hush.accounting.profile import Law
 from hush.accounting.rdp import ORDERS, converted, converted_delta, divergence
@@ -63,10 +70,9 @@ def epsilon(plan: Plan, steps: int, delta: float, dimension: int | None = None) 
 def spent(counts: Mapping[Plan, int], delta: float, dimension: int | None = None) -> Guarantee:
     """What running each plan as often as `counts` says guarantees at `delta`, all together."""
     delta = DELTA["range"].check("delta", delta)
-    steps, gaussian = _merged(counts)
-    # Leaving the other steps out is post-processing, so this lower end holds for all of them.
-    bound = pld.epsilon(gaussian, delta)
-    if len(gaussian) < len(steps):
+    steps = _merged(counts)
+    bound = pld.epsilon(_one_hot(steps), delta)
+    if any(isinstance(step, CoordinateWise) for step in steps):
         upper = converted(*_renyi(steps, dimension), delta)
         bound = Bound(lower=bound.lower, upper=max(bound.lower, upper))
     return Guarantee(epsilon=bound, delta=delta)
@@ -75,21 +81,34 @@ def spent(counts: Mapping[Plan, int], delta: float, dimension: int | None = None
 def delta(counts: Mapping[Plan, int], epsilon: float, dimension: int | None = None) -> Bound:
     """Bounds on the delta at `epsilon` of running each plan as often as `counts` says."""
     epsilon = _EPSILON.check("epsilon", epsilon)
-    steps, gaussian = _merged(counts)
-    bound = pld.delta(gaussian, epsilon)
-    if len(gaussian) < len(steps):
+    steps = _merged(counts)
+    bound = pld.delta(_one_hot(steps), epsilon)
+    if any(isinstance(step, CoordinateWise) for step in steps):
         upper = converted_delta(*_renyi(steps, dimension), epsilon)
         bound = Bound(lower=bound.lower, upper=max(bound.lower, upper))
     return bound
 
 
-def _merged(counts: Mapping[Plan, int]) -> tuple[dict[Mechanism, int], dict[SampledGaussian, int]]:
-    """How often each mechanism runs: all of them, and those the privacy loss distribution knows."""
+def _merged(counts: Mapping[Plan, int]) -> dict[Mechanism, int]:
+    """How often each mechanism runs."""
     steps: Counter[Mechanism] = Counter()
     for plan, count in counts.items():
         steps[mechanism(plan)] += check_count("steps", count, _WHY_WHOLE)
-    steps += Counter()  # forget what never ran
-    return dict(steps), {step: n for step, n in steps.items() if isinstance(step, SampledGaussian)}
+    return {step: count for step, count in steps.items() if count}
+
+
+def _one_hot(steps: Mapping[Mechanism, int]) -> dict[Step, int]:
+    """The steps if a record changes one coordinate: all there is to them, but for coordinate-wise ones.
+
+    For those it is one of the changes a record can make, so its cost bounds theirs from below.
+    """
+    found: Counter[Step] = Counter()
+    for step, count in steps.items():
+        if not isinstance(step, CoordinateWise):
+            found[step] += count
+        elif step.beta <= MOST_BETA:
+            found[SampledNoise(step.rate, step.beta, step.scale)] += count
+    return dict(found)
 
 
 def _renyi(counts: Mapping[Mechanism, int], dimension: int | None) -> tuple[Array, Array]:
@@ -104,12 +123,12 @@ def _renyi(counts: Mapping[Mechanism, int], dimension: int | None) -> tuple[Arra
 def _divergence(step: Mechanism, orders: Array, dimension: int | None) -> Array:
     if isinstance(step, SampledGaussian):
         return divergence(step, orders)
-    law = Profile(law=Law(beta=step.beta, scale=step.scale))
-    ball = Ball(p=step.p, norm=1.0, dimension=dimension)
-    if dimension is None and step.p > 2:
+    p = step.p if isinstance(step, CoordinateWise) else step.beta
+    if dimension is None and p > 2:
         raise InvalidValue(
-            f"noise of exponent beta={step.beta:g} under l_{step.p:g} clipping needs the dimension: a "
-            "change spread over many coordinates costs more without end. Pass dimension=, the number of "
+            f"noise of exponent beta={step.beta:g} under l_{p:g} clipping needs the dimension: a change "
+            "spread over many coordinates costs more without end. Pass dimension=, the number of "
             "parameters, or clip with L2."
         )
-    return coordinate_wise([(law, ball)], step.rate, orders)
+    law = Profile(law=Law(beta=step.beta, scale=step.scale))
+    return coordinate_wise([(law, Ball(p=p, norm=1.0, dimension=dimension))], step.rate, orders)

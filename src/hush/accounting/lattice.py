@@ -10,12 +10,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from hush.accounting.loss import Array, Direction, cells, loss, reach
-from hush.accounting.mechanism import SampledGaussian
+from hush.accounting.loss import UNIT, Array, Direction, Step, cells, ends, loss, reach
 
 # An atom this close to its grid point, relatively, counts as being on it; `compose` pays for it.
 SNAP = 1e-13
 _ROUNDS = 60
+_LEAST_CELLS = 4
+# What two ways of computing one loss may differ by.
+_CLOSE = 64 * UNIT
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +36,7 @@ class Lattice:
 
 
 @lru_cache(maxsize=32)
-def above(step: SampledGaussian, direction: Direction, width: float, tail: float) -> Lattice:
+def above(step: Step, direction: Direction, width: float, tail: float) -> Lattice:
     """A lattice that dominates the step.
 
     Connect-the-dots (Doroshenko et al. 2022): the mass between two grid points goes to those two
@@ -56,7 +58,7 @@ def above(step: SampledGaussian, direction: Direction, width: float, tail: float
 
 
 @lru_cache(maxsize=32)
-def below(step: SampledGaussian, direction: Direction, width: float, tail: float) -> Lattice:
+def below(step: Step, direction: Direction, width: float, tail: float) -> Lattice:
     """A lattice that the step dominates.
 
     Bins around the grid points become one atom each (that is post-processing), and the atoms, a
@@ -66,7 +68,9 @@ def below(step: SampledGaussian, direction: Direction, width: float, tail: float
     origin = _origin(step, direction, width)
     first = math.floor((low - origin) / width) - 1
     points = _points(origin, first, math.ceil((high - origin) / width) + 3 - first, width)
-    cut = cells(step, direction, points[:-1] + width / 2)
+    cuts = points[:-1] + width / 2
+    _isolate_end(step, direction, points, cuts)
+    cut = cells(step, direction, cuts)
     # Lowering an atom's loss by one point is always allowed. It is done where the second law's
     # mass underflows, so that the atom's place is unknown, and above the last cut; what lies
     # below the first cut is lowered out of sight.
@@ -78,6 +82,41 @@ def below(step: SampledGaussian, direction: Direction, width: float, tail: float
     masses[:-1] += (cut.first * lowered)[1:]
     masses /= 1 + cut.error / -math.expm1(-width)
     return Lattice(origin, first, width, masses)
+
+
+def fitted(step: Step, direction: Direction, width: float) -> float:
+    """The width, close to `width`, with which `below` keeps both ends of a bounded loss.
+
+    No lattice below the step reaches beyond its greatest loss. If that is an atom, as under
+    Laplace noise, and off the grid, then half the mass may lose half a width, in every step.
+    """
+    end = _light_end(step, direction)
+    count = max(_LEAST_CELLS, math.floor(abs(end - _origin(step, direction, width)) / width))
+    for _ in range(_ROUNDS):
+        before, width = width, abs(end - _origin(step, direction, width)) / count
+        if abs(width - before) <= 4 * UNIT * width:
+            break
+    return width
+
+
+def _isolate_end(step: Step, direction: Direction, points: Array, cuts: Array) -> None:
+    """Move the cut beside a bounded loss's light end next to it, if that end is on the grid.
+
+    Its atom then keeps its place, as its bin holds nothing else. Any cut between two points will do.
+    """
+    end = _light_end(step, direction)
+    if math.isfinite(end):
+        close = _CLOSE * (1 + abs(end))
+        nearest = int(np.argmin(np.abs(points - end)))
+        if abs(points[nearest] - end) <= close:
+            inward = -1 if direction is Direction.REMOVE else 1
+            cuts[nearest + min(inward, 0)] = end + 2 * inward * close
+
+
+def _light_end(step: Step, direction: Direction) -> float:
+    """The extreme loss that the record's own noise has; the one without it is at the origin."""
+    low, high = ends(step, direction)
+    return high if direction is Direction.REMOVE else low
 
 
 def _points(origin: float, first: int, count: int, width: float) -> Array:
@@ -93,7 +132,7 @@ def _at_loss(second_law: Array, losses: Array) -> Array:
     return scaled
 
 
-def _origin(step: SampledGaussian, direction: Direction, width: float) -> float:
+def _origin(step: Step, direction: Direction, width: float) -> float:
     """A grid offset that puts the atom of the heaviest bin on a grid point.
 
     With a small rate almost every step has nearly the same loss; rounding that one by half a

@@ -1,23 +1,71 @@
 """The privacy loss of one step, cut at given losses: how much mass of each law lies between cuts.
 
-A step is a pair of laws, with the record and without it. On the line (docs/guarantees/
-poisson-gaussian.md) they are N(0, s^2) and (1-q) N(0, s^2) + q N(1, s^2), whose log-ratio
-log(1 - q + q exp((2x - 1) / 2 s^2)) grows with x; so a cut in the loss is a cut in x.
+A step is a pair of laws, with the record and without it: noise on the line, and that noise moved
+by one with probability `rate`. Their log-ratio log(1 - rate + rate * shifted / unshifted) grows
+with the outcome if the noise is log-concave (docs/guarantees/scalar-noise.md), so a cut in the
+loss is a cut in the outcome. What differs between kinds of noise is a `Law`.
 """
 
 import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr, ndtri
-
-from hush.accounting.mechanism import SampledGaussian
 
 Array = npt.NDArray[np.float64]
 
 UNIT = float(np.finfo(float).eps) / 2
+_SMALL = 1e-8
+
+
+class Law(Protocol):
+    """Symmetric log-concave noise that a record moves by one; `noise` is in units of `scale`."""
+
+    @property
+    def scale(self) -> float: ...
+
+    @property
+    def most(self) -> float:
+        """No less than the log-ratio of the moved and the unmoved law anywhere; may be infinite."""
+
+    @property
+    def distance(self) -> float:
+        """The total variation distance between the two."""
+
+    def ratio(self, noise: Array, shift: float) -> Array:
+        """Their log-ratio at the outcomes `shift + scale * noise`."""
+
+    def cuts(self, ratios: Array) -> tuple[Array, Array]:
+        """Where the log-ratio crosses `ratios`: the noise without the record, and with it."""
+
+    def tail(self, noise: Array) -> Array:
+        """The mass beyond `noise` >= 0, with relative accuracy."""
+
+    def rounding(self, noise: Array) -> Array:
+        """The relative error of `tail` at a noise that `cuts` gave, in units of `UNIT`."""
+
+    def far(self, tail: float) -> float:
+        """A noise with about `tail` beyond it, or less."""
+
+    def nodes(self, tail: float) -> tuple[Array, Array]:
+        """Some noise out to `far(tail)`, and the logarithms of weights that stand for the law."""
+
+
+class Step(Protocol):
+    """A sampling rate and the noise: a value, so that it can be a key."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def rate(self) -> float: ...
+
+    @property
+    def law(self) -> Law: ...
+
+    def noisier(self) -> "Step":
+        """The step, or one with just enough more noise for its losses to fit a grid."""
 
 
 class Direction(Enum):
@@ -39,38 +87,58 @@ class Cells:
     error: Array
 
 
-def loss(step: SampledGaussian, direction: Direction, noise: Array, shift: float) -> Array:
-    """The privacy loss at the outcomes `shift + multiplier * noise`; `shift` is 0 or 1."""
-    exponent = (noise + (shift - 0.5) / step.multiplier) / step.multiplier
+def loss(step: Step, direction: Direction, noise: Array, shift: float) -> Array:
+    """The privacy loss at the outcomes `shift + scale * noise`; `shift` is 0 or 1."""
+    ratio = step.law.ratio(noise, shift)
     if step.rate < 1:
-        exponent = np.logaddexp(math.log1p(-step.rate), math.log(step.rate) + exponent)
-    return exponent if direction is Direction.REMOVE else -exponent
+        small = np.log1p(step.rate * np.expm1(np.minimum(ratio, _SMALL)))
+        large = np.logaddexp(math.log1p(-step.rate), math.log(step.rate) + ratio)
+        # The sum of logarithms is never off by less than a unit, however small the loss.
+        ratio = np.where(np.abs(ratio) < _SMALL, small, large)
+    return ratio if direction is Direction.REMOVE else -ratio
 
 
-def reach(step: SampledGaussian, direction: Direction, tail: float) -> tuple[float, float]:
+def ends(step: Step, direction: Direction) -> tuple[float, float]:
+    """The least and the greatest loss: those at the law's extreme log-ratios, infinite or not."""
+    ratio = step.law.most
+    low = math.log1p(step.rate * math.expm1(-ratio)) if step.rate < 1 else -ratio
+    # exp would overflow where 1 - rate is nothing beside it
+    high = ratio + math.log(step.rate) if ratio > 600 else math.log1p(step.rate * math.expm1(ratio))
+    return (low, high) if direction is Direction.REMOVE else (-high, -low)
+
+
+def nodes(step: Step, direction: Direction, tail: float) -> tuple[Array, Array]:
+    """Some losses, and the logarithms of weights that stand for their first law: an estimate."""
+    noise, weight = step.law.nodes(tail)
+    if direction is Direction.ADD:
+        return loss(step, direction, noise, 0.0), weight
+    moved = loss(step, direction, noise, 1.0)
+    if step.rate == 1:
+        return moved, weight
+    weights = weight + math.log1p(-step.rate), weight + math.log(step.rate)
+    return np.append(loss(step, direction, noise, 0.0), moved), np.append(*weights)
+
+
+def reach(step: Step, direction: Direction, tail: float) -> tuple[float, float]:
     """Two losses with at most `tail` of the first law's mass outside either."""
-    far = -float(ndtri(max(tail / 2, 1e-300)))
-    top = max(
-        far * step.multiplier,
-        1 - float(ndtri(min(0.5, max(tail / 2 / step.rate, 1e-300)))) * step.multiplier,
-    )
-    noise = np.array([-far, top / step.multiplier])
+    law = step.law
+    far = law.far(max(tail / 2, 1e-300))
+    near = law.far(min(0.5, max(tail / 2 / step.rate, 1e-300)))
+    top = max(far * law.scale, 1 + near * law.scale)
+    noise = np.array([-far, top / law.scale])
     low, high = sorted(float(edge) for edge in loss(step, direction, noise, 0.0))
     return low, high
 
 
-def cells(step: SampledGaussian, direction: Direction, cuts: Array) -> Cells:
+def cells(step: Step, direction: Direction, cuts: Array) -> Cells:
     """The masses of both laws between the `cuts`, with relative accuracy in both tails."""
     forward = direction is Direction.REMOVE
-    spread = step.multiplier * _log_growth(step.rate, cuts if forward else -cuts[::-1])
-    without = spread + 0.5 / step.multiplier
-    with_record = spread - 0.5 / step.multiplier
-    null = _normal_masses(without)
-    mixed = step.rate * _normal_masses(with_record) + (1 - step.rate) * null
-    # Measured against 40 digits: ndtr is off by at most (5 + 2 x^2) units on -37 < x < 0. A mass
-    # between two cuts, and its twin of the other law, suffer that at both.
-    far = np.clip(without if forward else -with_record, 0.0, 38.0)
-    error = 4 * UNIT * (5 + 2 * np.append(far, far[-1:]) ** 2)
+    without, with_record = step.law.cuts(_log_growth(step.rate, cuts if forward else -cuts[::-1]))
+    null = _masses(step.law, without)
+    mixed = step.rate * _masses(step.law, with_record) + (1 - step.rate) * null
+    # A mass between two cuts, and its twin of the other law, suffer rounding at both.
+    far = without if forward else -with_record
+    error = 4 * UNIT * step.law.rounding(np.maximum(np.append(far, far[-1:]), 0.0))
     if forward:
         return Cells(mixed, null, error)
     return Cells(null[::-1], mixed[::-1], error[::-1])
@@ -89,9 +157,9 @@ def _log_growth(rate: float, losses: Array) -> Array:
     return growth
 
 
-def _normal_masses(cuts: Array) -> Array:
-    """The standard normal masses below, between and above increasing `cuts`."""
-    tail = ndtr(-np.abs(cuts))
+def _masses(law: Law, cuts: Array) -> Array:
+    """The masses of symmetric noise below, between and above increasing `cuts`."""
+    tail = law.tail(np.abs(cuts))
     positive = cuts > 0
     masses = np.empty(len(cuts) + 1)
     masses[0] = 1 - tail[0] if positive[0] else tail[0]
@@ -101,4 +169,5 @@ def _normal_masses(cuts: Array) -> Array:
         tail[:-1] - tail[1:],
         np.where(positive[1:], 1 - tail[:-1] - tail[1:], tail[1:] - tail[:-1]),
     )
-    return masses
+    # Rounding may have left less than nothing in a narrow cell.
+    return np.maximum(masses, 0.0)

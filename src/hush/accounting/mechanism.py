@@ -1,15 +1,22 @@
 """What a plan is to the accountant: the proved mechanism behind its parts, or an error."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
+from hush.accounting.normal import Normal
+from hush.accounting.power import Power
 from hush.clipping import L2, Lp
-from hush.core.errors import Unproved
+from hush.core.errors import InvalidValue, Unproved
 from hush.core.part import Always, Part
 from hush.core.plan import Plan
 from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 from hush.sampling import FullBatch, Poisson
+
+# With less noise than this losses exceed LARGEST_LOSS, and fit no grid.
+LEAST_MULTIPLIER, LARGEST_LOSS = 1e-3, 5e5
+# Up to this power the rounding of a loss is within what `compose` pays for: 32 units, measured.
+MOST_BETA = 12.0
 
 
 @dataclass(frozen=True, order=True)
@@ -21,6 +28,51 @@ class SampledGaussian:
 
     rate: float
     multiplier: float
+
+    @property
+    def law(self) -> Normal:
+        return Normal(self.multiplier)
+
+    def noisier(self) -> "SampledGaussian":
+        return replace(self, multiplier=max(self.multiplier, LEAST_MULTIPLIER))
+
+
+@dataclass(frozen=True, order=True)
+class SampledNoise:
+    """One step that adds noise to one number, in which each record takes part with some chance.
+
+    The noise has density proportional to exp(-|x / scale|^beta): `beta` 1 is Laplace. `scale` is in
+    units of what one record may change the number by.
+
+    **Guarantee.** docs/guarantees/scalar-noise.md. For one number, or a vector of which a record
+    changes one entry; for other vectors only Laplace, `scale` then being in units of the l1 norm.
+    """
+
+    rate: float
+    beta: float
+    scale: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.beta <= MOST_BETA:
+            raise InvalidValue(
+                f"beta={self.beta!r} must be between 1 and {MOST_BETA:g}: below 1 the noise is not "
+                "log-concave, and the largest change of a number is not the worst one; above, the "
+                "rounding of losses is not paid for. Pass e.g. beta=1.5.",
+                key="beta",
+            )
+        if not 0 < self.scale < math.inf or not 0 < self.rate <= 1:
+            raise InvalidValue(
+                f"scale={self.scale!r}, rate={self.rate!r} must satisfy 0 < scale and 0 < rate <= 1: "
+                "without noise nothing is private. Pass e.g. scale=1.0, rate=0.01.",
+                key="scale",
+            )
+
+    @property
+    def law(self) -> Power:
+        return Power(self.beta, self.scale)
+
+    def noisier(self) -> "SampledNoise":
+        return replace(self, scale=max(self.scale, LARGEST_LOSS ** (-1 / self.beta)))
 
 
 @dataclass(frozen=True, order=True)
@@ -36,14 +88,14 @@ class CoordinateWise:
     p: float
 
 
-Mechanism = SampledGaussian | CoordinateWise
+Mechanism = SampledGaussian | SampledNoise | CoordinateWise
 
 
 def mechanism(plan: Plan) -> Mechanism:
     """The mechanism `plan` runs at each step; raises `Unproved` where nobody has proved one.
 
     **Guarantee.** For neighbours that differ by adding or removing one record the step costs no
-    more than its mechanism: docs/guarantees/poisson-gaussian.md and coordinate-wise.md.
+    more than its mechanism: docs/guarantees/poisson-gaussian.md, scalar-noise.md, coordinate-wise.md.
     """
     parts = (plan.sampling, plan.clipping, plan.noise, plan.release)
     # exact types, so that a subclass which changes what a part does is not charged as its parent
@@ -65,6 +117,8 @@ def mechanism(plan: Plan) -> Mechanism:
         case GeneralizedGaussian(beta=beta, multiplier=scale):
             if p == beta == 2:
                 return SampledGaussian(rate, scale / math.sqrt(2))
+    if p == beta == 1:
+        return SampledNoise(rate, beta, scale)
     if p == beta or (p == 2 and beta > 2):
         return CoordinateWise(rate, beta, scale, p)
     raise Unproved(

@@ -1,101 +1,93 @@
 """Privacy loss distributions: epsilon and delta of composed steps, certified from both sides.
 
 **Guarantee.** The true value lies between `lower` and `upper`, for add/remove-one-record
-neighbours, whatever the width of the grid: docs/guarantees/poisson-gaussian.md.
+neighbours, whatever the width of the grid: docs/guarantees/poisson-gaussian.md and scalar-noise.md.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
-from scipy.special import erf, ndtri
-
-from hush.accounting import gaussian, rdp
+from hush.accounting import gaussian, shortcut
 from hush.accounting.compose import Curve, compose
-from hush.accounting.lattice import Lattice, above, below
-from hush.accounting.loss import UNIT, Direction, reach
+from hush.accounting.lattice import Lattice, above, below, fitted
+from hush.accounting.loss import Direction, Step, reach
 from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.saddle import Cumulants, Window, window
 from hush.core.guarantee import Bound
 
-Counts = Mapping[SampledGaussian, int]
+Counts = Mapping[Step, int]
+AnyStep = TypeVar("AnyStep", bound=Step)
 
 # The gap between upper and lower that the grid aims at. It has LONGEST points at most, and is
 # refined up to MODERATE points where the aim was missed.
 ACCURACY = 4e-4
 MODERATE, LONGEST = 1 << 20, 1 << 21
-# With less noise than this the losses fit no grid: Rényi's upper bound, a noisier step's lower.
-LEAST_MULTIPLIER = 1e-3
 # The share of delta that may be lost to losses beyond the grid.
 BEYOND = 1e-7
 
 
-def epsilon(counts: Counts, delta: float) -> Bound:
+def epsilon(counts: Mapping[AnyStep, int], delta: float) -> Bound:
     """Bounds on the epsilon at `delta` of running each step as often as `counts` says."""
-    steps, separation = _merged(counts)
-    if not steps:
+    sampled, separation = _merged(counts)
+    if not sampled:
         return gaussian.epsilon(separation, delta)
-    if _distance(steps, separation) <= delta:
+    pieces = _pieces(sampled, separation)
+    if shortcut.distance(pieces) <= delta:
         return Bound(lower=0.0, upper=0.0)
-    pieces = _pieces(steps, separation)
     noisier = _noisier(pieces)
     lower = upper = 0.0
     for direction in Direction:
         found = _epsilon(noisier, direction, delta, known=lower)
         lower, upper = max(lower, found[0]), max(upper, found[1])
     if noisier != pieces or upper > lower + 10 * ACCURACY * max(1.0, lower):
-        renyi = rdp.epsilon(pieces, delta)
-        upper = max(lower, renyi if noisier != pieces else min(upper, renyi))
+        rough = shortcut.epsilon(pieces, delta)
+        upper = max(lower, rough if noisier != pieces else min(upper, rough))
     return Bound(lower=lower, upper=upper)
 
 
-def delta(counts: Counts, epsilon: float) -> Bound:
+def delta(counts: Mapping[AnyStep, int], epsilon: float) -> Bound:
     """Bounds on the delta at `epsilon` of running each step as often as `counts` says."""
-    steps, separation = _merged(counts)
-    if not steps:
+    sampled, separation = _merged(counts)
+    if not sampled:
         return gaussian.delta(separation, epsilon)
-    pieces = _pieces(steps, separation)
+    pieces = _pieces(sampled, separation)
     noisier = _noisier(pieces)
     lower = upper = 0.0
     for direction in Direction:
         found = _delta(noisier, direction, epsilon)
         lower, upper = max(lower, found[0]), max(upper, found[1])
-    upper = min(upper, _distance(steps, separation), 1.0)
     if noisier != pieces:
-        upper = min(1.0, _distance(steps, separation))
+        upper = 0.0 if all(shortcut.most(pieces, side) <= epsilon for side in Direction) else 1.0
+    upper = min(upper, shortcut.distance(pieces), 1.0)
     return Bound(lower=min(lower, upper), upper=upper)
 
 
-def _merged(counts: Counts) -> tuple[dict[SampledGaussian, int], float]:
-    """The sampled steps, and all full-batch steps as one separation of unit normals."""
-    sampled = {step: count for step, count in counts.items() if count and step.rate < 1}
-    full = [(1 / step.multiplier, count) for step, count in counts.items() if step.rate == 1]
-    return sampled, math.hypot(*(math.sqrt(count) * each for each, count in full))
+def _merged(counts: Mapping[AnyStep, int]) -> tuple[dict[Step, int], float]:
+    """The steps, but for all full-batch Gaussian ones as one separation of unit normals."""
+    others: dict[Step, int] = {}
+    full = []
+    for step, count in counts.items():
+        if isinstance(step, SampledGaussian) and step.rate == 1:
+            full.append(math.sqrt(count) / step.multiplier)
+        elif count:
+            others[step] = count
+    return others, math.hypot(*full)
 
 
-def _pieces(steps: dict[SampledGaussian, int], separation: float) -> dict[SampledGaussian, int]:
-    """All steps as sampled ones; the full-batch steps are one of rate 1."""
-    full = {SampledGaussian(1.0, 1 / separation): 1} if separation > 0 else {}
-    return {**steps, **full}
+def _pieces(others: dict[Step, int], separation: float) -> dict[Step, int]:
+    """All steps; the full-batch Gaussian ones are one."""
+    full: dict[Step, int] = {SampledGaussian(1.0, 1 / separation): 1} if separation > 0 else {}
+    return {**others, **full}
 
 
-def _noisier(pieces: dict[SampledGaussian, int]) -> dict[SampledGaussian, int]:
-    """The steps with multipliers raised to the least one a grid can hold: no less private."""
-    raised: dict[SampledGaussian, int] = {}
+def _noisier(pieces: Counts) -> dict[Step, int]:
+    """The steps with the least noise that a grid can hold, or more: no less private."""
+    raised: dict[Step, int] = {}
     for step, count in pieces.items():
-        least = SampledGaussian(step.rate, max(step.multiplier, LEAST_MULTIPLIER))
+        least = step.noisier()
         raised[least] = raised.get(least, 0) + count
     return raised
-
-
-def _distance(steps: dict[SampledGaussian, int], separation: float) -> float:
-    """No less than the total variation distance, which is delta at epsilon 0.
-
-    Steps coupled one by one agree in all with at least the product of their chances to agree.
-    """
-    log_agree = math.log1p(-min(float(erf(separation / math.sqrt(8))), 1 - UNIT))
-    for step, count in steps.items():
-        log_agree += count * math.log1p(-step.rate * float(erf(1 / step.multiplier / math.sqrt(8))))
-    return min(1.0, -math.expm1(log_agree) * (1 + 1e-12))
 
 
 def _epsilon(pieces: Counts, direction: Direction, delta: float, known: float) -> tuple[float, float]:
@@ -103,11 +95,11 @@ def _epsilon(pieces: Counts, direction: Direction, delta: float, known: float) -
 
     The lower bound is not worked out where it could not exceed the known one.
     """
-    lowest, highest = 0.0, _most(pieces, direction)
+    lowest, highest = 0.0, shortcut.most(pieces, direction)
     if highest <= known:
         return lowest, highest
     tail = _tail(pieces, math.log(delta))
-    view = window(_cumulants(pieces, direction, tail), log_delta=math.log(delta), epsilon=0.0)
+    view = window(Cumulants(pieces, direction, tail), log_delta=math.log(delta), epsilon=0.0)
     for width in _widths(pieces, direction, view, tail, max(known, view.top)):
         upper = _curve(above, pieces, direction, view, width, tail)
         highest = min(highest, max(0.0, _crossing(upper, upper.upper, delta) + upper.drift))
@@ -120,19 +112,13 @@ def _epsilon(pieces: Counts, direction: Direction, delta: float, known: float) -
     return min(lowest, highest), highest
 
 
-def _most(pieces: Counts, direction: Direction) -> float:
-    """No less than any loss: a record is left out of a step with probability 1 - rate."""
-    if direction is Direction.REMOVE or any(step.rate == 1 for step in pieces):
-        return math.inf
-    total = sum(-count * math.log1p(-step.rate) for step, count in pieces.items())
-    return total * (1 + 1e-12)
-
-
 def _delta(pieces: Counts, direction: Direction, epsilon: float) -> tuple[float, float]:
     """Lower and upper bounds on delta in one direction."""
-    rough = window(_cumulants(pieces, direction, 1e-300), log_delta=None, epsilon=epsilon)
+    if shortcut.most(pieces, direction) <= epsilon:
+        return 0.0, 0.0
+    rough = window(Cumulants(pieces, direction, 1e-300), log_delta=None, epsilon=epsilon)
     tail = _tail(pieces, rough.log_delta)
-    view = window(_cumulants(pieces, direction, tail), log_delta=None, epsilon=epsilon)
+    view = window(Cumulants(pieces, direction, tail), log_delta=None, epsilon=epsilon)
     lowest, highest = 0.0, 1.0
     for width in _widths(pieces, direction, view, tail, epsilon + view.spread):
         upper = _curve(above, pieces, direction, view, width, tail)
@@ -148,10 +134,6 @@ def _tail(pieces: Counts, log_delta: float) -> float:
     """The mass of one step that may lie beyond the grid: a power of ten, so that it is reused."""
     log_tail = log_delta + math.log(BEYOND / sum(pieces.values()))
     return 10.0 ** max(math.floor(log_tail / math.log(10)), -300)
-
-
-def _cumulants(pieces: Counts, direction: Direction, tail: float) -> Cumulants:
-    return Cumulants(pieces, direction, -float(ndtri(tail)))
 
 
 def _aim(scale: float) -> float:
@@ -173,16 +155,21 @@ def _widths(
     for step in pieces:
         low, high = reach(step, direction, tail)
         longest = max(longest, high - low)
-    width = max(width, 1.2 * longest / LONGEST)
+    least = longest / LONGEST
+    width = max(width, 1.2 * least)
     width = 2.0 ** (math.floor(4 * math.log2(width)) / 4)
-    yield width
-    while width / 8 > longest / MODERATE:
+    bounded = [step for step in pieces if step.law.most < math.inf]
+    commonest = max(bounded, key=pieces.__getitem__, default=None)
+    while True:
+        close = fitted(commonest, direction, width) if commonest else width
+        yield close if close > least else width
         width /= 8
-        yield width
+        if width <= longest / MODERATE:
+            return
 
 
 def _curve(
-    lattice: Callable[[SampledGaussian, Direction, float, float], Lattice],
+    lattice: Callable[[Step, Direction, float, float], Lattice],
     pieces: Counts,
     direction: Direction,
     view: Window,

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hush.accounting.loss import Array, Direction, loss
-from hush.accounting.mechanism import SampledGaussian
+from hush.accounting.loss import Array, Direction, Step, nodes
 
 # exp(-NEGLIGIBLE) of the tilted mass may fall outside the window on either side.
 NEGLIGIBLE = 25.0
@@ -33,24 +32,8 @@ class Window:
 class Cumulants:
     """log E exp(t L) of the composed loss L under its first law, at many t at once."""
 
-    def __init__(
-        self, counts: Mapping[SampledGaussian, int], direction: Direction, farthest: float
-    ) -> None:
-        noise = np.linspace(-farthest, farthest, 400)
-        weight = -(noise**2) / 2
-        weight -= np.logaddexp.reduce(weight)
-        self._parts = []
-        for step, count in counts.items():
-            losses, weights = loss(step, direction, noise, 0.0), weight
-            if direction is Direction.REMOVE:
-                shifted = loss(step, direction, noise, 1.0)
-                if step.rate == 1:
-                    losses = shifted
-                else:
-                    losses = np.append(losses, shifted)
-                    rates = math.log1p(-step.rate), math.log(step.rate)
-                    weights = np.append(weight + rates[0], weight + rates[1])
-            self._parts.append((count, losses, weights))
+    def __init__(self, counts: Mapping[Step, int], direction: Direction, tail: float) -> None:
+        self._parts = [(count, *nodes(step, direction, tail)) for step, count in counts.items()]
 
     def __call__(self, exponents: Array) -> Array:
         total = np.zeros(len(exponents))
@@ -75,7 +58,8 @@ class Cumulants:
 
 def window(cumulants: Cumulants, *, log_delta: float | None, epsilon: float) -> Window:
     """The window for a target: `log_delta` where it is given, else `epsilon`."""
-    plain = cumulants.scale(0.0)[1]
+    # Tilts beyond this would overflow; losses that small cost nothing anyone could measure.
+    plain = max(cumulants.scale(0.0)[1], 1e-150)
 
     def objective(tilts: Array) -> Array:
         if log_delta is None:
