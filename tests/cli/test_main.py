@@ -131,6 +131,11 @@ def test_train_by_plan_file_repeats_resumes_and_stops(tmp_path: Path, plan_file:
         ("calibrate --epsilon 1 --rate 0.1 --steps 0", "steps=0"),
         ("calibrate --epsilon 1 --noise 1", "pass --steps to find the rate"),
         ("calibrate --epsilon 1 --noise 1 --rate 0.1 --steps 9", "nothing to find"),
+        (
+            "compare --records 9 --dimension 5 --rate 0.1 --steps 1 --subspaces a:1",
+            "--subspaces a:1",
+        ),
+        ("compare --records 9 --dimension 5 --rate 0.1 --steps 1 --linf-ratio 2", "cap=2.0 must be"),
         ("train --data none", "no data set called 'none'"),
         ("train --model none", "none"),
         ("train --batch-size 5000", "<= the 1437 records"),
@@ -160,6 +165,25 @@ def test_mistakes_are_answered_with_a_sentence(arguments: str, message: str, tmp
     assert not list(tmp_path.rglob("*.safetensors")), "nothing was trained"
 
 
+@pytest.mark.slow
+def test_compare_lists_the_mechanisms() -> None:
+    asked = (
+        "compare",
+        "--records",
+        "9000",
+        "--dimension",
+        "100",
+        "--batch-size",
+        "90",
+        "--steps",
+        "100",
+    )
+    rows = answer(*asked)["rows"]
+    text = call(*asked).stdout
+    assert all(row["mechanism"] in text for row in rows)
+    assert text.splitlines()[2].startswith(f"| {rows[0]['mechanism']}")
+
+
 def test_claims_are_listed_with_their_tests() -> None:
     given = answer("claims")["claims"]
     text = call("claims").stdout
@@ -169,5 +193,5 @@ def test_claims_are_listed_with_their_tests() -> None:
 
 def test_help_names_every_command() -> None:
     text = call("--help").stdout
-    for command in ("train", "account", "calibrate", "claims", "demo"):
+    for command in ("train", "account", "calibrate", "compare", "claims", "demo"):
         assert command in text

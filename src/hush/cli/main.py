@@ -7,6 +7,7 @@ import typer
 from hush.cli.account import account
 from hush.cli.calibrate import calibrate
 from hush.cli.claims import claims
+from hush.cli.compare import compare
 from hush.cli.demo import demo
 from hush.cli.train import train
 from hush.core.errors import HushError
@@ -18,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, account, calibrate, claims, demo):
+for command in (train, account, calibrate, compare, claims, demo):
     app.command()(command)
 
 

@@ -1,0 +1,186 @@
+"""How much noise each mechanism needs for the same guarantee, side by side.
+
+All are calibrated to one budget at one number of steps and one expected batch, and clip so that a
+typical gradient of Euclidean norm 1 passes unclipped: then less noise is simply better.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from scipy.special import gammaln
+
+from hush.accounting.allocation import Ball
+from hush.accounting.calibrate import calibrate, largest
+from hush.accounting.coordinate import Profile
+from hush.accounting.mechanism import SampledGaussian
+from hush.accounting.pipeline import WHOLE_ORDERS, coordinate_wise
+from hush.accounting.profile import Law
+from hush.accounting.rdp import converted, divergence
+from hush.clipping import L2, Lp
+from hush.core.errors import InvalidValue
+from hush.core.guarantee import Budget
+from hush.core.number import Range, check_count
+from hush.core.part import Clipping, Noise
+from hush.core.plan import Plan
+from hush.noise import Gaussian, GeneralizedGaussian, Laplace
+from hush.sampling import FullBatch, Poisson
+
+SMALL_BETAS, LARGE_BETAS = (1.25, 1.5, 1.75), (2.33, 3.0, 4.0)
+# Coordinate rates that one random byte runs exactly.
+COORDINATE_RATES = (128 / 256, 85 / 256)
+_ORDERS = WHOLE_ORDERS[WHOLE_ORDERS <= 64]
+_RENYI = "RDP, allocation"
+_CAP = Range(above=0, at_most=1, why="no entry is larger than the whole vector", example=0.1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What all mechanisms have in common, and what is known of the gradients."""
+
+    records: int
+    rate: float
+    steps: int
+    dimension: int
+    budget: Budget
+    cap: float | None = None
+    """The largest entry of a gradient over its Euclidean norm, where that is known."""
+    subspaces: tuple[tuple[int, float], ...] = ()
+    """Ranks and clipping norms of orthogonal subspaces that carry the gradient, where known."""
+
+    def __post_init__(self) -> None:
+        for name in ("records", "steps", "dimension"):
+            check_count(name, getattr(self, name), "it is counted", at_least=1)
+        if self.cap is not None:
+            _CAP.check("cap", self.cap)
+        if self.subspaces and sum(rank for rank, _ in self.subspaces) != self.dimension:
+            raise InvalidValue(
+                f"subspaces={self.subspaces!r} must have ranks that add up to dimension="
+                f"{self.dimension}: what is in no subspace would get no noise. Add the "
+                "residual with its rank and norm."
+            )
+
+    def plan(self, clipping: Clipping, noise: Noise) -> Plan:
+        """A plan with the setting's sampling."""
+        sampling = FullBatch() if self.rate == 1 else Poisson(rate=self.rate)
+        return Plan(sampling=sampling, clipping=clipping, noise=noise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The noise one mechanism adds to the sum of the clipped gradients."""
+
+    mechanism: str
+    accountant: str
+    deviation: float
+    """Root mean square noise per coordinate, as charged by a proof."""
+    published: float | None
+    """The same under its paper's accounting: larger where that is loose, smaller where it is wrong."""
+    variance: float
+    """Summed over the coordinates."""
+    signal_to_noise: float
+    """The norm of the sum if all gradients of an expected batch agree, over that of the noise."""
+    cost: float = field(default=math.nan)
+    """Variance over that of plain DP-SGD under the tightest accounting."""
+
+
+def compare(setting: Setting) -> list[Row]:
+    """The mechanisms, the one with the least noise first.
+
+    **Guarantee.** Each `deviation` keeps the budget: docs/guarantees/poisson-gaussian.md for the
+    Gaussian in any ellipsoid, coordinate-wise.md for the others. `published` numbers are shown
+    for comparison and keep nothing.
+    """
+    rows = [*_gaussian(setting), *_generalized(setting), *_twice(setting)]
+    plain = rows[0].variance
+    rows = [Row(**{**vars(row), "cost": row.variance / plain}) for row in rows]
+    return sorted(rows, key=lambda row: row.variance)
+
+
+def _row(
+    setting: Setting, mechanism: str, accountant: str, deviation: float, published: float | None
+) -> Row:
+    variance = setting.dimension * deviation**2
+    return Row(
+        mechanism=mechanism,
+        accountant=accountant,
+        deviation=deviation,
+        published=published,
+        variance=variance,
+        signal_to_noise=setting.rate * setting.records / math.sqrt(variance),
+    )
+
+
+def _gaussian(setting: Setting) -> Iterator[Row]:
+    """Plain DP-SGD, and noise shaped to subspaces: one number decides both, the effective multiplier."""
+    plan = calibrate(setting.plan(L2(norm=1.0), Gaussian(multiplier=1.0)), setting.budget, setting.steps)
+    multiplier = _multiplier(plan)
+    step = SampledGaussian(setting.rate, 1.0)
+
+    def printed(precision: float) -> float:
+        noisy = SampledGaussian(step.rate, 1 / precision)
+        total = setting.steps * divergence(noisy, WHOLE_ORDERS)
+        return converted(total, WHOLE_ORDERS, setting.budget.delta, "mironov")
+
+    moments = largest(printed, setting.budget.epsilon, start=1.0, low=1e-9, high=1e3, whole=False)
+    published = 1 / moments if moments else None
+    yield _row(setting, "Gaussian, l2 (plain DP-SGD)", "PLD", multiplier, published)
+    if setting.subspaces:
+        # Theorem 4.6 of the hybrid clipping paper: variance proportional to norm / sqrt(rank).
+        shaped = sum(norm * math.sqrt(rank) for rank, norm in setting.subspaces)
+        whole = math.hypot(*(norm for _, norm in setting.subspaces))
+        deviation = multiplier * shaped / whole / math.sqrt(setting.dimension)
+        yield _row(setting, "Gaussian, shaped to the subspaces", "PLD", deviation, None)
+
+
+def _generalized(setting: Setting) -> Iterator[Row]:
+    """Laplace in l1, generalized Gaussians in l_beta up to 2 and in l2 beyond."""
+    for beta in (1.0, *SMALL_BETAS, *LARGE_BETAS):
+        norm = _typical_norm(beta, setting.dimension)
+        spread = math.exp((gammaln(3 / beta) - gammaln(1 / beta)) / 2)
+        noise = Laplace(multiplier=1.0) if beta == 1 else GeneralizedGaussian(beta=beta, multiplier=1.0)
+        own = setting.plan(Lp(p=beta, norm=norm), noise)
+        fitting = own if beta <= 2 else setting.plan(L2(norm=1.0), noise)
+        found = calibrate(fitting, setting.budget, setting.steps, setting.dimension)
+        published = None
+        if beta > 2:
+            # As printed: clipped in l_beta and charged as if there were one dimension.
+            printed = calibrate(own, setting.budget, setting.steps, dimension=1)
+            published = _multiplier(printed) * norm * spread
+        name = "Laplace, l1" if beta == 1 else f"generalized Gaussian {beta:g}, l{min(beta, 2):g}"
+        deviation = _multiplier(found) * fitting.clipping.unit * spread
+        yield _row(setting, name, "PLD" if beta == 1 else _RENYI, deviation, published)
+
+
+def _twice(setting: Setting) -> Iterator[Row]:
+    """Twice sampling with an l-infinity cap, at the same expected number of sampled entries."""
+    if setting.cap is None:
+        return
+    ball = Ball(p=2.0, norm=1.0, cap=setting.cap, dimension=setting.dimension)
+    for coordinate_rate in COORDINATE_RATES:
+        record_rate = setting.rate / coordinate_rate
+        if record_rate > 1:
+            continue
+
+        def cost(
+            precision: float, rate: float = record_rate, coordinate_rate: float = coordinate_rate
+        ) -> float:
+            law = Law(beta=2.0, scale=math.sqrt(2) / precision)
+            block = (Profile(law=law, rate=coordinate_rate), ball)
+            total = setting.steps * coordinate_wise([block], rate, _ORDERS)
+            return converted(total, _ORDERS, setting.budget.delta)
+
+        precision = largest(cost, setting.budget.epsilon, start=1.0, low=1e-9, high=1e3, whole=False)
+        if precision:
+            name = f"Gaussian, l2 and l-infinity, twice sampling at {coordinate_rate:.3f}"
+            yield _row(setting, name, _RENYI, 1 / precision, 1 / precision)
+
+
+def _typical_norm(p: float, dimension: int) -> float:
+    """The l_p norm of a vector of Euclidean norm 1 whose entries spread like a normal law."""
+    moment = p / 2 * math.log(2) + gammaln((p + 1) / 2) - math.log(math.pi) / 2
+    return math.exp((math.log(dimension) + float(moment)) / p - math.log(dimension) / 2)
+
+
+def _multiplier(plan: Plan) -> float:
+    return float(plan.noise.to_plain()["multiplier"])

@@ -1,0 +1,102 @@
+"""The noise each mechanism needs, against what its own accountant says of that noise."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import hush
+from hush.accounting import compare as module
+from hush.accounting.compare import Setting, compare
+from hush.core.errors import InvalidValue
+
+SETTING = Setting(
+    records=50_000,
+    rate=0.02,
+    steps=1500,
+    dimension=291_898,
+    budget=hush.Budget(epsilon=2.0, delta=1e-5),
+    cap=0.1,
+    subspaces=((1000, 2.5), (290_898, 1.0)),
+)
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, module.Row]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SMALL_BETAS", (1.5,))
+        patch.setattr(module, "LARGE_BETAS", (3.0,))
+        patch.setattr(module, "COORDINATE_RATES", (85 / 256,))
+        return {row.mechanism: row for row in compare(SETTING)}
+
+
+def test_the_least_noise_comes_first(rows: dict[str, module.Row]) -> None:
+    variances = [row.variance for row in rows.values()]
+    assert variances == sorted(variances)
+    for row in rows.values():
+        assert row.variance == pytest.approx(SETTING.dimension * row.deviation**2)
+        assert row.signal_to_noise == pytest.approx(1000 / math.sqrt(row.variance))
+    assert rows["Gaussian, l2 (plain DP-SGD)"].cost == 1
+
+
+def test_plain_noise_is_the_calibrated_one_and_tighter_than_moments(rows: dict[str, module.Row]) -> None:
+    plain = rows["Gaussian, l2 (plain DP-SGD)"]
+    plan = SETTING.plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=plain.deviation))
+    assert 1.998 <= hush.epsilon(plan, steps=1500, delta=1e-5).epsilon.upper <= 2.0
+    assert plain.published is not None
+    assert plain.published > plain.deviation
+
+
+def test_noise_shaped_to_subspaces_has_the_papers_gain(rows: dict[str, module.Row]) -> None:
+    gain = (
+        rows["Gaussian, l2 (plain DP-SGD)"].variance / rows["Gaussian, shaped to the subspaces"].variance
+    )
+    assert gain == pytest.approx(5.5, abs=0.05)
+
+
+@pytest.mark.parametrize(("name", "beta", "p"), [("1.5, l1.5", 1.5, 1.5), ("3, l2", 3.0, 2.0)])
+def test_generalized_noise_keeps_the_budget(
+    rows: dict[str, module.Row], name: str, beta: float, p: float
+) -> None:
+    row = rows[f"generalized Gaussian {name}"]
+    normal = np.random.default_rng(0).standard_normal(SETTING.dimension)
+    norm = 1.0 if p == 2 else float(np.sum(np.abs(normal / np.linalg.norm(normal)) ** p) ** (1 / p))
+    spread = math.sqrt(math.gamma(3 / beta) / math.gamma(1 / beta))
+    noise = hush.GeneralizedGaussian(beta=beta, multiplier=row.deviation / norm / spread)
+    clipping = hush.L2(norm=norm) if p == 2 else hush.Lp(p=p, norm=norm)
+    found = hush.epsilon(
+        SETTING.plan(clipping, noise), steps=1500, delta=1e-5, dimension=SETTING.dimension
+    )
+    assert found.epsilon.upper == pytest.approx(2.0, rel=5e-3)
+
+
+def test_the_published_number_for_a_large_exponent_is_too_small(rows: dict[str, module.Row]) -> None:
+    row = rows["generalized Gaussian 3, l2"]
+    assert row.published is not None
+    assert row.published < 0.2 * row.deviation
+    own = SETTING.plan(
+        hush.Lp(p=3.0, norm=1.0),
+        hush.GeneralizedGaussian(
+            beta=3.0,
+            multiplier=row.published
+            / module._typical_norm(3.0, SETTING.dimension)
+            / math.sqrt(1 / math.gamma(1 / 3)),
+        ),
+    )
+    true = hush.rdp(own, [8.0], dimension=SETTING.dimension)[0]
+    assert true > 10 * hush.rdp(own, [8.0], dimension=1)[0]
+
+
+def test_twice_sampling_is_compared_with_tight_accounting(rows: dict[str, module.Row]) -> None:
+    row = rows["Gaussian, l2 and l-infinity, twice sampling at 0.332"]
+    assert 0.9 < row.cost < 1.0
+
+
+def test_bad_settings() -> None:
+    with pytest.raises(InvalidValue, match=r"ranks that add up to dimension=10.*residual"):
+        replace(SETTING, dimension=10)
+    with pytest.raises(InvalidValue, match="cap=2 must be"):
+        replace(SETTING, cap=2)
+    with pytest.raises(InvalidValue, match="steps=0"):
+        replace(SETTING, steps=0)
