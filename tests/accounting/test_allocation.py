@@ -22,7 +22,7 @@ BETAS = st.sampled_from([1.0, 1.25, 1.75, 2.0, 2.33, 3.0, 4.0])
 NORMS = st.sampled_from([1.0, 1.5, 2.0, 3.0])
 
 
-# soundness.md 4: scale 3, l_beta norm 1, order 2
+# Spread over how many coordinates, and how much more than one-hot: scale 3, l_beta norm 1, order 2
 @pytest.mark.parametrize(
     ("beta", "factors"),
     [

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 import hush
-from hush.accounting.mechanism import CoordinateWise, SampledGaussian, SampledNoise, mechanism
+from hush.accounting.mechanism import CoordinateWise, SampledGaussian, SampledNoise, ellipsoid, mechanism
 from hush.core.errors import Unproved
 from hush.core.part import Clipping, Noise
 
@@ -87,3 +87,11 @@ def test_a_norm_that_does_not_fit_the_noise_is_refused_with_one_that_does(
 ) -> None:
     with pytest.raises(Unproved, match=r"clips in l_.*spread over many coordinates.*Clip with L"):
         mechanism(plan(clipping=clipping, noise=noise))
+
+
+def test_unequal_noise_is_one_effective_multiplier() -> None:
+    found = ellipsoid(0.1, norms=[2.5, 1.0], deviations=[5.0, 3.0])
+    # the divergence of a product of normals is the sum over the blocks
+    total = sum((c / s) ** 2 for c, s in ((2.5, 5.0), (1.0, 3.0)))
+    assert found == SampledGaussian(0.1, pytest.approx(1 / math.sqrt(total)))  # type: ignore[arg-type]
+    assert ellipsoid(1.0, [2.0], [6.0]) == SampledGaussian(1.0, 3.0)

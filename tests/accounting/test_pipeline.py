@@ -35,7 +35,8 @@ def needed(step: Callable[[float], Array], epsilon: float, steps: int) -> float:
     return math.exp((low + high) / 2)
 
 
-# soundness.md 3, "ours": d0 = 100; both estimates are divided by n q1 q2, so the ratio of noise
+# Table 1 of the twice-sampling paper, recomputed: d0 = 100;
+# both estimates are divided by n q1 q2, so the ratio of noise
 # variances is that of the squared deviations.
 @pytest.mark.parametrize(
     ("rate", "coordinate_rate", "ratios"),

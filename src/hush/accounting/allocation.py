@@ -71,7 +71,7 @@ class Allocation:
 def worst(profile: Profile, ball: Ball, orders: npt.ArrayLike) -> Allocation:
     """The largest sum of `profile` over the coordinates of a change in `ball`, at each order.
 
-    **Guarantee.** `bound` is never below the supremum: soundness.md 1, allocation lemma, proved in
+    **Guarantee.** `bound` is never below the supremum: the allocation lemma, proved in
     docs/guarantees/coordinate-wise.md. It is within 1e-3 of the lemma's value.
 
     >>> from hush.accounting.profile import Law

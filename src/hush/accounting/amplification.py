@@ -29,7 +29,7 @@ def amplify(base: npt.ArrayLike, rate: float, pair: Pair) -> Array:
     """D_a of one sampled step at a = 2, 3, ..., from `base`, its D_a at the same orders unsampled.
 
     **Guarantee.** An upper bound on both directions, if `base` bounds both (each order may have its
-    own worst case). soundness.md 1; docs/guarantees/coordinate-wise.md, "Input sampling".
+    own worst case): docs/guarantees/coordinate-wise.md, "Input sampling".
 
     >>> amplify([0.5, 0.75], rate=0.1, pair=Pair.SWAPPED).round(6).tolist()
     [0.006466, 0.01039]

@@ -13,7 +13,7 @@ from scipy.special import gammaln
 from hush.accounting.allocation import Ball
 from hush.accounting.calibrate import calibrate, largest
 from hush.accounting.coordinate import Profile
-from hush.accounting.mechanism import SampledGaussian
+from hush.accounting.mechanism import SampledGaussian, ellipsoid
 from hush.accounting.pipeline import WHOLE_ORDERS, coordinate_wise
 from hush.accounting.profile import Law
 from hush.accounting.rdp import converted, divergence
@@ -127,9 +127,12 @@ def _gaussian(setting: Setting) -> Iterator[Row]:
     yield _row(setting, "Gaussian, l2 (plain DP-SGD)", "PLD", multiplier, published)
     if setting.subspaces:
         # Theorem 4.6 of the hybrid clipping paper: variance proportional to norm / sqrt(rank).
-        shaped = sum(norm * math.sqrt(rank) for rank, norm in setting.subspaces)
-        whole = math.hypot(*(norm for _, norm in setting.subspaces))
-        deviation = multiplier * shaped / whole / math.sqrt(setting.dimension)
+        ranks, norms = zip(*setting.subspaces, strict=True)
+        shape = [math.sqrt(norm / math.sqrt(rank)) for rank, norm in setting.subspaces]
+        # scaled so that all blocks together are as private as the plain noise, for a norm of 1
+        scale = multiplier / ellipsoid(setting.rate, norms, shape).multiplier / math.hypot(*norms)
+        total = sum(rank * (scale * each) ** 2 for rank, each in zip(ranks, shape, strict=True))
+        deviation = math.sqrt(total / setting.dimension)
         yield _row(setting, "Gaussian, shaped to the subspaces", "PLD", deviation, None)
 
 

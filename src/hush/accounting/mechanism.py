@@ -1,6 +1,7 @@
 """What a plan is to the accountant: the proved mechanism behind its parts, or an error."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -86,6 +87,20 @@ class CoordinateWise:
     beta: float
     scale: float
     p: float
+
+
+def ellipsoid(rate: float, norms: Sequence[float], deviations: Sequence[float]) -> SampledGaussian:
+    """The step that adds normal noise of its own deviation to each of several blocks of coordinates.
+
+    A record changes block j by a vector of Euclidean norm `norms[j]` at most. Divided by its
+    deviation, the whole change has norm sqrt(sum (norm / deviation)^2), and the noise is isotropic:
+    one number decides, docs/guarantees/poisson-gaussian.md, step 1.
+
+    >>> ellipsoid(0.01, norms=[3.0, 4.0], deviations=[1.0, 1.0])
+    SampledGaussian(rate=0.01, multiplier=0.2)
+    """
+    ratios = (norm / deviation for norm, deviation in zip(norms, deviations, strict=True))
+    return SampledGaussian(rate, 1 / math.hypot(*ratios))
 
 
 Mechanism = SampledGaussian | SampledNoise | CoordinateWise
