@@ -191,6 +191,10 @@ def test_claims_are_listed_with_their_tests() -> None:
     assert all(claim["statement"] in text for claim in given)
 
 
+def test_the_version_is_the_packages() -> None:
+    assert call("--version").stdout.strip() == hush.__version__
+
+
 def test_help_names_every_command() -> None:
     text = call("--help").stdout
     for command in ("train", "account", "calibrate", "compare", "claims", "demo"):

@@ -9,7 +9,15 @@ from scipy import stats
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import CheckpointError, DataError, InvalidValue, LedgerError, Unsupported
+from hush.core.errors import (
+    CheckpointError,
+    DataError,
+    InvalidValue,
+    LedgerError,
+    Unproved,
+    Unsupported,
+)
+from hush.core.part import Clipping, Noise
 from hush.training.step import PrivateStep
 
 LOSS = nn.CrossEntropyLoss()
@@ -406,3 +414,29 @@ def test_layers_may_be_unfrozen_on_the_way() -> None:
     optimizer.add_param_group({"params": list(early.parameters())})
     step(batch)
     assert (weights(early) != before).all()
+
+
+@pytest.mark.parametrize(
+    ("clipping", "noise"),
+    [
+        (hush.Lp(p=1.0, norm=1.0), hush.Laplace(multiplier=3.0)),
+        (hush.Lp(p=1.5, norm=1.0), hush.GeneralizedGaussian(beta=1.5, multiplier=3.0)),
+        (hush.L2(norm=1.0), hush.GeneralizedGaussian(beta=3.0, multiplier=3.0)),
+    ],
+)
+def test_other_noise_runs_and_is_charged(clipping: Clipping, noise: Noise) -> None:
+    chosen = hush.Plan(sampling=hush.Poisson(rate=0.25), clipping=clipping, noise=noise)
+    moved, step = run(chosen, 3)
+    assert moved.isfinite().all()
+    assert (moved != weights(problem()[0])).all()
+    assert step.spent(1e-5) == hush.epsilon(chosen, steps=3, delta=1e-5)
+
+
+def test_a_plan_that_cannot_be_charged_is_refused_before_anything_runs() -> None:
+    flat = hush.GeneralizedGaussian(beta=4.0, multiplier=3.0)
+    for clipping, error in (
+        (hush.Lp(p=4.0, norm=1.0), InvalidValue),
+        (hush.Lp(p=3.0, norm=1.0), Unproved),
+    ):
+        with pytest.raises(error):
+            run(hush.Plan(sampling=hush.FullBatch(), clipping=clipping, noise=flat), 1)

@@ -1,9 +1,11 @@
 """`hush`: the commands, each in a file of its own."""
 
 import sys
+from typing import Annotated
 
 import typer
 
+from hush import __version__
 from hush.cli.account import account
 from hush.cli.calibrate import calibrate
 from hush.cli.claims import claims
@@ -14,11 +16,20 @@ from hush.core.errors import HushError
 
 app = typer.Typer(
     name="hush",
-    help="Private training with noise that fits.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback(invoke_without_command=True)
+def hush(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Private training with noise that fits."""
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
 for command in (train, account, calibrate, compare, claims, demo):
     app.command()(command)
 
