@@ -38,8 +38,14 @@ def held_out(data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return data[0] + 1, data[1]
 
 
-def train(plan: hush.Plan = PLAN, budget: hush.Budget = GENEROUS, **options: object) -> Run:
-    model, optimizer, data = problem()
+def train(
+    plan: hush.Plan = PLAN,
+    budget: hush.Budget = GENEROUS,
+    *,
+    of: tuple[nn.Module, torch.optim.Optimizer, tuple[Tensor, Tensor]] | None = None,
+    **options: object,
+) -> Run:
+    model, optimizer, data = of or problem()
     options.setdefault("generator", torch.Generator().manual_seed(1))
     return hush.train(
         model,
@@ -89,16 +95,8 @@ def test_a_calibrated_plan_runs_to_its_last_step() -> None:
 
 def test_a_run_leaves_its_files(tmp_path: Path) -> None:
     model, optimizer, data = problem()
-    run = hush.train(
-        model,
-        nn.CrossEntropyLoss(),
-        optimizer,
-        PLAN,
-        data,
-        budget=GENEROUS,
-        steps=12,
-        evaluation=held_out(data),
-        directory=tmp_path / "run",
+    run = train(
+        of=(model, optimizer, data), steps=12, evaluation=held_out(data), directory=tmp_path / "run"
     )
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert lines == run.metrics
@@ -179,20 +177,14 @@ def test_schedulers_move_and_survive_a_resume(tmp_path: Path, make: object) -> N
             model, optimizer, data = problem()
             scheduler = make(optimizer)  # type: ignore[operator]
             start = optimizer.param_groups[0]["lr"]
-            hush.train(
-                model,
-                nn.CrossEntropyLoss(),
-                optimizer,
-                PLAN,
-                data,
-                budget=GENEROUS,
+            train(
+                of=(model, optimizer, data),
                 steps=steps,
                 scheduler=scheduler,
                 evaluation=held_out(data),
                 evaluate_every=1,
                 directory=folder,
                 resume=folder.exists(),
-                generator=torch.Generator().manual_seed(1),
             )
         assert optimizer.param_groups[0]["lr"] != start
         ends.append((optimizer.param_groups[0]["lr"], (folder / "model.safetensors").read_bytes()))
@@ -203,32 +195,14 @@ def test_a_plateau_scheduler_needs_evaluation_data() -> None:
     model, optimizer, data = problem()
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     with pytest.raises(Unsupported, match="evaluation"):
-        hush.train(
-            model,
-            nn.CrossEntropyLoss(),
-            optimizer,
-            PLAN,
-            data,
-            budget=GENEROUS,
-            steps=2,
-            scheduler=scheduler,
-        )
+        train(of=(model, optimizer, data), steps=2, scheduler=scheduler)
 
 
 def test_the_training_data_is_not_evaluated() -> None:
     model, optimizer, data = problem()
     for same in (data, (data[0], data[1])):
         with pytest.raises(DataError, match="without being charged"):
-            hush.train(
-                model,
-                nn.CrossEntropyLoss(),
-                optimizer,
-                PLAN,
-                data,
-                budget=GENEROUS,
-                steps=2,
-                evaluation=same,
-            )
+            train(of=(model, optimizer, data), steps=2, evaluation=same)
 
 
 def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
@@ -258,13 +232,8 @@ def test_another_optimizer_or_model_does_not_go_on(tmp_path: Path) -> None:
         (nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)), torch.optim.SGD),
     ):
         with pytest.raises(CheckpointError, match=r"optimizer|another model"):
-            hush.train(
-                model,
-                nn.CrossEntropyLoss(),
-                optimizer(model.parameters(), lr=0.3),
-                PLAN,
-                data,
-                budget=GENEROUS,
+            train(
+                of=(model, optimizer(model.parameters(), lr=0.3), data),
                 steps=5,
                 directory=tmp_path / "run",
                 resume=True,
@@ -280,13 +249,5 @@ def test_steps_are_a_positive_count(steps: object) -> None:
 def test_bad_input_leaves_no_folder_behind(tmp_path: Path) -> None:
     model, optimizer, (inputs, targets) = problem()
     with pytest.raises(HushError):
-        hush.train(
-            model,
-            nn.CrossEntropyLoss(),
-            optimizer,
-            PLAN,
-            (inputs, targets[1:]),
-            budget=GENEROUS,
-            directory=tmp_path / "run",
-        )
+        train(of=(model, optimizer, (inputs, targets[1:])), directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
