@@ -146,6 +146,7 @@ def test_train_by_plan_file_repeats_resumes_and_stops(tmp_path: Path, plan_file:
         ("train --lr nan", "--lr=nan must be"),
         ("train --momentum 2", "--momentum=2.0 must be"),
         ("train --noise 0", "multiplier=0"),
+        ("train --clip 0", "norm=0"),
         ("train --epochs inf", "--epochs inf"),
         ("train --adam --momentum 0.5", "--adam and --momentum"),
         ("train --plan p.toml --clip 1", "--plan and --clip"),

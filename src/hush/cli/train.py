@@ -106,7 +106,8 @@ def train(
         total = None if steps is None and epochs is None else steps_of(steps, epochs, value)
     else:
         size = batch_size if batch_size is not None else min(256, records)
-        value = plan_of(sampling_of(rate, records, size), 1.0 if noise is None else noise, clip or 1.0)
+        norm = 1.0 if clip is None else clip
+        value = plan_of(sampling_of(rate, records, size), 1.0 if noise is None else noise, norm)
         total = steps_of(steps, 20 if epochs is None else epochs, value)
         value = value if noise is not None else calibrate(value, budget, steps=total)
 

@@ -83,7 +83,7 @@ def train(
             "the evaluation data is the training data: its loss and accuracy would be reported without "
             "being charged. Pass records that need no protection."
         )
-    if (resume or reseed) and (directory is None or not resume):
+    if (resume and directory is None) or (reseed and not resume):
         raise CheckpointError(
             "there is nothing to resume or reseed: only a run with a directory can go on. Pass "
             "directory= and resume=True."
