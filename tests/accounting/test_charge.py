@@ -134,3 +134,33 @@ def test_more_orders_change_nothing(rate: float, multiplier: float, steps: int) 
     step = SampledGaussian(rate, multiplier)
     ends = [converted(steps * divergence(step, each), each, 1e-5) for each in (orders, denser)]
     assert ends[0] == pytest.approx(ends[1], rel=1e-3)
+
+
+@pytest.mark.parametrize(("beta", "multiplier"), [(50.0, 1e-3), (12.0, 5e-3), (8.0, 1e-3)])
+def test_too_little_noise_is_never_free(beta: float, multiplier: float) -> None:
+    """Divergences beyond any number must not come out as NaN, and NaN not as nothing."""
+    bare = other(hush.GeneralizedGaussian(beta=beta, multiplier=multiplier), 2, rate=0.1)
+    assert not np.isnan(rdp(bare, [2.0, 3.0, 64.0], dimension=1)).any()
+    assert epsilon(bare, steps=3, delta=1e-5, dimension=1).epsilon.upper > 1e5
+    drawn = 1 - 0.9**3
+    assert delta({bare: 3}, 0.0, dimension=1).upper == pytest.approx(drawn, rel=1e-3)
+
+
+def test_sampling_is_never_charged_more_than_none() -> None:
+    flat = hush.GeneralizedGaussian(beta=4.0, multiplier=2.0)
+    costs = [
+        epsilon(other(flat, 2, rate=q), steps=100, delta=1e-5).epsilon.upper for q in (0.1, 0.99, 1.0)
+    ]
+    assert costs == sorted(costs)
+
+
+def test_a_record_that_is_hardly_ever_drawn_costs_nothing() -> None:
+    rare = other(hush.GeneralizedGaussian(beta=4.0, multiplier=2.0), 2, rate=1e-9)
+    assert epsilon(rare, steps=100, delta=1e-5).epsilon == hush.Bound(lower=0.0, upper=0.0)
+
+
+@pytest.mark.parametrize("orders", [[], [[2.0, 3.0]], [np.inf], [np.nan], [1.0], [1e7]])
+@pytest.mark.parametrize("rate", [1.0, 0.1])
+def test_orders_are_a_list_of_numbers_above_one(orders: list[float], rate: float) -> None:
+    with pytest.raises(InvalidValue, match=r"orders=.* must be"):
+        rdp(other(FLAT, 2, rate=rate), orders)

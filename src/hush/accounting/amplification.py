@@ -56,8 +56,10 @@ def _one(unsampled: Array, rate: float, pair: Pair) -> float:
     with np.errstate(divide="ignore"):
         # the binomial weights sum to one, so 1 is taken from every term
         terms = log_weight + power + np.log(-np.expm1(-power))
-        extra = log_weight + power + math.log1p(-rate) + np.log(_extra(v, a, pair))
-    excess = np.logaddexp(np.logaddexp.reduce(terms), np.logaddexp.reduce(extra))
+    again = _extra(v, a, pair)
+    some = again > 0
+    extra = (log_weight + power)[some] + math.log1p(-rate) + np.log(again[some])
+    excess = np.logaddexp.reduce(np.append(terms, extra))
     return float(np.logaddexp(0.0, excess) / (a - 1) * _OUTWARD)
 
 

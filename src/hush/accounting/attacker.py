@@ -38,11 +38,13 @@ class Attacker:
     """
 
     counts: Mapping[Plan, int]
+    dimension: int | None = None
+    """The number of parameters, where the charge depends on it."""
 
     @cached_property
     def advantage(self) -> float:
         """The most by which true positives can exceed false positives: the total variation."""
-        return charge.delta(self.counts, 0.0).upper
+        return charge.delta(self.counts, 0.0, self.dimension).upper
 
     @property
     def success(self) -> float:
@@ -61,10 +63,10 @@ class Attacker:
         """
         x = _CHANCE.check("false_positive_rate", false_positive_rate)
 
-        highest = charge.spent(self.counts, _LEAST_DELTA).epsilon.upper
+        highest = charge.spent(self.counts, _LEAST_DELTA, self.dimension).epsilon.upper
 
         def kept(epsilon: float) -> float:
-            return 1 - charge.delta(self.counts, epsilon).upper
+            return 1 - charge.delta(self.counts, epsilon, self.dimension).upper
 
         # Each has one peak: the first is concave in exp(epsilon), the second in exp(-epsilon).
         return max(

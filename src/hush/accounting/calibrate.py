@@ -66,7 +66,12 @@ def calibrate(plan: Plan, budget: Budget, steps: int, dimension: int | None = No
     return with_noise(1 / precision)
 
 
-def steps_within(plan: Plan, budget: Budget, spent: Mapping[Plan, int] = _NOTHING) -> int:
+def steps_within(
+    plan: Plan,
+    budget: Budget,
+    spent: Mapping[Plan, int] = _NOTHING,
+    dimension: int | None = None,
+) -> int:
     """How many further steps of `plan` fit in `budget` after what was `spent`; 0 if none does.
 
     Never more than 10**12.
@@ -76,7 +81,7 @@ def steps_within(plan: Plan, budget: Budget, spent: Mapping[Plan, int] = _NOTHIN
     def cost(further: float) -> float:
         counts = Counter(spent)
         counts[plan] += int(further)
-        return charge.spent(counts, budget.delta).epsilon.upper
+        return charge.spent(counts, budget.delta, dimension).epsilon.upper
 
     if cost(1) > budget.epsilon:
         return 0

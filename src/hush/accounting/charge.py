@@ -1,7 +1,9 @@
 """What plans cost: Rényi divergence of one step, epsilon of many."""
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,14 @@ from hush.core.guarantee import DELTA, Bound, Guarantee
 from hush.core.number import Range, check_count
 from hush.core.plan import Plan
 
+_MOST_ORDERS = 10_000
+_ORDER = Range(
+    above=1,
+    at_most=1e6,
+    why="Rényi divergence bounds the privacy loss only above order 1, and beyond these orders it adds "
+    "nothing",
+    example=8.0,
+)
 _EPSILON = Range(at_least=0, why="a privacy loss below zero is none", example=1.0)
 _WHY_WHOLE = "each step is charged whole, so it is run whole or not at all"
 
@@ -46,7 +56,15 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
     >>> [round(float(value), 6) for value in hush.rdp(plan, orders=[2, 8])]
     [0.25, 1.0]
     """
-    return _divergence(mechanism(plan), np.asarray(orders, dtype=float), dimension)
+    wanted = np.asarray(orders, dtype=float)
+    if wanted.ndim != 1 or not 0 < len(wanted) <= _MOST_ORDERS:
+        raise InvalidValue(
+            f"orders={orders!r} must be a list of 1 to {_MOST_ORDERS} numbers: each gives a bound of "
+            "its own. Pass e.g. orders=[2, 4, 8]."
+        )
+    for order in wanted:
+        _ORDER.check("orders", float(order))
+    return _divergence(mechanism(plan), wanted, dimension)
 
 
 def epsilon(plan: Plan, steps: int, delta: float, dimension: int | None = None) -> Guarantee:
@@ -71,10 +89,17 @@ def spent(counts: Mapping[Plan, int], delta: float, dimension: int | None = None
     """What running each plan as often as `counts` says guarantees at `delta`, all together."""
     delta = DELTA["range"].check("delta", delta)
     steps = _merged(counts)
+    if _drawn(steps) <= delta:
+        return Guarantee(epsilon=Bound(lower=0.0, upper=0.0), delta=delta)
     bound = pld.epsilon(_one_hot(steps), delta)
     if any(isinstance(step, CoordinateWise) for step in steps):
-        upper = converted(*_renyi(steps, dimension), delta)
-        bound = Bound(lower=bound.lower, upper=max(bound.lower, upper))
+        upper = _renyi(
+            steps,
+            dimension,
+            lambda total, orders: converted(total, orders, delta),
+            lambda one_hot: pld.epsilon(one_hot, delta).lower,
+        )
+        bound = _agreed(bound.lower, upper)
     return Guarantee(epsilon=bound, delta=delta)
 
 
@@ -84,9 +109,30 @@ def delta(counts: Mapping[Plan, int], epsilon: float, dimension: int | None = No
     steps = _merged(counts)
     bound = pld.delta(_one_hot(steps), epsilon)
     if any(isinstance(step, CoordinateWise) for step in steps):
-        upper = converted_delta(*_renyi(steps, dimension), epsilon)
-        bound = Bound(lower=bound.lower, upper=max(bound.lower, upper))
+        upper = _renyi(
+            steps,
+            dimension,
+            lambda total, orders: converted_delta(total, orders, epsilon),
+            lambda one_hot: pld.delta(one_hot, epsilon).lower,
+        )
+        upper = min(upper, _drawn(steps))
+        bound = _agreed(bound.lower, upper)
     return bound
+
+
+def _agreed(lower: float, upper: float) -> Bound:
+    """The bound between the ends that two accountants found; raises if they contradict each other."""
+    if lower > upper * (1 + 1e-6) + 1e-9:
+        raise ArithmeticError(
+            f"a lower bound of {lower:g} and an upper bound of {upper:g} cannot both hold"
+        )
+    return Bound(lower=min(lower, upper), upper=upper)
+
+
+def _drawn(steps: Mapping[Mechanism, int]) -> float:
+    """The chance that a record takes part at all, which delta never exceeds."""
+    never = sum(n * math.log1p(-min(step.rate, 1 - 2.0**-53)) for step, n in steps.items())
+    return min(1.0, -math.expm1(never) * (1 + 1e-12))
 
 
 def _merged(counts: Mapping[Plan, int]) -> dict[Mechanism, int]:
@@ -111,11 +157,31 @@ def _one_hot(steps: Mapping[Mechanism, int]) -> dict[Step, int]:
     return dict(found)
 
 
-def _renyi(counts: Mapping[Mechanism, int], dimension: int | None) -> tuple[Array, Array]:
+def _renyi(
+    steps: Mapping[Mechanism, int],
+    dimension: int | None,
+    convert: Callable[[Array, Array], float],
+    certain: Callable[[Mapping[Step, int]], float],
+) -> float:
+    """What Rényi divergences give for all steps: with sampling, or without it where that is less.
+
+    Sampling never adds to a divergence (it is quasi-convex in the two laws), and without it there
+    are more orders to choose from. `certain` is a lower bound that tells when this cannot help.
+    """
+    sampled = any(step.rate < 1 for step in steps)
+    best = convert(*_total(steps, WHOLE_ORDERS, dimension)) if sampled else math.inf
+    unsampled: Counter[Mechanism] = Counter()
+    for step, count in steps.items():
+        unsampled[replace(step, rate=1.0)] += count
+    if certain(_one_hot(unsampled)) < best:
+        best = min(best, convert(*_total(unsampled, ORDERS, dimension)))
+    return best
+
+
+def _total(steps: Mapping[Mechanism, int], orders: Array, dimension: int | None) -> tuple[Array, Array]:
     """The Rényi divergences of all steps together, and their orders."""
-    orders = ORDERS if all(step.rate == 1 for step in counts) else WHOLE_ORDERS
     total = np.zeros(len(orders))
-    for step, count in counts.items():
+    for step, count in steps.items():
         total += count * _divergence(step, orders, dimension)
     return total, orders
 

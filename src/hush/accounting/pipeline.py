@@ -52,5 +52,12 @@ def _at_every_order(blocks: Sequence[tuple[Profile, Ball]], highest: int) -> Arr
     every = np.arange(2, highest + 1, dtype=float)
     far = np.round(np.geomspace(_DENSE, max(highest, _DENSE), 40))
     some = np.unique(np.append(every[: _DENSE - 1], far[far <= highest]))
-    joined: Array = np.interp(every, some, (some - 1) * together(blocks, some)) / (every - 1)
+    moments = (some - 1) * together(blocks, some)
+    finite = np.isfinite(moments)
+    # Divergences grow with the order, so what is infinite stays infinite from there on.
+    limit = float(some[finite].max(initial=1.0))
+    joined = np.full(len(every), np.inf)
+    near = every <= limit
+    if near.any():
+        joined[near] = np.interp(every[near], some[finite], moments[finite]) / (every[near] - 1)
     return joined

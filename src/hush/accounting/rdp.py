@@ -68,7 +68,7 @@ def converted(
     divergences: Array, orders: Array, delta: float, conversion: Conversion = "improved"
 ) -> float:
     """The least epsilon at `delta` that Rényi divergences at these orders give."""
-    bounds = divergences - math.log(delta) / (orders - 1)
+    bounds = _known(divergences) - math.log(delta) / (orders - 1)
     if conversion == "improved":
         bounds += np.log1p(-1 / orders) - np.log(orders) / (orders - 1)
     return max(0.0, float(bounds.min()))
@@ -80,10 +80,16 @@ def converted_delta(divergences: Array, orders: Array, epsilon: float) -> float:
     The improved conversion solved for delta. The total variation distance, which delta never
     exceeds, is also at most sqrt(D/2) and sqrt(1 - exp(-D)) (Pinsker; Bretagnolle and Huber).
     """
+    divergences = _known(divergences)
     exponents = (orders - 1) * (divergences - epsilon + np.log1p(-1 / orders)) - np.log(orders)
     least = float(divergences.min())
     distance = min(math.sqrt(least / 2), math.sqrt(-math.expm1(-least)))
     return min(distance, math.exp(min(0.0, float(exponents.min()))))
+
+
+def _known(divergences: Array) -> Array:
+    """The divergences, where one that could not be computed bounds nothing."""
+    return np.where(np.isnan(divergences), np.inf, divergences)
 
 
 def _log_moment(step: SampledGaussian, order: float) -> float:
