@@ -5,7 +5,7 @@ typical gradient of Euclidean norm 1 passes unclipped: then less noise is simply
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from scipy.special import gammaln
@@ -13,10 +13,11 @@ from scipy.special import gammaln
 from hush.accounting.allocation import Ball
 from hush.accounting.calibrate import calibrate, largest
 from hush.accounting.coordinate import Profile
+from hush.accounting.loss import Array
 from hush.accounting.mechanism import SampledGaussian, ellipsoid
 from hush.accounting.pipeline import WHOLE_ORDERS, coordinate_wise
 from hush.accounting.profile import Law
-from hush.accounting.rdp import converted, divergence
+from hush.accounting.rdp import Conversion, converted, divergence
 from hush.clipping import L2, Lp
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
@@ -115,15 +116,11 @@ def _gaussian(setting: Setting) -> Iterator[Row]:
     """Plain DP-SGD, and noise shaped to subspaces: one number decides both, the effective multiplier."""
     plan = calibrate(setting.plan(L2(norm=1.0), Gaussian(multiplier=1.0)), setting.budget, setting.steps)
     multiplier = _multiplier(plan)
-    step = SampledGaussian(setting.rate, 1.0)
 
-    def printed(precision: float) -> float:
-        noisy = SampledGaussian(step.rate, 1 / precision)
-        total = setting.steps * divergence(noisy, WHOLE_ORDERS)
-        return converted(total, WHOLE_ORDERS, setting.budget.delta, "mironov")
+    def one_step(deviation: float) -> Array:
+        return divergence(SampledGaussian(setting.rate, deviation), WHOLE_ORDERS)
 
-    moments = largest(printed, setting.budget.epsilon, start=1.0, low=1e-9, high=1e3, whole=False)
-    published = 1 / moments if moments else None
+    published = _needed(setting, one_step, WHOLE_ORDERS, "mironov")
     yield _row(setting, "Gaussian, l2 (plain DP-SGD)", "PLD", multiplier, published)
     if setting.subspaces:
         # Theorem 4.6 of the hybrid clipping paper: variance proportional to norm / sqrt(rank).
@@ -165,18 +162,30 @@ def _twice(setting: Setting) -> Iterator[Row]:
         if record_rate > 1:
             continue
 
-        def cost(
-            precision: float, rate: float = record_rate, coordinate_rate: float = coordinate_rate
-        ) -> float:
-            law = Law(beta=2.0, scale=math.sqrt(2) / precision)
-            block = (Profile(law=law, rate=coordinate_rate), ball)
-            total = setting.steps * coordinate_wise([block], rate, _ORDERS)
-            return converted(total, _ORDERS, setting.budget.delta)
+        def one_step(
+            deviation: float, rate: float = record_rate, coordinate_rate: float = coordinate_rate
+        ) -> Array:
+            law = Law(beta=2.0, scale=deviation * math.sqrt(2))
+            return coordinate_wise([(Profile(law=law, rate=coordinate_rate), ball)], rate, _ORDERS)
 
-        precision = largest(cost, setting.budget.epsilon, start=1.0, low=1e-9, high=1e3, whole=False)
-        if precision:
+        sound = _needed(setting, one_step, _ORDERS, "improved")
+        published = _needed(setting, one_step, _ORDERS, "mironov")
+        if sound is not None:
             name = f"Gaussian, l2 and l-infinity, twice sampling at {coordinate_rate:.3f}"
-            yield _row(setting, name, _RENYI, 1 / precision, 1 / precision)
+            yield _row(setting, name, _RENYI, sound, published)
+
+
+def _needed(
+    setting: Setting, one_step: Callable[[float], Array], orders: Array, conversion: Conversion
+) -> float | None:
+    """The least deviation whose Rényi divergences keep the budget, if any does."""
+
+    def cost(precision: float) -> float:
+        total = setting.steps * one_step(1 / precision)
+        return converted(total, orders, setting.budget.delta, conversion)
+
+    found = largest(cost, setting.budget.epsilon, start=1.0, low=1e-9, high=1e3, whole=False)
+    return 1 / found if found else None
 
 
 def _typical_norm(p: float, dimension: int) -> float:
