@@ -2,7 +2,7 @@ import torch
 from torch import nn
 
 import hush
-from hush.gradients.per_example import record
+from hush.gradients.recording import record
 
 
 def test_it_is_the_l_p_clipping_of_order_two() -> None:

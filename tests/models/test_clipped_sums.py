@@ -6,7 +6,7 @@ from torch import nn
 
 import hush
 from hush.data.imdb import VOCABULARY
-from hush.gradients.per_example import record
+from hush.gradients.recording import record
 from hush.models import NAMES, build
 
 SHAPES = {

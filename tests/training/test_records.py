@@ -26,6 +26,20 @@ def test_every_kind_of_data_gives_the_same_records(data: Data) -> None:
     assert targets.tolist() == [4, 0]
 
 
+def test_a_record_may_have_several_inputs() -> None:
+    class Named(Squares):
+        def __getitem__(self, index: int) -> tuple[dict[str, torch.Tensor], int]:  # type: ignore[override]
+            return {"x": X[index], "y": X[index] + 1}, int(Y[index])
+
+    for data in (({"x": X, "y": X + 1}, Y), Named()):
+        assert count(data) == 6
+        inputs, targets = take(data, torch.tensor([4, 0]))
+        assert inputs["y"].tolist() == [[9.0, 10.0], [1.0, 2.0]]
+        assert targets.tolist() == [4, 0]
+    with pytest.raises(DataError, match="6 and 5 inputs and 6 targets"):
+        count(((X, X[:5]), Y))
+
+
 def test_data_without_numbered_records_is_refused() -> None:
     class Stream(IterableDataset[int]):
         def __iter__(self) -> Iterator[int]:

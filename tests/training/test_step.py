@@ -18,7 +18,9 @@ from hush.core.errors import (
     Unsupported,
 )
 from hush.core.part import Clipping, Noise
+from hush.training.evaluate import evaluate
 from hush.training.step import PrivateStep
+from tests.gradients.test_layers import LAYERS
 
 LOSS = nn.CrossEntropyLoss()
 RECORDS = 64
@@ -291,6 +293,60 @@ def test_a_reduced_loss_is_refused_before_anything_is_charged() -> None:
         step(next(step.batches(data)))
     assert step.ledger.counts == {}
     assert torch.equal(weights(model), before)
+
+
+def test_a_loss_that_compares_records_is_refused_before_anything_is_charged() -> None:
+    model, data = problem()
+
+    def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
+        own = torch.arange(len(outputs))
+        return nn.functional.cross_entropy(outputs @ outputs.mT, own, reduction="none")
+
+    step = hush.PrivateStep(
+        model, contrastive, torch.optim.SGD(model.parameters()), plan(), records=RECORDS
+    )
+    before = weights(model)
+    with pytest.raises(Unsupported, match="who else is in the batch"):
+        step(next(step.batches(data)))
+    assert step.steps == 0
+    assert torch.equal(weights(model), before)
+
+
+@pytest.mark.parametrize("name", ["LSTM", "transformer layer", "group norm", "language model, tied"])
+def test_every_trainable_parameter_moves(name: str) -> None:
+    """Without noise to speak of, so that what moves is moved by the records."""
+    torch.manual_seed(0)
+    make, shape = LAYERS[name]
+    model = nn.Sequential(make(), nn.Flatten(), nn.LazyLinear(3))
+    inputs = torch.randn(8, *shape) if shape else torch.randint(0, 3, (8, 6))
+    model(inputs)
+    before = {key: value.detach().clone() for key, value in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    step = hush.PrivateStep(model, LOSS, optimizer, plan(1, multiplier=NO_NOISE), records=8)
+    step(next(step.batches((inputs, torch.randint(0, 3, (8,))))))
+    for key, value in model.named_parameters():
+        assert not torch.equal(value, before[key]), key
+
+
+def test_a_model_may_take_its_inputs_by_name() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            scores: Tensor = self.linear(x * mask)
+            return scores
+
+    model, (inputs, targets) = Named(), problem(torch.float32)[1]
+    data = ({"x": inputs, "mask": (inputs > 0).float()}, targets)
+    step = hush.PrivateStep(
+        model, LOSS, torch.optim.SGD(model.parameters()), plan(), records=RECORDS, physical_batch=7
+    )
+    for batch in step.batches(data, steps=2):
+        step(batch)
+    assert step.steps == 2
+    assert evaluate(model, LOSS, data)["loss"] > 0
 
 
 def test_a_model_switched_back_to_batch_statistics_is_noticed() -> None:

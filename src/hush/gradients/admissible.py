@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.core.errors import Unsupported
-from hush.gradients.per_example import Loss
+from hush.gradients.recording import Loss
 
 
 def check_model(model: nn.Module) -> None:

@@ -32,4 +32,4 @@ class Gaussian(Noise):
         standard = torch.randn(
             location.shape, generator=generator, device=generator.device, dtype=location.dtype
         )
-        return location.add(standard.to(location.device), alpha=self.multiplier * norm)
+        return standard.to(location.device).mul_(self.multiplier * norm).add_(location)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -19,6 +20,6 @@ class Batch:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
         for part in self.indices.split(self.physical) if len(self) else ():
             yield take(self.data, part)

@@ -3,9 +3,10 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hush.gradients.admissible import per_record
+from hush.gradients.structure import called, each
 from hush.training.records import Data, count, take
 
 _BATCH = 1024
@@ -24,10 +25,15 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
     total_loss, right, classified = 0.0, 0, True
     try:
         for indices in torch.arange(count(data)).split(_BATCH):
-            inputs, targets = (part.to(device) for part in take(data, indices))
-            outputs = model(inputs)
+            inputs, targets = each(take(data, indices), lambda rows: rows.to(device))
+            outputs = called(model, inputs)
             total_loss += float(each_loss(outputs, targets).double().sum())
-            classified = outputs.dim() == 2 and targets.dim() == 1 and not targets.is_floating_point()
+            classified = (
+                isinstance(outputs, Tensor)
+                and outputs.dim() == 2
+                and targets.dim() == 1
+                and not targets.is_floating_point()
+            )
             right += int((outputs.argmax(1) == targets).sum()) if classified else 0
     finally:
         for module, mode in modes:

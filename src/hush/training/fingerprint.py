@@ -1,14 +1,15 @@
 """A short name for a released update, computed where the tensors are."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Odd 64-bit constants (golden ratio, and one from splitmix64), written as signed integers.
+_BLOCK = 4096
+# An odd 64-bit constant (the golden ratio), written as a signed integer.
 _STRIDE = -7046029254386353131
-_SPREAD = -4658895280553007687
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> str:
@@ -18,10 +19,33 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
     device adds. It guards against accidents, not against forgery.
     """
     total = 0
-    for tensor in tensors:
-        bits = tensor.detach().reshape(-1).view(_BITS[tensor.element_size()]).to(torch.int64)
-        index = torch.arange(1, bits.numel() + 1, device=bits.device)
-        mixed = (bits ^ (index * _STRIDE)) * _SPREAD
-        mixed = (mixed ^ (mixed >> 29)) * _STRIDE
-        total = (total * 31 + int(mixed.sum())) % 2**64
+    hashes = [_hash(tensor) for tensor in tensors]
+    for part in torch.stack(hashes).tolist() if hashes else ():
+        total = (total * _STRIDE + part) % 2**64
     return f"{total:016x}"
+
+
+def _hash(tensor: Tensor) -> Tensor:
+    """The bits as 64-bit words, each times a number of its own place, summed."""
+    flat = tensor.detach().reshape(-1)
+    short = -flat.numel() % (8 // flat.element_size())
+    words = (functional.pad(flat, (0, short)) if short else flat).view(torch.int64)
+    blocks, rest = divmod(len(words), _BLOCK)
+    whole = words[: blocks * _BLOCK].view(blocks, _BLOCK)
+    weights = _weights(words.device)
+    sums = torch.cat(
+        [(whole * weights).sum(1), (words[blocks * _BLOCK :] * weights[:rest]).sum(0, True)]
+    )
+    places = torch.arange(1, blocks + 2, device=words.device)
+    return (sums * _mixed(places)).sum() + flat.numel() + 1
+
+
+@lru_cache
+def _weights(device: torch.device) -> Tensor:
+    return _mixed(torch.arange(1, _BLOCK + 1, device=device))
+
+
+def _mixed(index: Tensor) -> Tensor:
+    """Odd numbers that look random, one for each index."""
+    mixed = index * _STRIDE
+    return (mixed ^ (mixed >> 29)) * _STRIDE | 1

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
 from hush.core.errors import DataError
+from hush.gradients.structure import each, tensors
 
 
 @runtime_checkable
@@ -18,21 +19,26 @@ class MapStyle(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-Data = tuple[Tensor, Tensor] | MapStyle
-"""Inputs and targets as two tensors with one row a record, or a map-style data set."""
+Data = tuple[Any, Any] | MapStyle
+"""Inputs and targets with one row a record, or a map-style data set.
+
+Each of the two is a tensor. Inputs may also be a tuple of tensors, for a model that takes several, or a
+dictionary of them by the names of the model's arguments.
+"""
 
 
 def count(data: Data) -> int:
     """How many records there are; raises if they cannot be numbered."""
-    tensors = _tensors(data)
-    if tensors is not None:
-        inputs, targets = tensors
-        if len(inputs) != len(targets):
+    pair = _pair(data)
+    if pair is not None:
+        inputs, targets = ([len(rows) for rows in tensors(part)] for part in pair)
+        if len({*inputs, *targets}) > 1:
             raise DataError(
-                f"{len(inputs)} inputs and {len(targets)} targets: each record needs one of each, or "
-                "one record's influence is not bounded. Pass tensors with the same number of rows."
+                f"{' and '.join(map(str, inputs))} inputs and {targets[0]} targets: each record needs "
+                "one of each, or one record's influence is not bounded. Pass tensors with the same "
+                "number of rows."
             )
-        return _some(len(inputs))
+        return _some(inputs[0])
     if not isinstance(data, MapStyle) or isinstance(data, (tuple, list, dict)):
         raise DataError(
             f"a {type(data).__name__} has no numbered records: sampling by chance needs to pick any "
@@ -48,29 +54,37 @@ def _some(records: int) -> int:
     return records
 
 
-def take(data: Data, indices: Tensor) -> tuple[Tensor, Tensor]:
+def take(data: Data, indices: Tensor) -> tuple[Any, Any]:
     """The inputs and targets of these records."""
-    tensors = _tensors(data)
-    if tensors is not None:
-        inputs, targets = tensors
-        return inputs[indices.to(inputs.device)], targets[indices.to(targets.device)]
+    pair = _pair(data)
+    if pair is not None:
+        inputs, targets = each(pair, lambda rows: rows[indices.to(rows.device)])
+        return inputs, targets
     records = default_collate([data[index] for index in indices.tolist()])
-    if not isinstance(records, (tuple, list)) or [type(part) for part in records] != [Tensor, Tensor]:
+    if (
+        not isinstance(records, (tuple, list))
+        or len(records) != 2
+        or not all(map(_has_tensors, records))
+    ):
         raise DataError(
             f"a record of this data set is not a pair (input, target) of tensors but gives "
             f"{type(records).__name__}: wrap the data set so that item i is such a pair."
         )
     inputs, targets = records
-    return inputs, targets
+    return tuple(inputs) if isinstance(inputs, list) else inputs, targets
 
 
-def _tensors(data: Data) -> Sequence[Tensor] | None:
+def _pair(data: Data) -> Sequence[Any] | None:
     held = data.tensors if isinstance(data, TensorDataset) else data
-    if isinstance(held, (tuple, list)) and all(isinstance(part, Tensor) for part in held):
-        if len(held) != 2:
-            raise DataError(
-                f"data of {len(held)} tensors: a record is an input and a target. Pass the pair "
-                "(inputs, targets)."
-            )
-        return held
-    return None
+    if not isinstance(held, (tuple, list)) or not all(map(_has_tensors, held)):
+        return None
+    if len(held) != 2:
+        raise DataError(
+            f"data of {len(held)} tensors: a record is an input and a target. Pass the pair "
+            "(inputs, targets)."
+        )
+    return held
+
+
+def _has_tensors(part: Any) -> bool:
+    return next(tensors(part), None) is not None

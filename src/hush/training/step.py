@@ -1,5 +1,6 @@
 """One private step: draw, clip, add noise, put the charge on disk, and only then move the model."""
 
+import functools
 import os
 import secrets
 from collections.abc import Iterator
@@ -16,8 +17,12 @@ from hush.core.guarantee import Guarantee
 from hush.core.number import check_count
 from hush.core.plan import Plan
 from hush.core.randomness import fresh_generator
+from hush.core.tape import ClippedSum
 from hush.gradients.admissible import check_model, check_optimizer, per_record
-from hush.gradients.per_example import record
+from hush.gradients.isolation import check_apart
+from hush.gradients.recording import record
+from hush.gradients.replay import Replay
+from hush.gradients.structure import each, tensors
 from hush.training.batch import Batch
 from hush.training.fingerprint import fingerprint
 from hush.training.records import Data, count
@@ -41,6 +46,9 @@ class PrivateStep:
         for batch in step.batches((inputs, targets), steps=100):
             step(batch)
         print(step.spent(delta=1e-5))
+
+    `replay=True` (on a GPU) records the work of a physical batch once, as a CUDA graph, and replays it:
+    much faster for small models, if forward() does the same work whenever it is given the same shapes.
     """
 
     def __init__(
@@ -54,6 +62,7 @@ class PrivateStep:
         ledger: Ledger | str | os.PathLike[str] | None = None,
         generator: torch.Generator | None = None,
         physical_batch: int | None = None,
+        replay: bool = False,
     ) -> None:
         rdp(plan, [2.0])  # raises for a plan that cannot be charged
         check_model(model)
@@ -73,6 +82,7 @@ class PrivateStep:
             if physical_batch is None
             else check_count("physical_batch", physical_batch, "it is a number of records", 1)
         )
+        self._replay = Replay(model, self.loss, plan.clipping) if replay else None
         self.generator = fresh_generator(self._device) if generator is None else generator
         self.ledger = _ledger_of(ledger, plan)
         self.run = secrets.token_hex(8)
@@ -80,6 +90,7 @@ class PrivateStep:
         self.skipped = 0
         """How many records added nothing because their gradient was not finite (sensitive)."""
         self._drawn: Batch | None = None
+        self._apart = False
 
     def batches(self, data: Data, steps: int | None = None) -> Iterator[Batch]:
         """Draw one batch after another, each to be passed to this step once."""
@@ -104,14 +115,12 @@ class PrivateStep:
             )
         check_model(self.model)
         check_optimizer(self.optimizer, self.model)
+        self.optimizer.zero_grad()
         update = self._noisy_mean(batch)
-        self.ledger.charge(
-            self.plan, run=self.run, step=self.steps + 1, release=fingerprint(update.values())
-        )
+        self.ledger.charge(self.plan, run=self.run, step=self.steps + 1, release=fingerprint([update]))
         self.steps += 1
         self._drawn = None
-        for name, parameter in self._trainable().items():
-            parameter.grad = update[name].to(parameter.dtype)
+        self._give(update)
         self.optimizer.step()
 
     def spent(self, delta: float) -> Guarantee:
@@ -175,34 +184,63 @@ class PrivateStep:
         """The parameters to train; which ones they are may change between steps."""
         return {k: v for k, v in self.model.named_parameters() if v.requires_grad}
 
-    def _noisy_mean(self, batch: Batch) -> dict[str, Tensor]:
-        total = {
-            name: torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
-            for name, parameter in self._trainable().items()
-        }
+    def _noisy_mean(self, batch: Batch) -> Tensor:
+        """The update of all trainable parameters, one after the other in one vector."""
+        total: Tensor | None = None
         with own_randomness(self.generator):
             for inputs, targets in batch:
-                tape = record(self.model, self.loss, inputs.to(self._device), targets.to(self._device))
-                clipped = self.plan.clipping.clip(tape)
+                clipped = self._clipped(each(inputs, self._here), each(targets, self._here))
                 self.skipped += int(clipped.skipped)
-                for name, part in clipped.total.items():
-                    total[name] += part
-        divisor = self.plan.sampling.expected(self.records)
-        return {
-            name: self.plan.noise.around(
-                held, norm=self.plan.clipping.unit, generator=self.generator
-            ).div_(divisor)
-            for name, held in total.items()
-        }
+                part = torch.cat([part.reshape(-1) for part in clipped.total.values()])
+                total = part if total is None else total.add_(part)
+        noisy = self.plan.noise.around(
+            self._nothing() if total is None else total,
+            norm=self.plan.clipping.unit,
+            generator=self.generator,
+        )
+        return noisy.div_(self.plan.sampling.expected(self.records))
+
+    def _nothing(self) -> Tensor:
+        """The sum over an empty batch."""
+        parameters = self._trainable().values()
+        dtype = functools.reduce(torch.promote_types, (p.dtype for p in parameters), torch.float32)
+        return torch.zeros(sum(p.numel() for p in parameters), dtype=dtype, device=self._device)
+
+    def _clipped(self, inputs: Any, targets: Any) -> ClippedSum:
+        if not self._apart and len(next(tensors(inputs))) > 1:
+            check_apart(self.model, self.loss, inputs, targets)
+            self._apart = True
+        if self._replay is not None:
+            return self._replay(inputs, targets)
+        return self.plan.clipping.clip(record(self.model, self.loss, inputs, targets))
+
+    def _here(self, value: Tensor) -> Tensor:
+        return value.to(self._device)
+
+    def _give(self, update: Tensor) -> None:
+        """Hand each parameter its part of the update as its gradient."""
+        parameters = list(self._trainable().values())
+        for parameter, part in zip(
+            parameters, update.split([parameter.numel() for parameter in parameters]), strict=True
+        ):
+            parameter.grad = part.view_as(parameter).to(parameter.dtype)
 
 
 @contextmanager
 def own_randomness(generator: torch.Generator) -> Iterator[None]:
-    """Let dropout and its like draw from this generator instead of torch's global one."""
+    """Let dropout and its like draw from this generator instead of torch's global ones."""
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    with torch.random.fork_rng(devices=[generator.device] if generator.device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    shared = [torch.default_generator]
+    if generator.device.type == "cuda":
+        shared.append(torch.cuda.default_generators[generator.device.index or 0])
+    states = [each.get_state() for each in shared]
+    try:
+        for each in shared:
+            each.manual_seed(seed)
         yield
+    finally:
+        for each, state in zip(shared, states, strict=True):
+            each.set_state(state)
 
 
 def _ledger_of(ledger: Ledger | str | os.PathLike[str] | None, plan: Plan) -> Ledger:

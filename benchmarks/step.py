@@ -1,0 +1,315 @@
+"""A private step beside a plain one and beside its neighbours: time, and peak memory.
+
+    .venv/bin/pip install --no-deps opacus opt_einsum     (the peers; without them they are left out)
+    .venv/bin/python benchmarks/step.py [--batch 256] [--threads 1] [--models mlp,lstm] [--linf]
+
+Times are medians of interleaved repeats, each as its ratio to the plain step of the same round. Memory
+is the peak over a few steps in a process of its own, less what that process held before the first.
+With CUDA everything runs on the GPU. Allocators that give freed memory back at once make every step
+that allocates pay for it; on Linux, to see the other case, raise MALLOC_TRIM_THRESHOLD_ and
+MALLOC_MMAP_THRESHOLD_ to 100000000000.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+import hush
+from hush.models import build
+from hush.models.lstm import ImdbLstm
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SIGMA = 1.0
+LOSS = nn.CrossEntropyLoss(reduction="none")
+Step = Callable[[], None]
+
+
+class Block(nn.Module):
+    """Two convolutions and a way around them."""
+
+    def __init__(self, channels: int, filters: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, filters, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(filters, filters, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList(nn.GroupNorm(4, filters) for _ in range(2))
+        self.around = (
+            nn.Identity() if stride == 1 else nn.Conv2d(channels, filters, 1, stride, bias=False)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = functional.relu(self.norms[0](self.first(x)))
+        return functional.relu(self.norms[1](self.second(inner)) + self.around(x))
+
+
+def resnet20() -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.GroupNorm(4, 16), nn.ReLU()]
+    channels = 16
+    for filters in (16, 32, 64):
+        for _ in range(3):
+            layers.append(Block(channels, filters, 1 if channels == filters else 2))
+            channels = filters
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+class Transformer(nn.Module):
+    """A classifier of token sequences; `peer` makes the changes that Opacus needs."""
+
+    def __init__(self, peer: bool) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(5000, 128), nn.Embedding(128, 128)
+        layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True)
+        if peer:
+            from opacus.layers import DPMultiheadAttention
+
+            layer.self_attn = DPMultiheadAttention(128, 4, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.scores = nn.Linear(128, 10)
+        self.peer = peer
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        places = places.expand_as(tokens).contiguous() if self.peer else places
+        x = self.layers(self.words(tokens) + self.places(places))
+        scores: Tensor = self.scores(x.mean(1))
+        return scores
+
+
+def bilstm(peer: bool) -> nn.Module:
+    model = ImdbLstm(10)
+    if peer:
+        from opacus.layers import DPLSTM
+
+        model.lstm = DPLSTM(32, 32, batch_first=True, bidirectional=True)
+    return model
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
+    )
+
+
+def images(*shape: int) -> Callable[[int], Tensor]:
+    return lambda batch: torch.randn(batch, *shape)
+
+
+def tokens(vocabulary: int) -> Callable[[int], Tensor]:
+    return lambda batch: torch.randint(0, vocabulary, (batch, 128))
+
+
+MODELS: dict[str, tuple[Callable[[bool], nn.Module], Callable[[int], Tensor]]] = {
+    "mnist": (lambda _: build("mnist-cnn", classes=10, shape=(1, 28, 28)), images(1, 28, 28)),
+    "cifar": (lambda _: build("cifar-cnn", classes=10, shape=(3, 32, 32)), images(3, 32, 32)),
+    "resnet20": (lambda _: resnet20(), images(3, 32, 32)),
+    "mlp": (lambda _: mlp(), images(784)),
+    "transformer": (Transformer, tokens(5000)),
+    "bilstm": (bilstm, tokens(10_000)),
+}
+
+
+def plain(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        LOSS(model(x), y).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def private(model: nn.Module, x: Tensor, y: Tensor, replay: bool = False) -> Step:
+    """A step as a user takes it, charge and all."""
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=SIGMA)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    step = hush.PrivateStep(
+        model, LOSS, optimizer, plan, records=len(x), physical_batch=len(x), replay=replay
+    )
+    batches = step.batches((x, y))
+    return lambda: step(next(batches))
+
+
+def by_hand(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """What people write without a library."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    names = [name for name, _ in model.named_parameters()]
+
+    def one(values: dict[str, Tensor], a: Tensor, b: Tensor) -> Tensor:
+        return LOSS(functional_call(model, values, (a[None],)), b[None])[0]
+
+    gradients = vmap(grad(one), in_dims=(None, 0, 0), randomness="different")
+
+    def step() -> None:
+        values = {name: value.detach() for name, value in model.named_parameters()}
+        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            rows = [grad(one)(values, a, b) for a, b in zip(x, y, strict=True)]
+            each = {name: torch.stack([row[name] for row in rows]) for name in names}
+        else:
+            each = gradients(values, x, y)
+        norms = torch.stack([part.flatten(1).norm(dim=1) for part in each.values()]).norm(dim=0)
+        weights = (1 / norms).clamp(max=1)
+        for name, value in model.named_parameters():
+            total = torch.tensordot(weights, each[name], dims=1)
+            value.grad = (total + SIGMA * torch.randn_like(total)) / len(x)
+        optimizer.step()
+
+    return step
+
+
+def opacus(mode: str) -> Callable[[nn.Module, Tensor, Tensor], Step]:
+    def make(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+        from opacus import GradSampleModule
+        from opacus.grad_sample import GradSampleModuleFastGradientClipping
+        from opacus.optimizers import DPOptimizer
+        from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
+        from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+        settings: dict[str, Any] = {
+            "noise_multiplier": SIGMA,
+            "max_grad_norm": 1.0,
+            "expected_batch_size": len(x),
+        }
+        plain_sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+        if mode == "ghost":
+            wrapped = GradSampleModuleFastGradientClipping(
+                model, max_grad_norm=1.0, use_ghost_clipping=True
+            )
+            optimizer = DPOptimizerFastGradientClipping(plain_sgd, **settings)
+            loss: Any = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss(), "mean")
+        else:
+            wrapped = GradSampleModule(model, force_functorch=mode == "functorch")
+            optimizer = DPOptimizer(plain_sgd, **settings)
+            loss = nn.CrossEntropyLoss()
+
+        def step() -> None:
+            optimizer.zero_grad()
+            loss(wrapped(x), y).backward()
+            optimizer.step()
+
+        return step
+
+    return make
+
+
+STEPS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
+    "plain": plain,
+    "hush": private,
+    "hush, replayed": partial(private, replay=True),
+    "vmap by hand": by_hand,
+    "Opacus hooks": opacus("hooks"),
+    "Opacus functorch": opacus("functorch"),
+    "Opacus ghost": opacus("ghost"),
+}
+PEER = ("Opacus hooks", "Opacus functorch", "Opacus ghost")
+
+
+def ready(model: str, way: str, batch: int) -> Step:
+    """A step that has run once already, to be timed."""
+    torch.manual_seed(0)
+    network, inputs = MODELS[model]
+    x, y = inputs(batch).to(DEVICE), torch.randint(0, 10, (batch,)).to(DEVICE)
+    return STEPS[way](network(way in PEER).to(DEVICE), x, y)
+
+
+def seconds(step: Step) -> float:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def peak(model: str, way: str, batch: int) -> float:
+    """The peak memory of a few steps, in MiB; call it once in a process."""
+    ready(model, way, 2)()  # what is loaded once is not counted
+    step = ready(model, way, batch)
+    if DEVICE.type == "cuda":
+        before = torch.cuda.memory_allocated()
+        for _ in range(3):
+            step()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before = resident("VmRSS")
+    for _ in range(3):
+        step()
+    return resident("VmHWM") - before
+
+
+def resident(field: str) -> float:
+    """What Linux says of this process, in MiB."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(f"{field}:")[1].split()[0]) / 2**10
+
+
+def elsewhere(model: str, way: str, options: argparse.Namespace) -> float:
+    """`peak` in a fresh process."""
+    arguments = [
+        "--batch", str(options.batch), "--threads", str(options.threads), "--peak", model, way,
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments], check=True, capture_output=True, text=True
+    )
+    return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--ways", default=";".join(STEPS))
+    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(options.threads)
+    if options.peak:
+        print(json.dumps(peak(*options.peak, options.batch)))
+        return
+    ways = [way for way in options.ways.split(";") if way not in PEER or find_spec("opacus")]
+    if DEVICE.type == "cpu":
+        ways = [way for way in ways if way != "hush, replayed"]
+    print(
+        f"batch {options.batch}, {options.threads} thread(s), {DEVICE.type}, torch {torch.__version__}\n"
+    )
+    print("| model | step | ms | times plain | peak MiB | times plain |")
+    print("|---|---|---|---|---|---|")
+    for model in options.models.split(","):
+        steps = {way: ready(model, way, options.batch) for way in ways}
+        for step in steps.values():
+            step()
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(options.repeats):
+            for way, step in steps.items():
+                times[way].append(seconds(step))
+        del steps
+        memory = {way: elsewhere(model, way, options) for way in ways if not options.no_memory}
+        for way in ways:
+            ratio = statistics.median(a / b for a, b in zip(times[way], times["plain"], strict=True))
+            row = f"| {model} | {way} | {1e3 * statistics.median(times[way]):.1f} | {ratio:.2f} |"
+            if memory:
+                row += f" {memory[way]:.0f} | {memory[way] / memory['plain']:.2f} |"
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

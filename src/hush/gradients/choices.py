@@ -1,0 +1,46 @@
+"""Models that decide by a value: records that decide alike can still be worked out together."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+CHOICES = {
+    Tensor.__bool__,
+    Tensor.__int__,
+    Tensor.__float__,
+    Tensor.__index__,
+    Tensor.item,
+    Tensor.is_nonzero,
+    torch.is_nonzero,
+}
+"""Calls that turn a tensor into a number, on which Python may then decide."""
+
+
+class Undecided(Exception):
+    """Raised where records would go different ways."""
+
+    def __init__(self, values: list[object], device: torch.device) -> None:
+        super().__init__("records decide differently")
+        self._values = list(map(repr, values))
+        self._device = device
+
+    def groups(self) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
+        """The records with the same value, by their numbers, and how to take them from a batch."""
+        for value in dict.fromkeys(self._values):
+            rows = [i for i, other in enumerate(self._values) if other == value]
+            index = torch.tensor(rows, device=self._device)
+            yield index, partial(_taken, index)
+
+
+def agreed(each: Tensor) -> Tensor:
+    """The value that all records have; raises if they do not have the same one."""
+    values = each.flatten().tolist()
+    if len(set(map(repr, values))) > 1:
+        raise Undecided(values, each.device)
+    return each.flatten()[0]
+
+
+def _taken(index: Tensor, rows: Tensor) -> Tensor:
+    return rows[index.to(rows.device)]

@@ -1,0 +1,186 @@
+"""Gradients of a matrix kept as the factors `sum_t left[t] (x) right[t]`, t the positions of a record.
+
+With T positions and a matrix (m, n) the factors are T (m + n) numbers a record, against m n. The
+weighted sum over records is one matrix product; the Euclidean norm comes from the inner products
+between positions (the Gram matrices), other norms from writing out a few records at a time, except
+where there is one position: the norm of an outer product is the product of the norms.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hush.gradients.terms import Dense, Term, being_captured, precise, vector_norms, written_out
+
+FEWER = 2
+"""Gradients are written out unless that takes more than this many times the numbers of the factors.
+
+Up to there writing out is the faster way too: it costs the arithmetic of the plain gradient, T m n,
+and then one pass each for the norms and the sum, while the Gram matrices take T^2 (m + n) on top of it.
+Measured in docs/results/step.md.
+"""
+
+_CANCELLED = 2.0**-12
+"""The smallest share of its upper bound at which a square from Gram matrices is believed.
+
+Below it rounding could be seen in the norm, and a record whose norm is understated would not be
+clipped enough: such records are written out.
+"""
+
+
+def product(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
+    """The term `sum_t left[:, t] (x) right[:, t]` in the cheaper form."""
+    positions, rows, columns = left.shape[1], left.shape[2], right.shape[2]
+    term = Outer(left, right, shape)
+    if positions == 1 or rows * columns > FEWER * positions * (rows + columns):
+        return term
+    return Dense(term.dense())
+
+
+@dataclass(frozen=True, eq=False)
+class Outer:
+    """`sum_t left[:, t] (x) right[:, t]`, as a matrix product leaves it."""
+
+    left: Tensor
+    right: Tensor
+    shape: torch.Size
+
+    @property
+    def records(self) -> int:
+        return len(self.left)
+
+    def take(self, rows: Tensor | slice) -> "Outer":
+        return Outer(self.left[rows], self.right[rows], self.shape)
+
+    def dense(self) -> Tensor:
+        return (precise(self.left).mT @ precise(self.right)).view(-1, *self.shape)
+
+    def norms(self, order: float) -> Tensor:
+        if self.left.shape[1] == 1:
+            left, right = (vector_norms(precise(part), order) for part in (self.left, self.right))
+            return left * right
+        return euclidean(self, [self], self.lengths()) if order == 2 else written_out(self, order)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        left = (precise(self.left) * weights.to(precise(self.left).dtype)[:, None, None]).flatten(0, 1)
+        return (left.mT @ precise(self.right).flatten(0, 1)).view(self.shape)
+
+    def lengths(self) -> Tensor:
+        """A bound on each record's norm: the sum over positions of the norms."""
+        left, right = (torch.linalg.vector_norm(precise(p), dim=-1) for p in (self.left, self.right))
+        total: Tensor = (left * right).sum(1)
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """`sum_t e[index[:, t]] (x) right[:, t]`, as a table of rows leaves it."""
+
+    index: Tensor
+    right: Tensor
+    shape: torch.Size
+
+    @property
+    def records(self) -> int:
+        return len(self.index)
+
+    def take(self, rows: Tensor | slice) -> "Rows":
+        return Rows(self.index[rows], self.right[rows], self.shape)
+
+    def dense(self) -> Tensor:
+        rows = precise(self.right).flatten(0, 1)
+        whole = rows.new_zeros(self.records * self.shape[0], self.shape[1])
+        return whole.index_add_(0, self._keys(), rows).view(-1, *self.shape)
+
+    def norms(self, order: float) -> Tensor:
+        """The norm of each record's table, of which only the rows it used are formed."""
+        keys, sources = self._keys().sort()
+        place = functional.pad((keys[1:] != keys[:-1]).long(), (1, 0)).cumsum(0)
+        rows = precise(self.right).flatten(0, 1)
+        used = torch.zeros_like(rows).index_add_(0, place, rows[sources])
+        # The places used are filled from the front; what stays zero may count for any record.
+        record = torch.zeros_like(keys).index_copy_(0, place, keys // self.shape[0])
+        each = vector_norms(used, order)
+        total = each.new_zeros(self.records)
+        if order == torch.inf:
+            return total.scatter_reduce_(0, record, each, "amax")
+        return total.index_add_(0, record, each**order) ** (1 / order)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        rows = (precise(self.right) * weights[:, None, None]).flatten(0, 1)
+        return rows.new_zeros(self.shape).index_add_(0, self.index.flatten(), rows)
+
+    def lengths(self) -> Tensor:
+        """A bound on each record's norm: the sum over positions of the norms."""
+        each: Tensor = torch.linalg.vector_norm(precise(self.right), dim=-1)
+        return each.sum(1)
+
+    def _keys(self) -> Tensor:
+        start = torch.arange(self.records, device=self.index.device) * self.shape[0]
+        return (self.index + start[:, None]).flatten()
+
+
+@dataclass(frozen=True, eq=False)
+class Tied:
+    """A table that is looked up and multiplied with, as a language model's first and last layer."""
+
+    rows: Rows
+    outer: Outer
+
+    @property
+    def records(self) -> int:
+        return self.rows.records
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.rows.shape
+
+    def take(self, rows: Tensor | slice) -> "Tied":
+        return Tied(self.rows.take(rows), self.outer.take(rows))
+
+    def dense(self) -> Tensor:
+        return self.rows.dense() + self.outer.dense()
+
+    def norms(self, order: float) -> Tensor:
+        if order != 2:
+            return written_out(self, order)
+        return euclidean(self, [self.rows, self.outer], self.rows.lengths() + self.outer.lengths())
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.rows.weighted_sum(weights) + self.outer.weighted_sum(weights)
+
+
+def euclidean(term: Term, parts: Sequence[Outer | Rows], bound: Tensor) -> Tensor:
+    """The Euclidean norms of the sum of the parts from inner products between positions."""
+    squares = torch.zeros_like(bound)
+    for i, one in enumerate(parts):
+        for other in parts[: i + 1]:
+            inner = (_left_gram(one, other) * (precise(one.right) @ precise(other.right).mT)).sum((1, 2))
+            squares += inner if one is other else 2 * inner
+    return believed(term, squares, bound)
+
+
+def believed(term: Term, squares: Tensor, bound: Tensor) -> Tensor:
+    """The roots of the squares; where most has cancelled, the norms of what is written out."""
+    cancelled = squares < _CANCELLED * bound.square()
+    roots = squares.clamp(min=0).sqrt()
+    if being_captured():
+        return roots.where(~cancelled, torch.nan)
+    if bool(cancelled.any()):
+        roots[cancelled] = written_out(term.take(cancelled), 2)
+    return roots
+
+
+def _left_gram(one: Outer | Rows, other: Outer | Rows) -> Tensor:
+    """The inner products of the left factors: (records, positions, positions)."""
+    if isinstance(one, Outer) and isinstance(other, Outer):
+        return precise(one.left) @ precise(other.left).mT
+    if isinstance(one, Outer):
+        assert isinstance(other, Rows)
+        return precise(one.left).gather(2, other.index[:, None].expand(-1, one.left.shape[1], -1))
+    if isinstance(other, Outer):
+        return _left_gram(other, one).mT
+    return (one.index[:, :, None] == other.index[:, None]).to(precise(one.right).dtype)

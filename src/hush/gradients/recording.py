@@ -1,0 +1,222 @@
+"""One forward and one backward pass that leave every parameter's per-example gradients on a tape.
+
+The model runs under `torch.vmap`, each record a batch of one, so that no other record can enter its
+loss. Inside, a function mode looks at every torch call. A layer it has a rule for is worked out for
+all records at once and keeps the factors of its weights' gradients; any other use of a parameter, or
+of a value worked out from parameters alone, goes through a copy for each record (a view, not memory),
+whose gradient autograd returns. The backward pass is an ordinary one and never forms the gradient of a
+weight summed over records.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import _add_batch_dim, _unwrap_batched, current_level, is_batchedtensor
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+from torch.overrides import TorchFunctionMode
+
+from hush.core.errors import Unsupported
+from hush.gradients.capture import Weight, capture
+from hush.gradients.choices import CHOICES, Undecided, agreed
+from hush.gradients.isolation import check_written, explained
+from hush.gradients.rules import RULES
+from hush.gradients.structure import called, each, tensors
+from hush.gradients.tape import GradientTape, SplitTape, joined
+from hush.gradients.terms import Dense, Term
+
+Loss = Callable[[Any, Any], Tensor]
+"""Outputs and targets of a batch to one value per record."""
+
+
+def record(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> GradientTape | SplitTape:
+    """The tape of one batch: the gradient of each record's own loss.
+
+    `inputs` is a tensor, or a tuple or dictionary of tensors for a model that takes several; records
+    are along the first dimension of each. Only parameters that require a gradient take part. Where
+    the model decides by a value (`if mask.all():`), records that decide alike are recorded together.
+    """
+    try:
+        return _record_alike(model, loss, inputs, targets)
+    except Undecided as choice:
+        return SplitTape(
+            [
+                (rows, record(model, loss, each(inputs, take), each(targets, take)))
+                for rows, take in choice.groups()
+            ]
+        )
+
+
+def _record_alike(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> GradientTape:
+    trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    device = next(iter(trainable.values())).device
+    records = len(next(tensors(inputs)))
+    if records == 0:
+        empty: dict[str, Term] = {
+            name: Dense(v.detach().new_zeros(0, *v.shape)) for name, v in trainable.items()
+        }
+        return GradientTape(empty, device)
+    recording = Recording(trainable, records, device)
+
+    def one_loss(x: Any, y: Any) -> Tensor:
+        recording.level = current_level()
+        with recording:
+            values = loss(called(model, each(x, _alone)), each(y, _alone))
+        if values.shape != (1,):
+            raise Unsupported(
+                f"the loss returned shape {tuple(values.shape)} for a batch of one record, not (1,): "
+                "each record's own gradient is clipped, and a loss that is already reduced has no "
+                'such thing. Pass one with reduction="none", e.g. torch.nn.CrossEntropyLoss('
+                'reduction="none"), or a loss module that says how it reduces.'
+            )
+        return values[0]
+
+    with explained(model), torch.enable_grad():
+        recording.run_back(torch.vmap(one_loss, randomness="different")(inputs, targets))
+    return GradientTape({name: joined(terms) for name, terms in recording.terms.items()}, device)
+
+
+def _alone(value: Tensor) -> Tensor:
+    return value.unsqueeze(0)
+
+
+class Recording(TorchFunctionMode):
+    """Sees every torch call of one forward pass and decides how parameters enter it."""
+
+    def __init__(self, trainable: dict[str, nn.Parameter], records: int, device: torch.device) -> None:
+        super().__init__()
+        self.records = records
+        self.level = 0
+        """Which of the `vmap`s that may be nested is the one over records."""
+        self.terms: dict[str, list[Term]] = {name: [] for name in trainable}
+        self._parameters = trainable
+        self._names = {id(parameter): name for name, parameter in trainable.items()}
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
+        self._copies: dict[int, _Copies] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        check_written(func, args)
+        if func in CHOICES and is_batchedtensor(args[0]):
+            return func(agreed(_unwrap_batched(args[0], self.level)[0]))
+        if torch.is_grad_enabled():
+            rule = RULES.get(func)
+            if rule is not None:
+                first = (kwargs.pop("input"),) if "input" in kwargs else ()
+                args = (*first, *args)
+                output = rule(self, *args, **kwargs)
+                if output is not NotImplemented:
+                    return output
+            found = list(tensors((args, kwargs)))
+            if any(map(is_batchedtensor, found)):
+                args, kwargs = each((args, kwargs), self._own)
+        return func(*args, **kwargs)
+
+    def weights(self, *values: Tensor | None) -> list[Weight | None] | None:
+        """The values as a rule wants them; None where no rule applies.
+
+        That is where none of them is trained, or one was itself worked out from parameters.
+        """
+        found: list[Weight | None] = []
+        for value in values:
+            name = self._names.get(id(value))
+            if value is None:
+                found.append(None)
+            elif name is not None:
+                found.append(Weight(value.detach(), self.terms[name]))
+            elif value.requires_grad or is_batchedtensor(value):
+                return None
+            else:
+                found.append(Weight(value))
+        return found if any(weight and weight.terms is not None for weight in found) else None
+
+    def at_once(self, work: Callable[..., Any], *operands: Tensor | None) -> Any:
+        """`work(anchor, *operands)` on tensors whose first dimension is the records."""
+        own = [value if value is None else self._unwrapped(self._own(value)) for value in operands]
+        with temporarily_pop_interpreter_stack():
+            output = work(self._anchor, *own)
+        return each(output, lambda part: _add_batch_dim(part, 0, self.level))
+
+    def _unwrapped(self, value: Tensor) -> Tensor:
+        inner, place = _unwrap_batched(value, self.level)
+        with temporarily_pop_interpreter_stack():
+            return inner.expand(self.records, *inner.shape) if place is None else inner.movedim(place, 0)
+
+    def _own(self, value: Tensor) -> Tensor:
+        """A copy for each record of a value that all share, if there is a gradient to be had for it."""
+        if is_batchedtensor(value) or not value.requires_grad:
+            return value
+        if id(value) not in self._copies:
+            copies = _Copies(value, self.records)
+            copies.output = self.at_once(partial(capture, copies))
+            self._copies[id(value)] = copies
+        return self._copies[id(value)].output
+
+    def run_back(self, losses: Tensor) -> None:
+        """Run the backward pass, and check that every parameter was seen."""
+        parameters = list(self._parameters.values())
+        direct: Sequence[Tensor | None] = [None] * len(parameters)
+        if losses.requires_grad:
+            _, *direct = torch.autograd.grad(
+                losses.sum(), [self._anchor, *parameters], allow_unused=True
+            )
+        for copies in self._copies.values():
+            self._trace(copies)
+        unseen = [name for name, part in zip(self.terms, direct, strict=True) if part is not None]
+        if unseen:
+            raise Unsupported(
+                f"the tape does not see how {', '.join(unseen)} enter(s) the loss, and so cannot clip "
+                "the gradient record by record: is it used in compiled or scripted code, or in an "
+                "autograd.Function? Use plain torch operations there, or freeze it with "
+                "requires_grad_(False)."
+            )
+        idle = [name for name, terms in self.terms.items() if not terms]
+        if idle:
+            raise Unsupported(
+                f"the loss does not depend on {', '.join(idle)}: noise alone would move it. Freeze it "
+                "with requires_grad_(False), or use it in forward()."
+            )
+
+    def _trace(self, copies: "_Copies") -> None:
+        """Hand the gradients of a value on to the parameters that it was worked out from."""
+        if copies.gradients is None:
+            return
+        name = self._names.get(id(copies.value))
+        if name is not None:
+            self.terms[name].append(Dense(copies.gradients))
+            return
+        parts = torch.autograd.grad(
+            copies.value,
+            list(self._parameters.values()),
+            copies.gradients,
+            is_grads_batched=True,
+            retain_graph=True,
+            allow_unused=True,
+        )
+        for terms, part in zip(self.terms.values(), parts, strict=True):
+            if part is not None:
+                terms.append(Dense(part))
+
+
+class _Copies:
+    """A layer without inputs whose output is one value for each record."""
+
+    output: Tensor
+
+    def __init__(self, value: Tensor, records: int) -> None:
+        self.value = value
+        self.records = records
+        self.gradients: Tensor | None = None
+
+    def forward(self) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return self.value.detach().expand(self.records, *self.value.shape), ()
+
+    def backward(
+        self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        self.gradients = grad
+        return ()

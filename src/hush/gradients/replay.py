@@ -1,0 +1,113 @@
+"""Clipped sums recorded once, as CUDA graphs, and replayed for every batch of the same size.
+
+On a GPU the private step of a small model takes longer to ask for than to do. A graph asks once. The
+batch is filled up to a round size with copies of its first record that count for nothing.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hush.core.errors import Unsupported
+from hush.core.part import Clipping
+from hush.core.tape import ClippedSum, Tape
+from hush.gradients.recording import Loss, record
+
+_ROUND = 64
+_WARM_UP = 3
+
+
+@dataclass(frozen=True, eq=False)
+class _Padded:
+    """A tape of which only some records count."""
+
+    tape: Tape
+    counts: Tensor
+
+    def norms(self, order: float) -> Tensor:
+        return self.tape.norms(order)
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        return self.tape.weighted_sum(weights * self.counts.to(weights.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class _Graph:
+    """The work for one size of batch, with the memory that it reads from and writes to."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Tensor
+    targets: Tensor
+    counts: Tensor
+    output: ClippedSum
+
+
+class Replay:
+    """Clips and sums batches by replaying the work of an earlier one.
+
+    Records whose gradient is not finite, or whose norm has to be looked at twice, make the batch be
+    done anew without replay. The graphs are recorded anew when a parameter or buffer has moved, is
+    frozen or is unfrozen, or a module changes between training and evaluation; other changes to what
+    forward() does are not seen.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, clipping: Clipping) -> None:
+        if not next(model.parameters()).is_cuda:
+            raise Unsupported(
+                "replay=True records CUDA graphs and the model is not on a GPU. Move the model there, "
+                "or leave replay out."
+            )
+        self._model = model
+        self._loss = loss
+        self._clipping = clipping
+        self._graphs: dict[Any, _Graph] = {}
+        self._state: Any = None
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> ClippedSum:
+        state = self._now()
+        if state != self._state:
+            self._graphs.clear()
+            self._state = state
+        size = -(-len(inputs) // _ROUND) * _ROUND
+        key = (size, inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype)
+        if key not in self._graphs:
+            self._graphs[key] = self._captured(inputs, targets, size)
+        graph = self._graphs[key]
+        for held, given in ((graph.inputs, inputs), (graph.targets, targets)):
+            held[: len(given)] = given
+            held[len(given) :] = given[0]
+        graph.counts[:] = torch.arange(size, device=graph.counts.device) < len(inputs)
+        graph.graph.replay()
+        if int(graph.output.skipped):
+            return self._clipping.clip(record(self._model, self._loss, inputs, targets))
+        return graph.output
+
+    def _captured(self, inputs: Tensor, targets: Tensor, size: int) -> _Graph:
+        first, second = (given[:1].repeat(size, *[1] * (given.dim() - 1)) for given in (inputs, targets))
+        counts = torch.zeros(size, device=inputs.device)
+
+        def work() -> ClippedSum:
+            tape = record(self._model, self._loss, first, second)
+            return self._clipping.clip(_Padded(tape, counts))
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP):
+                work()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = work()
+        return _Graph(graph, first, second, counts, output)
+
+    def _now(self) -> Any:
+        """What the recorded work took for granted."""
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        return (
+            [(tensor.data_ptr(), tensor.requires_grad) for tensor in tensors],
+            [module.training for module in self._model.modules()],
+            torch.is_autocast_enabled("cuda"),
+        )

@@ -1,0 +1,66 @@
+"""Tables of rows that are looked up."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.nn import functional
+
+from hush.core.errors import Unsupported
+from hush.gradients.capture import Weight, capture
+from hush.gradients.factors import Rows
+
+if TYPE_CHECKING:
+    from hush.gradients.recording import Recording
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """The rows of a table at each record's indices; the padding row is never trained."""
+
+    weight: Weight
+    padding: int | None
+
+    def forward(self, index: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return functional.embedding(index, self.weight.value), (index,)
+
+    def backward(
+        self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        index = saved[0].flatten(1) if saved[0].dim() > 1 else saved[0].unsqueeze(1)
+        right = grad.reshape(*index.shape, grad.shape[-1])
+        if self.padding is not None:
+            right = right.masked_fill((index == self.padding).unsqueeze(-1), 0)
+        assert self.weight.terms is not None
+        self.weight.terms.append(Rows(index, right, self.weight.value.shape))
+        return (None,)
+
+
+def embedding(
+    recording: "Recording",
+    index: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """The rule for `F.embedding`; `sparse` makes no difference to a sum that gets noise everywhere."""
+    weights = recording.weights(weight)
+    if weights is None or weights[0] is None:
+        return NotImplemented
+    if max_norm is not None:
+        raise Unsupported(
+            "an Embedding with max_norm rescales the rows that a batch uses, so the weights show which "
+            "rows those were. Leave max_norm out."
+        )
+    if scale_grad_by_freq:
+        raise Unsupported(
+            "an Embedding with scale_grad_by_freq divides a record's gradient by how often the whole "
+            "batch uses a row, so one record changes the others' gradients. Leave it out."
+        )
+    padding = None if padding_idx is None else padding_idx % weight.shape[0]
+    layer = Lookup(weights[0], padding)
+    return recording.at_once(partial(capture, layer), index)

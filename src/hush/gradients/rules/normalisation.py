@@ -1,0 +1,172 @@
+"""Normalisation within a record, with a trained scale and shift."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hush.gradients.capture import Weight, capture, unmerged
+from hush.gradients.terms import Dense
+
+if TYPE_CHECKING:
+    from hush.gradients.recording import Recording
+
+_Backward = tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNorm:
+    """Normalisation over the last dimensions."""
+
+    shape: tuple[int, ...]
+    weight: Weight | None
+    bias: Weight | None
+    eps: float
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        output, mean, scale = torch.native_layer_norm(
+            x, self.shape, _value(self.weight), _value(self.bias), self.eps
+        )
+        return output, (x, mean, scale)
+
+    def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> _Backward:
+        x, mean, scale = saved
+        records = len(x)
+        if self.weight is not None and self.weight.terms is not None:
+            product = (x - mean).mul_(scale).mul_(grad)
+            self.weight.terms.append(Dense(product.view(records, -1, *self.shape).sum(1)))
+        if self.bias is not None and self.bias.terms is not None:
+            self.bias.terms.append(Dense(grad.reshape(records, -1, *self.shape).sum(1)))
+        inputs: Tensor | None = None
+        if needed[0]:
+            inputs = torch.ops.aten.native_layer_norm_backward(
+                grad, x, self.shape, mean, scale, _value(self.weight), None, [True, False, False]
+            )[0]
+        return (inputs,)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupNorm:
+    """Normalisation over groups of channels of (records * count, channels, *positions)."""
+
+    records: int
+    groups: int
+    weight: Weight | None
+    bias: Weight | None
+    eps: float
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        output, mean, scale = torch.native_group_norm(
+            x, _value(self.weight), _value(self.bias), *_sizes(x), self.groups, self.eps
+        )
+        return output, (x, mean, scale)
+
+    def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> _Backward:
+        x, mean, scale = saved
+        grad = grad.contiguous()
+        images, channels, positions = _sizes(x)
+        shift = grad.view(images, channels, positions).sum(-1)
+        if self.weight is not None and self.weight.terms is not None:
+            flat = (images * channels, 1, positions)
+            product = torch.bmm(grad.view(flat), x.view(flat).mT).view(images, self.groups, -1)
+            by_group = shift.view(images, self.groups, -1)
+            each = (product - by_group * mean.unsqueeze(-1)) * scale.unsqueeze(-1)
+            self.weight.terms.append(Dense(each.view(self.records, -1, channels).sum(1)))
+        if self.bias is not None and self.bias.terms is not None:
+            self.bias.terms.append(Dense(shift.view(self.records, -1, channels).sum(1)))
+        inputs: Tensor | None = None
+        if needed[0]:
+            inputs = torch.ops.aten.native_group_norm_backward(
+                grad, x, mean, scale, _value(self.weight), *_sizes(x), self.groups, [True, False, False]
+            )[0]
+        return (inputs,)
+
+
+def layer_norm(
+    recording: "Recording",
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Any:
+    """The rule for `F.layer_norm`."""
+    weights = recording.weights(weight, bias)
+    if weights is None:
+        return NotImplemented
+    layer = LayerNorm(tuple(normalized_shape), weights[0], weights[1], eps)
+    return recording.at_once(lambda anchor, x: capture(layer, anchor, _float(x).contiguous()), x)
+
+
+def group_norm(
+    recording: "Recording",
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Any:
+    """The rule for `F.group_norm`."""
+    weights = recording.weights(weight, bias)
+    if weights is None:
+        return NotImplemented
+    return recording.at_once(partial(_grouped, num_groups, weights[0], weights[1], eps), x)
+
+
+def instance_norm(
+    recording: "Recording",
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """The rule for `F.instance_norm`: a group norm with a group for each channel."""
+    if running_mean is not None or not use_input_stats:
+        return NotImplemented
+    weights = recording.weights(weight, bias)
+    if weights is None:
+        return NotImplemented
+    return recording.at_once(partial(_grouped, x.shape[1], weights[0], weights[1], eps), x)
+
+
+def rms_norm(
+    recording: "Recording",
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Any:
+    """The rule for `F.rms_norm`: normalise, then scale with a copy of the weight for each record."""
+    if weight is None:
+        return NotImplemented
+    with recording:
+        return functional.rms_norm(x, normalized_shape, None, eps) * weight
+
+
+def _grouped(
+    groups: int, weight: Weight | None, bias: Weight | None, eps: float, anchor: Tensor, x: Tensor
+) -> Tensor:
+    layer = GroupNorm(len(x), groups, weight, bias, eps)
+    return unmerged(capture(layer, anchor, _float(x).flatten(0, 1).contiguous()), x.shape[:2])
+
+
+def _float(x: Tensor) -> Tensor:
+    """Autocast normalises in single precision."""
+    return x.float() if torch.is_autocast_enabled(x.device.type) else x
+
+
+def _value(weight: Weight | None) -> Tensor | None:
+    return None if weight is None else weight.value
+
+
+def _sizes(x: Tensor) -> tuple[int, int, int]:
+    return len(x), x.shape[1], math.prod(x.shape[2:])

@@ -1,0 +1,193 @@
+"""PyTorch's recurrent layers: every position of a sequence is a position of two matrix products.
+
+The gates at one position are `P + W_hh h`, with `P = W_ih x + b` and h the state before. The gradient of
+P is therefore the left factor of both weights' gradients, x and h the right ones. The recurrence runs
+on P, through PyTorch's own kernel with the identity in place of W_ih (an LSTM on the CPU: `scan.py`),
+and hands that gradient back. Sequences are (steps, sequences, size) in here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hush.core.errors import Unsupported
+from hush.gradients.capture import Weight, capture
+from hush.gradients.factors import product
+from hush.gradients.rules.scan import scan
+from hush.gradients.terms import Dense
+
+if TYPE_CHECKING:
+    from hush.gradients.recording import Recording
+
+_CUDNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
+
+
+@dataclass(eq=False)
+class Gates:
+    """The input's part of the gates of one layer in one direction."""
+
+    kind: str
+    records: int
+    input_weight: Weight
+    state_weight: Weight
+    input_bias: Weight | None
+    state_bias: Weight | None
+    before: Tensor = field(init=False)
+    """The state before each position, known once the recurrence has run."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        bias = None if self.input_bias is None else self.input_bias.value
+        if self.kind != "gru" and bias is not None and self.state_bias is not None:
+            bias = bias + self.state_bias.value
+        gates = functional.linear(x.flatten(0, 1), self.input_weight.value, bias).unflatten(
+            0, x.shape[:2]
+        )
+        return gates, (x, gates)
+
+    def backward(
+        self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        x, gates = saved
+        state_grad = self._state_grad(grad, gates)
+        own = self._own(grad)
+        own_state = own if state_grad is grad else self._own(state_grad)
+        total = own.sum(1)
+        own_total = total if own_state is own else own_state.sum(1)
+        for weight, left, right in (
+            (self.input_weight, own, x),
+            (self.state_weight, own_state, self.before),
+        ):
+            if weight.terms is not None:
+                weight.terms.append(product(left, self._own(right), weight.value.shape))
+        for bias, each in ((self.input_bias, total), (self.state_bias, own_total)):
+            if bias is not None and bias.terms is not None:
+                bias.terms.append(Dense(each))
+        return (grad @ self.input_weight.value if needed[0] else None,)
+
+    def _state_grad(self, grad: Tensor, gates: Tensor) -> Tensor:
+        """The gradient of the state's part of the gates."""
+        if self.kind != "gru":
+            return grad
+        # The new state's part is multiplied by the reset gate before it joins the input's.
+        size = gates.shape[-1] // 3
+        bias = None if self.state_bias is None else self.state_bias.value[:size]
+        reset = functional.linear(self.before, self.state_weight.value[:size], bias).add_(
+            gates[..., :size]
+        )
+        return torch.cat([grad[..., : 2 * size], grad[..., 2 * size :] * reset.sigmoid_()], dim=-1)
+
+    def _own(self, part: Tensor) -> Tensor:
+        """By record: (records, steps of all its sequences, size)."""
+        return part.transpose(0, 1).reshape(self.records, -1, part.shape[-1])
+
+
+def _at_once(
+    kind: str,
+    layers: list[list[list[Weight | None]]],
+    dropout: float,
+    batch_first: bool,
+    anchor: Tensor,
+    x: Tensor,
+    *states: Tensor,
+) -> tuple[Tensor, ...]:
+    """Run the layers on (records, count, steps, size) or (records, steps, count, size)."""
+    records = len(x)
+    first = x.permute(2, 0, 1, 3) if batch_first else x.transpose(0, 1)
+    flow = first.flatten(1, 2)
+    starts = [state.transpose(0, 1).flatten(1, 2) for state in states]
+    ends: list[tuple[Tensor, ...]] = []
+    for directions in layers:
+        outputs = []
+        for backwards, weights in enumerate(directions):
+            start = [state[len(ends)] for state in starts]
+            gates = Gates(kind, records, *weights)  # type: ignore[arg-type]
+            output, *end = _run(gates, anchor, flow.flip(0) if backwards else flow, start)
+            outputs.append(output.flip(0) if backwards else output)
+            ends.append(tuple(end))
+        flow = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
+        if dropout and directions is not layers[-1]:
+            flow = functional.dropout(flow, dropout)
+    whole = flow.unflatten(1, first.shape[1:3])
+    last = [
+        torch.stack(part).unflatten(1, first.shape[1:3]).transpose(0, 1)
+        for part in zip(*ends, strict=True)
+    ]
+    return (whole.permute(1, 2, 0, 3) if batch_first else whole.transpose(0, 1), *last)
+
+
+def _run(gates: Gates, anchor: Tensor, x: Tensor, start: list[Tensor]) -> tuple[Tensor, ...]:
+    """The states of one layer in one direction, and those it ends with."""
+    into = capture(gates, anchor, x)
+    if gates.kind == "lstm" and not x.is_cuda:
+        states, cell = scan(into, start[0], start[1], gates.state_weight.value)
+        end = [states[-1], cell]
+    else:
+        states, *end = _kernel(gates, into, start)
+    gates.before = torch.cat([start[0].unsqueeze(0), states[:-1]]).detach()
+    return (states, *end)
+
+
+def _kernel(gates: Gates, into: Tensor, start: list[Tensor]) -> tuple[Tensor, ...]:
+    """PyTorch's own recurrence over the gates."""
+    weight = gates.state_weight.value
+    weights = [torch.eye(len(weight), dtype=into.dtype, device=into.device), weight]
+    if gates.kind == "gru" and gates.state_bias is not None:
+        weights += [torch.zeros_like(gates.state_bias.value), gates.state_bias.value]
+    if into.is_cuda:
+        weights = [part.clone() for part in weights]
+        mode, size = _CUDNN_MODES[gates.kind], weight.shape[1]
+        torch._cudnn_rnn_flatten_weight(
+            weights, len(weights), len(weight), mode, size, 0, 1, False, False
+        )
+    hidden = [state.unsqueeze(0).contiguous() for state in start]
+    options = (len(weights) == 4, 1, 0.0, True, False, False)
+    states, *end = getattr(torch._VF, gates.kind)(
+        into, hidden if gates.kind == "lstm" else hidden[0], weights, *options
+    )
+    return (states, *(state.squeeze(0) for state in end))
+
+
+def _recurrent(kind: str) -> Any:
+    def rule(
+        recording: "Recording",
+        x: Tensor,
+        states: Any,
+        parameters: Any,
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool = False,
+    ) -> Any:
+        if isinstance(parameters, bool):
+            raise Unsupported(
+                "packed sequences put the records of a batch into one tensor, and a record's own "
+                "gradient is what is clipped. Pass padded sequences and mask them in the model."
+            )
+        weights = recording.weights(*parameters)
+        if weights is None:
+            return NotImplemented
+        directions = 2 if bidirectional else 1
+        each = len(weights) // (num_layers * directions)
+        if each != (4 if has_biases else 2):
+            raise Unsupported(
+                "an LSTM with proj_size has no rule for its third weight. Use a plain LSTM followed by "
+                "a Linear."
+            )
+        runs = [[*weights[i : i + each], None, None][:4] for i in range(0, len(weights), each)]
+        layers = [runs[i : i + directions] for i in range(0, len(runs), directions)]
+        given: Sequence[Tensor] = states if kind == "lstm" else (states,)
+        work = partial(_at_once, kind, layers, dropout if train else 0.0, batch_first)
+        return recording.at_once(work, x, *given)
+
+    rule.__doc__ = f"The rule for `torch.nn.{kind.upper()}`."
+    return rule
+
+
+lstm, gru, rnn_tanh, rnn_relu = map(_recurrent, ("lstm", "gru", "rnn_tanh", "rnn_relu"))

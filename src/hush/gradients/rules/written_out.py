@@ -1,0 +1,65 @@
+"""Functions for which `vmap` has no rule, in terms of functions for which it or the tape has one."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from hush.gradients.recording import Recording
+
+
+def bilinear(
+    recording: "Recording", input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Any:
+    """The rule for `torch.nn.Bilinear`."""
+    with recording:
+        output = torch.einsum("...i,kij,...j->...k", input1, weight, input2)
+        return output if bias is None else output + bias
+
+
+def lstm_cell(recording: "Recording", x: Tensor, states: Any, *weights: Any) -> Any:
+    """The rule for `torch.nn.LSTMCell`."""
+    hidden, cell = states
+    with recording:
+        from_input, from_state = _gates(x, hidden, *weights)
+        enter, keep, new, leave = (from_input + from_state).chunk(4, dim=-1)
+        cell = torch.sigmoid(keep) * cell + torch.sigmoid(enter) * torch.tanh(new)
+        return torch.sigmoid(leave) * torch.tanh(cell), cell
+
+
+def gru_cell(recording: "Recording", x: Tensor, hidden: Tensor, *weights: Any) -> Any:
+    """The rule for `torch.nn.GRUCell`."""
+    with recording:
+        from_input, from_state = (part.chunk(3, dim=-1) for part in _gates(x, hidden, *weights))
+        reset, keep = (torch.sigmoid(a + b) for a, b in zip(from_input[:2], from_state[:2], strict=True))
+        new = torch.tanh(from_input[2] + reset * from_state[2])
+        return new + keep * (hidden - new)
+
+
+def rnn_tanh_cell(recording: "Recording", x: Tensor, hidden: Tensor, *weights: Any) -> Any:
+    """The rule for `torch.nn.RNNCell`."""
+    with recording:
+        from_input, from_state = _gates(x, hidden, *weights)
+        return torch.tanh(from_input + from_state)
+
+
+def rnn_relu_cell(recording: "Recording", x: Tensor, hidden: Tensor, *weights: Any) -> Any:
+    """The rule for `torch.nn.RNNCell` with relu."""
+    with recording:
+        from_input, from_state = _gates(x, hidden, *weights)
+        return torch.relu(from_input + from_state)
+
+
+def _gates(
+    x: Tensor,
+    hidden: Tensor,
+    input_weight: Tensor,
+    state_weight: Tensor,
+    input_bias: Tensor | None = None,
+    state_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    return functional.linear(x, input_weight, input_bias), functional.linear(
+        hidden, state_weight, state_bias
+    )

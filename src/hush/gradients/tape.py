@@ -1,0 +1,139 @@
+"""The gradients of a batch, one per record, kept as the terms that the layers left."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hush.gradients.factors import Outer, Rows, Tied
+from hush.gradients.terms import Dense, Term, being_captured
+
+_CHUNK = 2**22
+"""How many numbers a chunk holds unless one record has more."""
+
+
+@dataclass(frozen=True, eq=False)
+class GradientTape:
+    """Answers for the per-example gradients of one batch without writing them all out."""
+
+    terms: dict[str, Term]
+    device: torch.device
+
+    @property
+    def records(self) -> int:
+        return next(iter(self.terms.values())).records
+
+    def norms(self, order: float) -> Tensor:
+        """The l_order norm of each record's whole gradient."""
+        each = torch.stack(list(self.norms_by_parameter(order).values()))
+        total: Tensor = torch.linalg.vector_norm(each, ord=order, dim=0)
+        return total
+
+    def norms_by_parameter(self, order: float) -> dict[str, Tensor]:
+        """The l_order norm of each record's gradient of each parameter."""
+        with _exactly(self):
+            return {name: term.norms(order) for name, term in self.terms.items()}
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        """The sum of the records' gradients times their weights, by parameter name.
+
+        A record of weight 0 adds exactly zero, even where its gradient is not finite.
+        """
+        tape, keep = self, weights != 0
+        if not being_captured() and not bool(keep.all()):
+            tape, weights = self.take(keep), weights[keep]
+        with _exactly(self):
+            return {name: term.weighted_sum(weights) for name, term in tape.terms.items()}
+
+    def take(self, rows: Tensor | slice) -> "GradientTape":
+        """The tape of some of the records."""
+        return GradientTape({name: term.take(rows) for name, term in self.terms.items()}, self.device)
+
+    def chunks(self, entries: int = _CHUNK) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
+        """The gradients written out, a few records at a time: which ones, and name -> (few, *shape).
+
+        For rules that need every element. A chunk holds `entries` numbers at most, or one record's.
+        """
+        size = sum(math.prod(term.shape) for term in self.terms.values())
+        step = max(1, entries // size)
+        for start in range(0, self.records, step):
+            rows = slice(start, start + step)
+            with _exactly(self):
+                written = {name: term.take(rows).dense() for name, term in self.terms.items()}
+            yield rows, written
+
+
+@dataclass(frozen=True, eq=False)
+class SplitTape:
+    """The tapes of records that took different ways through the model, with who they are."""
+
+    parts: "list[tuple[Tensor, GradientTape | SplitTape]]"
+
+    @property
+    def records(self) -> int:
+        return sum(len(rows) for rows, _ in self.parts)
+
+    def norms(self, order: float) -> Tensor:
+        """The l_order norm of each record's whole gradient."""
+        return self._gathered([tape.norms(order) for _, tape in self.parts])
+
+    def norms_by_parameter(self, order: float) -> dict[str, Tensor]:
+        """The l_order norm of each record's gradient of each parameter."""
+        each = [tape.norms_by_parameter(order) for _, tape in self.parts]
+        return {name: self._gathered([part[name] for part in each]) for name in each[0]}
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        """The sum of the records' gradients times their weights, by parameter name."""
+        first, *others = (tape.weighted_sum(weights[rows]) for rows, tape in self.parts)
+        return {name: sum((other[name] for other in others), start=first[name]) for name in first}
+
+    def chunks(self, entries: int = _CHUNK) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
+        """The gradients written out, a few records at a time."""
+        for rows, tape in self.parts:
+            for some, written in tape.chunks(entries):
+                yield rows[some], written
+
+    def _gathered(self, each: list[Tensor]) -> Tensor:
+        order = torch.cat([rows for rows, _ in self.parts])
+        return torch.cat(each)[order.argsort()]
+
+
+def joined(terms: Sequence[Term]) -> Term:
+    """All the uses of one parameter as one term."""
+    outer = [term for term in terms if isinstance(term, Outer)]
+    rows = [term for term in terms if isinstance(term, Rows)]
+    if len(terms) == 1:
+        return terms[0]
+    if len(outer) + len(rows) < len(terms):
+        return Dense(sum((term.dense() for term in terms[1:]), start=terms[0].dense()))
+    products = (
+        [Outer(_together(outer, "left"), _together(outer, "right"), terms[0].shape)] if outer else []
+    )
+    tables = [Rows(_together(rows, "index"), _together(rows, "right"), terms[0].shape)] if rows else []
+    if products and tables:
+        return Tied(tables[0], products[0])
+    return (products or tables)[0]
+
+
+def _together(terms: Sequence[Term], name: str) -> Tensor:
+    """A factor of all the terms, one after the other along the positions."""
+    return torch.cat([getattr(term, name) for term in terms], dim=1)
+
+
+@contextmanager
+def _exactly(tape: GradientTape) -> Iterator[None]:
+    """Without autograd, and without what would round sums: autocast and TensorFloat-32."""
+    rounded = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    with torch.no_grad(), torch.autocast(tape.device.type, enabled=False):
+        _set_rounding((False, False))
+        try:
+            yield
+        finally:
+            _set_rounding(rounded)
+
+
+def _set_rounding(rounded: tuple[bool, bool]) -> None:
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = rounded

@@ -1,0 +1,96 @@
+"""The forms in which a parameter's per-example gradients are kept, and what each can answer.
+
+Everything here is worked out in single precision at least: a sum rounded to half precision can jump
+by many clipping norms when one record joins it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+_WRITTEN = 2**22
+"""How many numbers may be written out at once to measure gradients that are kept as factors."""
+
+
+class Term(Protocol):
+    """One parameter's gradients, one per record; all or those of one use of it."""
+
+    @property
+    def records(self) -> int: ...
+
+    @property
+    def shape(self) -> torch.Size:
+        """The parameter's shape."""
+
+    def take(self, rows: Tensor | slice) -> Self:
+        """The same for some of the records."""
+
+    def dense(self) -> Tensor:
+        """The gradients written out: (records, *shape)."""
+
+    def norms(self, order: float) -> Tensor:
+        """The l_order norm of each record's gradient."""
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """The sum over records, each times its weight: (*shape)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """Gradients written out."""
+
+    gradients: Tensor
+
+    @property
+    def records(self) -> int:
+        return len(self.gradients)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.gradients.shape[1:]
+
+    def take(self, rows: Tensor | slice) -> "Dense":
+        return Dense(self.gradients[rows])
+
+    def dense(self) -> Tensor:
+        return precise(self.gradients)
+
+    def norms(self, order: float) -> Tensor:
+        return vector_norms(self.dense(), order)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        gradients = self.dense()
+        total: Tensor = torch.tensordot(weights.to(gradients.dtype), gradients, dims=1)
+        return total
+
+
+def precise(values: Tensor) -> Tensor:
+    """The values in single precision at least."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def vector_norms(values: Tensor, order: float) -> Tensor:
+    """The l_order norm along all dimensions but the first."""
+    rows = values.reshape(len(values), math.prod(values.shape[1:]))
+    each: Tensor = torch.linalg.vector_norm(rows, ord=order, dim=1)
+    return each
+
+
+def written_out(term: Term, order: float) -> Tensor:
+    """The norms of the written-out gradients, some records at a time."""
+    step = max(1, _WRITTEN // max(1, math.prod(term.shape)))
+    starts = range(0, max(1, term.records), step)
+    parts = [vector_norms(term.take(slice(start, start + step)).dense(), order) for start in starts]
+    return torch.cat(parts)
+
+
+def being_captured() -> bool:
+    """Whether this work is being recorded for replay, when no decision may depend on a value.
+
+    Then a norm that would have to be looked at again is NaN instead, and the replayed work is done
+    anew where one turns up.
+    """
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

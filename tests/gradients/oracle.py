@@ -1,0 +1,51 @@
+"""Per-example gradients by ordinary autograd, one record at a time: what the tape is held against."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hush.gradients.structure import called, each
+from hush.gradients.tape import GradientTape, SplitTape
+
+ORDERS = (1.0, 1.5, 2.0, 3.0, torch.inf)
+
+
+def one_at_a_time(
+    model: nn.Module, loss: Callable[[Any, Any], Tensor], inputs: Any, targets: Any, records: int
+) -> Tensor:
+    """(records, parameters): the gradient of each record's loss in a batch of that record alone."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    rows = [torch.zeros(0, sum(p.numel() for p in parameters), dtype=parameters[0].dtype)]
+    for i in range(records):
+
+        def row(values: Tensor, i: int = i) -> Tensor:
+            return values[i : i + 1]
+
+        value = loss(called(model, each(inputs, row)), each(targets, row)).sum()
+        parts = torch.autograd.grad(value, parameters)
+        rows.append(torch.cat([part.to_dense().reshape(-1) for part in parts])[None])
+    return torch.cat(rows)
+
+
+def check_tape(tape: GradientTape | SplitTape, expected: Tensor, tolerance: float) -> None:
+    """Norms of every order, weighted sums and chunks all agree with the written-out gradients."""
+    records = len(expected)
+    assert tape.records == records
+    scale = max(1e-30, float(expected.abs().max())) if records else 1.0
+    for order in ORDERS:
+        norms = torch.linalg.vector_norm(expected, ord=order, dim=1)
+        torch.testing.assert_close(tape.norms(order), norms, rtol=tolerance, atol=0)
+    weights = torch.rand(records, dtype=expected.dtype)
+    total = flat(tape.weighted_sum(weights), 0)
+    torch.testing.assert_close(total, weights @ expected, rtol=tolerance, atol=tolerance * scale)
+    whole = torch.full_like(expected, torch.nan)
+    for rows, written in tape.chunks(entries=3 * expected.shape[1]):
+        whole[rows] = flat(written, 1)
+    torch.testing.assert_close(whole, expected, rtol=tolerance, atol=tolerance * scale)
+
+
+def flat(parts: dict[str, Tensor], start: int) -> Tensor:
+    """All parameters, one after the other."""
+    return torch.cat([part.unsqueeze(-1).flatten(start) for part in parts.values()], dim=start)

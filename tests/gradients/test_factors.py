@@ -1,0 +1,105 @@
+import pytest
+import torch
+from torch import Tensor
+
+from hush.gradients.factors import Outer, Rows, Tied, product
+from hush.gradients.tape import joined
+from hush.gradients.terms import Dense, Term
+from tests.gradients.oracle import ORDERS
+
+
+def outer(records: int, positions: int, rows: int, columns: int) -> Outer:
+    left, right = torch.randn(records, positions, rows), torch.randn(records, positions, columns)
+    return Outer(left.double(), right.double(), torch.Size((rows, columns)))
+
+
+def table(records: int, positions: int, rows: int, columns: int) -> Rows:
+    index = torch.randint(0, rows, (records, positions))
+    return Rows(index, torch.randn(records, positions, columns).double(), torch.Size((rows, columns)))
+
+
+def written(term: Term) -> Tensor:
+    """The oracle: one position after the other."""
+    total = torch.zeros(term.records, *term.shape, dtype=torch.float64)
+    for part in (term.rows, term.outer) if isinstance(term, Tied) else (term,):
+        for b in range(term.records):
+            if isinstance(part, Outer):
+                for left, right in zip(part.left[b], part.right[b], strict=True):
+                    total[b] += torch.outer(left, right)
+            if isinstance(part, Rows):
+                for row, right in zip(part.index[b], part.right[b], strict=True):
+                    total[b, row] += right
+    return total
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: outer(5, 1, 4, 6),
+        lambda: outer(5, 3, 4, 6),
+        lambda: table(5, 9, 4, 6),
+        lambda: table(5, 1, 4, 6),
+        lambda: Tied(table(5, 9, 4, 6), outer(5, 3, 4, 6)),
+    ],
+)
+def test_every_form_answers_as_if_written_out(make: object) -> None:
+    torch.manual_seed(0)
+    term: Term = make()  # type: ignore[operator]
+    gradients = written(term)
+    weights = torch.rand(5).double()
+    torch.testing.assert_close(term.dense(), gradients)
+    torch.testing.assert_close(term.weighted_sum(weights), torch.einsum("b,bij->ij", weights, gradients))
+    for order in ORDERS:
+        expected = torch.linalg.vector_norm(gradients.flatten(1), ord=order, dim=1)
+        torch.testing.assert_close(term.norms(order), expected, rtol=1e-12, atol=0)
+    some = torch.tensor([True, False, True, True, False])
+    torch.testing.assert_close(term.take(some).dense(), gradients[some])
+
+
+def test_the_form_that_is_kept_is_the_smaller_one_by_far() -> None:
+    assert isinstance(product(torch.randn(2, 1, 3), torch.randn(2, 1, 4), torch.Size((3, 4))), Outer)
+    assert isinstance(product(torch.randn(2, 3, 50), torch.randn(2, 3, 50), torch.Size((50, 50))), Outer)
+    assert isinstance(
+        product(torch.randn(2, 20, 50), torch.randn(2, 20, 50), torch.Size((50, 50))), Dense
+    )
+
+
+def test_uses_of_one_parameter_become_one_term() -> None:
+    torch.manual_seed(0)
+    one, two, rows = outer(5, 3, 4, 6), outer(5, 2, 4, 6), table(5, 9, 4, 6)
+    dense = Dense(torch.randn(5, 4, 6).double())
+    uses: list[tuple[list[Term], type]] = [
+        ([one], Outer),
+        ([one, two], Outer),
+        ([rows, rows], Rows),
+        ([one, rows, two], Tied),
+        ([dense, one, rows], Dense),
+    ]
+    for terms, kind in uses:
+        term = joined(terms)
+        assert isinstance(term, kind)
+        torch.testing.assert_close(term.dense(), sum(part.dense() for part in terms))
+
+
+def test_a_norm_is_not_understated_where_almost_all_cancels() -> None:
+    """Two positions of length 1e4 whose gradients cancel up to 1: Gram matrices alone see nothing."""
+    torch.manual_seed(0)
+    left = torch.randn(1, 1, 300)
+    right = torch.randn(1, 1, 300)
+    left, right = 1e2 * left / left.norm(), 1e2 * right / right.norm()
+    rest = torch.zeros(1, 1, 300)
+    rest[..., 0] = 1e-2
+    term = Outer(
+        torch.cat([left, -left], 1), torch.cat([right, right + rest], 1), torch.Size((300, 300))
+    )
+    exact = Outer(term.left.double(), term.right.double(), term.shape).dense().norm()
+    gram = ((term.left @ term.left.mT) * (term.right @ term.right.mT)).sum()
+    assert abs(gram.clamp(min=0).sqrt() / exact - 1) > 0.1, "the plain formula would be fooled"
+    assert abs(term.norms(2.0)[0] / exact - 1) < 1e-2
+
+
+def test_records_that_are_not_finite_have_no_finite_norm() -> None:
+    for term in (outer(3, 2, 4, 6), table(3, 5, 4, 6)):
+        term.right[1, 0, 0] = torch.nan
+        for order in ORDERS:
+            assert term.norms(order).isfinite().tolist() == [True, False, True]

@@ -1,0 +1,247 @@
+"""Every kind of layer against gradients one record at a time."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from hush.gradients.admissible import per_record
+from hush.gradients.recording import record
+from tests.gradients.oracle import check_tape, one_at_a_time
+
+
+class Recurrent(nn.Module):
+    """Uses the outputs at all positions and the last states."""
+
+    def __init__(self, kind: str, batch_first: bool = True, **options: Any) -> None:
+        super().__init__()
+        self.layer = getattr(nn, kind)(5, 6, batch_first=batch_first, **options)
+        self.batch_first = batch_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, states = self.layer(x if self.batch_first else x.transpose(0, 1))
+        outputs = outputs if self.batch_first else outputs.transpose(0, 1)
+        states = states if isinstance(states, tuple) else (states,)
+        return torch.cat([outputs.flatten(1), *(s.transpose(0, 1).flatten(1) for s in states)], dim=1)
+
+
+class Attention(nn.Module):
+    """Self-attention, or attention of the first two positions to all."""
+
+    def __init__(self, batch_first: bool = True, cross: bool = False, mask: Any = None, **options: Any):
+        super().__init__()
+        self.layer = nn.MultiheadAttention(8, 2, batch_first=batch_first, **options)
+        self.batch_first, self.cross, self.mask = batch_first, cross, mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = x if self.batch_first else x.transpose(0, 1)
+        query = (keys[:, :2] if self.batch_first else keys[:2]) if self.cross else keys
+        output, shares = self.layer(query, keys, keys, attn_mask=self.mask)
+        return torch.cat(
+            [(output if self.batch_first else output.transpose(0, 1)).flatten(1), shares.flatten(1)], 1
+        )
+
+
+class Language(nn.Module):
+    """Words, learned positions, a token of its own, and the first table again at the end."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(11, 6, padding_idx=-8), nn.Embedding(9, 6)
+        self.start = nn.Parameter(torch.randn(1, 1, 6))
+        self.norm = nn.RMSNorm(6)
+        self.scores = nn.Linear(6, 11, bias=False)
+        if tied:
+            self.scores.weight = self.words.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+        x = torch.cat([self.start.expand(len(x), -1, -1), torch.tanh(x)], dim=1)
+        scores: Tensor = self.scores(self.norm(x))
+        return scores
+
+
+class Bare(nn.Module):
+    """Parameters that belong to no layer, one of them without dimensions, and one used in a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.scale = nn.Parameter(torch.randn(4)), nn.Parameter(torch.tensor(1.5))
+        self.matrix = nn.Parameter(torch.randn(4, 4))
+        self.table = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.scale + self.shift
+        for _ in range(3):
+            x = torch.tanh(x @ self.matrix)
+        return torch.einsum("bi,ji->bj", x, self.table) + self.matrix.square().sum()
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Bilinear(3, 4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layer(x[:, :3], x[:, 3:])
+        return output
+
+
+class Cell(nn.Module):
+    """A recurrent cell called position by position."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = None
+        for t in range(x.shape[1]):
+            state = self.cell(x[:, t], state)
+        return torch.cat(state, dim=1) if isinstance(state, tuple) else torch.as_tensor(state)
+
+
+def used_twice() -> nn.Module:
+    layer = nn.Linear(6, 6)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(6, 3))
+
+
+def convolution_twice() -> nn.Module:
+    layer = nn.Conv1d(2, 2, 3, padding=1)
+    return nn.Sequential(layer, nn.Tanh(), layer)
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3))
+    model[2].weight = model[0].weight
+    return model
+
+
+def partly_frozen() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 5), nn.LayerNorm(5))
+    model[0].requires_grad_(False)
+    model[2].weight.requires_grad_(False)
+    model[3].weight.requires_grad_(False)
+    return model
+
+
+def normed(kind: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    return nn.Sequential(kind(nn.Linear(6, 5)), nn.Tanh(), kind(nn.Linear(5, 4)))
+
+
+def encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+
+def same_mask(size: int) -> Tensor:
+    return torch.triu(torch.ones(size, size, dtype=torch.bool), diagonal=1)
+
+
+IMAGE, SIGNAL, SEQUENCE, WIDE = (2, 7, 6), (2, 9), (4, 5), (4, 8)
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
+    "linear": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), (6,)),
+    "linear without bias": (lambda: nn.Linear(6, 5, bias=False), (6,)),
+    "linear, few positions": (lambda: nn.Linear(30, 40), (2, 30)),
+    "linear, many positions": (lambda: nn.Linear(6, 5), (2, 3, 4, 6)),
+    "conv1d": (lambda: nn.Conv1d(2, 4, 4, stride=2, padding=1, dilation=2), SIGNAL),
+    "conv1d same": (lambda: nn.Conv1d(2, 4, 4, padding="same"), SIGNAL),
+    "conv2d": (lambda: nn.Conv2d(2, 4, 3, stride=(2, 1), padding=(1, 2)), IMAGE),
+    "conv2d valid": (lambda: nn.Conv2d(2, 4, (3, 2), padding="valid"), IMAGE),
+    "conv2d 1 x 1": (lambda: nn.Conv2d(2, 4, 1), IMAGE),
+    "conv2d, many channels": (lambda: nn.Conv2d(20, 30, 3, padding=1, stride=2, dilation=2), (20, 4, 5)),
+    "conv2d, many weights": (lambda: nn.Conv2d(64, 128, 3), (64, 3, 3)),
+    "conv2d groups": (lambda: nn.Conv2d(4, 6, 3, groups=2, padding=1), (4, 5, 5)),
+    "conv2d by channel": (lambda: nn.Conv2d(4, 8, 3, groups=4, bias=False), (4, 5, 5)),
+    "conv2d circular": (lambda: nn.Conv2d(2, 3, 3, padding=2, padding_mode="circular"), IMAGE),
+    "conv2d reflect": (lambda: nn.Conv2d(2, 3, 3, padding=2, padding_mode="reflect"), IMAGE),
+    "conv2d replicate": (lambda: nn.Conv2d(20, 30, 3, padding=1, padding_mode="replicate"), (20, 2, 2)),
+    "conv3d": (lambda: nn.Conv3d(2, 3, 2, padding=(1, 0, 1)), (2, 3, 3, 3)),
+    "conv transposed": (lambda: nn.ConvTranspose2d(2, 3, 3, stride=2), (2, 3, 3)),
+    "layer norm": (lambda: nn.Sequential(nn.LayerNorm((3, 6)), nn.Linear(6, 3)), (2, 3, 6)),
+    "group norm": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4)), IMAGE),
+    "instance norm": (lambda: nn.InstanceNorm2d(2, affine=True), IMAGE),
+    "RMS norm": (lambda: nn.RMSNorm(6), (3, 6)),
+    "batch norm, frozen": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4).eval()), IMAGE),
+    "PReLU": (lambda: nn.PReLU(2), IMAGE),
+    "bilinear": (TwoInputs, (7,)),
+    "bare parameters": (Bare, (4,)),
+    "language model": (lambda: Language(tied=False), None),
+    "language model, tied": (lambda: Language(tied=True), None),
+    "sparse embedding": (lambda: nn.Embedding(11, 40, sparse=True), None),
+    "LSTM": (lambda: Recurrent("LSTM", bidirectional=True, num_layers=2), SEQUENCE),
+    "LSTM, time first": (lambda: Recurrent("LSTM", batch_first=False, bias=False), SEQUENCE),
+    "GRU": (lambda: Recurrent("GRU", bidirectional=True, num_layers=2), SEQUENCE),
+    "GRU without bias": (lambda: Recurrent("GRU", bias=False), SEQUENCE),
+    "RNN": (lambda: Recurrent("RNN", batch_first=False), SEQUENCE),
+    "RNN, relu": (lambda: Recurrent("RNN", nonlinearity="relu", bidirectional=True), SEQUENCE),
+    "LSTM cell": (lambda: Cell(nn.LSTMCell(5, 6)), SEQUENCE),
+    "GRU cell": (lambda: Cell(nn.GRUCell(5, 6, bias=False)), SEQUENCE),
+    "RNN cell": (lambda: Cell(nn.RNNCell(5, 6)), SEQUENCE),
+    "RNN cell, relu": (lambda: Cell(nn.RNNCell(5, 6, nonlinearity="relu")), SEQUENCE),
+    "attention": (Attention, WIDE),
+    "attention, time first": (lambda: Attention(batch_first=False), WIDE),
+    "attention, masked": (lambda: Attention(mask=same_mask(4)), WIDE),
+    "attention to others": (lambda: Attention(cross=True, add_bias_kv=True, add_zero_attn=True), WIDE),
+    "attention, own sizes": (lambda: Attention(cross=True, kdim=8, vdim=8, bias=False), WIDE),
+    "transformer layer": (encoder, WIDE),
+    "used twice": (used_twice, (6,)),
+    "convolution used twice": (convolution_twice, SIGNAL),
+    "tied": (tied, (6,)),
+    "partly frozen": (partly_frozen, (6,)),
+    "in-place": (lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)), (6,)),
+    "weight norm": (lambda: normed(parametrizations.weight_norm), (6,)),
+    "spectral norm": (lambda: normed(parametrizations.spectral_norm).eval(), (6,)),
+}
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_norms_sums_and_chunks_equal_one_record_at_a_time(name: str, reduction: str) -> None:
+    torch.manual_seed(len(name))
+    make, shape = LAYERS[name]
+    model = nn.Sequential(make(), nn.Flatten())
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        model.to(dtype)
+        for records in (0, 1, 7):
+            inputs = (
+                torch.randn(records, *shape).to(dtype) if shape else torch.randint(0, 11, (records, 6))
+            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch announces that padding="same" may copy
+                width = model(torch.cat([inputs, inputs[:0]]) if records else _some(shape, dtype)).shape[
+                    1
+                ]
+                if reduction == "none":
+                    loss: Any = nn.CrossEntropyLoss(reduction="none")
+                    targets = torch.randint(0, width, (records,))
+                else:
+                    loss = nn.MSELoss(reduction=reduction)
+                    targets = torch.randn(records, width).to(dtype)
+                expected = one_at_a_time(model, loss, inputs, targets, records)
+            check_tape(record(model, per_record(loss), inputs, targets), expected, tolerance)
+
+
+def _some(shape: tuple[int, ...] | None, dtype: torch.dtype) -> Tensor:
+    return torch.randn(1, *shape).to(dtype) if shape else torch.zeros(1, 6, dtype=torch.long)
+
+
+def test_the_padding_row_has_no_gradient() -> None:
+    table = nn.Embedding(5, 3, padding_idx=2)
+    tokens = torch.tensor([[2, 1, 2], [0, 2, 2]])
+    tape = record(
+        table, lambda o, _: (o * torch.arange(9.0).view(3, 3)).sum((1, 2)), tokens, torch.zeros(2)
+    )
+    assert tape.weighted_sum(torch.ones(2))["weight"][2].tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_dropout_inside_a_recurrent_layer_draws_for_each_record(dropout: float) -> None:
+    torch.manual_seed(0)
+    model = Recurrent("LSTM", num_layers=2, dropout=dropout)
+    inputs = torch.randn(1, 4, 5).repeat(6, 1, 1)
+    norms = record(model, lambda o, _: o.sum(1), inputs, torch.zeros(6)).norms(2.0)
+    assert len(set(norms.tolist())) == (6 if dropout else 1)

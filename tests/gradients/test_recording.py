@@ -1,0 +1,246 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hush
+from hush.core.errors import Unsupported
+from hush.gradients.recording import record
+from tests.gradients.oracle import check_tape, one_at_a_time
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+def test_a_record_of_weight_zero_adds_exactly_zero_even_if_not_finite() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    inputs, targets = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    inputs[1] = math.nan
+    tape = record(model, LOSS, inputs, targets)
+    total = tape.weighted_sum(torch.tensor([1.0, 0.0, 1.0]))
+    without = record(model, LOSS, inputs[[0, 2]], targets[[0, 2]]).weighted_sum(torch.ones(2))
+    for name in total:
+        torch.testing.assert_close(total[name], without[name])
+
+
+@pytest.mark.parametrize("records", [1, 2, 5])
+def test_a_loss_that_is_already_reduced_is_refused(records: int) -> None:
+    inputs, targets = torch.randn(records, 4), torch.zeros(records, dtype=torch.long)
+    with pytest.raises(Unsupported, match=r"returned shape \(\).*reduction=.none."):
+        record(nn.Linear(4, 3), nn.functional.cross_entropy, inputs, targets)
+
+
+def test_clipping_bounds_every_record_and_spares_the_small() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double()
+    inputs = torch.randn(20, 4, dtype=torch.float64) * torch.logspace(-3, 3, 20).double()[:, None]
+    targets = torch.randint(0, 3, (20,))
+    for i in range(20):
+        tape = record(model, LOSS, inputs[i : i + 1], targets[i : i + 1])
+        clipped = hush.L2(norm=0.5).clip(tape).total
+        norm = torch.cat([part.reshape(-1) for part in clipped.values()]).norm()
+        assert norm <= 0.5 * (1 + 1e-12)
+        torch.testing.assert_close(norm, tape.norms(2.0)[0].clamp(max=0.5))
+
+
+def influence(records: int, dtype: torch.dtype, autocast: bool) -> float:
+    """How many clipping norms the last of so many equal records moves the clipped sum by."""
+    width = 256
+    ends = []
+    for count in (records - 1, records):
+        model = nn.Linear(width, 1, bias=False).to(dtype)
+        nn.init.zeros_(model.weight)
+        inputs = torch.full((count, width), 1 / 16, dtype=dtype)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            tape = record(model, lambda outputs, _: outputs[:, 0], inputs, torch.zeros(count))
+            ends.append(hush.L2(norm=1.0).clip(tape).total["weight"].double())
+    return float((ends[1] - ends[0]).norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_low_precision_does_not_raise_a_records_influence(dtype: torch.dtype, autocast: bool) -> None:
+    assert influence(4113, dtype, autocast) <= 1 + 1e-3
+
+
+class Branching(nn.Module):
+    """What it does depends on the sign of a record's sum and on the size of its first entry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if inputs.sum() < 0:
+            inputs = -inputs.square()
+        for _ in range(int(inputs[0, 0].abs())):
+            inputs = torch.tanh(inputs) + 1
+        scores: Tensor = self.linear(inputs)
+        return scores
+
+
+def test_records_may_take_different_ways_through_the_model() -> None:
+    torch.manual_seed(0)
+    model = Branching().double()
+    inputs, targets = 2 * torch.randn(9, 4, dtype=torch.float64), torch.randint(0, 3, (9,))
+    tape = record(model, LOSS, inputs, targets)
+    check_tape(tape, one_at_a_time(model, LOSS, inputs, targets, 9), 1e-10)
+    by_parameter = tape.norms_by_parameter(2.0)
+    both = torch.stack([by_parameter["linear.weight"], by_parameter["linear.bias"]]).norm(dim=0)
+    torch.testing.assert_close(both, tape.norms(2.0))
+
+
+class Several(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        scores: Tensor = self.linear(left) * right
+        return scores
+
+
+def test_a_model_may_take_several_inputs() -> None:
+    torch.manual_seed(0)
+    model = Several().double()
+    left, right = torch.randn(5, 4, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    targets = torch.randint(0, 3, (5,))
+    for inputs in ((left, right), {"left": left, "right": right}):
+        expected = one_at_a_time(model, LOSS, inputs, targets, 5)
+        check_tape(record(model, LOSS, inputs, targets), expected, 1e-10)
+
+
+def test_a_regulariser_belongs_to_every_record() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double()
+    inputs, targets = torch.randn(5, 4, dtype=torch.float64), torch.randint(0, 3, (5,))
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        own: Tensor = LOSS(outputs, targets)
+        total: Tensor = own + model.weight.square().sum() + outputs.norm(dim=1)
+        return total
+
+    check_tape(
+        record(model, loss, inputs, targets), one_at_a_time(model, loss, inputs, targets, 5), 1e-10
+    )
+
+
+class Gain(torch.autograd.Function):
+    """A product with a backward pass of its own, for which torch can make a rule for vmap."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        return x * weight
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return grad * weight, grad * x
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.gain = nn.Linear(4, 3), nn.Parameter(torch.randn(3))
+        self.idle = nn.Linear(2, 2).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = Gain.apply(self.linear(x), self.gain)  # type: ignore[no-untyped-call]
+        return scores
+
+
+def test_a_function_of_the_users_own_takes_part() -> None:
+    model = Custom().double()
+    inputs, targets = torch.randn(3, 4, dtype=torch.float64), torch.zeros(3, dtype=torch.long)
+    expected = one_at_a_time(model, LOSS, inputs, targets, 3)
+    check_tape(record(model, LOSS, inputs, targets), expected, 1e-10)
+
+
+def test_parameters_that_get_no_gradient_are_named() -> None:
+    model = Custom().requires_grad_(True)
+    with pytest.raises(Unsupported, match=r"does not depend on idle\.weight, idle\.bias.*Freeze"):
+        record(model, LOSS, torch.randn(3, 4), torch.zeros(3, dtype=torch.long))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_parameters_that_the_tape_does_not_see_are_named() -> None:
+    model = torch.jit.script(nn.Linear(4, 3))
+    with pytest.raises(Unsupported, match="does not see how weight, bias"):
+        record(model, LOSS, torch.randn(3, 4), torch.zeros(3, dtype=torch.long))
+
+
+def test_parameters_under_no_grad_are_constants() -> None:
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 3)
+            self.first.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                hidden = self.first(x) + self.second(x).sum(1, keepdim=True)
+            scores: Tensor = self.second(hidden)
+            return scores
+
+    torch.manual_seed(0)
+    model = Partly().double()
+    inputs, targets = torch.randn(5, 4, dtype=torch.float64), torch.randint(0, 3, (5,))
+    expected = one_at_a_time(model, LOSS, inputs, targets, 5)
+    check_tape(record(model, LOSS, inputs, targets), expected, 1e-10)
+
+
+def test_an_activation_that_is_overwritten_is_an_error_as_in_torch() -> None:
+    class Overwriting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.tanh(self.first(x))
+            scores: Tensor = self.second(hidden)
+            hidden.mul_(2)
+            return scores
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        record(Overwriting(), LOSS, torch.randn(3, 4), torch.zeros(3, dtype=torch.long))
+
+
+def test_nothing_stays_on_the_model_even_when_it_fails() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    before = {name: id(value) for name, value in model.named_parameters()}
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        record(model, LOSS, torch.randn(3, 4), torch.full((3,), 7))
+    record(model, LOSS, torch.randn(3, 4), torch.zeros(3, dtype=torch.long))
+    assert {name: id(value) for name, value in model.named_parameters()} == before
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    assert not any(getattr(module, kind) for module in model.modules() for kind in hooks)
+    assert all(value.grad is None and not value._backward_hooks for value in model.parameters())
+    assert torch.vmap(lambda x: x.sum())(torch.ones(2, 3)).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_gradients_are_close_and_summed_in_single_precision(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 8, 3),
+        nn.GroupNorm(2, 8),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(72, 16),
+        nn.LayerNorm(16),
+    )
+    inputs, targets = torch.randn(6, 2, 5, 5), torch.randint(0, 16, (6,))
+    full = record(model, LOSS, inputs, targets)
+    with torch.autocast("cpu", dtype=dtype):
+        low = record(model, LOSS, inputs, targets)
+        norms, total = low.norms(2.0), low.weighted_sum(torch.ones(6))
+    assert {part.dtype for part in total.values()} == {torch.float32} == {norms.dtype}
+    torch.testing.assert_close(norms, full.norms(2.0), rtol=0.05, atol=0)
