@@ -138,9 +138,7 @@ def private(model: nn.Module, x: Tensor, y: Tensor, replay: bool = False) -> Ste
         sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=SIGMA)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    step = hush.PrivateStep(
-        model, LOSS, optimizer, plan, records=len(x), physical_batch=len(x), replay=replay
-    )
+    step = hush.PrivateStep(model, LOSS, optimizer, plan, records=len(x), replay=replay)
     batches = step.batches((x, y))
     return lambda: step(next(batches))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hush.gradients import structure
 from hush.gradients.factors import Outer, Rows, Tied
 from hush.gradients.terms import Dense, Term, being_captured
 
@@ -47,6 +48,10 @@ class GradientTape:
             tape, weights = self.take(keep), weights[keep]
         with _exactly(self):
             return {name: term.weighted_sum(weights) for name, term in tape.terms.items()}
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What the tape holds."""
+        return structure.tensors([vars(term) for term in self.terms.values()])
 
     def take(self, rows: Tensor | slice) -> "GradientTape":
         """The tape of some of the records."""
@@ -95,6 +100,11 @@ class SplitTape:
         for rows, tape in self.parts:
             for some, written in tape.chunks(entries):
                 yield rows[some], written
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What the tapes hold."""
+        for _, tape in self.parts:
+            yield from tape.tensors()
 
     def _gathered(self, each: list[Tensor]) -> Tensor:
         order = torch.cat([rows for rows, _ in self.parts])

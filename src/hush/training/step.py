@@ -22,15 +22,13 @@ from hush.gradients.admissible import check_model, check_optimizer, per_record
 from hush.gradients.isolation import check_apart
 from hush.gradients.recording import record
 from hush.gradients.replay import Replay
-from hush.gradients.structure import each, tensors
+from hush.gradients.structure import each
 from hush.training.batch import Batch
 from hush.training.fingerprint import fingerprint
-from hush.training.records import Data, count
+from hush.training.records import Data, count, take
+from hush.training.sizing import fitting
 
 _FACTS = {"plan": "plan", "records": "so many records,", "kind": "optimizer"}
-
-_GRADIENT_MEMORY = 2**28
-"""How many per-example gradient entries may live at once when no physical batch size is given."""
 
 
 class PrivateStep:
@@ -76,12 +74,12 @@ class PrivateStep:
         )
         parameters = self._trainable().values()
         self._device = next(iter(parameters)).device
-        size = sum(parameter.numel() for parameter in parameters)
         self.physical_batch = (
-            max(1, _GRADIENT_MEMORY // size)
+            None
             if physical_batch is None
             else check_count("physical_batch", physical_batch, "it is a number of records", 1)
         )
+        """How many records are worked on at once; None: to be found when the data is known."""
         self._replay = Replay(model, self.loss, plan.clipping) if replay else None
         self.generator = fresh_generator(self._device) if generator is None else generator
         self.ledger = _ledger_of(ledger, plan)
@@ -90,7 +88,6 @@ class PrivateStep:
         self.skipped = 0
         """How many records added nothing because their gradient was not finite (sensitive)."""
         self._drawn: Batch | None = None
-        self._apart = False
 
     def batches(self, data: Data, steps: int | None = None) -> Iterator[Batch]:
         """Draw one batch after another, each to be passed to this step once."""
@@ -100,10 +97,11 @@ class PrivateStep:
                 f"{self.records}: the divisor and the charge are for that number. Pass the same data."
             )
         last = None if steps is None else self.steps + check_count("steps", steps, "steps are counted")
+        physical = self._tried(data)
         while last is None or self.steps < last:
             self._nothing_drawn()
             indices = self.plan.sampling.draw(self.records, self.generator)
-            self._drawn = Batch(indices, data, self.physical_batch)
+            self._drawn = Batch(indices, data, physical)
             yield self._drawn
 
     def __call__(self, batch: Batch) -> None:
@@ -184,6 +182,15 @@ class PrivateStep:
         """The parameters to train; which ones they are may change between steps."""
         return {k: v for k, v in self.model.named_parameters() if v.requires_grad}
 
+    def _tried(self, data: Data) -> int:
+        """How many records to work on at once, after two of them have shown that the model will do."""
+        inputs, targets = each(take(data, torch.arange(min(2, self.records))), self._here)
+        with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+            tape = record(self.model, self.loss, inputs, targets)
+            if tape.records == 2:
+                check_apart(self.model, self.loss, inputs, targets)
+            return self.physical_batch or fitting(self.model, self.loss, inputs, targets, tape)
+
     def _noisy_mean(self, batch: Batch) -> Tensor:
         """The update of all trainable parameters, one after the other in one vector."""
         total: Tensor | None = None
@@ -207,9 +214,6 @@ class PrivateStep:
         return torch.zeros(sum(p.numel() for p in parameters), dtype=dtype, device=self._device)
 
     def _clipped(self, inputs: Any, targets: Any) -> ClippedSum:
-        if not self._apart and len(next(tensors(inputs))) > 1:
-            check_apart(self.model, self.loss, inputs, targets)
-            self._apart = True
         if self._replay is not None:
             return self._replay(inputs, targets)
         return self.plan.clipping.clip(record(self.model, self.loss, inputs, targets))

@@ -1,0 +1,47 @@
+"""How many records fit into one physical batch."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from hush.gradients.recording import Loss
+from hush.gradients.structure import called
+from hush.gradients.tape import GradientTape, SplitTape
+
+_HOST_MEMORY = 2**27
+"""Bytes that a physical batch may keep on the CPU: larger ones are slower, as they leave the caches.
+
+Measured in docs/results/step.md.
+"""
+
+
+def fitting(
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, tape: GradientTape | SplitTape
+) -> int:
+    """How many records to work on at once, from what these few keep between forward and backward."""
+    device = next(model.parameters()).device
+    limit = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else _HOST_MEMORY
+    kept = activations(model, loss, inputs, targets) + sum(map(_size, tape.tensors()))
+    return max(1, limit * tape.records // max(1, kept))
+
+
+def activations(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> int:
+    """Bytes that a plain forward pass keeps for its backward pass."""
+    own = {value.untyped_storage().data_ptr() for value in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def noted(value: Tensor) -> Tensor:
+        if value.untyped_storage().data_ptr() not in own:
+            kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        return value
+
+    with saved_tensors_hooks(noted, lambda value: value):
+        values = loss(called(model, inputs), targets)
+    del values
+    return sum(kept.values())
+
+
+def _size(value: Tensor) -> int:
+    return value.untyped_storage().nbytes()
