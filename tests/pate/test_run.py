@@ -141,6 +141,9 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
     settings.write_text(text[:40])
     with pytest.raises(CheckpointError, match=r"settings.json is damaged"):
         run(folder, resume=True)
+    settings.unlink()
+    with pytest.raises(CheckpointError, match="holds teachers without settings"):
+        run(folder)
     settings.write_text(text)
     (folder / "ledger.jsonl").unlink()
     with pytest.raises(LedgerError, match="ledger is missing"):

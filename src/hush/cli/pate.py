@@ -126,7 +126,7 @@ def pate(
     print(f"student: accuracy {run.student_accuracy:.2%} on {len(x_test) - queries} test records")
     print(run.guarantee)
     print("sensitive, computed from the private records (in no file to publish):")
-    print(f"  teachers: mean accuracy {run.teacher_accuracy:.2%}")
+    print(f"  teachers: {run.teacher_accuracy:.2%} of their votes right")
     if run.per_instance:
         print(f"  on these votes: {run.per_instance}")
     if seed is not None:

@@ -29,6 +29,11 @@ class PateFolder:
             )
         if self._settings.exists():
             self._check(resume=resume)
+        elif self.teachers.exists():
+            raise CheckpointError(
+                f"{path} holds teachers without settings.json: trained on other shares of the records, "
+                "two of them may have seen the same one. Restore the file, or name another directory."
+            )
 
     def begin(self) -> None:
         """Say that a run exists; its ledger must be there already."""

@@ -40,7 +40,7 @@ class PateRun:
     per_instance: Guarantee | None
     """What it cost on these votes (sensitive); None for other noise than Gaussian."""
     teacher_accuracy: float
-    """The mean over the teachers (sensitive)."""
+    """The share of their votes that is right (sensitive)."""
 
 
 def pate(
@@ -97,9 +97,8 @@ def pate(
     with Ledger(folder.ledger) as ledger:
         folder.begin()
         train_teachers(folder.teachers, network, data, teachers, lesson, processes=processes, done=done)
-        everything = torch.cat([inputs, evaluation[0]])
-        given = opinions(folder.teachers, network, teachers, everything)
-        scores = votes(given[:, :asked], classes)
+        given = opinions(folder.teachers, network, teachers, inputs)
+        scores = votes(given, classes)
         found = ask(query, scores, ledger, plans, generator)
     answered = found != NO_ANSWER
     with torch.random.fork_rng(devices=[]):
@@ -114,7 +113,7 @@ def pate(
         label_accuracy=_share(found[answered] == truth[answered]),
         student_accuracy=_share(predict(student, evaluation[0]) == evaluation[1]),
         per_instance=per_instance(query, scores, delta, answers) if noises == {Gaussian} else None,
-        teacher_accuracy=_share(given[:, asked:] == evaluation[1]),
+        teacher_accuracy=_share(given == truth),
     )
 
 
