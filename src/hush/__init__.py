@@ -6,7 +6,7 @@ Values import at once; what needs SciPy or torch is loaded when it is first used
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hush.clipping import L2, Lp
+from hush.clipping import L2, Entries, Lp
 from hush.core.guarantee import Bound, Budget, Guarantee, Neighbours
 from hush.core.part import Always
 from hush.core.plan import Plan
@@ -27,6 +27,7 @@ __all__ = [
     "Always",
     "Bound",
     "Budget",
+    "Entries",
     "FullBatch",
     "Gaussian",
     "GeneralizedGaussian",

@@ -15,9 +15,10 @@ from hush.accounting.loss import Array, Step
 from hush.accounting.mechanism import (
     MOST_BETA,
     CoordinateWise,
-    Mechanism,
+    Entrywise,
     SampledGaussian,
     SampledNoise,
+    Simple,
     mechanism,
 )
 from hush.accounting.pipeline import WHOLE_ORDERS, coordinate_wise
@@ -64,7 +65,7 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
         )
     for order in wanted:
         _ORDER.check("orders", float(order))
-    return _divergence(mechanism(plan), wanted, dimension)
+    return _total(_merged({plan: 1}), wanted, dimension)[0]
 
 
 def epsilon(plan: Plan, steps: int, delta: float, dimension: int | None = None) -> Guarantee:
@@ -129,21 +130,25 @@ def _agreed(lower: float, upper: float) -> Bound:
     return Bound(lower=min(lower, upper), upper=upper)
 
 
-def _drawn(steps: Mapping[Mechanism, int]) -> float:
+def _drawn(steps: Mapping[Simple, int]) -> float:
     """The chance that a record takes part at all, which delta never exceeds."""
     never = sum(n * math.log1p(-min(step.rate, 1 - 2.0**-53)) for step, n in steps.items())
     return min(1.0, -math.expm1(never) * (1 + 1e-12))
 
 
-def _merged(counts: Mapping[Plan, int]) -> dict[Mechanism, int]:
+def _merged(counts: Mapping[Plan, int]) -> dict[Simple, int]:
     """How often each mechanism runs."""
-    steps: Counter[Mechanism] = Counter()
+    steps: Counter[Simple] = Counter()
     for plan, count in counts.items():
-        steps[mechanism(plan)] += check_count("steps", count, _WHY_WHOLE)
+        step, often = mechanism(plan), check_count("steps", count, _WHY_WHOLE)
+        if isinstance(step, Entrywise):
+            steps[step.one] += check_count("steps", step.changed * often, _WHY_WHOLE)
+        else:
+            steps[step] += often
     return {step: count for step, count in steps.items() if count}
 
 
-def _one_hot(steps: Mapping[Mechanism, int]) -> dict[Step, int]:
+def _one_hot(steps: Mapping[Simple, int]) -> dict[Step, int]:
     """The steps if a record changes one coordinate: all there is to them, but for coordinate-wise ones.
 
     For those it is one of the changes a record can make, so its cost bounds theirs from below.
@@ -158,7 +163,7 @@ def _one_hot(steps: Mapping[Mechanism, int]) -> dict[Step, int]:
 
 
 def _renyi(
-    steps: Mapping[Mechanism, int],
+    steps: Mapping[Simple, int],
     dimension: int | None,
     convert: Callable[[Array, Array], float],
     certain: Callable[[Mapping[Step, int]], float],
@@ -170,7 +175,7 @@ def _renyi(
     """
     sampled = any(step.rate < 1 for step in steps)
     best = convert(*_total(steps, WHOLE_ORDERS, dimension)) if sampled else math.inf
-    unsampled: Counter[Mechanism] = Counter()
+    unsampled: Counter[Simple] = Counter()
     for step, count in steps.items():
         unsampled[replace(step, rate=1.0)] += count
     if certain(_one_hot(unsampled)) < best:
@@ -178,7 +183,7 @@ def _renyi(
     return best
 
 
-def _total(steps: Mapping[Mechanism, int], orders: Array, dimension: int | None) -> tuple[Array, Array]:
+def _total(steps: Mapping[Simple, int], orders: Array, dimension: int | None) -> tuple[Array, Array]:
     """The Rényi divergences of all steps together, and their orders."""
     total = np.zeros(len(orders))
     for step, count in steps.items():
@@ -186,15 +191,18 @@ def _total(steps: Mapping[Mechanism, int], orders: Array, dimension: int | None)
     return total, orders
 
 
-def _divergence(step: Mechanism, orders: Array, dimension: int | None) -> Array:
+def _divergence(step: Simple, orders: Array, dimension: int | None) -> Array:
     if isinstance(step, SampledGaussian):
         return divergence(step, orders)
-    p = step.p if isinstance(step, CoordinateWise) else step.beta
-    if dimension is None and p > 2:
+    if isinstance(step, SampledNoise):
+        ball = Ball(p=1, norm=1.0, dimension=1)
+    elif dimension is None and step.p > 2:
         raise InvalidValue(
-            f"noise of exponent beta={step.beta:g} under l_{p:g} clipping needs the dimension: a change "
-            "spread over many coordinates costs more without end. Pass dimension=, the number of "
+            f"noise of exponent beta={step.beta:g} under l_{step.p:g} clipping needs the dimension: a "
+            "change spread over many coordinates costs more without end. Pass dimension=, the number of "
             "parameters, or clip with L2."
         )
+    else:
+        ball = Ball(p=step.p, norm=1.0, dimension=dimension)
     law = Profile(law=Law(beta=step.beta, scale=step.scale))
-    return coordinate_wise([(law, Ball(p=p, norm=1.0, dimension=dimension))], step.rate, orders)
+    return coordinate_wise([(law, ball)], step.rate, orders)

@@ -7,8 +7,8 @@ A line is one of
     {"charge": DIGEST, "run": RUN, "step": K, "release": R}     one step of that plan
     {"torn": [DIGEST, ...]}                                     the line before was cut short
 
-`release` is a fingerprint of the noisy update, which is public anyway. A run that resumes from a
-checkpoint repeats the steps after it with the same randomness: the same release costs nothing new,
+`release` is what is released, or a fingerprint of it, which is public anyway. A run that resumes from
+a checkpoint repeats the steps after it with the same randomness: the same release costs nothing new,
 and another release under the same noise would reveal the difference of the two, so it is refused.
 """
 
@@ -16,7 +16,7 @@ import fcntl
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -56,6 +56,11 @@ class Ledger:
     def counts(self) -> Mapping[Plan, int]:
         """How many steps of each plan have been charged."""
         return {self._plans[digest]: count for digest, count in self._counts.items() if count}
+
+    @property
+    def releases(self) -> Sequence[str]:
+        """What was released by each charge whose line is whole, in order."""
+        return [release for _, release in self._releases.values()]
 
     def epsilon(self, delta: float) -> Guarantee:
         """The guarantee for everything charged so far, under all plans together."""

@@ -7,9 +7,9 @@ from itertools import product
 
 from hush.accounting.normal import Normal
 from hush.accounting.power import Power
-from hush.clipping import L2, Lp
+from hush.clipping import L2, Entries, Lp
 from hush.core.errors import InvalidValue, Unproved
-from hush.core.part import Always, Part
+from hush.core.part import Always, Noise, Part
 from hush.core.plan import Plan
 from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 from hush.sampling import FullBatch, Poisson
@@ -89,6 +89,17 @@ class CoordinateWise:
     p: float
 
 
+@dataclass(frozen=True, order=True)
+class Entrywise:
+    """One step that adds noise to each entry of a vector, of which a record changes `changed` at most.
+
+    It costs `changed` times what one noisy number costs: docs/guarantees/argmax.md, step 1.
+    """
+
+    one: SampledNoise
+    changed: int
+
+
 def ellipsoid(rate: float, norms: Sequence[float], deviations: Sequence[float]) -> SampledGaussian:
     """The step that adds normal noise of its own deviation to each of several blocks of coordinates.
 
@@ -103,23 +114,28 @@ def ellipsoid(rate: float, norms: Sequence[float], deviations: Sequence[float]) 
     return SampledGaussian(rate, 1 / math.hypot(*ratios))
 
 
-Mechanism = SampledGaussian | SampledNoise | CoordinateWise
+Simple = SampledGaussian | SampledNoise | CoordinateWise
+Mechanism = Simple | Entrywise
 
 
 def mechanism(plan: Plan) -> Mechanism:
     """The mechanism `plan` runs at each step; raises `Unproved` where nobody has proved one.
 
     **Guarantee.** For neighbours that differ by adding or removing one record the step costs no
-    more than its mechanism: docs/guarantees/poisson-gaussian.md, scalar-noise.md, coordinate-wise.md.
+    more than its mechanism: docs/guarantees/poisson-gaussian.md, scalar-noise.md, coordinate-wise.md,
+    argmax.md.
     """
     parts = (plan.sampling, plan.clipping, plan.noise, plan.release)
     # exact types, so that a subclass which changes what a part does is not charged as its parent
     if tuple(type(part) for part in parts) not in _PROVED:
         raise Unproved(
             f"{_names(parts)} has no proved guarantee: amplification, sensitivity and noise are proved "
-            "together, and a charge for parts that were not would be a guess. Use Poisson or FullBatch, "
-            "with L2 or Lp, with Gaussian, Laplace or GeneralizedGaussian, with Always."
+            "together, and a charge for parts that were not would be a guess. Use Poisson or FullBatch "
+            "with L2 or Lp, or FullBatch with Entries; with Gaussian, Laplace or GeneralizedGaussian; "
+            "with Always."
         )
+    if isinstance(plan.clipping, Entries):
+        return _entrywise(plan.clipping.changed, plan.noise)
     rate = plan.sampling.expected(1)
     p = plan.clipping.p if isinstance(plan.clipping, Lp) else 2.0
     match plan.noise:
@@ -143,9 +159,24 @@ def mechanism(plan: Plan) -> Mechanism:
     )
 
 
-_PROVED = set(
-    product((Poisson, FullBatch), (L2, Lp), (Gaussian, Laplace, GeneralizedGaussian), (Always,))
-)
+_PROVED = {
+    *product((Poisson, FullBatch), (L2, Lp), (Gaussian, Laplace, GeneralizedGaussian), (Always,)),
+    # Not Poisson: whether a record takes part is one draw for all the entries it changes.
+    *product((FullBatch,), (Entries,), (Gaussian, Laplace, GeneralizedGaussian), (Always,)),
+}
+
+
+def _entrywise(changed: int, noise: Noise) -> Mechanism:
+    match noise:
+        case Gaussian(multiplier=deviation):
+            return SampledGaussian(1.0, deviation / math.sqrt(changed))
+        case GeneralizedGaussian(beta=2.0, multiplier=scale):
+            return SampledGaussian(1.0, scale / math.sqrt(2 * changed))
+        case GeneralizedGaussian(beta=beta, multiplier=scale):
+            return Entrywise(SampledNoise(1.0, beta, scale), changed)
+        case Laplace(multiplier=scale):
+            return Entrywise(SampledNoise(1.0, 1.0, scale), changed)
+    raise AssertionError("every noise that is proved is listed above")
 
 
 def _names(parts: tuple[Part, ...]) -> str:

@@ -82,6 +82,17 @@ FILES: dict[str, tuple[Published, ...]] = {
             "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
         ),
     ),
+    # The votes that Papernot et al. 2017 published with their code.
+    "pate-votes": (
+        Published(
+            "pate_votes/mnist_250_teachers.npy",
+            "da4832fc6613b515a54918d4fa32fdeffca4e8330f576d77a273fa1ecdd0a423",
+        ),
+        Published(
+            "pate_votes/svhn_250_teachers.npy",
+            "96b6497af4304283e666b7e963c8f4b86ef3355b34b2d6f9b250666d8d9dde3f",
+        ),
+    ),
     "imdb": (
         Published(
             "imdb/imdb_tokens.npz",

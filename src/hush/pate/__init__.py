@@ -1,0 +1,1 @@
+"""Teachers, noisy votes, student."""

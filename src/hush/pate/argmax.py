@@ -1,0 +1,97 @@
+"""Private argmax: which of several scores is the largest, after noise (GGNMax)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from hush.accounting.charge import spent
+from hush.accounting.mechanism import mechanism
+from hush.clipping import Entries
+from hush.core.errors import DataError
+from hush.core.guarantee import Bound, Guarantee, Neighbours
+from hush.core.part import Clipping, Noise
+from hush.core.plan import Plan
+from hush.core.value import Value
+from hush.noise import sample
+from hush.sampling import FullBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyMax(Value):
+    """The index of the largest score after independent noise on every score.
+
+    `moved` says how far neighbours move the scores: `Entries` for counts, and for scores each of
+    which changes by `norm` at most (`changed` is then the number of scores); `L2` or `Lp` where the
+    norm of the whole change is known. The noise's multiplier is in units of `moved.norm`.
+
+    **Guarantee.** That of the noisy scores themselves, of which the answer is a function:
+    docs/guarantees/argmax.md. It does not depend on the scores and may be published.
+
+    >>> import hush, torch
+    >>> noisy_max = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=20.0))
+    >>> noisy_max(torch.tensor([[0.0, 250.0, 0.0]])).tolist()
+    [1]
+    >>> print(noisy_max.guarantee(queries=100, delta=1e-5))
+    epsilon <= 2.9432 (and >= 0) at delta 1e-05 (dp, replace one vote, proved, publishable)
+    """
+
+    noise: Noise
+    moved: Clipping
+    neighbours: Neighbours
+    unit: str = "one record"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        mechanism(self.plan)  # raises for what cannot be charged
+
+    @classmethod
+    def of_votes(cls, *, noise: Noise, neighbours: Neighbours = Neighbours.REPLACE) -> Self:
+        """For counts of votes: a replaced vote moves two of them by one, an added vote moves one."""
+        changed = 2 if neighbours is Neighbours.REPLACE else 1
+        return cls(noise=noise, moved=Entries(changed=changed), neighbours=neighbours, unit="one vote")
+
+    @classmethod
+    def of_teachers(cls, *, noise: Noise) -> Self:
+        """For votes of teachers on disjoint records: a record added or removed replaces one vote."""
+        return cls(noise=noise, moved=Entries(changed=2), neighbours=Neighbours.ADD_REMOVE)
+
+    @property
+    def plan(self) -> Plan:
+        """One query as the plan that a ledger charges."""
+        return Plan(sampling=FullBatch(), clipping=self.moved, noise=self.noise)
+
+    def __call__(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """One answer a row of `scores`; each row is a query to be charged."""
+        checked = as_scores(scores)
+        return (checked + draw(self.plan, checked.shape, generator)).argmax(1)
+
+    def guarantee(self, queries: int, delta: float) -> Guarantee:
+        """What `queries` answers guarantee at `delta`, whatever the scores are."""
+        return charged({self.plan: queries}, delta, self.neighbours, self.unit)
+
+
+def draw(plan: Plan, shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+    """The noise of queries under `plan`, in double precision; each entry is to be used once."""
+    zeros = torch.zeros(*shape, dtype=torch.float64)
+    return sample(plan.noise, shape, norm=plan.clipping.unit, location=zeros, generator=generator)
+
+
+def charged(counts: Mapping[Plan, int], delta: float, neighbours: Neighbours, unit: str) -> Guarantee:
+    """What answers guarantee whose noisy scores cost as much as `counts` says."""
+    # The lower end belongs to the noisy scores; an answer tells less.
+    bound = Bound(lower=0.0, upper=spent(counts, delta).epsilon.upper)
+    return Guarantee(epsilon=bound, delta=delta, neighbours=neighbours, unit=unit)
+
+
+def as_scores(scores: Tensor) -> Tensor:
+    """The scores in double precision; raises unless there is a row a query and two classes or more."""
+    if scores.dim() != 2 or scores.shape[1] < 2 or not bool(scores.isfinite().all()):
+        raise DataError(
+            f"scores of shape {tuple(scores.shape)} must be finite numbers, one row a query and one "
+            "column a class, at least two: noise hides a finite difference only. Pass e.g. counts of "
+            "votes of shape (queries, classes)."
+        )
+    return scores.detach().to("cpu", torch.float64)

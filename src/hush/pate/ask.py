@@ -1,0 +1,79 @@
+"""Asking the teachers: every test and every answer is on the ledger before it is used."""
+
+import secrets
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from hush.accounting.ledger import Ledger
+from hush.core.errors import LedgerError
+from hush.core.plan import Plan
+from hush.pate.argmax import NoisyMax, as_scores, draw
+from hush.pate.confident import NO_ANSWER, Query
+
+
+def ask(
+    query: Query,
+    scores: Tensor,
+    ledger: Ledger,
+    counts: Mapping[Plan, int],
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The answer to each row of `scores`, `NO_ANSWER` where there is none.
+
+    Rows are asked in order until no plan may run again: `counts` says how often each may, fixed
+    beforehand. A ledger that holds answers already gives them back, and they are not asked again.
+
+    **Guarantee.** That of `counts`, whatever the answers are, docs/guarantees/argmax.md, step 3: a
+    charge, with the answer as what is released, is on disk before the answer is returned.
+    """
+    rows = as_scores(scores)
+    vote = query if isinstance(query, NoisyMax) else query.vote
+    noise = draw(vote.plan, rows.shape, generator)
+    answers = (rows + noise).argmax(1)
+    passes = torch.ones(len(rows), dtype=torch.bool)
+    if not isinstance(query, NoisyMax):
+        passes = query.passes(rows, draw(query.test, (len(rows),), generator))
+    known = _known(ledger)
+    run, step = secrets.token_hex(8), 0
+
+    def released(row: int, plan: Plan, outcome: str) -> str | None:
+        """What a query released, charged now unless it was before; None if its plan may not run."""
+        nonlocal step
+        question = (row, outcome in ("passed", "failed"))
+        if question not in known:
+            if ledger.counts.get(plan, 0) >= counts[plan]:
+                return None
+            step += 1
+            ledger.charge(plan, run=run, step=step, release=f"{row}:{outcome}")
+            known[question] = outcome
+        return known[question]
+
+    found = torch.full((len(rows),), NO_ANSWER)
+    for row in range(len(rows)):
+        if not isinstance(query, NoisyMax):
+            verdict = released(row, query.test, "passed" if passes[row] else "failed")
+            if verdict == "failed":
+                continue
+            if verdict is None:
+                break
+        answer = released(row, vote.plan, str(int(answers[row])))
+        if answer is None:
+            break
+        found[row] = int(answer)
+    return found
+
+
+def _known(ledger: Ledger) -> dict[tuple[int, bool], str]:
+    """What the ledger says was released: by row, and whether it was a test."""
+    found = {}
+    for release in ledger.releases:
+        row, _, outcome = release.partition(":")
+        if not row.isdecimal():
+            raise LedgerError(
+                f"the ledger {ledger.path} holds {release!r}, which is no answer to a query: it "
+                "belongs to another kind of run. Name another directory."
+            )
+        found[int(row), outcome in ("passed", "failed")] = outcome
+    return found

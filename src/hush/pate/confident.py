@@ -1,0 +1,124 @@
+"""Answers only where the scores are clear: a noisy test comes first (Confident-GNMax)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hush.accounting.calibrate import largest
+from hush.accounting.charge import spent
+from hush.accounting.mechanism import mechanism
+from hush.clipping import Entries
+from hush.core.errors import BudgetExceeded
+from hush.core.guarantee import Budget, Guarantee
+from hush.core.number import check_count, number
+from hush.core.part import Noise
+from hush.core.plan import Plan
+from hush.core.value import Value
+from hush.pate.argmax import NoisyMax, as_scores, charged, draw
+from hush.sampling import FullBatch
+
+NO_ANSWER = -1
+_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confident(Value):
+    """A noisy argmax, asked only where the largest score plus noise of its own reaches `threshold`.
+
+    `noise` is that of the test, in units of `vote.moved.norm`, by which the largest score moves at
+    most. Every query pays for its test, and those that pass it pay for the answer as well.
+
+    **Guarantee.** docs/guarantees/argmax.md, step 3: the number of queries, and the most that may be
+    answered, are fixed beforehand.
+
+    >>> import hush, torch
+    >>> vote = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=20.0))
+    >>> confident = Confident(vote=vote, threshold=150.0, noise=hush.Gaussian(multiplier=20.0))
+    >>> confident(torch.tensor([[0.0, 250.0, 0.0], [50.0, 10.0, 40.0]])).tolist()
+    [1, -1]
+    """
+
+    vote: NoisyMax
+    threshold: float = field(
+        metadata=number(
+            above=0, at_most=1e12, why="it is compared with the largest of the scores", example=200.0
+        )
+    )
+    noise: Noise
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        mechanism(self.test)  # raises for what cannot be charged
+
+    @property
+    def test(self) -> Plan:
+        """One test as the plan that a ledger charges."""
+        # The largest of several scores moves no further than the one that moves furthest.
+        moved = Entries(changed=1, norm=self.vote.moved.unit)
+        return Plan(sampling=FullBatch(), clipping=moved, noise=self.noise)
+
+    def __call__(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """One answer a row of `scores`, `NO_ANSWER` where the test fails; each row is a query."""
+        checked = as_scores(scores)
+        passed = self.passes(checked, draw(self.test, (len(checked),), generator))
+        return self.vote(checked, generator).where(passed, NO_ANSWER)
+
+    def passes(self, scores: Tensor, noise: Tensor) -> Tensor:
+        """Whether the largest score of each row, with that row's noise, reaches the threshold."""
+        return scores.amax(1) + noise >= self.threshold
+
+    def guarantee(self, queries: int, delta: float, answers: int | None = None) -> Guarantee:
+        """What `queries` queries guarantee of which `answers` at most (all by default) are answered."""
+        counts = planned(self, queries, queries if answers is None else answers)
+        return charged(counts, delta, self.vote.neighbours, self.vote.unit)
+
+
+Query = NoisyMax | Confident
+
+
+def planned(query: Query, queries: int, answers: int) -> Mapping[Plan, int]:
+    """How often each plan may run, in a run of `queries` queries with `answers` answers at most."""
+    asked = check_count("queries", queries, "how many there are is fixed beforehand", at_least=1)
+    answered = check_count("answers", answers, "how many there are is fixed beforehand", at_least=1)
+    if isinstance(query, NoisyMax):
+        return {query.plan: min(asked, answered)}
+    counts = {query.test: asked}
+    # With the same noise and one changed entry the two are one plan.
+    counts[query.vote.plan] = counts.get(query.vote.plan, 0) + min(asked, answered)
+    return counts
+
+
+def with_noise(query: Query, budget: Budget, queries: int, answers: int) -> Query:
+    """The same query with the least noise for which everything planned stays within `budget`.
+
+    Both noises of a `Confident` query keep their ratio.
+    """
+
+    def scaled(factor: float) -> Query:
+        if isinstance(query, NoisyMax):
+            return replace(query, noise=_times(query.noise, factor))
+        vote = replace(query.vote, noise=_times(query.vote.noise, factor))
+        return replace(query, vote=vote, noise=_times(query.noise, factor))
+
+    def cost(precision: float) -> float:
+        counts = planned(scaled(1 / precision), queries, answers)
+        return spent(counts, budget.delta).epsilon.upper
+
+    precision = largest(
+        cost, budget.epsilon, start=1.0, low=1 / _MOST_NOISE, high=1 / _LEAST_NOISE, whole=False
+    )
+    if precision is None:
+        raise BudgetExceeded(
+            f"queries={queries} cost more than epsilon={budget.epsilon:g} at delta={budget.delta:g} "
+            "with any noise considered: every answer reveals something. Ask fewer queries, or allow a "
+            "larger budget."
+        )
+    return scaled(1 / precision)
+
+
+def _times(noise: Any, factor: float) -> Noise:
+    changed: Noise = replace(noise, multiplier=noise.multiplier * factor)
+    return changed

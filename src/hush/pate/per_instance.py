@@ -1,0 +1,134 @@
+"""What answers cost on the votes at hand: far less than at worst where the teachers agree.
+
+These numbers are computed from the private data and are **sensitive**: publishing one would tell
+about the data what no budget was spent on.
+"""
+
+import math
+
+import numpy as np
+from scipy.special import log_ndtr
+from torch import Tensor
+
+from hush.accounting.charge import spent
+from hush.accounting.loss import Array
+from hush.accounting.mechanism import SampledGaussian, mechanism
+from hush.accounting.rdp import ORDERS, converted
+from hush.core.errors import Unproved
+from hush.core.guarantee import DELTA, Bound, Guarantee
+from hush.core.plan import Plan
+from hush.noise import Gaussian
+from hush.pate.argmax import NoisyMax, as_scores
+from hush.pate.confident import Confident, Query, planned
+
+# The closed forms below are right to within this, relatively and absolutely.
+_ROUNDING = 1e-12
+
+
+def per_instance(query: Query, scores: Tensor, delta: float, answers: int | None = None) -> Guarantee:
+    """What answering the query on every row of `scores` costs this data set and its neighbours.
+
+    With `answers`, no more than so many rows are answered. Never above the charge that does not depend
+    on the data.
+
+    **Guarantee** (sensitive). docs/guarantees/argmax.md, step 4: whichever neighbour the data set at
+    hand is held against, in both directions. Only for Gaussian noise.
+    """
+    delta = DELTA["range"].check("delta", delta)
+    total = divergences(query, scores, ORDERS).sum(0)
+    plans = planned(query, len(scores), len(scores) if answers is None else answers)
+    upper = min(converted(total, ORDERS, delta), spent(plans, delta).epsilon.upper)
+    vote = query if isinstance(query, NoisyMax) else query.vote
+    return Guarantee(
+        epsilon=Bound(lower=0.0, upper=upper),
+        delta=delta,
+        notion="per-instance",
+        neighbours=vote.neighbours,
+        unit=vote.unit,
+        sensitive=True,
+    )
+
+
+def divergences(query: Query, scores: Tensor, orders: Array) -> Array:
+    """No less than the Rényi divergences between an answer on these scores and on neighbouring ones.
+
+    One row a query, one column an order.
+    """
+    rows = as_scores(scores).numpy()
+    if isinstance(query, NoisyMax):
+        return _vote(query, rows, orders)
+    return _confident(query, rows, orders)
+
+
+def runner_up(scores: Array, deviation: float) -> Array:
+    """No less than the log-probability that noise of this deviation overturns the largest score.
+
+    The union bound over the other scores: each overtakes with probability Phi(-gap / sqrt(2) sigma).
+    """
+    sorted_scores = np.sort(scores, axis=1)
+    gaps = sorted_scores[:, -1:] - sorted_scores[:, :-1]
+    each = log_ndtr(-gaps / (math.sqrt(2) * deviation))
+    together: Array = np.logaddexp.reduce(each, axis=1)
+    return np.minimum(together, 0.0)
+
+
+def _vote(vote: NoisyMax, scores: Array, orders: Array) -> Array:
+    """Step 4 of the note: q = exp(-r^2) overturns the answer, and every order a costs t^2 a at worst."""
+    deviation, t = _deviation(vote.plan), _rate(vote.plan)
+    log_q = runner_up(scores, deviation)[:, None]
+    r, a = np.sqrt(-log_q), orders[None, :]
+    worst = np.broadcast_to(a * t**2, (len(scores), len(orders)))
+    known = r >= a * t
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        # log(1 - x) for the outcomes' probabilities: q here; between w and u there.
+        stays = _log1m(log_q)
+        most, least = _log1m(-((r - t) ** 2)), _log1m(-((r + t) ** 2))
+        forward = np.where((r - t) / r * np.exp(2 * r * t - t**2) >= a / (a - 1), a * stays, 0.0)
+        backward = np.where((r + t) / r * np.exp(-2 * r * t - t**2) <= (a - 1) / a, a * least, 0.0)
+        forward = np.logaddexp(forward - (a - 1) * most, a * (a - 1) * t**2 - (r - (a - 1) * t) ** 2)
+        backward = np.logaddexp(backward - (a - 1) * stays, a * (a - 1) * t**2 - (r - a * t) ** 2)
+        found = _outward(np.maximum(forward, backward), a)
+    return np.where(known & (found < worst), found, worst)
+
+
+def _confident(query: Confident, scores: Array, orders: Array) -> Array:
+    """The test's two outcomes exactly, one of which is followed by an answer; step 5 of the note."""
+    deviation = _deviation(query.test)
+    answer = (orders - 1) * _vote(query.vote, scores, orders)
+    margin = (scores.max(1) - query.threshold)[:, None] / deviation
+    a, moved = orders[None, :], query.test.clipping.unit / deviation
+    worst = np.full(answer.shape, -np.inf)
+    for other in (margin - moved, margin + moved):
+        for p, q in ((margin, other), (other, margin)):
+            passed = a * log_ndtr(p) + (1 - a) * log_ndtr(q) + answer
+            failed = a * log_ndtr(-p) + (1 - a) * log_ndtr(-q)
+            worst = np.maximum(worst, np.logaddexp(passed, failed))
+    return _outward(worst, a)
+
+
+def _outward(log_moments: Array, orders: Array) -> Array:
+    """The divergences that log-moments give, rounded up."""
+    found: Array = (np.maximum(log_moments, 0.0) * (1 + _ROUNDING) + _ROUNDING) / (orders - 1)
+    return found
+
+
+def _rate(plan: Plan) -> float:
+    """sqrt of what one unit of order costs at worst."""
+    step = mechanism(plan)
+    assert isinstance(step, SampledGaussian)
+    return 1 / (math.sqrt(2) * step.multiplier)
+
+
+def _deviation(plan: Plan) -> float:
+    if not isinstance(plan.noise, Gaussian):
+        raise Unproved(
+            f"{type(plan.noise).__name__} noise has no data-dependent charge: what is proved uses that "
+            "every order costs the same multiple of itself, which Gaussian noise alone does. Use "
+            "Gaussian, or the charge that does not depend on the data."
+        )
+    return plan.noise.multiplier * plan.clipping.unit
+
+
+def _log1m(log_x: Array) -> Array:
+    """log(1 - exp(log_x)) for log_x < 0."""
+    return np.where(log_x > -0.69, np.log(-np.expm1(log_x)), np.log1p(-np.exp(log_x)))

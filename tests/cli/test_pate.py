@@ -1,0 +1,85 @@
+"""`hush pate` as a user meets it: in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hush.accounting.ledger import Ledger
+
+COMMAND = [sys.executable, "-c", "from hush.cli.main import main; main()", "pate"]
+SMALL = ("--teachers", "30", "--queries", "40", "--epochs", "10", "--model", "logistic", "--lr", "0.05")
+
+
+def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, env=environment
+    )
+
+
+def test_a_run_prints_what_may_be_published_and_what_may_not(tmp_path: Path) -> None:
+    result = call(*SMALL, "--run-dir", tmp_path / "run", "--seed", "0")
+    assert result.returncode == 0, result.stderr
+    public, _, private = result.stdout.partition("sensitive, computed from the private records")
+    assert "40 of 40 queries answered" in public
+    assert "student: accuracy" in public
+    assert "epsilon <= 7.99" in public
+    assert "add/remove one record, proved, publishable" in public
+    assert "of their votes right" in private
+    assert "sensitive: do not publish" in private
+    assert "known seed" in private
+    again = call(*SMALL, "--run-dir", tmp_path / "run", "--seed", "0", "--resume", "--json")
+    value = json.loads(again.stdout)
+    assert value["answered"] == 40
+    assert value["guarantee"]["epsilon"]["upper"] <= 8.0
+    assert value["sensitive"]["per_instance"]["sensitive"] is True
+
+
+def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = [*SMALL, "--threshold", "12", "--answers", "20", "--run-dir", str(run), "--json"]
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while len(list(run.glob("teachers/*.safetensors"))) < 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = {path: path.stat().st_mtime_ns for path in run.glob("teachers/*.safetensors")}
+    result = call(*arguments, "--resume")
+    assert result.returncode == 0, result.stderr
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    value = json.loads(result.stdout)
+    assert 0 < value["answered"] <= 20
+    spent = Ledger(run / "ledger.jsonl", read_only=True).epsilon(1e-5)
+    assert spent.epsilon.upper <= value["guarantee"]["epsilon"]["upper"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--teachers", "2000"), "teachers=2000 is more than the 1437 records"),
+        (("--queries", "0"), "--queries 0 must be > 0"),
+        (("--queries", "360"), "below the 360 test records"),
+        (("--threshold", "101"), "threshold=101 is more than the 100 votes"),
+        (("--delta", "0"), "delta=0.0 must be"),
+        (("--noise", "-1"), "multiplier=-1.0 must be"),
+        (("--beta", "0.5"), "beta=0.5 must be"),
+        (("--resume",), "to resume"),
+        (("--data", "mnist", "--data-dir", "nowhere"), "nowhere is not there"),
+    ],
+)
+def test_bad_input_is_a_sentence_before_any_work(
+    arguments: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    result = call(*arguments, "--run-dir", tmp_path / "run")
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,157 @@
+"""Private argmax: its law, what it costs, and what someone who guesses can find."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.special import gamma, gammainc
+from scipy.stats import beta as beta_law
+
+import hush
+from hush.accounting.charge import delta as delta_of
+from hush.core.errors import DataError, Unproved
+from hush.core.guarantee import Neighbours
+from hush.core.part import Noise
+from hush.pate.argmax import NoisyMax
+
+Array = NDArray[np.float64]
+NOISES: list[tuple[float, Noise]] = [
+    (2.0, hush.Gaussian(multiplier=3.0 / math.sqrt(2))),
+    (1.0, hush.Laplace(multiplier=3.0)),
+    (1.5, hush.GeneralizedGaussian(beta=1.5, multiplier=3.0)),
+    (4.0, hush.GeneralizedGaussian(beta=4.0, multiplier=3.0)),
+]
+
+
+def chances(scores: Array, beta: float, scale: float = 3.0) -> Array:
+    """Each score's chance to be the largest after noise exp(-|x / scale|^beta), by integration."""
+    x = np.linspace(-40 * scale, 40 * scale, 12_001)
+    density = beta / (2 * scale * float(gamma(1 / beta))) * np.exp(-(np.abs(x / scale) ** beta))
+    found = np.empty(len(scores))
+    for i, score in enumerate(scores):
+        ahead = x[:, None] + score - np.delete(scores, i)
+        below = (1 + np.sign(ahead) * gammainc(1 / beta, np.abs(ahead / scale) ** beta)) / 2
+        found[i] = (density * below.prod(1)).sum() * (x[1] - x[0])
+    return found
+
+
+@pytest.mark.parametrize(("beta", "noise"), NOISES)
+def test_the_answers_have_the_law_that_is_charged(beta: float, noise: Noise) -> None:
+    scores, asked = torch.tensor([10.0, 8.0, 7.0]), 60_000
+    expected = asked * chances(scores.numpy().astype(float), beta)
+
+    def distance(mechanism: NoisyMax) -> float:
+        generator = torch.Generator().manual_seed(0)
+        answers = mechanism(scores.expand(asked, -1), generator)
+        counts = np.bincount(answers.numpy(), minlength=3)
+        return float(((counts - expected) ** 2 / expected).sum())
+
+    honest = NoisyMax.of_votes(noise=noise)
+    assert distance(honest) < 20  # chi-square, two degrees of freedom
+    multiplier = noise.to_plain()["multiplier"]
+    for factor in (0.9, 1.1):
+        off = replace(honest, noise=replace(noise, multiplier=factor * multiplier))  # type: ignore[call-arg]
+        assert distance(off) > 20
+
+
+def neighbours(scores: Array, relation: Neighbours) -> list[Array]:
+    votes = np.eye(len(scores))
+    if relation is Neighbours.ADD_REMOVE:
+        return [scores + vote for vote in votes]
+    return [scores - a + b for a in votes for b in votes if not np.array_equal(a, b)]
+
+
+@pytest.mark.parametrize(("beta", "noise"), NOISES)
+@pytest.mark.parametrize("relation", list(Neighbours))
+def test_no_answer_tells_more_than_the_charge(beta: float, noise: Noise, relation: Neighbours) -> None:
+    random = np.random.default_rng(0)
+    plan = NoisyMax.of_votes(noise=noise, neighbours=relation).plan
+    for epsilon in (0.05, 0.3, 0.8):
+        allowed = delta_of({plan: 1}, epsilon).upper
+        for _ in range(6):
+            scores = random.integers(1, 12, size=int(random.integers(2, 5))).astype(float)
+            here = chances(scores, beta)
+            for other in neighbours(scores, relation):
+                there = chances(other, beta)
+                for p, q in ((here, there), (there, here)):
+                    found = np.maximum(p - math.exp(epsilon) * q, 0.0).sum()
+                    assert found <= allowed + 1e-9
+
+
+def found_epsilon(mechanism: NoisyMax, delta: float) -> float:
+    """A lower bound on epsilon at `delta` that holds with near certainty: someone guesses, many times.
+
+    The best set of answers between two classes is one class; its chances in both worlds are counted,
+    and bounded by Clopper and Pearson.
+    """
+    generator, asked, doubt = torch.Generator().manual_seed(0), 400_000, 1e-6
+    best = 0.0
+    for gap in range(-6, 7):
+        first = torch.tensor([20.0 + gap, 20.0])
+        second = first + torch.tensor([-1.0, 1.0])
+        seen = int((mechanism(first.expand(asked, -1), generator) == 0).sum())
+        other = int((mechanism(second.expand(asked, -1), generator) == 0).sum())
+        least = beta_law.ppf(doubt, seen, asked - seen + 1)
+        most = beta_law.ppf(1 - doubt, other + 1, asked - other)
+        if least > delta:
+            best = max(best, math.log((least - delta) / most))
+    return best
+
+
+@pytest.mark.parametrize(("beta", "noise"), NOISES)
+def test_half_the_noise_is_caught_and_the_honest_one_is_not(beta: float, noise: Noise) -> None:
+    honest, delta = NoisyMax.of_votes(noise=noise), 0.02
+    promised = honest.guarantee(queries=1, delta=delta).epsilon.upper
+    assert found_epsilon(honest, delta) <= promised
+    halved = replace(noise, multiplier=noise.to_plain()["multiplier"] / 2)  # type: ignore[call-arg]
+    assert found_epsilon(NoisyMax.of_votes(noise=halved), delta) > promised
+
+
+def test_a_charge_for_one_count_is_caught() -> None:
+    """What Theorem 2 of the generalized Gaussian paper promises, for votes that may be replaced."""
+    noise, delta = hush.Gaussian(multiplier=2.0), 0.02
+    replacing = NoisyMax.of_votes(noise=noise)
+    adding = NoisyMax.of_votes(noise=noise, neighbours=Neighbours.ADD_REMOVE)
+    found = found_epsilon(replacing, delta)
+    assert found <= replacing.guarantee(queries=1, delta=delta).epsilon.upper
+    assert found > adding.guarantee(queries=1, delta=delta).epsilon.upper
+    # Normal noise and two classes: nothing is lost by charging the counts.
+    assert found > 0.9 * replacing.guarantee(queries=1, delta=delta).epsilon.upper
+
+
+def test_the_relation_is_part_of_the_statement() -> None:
+    noise = hush.Laplace(multiplier=10.0)
+    votes = NoisyMax.of_votes(noise=noise)
+    assert "replace one vote" in str(votes.guarantee(queries=5, delta=1e-5))
+    scores = NoisyMax(
+        noise=noise, moved=hush.Entries(changed=4, norm=0.5), neighbours=Neighbours.ADD_REMOVE
+    )
+    assert "add/remove one record" in str(scores.guarantee(queries=5, delta=1e-5))
+    # Half as many counts move when twice as many queries are asked.
+    assert scores.guarantee(queries=5, delta=1e-5).epsilon == votes.guarantee(10, 1e-5).epsilon
+
+
+def test_scores_whose_whole_change_is_bounded() -> None:
+    by_norm = NoisyMax(
+        noise=hush.Gaussian(multiplier=20.0 / math.sqrt(2)),
+        moved=hush.L2(norm=math.sqrt(2)),
+        neighbours=Neighbours.REPLACE,
+    )
+    votes = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=20.0))
+    ours, theirs = by_norm.guarantee(50, 1e-5), votes.guarantee(50, 1e-5)
+    assert ours.epsilon.upper == pytest.approx(theirs.epsilon.upper)
+    with pytest.raises(Unproved, match="Clip with"):
+        NoisyMax(
+            noise=hush.Laplace(multiplier=1.0),
+            moved=hush.L2(norm=1.0),
+            neighbours=Neighbours.REPLACE,
+        )
+
+
+@pytest.mark.parametrize("scores", [torch.zeros(3), torch.zeros(3, 1), torch.tensor([[0.0, math.inf]])])
+def test_what_is_no_table_of_scores_is_refused(scores: torch.Tensor) -> None:
+    with pytest.raises(DataError, match="must be finite numbers, one row a query"):
+        NoisyMax.of_votes(noise=hush.Gaussian(multiplier=1.0))(scores)

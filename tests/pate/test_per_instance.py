@@ -1,0 +1,163 @@
+"""The data-dependent charge against the divergences that integration finds."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.special import log_ndtr
+
+import hush
+from hush.core.errors import Unproved
+from hush.pate.argmax import NoisyMax
+from hush.pate.confident import Confident
+from hush.pate.per_instance import divergences, per_instance, runner_up
+
+Array = NDArray[np.float64]
+ORDERS = np.array([1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0, 35.0, 60.0, 100.0])
+POINTS = np.linspace(-45.0, 45.0, 3001)
+
+
+def log_chances(scores: Array, deviation: float) -> Array:
+    """The logarithm of each score's chance to be the largest, after normal noise."""
+    log_weight = -(POINTS**2) / 2 - math.log(2 * math.pi) / 2 + math.log(POINTS[1] - POINTS[0])
+    found = np.empty(len(scores))
+    for i, score in enumerate(scores):
+        ahead = (score - np.delete(scores, i)) / deviation
+        found[i] = np.logaddexp.reduce(log_weight + log_ndtr(POINTS[:, None] + ahead).sum(1))
+    return found
+
+
+def replaced(scores: Array) -> list[Array]:
+    """All histograms in which one vote went from one class to another."""
+    votes = np.eye(len(scores))
+    return [
+        scores - votes[loser] + votes[winner]
+        for loser in np.flatnonzero(scores >= 1)
+        for winner in range(len(scores))
+        if winner != loser
+    ]
+
+
+def divergence(log_p: Array, log_q: Array) -> Array:
+    """The Rényi divergences between two laws on a few outcomes."""
+    terms = ORDERS[:, None] * log_p + (1 - ORDERS[:, None]) * log_q
+    found: Array = np.logaddexp.reduce(terms, axis=1) / (ORDERS - 1)
+    return found
+
+
+def truth(scores: Array, deviation: float, *, both: bool = True) -> Array:
+    """The largest divergence to a neighbour, and from one."""
+    here = log_chances(scores, deviation)
+    there = [log_chances(other, deviation) for other in replaced(scores)]
+    found = [divergence(here, other) for other in there]
+    found += [divergence(other, here) for other in there if both]
+    largest: Array = np.max(found, axis=0)
+    return largest
+
+
+def histograms(count: int) -> list[tuple[Array, float]]:
+    """Random votes, from full agreement to none, and deviations of the noise."""
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(count):
+        classes, teachers = int(random.integers(2, 7)), int(random.integers(10, 300))
+        chances = random.dirichlet(np.full(classes, 10 ** random.uniform(-2, 1)))
+        scores = random.multinomial(teachers, chances).astype(float)
+        found.append((scores, teachers * 10 ** random.uniform(-1.5, -0.3)))
+    return found
+
+
+def vote(deviation: float) -> NoisyMax:
+    return NoisyMax.of_votes(noise=hush.Gaussian(multiplier=deviation))
+
+
+def charge(scores: Array, deviation: float) -> Array:
+    found: Array = divergences(vote(deviation), torch.tensor(scores[None]), ORDERS)[0]
+    return found
+
+
+def test_the_charge_is_never_below_what_integration_finds_for_any_neighbour() -> None:
+    below_worst = 0
+    for scores, deviation in histograms(120):
+        found, exact = charge(scores, deviation), truth(scores, deviation)
+        assert (found >= exact * (1 - 1e-9) - 1e-12).all(), (scores, deviation)
+        assert (found <= ORDERS / deviation**2 * (1 + 1e-9)).all()
+        below_worst += bool((found < 0.5 * ORDERS / deviation**2).any())
+    assert below_worst > 40
+
+
+def test_a_charge_that_forgets_half_of_the_change_is_caught() -> None:
+    """As if a replaced vote moved one count only: below the truth in many a case."""
+    wrong = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=1.0), neighbours=hush.Neighbours.ADD_REMOVE)
+    caught = 0
+    for scores, deviation in histograms(120):
+        noise = hush.Gaussian(multiplier=deviation)
+        short = divergences(
+            NoisyMax(noise=noise, moved=wrong.moved, neighbours=wrong.neighbours),
+            torch.tensor(scores[None]),
+            ORDERS,
+        )[0]
+        caught += bool((short < truth(scores, deviation) * (1 - 1e-6)).any())
+    assert caught > 20
+
+
+def test_one_direction_is_not_enough() -> None:
+    scores, deviation = np.array([60.0, 5.0, 5.0]), 8.0
+    assert (truth(scores, deviation) > 1.5 * truth(scores, deviation, both=False)).any()
+    assert (charge(scores, deviation) >= truth(scores, deviation)).all()
+
+
+def test_agreement_costs_almost_nothing_and_disagreement_the_worst_case() -> None:
+    agreed = charge(np.array([250.0, 0.0, 0.0]), 20.0)
+    assert (agreed[:5] < 1e-9).all()
+    tied = charge(np.array([125.0, 125.0, 0.0]), 20.0)
+    assert tied == pytest.approx(ORDERS / 400)
+
+
+def test_the_chance_to_be_overturned_is_bounded() -> None:
+    for scores, deviation in histograms(60):
+        exact = log_chances(scores, deviation)
+        exact[scores.argmax()] = -np.inf
+        others = np.logaddexp.reduce(exact)
+        assert runner_up(scores[None], deviation)[0] >= min(others, 0.0) - 1e-9
+
+
+def confident_truth(scores: Array, query: Confident, deviation: float) -> Array:
+    """The test and the answer together, as one law on the answers and none."""
+    noise = query.noise.to_plain()["multiplier"]
+
+    def law(of: Array) -> Array:
+        margin = (of.max() - query.threshold) / noise
+        return np.append(log_ndtr(margin) + log_chances(of, deviation), log_ndtr(-margin))
+
+    here, there = law(scores), [law(other) for other in replaced(scores)]
+    pairs = [(here, other) for other in there] + [(other, here) for other in there]
+    found: Array = np.max([divergence(p, q) for p, q in pairs], axis=0)
+    return found
+
+
+def test_a_test_before_the_answer_is_never_charged_too_little() -> None:
+    random = np.random.default_rng(1)
+    for scores, deviation in histograms(60):
+        noise = hush.Gaussian(multiplier=deviation * random.uniform(0.5, 3))
+        threshold = float(scores.sum() * random.uniform(0.3, 1.0))
+        query = Confident(vote=vote(deviation), threshold=threshold, noise=noise)
+        found = divergences(query, torch.tensor(scores[None]), ORDERS)[0]
+        exact = confident_truth(scores, query, deviation)
+        assert (found >= exact * (1 - 1e-9) - 1e-12).all(), (scores, deviation, query)
+        both = hush.rdp(query.test, ORDERS) + hush.rdp(query.vote.plan, ORDERS)
+        assert (found <= both * (1 + 1e-9) + 1e-9).all()
+
+
+def test_the_statement_is_sensitive_and_for_gaussian_noise_only() -> None:
+    scores = torch.tensor([[250.0, 0.0]] * 100)
+    found = per_instance(vote(20.0), scores, 1e-5)
+    assert found.sensitive
+    assert found.notion == "per-instance"
+    assert "do not publish" in str(found)
+    assert found.epsilon.upper < 0.2 < vote(20.0).guarantee(queries=100, delta=1e-5).epsilon.upper
+    laplace = NoisyMax.of_votes(noise=hush.Laplace(multiplier=20.0))
+    with pytest.raises(Unproved, match="Laplace noise has no data-dependent charge"):
+        per_instance(laplace, scores, 1e-5)

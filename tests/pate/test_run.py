@@ -1,0 +1,150 @@
+"""PATE from end to end, on the bundled digits."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hush
+from hush.accounting.ledger import Ledger
+from hush.core.errors import CheckpointError, DataError, InvalidValue, LedgerError
+from hush.data import load, tensors
+from hush.models import build
+from hush.pate.argmax import NoisyMax
+from hush.pate.confident import Confident, planned
+from hush.pate.fit import Lesson
+from hush.pate.run import PateRun, pate
+
+X, Y, X_TEST, Y_TEST = tensors(load("digits"))
+VOTE = NoisyMax.of_teachers(noise=hush.Gaussian(multiplier=4.0))
+
+
+def run(directory: Path, **changed: Any) -> PateRun:
+    usual: dict[str, Any] = {
+        "data": (X, Y),
+        "public": (X_TEST[:60], Y_TEST[:60]),
+        "query": VOTE,
+        "teachers": 20,
+        "delta": 1e-5,
+        "lesson": Lesson(epochs=15, rate=0.05),
+        "generator": torch.Generator().manual_seed(0),
+    }
+    return pate(
+        partial(build, "logistic", classes=10, shape=(1, 8, 8)),
+        evaluation=(X_TEST[60:], Y_TEST[60:]),
+        classes=10,
+        directory=directory,
+        **{**usual, **changed},
+    )
+
+
+def test_a_run_learns_and_says_what_it_cost(tmp_path: Path) -> None:
+    result = run(tmp_path / "run")
+    assert result.answered == 60
+    assert result.label_accuracy > 0.8
+    assert result.student_accuracy > 0.6
+    assert 0.5 < result.teacher_accuracy < result.label_accuracy + 0.1
+    assert result.guarantee.epsilon.upper == VOTE.guarantee(60, 1e-5).epsilon.upper
+    assert not result.guarantee.sensitive
+    assert result.per_instance is not None
+    assert result.per_instance.sensitive
+    assert result.per_instance.epsilon.upper <= result.guarantee.epsilon.upper
+    spent = Ledger(tmp_path / "run" / "ledger.jsonl", read_only=True)
+    assert spent.counts == {VOTE.plan: 60}
+    assert (tmp_path / "run" / "student.safetensors").is_file()
+
+
+def test_a_killed_run_keeps_its_teachers_and_its_answers(tmp_path: Path) -> None:
+    class Stopped(Exception):
+        pass
+
+    finished = 0
+
+    def stop() -> None:
+        nonlocal finished
+        finished += 1
+        if finished == 8:
+            raise Stopped
+
+    whole = run(tmp_path / "whole")
+    folder = tmp_path / "stopped"
+    with pytest.raises(Stopped):
+        run(folder, done=stop)
+    files = sorted((folder / "teachers").iterdir())
+    assert len(files) == 8
+    written = [file.stat().st_mtime_ns for file in files]
+    assert run(folder, resume=True) == whole
+    assert [file.stat().st_mtime_ns for file in files] == written
+    ledger = (folder / "ledger.jsonl").read_bytes()
+    assert run(folder, resume=True, generator=None) == whole
+    assert (folder / "ledger.jsonl").read_bytes() == ledger
+
+
+def test_processes_train_the_same_teachers(tmp_path: Path) -> None:
+    alone, together = run(tmp_path / "one"), run(tmp_path / "two", processes=2)
+    assert together == alone
+
+
+def test_other_noise_and_a_threshold(tmp_path: Path) -> None:
+    laplace = NoisyMax.of_teachers(noise=hush.Laplace(multiplier=4.0))
+    query = Confident(vote=laplace, threshold=15.0, noise=hush.Gaussian(multiplier=3.0))
+    result = run(tmp_path / "run", query=query, answers=20)
+    assert 5 < result.answered <= 20
+    assert result.per_instance is None
+    spent = Ledger(tmp_path / "run" / "ledger.jsonl", read_only=True)
+    allowed = planned(query, 60, 20)
+    assert all(count <= allowed[plan] for plan, count in spent.counts.items())
+    assert spent.epsilon(1e-5).epsilon.upper <= result.guarantee.epsilon.upper
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"teachers": 2000}, DataError, "teachers=2000 is more than the 1437 records"),
+        ({"public": (X_TEST[:0], Y_TEST[:0])}, DataError, "no records"),
+        ({"answers": 0}, InvalidValue, "answers=0"),
+        ({"delta": 0.0}, InvalidValue, "delta=0"),
+        ({"processes": 0}, InvalidValue, "processes=0"),
+        (
+            {"query": Confident(vote=VOTE, threshold=21.0, noise=hush.Gaussian(multiplier=1.0))},
+            InvalidValue,
+            "threshold=21 is more than the 20 votes",
+        ),
+        ({"resume": True}, CheckpointError, "no run in .* to resume"),
+    ],
+)
+def test_bad_input_is_named_before_any_work(
+    changed: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        run(tmp_path / "run", **changed)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(folder)
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        run(folder)
+    with pytest.raises(CheckpointError, match=r"other settings \(teachers\)"):
+        run(folder, resume=True, teachers=21)
+    teacher = folder / "teachers" / "00003.safetensors"
+    content = teacher.read_bytes()
+    teacher.write_bytes(content[:100])
+    with pytest.raises(CheckpointError, match=r"00003.safetensors cannot be used"):
+        run(folder, resume=True)
+    teacher.write_bytes(content)
+    settings = folder / "settings.json"
+    text = settings.read_text()
+    settings.write_text(text[:40])
+    with pytest.raises(CheckpointError, match=r"settings.json is damaged"):
+        run(folder, resume=True)
+    settings.unlink()
+    with pytest.raises(CheckpointError, match="holds teachers without settings"):
+        run(folder)
+    settings.write_text(text)
+    (folder / "ledger.jsonl").unlink()
+    with pytest.raises(LedgerError, match="ledger is missing"):
+        run(folder, resume=True)

@@ -1,0 +1,31 @@
+"""Figure 3: real votes, few trials."""
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+
+from hush.reproduce import gg_fig3
+
+needs_data = pytest.mark.skipif("HUSH_DATA" not in os.environ, reason="HUSH_DATA is not set")
+
+
+@needs_data
+def test_the_figure_on_real_votes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gg_fig3, "BETAS", (1.0, 2.0, 4.0))
+    monkeypatch.setattr(gg_fig3, "EPSILONS", (0.3,))
+    monkeypatch.setattr(gg_fig3, "TRIALS", 2)
+    gg_fig3.main(tmp_path)
+    assert (tmp_path / "gg-fig3.png").stat().st_size > 10_000
+    with (tmp_path / "gg-fig3.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 * 2 * 2
+    for row in rows:
+        true, asked = float(row["true_epsilon"]), float(row["epsilon"])
+        # Noise chosen for one count costs more than it was chosen for, and the sound one does not.
+        assert (true <= asked) == (row["accounting"] == "sound")
+        assert 0.9 < float(row["accuracy"]) <= 1.0
+    assert "94.37%" in capsys.readouterr().out
