@@ -54,6 +54,7 @@ def train(
     resume: bool = False,
     reseed: bool = False,
     generator: torch.Generator | None = None,
+    secure: bool = False,
     physical_batch: int | None = None,
     progress: bool = False,
 ) -> Run:
@@ -65,8 +66,9 @@ def train(
 
     With a `directory` the run leaves its plan, ledger, metrics, checkpoint and weights there, and
     `resume=True` goes on from the checkpoint as if nothing had happened. `reseed=True` goes on with
-    new randomness instead, and pays again for the steps since the checkpoint. The scheduler moves
-    once a step, or once an evaluation if it wants a metric.
+    new randomness instead, and pays again for the steps since the checkpoint. `secure=True` draws
+    records and noise from the operating system's cryptographic source; resuming such a run always
+    reseeds it. The scheduler moves once a step, or once an evaluation if it wants a metric.
     """
     records = count(data)
     wanted = None if steps is None else check_count("steps", steps, "steps are counted", 1)
@@ -98,6 +100,7 @@ def train(
             records=records,
             ledger=ledger,
             generator=generator,
+            secure=secure,
             physical_batch=physical_batch,
         )
         metrics = _resume(folder, step, scheduler) if folder else []

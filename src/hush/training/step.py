@@ -15,14 +15,19 @@ from hush.core.errors import CheckpointError, DataError, LedgerError
 from hush.core.guarantee import Guarantee
 from hush.core.number import check_count
 from hush.core.plan import Plan
-from hush.core.randomness import fresh_generator
+from hush.core.randomness import Randomness, SystemSource, fresh_generator, random_bits, source_for
 from hush.gradients.admissible import check_model, check_optimizer, per_record
 from hush.gradients.per_example import record
 from hush.training.batch import Batch
 from hush.training.fingerprint import fingerprint
 from hush.training.records import Data, count
 
-_FACTS = {"plan": "plan", "records": "so many records,", "kind": "optimizer"}
+_FACTS = {
+    "plan": "plan",
+    "records": "so many records,",
+    "kind": "optimizer",
+    "secure": "secure randomness",
+}
 
 _GRADIENT_MEMORY = 2**28
 """How many per-example gradient entries may live at once when no physical batch size is given."""
@@ -36,6 +41,10 @@ class PrivateStep:
     that `records`, the model, the loss, the plan and the number of steps do not depend on the data;
     that arithmetic is exact; and that the generator is random and used for nothing else. Proved in
     docs/guarantees/poisson-gaussian.md and ledger.md. Two steps on one model must share a ledger.
+
+    `secure` draws records and noise from the operating system's cryptographic source instead of a
+    generator: docs/guarantees/sampling.md. Such a step cannot be repeated, so a run that resumes
+    pays again for the steps since its checkpoint.
 
         step = hush.PrivateStep(model, loss, optimizer, plan, records=len(inputs))
         for batch in step.batches((inputs, targets), steps=100):
@@ -53,6 +62,7 @@ class PrivateStep:
         records: int,
         ledger: Ledger | str | os.PathLike[str] | None = None,
         generator: torch.Generator | None = None,
+        secure: bool = False,
         physical_batch: int | None = None,
     ) -> None:
         rdp(plan, [2.0])  # raises for a plan that cannot be charged
@@ -73,7 +83,7 @@ class PrivateStep:
             if physical_batch is None
             else check_count("physical_batch", physical_batch, "it is a number of records", 1)
         )
-        self.generator = fresh_generator(self._device) if generator is None else generator
+        self.generator = source_for(self._device, generator, secure=secure)
         self.ledger = _ledger_of(ledger, plan)
         self.run = secrets.token_hex(8)
         self.steps = 0
@@ -128,7 +138,10 @@ class PrivateStep:
             "run": self.run,
             "steps": self.steps,
             "skipped": self.skipped,
-            "generator": self.generator.get_state(),
+            "secure": self._secure,
+            "generator": None
+            if isinstance(self.generator, SystemSource)
+            else self.generator.get_state(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
@@ -136,13 +149,18 @@ class PrivateStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state that `state_dict` gave, on the ledger that was charged for it."""
         self._nothing_drawn()
-        kind = type(self.optimizer).__name__
-        for name, ours in (("plan", self.plan.digest), ("records", self.records), ("kind", kind)):
-            if state[name] != ours:
+        ours = {
+            "plan": self.plan.digest,
+            "records": self.records,
+            "kind": type(self.optimizer).__name__,
+            "secure": self._secure,
+        }
+        for name in ours:
+            if state[name] != ours[name]:
                 raise CheckpointError(
                     f"the checkpoint is of a run with {_FACTS[name]} {state[name]} and this one has "
-                    f"{ours}: it would not go on as it began. Resume with the same plan, data and "
-                    "optimizer."
+                    f"{ours[name]}: it would not go on as it began. Resume with the same plan, data, "
+                    "optimizer and source of randomness."
                 )
         if self.ledger.last_step(state["run"]) < state["steps"]:
             raise LedgerError(
@@ -155,13 +173,21 @@ class PrivateStep:
         except RuntimeError as error:
             raise CheckpointError(f"the checkpoint is of another model: {error}") from None
         self.optimizer.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["generator"])
         self.run, self.steps, self.skipped = state["run"], state["steps"], state["skipped"]
+        if isinstance(self.generator, SystemSource):
+            self.reseed()
+        else:
+            self.generator.set_state(state["generator"])
 
     def reseed(self) -> None:
         """Draw new randomness from here on; steps taken again are then charged again."""
-        self.generator = fresh_generator(self.generator.device)
+        if not isinstance(self.generator, SystemSource):
+            self.generator = fresh_generator(self.generator.device)
         self.run = secrets.token_hex(8)
+
+    @property
+    def _secure(self) -> bool:
+        return isinstance(self.generator, SystemSource)
 
     def _nothing_drawn(self) -> None:
         """Raise while a batch is drawn and not yet used."""
@@ -197,9 +223,9 @@ class PrivateStep:
 
 
 @contextmanager
-def own_randomness(generator: torch.Generator) -> Iterator[None]:
-    """Let dropout and its like draw from this generator instead of torch's global one."""
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+def own_randomness(generator: Randomness) -> Iterator[None]:
+    """Let dropout and its like draw from a seed of this source instead of torch's global state."""
+    seed = int(random_bits(1, generator)) & 2**62 - 1
     with torch.random.fork_rng(devices=[generator.device] if generator.device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
