@@ -299,3 +299,23 @@ def test_secure_runs_draw_records_and_noise_from_the_system(monkeypatch: pytest.
         train(of=each, steps=2, generator=None, secure=True)
     for ours, theirs in zip(first[0].parameters(), second[0].parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_l_beta_clipping_above_two_is_trained_within_its_dimension_s_budget(tmp_path: Path) -> None:
+    plan = hush.Plan(
+        sampling=hush.FullBatch(),
+        clipping=hush.Lp(p=4.0, norm=1.0),
+        noise=hush.GeneralizedGaussian(beta=4.0, multiplier=1.0),
+    )
+    budget = hush.Budget(epsilon=3.0, delta=1e-5)
+    fitting = hush.calibrate(plan, budget, steps=4, dimension=15)
+    result = train(fitting, budget, steps=4, directory=tmp_path / "run")
+    assert (result.steps, result.stopped) == (4, "steps")
+    assert result.guarantee == hush.epsilon(fitting, steps=4, delta=1e-5, dimension=15)
+    # resumed, the dimension is known from the ledger, and nothing more fits
+    again = train(fitting, budget, steps=9, directory=tmp_path / "run", resume=True)
+    assert (again.steps, again.stopped) == (4, "budget")
+    # noise chosen as if there were one dimension does not last for the steps it was chosen for
+    short = train(hush.calibrate(plan, budget, steps=4, dimension=1), budget, steps=4)
+    assert short.stopped == "budget"
+    assert short.steps < 4

@@ -440,3 +440,72 @@ def test_a_plan_that_cannot_be_charged_is_refused_before_anything_runs() -> None
     ):
         with pytest.raises(error):
             run(hush.Plan(sampling=hush.FullBatch(), clipping=clipping, noise=flat), 1)
+
+
+@pytest.mark.parametrize(
+    ("clipping", "noise"),
+    [
+        (hush.Lp(p=1.0, norm=0.5), hush.Laplace(multiplier=30.0)),
+        (hush.Lp(p=1.5, norm=0.5), hush.GeneralizedGaussian(beta=1.5, multiplier=20.0)),
+        (hush.L2(norm=0.5), hush.GeneralizedGaussian(beta=2.33, multiplier=20.0)),
+        (hush.Lp(p=2.33, norm=0.5), hush.GeneralizedGaussian(beta=2.33, multiplier=20.0)),
+        (hush.Lp(p=4.0, norm=0.5), hush.GeneralizedGaussian(beta=4.0, multiplier=20.0)),
+    ],
+)
+def test_generalized_noise_trains_and_is_charged_its_true_cost(clipping: Clipping, noise: Noise) -> None:
+    chosen = hush.Plan(sampling=hush.FullBatch(), clipping=clipping, noise=noise)
+    before, _ = problem()
+    after, step = run(chosen, 2)
+    assert not torch.equal(after, weights(before))
+    sized = {} if isinstance(clipping, hush.L2) or clipping.to_plain()["p"] <= 2 else {"dimension": 39}
+    assert step.dimension == 39
+    assert step.spent(1e-5) == hush.epsilon(chosen, steps=2, delta=1e-5, **sized)
+    assert step.spent(1e-5).basis == "proved"
+    if sized:  # what a broken version would say: that the dimension does not matter
+        one = hush.epsilon(chosen, steps=2, delta=1e-5, dimension=1).epsilon.upper
+        assert step.spent(1e-5).epsilon.upper > 1.05 * one
+
+
+def test_the_update_has_the_noise_that_is_charged() -> None:
+    noise = hush.GeneralizedGaussian(beta=4.0, multiplier=3.0)
+    chosen = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Lp(p=4.0, norm=0.5), noise=noise)
+    torch.manual_seed(0)
+    model = nn.Linear(100, 400)
+    inputs, targets = torch.zeros(RECORDS, 100), torch.randint(0, 400, (RECORDS,))
+    step = hush.PrivateStep(model, LOSS, torch.optim.SGD(model.parameters(), lr=1.0), chosen, records=64)
+    before = model.weight.detach().clone()
+    for batch in step.batches((inputs, targets), steps=1):
+        step(batch)
+    # no gradient flows to these weights: what moved them is the noise alone
+    moved = ((before - model.weight.detach()) * RECORDS / (3.0 * 0.5)).flatten().numpy()
+    assert stats.kstest(moved, stats.gennorm(4.0).cdf).pvalue > 1e-6
+    assert stats.kstest(moved, stats.gennorm(4.0, scale=0.5).cdf).pvalue < 1e-6
+
+
+def test_what_is_unfrozen_later_is_not_in_a_charge_that_grows_with_the_dimension() -> None:
+    noise = hush.GeneralizedGaussian(beta=4.0, multiplier=20.0)
+    chosen = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Lp(p=4.0, norm=0.5), noise=noise)
+    model, data = problem()
+    first = next(model.parameters()).requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    step = hush.PrivateStep(model, LOSS, optimizer, chosen, records=RECORDS)
+    assert step.dimension == 19
+    for batch in step.batches(data, steps=1):
+        step(batch)
+    first.requires_grad_(True)
+    optimizer.add_param_group({"params": [first]})
+    batch = next(step.batches(data, steps=1))
+    with pytest.raises(Unsupported, match=r"39 numbers are to be trained.*made for 19.*before"):
+        step(batch)
+    assert step.steps == 1
+
+
+def test_noise_and_norm_that_do_not_fit_are_refused() -> None:
+    for clipping, noise in (
+        (hush.L2(norm=1.0), hush.GeneralizedGaussian(beta=1.5, multiplier=1.0)),
+        (hush.Lp(p=3.0, norm=1.0), hush.GeneralizedGaussian(beta=4.0, multiplier=1.0)),
+        (hush.Lp(p=3.0, norm=1.0), hush.Gaussian(multiplier=1.0)),
+        (hush.L2(norm=1.0), hush.Laplace(multiplier=1.0)),
+    ):
+        with pytest.raises(Unproved, match=r"clips in l_.*noise of exponent.*Clip with"):
+            run(hush.Plan(sampling=hush.FullBatch(), clipping=clipping, noise=noise), 1)

@@ -76,17 +76,19 @@ class SampledNoise:
         return replace(self, scale=max(self.scale, LARGEST_LOSS ** (-1 / self.beta)))
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class CoordinateWise:
     """One step that adds noise of density exp(-(|x| / scale)^beta) to each coordinate of such a sum.
 
-    A record changes the sum by a vector of l_p norm 1 at most; `scale` is in the same unit.
+    A record changes the sum by a vector of l_p norm 1 at most; `scale` is in the same unit. Without
+    a `dimension` there may be any number of coordinates.
     """
 
     rate: float
     beta: float
     scale: float
     p: float
+    dimension: int | None = None
 
 
 def ellipsoid(rate: float, norms: Sequence[float], deviations: Sequence[float]) -> SampledGaussian:
@@ -106,8 +108,10 @@ def ellipsoid(rate: float, norms: Sequence[float], deviations: Sequence[float]) 
 Mechanism = SampledGaussian | SampledNoise | CoordinateWise
 
 
-def mechanism(plan: Plan) -> Mechanism:
+def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     """The mechanism `plan` runs at each step; raises `Unproved` where nobody has proved one.
+
+    `dimension` is the number of parameters, where it is known.
 
     **Guarantee.** For neighbours that differ by adding or removing one record the step costs no
     more than its mechanism: docs/guarantees/poisson-gaussian.md, scalar-noise.md, coordinate-wise.md.
@@ -135,12 +139,17 @@ def mechanism(plan: Plan) -> Mechanism:
     if p == beta == 1:
         return SampledNoise(rate, beta, scale)
     if p == beta or (p == 2 and beta > 2):
-        return CoordinateWise(rate, beta, scale, p)
+        return CoordinateWise(rate, beta, scale, p, dimension)
     raise Unproved(
         f"{_names(parts)} clips in l_{p:g} and adds noise of exponent {beta:g}: a change spread over "
         f"many coordinates is charged for p = beta, and for p = 2 with beta > 2. Clip with "
         f"{'L2' if beta >= 2 else f'Lp(p={beta:g})'}."
     )
+
+
+def grows_with_dimension(plan: Plan) -> bool:
+    """Whether a step of `plan` costs more the more parameters there are, without end."""
+    return isinstance(plan.clipping, Lp) and plan.clipping.p > 2
 
 
 _PROVED = set(

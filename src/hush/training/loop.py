@@ -10,8 +10,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hush.accounting.calibrate import steps_within
-from hush.accounting.charge import epsilon, spent
+from hush.accounting.charge import spent
 from hush.accounting.ledger import Ledger
+from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import BudgetExceeded, CheckpointError, DataError, Unsupported
 from hush.core.guarantee import Budget, Guarantee
 from hush.core.number import check_count
@@ -147,20 +148,22 @@ def _last_step(
     Steps on the ledger beyond the checkpoint are repeated, not paid again, so they always fit.
     """
     charged = max(step.ledger.last_step(step.run), step.steps)
-    counts = dict(step.ledger.counts)
-    already = spent(counts, budget.delta).epsilon.upper
+    counts, sizes = dict(step.ledger.counts), dict(step.ledger.dimensions)
+    already = spent(counts, budget.delta, sizes).epsilon.upper
     if already > budget.epsilon:
         raise BudgetExceeded(
             f"the ledger holds charges of epsilon={already:.4g} at delta={budget.delta:g}, more than "
             f"the budget of {budget.epsilon:g}: nothing may be added. Pass the budget of the whole run."
         )
+    if grows_with_dimension(step.plan):
+        sizes[step.plan] = max(step.dimension, sizes.get(step.plan, 0))
     if wanted is not None:
         counts[step.plan] = counts.get(step.plan, 0) + max(0, wanted - charged)
-        if spent(counts, budget.delta).epsilon.upper <= budget.epsilon:
+        if spent(counts, budget.delta, sizes).epsilon.upper <= budget.epsilon:
             return wanted, "steps"
-    limit = charged + steps_within(step.plan, budget, step.ledger.counts)
+    limit = charged + steps_within(step.plan, budget, step.ledger.counts, sizes)
     if limit == 0:
-        one = epsilon(step.plan, steps=1, delta=budget.delta).epsilon.upper
+        one = spent({step.plan: 1}, budget.delta, sizes).epsilon.upper
         raise BudgetExceeded(
             f"the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} is below what one "
             f"step costs ({one:.4g}): not even the first step may be taken. Add noise "

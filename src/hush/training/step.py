@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from hush.accounting.charge import rdp
 from hush.accounting.ledger import Ledger
-from hush.core.errors import CheckpointError, DataError, LedgerError
+from hush.accounting.mechanism import grows_with_dimension
+from hush.core.errors import CheckpointError, DataError, LedgerError, Unsupported
 from hush.core.guarantee import Guarantee
 from hush.core.number import check_count
 from hush.core.plan import Plan
@@ -65,7 +66,6 @@ class PrivateStep:
         secure: bool = False,
         physical_batch: int | None = None,
     ) -> None:
-        rdp(plan, [2.0])  # raises for a plan that cannot be charged
         check_model(model)
         check_optimizer(optimizer, model)
         self.model = model
@@ -75,11 +75,12 @@ class PrivateStep:
         self.records = check_count(
             "records", records, "the divisor of the update is a public number of records", 1
         )
-        parameters = self._trainable().values()
-        self._device = next(iter(parameters)).device
-        size = sum(parameter.numel() for parameter in parameters)
+        self._device = next(iter(self._trainable().values())).device
+        self.dimension = self._size()
+        """How many numbers are trained: what a charge that grows with the dimension is for."""
+        rdp(plan, [2.0], self.dimension)  # raises for a plan that cannot be charged
         self.physical_batch = (
-            max(1, _GRADIENT_MEMORY // size)
+            max(1, _GRADIENT_MEMORY // self.dimension)
             if physical_batch is None
             else check_count("physical_batch", physical_batch, "it is a number of records", 1)
         )
@@ -114,9 +115,19 @@ class PrivateStep:
             )
         check_model(self.model)
         check_optimizer(self.optimizer, self.model)
+        if self._size() > self.dimension and grows_with_dimension(self.plan):
+            raise Unsupported(
+                f"{self._size()} numbers are to be trained and the step was made for {self.dimension}: "
+                f"{self.plan} costs more the more there are. Let all of them require gradients before "
+                "making the step."
+            )
         update = self._noisy_mean(batch)
         self.ledger.charge(
-            self.plan, run=self.run, step=self.steps + 1, release=fingerprint(update.values())
+            self.plan,
+            run=self.run,
+            step=self.steps + 1,
+            release=fingerprint(update.values()),
+            dimension=self.dimension,
         )
         self.steps += 1
         self._drawn = None
@@ -200,6 +211,10 @@ class PrivateStep:
     def _trainable(self) -> dict[str, nn.Parameter]:
         """The parameters to train; which ones they are may change between steps."""
         return {k: v for k, v in self.model.named_parameters() if v.requires_grad}
+
+    def _size(self) -> int:
+        """How many numbers there are to train."""
+        return sum(parameter.numel() for parameter in self._trainable().values())
 
     def _noisy_mean(self, batch: Batch) -> dict[str, Tensor]:
         total = {
