@@ -457,9 +457,9 @@ def test_generalized_noise_trains_and_is_charged_its_true_cost(clipping: Clippin
     before, _ = problem()
     after, step = run(chosen, 2)
     assert not torch.equal(after, weights(before))
-    sized = {} if isinstance(clipping, hush.L2) or clipping.to_plain()["p"] <= 2 else {"dimension": 39}
+    sized = isinstance(clipping, hush.Lp) and clipping.p > 2
     assert step.dimension == 39
-    assert step.spent(1e-5) == hush.epsilon(chosen, steps=2, delta=1e-5, **sized)
+    assert step.spent(1e-5) == hush.epsilon(chosen, steps=2, delta=1e-5, dimension=39 if sized else None)
     assert step.spent(1e-5).basis == "proved"
     if sized:  # what a broken version would say: that the dimension does not matter
         one = hush.epsilon(chosen, steps=2, delta=1e-5, dimension=1).epsilon.upper

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -70,11 +71,19 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
     return _divergence(mechanism(plan, dimension), wanted)
 
 
-def epsilon(plan: Plan, steps: int, delta: float, dimension: int | None = None) -> Guarantee:
+def epsilon(
+    plan: Plan,
+    steps: int,
+    delta: float,
+    dimension: int | None = None,
+    mode: Literal["proved", "published"] = "proved",
+) -> Guarantee:
     """What `steps` steps of `plan` guarantee at `delta`.
 
     **Guarantee.** The true epsilon lies in the `Bound`: docs/guarantees/poisson-gaussian.md and
-    coordinate-wise.md. `dimension` as in `rdp`.
+    coordinate-wise.md. `dimension` as in `rdp`. In the mode "published" there is none: it is what the
+    generalized Gaussian paper says of the plan, the cost in one dimension whatever the dimension
+    (Appendix B.2; see `hush claims`), to be shown beside the proved number.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -85,7 +94,14 @@ def epsilon(plan: Plan, steps: int, delta: float, dimension: int | None = None) 
     >>> print(hush.epsilon(plan, steps=10_000, delta=1e-5).epsilon)
     <= 6.1879 (and >= 6.1876)
     """
-    return spent({plan: check_count("steps", steps, _WHY_WHOLE)}, delta, dimension)
+    counts = {plan: check_count("steps", steps, _WHY_WHOLE)}
+    if mode == "published":
+        return replace(spent(counts, delta, dimension=1), basis="published")
+    if mode != "proved":
+        raise InvalidValue(
+            f'mode={mode!r} must be "proved" or "published": a guarantee says which it is.', key="mode"
+        )
+    return spent(counts, delta, dimension)
 
 
 def spent(counts: Mapping[Plan, int], delta: float, dimension: Dimension = None) -> Guarantee:
@@ -190,7 +206,7 @@ def _total(steps: Mapping[Mechanism, int], orders: Array) -> tuple[Array, Array]
 def _divergence(step: Mechanism, orders: Array) -> Array:
     if isinstance(step, SampledGaussian):
         return divergence(step, orders)
-    ball = Ball(p=1.0, norm=1.0)
+    ball = Ball(p=1.0, norm=1.0, dimension=1)
     if isinstance(step, CoordinateWise):
         ball = Ball(p=step.p, norm=1.0, dimension=step.dimension)
     if ball.dimension is None and ball.p > 2:

@@ -136,7 +136,8 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
         case GeneralizedGaussian(beta=beta, multiplier=scale):
             if p == beta == 2:
                 return SampledGaussian(rate, scale / math.sqrt(2))
-    if p == beta == 1:
+    # In one dimension all norms are one.
+    if p == beta == 1 or (dimension == 1 and beta <= MOST_BETA):
         return SampledNoise(rate, beta, scale)
     if p == beta or (p == 2 and beta > 2):
         return CoordinateWise(rate, beta, scale, p, dimension)
