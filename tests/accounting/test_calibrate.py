@@ -119,6 +119,7 @@ def test_the_scale_of_one_number_for_any_beta(beta: float, rate: float) -> None:
     assert pld.epsilon({SampledNoise(rate, beta, 0.99 * scale): 3}, 1e-5).lower > 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", [1.5, 2.33, 4.0])
 def test_the_scale_of_a_vector_for_any_beta(beta: float) -> None:
     own = hush.Plan(

@@ -78,7 +78,8 @@ class PrivateStep:
         self._device = next(iter(self._trainable().values())).device
         self.dimension = self._size()
         """How many numbers are trained: what a charge that grows with the dimension is for."""
-        rdp(plan, [2.0], self.dimension)  # raises for a plan that cannot be charged
+        # raises for a plan that cannot be charged
+        rdp(plan, [2.0], self.dimension if grows_with_dimension(plan) else None)
         self.physical_batch = (
             max(1, _GRADIENT_MEMORY // self.dimension)
             if physical_batch is None
