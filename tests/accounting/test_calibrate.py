@@ -3,8 +3,10 @@
 import pytest
 
 import hush
+from hush.accounting import pld
 from hush.accounting.calibrate import calibrate, rate_within, steps_within
 from hush.accounting.charge import epsilon, spent
+from hush.accounting.mechanism import SampledNoise
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.noise import Gaussian
 
@@ -99,3 +101,35 @@ def test_a_rate_of_one_is_the_most_there_is() -> None:
 def test_a_rate_that_no_budget_allows_is_refused() -> None:
     with pytest.raises(BudgetExceeded, match=r"even at a rate of 1e-09.*Add noise"):
         rate_within(plan(multiplier=0.01), hush.Budget(epsilon=1.0, delta=1e-12), 10)
+
+
+@pytest.mark.parametrize("beta", [1.0, 1.5, 2.0, 2.33, 4.0])
+@pytest.mark.parametrize("rate", [1.0, 0.1])
+def test_the_scale_of_one_number_for_any_beta(beta: float, rate: float) -> None:
+    plan = hush.Plan(
+        sampling=hush.FullBatch() if rate == 1 else hush.Poisson(rate=rate),
+        clipping=hush.Lp(p=beta, norm=1.0),
+        noise=hush.GeneralizedGaussian(beta=beta, multiplier=1.0),
+    )
+    budget = hush.Budget(epsilon=1.0, delta=1e-5)
+    found = hush.calibrate(plan, budget, steps=3, dimension=1)
+    scale = found.noise.to_plain()["multiplier"]
+    # the certified distribution of the scalar mechanism meets the budget there and not with less noise
+    assert pld.epsilon({SampledNoise(rate, beta, scale): 3}, 1e-5).upper <= 1.0
+    assert pld.epsilon({SampledNoise(rate, beta, 0.99 * scale): 3}, 1e-5).lower > 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beta", [1.5, 2.33, 4.0])
+def test_the_scale_of_a_vector_for_any_beta(beta: float) -> None:
+    own = hush.Plan(
+        sampling=hush.FullBatch(),
+        clipping=hush.Lp(p=beta, norm=1.0),
+        noise=hush.GeneralizedGaussian(beta=beta, multiplier=1.0),
+    )
+    budget = hush.Budget(epsilon=1.0, delta=1e-5)
+    one, many = (hush.calibrate(own, budget, steps=3, dimension=d) for d in (1, 100))
+    assert 0.998 < hush.epsilon(many, steps=3, delta=1e-5, dimension=100).epsilon.upper <= 1.0
+    ratio = many.noise.to_plain()["multiplier"] / one.noise.to_plain()["multiplier"]
+    # up to 2 the dimension hardly matters (what is left is Renyi's looseness); beyond, it does
+    assert 1 <= ratio < 1.2 if beta <= 2 else ratio > 1.2

@@ -253,3 +253,60 @@ def test_an_empty_file_is_no_ledger_to_read(path: Path) -> None:
     path.touch()
     with pytest.raises(LedgerError, match="damaged at line 1"):
         hush.Ledger(path, read_only=True)
+
+
+STEEP = hush.Plan(
+    sampling=hush.FullBatch(),
+    clipping=hush.Lp(p=4.0, norm=1.0),
+    noise=hush.GeneralizedGaussian(beta=4.0, multiplier=20.0),
+)
+
+
+def test_a_cost_that_grows_with_the_dimension_is_kept_with_its_dimension(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with hush.Ledger(path) as ledger:
+        ledger.charge(STEEP, run="a", step=1, release="x", dimension=10)
+        ledger.charge(STEEP, run="a", step=2, release="y", dimension=10)
+        assert ledger.epsilon(1e-5) == hush.epsilon(STEEP, steps=2, delta=1e-5, dimension=10)
+    assert sum('"dimension": 10' in line for line in path.read_text().splitlines()) == 1
+    with hush.Ledger(path) as ledger:
+        assert ledger.dimensions == {STEEP: 10}
+        assert ledger.epsilon(1e-5) == hush.epsilon(STEEP, steps=2, delta=1e-5, dimension=10)
+        # a larger model under the same plan: all its steps are charged for the larger one
+        ledger.charge(STEEP, run="b", step=1, release="z", dimension=1000)
+        ledger.charge(STEEP, run="c", step=1, release="z", dimension=10)
+    read = hush.Ledger(path, read_only=True)
+    assert read.dimensions == {STEEP: 1000}
+    three = hush.epsilon(STEEP, steps=4, delta=1e-5, dimension=1000)
+    assert read.epsilon(1e-5) == three
+    assert three.epsilon.upper > 1.5 * hush.epsilon(STEEP, 4, 1e-5, dimension=10).epsilon.upper
+
+
+def test_without_the_dimension_such_a_step_is_not_charged(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with (
+        hush.Ledger(path) as ledger,
+        pytest.raises(LedgerError, match=r"dimension=None.*a guess.*Pass dim"),
+    ):
+        ledger.charge(STEEP, run="a", step=1, release="x")
+    assert len(path.read_text().splitlines()) == 1
+    with hush.Ledger(path) as ledger:
+        ledger.charge(STEEP, run="a", step=1, release="x", dimension=10)
+    lost = path.read_text().replace(', "dimension": 10', "")
+    path.write_text(lost)
+    with pytest.raises(LedgerError, match="damaged at line 2"):
+        hush.Ledger(path)
+
+
+def test_a_dimension_says_nothing_about_other_plans(tmp_path: Path) -> None:
+    gentle = hush.Plan(
+        sampling=hush.FullBatch(),
+        clipping=hush.Lp(p=1.5, norm=1.0),
+        noise=hush.GeneralizedGaussian(beta=1.5, multiplier=20.0),
+    )
+    with hush.Ledger() as ledger:
+        ledger.charge(gentle, run="a", step=1, release="x", dimension=3)
+        assert ledger.dimensions == {}
+        assert ledger.epsilon(1e-5) == hush.epsilon(gentle, steps=1, delta=1e-5)
+        ledger.charge(STEEP, run="b", step=1, release="y", dimension=5)
+        assert ledger.dimensions == {STEEP: 5}

@@ -198,5 +198,41 @@ def test_the_version_is_the_packages() -> None:
 
 def test_help_names_every_command() -> None:
     text = call("--help").stdout
-    for command in ("train", "account", "calibrate", "compare", "claims", "demo"):
+    for command in ("train", "account", "calibrate", "compare", "claims", "demo", "reproduce"):
         assert command in text
+
+
+def test_reproduce_lists_its_recipes_and_refuses_others(tmp_path: Path) -> None:
+    assert "gg-dimension" in call("reproduce", "list").stdout.splitlines()
+    wrong = call("reproduce", "gg-dimension", "nothing", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "'nothing' is no recipe; choose from gg-dimension" in wrong.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_reproduce_prints_a_table_and_leaves_its_files(tmp_path: Path) -> None:
+    result = call("reproduce", "gg-fig10", "--out", tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "| Laplace, order 2, epsilon 0.1" in result.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"gg-fig10.csv", "gg-fig10.png"}
+
+
+def test_a_plan_whose_cost_grows_with_the_dimension_is_asked_for_it(tmp_path: Path) -> None:
+    steep = tmp_path / "plan.toml"
+    steep.write_text(
+        '[sampling]\nkind = "FullBatch"\n\n[clipping]\nkind = "Lp"\np = 4.0\nnorm = 1.0\n\n'
+        '[noise]\nkind = "GeneralizedGaussian"\nbeta = 4.0\nmultiplier = 20.0\n'
+    )
+    without = call("account", "--plan", steep, "--steps", "1")
+    assert without.returncode == 2
+    assert "needs the dimension" in without.stderr
+    found = answer("account", "--plan", steep, "--steps", "1", "--dimension", "2")
+    assert found["basis"] == "proved"
+    assert found["epsilon"]["upper"] < 10
+
+
+def test_a_secure_run_has_no_seed(tmp_path: Path) -> None:
+    assert call("train", "--epochs", "1", "--secure", cwd=tmp_path).returncode == 0
+    both = call("train", "--epochs", "1", "--secure", "--seed", "1", cwd=tmp_path)
+    assert both.returncode == 2
+    assert "Pass one of the two" in both.stderr

@@ -1,10 +1,19 @@
+import math
+
 import pytest
 import torch
 from scipy import stats
 
 from hush.core import randomness
-from hush.core.errors import Unsupported
-from hush.core.randomness import fresh_generator
+from hush.core.errors import InvalidValue, Unsupported
+from hush.core.randomness import (
+    Randomness,
+    SystemSource,
+    fresh_generator,
+    random_bits,
+    source_for,
+    uniform,
+)
 
 
 def test_draws_are_uniform_and_normal() -> None:
@@ -39,3 +48,45 @@ def test_an_unknown_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(randomness, "_TWISTER", slice(4, 628))
     with pytest.raises(Unsupported, match="does not know"):
         fresh_generator()
+
+
+SYSTEM = SystemSource(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("source", [SYSTEM, torch.Generator().manual_seed(0)])
+def test_every_bit_is_random(source: Randomness) -> None:
+    words = random_bits(50_000, source)
+    assert words.dtype == torch.int64
+    for place in range(64):
+        ones = int((words >> place & 1).sum())
+        assert abs(ones - 25_000) < 5 * math.sqrt(12_500)
+
+
+@pytest.mark.parametrize("source", [SYSTEM, torch.Generator().manual_seed(0)])
+def test_uniforms_are_uniform_to_53_bits(source: Randomness) -> None:
+    drawn = uniform(100_000, source)
+    assert stats.kstest(drawn.numpy(), "uniform").pvalue > 1e-6
+    places = drawn * 2.0**53
+    assert torch.equal(places, places.round())
+    assert bool((places % 2 == 1).any())
+    assert 0 <= float(drawn.min()) <= float(drawn.max()) < 1
+
+
+def test_the_system_s_source_is_asked_for_every_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def urandom(count: int) -> bytes:
+        asked.append(count)
+        return bytes(count)
+
+    monkeypatch.setattr(randomness.os, "urandom", urandom)  # type: ignore[attr-defined]
+    assert not random_bits(5, SYSTEM).any()
+    assert not uniform(3, SYSTEM).any()
+    assert asked == [40, 24]
+
+
+def test_secure_and_a_generator_exclude_each_other() -> None:
+    device = torch.device("cpu")
+    assert source_for(device, None, secure=True) == SYSTEM
+    with pytest.raises(InvalidValue, match=r"secure=True .*generator was passed.*Pass one of the two"):
+        source_for(device, torch.Generator(), secure=True)

@@ -27,3 +27,15 @@ def test_draws_differ_unless_the_generator_says_otherwise() -> None:
     assert not torch.equal(hush.noise.sample(noise, (9,)), hush.noise.sample(noise, (9,)))
     pair = [hush.noise.sample(noise, (9,), generator=torch.Generator().manual_seed(1)) for _ in "ab"]
     assert torch.equal(*pair)
+
+
+def test_secure_draws_have_the_law_and_ask_no_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "randn", None)
+    for noise, law in (
+        (hush.Gaussian(multiplier=2.0), stats.norm(scale=2.0)),
+        (hush.Laplace(multiplier=2.0), stats.laplace(scale=2.0)),
+        (hush.GeneralizedGaussian(beta=4.0, multiplier=2.0), stats.gennorm(4.0, scale=2.0)),
+    ):
+        drawn = hush.noise.sample(noise, (200_000,), secure=True).numpy()
+        assert stats.kstest(drawn, law.cdf).pvalue > 1e-6
+        assert stats.kstest(drawn * 1.05, law.cdf).pvalue < 1e-6

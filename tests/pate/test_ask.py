@@ -56,7 +56,9 @@ class DyingLedger(Ledger):
     left = 0
     after = True
 
-    def charge(self, plan: hush.Plan, *, run: str, step: int, release: str) -> None:
+    def charge(
+        self, plan: hush.Plan, *, run: str, step: int, release: str, dimension: int | None = None
+    ) -> None:
         self.left -= 1
         if self.left < 0 and not self.after:
             raise Killed

@@ -1,6 +1,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -251,3 +252,70 @@ def test_bad_input_leaves_no_folder_behind(tmp_path: Path) -> None:
     with pytest.raises(HushError):
         train(of=(model, optimizer, (inputs, targets[1:])), directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_secure_run_pays_again_for_what_it_cannot_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {
+        "generator": None,
+        "secure": True,
+        "evaluate_every": 3,
+        "directory": tmp_path / "run",
+    }
+    taken = []
+
+    class Killed(Exception):
+        pass
+
+    def kill_at_five(self: hush.PrivateStep, batch: object) -> None:
+        taken.append(batch)
+        if len(taken) == 5:
+            raise Killed
+        original(self, batch)  # type: ignore[arg-type]
+
+    original = hush.PrivateStep.__call__
+    monkeypatch.setattr(hush.PrivateStep, "__call__", kill_at_five)
+    with pytest.raises(Killed):
+        train(steps=6, **options)
+    # Four steps charged, a checkpoint after the third: the fourth is drawn, and paid for, again.
+    assert sum(hush.Ledger(tmp_path / "run/ledger.jsonl").counts.values()) == 4
+    result = train(steps=6, resume=True, **options)
+    assert result.steps == 6
+    assert sum(hush.Ledger(tmp_path / "run/ledger.jsonl").counts.values()) == 7
+    assert result.guarantee == hush.epsilon(PLAN, steps=7, delta=1e-5)
+
+
+def test_a_run_keeps_its_source_of_randomness(tmp_path: Path) -> None:
+    train(steps=1, generator=None, secure=True, directory=tmp_path / "run")
+    with pytest.raises(CheckpointError, match="secure randomness True and this one has False"):
+        train(steps=2, directory=tmp_path / "run", resume=True)
+
+
+def test_secure_runs_draw_records_and_noise_from_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = problem(), problem()
+    for each in (first, second):
+        monkeypatch.setattr("os.urandom", lambda count: (bytes(range(256)) * (count // 256 + 1))[:count])
+        train(of=each, steps=2, generator=None, secure=True)
+    for ours, theirs in zip(first[0].parameters(), second[0].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_l_beta_clipping_above_two_is_trained_within_its_dimension_s_budget(tmp_path: Path) -> None:
+    plan = hush.Plan(
+        sampling=hush.FullBatch(),
+        clipping=hush.Lp(p=4.0, norm=1.0),
+        noise=hush.GeneralizedGaussian(beta=4.0, multiplier=1.0),
+    )
+    budget = hush.Budget(epsilon=3.0, delta=1e-5)
+    fitting = hush.calibrate(plan, budget, steps=4, dimension=15)
+    result = train(fitting, budget, steps=4, directory=tmp_path / "run")
+    assert (result.steps, result.stopped) == (4, "steps")
+    assert result.guarantee == hush.epsilon(fitting, steps=4, delta=1e-5, dimension=15)
+    # resumed, the dimension is known from the ledger, and nothing more fits
+    again = train(fitting, budget, steps=9, directory=tmp_path / "run", resume=True)
+    assert (again.steps, again.stopped) == (4, "budget")
+    # noise chosen as if there were one dimension does not last for the steps it was chosen for
+    short = train(hush.calibrate(plan, budget, steps=4, dimension=1), budget, steps=4)
+    assert short.stopped == "budget"
+    assert short.steps < 4

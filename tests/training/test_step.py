@@ -488,11 +488,62 @@ def test_other_noise_runs_and_is_charged(clipping: Clipping, noise: Noise) -> No
     assert step.spent(1e-5) == hush.epsilon(chosen, steps=3, delta=1e-5)
 
 
-def test_a_plan_that_cannot_be_charged_is_refused_before_anything_runs() -> None:
-    flat = hush.GeneralizedGaussian(beta=4.0, multiplier=3.0)
-    for clipping, error in (
-        (hush.Lp(p=4.0, norm=1.0), InvalidValue),
-        (hush.Lp(p=3.0, norm=1.0), Unproved),
+@pytest.mark.parametrize("beta", [2.33, 4.0])
+def test_l_beta_clipping_above_two_trains_and_is_charged_for_its_dimension(beta: float) -> None:
+    chosen = hush.Plan(
+        sampling=hush.FullBatch(),
+        clipping=hush.Lp(p=beta, norm=0.5),
+        noise=hush.GeneralizedGaussian(beta=beta, multiplier=20.0),
+    )
+    after, step = run(chosen, 2)
+    assert (after != weights(problem()[0])).all()
+    assert step.dimension == 39
+    assert step.spent(1e-5) == hush.epsilon(chosen, steps=2, delta=1e-5, dimension=39)
+    # what a broken version would say: that the dimension does not matter
+    one = hush.epsilon(chosen, steps=2, delta=1e-5, dimension=1).epsilon.upper
+    assert step.spent(1e-5).epsilon.upper > 1.05 * one
+
+
+def test_the_update_has_the_noise_that_is_charged() -> None:
+    noise = hush.GeneralizedGaussian(beta=4.0, multiplier=3.0)
+    chosen = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Lp(p=4.0, norm=0.5), noise=noise)
+    torch.manual_seed(0)
+    model = nn.Linear(100, 400)
+    inputs, targets = torch.zeros(RECORDS, 100), torch.randint(0, 400, (RECORDS,))
+    step = hush.PrivateStep(model, LOSS, torch.optim.SGD(model.parameters(), lr=1.0), chosen, records=64)
+    before = model.weight.detach().clone()
+    for batch in step.batches((inputs, targets), steps=1):
+        step(batch)
+    # no gradient flows to these weights: what moved them is the noise alone
+    moved = ((before - model.weight.detach()) * RECORDS / (3.0 * 0.5)).flatten().numpy()
+    assert stats.kstest(moved, stats.gennorm(4.0).cdf).pvalue > 1e-6
+    assert stats.kstest(moved, stats.gennorm(4.0, scale=0.5).cdf).pvalue < 1e-6
+
+
+def test_what_is_unfrozen_later_is_not_in_a_charge_that_grows_with_the_dimension() -> None:
+    noise = hush.GeneralizedGaussian(beta=4.0, multiplier=20.0)
+    chosen = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Lp(p=4.0, norm=0.5), noise=noise)
+    model, data = problem()
+    first = next(model.parameters()).requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    step = hush.PrivateStep(model, LOSS, optimizer, chosen, records=RECORDS)
+    assert step.dimension == 19
+    for batch in step.batches(data, steps=1):
+        step(batch)
+    first.requires_grad_(True)
+    optimizer.add_param_group({"params": [first]})
+    batch = next(step.batches(data, steps=1))
+    with pytest.raises(Unsupported, match=r"39 numbers are to be trained.*made for 19.*before"):
+        step(batch)
+    assert step.steps == 1
+
+
+def test_noise_and_norm_that_do_not_fit_are_refused() -> None:
+    for clipping, noise in (
+        (hush.L2(norm=1.0), hush.GeneralizedGaussian(beta=1.5, multiplier=1.0)),
+        (hush.Lp(p=3.0, norm=1.0), hush.GeneralizedGaussian(beta=4.0, multiplier=1.0)),
+        (hush.Lp(p=3.0, norm=1.0), hush.Gaussian(multiplier=1.0)),
+        (hush.L2(norm=1.0), hush.Laplace(multiplier=1.0)),
     ):
-        with pytest.raises(error):
-            run(hush.Plan(sampling=hush.FullBatch(), clipping=clipping, noise=flat), 1)
+        with pytest.raises(Unproved, match=r"clips in l_.*noise of exponent.*Clip with"):
+            run(hush.Plan(sampling=hush.FullBatch(), clipping=clipping, noise=noise), 1)

@@ -38,7 +38,7 @@ class Attacker:
     """
 
     counts: Mapping[Plan, int]
-    dimension: int | None = None
+    dimension: charge.Dimension = None
     """The number of parameters, where the charge depends on it."""
 
     @cached_property

@@ -70,7 +70,7 @@ def steps_within(
     plan: Plan,
     budget: Budget,
     spent: Mapping[Plan, int] = _NOTHING,
-    dimension: int | None = None,
+    dimension: charge.Dimension = None,
 ) -> int:
     """How many further steps of `plan` fit in `budget` after what was `spent`; 0 if none does.
 

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,9 @@ _ORDER = Range(
     example=8.0,
 )
 _EPSILON = Range(at_least=0, why="a privacy loss below zero is none", example=1.0)
+Dimension = int | Mapping[Plan, int] | None
+"""The number of parameters: of all models, or of those trained by some of the plans, or not known."""
+
 _WHY_WHOLE = "each step is charged whole, so it is run whole or not at all"
 
 
@@ -65,14 +69,22 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
         )
     for order in wanted:
         _ORDER.check("orders", float(order))
-    return _total(_merged({plan: 1}), wanted, dimension)[0]
+    return _total(_merged({plan: 1}, dimension), wanted)[0]
 
 
-def epsilon(plan: Plan, steps: int, delta: float, dimension: int | None = None) -> Guarantee:
+def epsilon(
+    plan: Plan,
+    steps: int,
+    delta: float,
+    dimension: int | None = None,
+    mode: Literal["proved", "published"] = "proved",
+) -> Guarantee:
     """What `steps` steps of `plan` guarantee at `delta`.
 
     **Guarantee.** The true epsilon lies in the `Bound`: docs/guarantees/poisson-gaussian.md and
-    coordinate-wise.md. `dimension` as in `rdp`.
+    coordinate-wise.md. `dimension` as in `rdp`. In the mode "published" there is none: it is what the
+    generalized Gaussian paper says of the plan, the cost in one dimension whatever the dimension
+    (Appendix B.2; see `hush claims`), to be shown beside the proved number.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -83,20 +95,26 @@ def epsilon(plan: Plan, steps: int, delta: float, dimension: int | None = None) 
     >>> print(hush.epsilon(plan, steps=10_000, delta=1e-5).epsilon)
     <= 6.1879 (and >= 6.1876)
     """
-    return spent({plan: check_count("steps", steps, _WHY_WHOLE)}, delta, dimension)
+    counts = {plan: check_count("steps", steps, _WHY_WHOLE)}
+    if mode == "published":
+        return replace(spent(counts, delta, dimension=1), basis="published")
+    if mode != "proved":
+        raise InvalidValue(
+            f'mode={mode!r} must be "proved" or "published": a guarantee says which it is.', key="mode"
+        )
+    return spent(counts, delta, dimension)
 
 
-def spent(counts: Mapping[Plan, int], delta: float, dimension: int | None = None) -> Guarantee:
+def spent(counts: Mapping[Plan, int], delta: float, dimension: Dimension = None) -> Guarantee:
     """What running each plan as often as `counts` says guarantees at `delta`, all together."""
     delta = DELTA["range"].check("delta", delta)
-    steps = _merged(counts)
+    steps = _merged(counts, dimension)
     if _drawn(steps) <= delta:
         return Guarantee(epsilon=Bound(lower=0.0, upper=0.0), delta=delta)
     bound = pld.epsilon(_one_hot(steps), delta)
     if any(isinstance(step, CoordinateWise) for step in steps):
         upper = _renyi(
             steps,
-            dimension,
             lambda total, orders: converted(total, orders, delta),
             lambda one_hot: pld.epsilon(one_hot, delta).lower,
         )
@@ -104,15 +122,14 @@ def spent(counts: Mapping[Plan, int], delta: float, dimension: int | None = None
     return Guarantee(epsilon=bound, delta=delta)
 
 
-def delta(counts: Mapping[Plan, int], epsilon: float, dimension: int | None = None) -> Bound:
+def delta(counts: Mapping[Plan, int], epsilon: float, dimension: Dimension = None) -> Bound:
     """Bounds on the delta at `epsilon` of running each plan as often as `counts` says."""
     epsilon = _EPSILON.check("epsilon", epsilon)
-    steps = _merged(counts)
+    steps = _merged(counts, dimension)
     bound = pld.delta(_one_hot(steps), epsilon)
     if any(isinstance(step, CoordinateWise) for step in steps):
         upper = _renyi(
             steps,
-            dimension,
             lambda total, orders: converted_delta(total, orders, epsilon),
             lambda one_hot: pld.delta(one_hot, epsilon).lower,
         )
@@ -136,11 +153,12 @@ def _drawn(steps: Mapping[Simple, int]) -> float:
     return min(1.0, -math.expm1(never) * (1 + 1e-12))
 
 
-def _merged(counts: Mapping[Plan, int]) -> dict[Simple, int]:
+def _merged(counts: Mapping[Plan, int], dimension: Dimension) -> dict[Simple, int]:
     """How often each mechanism runs."""
     steps: Counter[Simple] = Counter()
     for plan, count in counts.items():
-        step, often = mechanism(plan), check_count("steps", count, _WHY_WHOLE)
+        size = dimension.get(plan) if isinstance(dimension, Mapping) else dimension
+        step, often = mechanism(plan, size), check_count("steps", count, _WHY_WHOLE)
         if isinstance(step, Entrywise):
             steps[step.one] += check_count("steps", step.changed * often, _WHY_WHOLE)
         else:
@@ -164,7 +182,6 @@ def _one_hot(steps: Mapping[Simple, int]) -> dict[Step, int]:
 
 def _renyi(
     steps: Mapping[Simple, int],
-    dimension: int | None,
     convert: Callable[[Array, Array], float],
     certain: Callable[[Mapping[Step, int]], float],
 ) -> float:
@@ -174,35 +191,34 @@ def _renyi(
     are more orders to choose from. `certain` is a lower bound that tells when this cannot help.
     """
     sampled = any(step.rate < 1 for step in steps)
-    best = convert(*_total(steps, WHOLE_ORDERS, dimension)) if sampled else math.inf
+    best = convert(*_total(steps, WHOLE_ORDERS)) if sampled else math.inf
     unsampled: Counter[Simple] = Counter()
     for step, count in steps.items():
         unsampled[replace(step, rate=1.0)] += count
     if certain(_one_hot(unsampled)) < best:
-        best = min(best, convert(*_total(unsampled, ORDERS, dimension)))
+        best = min(best, convert(*_total(unsampled, ORDERS)))
     return best
 
 
-def _total(steps: Mapping[Simple, int], orders: Array, dimension: int | None) -> tuple[Array, Array]:
+def _total(steps: Mapping[Simple, int], orders: Array) -> tuple[Array, Array]:
     """The Rényi divergences of all steps together, and their orders."""
     total = np.zeros(len(orders))
     for step, count in steps.items():
-        total += count * _divergence(step, orders, dimension)
+        total += count * _divergence(step, orders)
     return total, orders
 
 
-def _divergence(step: Simple, orders: Array, dimension: int | None) -> Array:
+def _divergence(step: Simple, orders: Array) -> Array:
     if isinstance(step, SampledGaussian):
         return divergence(step, orders)
-    if isinstance(step, SampledNoise):
-        ball = Ball(p=1, norm=1.0, dimension=1)
-    elif dimension is None and step.p > 2:
+    ball = Ball(p=1.0, norm=1.0, dimension=1)
+    if isinstance(step, CoordinateWise):
+        ball = Ball(p=step.p, norm=1.0, dimension=step.dimension)
+    if ball.dimension is None and ball.p > 2:
         raise InvalidValue(
-            f"noise of exponent beta={step.beta:g} under l_{step.p:g} clipping needs the dimension: a "
+            f"noise of exponent beta={step.beta:g} under l_{ball.p:g} clipping needs the dimension: a "
             "change spread over many coordinates costs more without end. Pass dimension=, the number of "
             "parameters, or clip with L2."
         )
-    else:
-        ball = Ball(p=step.p, norm=1.0, dimension=dimension)
     law = Profile(law=Law(beta=step.beta, scale=step.scale))
     return coordinate_wise([(law, ball)], step.rate, orders)

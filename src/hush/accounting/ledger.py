@@ -3,7 +3,8 @@
 A line is one of
 
     {"ledger": "hush", "version": 1}                            the first line
-    {"plan": DIGEST, "value": {...}}                            a plan, stored once
+    {"plan": DIGEST, "value": {...}}                            a plan, stored before its first charge
+    {"plan": DIGEST, "value": {...}, "dimension": D}            one whose cost grows with the dimension
     {"charge": DIGEST, "run": RUN, "step": K, "release": R}     one step of that plan
     {"torn": [DIGEST, ...]}                                     the line before was cut short
 
@@ -22,9 +23,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from hush.accounting.charge import spent
+from hush.accounting.mechanism import grows_with_dimension
 from hush.core.durable import sync_folder
 from hush.core.errors import HushError, LedgerError
 from hush.core.guarantee import Guarantee
+from hush.core.number import check_count
 from hush.core.plan import Plan
 
 _HEADER = {"ledger": "hush", "version": 1}
@@ -43,6 +46,7 @@ class Ledger:
         self._file: int | None = None
         self.path = None if path is None else Path(path)
         self._plans: dict[str, Plan] = {}
+        self._dimensions: dict[str, int] = {}
         self._counts: Counter[str] = Counter()
         self._releases: dict[tuple[str, int], tuple[str, str]] = {}
         self._last: dict[str, int] = {}
@@ -62,16 +66,26 @@ class Ledger:
         """What was released by each charge whose line is whole, in order."""
         return [release for _, release in self._releases.values()]
 
+    @property
+    def dimensions(self) -> Mapping[Plan, int]:
+        """The most parameters trained under each plan whose cost grows with their number."""
+        return {self._plans[digest]: size for digest, size in self._dimensions.items()}
+
     def epsilon(self, delta: float) -> Guarantee:
         """The guarantee for everything charged so far, under all plans together."""
-        return spent(self.counts, delta)
+        return spent(self.counts, delta, self.dimensions)
 
     def last_step(self, run: str) -> int:
         """The last step charged for a run, 0 if there is none."""
         return self._last.get(run, 0)
 
-    def charge(self, plan: Plan, *, run: str, step: int, release: str) -> None:
-        """Put one step of `plan` on disk; the very same release again costs nothing."""
+    def charge(
+        self, plan: Plan, *, run: str, step: int, release: str, dimension: int | None = None
+    ) -> None:
+        """Put one step of `plan` on disk; the very same release again costs nothing.
+
+        `dimension`, the number of parameters, is asked for where the cost grows with it.
+        """
         if not self._usable:
             raise LedgerError(
                 f"the ledger {self.path} is closed or could not be written: without a charge on "
@@ -86,9 +100,11 @@ class Ledger:
                 "releases under the same noise reveal the records' difference. Resume with the same "
                 "data, plan, machine and torch version, or reseed to draw (and pay for) new noise."
             )
-        if plan.digest not in self._plans:
-            self._append({"plan": plan.digest, "value": plan.to_plain()})
-            self._plans[plan.digest] = plan
+        size = self._size(plan, dimension)
+        if plan.digest not in self._plans or size > self._dimensions.get(plan.digest, 0):
+            sized = {"dimension": size} if size else {}
+            self._append({"plan": plan.digest, "value": plan.to_plain(), **sized})
+            self._know(plan, size)
         self._append({"charge": plan.digest, "run": run, "step": step, "release": release})
         self._count(plan.digest, run, step, release)
 
@@ -166,11 +182,12 @@ class Ledger:
         match entry:
             case {"ledger": _}:
                 pass
-            case {"plan": str(digest), "value": dict(value)}:
-                plan = Plan.from_plain(value)
-                if plan.digest != digest:
+            case {"plan": str(digest), "value": dict(value), **rest}:
+                plan, size = Plan.from_plain(value), rest.get("dimension", 0)
+                sized = isinstance(size, int) and size > 0
+                if plan.digest != digest or sized != grows_with_dimension(plan):
                     raise self._damaged(number)
-                self._plans[digest] = plan
+                self._know(plan, size)
             case {
                 "charge": str(digest),
                 "run": str(run),
@@ -186,6 +203,23 @@ class Ledger:
                 self._counts.update(digests)
             case _:
                 raise self._damaged(number)
+
+    def _size(self, plan: Plan, dimension: int | None) -> int:
+        """The dimension to store with a plan: 0 where the cost has a limit without it."""
+        if not grows_with_dimension(plan):
+            return 0
+        if dimension is None:
+            raise LedgerError(
+                f"dimension=None does not say how many parameters are trained, and {plan} costs more "
+                "the more there are: the charge would be a guess. Pass dimension=, their number."
+            )
+        return check_count("dimension", dimension, "parameters are counted", 1)
+
+    def _know(self, plan: Plan, size: int) -> None:
+        """Remember a plan, and the largest dimension it was charged for where that matters."""
+        self._plans[plan.digest] = plan
+        if size:
+            self._dimensions[plan.digest] = max(size, self._dimensions.get(plan.digest, 0))
 
     def _mend(self, fragments: list[bytes], number: int) -> None:
         """Keep a line cut short as charged, under every plan it may have named."""

@@ -76,17 +76,19 @@ class SampledNoise:
         return replace(self, scale=max(self.scale, LARGEST_LOSS ** (-1 / self.beta)))
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class CoordinateWise:
     """One step that adds noise of density exp(-(|x| / scale)^beta) to each coordinate of such a sum.
 
-    A record changes the sum by a vector of l_p norm 1 at most; `scale` is in the same unit.
+    A record changes the sum by a vector of l_p norm 1 at most; `scale` is in the same unit. Without
+    a `dimension` there may be any number of coordinates.
     """
 
     rate: float
     beta: float
     scale: float
     p: float
+    dimension: int | None = None
 
 
 @dataclass(frozen=True, order=True)
@@ -118,8 +120,10 @@ Simple = SampledGaussian | SampledNoise | CoordinateWise
 Mechanism = Simple | Entrywise
 
 
-def mechanism(plan: Plan) -> Mechanism:
+def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     """The mechanism `plan` runs at each step; raises `Unproved` where nobody has proved one.
+
+    `dimension` is the number of parameters, where it is known.
 
     **Guarantee.** For neighbours that differ by adding or removing one record the step costs no
     more than its mechanism: docs/guarantees/poisson-gaussian.md, scalar-noise.md, coordinate-wise.md,
@@ -148,15 +152,21 @@ def mechanism(plan: Plan) -> Mechanism:
         case GeneralizedGaussian(beta=beta, multiplier=scale):
             if p == beta == 2:
                 return SampledGaussian(rate, scale / math.sqrt(2))
-    if p == beta == 1:
+    # In one dimension all norms are one.
+    if p == beta == 1 or (dimension == 1 and beta <= MOST_BETA):
         return SampledNoise(rate, beta, scale)
     if p == beta or (p == 2 and beta > 2):
-        return CoordinateWise(rate, beta, scale, p)
+        return CoordinateWise(rate, beta, scale, p, dimension)
     raise Unproved(
         f"{_names(parts)} clips in l_{p:g} and adds noise of exponent {beta:g}: a change spread over "
         f"many coordinates is charged for p = beta, and for p = 2 with beta > 2. Clip with "
         f"{'L2' if beta >= 2 else f'Lp(p={beta:g})'}."
     )
+
+
+def grows_with_dimension(plan: Plan) -> bool:
+    """Whether a step of `plan` costs more the more parameters there are, without end."""
+    return isinstance(plan.clipping, Lp) and plan.clipping.p > 2
 
 
 _PROVED = {

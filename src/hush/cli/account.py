@@ -34,6 +34,9 @@ def account(
     epochs: Epochs = None,
     delta: Delta = 1e-5,
     plan: PlanFile = None,
+    dimension: Annotated[
+        int | None, typer.Option(help="Number of parameters, where the cost depends on it.")
+    ] = None,
     ledger: Annotated[Path | None, typer.Option(help="Ledger of a run: what was spent.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,6 +48,7 @@ def account(
     from hush.accounting.charge import spent
 
     refuse_together(plan=plan, noise=noise)
+    refuse_together(ledger=ledger, dimension=dimension)
     refuse_together(plan=plan, rate=rate, batch_size=batch_size)
     refuse_together(steps=steps, epochs=epochs)
     if ledger is not None:
@@ -52,7 +56,8 @@ def account(
 
         if not ledger.exists():
             raise InvalidPlan(f"there is no ledger at {ledger}.")
-        counts = Ledger(ledger, read_only=True).counts
+        held = Ledger(ledger, read_only=True)
+        counts, sizes = held.counts, held.dimensions
     else:
         if plan is not None:
             value = read_plan(plan)
@@ -64,8 +69,9 @@ def account(
                 "--steps, or --ledger."
             )
         counts = {value: steps_of(steps, epochs, value)}
-    guarantee = spent(counts, delta)
-    attacker = Attacker(counts)
+        sizes = {} if dimension is None else {value: dimension}
+    guarantee = spent(counts, delta, sizes)
+    attacker = Attacker(counts, sizes)
     if as_json:
         charged = [{"plan": each.to_plain(), "steps": count} for each, count in counts.items()]
         best = {"advantage": attacker.advantage, "success": attacker.success}

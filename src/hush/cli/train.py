@@ -78,6 +78,9 @@ def train(
         int | None,
         typer.Option(help="To repeat a run; who knows the seed knows the noise."),
     ] = None,
+    secure: Annotated[
+        bool, typer.Option(help="Records and noise from the system's cryptographic source.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model with differential privacy; without arguments, on the bundled digits.
@@ -139,6 +142,7 @@ def train(
         resume=resume,
         reseed=reseed,
         generator=generator,
+        secure=secure,
         physical_batch=physical_batch,
         progress=not as_json,
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hush.core.errors import InvalidPlan
+from hush.core.randomness import Randomness
 from hush.core.tape import ClippedSum, Tape
 from hush.core.value import Value
 
@@ -47,7 +48,7 @@ class Sampling(Part):
     """Who takes part in a step."""
 
     @abstractmethod
-    def draw(self, records: int, generator: "torch.Generator") -> "torch.Tensor":
+    def draw(self, records: int, generator: Randomness) -> "torch.Tensor":
         """The indices of those who take part, on the generator's device; it may be empty."""
 
     @abstractmethod
@@ -74,9 +75,7 @@ class Noise(Part):
     """What hides the push."""
 
     @abstractmethod
-    def around(
-        self, location: "torch.Tensor", *, norm: float, generator: "torch.Generator"
-    ) -> "torch.Tensor":
+    def around(self, location: "torch.Tensor", *, norm: float, generator: Randomness) -> "torch.Tensor":
         """A draw around `location`, each entry on its own, scaled for a clipping norm of `norm`."""
 
 

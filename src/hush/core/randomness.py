@@ -1,11 +1,13 @@
-"""Generators: the one source of randomness that is passed down."""
+"""Where random numbers come from: the one source that is passed down."""
 
+import os
 import secrets
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from hush.core.errors import Unsupported
+from hush.core.errors import InvalidValue, Unsupported
 
 if TYPE_CHECKING:
     import torch
@@ -15,13 +17,61 @@ _STATE_BYTES = 5056
 _TWISTER = slice(3, 627)
 
 
+@dataclass(frozen=True)
+class SystemSource:
+    """The operating system's cryptographic source, for numbers on `device`.
+
+    It has no state to keep or repeat: every number comes from `os.urandom`.
+    """
+
+    device: "torch.device"
+
+
+Randomness: TypeAlias = "torch.Generator | SystemSource"
+
+
+def source_for(
+    device: "torch.device", generator: "torch.Generator | None", *, secure: bool
+) -> Randomness:
+    """The generator given, or a new source for that device."""
+    if not secure:
+        return fresh_generator(device) if generator is None else generator
+    if generator is not None:
+        raise InvalidValue(
+            "secure=True takes all randomness from the operating system, and a generator was passed as "
+            "well: its draws could be repeated by whoever knows its state. Pass one of the two.",
+            key="secure",
+        )
+    return SystemSource(device)
+
+
+def random_bits(count: int, source: Randomness) -> "torch.Tensor":
+    """So many 64-bit integers, every bit of them random, on the source's device."""
+    import torch
+
+    if isinstance(source, SystemSource):
+        words = np.frombuffer(bytearray(os.urandom(8 * count)), dtype=np.int64)
+        return torch.from_numpy(words).to(source.device)
+    empty = torch.empty(count, dtype=torch.int64, device=source.device)
+    return empty.random_(-(2**63), None, generator=source)
+
+
+def uniform(count: int, source: Randomness) -> "torch.Tensor":
+    """So many numbers, evenly spread over [0, 1), in double precision: multiples of 2**-53."""
+    import torch
+
+    if isinstance(source, SystemSource):
+        return (random_bits(count, source) >> 11 & 2**53 - 1).to(torch.float64).mul_(2.0**-53)
+    return torch.rand(count, generator=source, device=source.device, dtype=torch.float64)
+
+
 def fresh_generator(device: "torch.device | str" = "cpu") -> "torch.Generator":
     """A generator whose state cannot be guessed, seeded by the operating system.
 
     On the CPU a seed is not enough: torch keeps 32 bits of it, so the noise of a whole run would be
     one of four billion, which a patient attacker tries one after another. The twister's whole state
     is drawn instead. Other devices use 64 bits of seed. None of these generators is cryptographic:
-    who learns some thousand of its exact draws can compute the others.
+    who learns some thousand of its exact draws can compute the others. `SystemSource` is.
     """
     import torch
 

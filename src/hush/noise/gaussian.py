@@ -1,10 +1,13 @@
 """Gaussian noise."""
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hush.core.number import number
 from hush.core.part import Noise
+from hush.core.randomness import Randomness, SystemSource
+from hush.noise import ziggurat
 
 if TYPE_CHECKING:
     import torch
@@ -24,11 +27,11 @@ class Gaussian(Noise):
 
     multiplier: float = field(metadata=MULTIPLIER)
 
-    def around(
-        self, location: "torch.Tensor", *, norm: float, generator: "torch.Generator"
-    ) -> "torch.Tensor":
+    def around(self, location: "torch.Tensor", *, norm: float, generator: Randomness) -> "torch.Tensor":
         import torch
 
+        if isinstance(generator, SystemSource):
+            return ziggurat.around(location, 2.0, self.multiplier * norm * math.sqrt(2), generator)
         standard = torch.randn(
             location.shape, generator=generator, device=generator.device, dtype=location.dtype
         )

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from hush.core.number import number
 from hush.core.part import Noise
+from hush.core.randomness import Randomness
+from hush.noise import ziggurat
 from hush.noise.gaussian import MULTIPLIER
 
 if TYPE_CHECKING:
@@ -27,13 +29,5 @@ class GeneralizedGaussian(Noise):
     )
     multiplier: float = field(metadata=MULTIPLIER)
 
-    def around(
-        self, location: "torch.Tensor", *, norm: float, generator: "torch.Generator"
-    ) -> "torch.Tensor":
-        import torch
-
-        # (|x| / s)^beta has the Gamma(1 / beta) law.
-        shape = torch.full(location.shape, 1 / self.beta, device=generator.device, dtype=location.dtype)
-        size = torch._standard_gamma(shape, generator=generator).pow_(1 / self.beta)
-        side = torch.empty_like(size).bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
-        return location.add(size.mul_(side).to(location.device), alpha=self.multiplier * norm)
+    def around(self, location: "torch.Tensor", *, norm: float, generator: Randomness) -> "torch.Tensor":
+        return ziggurat.around(location, self.beta, self.multiplier * norm, generator)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hush.core.part import Noise
-from hush.core.randomness import fresh_generator
+from hush.core.randomness import source_for
 
 if TYPE_CHECKING:
     import torch
@@ -17,8 +17,11 @@ def sample(
     location: "torch.Tensor | None" = None,
     generator: "torch.Generator | None" = None,
     device: "torch.device | str | None" = None,
+    secure: bool = False,
 ) -> "torch.Tensor":
     """A tensor of `shape` drawn around `location` (zero by default) for a clipping norm of `norm`.
+
+    `secure` takes every random bit from the operating system's cryptographic source.
 
     >>> import hush, torch
     >>> hush.noise.sample(hush.Gaussian(multiplier=2.0), (3,), norm=0.5).shape
@@ -31,5 +34,5 @@ def sample(
     return noise.around(
         location.to(device or location.device).expand(shape),
         norm=norm,
-        generator=fresh_generator(location.device) if generator is None else generator,
+        generator=source_for(location.device, generator, secure=secure),
     )

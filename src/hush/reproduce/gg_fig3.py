@@ -6,9 +6,10 @@ that beta in [1, 2.5] does about equally well, and larger ones slightly worse. I
 (its Theorem 2), where a replaced vote moves two: "published" has that much noise, "sound" enough.
 """
 
-import csv
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from hush.data.votes import read_votes
 from hush.noise import GeneralizedGaussian
 from hush.pate.argmax import NoisyMax, draw
 from hush.report.table import Table
+from hush.reproduce.figure import Figure
 
 BETAS = tuple(float(beta) for beta in np.linspace(1, 4, 20))
 EPSILONS = (0.1, 0.3, 1.0)
@@ -46,8 +48,8 @@ class Point:
     """What one answer costs when a vote is replaced."""
 
 
-def main(out: Path, data_dir: Path | None = None) -> None:
-    """Compute every point, print a table, and leave gg-fig3.csv and gg-fig3.png in `out`."""
+def gg_fig3(data_dir: Path | None = None) -> Figure:
+    """The accuracy of noisy votes, by the shape of the noise."""
     mnist, svhn = (torch.from_numpy(votes) for votes in read_votes(data_dir))
     # The images and labels of SVHN are not to be had; the votes' own plurality stands in.
     panels = {
@@ -58,27 +60,28 @@ def main(out: Path, data_dir: Path | None = None) -> None:
     for beta in BETAS:
         for data, (votes, labels) in panels.items():
             points += accuracies(data, votes, labels, beta)
-
-    out.mkdir(parents=True, exist_ok=True)
-    rows = [asdict(point) for point in points]
-    with (out / "gg-fig3.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
     ceilings = {
         data: float((votes.argmax(1) == labels).double().mean())
         for data, (votes, labels) in panels.items()
     }
-    plot(out / "gg-fig3.png", points, ceilings)
-    print(table(points, ceilings).markdown())
-    print(
-        f"\nlabel accuracy, the mean of {TRIALS} trials; for SVHN the share of answers that are as "
-        "without noise, because its labels are not among the data. epsilon is that of one answer at "
-        f"delta {DELTA:g}. The paper prints no numbers for this figure; it states that beta in [1, 2.5] "
-        "does about equally well and larger ones slightly worse. 'published' noise is for comparison: "
-        "what it truly costs is in the last column."
+    rows = [asdict(point) for point in points]
+    return Figure(
+        name="gg-fig3",
+        title="answers of noisy votes at equal privacy, 250 teachers",
+        header=list(rows[0]),
+        rows=[list(row.values()) for row in rows],
+        draw=partial(plot, points, ceilings),
+        panels=len(panels),
+        summary=table(points, ceilings),
+        notes=[
+            f"accuracy is the mean of {TRIALS} trials; for SVHN, whose labels are not among the data, "
+            "the share of answers that are as without noise",
+            f"epsilon is that of one answer at delta {DELTA:g}",
+            "the paper prints no numbers here: it states that beta in [1, 2.5] does about equally well "
+            "and larger ones slightly worse",
+            "'published' noise is for comparison: what it truly costs is in the last column",
+        ],
     )
-    print(f"\nwritten: {out / 'gg-fig3.csv'}, {out / 'gg-fig3.png'}")
 
 
 def accuracies(data: str, votes: torch.Tensor, labels: torch.Tensor, beta: float) -> list[Point]:
@@ -150,14 +153,9 @@ def table(points: list[Point], ceilings: dict[str, float]) -> Table:
     return Table(header=header, rows=rows)
 
 
-def plot(path: Path, points: list[Point], ceilings: dict[str, float]) -> None:
+def plot(points: list[Point], ceilings: dict[str, float], panels: list[Any]) -> None:
     """Accuracy against beta, a panel a data set, a colour an epsilon."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, (data, ceiling) in zip(figure.subplots(1, 2), ceilings.items(), strict=True):
+    for axes, (data, ceiling) in zip(panels, ceilings.items(), strict=True):
         axes.axhline(ceiling, color="0.6", linewidth=1, label="no noise")
         for color, epsilon in enumerate(EPSILONS):
             for accounting, style in (("sound", "-o"), ("published", "--")):
@@ -176,8 +174,6 @@ def plot(path: Path, points: list[Point], ceilings: dict[str, float]) -> None:
                     label=f"epsilon {epsilon:g}, {accounting}",
                 )
         measure = "label accuracy" if data == "MNIST" else "answers as without noise"
-        axes.set(xlabel="beta", ylabel=measure, title=f"{data}, 250 teachers")
+        axes.set(xlabel="beta", ylabel=measure, title=data)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
-        axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=150)
+    panels[-1].legend(frameon=False, fontsize=8)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from hush.core.number import number
 from hush.core.part import Sampling
+from hush.core.randomness import Randomness, uniform
 
 if TYPE_CHECKING:
     import torch
@@ -24,12 +25,9 @@ class Poisson(Sampling):
         )
     )
 
-    def draw(self, records: int, generator: "torch.Generator") -> "torch.Tensor":
-        import torch
-
+    def draw(self, records: int, generator: Randomness) -> "torch.Tensor":
         # Double precision: a single-precision uniform would run a rate up to 2**-24 off the charge.
-        uniform = torch.rand(records, generator=generator, device=generator.device, dtype=torch.float64)
-        return (uniform < self.rate).nonzero().squeeze(1)
+        return (uniform(records, generator) < self.rate).nonzero().squeeze(1)
 
     def expected(self, records: int) -> float:
         return self.rate * records
@@ -42,7 +40,7 @@ class FullBatch(Sampling):
     def expected(self, records: int) -> float:
         return float(records)
 
-    def draw(self, records: int, generator: "torch.Generator") -> "torch.Tensor":
+    def draw(self, records: int, generator: Randomness) -> "torch.Tensor":
         import torch
 
         return torch.arange(records, device=generator.device)

@@ -10,8 +10,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hush.accounting.calibrate import steps_within
-from hush.accounting.charge import epsilon, spent
+from hush.accounting.charge import spent
 from hush.accounting.ledger import Ledger
+from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import BudgetExceeded, CheckpointError, DataError, Unsupported
 from hush.core.guarantee import Budget, Guarantee
 from hush.core.number import check_count
@@ -54,6 +55,7 @@ def train(
     resume: bool = False,
     reseed: bool = False,
     generator: torch.Generator | None = None,
+    secure: bool = False,
     physical_batch: int | None = None,
     progress: bool = False,
 ) -> Run:
@@ -65,8 +67,9 @@ def train(
 
     With a `directory` the run leaves its plan, ledger, metrics, checkpoint and weights there, and
     `resume=True` goes on from the checkpoint as if nothing had happened. `reseed=True` goes on with
-    new randomness instead, and pays again for the steps since the checkpoint. The scheduler moves
-    once a step, or once an evaluation if it wants a metric.
+    new randomness instead, and pays again for the steps since the checkpoint. `secure=True` draws
+    records and noise from the operating system's cryptographic source; resuming such a run always
+    reseeds it. The scheduler moves once a step, or once an evaluation if it wants a metric.
     """
     records = count(data)
     wanted = None if steps is None else check_count("steps", steps, "steps are counted", 1)
@@ -98,6 +101,7 @@ def train(
             records=records,
             ledger=ledger,
             generator=generator,
+            secure=secure,
             physical_batch=physical_batch,
         )
         metrics = _resume(folder, step, scheduler) if folder else []
@@ -144,20 +148,22 @@ def _last_step(
     Steps on the ledger beyond the checkpoint are repeated, not paid again, so they always fit.
     """
     charged = max(step.ledger.last_step(step.run), step.steps)
-    counts = dict(step.ledger.counts)
-    already = spent(counts, budget.delta).epsilon.upper
+    counts, sizes = dict(step.ledger.counts), dict(step.ledger.dimensions)
+    already = spent(counts, budget.delta, sizes).epsilon.upper
     if already > budget.epsilon:
         raise BudgetExceeded(
             f"the ledger holds charges of epsilon={already:.4g} at delta={budget.delta:g}, more than "
             f"the budget of {budget.epsilon:g}: nothing may be added. Pass the budget of the whole run."
         )
+    if grows_with_dimension(step.plan):
+        sizes[step.plan] = max(step.dimension, sizes.get(step.plan, 0))
     if wanted is not None:
         counts[step.plan] = counts.get(step.plan, 0) + max(0, wanted - charged)
-        if spent(counts, budget.delta).epsilon.upper <= budget.epsilon:
+        if spent(counts, budget.delta, sizes).epsilon.upper <= budget.epsilon:
             return wanted, "steps"
-    limit = charged + steps_within(step.plan, budget, step.ledger.counts)
+    limit = charged + steps_within(step.plan, budget, step.ledger.counts, sizes)
     if limit == 0:
-        one = epsilon(step.plan, steps=1, delta=budget.delta).epsilon.upper
+        one = spent({step.plan: 1}, budget.delta, sizes).epsilon.upper
         raise BudgetExceeded(
             f"the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} is below what one "
             f"step costs ({one:.4g}): not even the first step may be taken. Add noise "

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from hush.accounting.charge import rdp
 from hush.accounting.ledger import Ledger
-from hush.core.errors import CheckpointError, DataError, LedgerError
+from hush.accounting.mechanism import grows_with_dimension
+from hush.core.errors import CheckpointError, DataError, LedgerError, Unsupported
 from hush.core.guarantee import Guarantee
 from hush.core.number import check_count
 from hush.core.plan import Plan
-from hush.core.randomness import fresh_generator
+from hush.core.randomness import Randomness, SystemSource, fresh_generator, random_bits, source_for
 from hush.core.tape import ClippedSum
 from hush.gradients.admissible import check_model, check_optimizer, per_record
 from hush.gradients.isolation import check_apart
@@ -28,7 +29,12 @@ from hush.training.fingerprint import fingerprint
 from hush.training.records import Data, count, take
 from hush.training.sizing import fitting
 
-_FACTS = {"plan": "plan", "records": "so many records,", "kind": "optimizer"}
+_FACTS = {
+    "plan": "plan",
+    "records": "so many records,",
+    "kind": "optimizer",
+    "secure": "secure randomness",
+}
 
 
 class PrivateStep:
@@ -39,6 +45,10 @@ class PrivateStep:
     that `records`, the model, the loss, the plan and the number of steps do not depend on the data;
     that arithmetic is exact; and that the generator is random and used for nothing else. Proved in
     docs/guarantees/poisson-gaussian.md and ledger.md. Two steps on one model must share a ledger.
+
+    `secure` draws records and noise from the operating system's cryptographic source instead of a
+    generator: docs/guarantees/sampling.md. Such a step cannot be repeated, so a run that resumes
+    pays again for the steps since its checkpoint.
 
         step = hush.PrivateStep(model, loss, optimizer, plan, records=len(inputs))
         for batch in step.batches((inputs, targets), steps=100):
@@ -59,10 +69,10 @@ class PrivateStep:
         records: int,
         ledger: Ledger | str | os.PathLike[str] | None = None,
         generator: torch.Generator | None = None,
+        secure: bool = False,
         physical_batch: int | None = None,
         replay: bool = False,
     ) -> None:
-        rdp(plan, [2.0])  # raises for a plan that cannot be charged
         check_model(model)
         check_optimizer(optimizer, model)
         self.model = model
@@ -72,8 +82,11 @@ class PrivateStep:
         self.records = check_count(
             "records", records, "the divisor of the update is a public number of records", 1
         )
-        parameters = self._trainable().values()
-        self._device = next(iter(parameters)).device
+        self._device = next(iter(self._trainable().values())).device
+        self.dimension = self._size()
+        """How many numbers are trained: what a charge that grows with the dimension is for."""
+        # raises for a plan that cannot be charged
+        rdp(plan, [2.0], self.dimension if grows_with_dimension(plan) else None)
         self.physical_batch = (
             None
             if physical_batch is None
@@ -81,7 +94,7 @@ class PrivateStep:
         )
         """How many records are worked on at once; None: to be found when the data is known."""
         self._replay = Replay(model, self.loss, plan.clipping) if replay else None
-        self.generator = fresh_generator(self._device) if generator is None else generator
+        self.generator = source_for(self._device, generator, secure=secure)
         self.ledger = _ledger_of(ledger, plan)
         self.run = secrets.token_hex(8)
         self.steps = 0
@@ -113,9 +126,21 @@ class PrivateStep:
             )
         check_model(self.model)
         check_optimizer(self.optimizer, self.model)
+        if self._size() > self.dimension and grows_with_dimension(self.plan):
+            raise Unsupported(
+                f"{self._size()} numbers are to be trained and the step was made for {self.dimension}: "
+                f"{self.plan} costs more the more there are. Let all of them require gradients before "
+                "making the step."
+            )
         self.optimizer.zero_grad()
         update = self._noisy_mean(batch)
-        self.ledger.charge(self.plan, run=self.run, step=self.steps + 1, release=fingerprint([update]))
+        self.ledger.charge(
+            self.plan,
+            run=self.run,
+            step=self.steps + 1,
+            release=fingerprint([update]),
+            dimension=self.dimension,
+        )
         self.steps += 1
         self._drawn = None
         self._give(update)
@@ -135,7 +160,10 @@ class PrivateStep:
             "run": self.run,
             "steps": self.steps,
             "skipped": self.skipped,
-            "generator": self.generator.get_state(),
+            "secure": self._secure,
+            "generator": None
+            if isinstance(self.generator, SystemSource)
+            else self.generator.get_state(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
@@ -143,13 +171,18 @@ class PrivateStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state that `state_dict` gave, on the ledger that was charged for it."""
         self._nothing_drawn()
-        kind = type(self.optimizer).__name__
-        for name, ours in (("plan", self.plan.digest), ("records", self.records), ("kind", kind)):
-            if state[name] != ours:
+        ours = {
+            "plan": self.plan.digest,
+            "records": self.records,
+            "kind": type(self.optimizer).__name__,
+            "secure": self._secure,
+        }
+        for name in ours:
+            if state[name] != ours[name]:
                 raise CheckpointError(
                     f"the checkpoint is of a run with {_FACTS[name]} {state[name]} and this one has "
-                    f"{ours}: it would not go on as it began. Resume with the same plan, data and "
-                    "optimizer."
+                    f"{ours[name]}: it would not go on as it began. Resume with the same plan, data, "
+                    "optimizer and source of randomness."
                 )
         if self.ledger.last_step(state["run"]) < state["steps"]:
             raise LedgerError(
@@ -162,13 +195,21 @@ class PrivateStep:
         except RuntimeError as error:
             raise CheckpointError(f"the checkpoint is of another model: {error}") from None
         self.optimizer.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["generator"])
         self.run, self.steps, self.skipped = state["run"], state["steps"], state["skipped"]
+        if isinstance(self.generator, SystemSource):
+            self.reseed()
+        else:
+            self.generator.set_state(state["generator"])
 
     def reseed(self) -> None:
         """Draw new randomness from here on; steps taken again are then charged again."""
-        self.generator = fresh_generator(self.generator.device)
+        if not isinstance(self.generator, SystemSource):
+            self.generator = fresh_generator(self.generator.device)
         self.run = secrets.token_hex(8)
+
+    @property
+    def _secure(self) -> bool:
+        return isinstance(self.generator, SystemSource)
 
     def _nothing_drawn(self) -> None:
         """Raise while a batch is drawn and not yet used."""
@@ -181,6 +222,10 @@ class PrivateStep:
     def _trainable(self) -> dict[str, nn.Parameter]:
         """The parameters to train; which ones they are may change between steps."""
         return {k: v for k, v in self.model.named_parameters() if v.requires_grad}
+
+    def _size(self) -> int:
+        """How many numbers there are to train."""
+        return sum(parameter.numel() for parameter in self._trainable().values())
 
     def _tried(self, data: Data) -> int:
         """How many records to work on at once, after two of them have shown that the model will do."""
@@ -211,7 +256,7 @@ class PrivateStep:
         """The sum over an empty batch."""
         parameters = self._trainable().values()
         dtype = functools.reduce(torch.promote_types, (p.dtype for p in parameters), torch.float32)
-        return torch.zeros(sum(p.numel() for p in parameters), dtype=dtype, device=self._device)
+        return torch.zeros(self._size(), dtype=dtype, device=self._device)
 
     def _clipped(self, inputs: Any, targets: Any) -> ClippedSum:
         if self._replay is not None:
@@ -231,9 +276,9 @@ class PrivateStep:
 
 
 @contextmanager
-def own_randomness(generator: torch.Generator) -> Iterator[None]:
-    """Let dropout and its like draw from this generator instead of torch's global ones."""
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+def own_randomness(generator: Randomness) -> Iterator[None]:
+    """Let dropout and its like draw from a seed of this source instead of torch's global state."""
+    seed = int(random_bits(1, generator)) & 2**62 - 1
     shared = [torch.default_generator]
     if generator.device.type == "cuda":
         shared.append(torch.cuda.default_generators[generator.device.index or 0])

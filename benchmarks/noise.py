@@ -1,0 +1,96 @@
+"""A million draws of generalized Gaussian noise: hush beside SciPy, torch and numpy, in one run.
+
+Run: OMP_NUM_THREADS=1 .venv/bin/python benchmarks/noise.py
+
+Times are medians of interleaved repeats, as multiples of torch.randn of the same size and type on
+the same device. Rows for a GPU are added where there is one.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from scipy import stats
+
+from hush.core.randomness import SystemSource
+from hush.noise.ziggurat import standard
+
+DRAWS = 1_000_000
+BETAS = (1.0, 1.5, 2.33, 4.0)
+REPEATS, CALLS = 15, {"cpu": 1, "cuda": 100}
+
+Draw = Callable[[], object]
+
+
+def contenders(beta: float, dtype: torch.dtype, device: torch.device) -> dict[str, Draw]:
+    """Ways to draw; the first is what the others are measured by."""
+    generator = torch.Generator(device).manual_seed(0)
+    shape = torch.full((DRAWS,), 1 / beta, dtype=dtype, device=device)
+    numpy = np.random.default_rng(0)
+    narrow = torch.empty(0, dtype=dtype).numpy().dtype
+
+    def torch_gamma() -> torch.Tensor:
+        size = torch._standard_gamma(shape, generator=generator).pow_(1 / beta)
+        return size.mul_(torch.empty_like(size).bernoulli_(0.5, generator=generator).mul_(2).sub_(1))
+
+    def numpy_gamma() -> np.ndarray:
+        power = numpy.standard_gamma(1 + 1 / beta, DRAWS, dtype=narrow)
+        return power ** narrow.type(1 / beta) * (2 * numpy.random(DRAWS, dtype=narrow) - 1)
+
+    ways: dict[str, Draw] = {
+        "torch.randn": lambda: torch.randn(DRAWS, generator=generator, dtype=dtype, device=device),
+        "hush": lambda: standard(beta, (DRAWS,), generator=generator, dtype=dtype),
+        "hush, secure": lambda: standard(beta, (DRAWS,), generator=SystemSource(device), dtype=dtype),
+        "torch gamma": torch_gamma,
+    }
+    if device.type == "cpu":
+        ways["numpy gamma"] = numpy_gamma
+        ways["SciPy gennorm"] = lambda: stats.gennorm.rvs(beta, size=DRAWS, random_state=numpy)
+    return ways
+
+
+def seconds(draw: Draw, device: torch.device) -> float:
+    """Time a call, from an idle device to an idle device."""
+    calls = CALLS[device.type]
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        draw()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / calls
+
+
+def medians(beta: float, dtype: torch.dtype, device: torch.device) -> dict[str, float]:
+    """Seconds each way takes, interleaved."""
+    ways = contenders(beta, dtype, device)
+    for draw in ways.values():  # builds tables
+        draw()
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(REPEATS):
+        for name, draw in ways.items():
+            times[name].append(seconds(draw, device))
+    return {name: statistics.median(spans) for name, spans in times.items()}
+
+
+def main() -> None:
+    devices = [torch.device("cpu")] + [torch.device("cuda")] * torch.cuda.is_available()
+    print("| device | type | way | " + " | ".join(f"beta {beta:g}" for beta in BETAS) + " |")
+    print("|---|---|---|" + "---|" * len(BETAS))
+    for device in devices:
+        for dtype in (torch.float32, torch.float64):
+            spent = [medians(beta, dtype, device) for beta in BETAS]
+            kind = f"{device.type} | {str(dtype).removeprefix('torch.')}"
+            for way in spent[0]:
+                if way == "torch.randn":
+                    cells = [f"{1e3 * each[way]:.3g} ms" for each in spent]
+                else:
+                    cells = [f"{each[way] / each['torch.randn']:.2f}" for each in spent]
+                print(f"| {kind} | {way} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""What a recipe leaves behind: a table, a CSV and a PNG."""
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hush.report.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One figure or table of a paper, ours beside theirs."""
+
+    name: str
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    draw: Callable[[Any], None]
+    """Draws on matplotlib axes, or on a list of them where there are several panels."""
+    panels: int = 1
+    summary: Table | None = None
+    """What to print where the rows are too many."""
+    notes: Sequence[str] = ()
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write NAME.csv and NAME.png; return their paths."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure as Canvas
+
+        folder.mkdir(parents=True, exist_ok=True)
+        table, picture = folder / f"{self.name}.csv", folder / f"{self.name}.png"
+        with table.open("w", newline="") as file:
+            csv.writer(file).writerows([self.header, *self.rows])
+        canvas = Canvas(figsize=(7 if self.panels == 1 else 5 * self.panels, 4.2), layout="constrained")
+        FigureCanvasAgg(canvas)
+        panels = list(canvas.subplots(1, self.panels, squeeze=False)[0])
+        for axes in panels:
+            axes.grid(alpha=0.3)
+        canvas.suptitle(self.title)
+        self.draw(panels[0] if self.panels == 1 else panels)
+        canvas.savefig(picture, dpi=150)
+        return [table, picture]
+
+    def table(self) -> Table:
+        """The rows, or their summary, as text."""
+        return self.summary or Table(
+            header=self.header, rows=[[_cell(cell) for cell in row] for row in self.rows]
+        )
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
