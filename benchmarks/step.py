@@ -1,17 +1,18 @@
 """A private step beside a plain one and beside its neighbours: time, and peak memory.
 
     .venv/bin/pip install --no-deps opacus opt_einsum     (the peers; without them they are left out)
-    .venv/bin/python benchmarks/step.py [--batch 256] [--threads 1] [--models mlp,lstm] [--linf]
+    .venv/bin/python benchmarks/step.py [--batch 256] [--threads 1] [--models mlp,bilstm]
 
 Times are medians of interleaved repeats, each as its ratio to the plain step of the same round. Memory
 is the peak over a few steps in a process of its own, less what that process held before the first.
-With CUDA everything runs on the GPU. Allocators that give freed memory back at once make every step
-that allocates pay for it; on Linux, to see the other case, raise MALLOC_TRIM_THRESHOLD_ and
-MALLOC_MMAP_THRESHOLD_ to 100000000000.
+With CUDA everything runs on the GPU. glibc gives large blocks back as they are freed, and every step
+that allocates pays for it; to time without that, raise MALLOC_TRIM_THRESHOLD_ and
+MALLOC_MMAP_THRESHOLD_ to 100000000000 (memory is measured without them).
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -29,11 +30,13 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 import hush
+from hush.gradients.recording import record
 from hush.models import build
 from hush.models.lstm import ImdbLstm
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIGMA = 1.0
+SOME = 64  # records at a time where every element is needed
 LOSS = nn.CrossEntropyLoss(reduction="none")
 Step = Callable[[], None]
 
@@ -143,6 +146,33 @@ def private(model: nn.Module, x: Tensor, y: Tensor, replay: bool = False) -> Ste
     return lambda: step(next(batches))
 
 
+def elementwise(rule: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """A step whose rule needs every element of every record's gradient."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        total = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
+        for rows in torch.arange(len(x)).split(SOME):
+            tape = record(model, LOSS, x[rows], y[rows])
+            for _, written in tape.chunks():
+                for name, part in written.items():
+                    total[name] += rule(part).sum(0)
+        for name, value in model.named_parameters():
+            value.grad = (total[name] + SIGMA * torch.randn_like(value)) / len(x)
+        optimizer.step()
+
+    return step
+
+
+def clamped(part: Tensor) -> Tensor:
+    return part.clamp_(-1e-3, 1e-3)
+
+
+def masked(part: Tensor) -> Tensor:
+    """Each coordinate of each record takes part with chance 1/2."""
+    return part.mul_(torch.empty_like(part, dtype=torch.uint8).random_(0, 2))
+
+
 def by_hand(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     """What people write without a library."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -209,6 +239,8 @@ STEPS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
     "plain": plain,
     "hush": private,
     "hush, replayed": partial(private, replay=True),
+    "hush, clamped": partial(elementwise, clamped),
+    "hush, coordinates": partial(elementwise, masked),
     "vmap by hand": by_hand,
     "Opacus hooks": opacus("hooks"),
     "Opacus functorch": opacus("functorch"),
@@ -262,8 +294,9 @@ def elsewhere(model: str, way: str, options: argparse.Namespace) -> float:
     arguments = [
         "--batch", str(options.batch), "--threads", str(options.threads), "--peak", model, way,
     ]  # fmt: skip
+    ordinary = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
     done = subprocess.run(
-        [sys.executable, __file__, *arguments], check=True, capture_output=True, text=True
+        [sys.executable, __file__, *arguments], check=True, capture_output=True, text=True, env=ordinary
     )
     return float(json.loads(done.stdout.splitlines()[-1]))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hush.core.errors import Unsupported
-from hush.gradients.capture import Weight, capture
+from hush.gradients.capture import Weight, capture, unmerged
 from hush.gradients.factors import product
 from hush.gradients.rules.scan import scan
 from hush.gradients.terms import Dense
@@ -44,16 +44,15 @@ class Gates:
         bias = None if self.input_bias is None else self.input_bias.value
         if self.kind != "gru" and bias is not None and self.state_bias is not None:
             bias = bias + self.state_bias.value
-        gates = functional.linear(x.flatten(0, 1), self.input_weight.value, bias).unflatten(
-            0, x.shape[:2]
-        )
-        return gates, (x, gates)
+        gates = functional.linear(x.flatten(0, 1), self.input_weight.value, bias)
+        return gates, (x, gates) if self.kind == "gru" else (x,)
 
     def backward(
         self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
-        x, gates = saved
-        state_grad = self._state_grad(grad, gates)
+        x, *gates = saved
+        grad = unmerged(grad, x.shape[:2])
+        state_grad = self._state_grad(grad, *gates) if gates else grad
         own = self._own(grad)
         own_state = own if state_grad is grad else self._own(state_grad)
         total = own.sum(1)
@@ -70,15 +69,14 @@ class Gates:
         return (grad @ self.input_weight.value if needed[0] else None,)
 
     def _state_grad(self, grad: Tensor, gates: Tensor) -> Tensor:
-        """The gradient of the state's part of the gates."""
-        if self.kind != "gru":
-            return grad
-        # The new state's part is multiplied by the reset gate before it joins the input's.
+        """The gradient of the state's part of a GRU's gates.
+
+        The new state's part is multiplied by the reset gate before it joins the input's.
+        """
         size = gates.shape[-1] // 3
         bias = None if self.state_bias is None else self.state_bias.value[:size]
-        reset = functional.linear(self.before, self.state_weight.value[:size], bias).add_(
-            gates[..., :size]
-        )
+        reset = functional.linear(self.before, self.state_weight.value[:size], bias)
+        reset += gates.view_as(grad)[..., :size]
         return torch.cat([grad[..., : 2 * size], grad[..., 2 * size :] * reset.sigmoid_()], dim=-1)
 
     def _own(self, part: Tensor) -> Tensor:
@@ -122,7 +120,7 @@ def _at_once(
 
 def _run(gates: Gates, anchor: Tensor, x: Tensor, start: list[Tensor]) -> tuple[Tensor, ...]:
     """The states of one layer in one direction, and those it ends with."""
-    into = capture(gates, anchor, x)
+    into = unmerged(capture(gates, anchor, x), x.shape[:2])
     if gates.kind == "lstm" and not x.is_cuda:
         states, cell = scan(into, start[0], start[1], gates.state_weight.value)
         end = [states[-1], cell]

@@ -1,9 +1,8 @@
 """An LSTM's recurrence over gates that are known up to the state's part, for the CPU.
 
 PyTorch's fused kernel wants the layer's input, not its gates, and is twice as slow when it is given
-those through an identity. Here each step is one matrix product and a few passes over small buffers, and
-what the backward pass multiplies with is worked out for all steps at once. The hyperbolic tangent of x
-is 2 sigmoid(2 x) - 1, which torch computes four times as fast.
+those through an identity. Here each step is one matrix product and a few passes over small buffers. The
+hyperbolic tangent of x is 2 sigmoid(2 x) - 1, which torch computes four times as fast.
 """
 
 from typing import Any
@@ -15,7 +14,10 @@ from torch.autograd.function import once_differentiable
 
 
 def scan(gates: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The states at all steps and the last cell, from gates (steps, sequences, 4 * size)."""
+    """The states at all steps and the last cell, from gates (steps, sequences, 4 * size).
+
+    The gates are overwritten.
+    """
     states, last = _Scan.apply(gates, hidden, cell, weight)  # type: ignore[no-untyped-call]
     return states, last
 
@@ -25,49 +27,64 @@ class _Scan(Function):
     def forward(
         ctx: Any, gates: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
+        gates = gates.detach()
         steps, sequences, _ = gates.shape
         size = hidden.shape[-1]
-        active = gates.clone()
-        cells = torch.cat([cell.unsqueeze(0), gates.new_empty(steps, sequences, size)])
+        cells = gates.new_empty(steps + 1, sequences, size)
+        cells[0] = cell
         bent = gates.new_empty(steps, sequences, size)
         states = torch.empty_like(bent)
         transposed = weight.t().contiguous()
-        parts = active.split(size, dim=-1)
         before = hidden
         for t in range(steps):
-            enter, keep, new, leave = (part[t] for part in parts)
-            active[t].addmm_(before, transposed)
+            enter, keep, new, leave = gates[t].split(size, dim=-1)
+            gates[t].addmm_(before, transposed)
             new.mul_(2)
-            active[t].sigmoid_()
+            gates[t].sigmoid_()
             new.mul_(2).sub_(1)
             torch.mul(keep, cells[t], out=cells[t + 1]).addcmul_(enter, new)
             torch.mul(cells[t + 1], 2, out=bent[t]).sigmoid_().mul_(2).sub_(1)
             before = torch.mul(leave, bent[t], out=states[t])
-        ctx.save_for_backward(active, cells, bent, weight)
+        ctx.kept = gates, cells, bent, weight
         return states, cells[steps].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, last: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        active, cells, bent, weight = ctx.saved_tensors
+        gates, cells, bent, weight = ctx.kept
         steps, sequences, size = grad.shape
-        enter, keep, new, leave = active.split(size, dim=-1)
-        # d gate = slope * (d cell, or d state for the gate that lets the state out)
-        slopes = torch.mul(active, active).neg_().add_(active)
-        to_enter, to_keep, to_new, to_leave = slopes.split(size, dim=-1)
-        to_enter.mul_(new)
-        to_keep.mul_(cells[:-1])
-        torch.mul(new, new, out=to_new).neg_().add_(1).mul_(enter)
-        to_leave.mul_(bent)
-        to_cell = torch.mul(bent, bent).neg_().add_(1).mul_(leave)
-        d_cell = last.clone()
-        d_states = grad.clone()
-        d_state = d_states[steps - 1]
-        by_gate = slopes.view(steps, sequences, 4, size)
-        for t in range(steps - 1, -1, -1):
-            d_cell.addcmul_(d_state, to_cell[t])
-            by_gate[t, :, :3].mul_(d_cell.unsqueeze(1))
-            to_leave[t].mul_(d_state)
-            d_cell.mul_(keep[t])
-            d_state = d_states[t - 1].addmm_(slopes[t], weight) if t else slopes[t] @ weight
+        slopes = torch.empty_like(gates)
+        d_cell, d_state = last.clone(), torch.zeros_like(last)
+        for stop in range(steps, 0, -_BLOCK):
+            start = max(0, stop - _BLOCK)
+            block = slice(start, stop)
+            to_cell = _slopes(gates[block], cells[block], bent[block], slopes[block])
+            by_gate = slopes[block].view(-1, sequences, 4, size)
+            for t in range(stop - 1, start - 1, -1):
+                d_state = d_state + grad[t]
+                d_cell.addcmul_(d_state, to_cell[t - start])
+                by_gate[t - start, :, :3].mul_(d_cell.unsqueeze(1))
+                by_gate[t - start, :, 3].mul_(d_state)
+                d_cell.mul_(gates[t, :, size : 2 * size])
+                d_state = slopes[t] @ weight
         return slopes, d_state, d_cell, None
+
+
+def _slopes(gates: Tensor, cells: Tensor, bent: Tensor, out: Tensor) -> Tensor:
+    """What the cell's gradient (for the last gate: the state's) is multiplied by on its way to a gate.
+
+    Written to `out`; returned is the factor from the state's gradient to the cell's.
+    """
+    enter, _, new, leave = gates.split(bent.shape[-1], dim=-1)
+    torch.mul(gates, gates, out=out)
+    torch.sub(gates, out, out=out)
+    to_enter, to_keep, to_new, to_leave = out.split(bent.shape[-1], dim=-1)
+    to_enter.mul_(new)
+    to_keep.mul_(cells)
+    torch.mul(new, new, out=to_new).neg_().add_(1).mul_(enter)
+    to_leave.mul_(bent)
+    return torch.mul(bent, bent).neg_().add_(1).mul_(leave)
+
+
+_BLOCK = 8
+"""Steps whose slopes are worked out together, few enough to stay in the cache."""
