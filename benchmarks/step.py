@@ -36,7 +36,7 @@ from hush.models.lstm import ImdbLstm
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIGMA = 1.0
-SOME = 64  # records at a time where every element is needed
+SOME = 2048 if DEVICE.type == "cuda" else 64  # records at a time where every element is needed
 LOSS = nn.CrossEntropyLoss(reduction="none")
 Step = Callable[[], None]
 

@@ -12,8 +12,8 @@ from hush.gradients import structure
 from hush.gradients.factors import Outer, Rows, Tied
 from hush.gradients.terms import Dense, Term, being_captured
 
-_CHUNK = 2**22
-"""How many numbers a chunk holds unless one record has more."""
+_CHUNK = {"cpu": 2**22, "cuda": 2**28}
+"""How many numbers a chunk holds unless one record has more: near the caches, or enough to keep busy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,13 +57,13 @@ class GradientTape:
         """The tape of some of the records."""
         return GradientTape({name: term.take(rows) for name, term in self.terms.items()}, self.device)
 
-    def chunks(self, entries: int = _CHUNK) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
+    def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
         """The gradients written out, a few records at a time: which ones, and name -> (few, *shape).
 
         For rules that need every element. A chunk holds `entries` numbers at most, or one record's.
         """
         size = sum(math.prod(term.shape) for term in self.terms.values())
-        step = max(1, entries // size)
+        step = max(1, (entries or _CHUNK[self.device.type]) // size)
         for start in range(0, self.records, step):
             rows = slice(start, start + step)
             with _exactly(self):
@@ -95,7 +95,7 @@ class SplitTape:
         first, *others = (tape.weighted_sum(weights[rows]) for rows, tape in self.parts)
         return {name: sum((other[name] for other in others), start=first[name]) for name in first}
 
-    def chunks(self, entries: int = _CHUNK) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
+    def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
         """The gradients written out, a few records at a time."""
         for rows, tape in self.parts:
             for some, written in tape.chunks(entries):
