@@ -76,7 +76,10 @@ class Noise(Part):
 
     @abstractmethod
     def around(self, location: "torch.Tensor", *, norm: float, generator: Randomness) -> "torch.Tensor":
-        """A draw around `location`, each entry on its own, scaled for a clipping norm of `norm`."""
+        """A draw around `location`, each entry on its own, scaled for a clipping norm of `norm`.
+
+        It may be drawn in place: `location` is not to be used afterwards.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

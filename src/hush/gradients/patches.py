@@ -107,7 +107,7 @@ class Geometry:
 _LARGE, _FEW_CHANNELS = 2**16, 4
 """From this many weights on, or below this many channels, unfolding beats one convolution in groups."""
 
-_FEWER = 5
+_FEWER = 4
 """As for other factors, but the Gram matrices of a convolution pay off later (benchmarks/layers.py)."""
 
 

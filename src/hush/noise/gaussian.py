@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hush.core.number import number
 from hush.core.part import Noise
@@ -32,7 +32,11 @@ class Gaussian(Noise):
 
         if isinstance(generator, SystemSource):
             return ziggurat.around(location, 2.0, self.multiplier * norm * math.sqrt(2), generator)
-        standard = torch.randn(
-            location.shape, generator=generator, device=generator.device, dtype=location.dtype
-        )
-        return standard.to(location.device).mul_(self.multiplier * norm).add_(location)
+        kind: Any = {"generator": generator, "device": generator.device, "dtype": location.dtype}
+        for part in location.view(-1).split(_AT_ONCE[location.device.type]):
+            part.add_(torch.randn(len(part), **kind).to(part.device), alpha=self.multiplier * norm)
+        return location
+
+
+_AT_ONCE = {"cpu": 2**16, "cuda": 2**26}
+"""Numbers drawn at once: on the CPU few enough to stay in the cache until they are added."""

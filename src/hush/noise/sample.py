@@ -29,10 +29,7 @@ def sample(
     """
     import torch
 
-    if location is None:
-        location = torch.zeros(shape, device=device)
-    return noise.around(
-        location.to(device or location.device).expand(shape),
-        norm=norm,
-        generator=source_for(location.device, generator, secure=secure),
-    )
+    around = torch.zeros(shape, device=device)
+    if location is not None:
+        around = around.to(device or location.device, location.dtype) + location
+    return noise.around(around, norm=norm, generator=source_for(around.device, generator, secure=secure))

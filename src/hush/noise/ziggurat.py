@@ -54,7 +54,7 @@ def around(location: "torch.Tensor", beta: float, scale: float, generator: Rando
     """A draw around `location`, each entry on its own, of density proportional to
     exp(-(|x| / scale)^beta)."""
     noise = standard(beta, location.shape, generator=generator, dtype=location.dtype)
-    return location.add(noise.to(location.device), alpha=scale)
+    return location.add_(noise.to(location.device), alpha=scale)
 
 
 def _fill(drawn: "torch.Tensor", layers: Layers, generator: Randomness) -> None:

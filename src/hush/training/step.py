@@ -101,6 +101,7 @@ class PrivateStep:
         self.skipped = 0
         """How many records added nothing because their gradient was not finite (sensitive)."""
         self._drawn: Batch | None = None
+        self._memory: Tensor | None = None
 
     def batches(self, data: Data, steps: int | None = None) -> Iterator[Batch]:
         """Draw one batch after another, each to be passed to this step once."""
@@ -132,7 +133,6 @@ class PrivateStep:
                 f"{self.plan} costs more the more there are. Let all of them require gradients before "
                 "making the step."
             )
-        self.optimizer.zero_grad()
         update = self._noisy_mean(batch)
         self.ledger.charge(
             self.plan,
@@ -238,25 +238,23 @@ class PrivateStep:
 
     def _noisy_mean(self, batch: Batch) -> Tensor:
         """The update of all trainable parameters, one after the other in one vector."""
-        total: Tensor | None = None
+        total = self._nothing()
+        parts = total.split([parameter.numel() for parameter in self._trainable().values()])
         with own_randomness(self.generator):
             for inputs, targets in batch:
                 clipped = self._clipped(each(inputs, self._here), each(targets, self._here))
                 self.skipped += int(clipped.skipped)
-                part = torch.cat([part.reshape(-1) for part in clipped.total.values()])
-                total = part if total is None else total.add_(part)
-        noisy = self.plan.noise.around(
-            self._nothing() if total is None else total,
-            norm=self.plan.clipping.unit,
-            generator=self.generator,
-        )
+                torch._foreach_add_(parts, [part.reshape(-1) for part in clipped.total.values()])
+        noisy = self.plan.noise.around(total, norm=self.plan.clipping.unit, generator=self.generator)
         return noisy.div_(self.plan.sampling.expected(self.records))
 
     def _nothing(self) -> Tensor:
-        """The sum over an empty batch."""
+        """The sum over an empty batch; the memory is that of the step before, if it fits."""
         parameters = self._trainable().values()
         dtype = functools.reduce(torch.promote_types, (p.dtype for p in parameters), torch.float32)
-        return torch.zeros(self._size(), dtype=dtype, device=self._device)
+        if self._memory is None or (len(self._memory), self._memory.dtype) != (self._size(), dtype):
+            self._memory = torch.empty(self._size(), dtype=dtype, device=self._device)
+        return self._memory.zero_()
 
     def _clipped(self, inputs: Any, targets: Any) -> ClippedSum:
         if self._replay is not None:
@@ -269,10 +267,11 @@ class PrivateStep:
     def _give(self, update: Tensor) -> None:
         """Hand each parameter its part of the update as its gradient."""
         parameters = list(self._trainable().values())
-        for parameter, part in zip(
-            parameters, update.split([parameter.numel() for parameter in parameters]), strict=True
-        ):
-            parameter.grad = part.view_as(parameter).to(parameter.dtype)
+        parts = update.split([parameter.numel() for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.copy_(part.view_as(parameter))
 
 
 @contextmanager
