@@ -177,10 +177,10 @@ def test_a_damaged_ledger_is_refused(path: Path, damage: object) -> None:
 def test_two_processes_cannot_open_it(path: Path) -> None:
     code = f"import hush; hush.Ledger({str(path)!r})"
     with hush.Ledger(path):
-        with pytest.raises(LedgerError, match="open in another process"):
+        with pytest.raises(LedgerError, match="is open already"):
             hush.Ledger(path)
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert "open in another process" in result.stderr
+        assert "is open already" in result.stderr
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -83,3 +83,10 @@ def test_bad_input_is_a_sentence_before_any_work(
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_noise_and_a_budget_are_not_both_taken(tmp_path: Path) -> None:
+    result = call("--noise", "5", "--epsilon", "3", "--run-dir", tmp_path / "run")
+    assert result.returncode != 0
+    assert "--noise and --epsilon say the same thing twice" in " ".join(result.stderr.split())
+    assert not (tmp_path / "run").exists()

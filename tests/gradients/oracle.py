@@ -35,7 +35,7 @@ def check_tape(tape: GradientTape | SplitTape, expected: Tensor, tolerance: floa
     assert tape.records == records
     scale = max(1e-30, float(expected.abs().max())) if records else 1.0
     for order in ORDERS:
-        norms = torch.linalg.vector_norm(expected, ord=order, dim=1)
+        norms = torch.linalg.vector_norm(expected.double(), ord=order, dim=1).to(expected.dtype)
         torch.testing.assert_close(tape.norms(order), norms, rtol=tolerance, atol=0)
     weights = torch.rand(records, dtype=expected.dtype)
     total = flat(tape.weighted_sum(weights), 0)

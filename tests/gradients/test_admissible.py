@@ -33,6 +33,14 @@ def test_running_statistics_are_refused() -> None:
         check_model(nn.Sequential(nn.Linear(4, 4), nn.InstanceNorm1d(4, track_running_stats=True)))
 
 
+def test_complex_parameters_are_refused() -> None:
+    """Complex noise has half the variance in each part, or none, of what is charged."""
+    model = nn.Linear(2, 2, dtype=torch.complex64)
+    with pytest.raises(Unsupported, match=r"weight holds complex numbers.*view_as_complex"):
+        check_model(model)
+    check_model(nn.Sequential(model.requires_grad_(False), nn.Linear(2, 2)))
+
+
 def test_a_frozen_model_has_nothing_to_train() -> None:
     with pytest.raises(Unsupported, match="nothing to train"):
         check_model(nn.Linear(2, 2).requires_grad_(False))

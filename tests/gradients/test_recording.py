@@ -164,10 +164,18 @@ def test_a_function_of_the_users_own_takes_part() -> None:
     check_tape(record(model, LOSS, inputs, targets), expected, 1e-10)
 
 
-def test_parameters_that_get_no_gradient_are_named() -> None:
+def test_parameters_that_get_no_gradient_are_named_before_the_first_draw() -> None:
     model = Custom().requires_grad_(True)
+    data = (torch.randn(3, 4), torch.zeros(3, dtype=torch.long))
+    tape = record(model, LOSS, *data)
+    assert tape.idle == ("idle.weight", "idle.bias")
+    assert tape.weighted_sum(torch.ones(3))["idle.bias"].tolist() == [0, 0]
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+    step = hush.PrivateStep(model, LOSS, torch.optim.SGD(model.parameters()), plan, records=3)
     with pytest.raises(Unsupported, match=r"does not depend on idle\.weight, idle\.bias.*Freeze"):
-        record(model, LOSS, torch.randn(3, 4), torch.zeros(3, dtype=torch.long))
+        next(step.batches(data))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

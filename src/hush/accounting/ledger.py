@@ -137,8 +137,9 @@ class Ledger:
         except OSError:
             self.close()
             raise LedgerError(
-                f"the ledger {path} is open in another process: two writers could each spend the "
-                "same budget. Wait for it to end, or give this run a ledger of its own."
+                f"the ledger {path} is open already, in this process or in another: two writers could "
+                "each spend the same budget. Close it there (step.ledger.close() where a PrivateStep "
+                "opened it), or wait for the other process to end."
             ) from None
         try:
             self._read(path.read_bytes())

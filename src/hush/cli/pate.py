@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hush.cli.options import AsJson, Delta, Epsilon
+from hush.cli.options import AsJson, Delta, refuse_together
 from hush.cli.output import print_json
 from hush.core.errors import DataError
 from hush.core.guarantee import DELTA, Budget
@@ -28,7 +28,9 @@ def pate(
     answers: Annotated[
         int | None, typer.Option(help="The most that are answered; all by default.")
     ] = None,
-    epsilon: Epsilon = 8.0,
+    epsilon: Annotated[
+        float | None, typer.Option(help="The epsilon that is not exceeded; 8 by default.")
+    ] = None,
     delta: Delta = 1e-5,
     noise: Annotated[
         float | None, typer.Option(help="Noise multiplier on a count, in place of --epsilon.")
@@ -82,8 +84,9 @@ def pate(
     if threshold is not None:
         multiplier = test_noise * vote.noise.to_plain()["multiplier"]
         query = Confident(vote=vote, threshold=threshold, noise=_noise(beta, multiplier))
+    refuse_together(noise=noise, epsilon=epsilon)
     if noise is None:
-        budget = Budget(epsilon=epsilon, delta=delta)
+        budget = Budget(epsilon=8.0 if epsilon is None else epsilon, delta=delta)
         query = with_noise(query, budget, queries, queries if answers is None else answers)
     with RunProgress(teachers, 0, shown=not as_json) as bar:
         run = run_pate(

@@ -29,6 +29,19 @@ def check_model(model: nn.Module) -> None:
                 f"{name or 'the model'} is a {kind} with track_running_stats=True: its running "
                 "statistics leave the room without noise. Pass track_running_stats=False."
             )
+    hooked = [value for value in model.parameters() if value._backward_hooks]
+    if hooked or any(m._backward_hooks or m._backward_pre_hooks for m in model.modules()):
+        raise Unsupported(
+            "the model has backward hooks, which would have to change each record's gradient before it "
+            "is clipped and are not run there. Remove them, or do their work in forward()."
+        )
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.is_complex():
+            raise Unsupported(
+                f"{name} holds complex numbers: clipping and noise are charged for real ones, and "
+                "complex noise is smaller in each part. Keep the two parts as one real parameter and "
+                "use torch.view_as_complex in forward()."
+            )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise Unsupported(
             "the model has no parameter that requires a gradient: there is nothing to train. "

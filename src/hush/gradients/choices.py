@@ -18,8 +18,8 @@ CHOICES = {
 """Calls that turn a tensor into a number, on which Python may then decide."""
 
 
-class Undecided(Exception):
-    """Raised where records would go different ways."""
+class Undecided(BaseException):
+    """Raised where records would go different ways; no error, so that no model takes it for one."""
 
     def __init__(self, values: list[object], device: torch.device) -> None:
         super().__init__("records decide differently")
@@ -36,10 +36,20 @@ class Undecided(Exception):
 
 def agreed(each: Tensor) -> Tensor:
     """The value that all records have; raises if they do not have the same one."""
+    if each[0].numel() != 1:
+        raise RuntimeError("the value of a tensor with more than one element is ambiguous")
     values = each.flatten().tolist()
     if len(set(map(repr, values))) > 1:
         raise Undecided(values, each.device)
     return each.flatten()[0]
+
+
+def random_state() -> list[bytes]:
+    """Where torch's shared generators are."""
+    states = [torch.default_generator.get_state()]
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        states.append(torch.cuda.get_rng_state())
+    return [state.numpy().tobytes() for state in states]
 
 
 def _taken(index: Tensor, rows: Tensor) -> Tensor:

@@ -23,11 +23,11 @@ and then one pass each for the norms and the sum, while the Gram matrices take T
 Measured in docs/results/step.md.
 """
 
-_CANCELLED = 2.0**-12
+_CANCELLED = 2.0**-20
 """The smallest share of its upper bound at which a square from Gram matrices is believed.
 
-Below it rounding could be seen in the norm, and a record whose norm is understated would not be
-clipped enough: such records are written out.
+They are formed in double precision. Below this share rounding could be seen in the norm, and a record
+whose norm is understated would not be clipped enough: such records are written out.
 """
 
 
@@ -70,7 +70,7 @@ class Outer:
 
     def lengths(self) -> Tensor:
         """A bound on each record's norm: the sum over positions of the norms."""
-        left, right = (torch.linalg.vector_norm(precise(p), dim=-1) for p in (self.left, self.right))
+        left, right = (torch.linalg.vector_norm(p.double(), dim=-1) for p in (self.left, self.right))
         total: Tensor = (left * right).sum(1)
         return total
 
@@ -103,11 +103,13 @@ class Rows:
         used = torch.zeros_like(rows).index_add_(0, place, rows[sources])
         # The places used are filled from the front; what stays zero may count for any record.
         record = torch.zeros_like(keys).index_copy_(0, place, keys // self.shape[0])
-        each = vector_norms(used, order)
-        total = each.new_zeros(self.records)
+        each = vector_norms(used, order).double()
+        largest = each.new_zeros(self.records).scatter_reduce_(0, record, each, "amax")
         if order == torch.inf:
-            return total.scatter_reduce_(0, record, each, "amax")
-        return total.index_add_(0, record, each**order) ** (1 / order)
+            return largest.to(rows.dtype)
+        shares = each / largest.clamp(min=torch.finfo(torch.float64).tiny)[record]
+        total = torch.zeros_like(largest).index_add_(0, record, shares**order)
+        return (largest * total ** (1 / order)).to(rows.dtype)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         rows = (precise(self.right) * weights[:, None, None]).flatten(0, 1)
@@ -115,7 +117,7 @@ class Rows:
 
     def lengths(self) -> Tensor:
         """A bound on each record's norm: the sum over positions of the norms."""
-        each: Tensor = torch.linalg.vector_norm(precise(self.right), dim=-1)
+        each: Tensor = torch.linalg.vector_norm(self.right.double(), dim=-1)
         return each.sum(1)
 
     def _keys(self) -> Tensor:
@@ -158,15 +160,16 @@ def euclidean(term: Term, parts: Sequence[Outer | Rows], bound: Tensor) -> Tenso
     squares = torch.zeros_like(bound)
     for i, one in enumerate(parts):
         for other in parts[: i + 1]:
-            inner = (_left_gram(one, other) * (precise(one.right) @ precise(other.right).mT)).sum((1, 2))
+            right = one.right.double() @ other.right.double().mT
+            inner = (_left_gram(one, other) * right).sum((1, 2))
             squares += inner if one is other else 2 * inner
-    return believed(term, squares, bound)
+    return believed(term, squares, bound, precise(parts[0].right).dtype)
 
 
-def believed(term: Term, squares: Tensor, bound: Tensor) -> Tensor:
+def believed(term: Term, squares: Tensor, bound: Tensor, kind: torch.dtype) -> Tensor:
     """The roots of the squares; where most has cancelled, the norms of what is written out."""
     cancelled = squares < _CANCELLED * bound.square()
-    roots = squares.clamp(min=0).sqrt()
+    roots = squares.clamp(min=0).sqrt().to(kind)
     if being_captured():
         return roots.where(~cancelled, torch.nan)
     if bool(cancelled.any()):
@@ -177,10 +180,10 @@ def believed(term: Term, squares: Tensor, bound: Tensor) -> Tensor:
 def _left_gram(one: Outer | Rows, other: Outer | Rows) -> Tensor:
     """The inner products of the left factors: (records, positions, positions)."""
     if isinstance(one, Outer) and isinstance(other, Outer):
-        return precise(one.left) @ precise(other.left).mT
+        return one.left.double() @ other.left.double().mT
     if isinstance(one, Outer):
         assert isinstance(other, Rows)
-        return precise(one.left).gather(2, other.index[:, None].expand(-1, one.left.shape[1], -1))
+        return one.left.double().gather(2, other.index[:, None].expand(-1, one.left.shape[1], -1))
     if isinstance(other, Outer):
         return _left_gram(other, one).mT
-    return (one.index[:, :, None] == other.index[:, None]).to(precise(one.right).dtype)
+    return (one.index[:, :, None] == other.index[:, None]).double()

@@ -1,7 +1,7 @@
 """Records kept apart: what a model or a loss does that would let one touch another, and why not."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,12 +15,16 @@ from hush.gradients.structure import called, each, tensors
 _IN_PLACE = re.compile(r"(?!__).*[^_]_|__setitem__|__i(add|sub|mul|truediv|and|or|xor|pow)__")
 
 
-def check_written(func: Any, args: tuple[Any, ...]) -> None:
-    """Raise for a call that writes something of one record into a tensor that all records share."""
+def check_written(func: Any, args: tuple[Any, ...], closed: Sequence[Tensor]) -> None:
+    """Raise for a call that writes something of one record into a tensor that all records share.
+
+    `closed` may not be written at all: what is written could come from a value that was asked for.
+    """
     name = getattr(func, "__name__", "")
     if not _IN_PLACE.fullmatch(name) or not args or not isinstance(args[0], Tensor):
         return
-    if not is_batchedtensor(args[0]) and any(map(is_batchedtensor, tensors(args[1:]))):
+    own = any(args[0] is value for value in closed)
+    if not is_batchedtensor(args[0]) and (own or any(map(is_batchedtensor, tensors(args[1:])))):
         raise Unsupported(
             f"the model writes what it computes for a record into a tensor of shape "
             f"{tuple(args[0].shape)} that all records share ({name}): what it keeps of them, such as "
@@ -36,11 +40,13 @@ def explained(model: nn.Module) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not re.search("vmap|functorch|storage", str(error)):
+        if not re.search("vmap|functorch|storage|Batching rule", str(error)):
             raise
         raise Unsupported(
             "the model or the loss does something that cannot be done for each record on its own, and "
-            f"a record's own gradient is what is clipped: {str(error).splitlines()[0]}"
+            "a record's own gradient is what is clipped. (Gradient checkpointing is one such thing: "
+            "turn it off, a smaller physical_batch saves the same memory.) "
+            f"{str(error).splitlines()[0]}"
         ) from error
     finally:
         kept = []
@@ -83,7 +89,7 @@ def check_apart(model: nn.Module, loss: Callable[[Any, Any], Tensor], inputs: An
             "the loss of a record changes with who else is in the batch: clipping one record's gradient "
             "would not bound its influence, and a private step works out each record alone. Use a model "
             "and a loss that treat records one by one (no batch statistics, no comparisons between "
-            "records)."
+            "records, no outputs and targets whose shapes differ and broadcast)."
         )
 
 

@@ -136,14 +136,14 @@ class Patches:
     def norms(self, order: float) -> Tensor:
         if order != 2:
             return written_out(self, order)
-        grad, x = precise(self.grad), precise(self.x)
+        grad, x = self.grad.double(), self.x.double()
         outputs = grad.shape[2:]
         inner = self.geometry.unfolded_gram(x, outputs)
         flat = grad.flatten(2)
         squares = (inner * (flat.mT @ flat)).sum((1, 2))
         seen = inner.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
         bound = (seen * torch.linalg.vector_norm(flat, dim=1)).sum(1)
-        return believed(self, squares, bound)
+        return believed(self, squares, bound, precise(self.x).dtype)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         grad, x = precise(self.grad), precise(self.x)

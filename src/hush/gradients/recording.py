@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from hush.core.errors import Unsupported
 from hush.gradients.capture import Weight, capture
-from hush.gradients.choices import CHOICES, Undecided, agreed
+from hush.gradients.choices import CHOICES, Undecided, agreed, random_state
 from hush.gradients.isolation import check_written, explained
 from hush.gradients.rules import RULES
 from hush.gradients.structure import called, each, tensors
@@ -58,24 +58,53 @@ def _record_alike(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Gr
             name: Dense(v.detach().new_zeros(0, *v.shape)) for name, v in trainable.items()
         }
         return GradientTape(empty, device)
-    recording = Recording(trainable, records, device)
+    state = [*model.parameters(), *model.buffers()]
+    recording = Recording(trainable, records, device, state)
+    versions = [value._version for value in model.parameters()]
+    given = [(value, value._version) for value in tensors((inputs, targets))]
 
     def one_loss(x: Any, y: Any) -> Tensor:
         recording.level = current_level()
         with recording:
             values = loss(called(model, each(x, _alone)), each(y, _alone))
+        if values.dim() == 0:
+            raise Unsupported(
+                "the loss returned shape () for a batch of one record, not (1,): each record's own "
+                "gradient is clipped, and a loss that is already reduced has no such thing. Pass one "
+                'with reduction="none", e.g. torch.nn.CrossEntropyLoss(reduction="none"), or a loss '
+                "module that says how it reduces."
+            )
         if values.shape != (1,):
             raise Unsupported(
                 f"the loss returned shape {tuple(values.shape)} for a batch of one record, not (1,): "
-                "each record's own gradient is clipped, and a loss that is already reduced has no "
-                'such thing. Pass one with reduction="none", e.g. torch.nn.CrossEntropyLoss('
-                'reduction="none"), or a loss module that says how it reduces.'
+                "sum or average its values within the record, e.g. with .flatten(1).mean(1)."
             )
         return values[0]
 
     with explained(model), torch.enable_grad():
-        recording.run_back(torch.vmap(one_loss, randomness="different")(inputs, targets))
-    return GradientTape({name: joined(terms) for name, terms in recording.terms.items()}, device)
+        try:
+            losses = torch.vmap(one_loss, randomness="different")(inputs, targets)
+        finally:
+            if recording.undecided is not None:
+                if any(value._version != before for value, before in given):
+                    raise Unsupported(
+                        "the model writes into its inputs and then decides by a value: records that "
+                        "decide differently are worked out again, and would be written twice. Copy the "
+                        "inputs first."
+                    )
+                raise recording.undecided
+        if [value._version for value in model.parameters()] != versions:
+            raise Unsupported(
+                "the model changes its parameters in forward(), where gradients are still to be worked "
+                "out with them. Change them between steps."
+            )
+        recording.run_back(losses)
+    terms = {name: joined(each) for name, each in recording.terms.items() if each}
+    idle = tuple(name for name in trainable if name not in terms)
+    for name in idle:
+        zero = torch.zeros((), dtype=trainable[name].dtype, device=device)
+        terms[name] = Dense(zero.expand(records, *trainable[name].shape))
+    return GradientTape({name: terms[name] for name in trainable}, device, idle)
 
 
 def _alone(value: Tensor) -> Tensor:
@@ -85,7 +114,13 @@ def _alone(value: Tensor) -> Tensor:
 class Recording(TorchFunctionMode):
     """Sees every torch call of one forward pass and decides how parameters enter it."""
 
-    def __init__(self, trainable: dict[str, nn.Parameter], records: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        trainable: dict[str, nn.Parameter],
+        records: int,
+        device: torch.device,
+        own_state: Sequence[Tensor],
+    ) -> None:
         super().__init__()
         self.records = records
         self.level = 0
@@ -95,14 +130,24 @@ class Recording(TorchFunctionMode):
         self._names = {id(parameter): name for name, parameter in trainable.items()}
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._copies: dict[int, _Copies] = {}
+        self._own_state = own_state
+        """The model's parameters and buffers."""
+        self._randomness = random_state()
+        self.decided = False
+        self.undecided: Undecided | None = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        check_written(func, args)
+        check_written(func, args, self._own_state if self.decided else ())
+        if kwargs.get("generator") is not None:
+            raise Unsupported(
+                "the model draws from a generator of its own: what a record gets from it depends on who "
+                "else is in the batch. Leave it out; dropout and its like draw from the step's."
+            )
         if func in CHOICES and is_batchedtensor(args[0]):
-            return func(agreed(_unwrap_batched(args[0], self.level)[0]))
+            return func(self._decided(_unwrap_batched(args[0], self.level)[0]))
         if torch.is_grad_enabled():
             rule = RULES.get(func)
             if rule is not None:
@@ -115,6 +160,21 @@ class Recording(TorchFunctionMode):
             if any(map(is_batchedtensor, found)):
                 args, kwargs = each((args, kwargs), self._own)
         return func(*args, **kwargs)
+
+    def _decided(self, value: Tensor) -> Tensor:
+        """The value that all records decide by."""
+        self.decided = True
+        if random_state() != self._randomness:
+            raise Unsupported(
+                "the model decides by a value after it has drawn random numbers: records could decide "
+                "together only if their draws agreed, which would change what they draw. Decide before "
+                "drawing, or with torch.where."
+            )
+        try:
+            return agreed(value)
+        except Undecided as choice:
+            self.undecided = choice
+            raise
 
     def weights(self, *values: Tensor | None) -> list[Weight | None] | None:
         """The values as a rule wants them; None where no rule applies.
@@ -166,6 +226,7 @@ class Recording(TorchFunctionMode):
             )
         for copies in self._copies.values():
             self._trace(copies)
+            del copies.output, copies.gradients
         unseen = [name for name, part in zip(self.terms, direct, strict=True) if part is not None]
         if unseen:
             raise Unsupported(
@@ -174,12 +235,8 @@ class Recording(TorchFunctionMode):
                 "autograd.Function? Use plain torch operations there, or freeze it with "
                 "requires_grad_(False)."
             )
-        idle = [name for name, terms in self.terms.items() if not terms]
-        if idle:
-            raise Unsupported(
-                f"the loss does not depend on {', '.join(idle)}: noise alone would move it. Freeze it "
-                "with requires_grad_(False), or use it in forward()."
-            )
+        # Each holds the graph that holds it; without this, nothing would be freed.
+        self._copies.clear()
 
     def _trace(self, copies: "_Copies") -> None:
         """Hand the gradients of a value on to the parameters that it was worked out from."""

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from hush.gradients import structure
 from hush.gradients.factors import Outer, Rows, Tied
-from hush.gradients.terms import Dense, Term, being_captured
+from hush.gradients.terms import Dense, Term, being_captured, vector_norms
 
 _CHUNK = {"cpu": 2**22, "cuda": 2**28}
 """How many numbers a chunk holds unless one record has more: near the caches, or enough to keep busy."""
@@ -22,6 +22,8 @@ class GradientTape:
 
     terms: dict[str, Term]
     device: torch.device
+    idle: tuple[str, ...] = ()
+    """Parameters on which no record's loss depends."""
 
     @property
     def records(self) -> int:
@@ -29,9 +31,8 @@ class GradientTape:
 
     def norms(self, order: float) -> Tensor:
         """The l_order norm of each record's whole gradient."""
-        each = torch.stack(list(self.norms_by_parameter(order).values()))
-        total: Tensor = torch.linalg.vector_norm(each, ord=order, dim=0)
-        return total
+        each = torch.stack(list(self.norms_by_parameter(order).values()), dim=1)
+        return vector_norms(each, order)
 
     def norms_by_parameter(self, order: float) -> dict[str, Tensor]:
         """The l_order norm of each record's gradient of each parameter."""
@@ -55,7 +56,7 @@ class GradientTape:
 
     def take(self, rows: Tensor | slice) -> "GradientTape":
         """The tape of some of the records."""
-        return GradientTape({name: term.take(rows) for name, term in self.terms.items()}, self.device)
+        return replace(self, terms={name: term.take(rows) for name, term in self.terms.items()})
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
         """The gradients written out, a few records at a time: which ones, and name -> (few, *shape).
@@ -80,6 +81,12 @@ class SplitTape:
     @property
     def records(self) -> int:
         return sum(len(rows) for rows, _ in self.parts)
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Parameters on which no record's loss depends."""
+        first, *others = (tape.idle for _, tape in self.parts)
+        return tuple(name for name in first if all(name in other for other in others))
 
     def norms(self, order: float) -> Tensor:
         """The l_order norm of each record's whole gradient."""
@@ -136,13 +143,16 @@ def _together(terms: Sequence[Term], name: str) -> Tensor:
 @contextmanager
 def _exactly(tape: GradientTape) -> Iterator[None]:
     """Without autograd, and without what would round sums: autocast and TensorFloat-32."""
-    rounded = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     with torch.no_grad(), torch.autocast(tape.device.type, enabled=False):
+        if tape.device.type != "cuda":
+            yield
+            return
+        before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
         _set_rounding((False, False))
         try:
             yield
         finally:
-            _set_rounding(rounded)
+            _set_rounding(before)
 
 
 def _set_rounding(rounded: tuple[bool, bool]) -> None:

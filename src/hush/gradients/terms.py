@@ -73,10 +73,20 @@ def precise(values: Tensor) -> Tensor:
 
 
 def vector_norms(values: Tensor, order: float) -> Tensor:
-    """The l_order norm along all dimensions but the first."""
+    """The l_order norm along all dimensions but the first, summed in double precision.
+
+    Single precision loses several per cent over millions of entries, and underflows in high powers.
+    """
     rows = values.reshape(len(values), math.prod(values.shape[1:]))
-    each: Tensor = torch.linalg.vector_norm(rows, ord=order, dim=1)
-    return each
+    if rows.shape[1] == 0:
+        return rows.new_zeros(len(rows))
+    if order in (1, 2, math.inf):
+        each: Tensor = torch.linalg.vector_norm(rows, ord=order, dim=1, dtype=torch.float64)
+        return each.to(values.dtype)
+    largest = rows.abs().amax(1, keepdim=True).double()
+    shares = rows / largest.clamp(min=torch.finfo(torch.float64).tiny)
+    sizes: Tensor = largest[:, 0] * torch.linalg.vector_norm(shares, ord=order, dim=1)
+    return sizes.to(values.dtype)
 
 
 def written_out(term: Term, order: float) -> Tensor:

@@ -216,7 +216,8 @@ class PrivateStep:
         if self._drawn is not None:
             raise DataError(
                 "a batch was drawn and not used: leaving out a draw after seeing it would make the "
-                "sampling depend on the records. Pass every batch to the step."
+                "sampling depend on the records. Pass every batch to the step; one whose step was "
+                "interrupted can be passed again."
             )
 
     def _trainable(self) -> dict[str, nn.Parameter]:
@@ -232,6 +233,11 @@ class PrivateStep:
         inputs, targets = each(take(data, torch.arange(min(2, self.records))), self._here)
         with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
             tape = record(self.model, self.loss, inputs, targets)
+            if tape.idle:
+                raise Unsupported(
+                    f"the loss does not depend on {', '.join(tape.idle)}: noise alone would move it. "
+                    "Freeze it with requires_grad_(False), or use it in forward()."
+                )
             if tape.records == 2:
                 check_apart(self.model, self.loss, inputs, targets)
             return self.physical_batch or fitting(self.model, self.loss, inputs, targets, tape)

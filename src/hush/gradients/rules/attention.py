@@ -38,6 +38,8 @@ def dot_product(
     **options: Any,
 ) -> Any:
     """The rule for `F.scaled_dot_product_attention`, which `vmap` would do record by record."""
+    if not query.dim() == key.dim() == value.dim() >= 3:
+        return NotImplemented
     options |= {"dropout_p": dropout_p, "is_causal": is_causal}
     return recording.at_once(partial(_dot_product, options), query, key, value, attn_mask)
 

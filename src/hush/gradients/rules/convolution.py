@@ -26,8 +26,8 @@ class Convolution:
     geometry: Geometry
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        bias = None if self.bias is None else self.bias.value.to(x.dtype)
-        return self.geometry.apply(x, self.weight.value.to(x.dtype), bias), (x,)
+        bias = None if self.bias is None else lowered(self.bias.value)
+        return self.geometry.apply(x, lowered(self.weight.value), bias), (x,)
 
     def backward(
         self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]

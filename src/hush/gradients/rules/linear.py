@@ -26,9 +26,8 @@ class Product:
     transposed: bool = False
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        weight = self._matrix(x)
-        bias = None if self.bias is None else self.bias.value.to(x.dtype)
-        return functional.linear(x, weight, bias), (x,)
+        bias = None if self.bias is None else lowered(self.bias.value)
+        return functional.linear(x, self._turned(lowered(self.weight.value)), bias), (x,)
 
     def backward(
         self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
@@ -40,10 +39,9 @@ class Product:
             self.weight.terms.append(product(*pair, self.weight.value.shape))
         if self.bias is not None and self.bias.terms is not None:
             self.bias.terms.append(Dense(grads.sum(1)))
-        return (grad @ self._matrix(x) if needed[0] else None,)
+        return (grad @ self._turned(self.weight.value.to(x.dtype)) if needed[0] else None,)
 
-    def _matrix(self, x: Tensor) -> Tensor:
-        weight = self.weight.value.to(x.dtype)
+    def _turned(self, weight: Tensor) -> Tensor:
         return weight.t() if self.transposed else weight
 
 

@@ -150,6 +150,13 @@ def _kernel(gates: Gates, into: Tensor, start: list[Tensor]) -> tuple[Tensor, ..
     return (states, *(state.squeeze(0) for state in end))
 
 
+def _unlowered(kind: str, layers: Any, dropout: float, batch_first: bool, *tensors: Tensor) -> Any:
+    """Recurrences run in the weights' own precision, whatever autocast says."""
+    dtype = layers[0][0][0].value.dtype
+    with torch.autocast(tensors[0].device.type, enabled=False):
+        return _at_once(kind, layers, dropout, batch_first, *(part.to(dtype) for part in tensors))
+
+
 def _recurrent(kind: str) -> Any:
     def rule(
         recording: "Recording",
@@ -181,7 +188,7 @@ def _recurrent(kind: str) -> Any:
         runs = [[*weights[i : i + each], None, None][:4] for i in range(0, len(weights), each)]
         layers = [runs[i : i + directions] for i in range(0, len(runs), directions)]
         given: Sequence[Tensor] = states if kind == "lstm" else (states,)
-        work = partial(_at_once, kind, layers, dropout if train else 0.0, batch_first)
+        work = partial(_unlowered, kind, layers, dropout if train else 0.0, batch_first)
         return recording.at_once(work, x, *given)
 
     rule.__doc__ = f"The rule for `torch.nn.{kind.upper()}`."
