@@ -11,6 +11,9 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
+_RUN = 1024
+"""How many numbers are summed in their own precision."""
+
 _WRITTEN = 2**22
 """How many numbers may be written out at once to measure gradients that are kept as factors."""
 
@@ -73,20 +76,29 @@ def precise(values: Tensor) -> Tensor:
 
 
 def vector_norms(values: Tensor, order: float) -> Tensor:
-    """The l_order norm along all dimensions but the first, summed in double precision.
+    """The l_order norm along all dimensions but the first.
 
-    Single precision loses several per cent over millions of entries, and underflows in high powers.
+    Single precision loses several per cent over millions of entries, and underflows in high powers: long
+    rows are measured a run at a time, and the runs together in double precision.
     """
     rows = values.reshape(len(values), math.prod(values.shape[1:]))
     if rows.shape[1] == 0:
         return rows.new_zeros(len(rows))
     if order in (1, 2, math.inf):
-        each: Tensor = torch.linalg.vector_norm(rows, ord=order, dim=1, dtype=torch.float64)
-        return each.to(values.dtype)
+        count = rows.shape[1] // _RUN
+        runs = rows[:, : count * _RUN].unflatten(1, (count, _RUN)), rows[:, count * _RUN :].unsqueeze(1)
+        sizes = [
+            torch.linalg.vector_norm(run, ord=order, dim=2) for run in runs if run.shape[1:].numel()
+        ]
+        return _double_norms(torch.cat(sizes, dim=1), order).to(values.dtype)
     largest = rows.abs().amax(1, keepdim=True).double()
     shares = rows / largest.clamp(min=torch.finfo(torch.float64).tiny)
-    sizes: Tensor = largest[:, 0] * torch.linalg.vector_norm(shares, ord=order, dim=1)
-    return sizes.to(values.dtype)
+    return (largest[:, 0] * _double_norms(shares, order)).to(values.dtype)
+
+
+def _double_norms(rows: Tensor, order: float) -> Tensor:
+    each: Tensor = torch.linalg.vector_norm(rows, ord=order, dim=1, dtype=torch.float64)
+    return each
 
 
 def written_out(term: Term, order: float) -> Tensor:
