@@ -32,7 +32,7 @@ def test_the_certified_epsilon_lies_in_the_band(
     assert band.estimate == pytest.approx(exact.upper, rel=0.06)
 
 
-def test_a_mechanism_with_five_percent_less_noise_is_outside_the_band() -> None:
+def test_a_mechanism_with_less_noise_is_outside_the_band() -> None:
     said, run = SampledNoise(0.2, 2.33, 1.5), SampledNoise(0.2, 2.33, 1.3)
     band = monte_carlo.epsilon({run: 20}, 1e-2, samples=200_000)
     assert pld.epsilon({said: 20}, 1e-2).upper < band.lower

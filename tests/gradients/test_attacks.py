@@ -81,6 +81,17 @@ def test_a_buffer_is_not_written_by_way_of_a_number() -> None:
     assert model.get_buffer("seen") == 0
 
 
+def test_a_buffer_is_not_replaced_by_way_of_a_number() -> None:
+    def work(self: Any, x: Tensor) -> Tensor:
+        self.seen = torch.tensor(x.sum().item())
+        return functional.linear(x, self.w)
+
+    model = Made(work, w=torch.randn(2, 5))
+    model.register_buffer("seen", torch.zeros(()))
+    refused(model, "replaces its buffer", records=1)
+    assert model.get_buffer("seen") == 0
+
+
 def test_a_model_that_catches_errors_does_not_catch_decisions() -> None:
     def work(self: Any, x: Tensor) -> Tensor:
         try:

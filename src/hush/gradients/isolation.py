@@ -34,8 +34,11 @@ def check_written(func: Any, args: tuple[Any, ...], closed: Sequence[Tensor]) ->
 
 
 @contextmanager
-def explained(model: nn.Module) -> Iterator[None]:
-    """Say what an error of `vmap` means for privacy, and put back buffers that were replaced."""
+def explained(model: nn.Module, decided: Callable[[], bool]) -> Iterator[None]:
+    """Say what an error of `vmap` means for privacy, and put back buffers that were replaced.
+
+    Where the model has decided by a value, any new buffer could hold something of a record.
+    """
     before = [(module, dict(module._buffers)) for module in model.modules()]
     try:
         yield
@@ -53,7 +56,7 @@ def explained(model: nn.Module) -> Iterator[None]:
         for module, buffers in before:
             for name, buffer in buffers.items():
                 now = module._buffers.get(name)
-                if now is not None and is_batchedtensor(now):
+                if now is not None and now is not buffer and (decided() or is_batchedtensor(now)):
                     module._buffers[name] = buffer
                     kept.append(name)
     if kept:

@@ -81,7 +81,7 @@ def _record_alike(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Gr
             )
         return values[0]
 
-    with explained(model), torch.enable_grad():
+    with explained(model, lambda: recording.decided), torch.enable_grad():
         try:
             losses = torch.vmap(one_loss, randomness="different")(inputs, targets)
         finally:
