@@ -6,12 +6,12 @@ Values import at once; what needs SciPy or torch is loaded when it is first used
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hush.clipping import L2, Entries, Lp
+from hush.clipping import L2, Box, Entries, L2Linf, Linf, Lp, Principal, Subspaces
 from hush.core.guarantee import Bound, Budget, Guarantee, Neighbours
 from hush.core.part import Always
 from hush.core.plan import Plan
-from hush.noise import Gaussian, GeneralizedGaussian, Laplace
-from hush.sampling import FullBatch, Poisson
+from hush.noise import BlockGaussian, Gaussian, GeneralizedGaussian, Laplace
+from hush.sampling import Coordinate, FullBatch, Poisson, Twice
 
 if TYPE_CHECKING:
     from hush.accounting.calibrate import calibrate
@@ -25,20 +25,28 @@ __version__ = "0.1.0"
 __all__ = [
     "L2",
     "Always",
+    "BlockGaussian",
     "Bound",
+    "Box",
     "Budget",
+    "Coordinate",
     "Entries",
     "FullBatch",
     "Gaussian",
     "GeneralizedGaussian",
     "Guarantee",
+    "L2Linf",
     "Laplace",
     "Ledger",
+    "Linf",
     "Lp",
     "Neighbours",
     "Plan",
     "Poisson",
+    "Principal",
     "PrivateStep",
+    "Subspaces",
+    "Twice",
     "calibrate",
     "epsilon",
     "rdp",

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.accounting.allocation import Ball, together, worst
+from hush.accounting.allocation import together, worst
 from hush.accounting.coordinate import Profile
 from hush.accounting.loss import Array
 from hush.accounting.profile import Law
+from hush.core.ball import Ball
 from hush.core.errors import InvalidValue
 
 

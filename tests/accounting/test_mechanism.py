@@ -6,7 +6,15 @@ from dataclasses import dataclass
 import pytest
 
 import hush
-from hush.accounting.mechanism import CoordinateWise, SampledGaussian, SampledNoise, ellipsoid, mechanism
+from hush.accounting.mechanism import (
+    Block,
+    CoordinateWise,
+    SampledGaussian,
+    SampledNoise,
+    ellipsoid,
+    mechanism,
+)
+from hush.core.ball import Ball
 from hush.core.errors import Unproved
 from hush.core.part import Clipping, Noise
 
@@ -54,7 +62,7 @@ def test_other_noise_is_charged_coordinate_by_coordinate(
     clipping: Clipping, noise: Noise, beta: float, p: float
 ) -> None:
     found = mechanism(plan(clipping=clipping, noise=noise))
-    assert found == CoordinateWise(0.1, beta, 2.0, p)
+    assert found == CoordinateWise(0.1, (Block(beta, 2.0, Ball(p=p, norm=1.0)),))
 
 
 def test_laplace_noise_in_l1_is_one_noisy_number() -> None:

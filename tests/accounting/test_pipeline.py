@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from hush.accounting import rdp
-from hush.accounting.allocation import Ball
 from hush.accounting.coordinate import Profile
 from hush.accounting.loss import Array
 from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.pipeline import coordinate_wise
 from hush.accounting.profile import Law
+from hush.core.ball import Ball
 from hush.core.errors import InvalidValue
 
 ORDERS = np.arange(2, 40)

@@ -1,10 +1,13 @@
 import math
+from collections.abc import Sequence
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import hush
+from hush.core.ball import Ball
+from hush.core.tape import ClippedSum, Thinning
 
 
 class Rows:
@@ -19,6 +22,9 @@ class Rows:
 
     def weighted_sum(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"rows": (weights[:, None] * self.rows)[weights != 0].sum(0)}
+
+    def within(self, balls: Sequence[Ball], thin: Thinning | None) -> ClippedSum:
+        raise NotImplementedError
 
 
 @given(

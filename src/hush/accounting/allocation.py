@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,48 +11,12 @@ from hush.accounting.coordinate import Profile
 from hush.accounting.loss import Array
 from hush.accounting.majorant import Cells
 from hush.accounting.profile import checked
+from hush.core.ball import Ball
 from hush.core.errors import InvalidValue
-from hush.core.number import Range, check_count, number
-from hush.core.value import Value
 
-_WHY_P = "below 1 it is not a norm; at infinity every coordinate is bounded on its own"
-_P = Range(at_least=1, why=_WHY_P, example=2.0)
-_CAP = Range(at_least=0, why="it bounds what one coordinate can move by", example=0.1)
 _TOLERANCE = 2e-4
 _ROUNDS = 30
 _OUTWARD = 1 + 1e-12
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ball(Value):
-    """Changes of `dimension` coordinates with ||s||_p <= norm and, where capped, ||s||_inf <= cap.
-
-    `p` may be `math.inf`. Without a dimension, any number of coordinates.
-    """
-
-    p: float
-    norm: float = field(
-        metadata=number(at_least=0, why="it bounds how far a record can push", example=1.0)
-    )
-    cap: float | None = None
-    dimension: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.p != math.inf:
-            object.__setattr__(self, "p", _P.check("p", self.p))
-        if self.cap is not None:
-            object.__setattr__(self, "cap", _CAP.check("cap", self.cap))
-        if self.dimension is not None:
-            why = "a change needs a coordinate to happen in"
-            object.__setattr__(
-                self, "dimension", check_count("dimension", self.dimension, why, at_least=1)
-            )
-
-    @property
-    def top(self) -> float:
-        """The most that one coordinate can move."""
-        return self.norm if self.cap is None else min(self.norm, self.cap)
 
 
 @dataclass(frozen=True, kw_only=True)

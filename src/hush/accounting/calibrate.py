@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 from hush.accounting import charge
 from hush.accounting.mechanism import mechanism
@@ -42,12 +41,11 @@ def calibrate(plan: Plan, budget: Budget, steps: int, dimension: int | None = No
     >>> 2.997 <= hush.epsilon(private, steps=1000, delta=1e-5).epsilon.upper <= 3.0
     True
     """
-    mechanism(plan)
+    mechanism(plan, dimension)
     steps = check_count("steps", steps, "with no step there is no noise to choose", at_least=1)
 
     def with_noise(multiplier: float) -> Plan:
-        noise: Any = plan.noise
-        return replace(plan, noise=replace(noise, multiplier=multiplier))
+        return replace(plan, noise=plan.noise.with_multiplier(multiplier))
 
     def cost(precision: float) -> float:
         noisy = with_noise(1 / precision)

@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hush.accounting import pld
-from hush.accounting.allocation import Ball
 from hush.accounting.coordinate import Profile
 from hush.accounting.loss import Array, Step
 from hush.accounting.mechanism import (
-    MOST_BETA,
+    Block,
     CoordinateWise,
     Entrywise,
     SampledGaussian,
@@ -25,6 +24,7 @@ from hush.accounting.mechanism import (
 from hush.accounting.pipeline import WHOLE_ORDERS, coordinate_wise
 from hush.accounting.profile import Law
 from hush.accounting.rdp import ORDERS, converted, converted_delta, divergence
+from hush.core.ball import Ball
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import DELTA, Bound, Guarantee
 from hush.core.number import Range, check_count
@@ -42,6 +42,8 @@ _EPSILON = Range(at_least=0, why="a privacy loss below zero is none", example=1.
 Dimension = int | Mapping[Plan, int] | None
 """The number of parameters: of all models, or of those trained by some of the plans, or not known."""
 
+# High orders take long: they are worked out where, of the lowest ones, the later half is the better.
+_FEW = 20
 _WHY_WHOLE = "each step is charged whole, so it is run whole or not at all"
 
 
@@ -118,6 +120,9 @@ def spent(counts: Mapping[Plan, int], delta: float, dimension: Dimension = None)
             lambda total, orders: converted(total, orders, delta),
             lambda one_hot: pld.epsilon(one_hot, delta).lower,
         )
+        whole = _unthinned(steps)
+        if whole is not None:
+            upper = min(upper, pld.epsilon(whole, delta).upper)
         bound = _agreed(bound.lower, upper)
     return Guarantee(epsilon=bound, delta=delta)
 
@@ -133,6 +138,9 @@ def delta(counts: Mapping[Plan, int], epsilon: float, dimension: Dimension = Non
             lambda total, orders: converted_delta(total, orders, epsilon),
             lambda one_hot: pld.delta(one_hot, epsilon).lower,
         )
+        whole = _unthinned(steps)
+        if whole is not None:
+            upper = min(upper, pld.delta(whole, epsilon).upper)
         upper = min(upper, _drawn(steps))
         bound = _agreed(bound.lower, upper)
     return bound
@@ -173,10 +181,23 @@ def _one_hot(steps: Mapping[Simple, int]) -> dict[Step, int]:
     """
     found: Counter[Step] = Counter()
     for step, count in steps.items():
-        if not isinstance(step, CoordinateWise):
-            found[step] += count
-        elif step.beta <= MOST_BETA:
-            found[SampledNoise(step.rate, step.beta, step.scale)] += count
+        known = step.one_hot if isinstance(step, CoordinateWise) else step
+        if known is not None:
+            found[known] += count
+    return dict(found)
+
+
+def _unthinned(steps: Mapping[Simple, int]) -> dict[Step, int] | None:
+    """The steps with every coordinate, which show no less: docs/guarantees/twice-sampling.md, step 3.
+
+    None where a step has no such form that a privacy loss distribution is known for.
+    """
+    found: Counter[Step] = Counter()
+    for step, count in steps.items():
+        whole = step.unthinned if isinstance(step, CoordinateWise) else step
+        if whole is None:
+            return None
+        found[whole] += count
     return dict(found)
 
 
@@ -190,11 +211,18 @@ def _renyi(
     Sampling never adds to a divergence (it is quasi-convex in the two laws), and without it there
     are more orders to choose from. `certain` is a lower bound that tells when this cannot help.
     """
-    sampled = any(step.rate < 1 for step in steps)
-    best = convert(*_total(steps, WHOLE_ORDERS)) if sampled else math.inf
     unsampled: Counter[Simple] = Counter()
     for step, count in steps.items():
-        unsampled[replace(step, rate=1.0)] += count
+        whole = replace(step, rate=1.0)
+        if isinstance(whole, CoordinateWise):
+            whole = replace(whole, coordinate_rate=1.0)
+        unsampled[whole] += count
+    best = math.inf
+    if unsampled != steps:
+        total, orders = _total(steps, WHOLE_ORDERS[: 2 * _FEW])
+        best = convert(total, orders)
+        if best < convert(total[:_FEW], orders[:_FEW]):
+            best = convert(*_total(steps, WHOLE_ORDERS))
     if certain(_one_hot(unsampled)) < best:
         best = min(best, convert(*_total(unsampled, ORDERS)))
     return best
@@ -211,14 +239,18 @@ def _total(steps: Mapping[Simple, int], orders: Array) -> tuple[Array, Array]:
 def _divergence(step: Simple, orders: Array) -> Array:
     if isinstance(step, SampledGaussian):
         return divergence(step, orders)
-    ball = Ball(p=1.0, norm=1.0, dimension=1)
-    if isinstance(step, CoordinateWise):
-        ball = Ball(p=step.p, norm=1.0, dimension=step.dimension)
-    if ball.dimension is None and ball.p > 2:
-        raise InvalidValue(
-            f"noise of exponent beta={step.beta:g} under l_{ball.p:g} clipping needs the dimension: a "
-            "change spread over many coordinates costs more without end. Pass dimension=, the number of "
-            "parameters, or clip with L2."
-        )
-    law = Profile(law=Law(beta=step.beta, scale=step.scale))
-    return coordinate_wise([(law, ball)], step.rate, orders)
+    if isinstance(step, SampledNoise):
+        alone = Block(step.beta, step.scale, Ball(p=1.0, norm=1.0, dimension=1))
+        step = CoordinateWise(step.rate, (alone,))
+    for block in step.blocks:
+        if block.ball.dimension is None and block.ball.p > 2:
+            raise InvalidValue(
+                f"noise of exponent beta={block.beta:g} under l_{block.ball.p:g} clipping needs the "
+                "dimension: a change spread over many coordinates costs more without end. Pass "
+                "dimension=, the number of parameters, or clip with L2."
+            )
+    blocks = [
+        (Profile(law=Law(beta=block.beta, scale=block.scale), rate=step.coordinate_rate), block.ball)
+        for block in step.blocks
+    ]
+    return coordinate_wise(blocks, step.rate, orders)

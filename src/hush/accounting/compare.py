@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from scipy.special import gammaln
 
-from hush.accounting.allocation import Ball
 from hush.accounting.calibrate import calibrate, largest
 from hush.accounting.coordinate import Profile
 from hush.accounting.loss import Array
@@ -19,6 +18,7 @@ from hush.accounting.pipeline import WHOLE_ORDERS, coordinate_wise
 from hush.accounting.profile import Law
 from hush.accounting.rdp import Conversion, converted, divergence
 from hush.clipping import L2, Lp
+from hush.core.ball import Ball
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from hush.core.number import Range, check_count

@@ -7,12 +7,13 @@ from itertools import product
 
 from hush.accounting.normal import Normal
 from hush.accounting.power import Power
-from hush.clipping import L2, Entries, Lp
+from hush.clipping import L2, Box, Entries, L2Linf, Linf, Lp, Subspaces
+from hush.core.ball import Ball
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.part import Always, Noise, Part
 from hush.core.plan import Plan
-from hush.noise import Gaussian, GeneralizedGaussian, Laplace
-from hush.sampling import FullBatch, Poisson
+from hush.noise import BlockGaussian, Gaussian, GeneralizedGaussian, Laplace
+from hush.sampling import Coordinate, FullBatch, Poisson, Twice
 
 # With less noise than this losses exceed LARGEST_LOSS, and fit no grid.
 LEAST_MULTIPLIER, LARGEST_LOSS = 1e-3, 5e5
@@ -77,18 +78,47 @@ class SampledNoise:
 
 
 @dataclass(frozen=True)
-class CoordinateWise:
-    """One step that adds noise of density exp(-(|x| / scale)^beta) to each coordinate of such a sum.
+class Block:
+    """Coordinates with noise of density exp(-(|x| / scale)^beta), which a record moves within a ball."""
 
-    A record changes the sum by a vector of l_p norm 1 at most; `scale` is in the same unit. Without
-    a `dimension` there may be any number of coordinates.
+    beta: float
+    scale: float
+    ball: Ball
+
+
+@dataclass(frozen=True)
+class CoordinateWise:
+    """One step that adds noise to each coordinate of a sum in which a record takes part with `rate`.
+
+    If it does, it takes part in each coordinate with `coordinate_rate`, independently.
     """
 
     rate: float
-    beta: float
-    scale: float
-    p: float
-    dimension: int | None = None
+    blocks: tuple[Block, ...]
+    coordinate_rate: float = 1.0
+
+    @property
+    def one_hot(self) -> "SampledGaussian | SampledNoise | None":
+        """What the step shows of a record that moves one coordinate as far as it can, if that is known.
+
+        It is one of the changes that a record can make, so its cost bounds that of the step from below.
+        """
+        rate = self.rate * self.coordinate_rate
+        block = max(self.blocks, key=lambda block: block.ball.top / block.scale)
+        if not block.ball.top or block.beta > MOST_BETA:
+            return None
+        scale = block.scale / block.ball.top
+        if block.beta == 2:
+            return SampledGaussian(rate, scale / math.sqrt(2))
+        return SampledNoise(rate, block.beta, scale)
+
+    @property
+    def unthinned(self) -> SampledGaussian | None:
+        """The same step with every coordinate, where that is a plain step with normal noise."""
+        if any(block.beta != 2 for block in self.blocks):
+            return None
+        deviations = [block.scale / math.sqrt(2) for block in self.blocks]
+        return ellipsoid(self.rate, [block.ball.radius for block in self.blocks], deviations)
 
 
 @dataclass(frozen=True, order=True)
@@ -134,13 +164,16 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     if tuple(type(part) for part in parts) not in _PROVED:
         raise Unproved(
             f"{_names(parts)} has no proved guarantee: amplification, sensitivity and noise are proved "
-            "together, and a charge for parts that were not would be a guess. Use Poisson or FullBatch "
-            "with L2 or Lp, or FullBatch with Entries; with Gaussian, Laplace or GeneralizedGaussian; "
-            "with Always."
+            "together, and a charge for parts that were not would be a guess. Any sampling goes with "
+            "L2, Linf, L2Linf, Box or Subspaces and Gaussian or BlockGaussian; Poisson or FullBatch "
+            "with L2 or Lp and Gaussian, Laplace or GeneralizedGaussian; FullBatch with Entries and "
+            "those; all with Always."
         )
     if isinstance(plan.clipping, Entries):
         return _entrywise(plan.clipping.changed, plan.noise)
-    rate = plan.sampling.expected(1)
+    if tuple(type(part) for part in parts) in _NORMAL:
+        return _normal(plan, dimension)
+    rate = plan.sampling.participation
     p = plan.clipping.p if isinstance(plan.clipping, Lp) else 2.0
     match plan.noise:
         case Gaussian(multiplier=multiplier):
@@ -156,7 +189,7 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     if p == beta == 1 or (dimension == 1 and beta <= MOST_BETA):
         return SampledNoise(rate, beta, scale)
     if p == beta or (p == 2 and beta > 2):
-        return CoordinateWise(rate, beta, scale, p, dimension)
+        return CoordinateWise(rate, (Block(beta, scale, Ball(p=p, norm=1.0, dimension=dimension)),))
     raise Unproved(
         f"{_names(parts)} clips in l_{p:g} and adds noise of exponent {beta:g}: a change spread over "
         f"many coordinates is charged for p = beta, and for p = 2 with beta > 2. Clip with "
@@ -164,12 +197,46 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     )
 
 
+def _normal(plan: Plan, dimension: int | None) -> Mechanism:
+    """Normal noise over balls: one number decides, unless coordinates are sampled."""
+    balls = plan.clipping.balls(dimension)
+    if any(math.isinf(ball.radius) for ball in balls):
+        raise InvalidValue(
+            "Linf clipping needs the dimension: a change spread over many coordinates is longer without "
+            "end. Pass dimension=, the number of parameters, or clip with L2 or L2Linf.",
+            key="dimension",
+        )
+    noise = plan.noise.over(balls, plan.clipping.unit)
+    deviations = [_multiplier(each) * norm for each, norm in noise]
+    if plan.sampling.thinning == 1:
+        return ellipsoid(plan.sampling.participation, [ball.radius for ball in balls], deviations)
+    blocks = tuple(
+        Block(2.0, deviation * math.sqrt(2), ball)
+        for ball, deviation in zip(balls, deviations, strict=True)
+    )
+    return CoordinateWise(plan.sampling.participation, blocks, plan.sampling.thinning)
+
+
+def _multiplier(noise: Noise) -> float:
+    assert isinstance(noise, Gaussian)
+    return noise.multiplier
+
+
 def grows_with_dimension(plan: Plan) -> bool:
     """Whether a step of `plan` costs more the more parameters there are, without end."""
-    return isinstance(plan.clipping, Lp) and plan.clipping.p > 2
+    return any(math.isinf(ball.radius) for ball in plan.clipping.balls(None))
 
 
+_NORMAL = {
+    *product(
+        (Poisson, FullBatch, Coordinate, Twice),
+        (L2, Linf, L2Linf, Box, Subspaces),
+        (Gaussian, BlockGaussian),
+        (Always,),
+    )
+}
 _PROVED = {
+    *_NORMAL,
     *product((Poisson, FullBatch), (L2, Lp), (Gaussian, Laplace, GeneralizedGaussian), (Always,)),
     # Not Poisson: whether a record takes part is one draw for all the entries it changes.
     *product((FullBatch,), (Entries,), (Gaussian, Laplace, GeneralizedGaussian), (Always,)),

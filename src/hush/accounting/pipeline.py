@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hush.accounting.allocation import Ball, together
+from hush.accounting.allocation import together
 from hush.accounting.amplification import Pair, amplify
 from hush.accounting.coordinate import RATE, Profile
 from hush.accounting.loss import Array
+from hush.core.ball import Ball
 from hush.core.errors import InvalidValue
 
 # Up to this order every whole one is worked out; the sum over who takes part magnifies errors.

@@ -53,7 +53,7 @@ def compare(
     plan = plan_of(sampling_of(rate, records, batch_size), 1.0)
     setting = Setting(
         records=records,
-        rate=plan.sampling.expected(1),
+        rate=plan.sampling.participation,
         steps=steps_of(steps, epochs, plan),
         dimension=dimension,
         budget=Budget(epsilon=epsilon, delta=delta),

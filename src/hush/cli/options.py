@@ -63,4 +63,4 @@ def steps_of(steps: int | None, epochs: float | None, plan: Plan) -> int:
         raise InvalidValue("the number of steps is not given. Pass --steps or --epochs.")
     if not 0 < epochs < 1e9:
         raise InvalidValue(f"--epochs {epochs} must be > 0 and below 1e9. Pass e.g. --epochs 10.")
-    return max(1, round(epochs / plan.sampling.expected(1)))
+    return max(1, round(epochs / plan.sampling.participation))

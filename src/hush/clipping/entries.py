@@ -1,12 +1,14 @@
 """Vectors of which one record changes a few entries: histograms of votes, and scores."""
 
+import math
 from dataclasses import dataclass, field
 
 from hush.clipping.lp import NORM
+from hush.core.ball import Ball
 from hush.core.errors import Unsupported
 from hush.core.number import check_count
 from hush.core.part import Clipping
-from hush.core.tape import ClippedSum, Tape
+from hush.core.tape import ClippedSum, Tape, Thinning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,10 @@ class Entries(Clipping):
     def unit(self) -> float:
         return self.norm
 
-    def clip(self, tape: Tape) -> ClippedSum:
+    def balls(self, dimension: int | None) -> tuple[Ball, ...]:
+        return (Ball(p=math.inf, norm=self.norm, dimension=self.changed),)
+
+    def clip(self, tape: Tape, thin: Thinning | None = None) -> ClippedSum:
         raise Unsupported(
             "Entries bounds counts and scores; a record's gradient may change every entry, and cutting "
             "off all but a few would not bound its influence on the choice. Train with L2 or Lp."

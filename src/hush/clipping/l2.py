@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 
 from hush.clipping.lp import NORM, scaled_down
+from hush.core.ball import Ball
 from hush.core.part import Clipping
-from hush.core.tape import ClippedSum, Tape
+from hush.core.tape import ClippedSum, Tape, Thinning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,5 +18,8 @@ class L2(Clipping):
     def unit(self) -> float:
         return self.norm
 
-    def clip(self, tape: Tape) -> ClippedSum:
-        return scaled_down(tape, 2.0, self.norm)
+    def balls(self, dimension: int | None) -> tuple[Ball, ...]:
+        return (Ball(p=2.0, norm=self.norm, dimension=dimension),)
+
+    def clip(self, tape: Tape, thin: Thinning | None = None) -> ClippedSum:
+        return scaled_down(tape, 2.0, self.norm) if thin is None else tape.within(self.balls(None), thin)

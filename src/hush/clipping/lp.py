@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, field
 
+from hush.core.ball import Ball
+from hush.core.errors import Unsupported
 from hush.core.number import number
 from hush.core.part import Clipping
-from hush.core.tape import ClippedSum, Tape
+from hush.core.tape import ClippedSum, Tape, Thinning
 
 NORM = number(
     at_least=1e-12,
@@ -38,5 +40,13 @@ class Lp(Clipping):
     def unit(self) -> float:
         return self.norm
 
-    def clip(self, tape: Tape) -> ClippedSum:
+    def balls(self, dimension: int | None) -> tuple[Ball, ...]:
+        return (Ball(p=self.p, norm=self.norm, dimension=dimension),)
+
+    def clip(self, tape: Tape, thin: Thinning | None = None) -> ClippedSum:
+        if thin is not None:
+            raise Unsupported(
+                "Lp clipping scales whole records, and nothing is proved of its coordinates one by one. "
+                "Sample coordinates with L2, Linf, L2Linf, Box or Subspaces."
+            )
         return scaled_down(tape, self.p, self.norm)

@@ -1,12 +1,14 @@
 """The four questions a private step answers; every mechanism is a value of one of these kinds."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
+from hush.core.ball import Ball
 from hush.core.errors import InvalidPlan
 from hush.core.randomness import Randomness
-from hush.core.tape import ClippedSum, Tape
+from hush.core.tape import ClippedSum, Tape, Thinning
 from hush.core.value import Value
 
 if TYPE_CHECKING:
@@ -51,9 +53,23 @@ class Sampling(Part):
     def draw(self, records: int, generator: Randomness) -> "torch.Tensor":
         """The indices of those who take part, on the generator's device; it may be empty."""
 
+    @property
     @abstractmethod
+    def participation(self) -> float:
+        """The probability that a record takes part."""
+
+    @property
+    def thinning(self) -> float:
+        """The probability that one coordinate of a record takes part, if the record does."""
+        return 1.0
+
+    def thin(self, values: "torch.Tensor", generator: Randomness) -> "torch.Tensor":
+        """The values, each kept with probability `thinning` and else set to 0; it may be in place."""
+        return values
+
     def expected(self, records: int) -> float:
-        """How many take part on average: what a sum is divided by, whoever took part."""
+        """How many take part in a coordinate on average: what a sum is divided by, whoever took part."""
+        return self.participation * self.thinning * records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +82,29 @@ class Clipping(Part):
         """The length that noise multipliers are measured in."""
 
     @abstractmethod
-    def clip(self, tape: Tape) -> ClippedSum:
-        """The sum of the gradients on the tape, each held within the bound."""
+    def balls(self, dimension: int | None) -> tuple[Ball, ...]:
+        """The sensitivity set: what a record may change of each block of coordinates, one after another.
+
+        `dimension` is how many coordinates there are, where that is known.
+        """
+
+    @abstractmethod
+    def clip(self, tape: Tape, thin: Thinning | None = None) -> ClippedSum:
+        """The sum of the gradients on the tape, each held in the balls and then thinned, if so asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise(Part):
     """What hides the push."""
+
+    def with_multiplier(self, multiplier: float) -> "Noise":
+        """The same noise, scaled to that multiplier."""
+        changed: Any = self
+        return cast(Noise, replace(changed, multiplier=multiplier))
+
+    def over(self, balls: Sequence[Ball], unit: float) -> "list[tuple[Noise, float]]":
+        """For each block of coordinates its noise and the norm that the noise is scaled for."""
+        return [(self, unit)] * len(balls)
 
     @abstractmethod
     def around(self, location: "torch.Tensor", *, norm: float, generator: Randomness) -> "torch.Tensor":

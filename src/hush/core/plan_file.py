@@ -3,6 +3,7 @@
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from hush.core.errors import HushError, InvalidPlan
 from hush.core.plan import Plan
@@ -48,12 +49,15 @@ def plan_text(plan: Plan) -> str:
     """The plan as TOML."""
     tables = []
     for name, part in plan.to_plain().items():
-        settings = (
-            f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value!r}"
-            for key, value in part.items()
-        )
+        settings = (f"{key} = {_toml(value)}" for key, value in part.items())
         tables.append("\n".join([f"[{name}]", *settings, ""]))
     return "\n".join(tables)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {_toml(item)}' for key, item in value.items())}}}"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def _line_of(text: str, key: str) -> int:

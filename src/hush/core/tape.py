@@ -1,10 +1,19 @@
 """What clipping needs to know of per-example gradients; `hush.gradients` provides it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from hush.core.ball import Ball
+
 if TYPE_CHECKING:
     import torch
+
+
+class Thinning(Protocol):
+    """Sets some of the numbers to 0, each at random; it may do so in place."""
+
+    def __call__(self, values: "torch.Tensor") -> "torch.Tensor": ...
 
 
 class Tape(Protocol):
@@ -17,6 +26,12 @@ class Tape(Protocol):
         """The sum of the records' gradients times their weights, by parameter name.
 
         A record of weight 0 adds exactly zero, even where its gradient is not finite.
+        """
+
+    def within(self, balls: Sequence[Ball], thin: Thinning | None) -> "ClippedSum":
+        """The sum of the gradients, each held in the balls number by number, and then thinned.
+
+        The balls are of consecutive numbers of the gradient; a single one is of all of them.
         """
 
 

@@ -1,6 +1,6 @@
 """The base of everything immutable: checks itself when made, and can be written as plain data."""
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Self
 
 from hush.core.errors import InvalidPlan
@@ -21,7 +21,7 @@ class Value:
     def to_plain(self) -> dict[str, Any]:
         """The fields as plain data: what TOML and JSON can hold."""
         held = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {k: v.to_plain() if isinstance(v, Value) else v for k, v in held.items()}
+        return {name: _plain(value) for name, value in held.items() if value is not None}
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
@@ -30,10 +30,18 @@ class Value:
         for key in plain:
             if key not in names:
                 raise InvalidPlan(f"{key!r} is not a setting of {cls.__name__}{_listed(names)}", key=key)
-        for name in names:
-            if name not in plain:
-                raise InvalidPlan(f"{name!r} of {cls.__name__} is missing{_listed(names)}", key=name)
+        for field in fields(cls):
+            if field.name not in plain and field.default is MISSING:
+                raise InvalidPlan(
+                    f"{field.name!r} of {cls.__name__} is missing{_listed(names)}", key=field.name
+                )
         return cls(**plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Value):
+        return value.to_plain()
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _listed(names: list[str]) -> str:

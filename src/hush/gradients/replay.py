@@ -4,15 +4,17 @@ On a GPU the private step of a small model takes longer to ask for than to do. A
 batch is filled up to a round size with copies of its first record that count for nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hush.core.ball import Ball
 from hush.core.errors import Unsupported
 from hush.core.part import Clipping
-from hush.core.tape import ClippedSum, Tape
+from hush.core.tape import ClippedSum, Tape, Thinning
 from hush.gradients.recording import Loss, record
 
 _ROUND = 64
@@ -31,6 +33,12 @@ class _Padded:
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         return self.tape.weighted_sum(weights * self.counts.to(weights.dtype))
+
+    def within(self, balls: Sequence[Ball], thin: Thinning | None) -> ClippedSum:
+        raise Unsupported(
+            "replay=True is for clipping that scales whole records, L2 or Lp; what looks at every "
+            "number is not replayed. Leave replay out."
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from hush.core.ball import Ball
+from hush.core.tape import ClippedSum, Thinning
 from hush.gradients import structure
+from hush.gradients.exact import exactly
 from hush.gradients.factors import Outer, Rows, Tied
 from hush.gradients.terms import Dense, Term, being_captured, vector_norms
+from hush.gradients.within import within
 
 _CHUNK = {"cpu": 2**22, "cuda": 2**28}
 """How many numbers a chunk holds unless one record has more: near the caches, or enough to keep busy."""
@@ -36,7 +39,7 @@ class GradientTape:
 
     def norms_by_parameter(self, order: float) -> dict[str, Tensor]:
         """The l_order norm of each record's gradient of each parameter."""
-        with _exactly(self):
+        with exactly(self.device):
             return {name: term.norms(order) for name, term in self.terms.items()}
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
@@ -47,8 +50,16 @@ class GradientTape:
         tape, keep = self, weights != 0
         if not being_captured() and not bool(keep.all()):
             tape, weights = self.take(keep), weights[keep]
-        with _exactly(self):
+        with exactly(self.device):
             return {name: term.weighted_sum(weights) for name, term in tape.terms.items()}
+
+    def nothing(self) -> dict[str, Tensor]:
+        """The sum over no records."""
+        return {name: term.take(slice(0, 0)).dense().sum(0) for name, term in self.terms.items()}
+
+    def within(self, balls: Sequence[Ball], thin: Thinning | None = None) -> ClippedSum:
+        """The sum of the gradients, each held in the balls number by number, and then thinned."""
+        return within(self, balls, thin)
 
     def tensors(self) -> Iterator[Tensor]:
         """What the tape holds."""
@@ -61,13 +72,14 @@ class GradientTape:
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
         """The gradients written out, a few records at a time: which ones, and name -> (few, *shape).
 
-        For rules that need every element. A chunk holds `entries` numbers at most, or one record's.
+        For rules that need every element. A chunk holds `entries` numbers at most, or one record's. It
+        may be the tape's own memory: not to be written into.
         """
         size = sum(math.prod(term.shape) for term in self.terms.values())
         step = max(1, (entries or _CHUNK[self.device.type]) // size)
         for start in range(0, self.records, step):
             rows = slice(start, start + step)
-            with _exactly(self):
+            with exactly(self.device):
                 written = {name: term.take(rows).dense() for name, term in self.terms.items()}
             yield rows, written
 
@@ -81,6 +93,10 @@ class SplitTape:
     @property
     def records(self) -> int:
         return sum(len(rows) for rows, _ in self.parts)
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0][1].device
 
     @property
     def idle(self) -> tuple[str, ...]:
@@ -107,6 +123,14 @@ class SplitTape:
         for rows, tape in self.parts:
             for some, written in tape.chunks(entries):
                 yield rows[some], written
+
+    def nothing(self) -> dict[str, Tensor]:
+        """The sum over no records."""
+        return self.parts[0][1].nothing()
+
+    def within(self, balls: Sequence[Ball], thin: Thinning | None = None) -> ClippedSum:
+        """The sum of the gradients, each held in the balls number by number, and then thinned."""
+        return within(self, balls, thin)
 
     def tensors(self) -> Iterator[Tensor]:
         """What the tapes hold."""
@@ -138,22 +162,3 @@ def joined(terms: Sequence[Term]) -> Term:
 def _together(terms: Sequence[Term], name: str) -> Tensor:
     """A factor of all the terms, one after the other along the positions."""
     return torch.cat([getattr(term, name) for term in terms], dim=1)
-
-
-@contextmanager
-def _exactly(tape: GradientTape) -> Iterator[None]:
-    """Without autograd, and without what would round sums: autocast and TensorFloat-32."""
-    with torch.no_grad(), torch.autocast(tape.device.type, enabled=False):
-        if tape.device.type != "cuda":
-            yield
-            return
-        before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-        _set_rounding((False, False))
-        try:
-            yield
-        finally:
-            _set_rounding(before)
-
-
-def _set_rounding(rounded: tuple[bool, bool]) -> None:
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = rounded

@@ -6,9 +6,10 @@ little? Scale 3, l_beta norm 1, order 2.
 
 from typing import Any
 
-from hush.accounting.allocation import Ball, worst
+from hush.accounting.allocation import worst
 from hush.accounting.coordinate import Profile
 from hush.accounting.profile import Law
+from hush.core.ball import Ball
 from hush.reproduce.figure import Figure
 
 BETAS = (2.33, 3.0, 4.0)

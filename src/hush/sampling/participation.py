@@ -10,35 +10,37 @@ from hush.core.randomness import Randomness, uniform
 if TYPE_CHECKING:
     import torch
 
+RATE = number(
+    at_least=1e-9,
+    at_most=1,
+    why="it is the probability that a record takes part, and amplification by sampling is proved for "
+    "exactly that probability, which a double-precision draw meets",
+    example=0.01,
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Poisson(Sampling):
     """Each record takes part with probability `rate`, independently of all others."""
 
-    rate: float = field(
-        metadata=number(
-            at_least=1e-9,
-            at_most=1,
-            why="it is the probability that a record takes part, and amplification by sampling is "
-            "proved for exactly that probability, which a double-precision draw meets",
-            example=0.01,
-        )
-    )
+    rate: float = field(metadata=RATE)
+
+    @property
+    def participation(self) -> float:
+        return self.rate
 
     def draw(self, records: int, generator: Randomness) -> "torch.Tensor":
         # Double precision: a single-precision uniform would run a rate up to 2**-24 off the charge.
         return (uniform(records, generator) < self.rate).nonzero().squeeze(1)
-
-    def expected(self, records: int) -> float:
-        return self.rate * records
 
 
 @dataclass(frozen=True, kw_only=True)
 class FullBatch(Sampling):
     """Every record takes part in every step."""
 
-    def expected(self, records: int) -> float:
-        return float(records)
+    @property
+    def participation(self) -> float:
+        return 1.0
 
     def draw(self, records: int, generator: Randomness) -> "torch.Tensor":
         import torch

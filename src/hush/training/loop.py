@@ -73,7 +73,7 @@ def train(
     """
     records = count(data)
     wanted = None if steps is None else check_count("steps", steps, "steps are counted", 1)
-    period = max(1, round(records / plan.sampling.expected(records)))
+    period = max(1, round(1 / plan.sampling.participation))
     if evaluate_every is not None:
         period = check_count("evaluate_every", evaluate_every, "it is a number of steps", 1)
     if isinstance(scheduler, ReduceLROnPlateau) and evaluation is None:

@@ -244,15 +244,20 @@ class PrivateStep:
 
     def _noisy_mean(self, batch: Batch) -> Tensor:
         """The update of all trainable parameters, one after the other in one vector."""
+        clipping = self.plan.clipping
+        balls = clipping.balls(self._size())
         total = self._nothing()
-        parts = total.split([parameter.numel() for parameter in self._trainable().values()])
         with own_randomness(self.generator):
             for inputs, targets in batch:
                 clipped = self._clipped(each(inputs, self._here), each(targets, self._here))
                 self.skipped += int(clipped.skipped)
-                torch._foreach_add_(parts, [part.reshape(-1) for part in clipped.total.values()])
-        noisy = self.plan.noise.around(total, norm=self.plan.clipping.unit, generator=self.generator)
-        return noisy.div_(self.plan.sampling.expected(self.records))
+                found = [part.reshape(-1) for part in clipped.total.values()]
+                torch._foreach_add_(total.split([len(part) for part in found]), found)
+        blocks = total.split([ball.dimension or len(total) for ball in balls])
+        noises = self.plan.noise.over(balls, clipping.unit)
+        for block, (noise, norm) in zip(blocks, noises, strict=True):
+            block.copy_(noise.around(block, norm=norm, generator=self.generator))
+        return total.div_(self.plan.sampling.expected(self.records))
 
     def _nothing(self) -> Tensor:
         """The sum over an empty batch; the memory is that of the step before, if it fits."""
@@ -265,7 +270,11 @@ class PrivateStep:
     def _clipped(self, inputs: Any, targets: Any) -> ClippedSum:
         if self._replay is not None:
             return self._replay(inputs, targets)
-        return self.plan.clipping.clip(record(self.model, self.loss, inputs, targets))
+        thin = None if self.plan.sampling.thinning == 1 else self._thin
+        return self.plan.clipping.clip(record(self.model, self.loss, inputs, targets), thin)
+
+    def _thin(self, values: Tensor) -> Tensor:
+        return self.plan.sampling.thin(values, self.generator)
 
     def _here(self, value: Tensor) -> Tensor:
         return value.to(self._device)

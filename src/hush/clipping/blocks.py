@@ -1,0 +1,133 @@
+"""Clipping of blocks of coordinates, each with bounds of its own."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hush.clipping.lp import NORM
+from hush.clipping.principal import Principal
+from hush.core.ball import Ball
+from hush.core.errors import InvalidValue
+from hush.core.number import check_count
+from hush.core.part import Clipping
+from hush.core.tape import ClippedSum, Tape, Thinning
+
+_WHY_SIZE = "it is how many numbers the bound is for"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box(Clipping):
+    """Each number of a record's gradient is cut off at a bound of its own.
+
+    `bounds` has one number for each parameter, or pairs (count, bound) for so many in a row, in the
+    order of the model's parameters.
+    """
+
+    bounds: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        runs: list[tuple[int, float]] = []
+        for item in _listed("bounds", self.bounds):
+            count, bound = item if isinstance(item, (tuple, list)) and len(item) == 2 else (1, item)
+            bound = NORM["range"].check("bounds", bound)
+            count = check_count("bounds", count, _WHY_SIZE, at_least=1)
+            if runs and runs[-1][1] == bound:
+                count += runs.pop()[0]
+            runs.append((count, bound))
+        object.__setattr__(self, "bounds", tuple(runs))
+
+    @property
+    def unit(self) -> float:
+        """The largest bound."""
+        return max(bound for _, bound in self.bounds)
+
+    def balls(self, dimension: int | None) -> tuple[Ball, ...]:
+        _check_total(self, sum(count for count, _ in self.bounds), dimension)
+        return tuple(Ball(p=math.inf, norm=bound, dimension=count) for count, bound in self.bounds)
+
+    def clip(self, tape: Tape, thin: Thinning | None = None) -> ClippedSum:
+        return tape.within(self.balls(None), thin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subspaces(Clipping):
+    """A record's gradient is clipped in each of several orthogonal subspaces on its own.
+
+    In subspace j, of rank `ranks[j]`, it is scaled down to Euclidean norm `l2[j]`, then each number cut
+    off at `linf[j]`. The ranks add up to the number of parameters. Without `bases` a subspace is a run
+    of so many parameters, in the model's order: layers, if the ranks are their sizes. With
+    `Principal(...)` all but the last are principal directions of public gradients, and the last is what
+    they leave.
+    """
+
+    ranks: tuple[int, ...]
+    l2: tuple[float, ...]
+    linf: tuple[float, ...] | None = None
+    bases: Principal | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ranks = [check_count("ranks", rank, _WHY_SIZE, 1) for rank in _listed("ranks", self.ranks)]
+        object.__setattr__(self, "ranks", tuple(ranks))
+        for name in ("l2", "linf"):
+            values = getattr(self, name)
+            if values is None and name == "linf":
+                continue
+            norms = tuple(NORM["range"].check(name, value) for value in _listed(name, values))
+            if len(norms) != len(ranks):
+                raise InvalidValue(
+                    f"{name}={values!r} must have {len(ranks)} numbers, one for each of the ranks: a "
+                    "subspace without a bound would not be hidden.",
+                    key=name,
+                )
+            object.__setattr__(self, name, norms)
+        if isinstance(self.bases, dict):
+            object.__setattr__(self, "bases", Principal.from_plain(self.bases))
+        if self.bases is not None and (not isinstance(self.bases, Principal) or len(ranks) < 2):
+            raise InvalidValue(
+                f"bases={self.bases!r} must be Principal(...), with at least two ranks: the last is of "
+                "what the principal directions leave.",
+                key="bases",
+            )
+
+    @property
+    def unit(self) -> float:
+        """The norm of a gradient that fills every subspace."""
+        return math.hypot(*self.l2)
+
+    def balls(self, dimension: int | None) -> tuple[Ball, ...]:
+        _check_total(self, sum(self.ranks), dimension)
+        sizes = list(self.ranks)
+        if self.bases is not None:
+            # what is left is written in ordinary coordinates, of which there are more than its rank
+            sizes[-1] = sum(self.ranks)
+        caps: Sequence[float | None] = self.linf or [None] * len(sizes)
+        return tuple(
+            Ball(p=2.0, norm=norm, cap=cap, dimension=size)
+            for norm, cap, size in zip(self.l2, caps, sizes, strict=True)
+        )
+
+    def clip(self, tape: Tape, thin: Thinning | None = None) -> ClippedSum:
+        return tape.within(self.balls(None), thin)
+
+
+def _listed(name: str, values: Any) -> Sequence[Any]:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
+        raise InvalidValue(
+            f"{name}={values!r} must be a list with something in it: it says what is bounded. "
+            f"Pass e.g. {name}=(1, 2).",
+            key=name,
+        )
+    return values
+
+
+def _check_total(clipping: Clipping, total: int, dimension: int | None) -> None:
+    if dimension is not None and dimension != total:
+        raise InvalidValue(
+            f"{type(clipping).__name__} bounds {total} numbers and {dimension} are trained: what is in "
+            "no block would be neither bounded nor hidden. Make the blocks add up to the number of "
+            "parameters.",
+            key="dimension",
+        )

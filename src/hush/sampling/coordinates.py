@@ -1,0 +1,89 @@
+"""Which coordinates of a record take part."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hush.core.number import Range
+from hush.core.part import Sampling
+from hush.core.randomness import Randomness, random_bits
+from hush.sampling.participation import RATE, FullBatch, Poisson
+
+if TYPE_CHECKING:
+    import torch
+
+_BYTES = 256
+_RATE = Range(
+    at_least=1 / 512,
+    at_most=1,
+    why="it is the probability that a coordinate of a record takes part, which one random byte decides",
+    example=0.5,
+)
+
+
+def _exact(name: str, rate: object) -> float:
+    """The nearest rate that one random byte runs exactly: so many of 256, and not none."""
+    return max(1, round(_RATE.check(name, rate) * _BYTES)) / _BYTES
+
+
+def _kept(values: "torch.Tensor", rate: float, generator: Randomness) -> "torch.Tensor":
+    """The values in place, each kept if its random byte is below 256 times the rate, and else 0."""
+    import torch
+
+    words = random_bits(-(-values.numel() // 8), generator)
+    dropped = words.view(torch.uint8)[: values.numel()] >= round(rate * _BYTES)
+    return values.masked_fill_(dropped.to(values.device).view_as(values), 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coordinate(Sampling):
+    """Every record takes part in each coordinate with probability `rate`, independently of all others.
+
+    The rate is rounded to a multiple of 1/256, which one random byte runs exactly.
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", _exact("rate", self.rate))
+
+    @property
+    def participation(self) -> float:
+        return 1.0
+
+    @property
+    def thinning(self) -> float:
+        return self.rate
+
+    def draw(self, records: int, generator: Randomness) -> "torch.Tensor":
+        return FullBatch().draw(records, generator)
+
+    def thin(self, values: "torch.Tensor", generator: Randomness) -> "torch.Tensor":
+        return _kept(values, self.rate, generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twice(Sampling):
+    """Each record takes part with probability `rate`; if it does, each of its coordinates does with
+    probability `coordinate_rate`, rounded to a multiple of 1/256; all independently.
+    """
+
+    rate: float = field(metadata=RATE)
+    coordinate_rate: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "coordinate_rate", _exact("coordinate_rate", self.coordinate_rate))
+
+    @property
+    def participation(self) -> float:
+        return self.rate
+
+    @property
+    def thinning(self) -> float:
+        return self.coordinate_rate
+
+    def draw(self, records: int, generator: Randomness) -> "torch.Tensor":
+        return Poisson(rate=self.rate).draw(records, generator)
+
+    def thin(self, values: "torch.Tensor", generator: Randomness) -> "torch.Tensor":
+        return _kept(values, self.coordinate_rate, generator)
