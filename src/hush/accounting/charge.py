@@ -181,7 +181,7 @@ def _one_hot(steps: Mapping[Simple, int]) -> dict[Step, int]:
     """
     found: Counter[Step] = Counter()
     for step, count in steps.items():
-        known = step.one_hot if isinstance(step, CoordinateWise) else step
+        known = step.shown if isinstance(step, CoordinateWise) else step
         if known is not None:
             found[known] += count
     return dict(found)

@@ -7,6 +7,7 @@ from itertools import product
 
 from hush.accounting.normal import Normal
 from hush.accounting.power import Power
+from hush.accounting.thinned import shown
 from hush.clipping import L2, Box, Entries, L2Linf, Linf, Lp, Subspaces
 from hush.core.ball import Ball
 from hush.core.errors import InvalidValue, Unproved
@@ -98,19 +99,21 @@ class CoordinateWise:
     coordinate_rate: float = 1.0
 
     @property
-    def one_hot(self) -> "SampledGaussian | SampledNoise | None":
-        """What the step shows of a record that moves one coordinate as far as it can, if that is known.
+    def shown(self) -> "SampledGaussian | SampledNoise | None":
+        """A step that shows no more than this one does of one of the changes that a record can make.
 
-        It is one of the changes that a record can make, so its cost bounds that of the step from below.
+        Its cost bounds that of this step from below. None where no such step is known.
         """
-        rate = self.rate * self.coordinate_rate
         block = max(self.blocks, key=lambda block: block.ball.top / block.scale)
         if not block.ball.top or block.beta > MOST_BETA:
             return None
-        scale = block.scale / block.ball.top
-        if block.beta == 2:
-            return SampledGaussian(rate, scale / math.sqrt(2))
-        return SampledNoise(rate, block.beta, scale)
+        if block.beta != 2:
+            return SampledNoise(self.rate, block.beta, block.scale / block.ball.top)
+        found = (
+            shown(block.ball, block.scale / math.sqrt(2), self.rate, self.coordinate_rate)
+            for block in self.blocks
+        )
+        return SampledGaussian(*max(found, key=lambda step: step[0] / step[1]))
 
     @property
     def unthinned(self) -> SampledGaussian | None:

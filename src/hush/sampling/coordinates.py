@@ -30,7 +30,8 @@ def _kept(values: "torch.Tensor", rate: float, generator: Randomness) -> "torch.
     import torch
 
     words = random_bits(-(-values.numel() // 8), generator)
-    dropped = words.view(torch.uint8)[: values.numel()] >= round(rate * _BYTES)
+    # compared with 255 at most: a byte compared with 256 would be compared with 0
+    dropped = words.view(torch.uint8)[: values.numel()] > round(rate * _BYTES) - 1
     return values.masked_fill_(dropped.to(values.device).view_as(values), 0.0)
 
 

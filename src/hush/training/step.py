@@ -85,7 +85,8 @@ class PrivateStep:
         self._device = next(iter(self._trainable().values())).device
         self.dimension = self._size()
         """How many numbers are trained: what a charge that grows with the dimension is for."""
-        # raises for a plan that cannot be charged
+        # raise for blocks of another model, and for a plan that cannot be charged
+        plan.clipping.balls(self.dimension)
         rdp(plan, [2.0], self.dimension if grows_with_dimension(plan) else None)
         self.physical_batch = (
             None

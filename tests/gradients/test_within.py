@@ -1,0 +1,142 @@
+"""Gradients held in a sensitivity set and summed, against one record at a time."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import hush
+from hush.core.errors import Unsupported
+from hush.core.part import Clipping
+from hush.gradients import tape as tapes
+from hush.gradients.recording import record
+from hush.gradients.tape import GradientTape
+from hush.gradients.terms import Dense
+from tests.gradients.oracle import flat, one_at_a_time
+
+RECORDS, WIDTH = 7, 73
+CLIPPINGS: list[Clipping] = [
+    hush.Linf(norm=0.03),
+    hush.L2Linf(l2=0.5, linf=0.04),
+    hush.L2Linf(l2=0.01, linf=1e6),
+    hush.Box(bounds=[(60, 0.01), (5, 0.2), *[0.001 * k for k in range(1, 9)]]),
+    hush.Subspaces(ranks=(40, 32, 1), l2=(0.2, 0.05, 0.3)),
+    hush.Subspaces(ranks=(50, 23), l2=(0.2, 0.05), linf=(0.04, 0.02)),
+]
+
+
+def held(row: Tensor, clipping: Clipping) -> Tensor:
+    """What one record may add: each block by the definition of its ball."""
+    parts, start = [], 0
+    for ball in clipping.balls(len(row)):
+        part = row[start : start + (ball.dimension or 0)]
+        start += len(part)
+        if ball.p == 2:
+            part = part * min(1.0, ball.norm / max(float(part.norm()), 1e-300))
+        limit = ball.norm if ball.p == math.inf else ball.cap if ball.cap is not None else math.inf
+        parts.append(part.clamp(-limit, limit))
+    assert start == len(row)
+    return torch.cat(parts)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv1d(1, 4, 3), nn.Flatten(), nn.Tanh(), nn.Linear(8, 5), nn.Linear(5, 2))
+
+
+def batch(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return 3 * torch.randn(RECORDS, 1, 4, dtype=dtype), torch.randint(0, 2, (RECORDS,))
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("chunk", [1, 3 * WIDTH, 10**6])
+def test_sums_equal_one_record_at_a_time(
+    clipping: Clipping, dtype: torch.dtype, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tapes._CHUNK, "cpu", chunk)
+    model, (inputs, targets) = network().to(dtype), batch(dtype)
+    loss = nn.CrossEntropyLoss(reduction="none")
+    rows = one_at_a_time(model, loss, inputs, targets, RECORDS)
+    assert rows.shape[1] == WIDTH
+    expected = torch.stack([held(row, clipping) for row in rows]).sum(0)
+    assert not torch.allclose(expected, rows.sum(0), rtol=1e-2), "nothing is clipped"
+    tape = record(model, loss, inputs, targets)
+    found = clipping.clip(tape)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-10
+    torch.testing.assert_close(flat(found.total, 0), expected, rtol=tolerance, atol=tolerance)
+    assert list(found.total) == [name for name, _ in model.named_parameters()]
+    assert int(found.skipped) == 0
+
+    # Thinned: each number of each record is there or not, before the sum.
+    seen: list[Tensor] = []
+
+    def thin(values: Tensor) -> Tensor:
+        seen.append(values)
+        return values.masked_fill_(torch.zeros_like(values, dtype=torch.bool), 0.0)
+
+    unchanged = clipping.clip(tape, thin)
+    torch.testing.assert_close(flat(unchanged.total, 0), expected, rtol=tolerance, atol=tolerance)
+    assert sum(values.numel() for values in seen) == RECORDS * WIDTH
+    gone = clipping.clip(tape, lambda values: values.zero_())
+    assert flat(gone.total, 0).abs().max() == 0
+
+
+def rows_tape(rows: Tensor) -> GradientTape:
+    return GradientTape({"a": Dense(rows[:, :2]), "b": Dense(rows[:, 2:])}, torch.device("cpu"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    entries=st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=4, max_size=4),
+    l2=st.floats(1e-6, 1e6),
+    linf=st.floats(1e-6, 1e6),
+)
+def test_one_record_lands_in_the_set(entries: list[float], l2: float, linf: float) -> None:
+    row = torch.tensor([entries])
+    many: list[Clipping] = [
+        hush.Linf(norm=linf),
+        hush.L2Linf(l2=l2, linf=linf),
+        hush.Box(bounds=(l2, (2, linf), l2)),
+        hush.Subspaces(ranks=(1, 3), l2=(l2, linf), linf=(linf, l2)),
+    ]
+    for clipping in many:
+        landed, start = flat(clipping.clip(rows_tape(row)).total, 0).double(), 0
+        for ball in clipping.balls(4):
+            part = landed[start : start + (ball.dimension or 0)]
+            start += len(part)
+            assert part.norm(ball.p) <= ball.norm * (1 + 1e-6)
+            assert part.abs().max() <= ball.top * (1 + 1e-6)
+
+
+def test_records_that_are_not_finite_are_left_out_and_counted() -> None:
+    rows = torch.tensor([[3.0, 4.0, 0, 0], [math.nan, 1, 0, 0], [0, 0, math.inf, 0], [0, 0, 0, 0]])
+    for clipping in (hush.Linf(norm=1.0), hush.Subspaces(ranks=(2, 2), l2=(1.0, 1.0))):
+        found = clipping.clip(rows_tape(rows))
+        assert int(found.skipped) == 2
+        assert torch.isfinite(flat(found.total, 0)).all()
+        assert flat(found.total, 0)[:2].abs().sum() > 1
+
+
+def test_an_empty_batch_adds_nothing() -> None:
+    model, (inputs, targets) = network(), batch()
+    tape = record(model, nn.CrossEntropyLoss(reduction="none"), inputs[:0], targets[:0])
+    for clipping in CLIPPINGS:
+        total = clipping.clip(tape).total
+        assert flat(total, 0).shape == (WIDTH,)
+        assert flat(total, 0).abs().max() == 0
+
+
+def test_the_tape_is_not_written_into() -> None:
+    rows = torch.full((3, 4), 5.0)
+    hush.Linf(norm=1.0).clip(rows_tape(rows), lambda values: values.zero_())
+    assert (rows == 5.0).all()
+
+
+def test_blocks_that_do_not_cover_the_gradient_are_refused() -> None:
+    with pytest.raises(Unsupported, match="bounds 3 numbers and a gradient has 4"):
+        hush.Subspaces(ranks=(1, 2), l2=(1.0, 1.0)).clip(rows_tape(torch.ones(2, 4)))
