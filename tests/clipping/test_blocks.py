@@ -51,7 +51,7 @@ def test_plans_survive_being_written(clipping: Any) -> None:
     ("make", "says"),
     [
         (lambda: hush.Box(bounds=()), "bounds="),
-        (lambda: hush.Box(bounds=(0.0, 1.0)), "bounds=0.0 must be"),  # type: ignore[arg-type]
+        (lambda: hush.Box(bounds=(0.0, 1.0)), "bounds=0.0 must be"),
         (lambda: hush.Box(bounds=((0, 1.0),)), "whole number >= 1"),
         (lambda: hush.Box(bounds="ab"), "must be a list"),  # type: ignore[arg-type]
         (lambda: hush.Linf(norm=0.0), "norm=0.0"),

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from hush.clipping.lp import NORM
 from hush.clipping.principal import Principal
@@ -24,7 +24,7 @@ class Box(Clipping):
     order of the model's parameters.
     """
 
-    bounds: tuple[tuple[int, float], ...]
+    bounds: Sequence[float | tuple[int, float]]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,13 +39,17 @@ class Box(Clipping):
         object.__setattr__(self, "bounds", tuple(runs))
 
     @property
+    def _runs(self) -> tuple[tuple[int, float], ...]:
+        return cast(tuple[tuple[int, float], ...], self.bounds)
+
+    @property
     def unit(self) -> float:
         """The largest bound."""
-        return max(bound for _, bound in self.bounds)
+        return max(bound for _, bound in self._runs)
 
     def balls(self, dimension: int | None) -> tuple[Ball, ...]:
-        _check_total(self, sum(count for count, _ in self.bounds), dimension)
-        return tuple(Ball(p=math.inf, norm=bound, dimension=count) for count, bound in self.bounds)
+        _check_total(self, sum(count for count, _ in self._runs), dimension)
+        return tuple(Ball(p=math.inf, norm=bound, dimension=count) for count, bound in self._runs)
 
     def clip(self, tape: Tape, thin: Thinning | None = None) -> ClippedSum:
         return tape.within(self.balls(None), thin)
@@ -62,9 +66,9 @@ class Subspaces(Clipping):
     they leave.
     """
 
-    ranks: tuple[int, ...]
-    l2: tuple[float, ...]
-    linf: tuple[float, ...] | None = None
+    ranks: Sequence[int]
+    l2: Sequence[float]
+    linf: Sequence[float] | None = None
     bases: Principal | None = None
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ class BlockGaussian(Noise):
     change one record can make in it.
     """
 
-    multipliers: tuple[float, ...]
+    multipliers: Sequence[float]
 
     def __post_init__(self) -> None:
         given = self.multipliers
