@@ -21,7 +21,7 @@ from hush.core.randomness import Randomness, SystemSource, fresh_generator, rand
 from hush.core.tape import ClippedSum
 from hush.gradients.admissible import check_model, check_optimizer, per_record
 from hush.gradients.isolation import check_apart
-from hush.gradients.recording import record
+from hush.gradients.recording import Views, record, shown
 from hush.gradients.replay import Replay
 from hush.gradients.structure import each
 from hush.training.batch import Batch
@@ -57,6 +57,9 @@ class PrivateStep:
 
     `replay=True` (on a GPU) records the work of a physical batch once, as a CUDA graph, and replays it:
     much faster for small models, if forward() does the same work whenever it is given the same shapes.
+
+    `views` turns the inputs of one record into several views of it, along a new first dimension; the
+    record's gradient is their mean, before it is clipped (hush.data.views has some for images).
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class PrivateStep:
         secure: bool = False,
         physical_batch: int | None = None,
         replay: bool = False,
+        views: Views | None = None,
     ) -> None:
         check_model(model)
         check_optimizer(optimizer, model)
@@ -94,7 +98,8 @@ class PrivateStep:
             else check_count("physical_batch", physical_batch, "it is a number of records", 1)
         )
         """How many records are worked on at once; None: to be found when the data is known."""
-        self._replay = Replay(model, self.loss, plan.clipping) if replay else None
+        self._views = views
+        self._replay = Replay(model, self.loss, plan.clipping, views) if replay else None
         self.generator = source_for(self._device, generator, secure=secure)
         self.ledger = _ledger_of(ledger, plan)
         self.run = secrets.token_hex(8)
@@ -233,7 +238,7 @@ class PrivateStep:
         """How many records to work on at once, after two of them have shown that the model will do."""
         inputs, targets = each(take(data, torch.arange(min(2, self.records))), self._here)
         with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
-            tape = record(self.model, self.loss, inputs, targets)
+            tape = record(self.model, self.loss, inputs, targets, self._views)
             if tape.idle:
                 raise Unsupported(
                     f"the loss does not depend on {', '.join(tape.idle)}: noise alone would move it. "
@@ -241,7 +246,11 @@ class PrivateStep:
                 )
             if tape.records == 2:
                 check_apart(self.model, self.loss, inputs, targets)
-            return self.physical_batch or fitting(self.model, self.loss, inputs, targets, tape)
+            if self.physical_batch:
+                return self.physical_batch
+            if self._views is not None:
+                inputs, targets = shown(self._views, inputs, targets)
+            return fitting(self.model, self.loss, inputs, targets, tape)
 
     def _noisy_mean(self, batch: Batch) -> Tensor:
         """The update of all trainable parameters, one after the other in one vector."""
@@ -272,7 +281,7 @@ class PrivateStep:
         if self._replay is not None:
             return self._replay(inputs, targets)
         thin = None if self.plan.sampling.thinning == 1 else self._thin
-        return self.plan.clipping.clip(record(self.model, self.loss, inputs, targets), thin)
+        return self.plan.clipping.clip(record(self.model, self.loss, inputs, targets, self._views), thin)
 
     def _thin(self, values: Tensor) -> Tensor:
         return self.plan.sampling.thin(values, self.generator)
