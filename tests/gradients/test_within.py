@@ -71,6 +71,7 @@ def test_sums_equal_one_record_at_a_time(
     torch.testing.assert_close(flat(found.total, 0), expected, rtol=tolerance, atol=tolerance)
     assert list(found.total) == [name for name, _ in model.named_parameters()]
     assert int(found.skipped) == 0
+    assert not any(part.requires_grad for part in found.total.values())
 
     # Thinned: each number of each record is there or not, before the sum.
     seen: list[Tensor] = []

@@ -55,7 +55,8 @@ class GradientTape:
 
     def nothing(self) -> dict[str, Tensor]:
         """The sum over no records."""
-        return {name: term.take(slice(0, 0)).dense().sum(0) for name, term in self.terms.items()}
+        nobody = torch.empty(0, device=self.device)
+        return {name: term.take(slice(0, 0)).weighted_sum(nobody) for name, term in self.terms.items()}
 
     def within(self, balls: Sequence[Ball], thin: Thinning | None = None) -> ClippedSum:
         """The sum of the gradients, each held in the balls number by number, and then thinned."""
