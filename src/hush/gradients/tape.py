@@ -12,7 +12,7 @@ from hush.gradients import structure
 from hush.gradients.factors import Outer, Rows, Tied
 from hush.gradients.terms import Dense, Term, being_captured, vector_norms
 
-_CHUNK = {"cpu": 2**22, "cuda": 2**28}
+CHUNK = {"cpu": 2**22, "cuda": 2**28}
 """How many numbers a chunk holds unless one record has more: near the caches, or enough to keep busy."""
 
 
@@ -36,7 +36,7 @@ class GradientTape:
 
     def norms_by_parameter(self, order: float) -> dict[str, Tensor]:
         """The l_order norm of each record's gradient of each parameter."""
-        with _exactly(self):
+        with exactly(self.device):
             return {name: term.norms(order) for name, term in self.terms.items()}
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
@@ -47,7 +47,7 @@ class GradientTape:
         tape, keep = self, weights != 0
         if not being_captured() and not bool(keep.all()):
             tape, weights = self.take(keep), weights[keep]
-        with _exactly(self):
+        with exactly(self.device):
             return {name: term.weighted_sum(weights) for name, term in tape.terms.items()}
 
     def tensors(self) -> Iterator[Tensor]:
@@ -64,10 +64,10 @@ class GradientTape:
         For rules that need every element. A chunk holds `entries` numbers at most, or one record's.
         """
         size = sum(math.prod(term.shape) for term in self.terms.values())
-        step = max(1, (entries or _CHUNK[self.device.type]) // size)
+        step = max(1, (entries or CHUNK[self.device.type]) // size)
         for start in range(0, self.records, step):
             rows = slice(start, start + step)
-            with _exactly(self):
+            with exactly(self.device):
                 written = {name: term.take(rows).dense() for name, term in self.terms.items()}
             yield rows, written
 
@@ -141,10 +141,10 @@ def _together(terms: Sequence[Term], name: str) -> Tensor:
 
 
 @contextmanager
-def _exactly(tape: GradientTape) -> Iterator[None]:
+def exactly(device: torch.device) -> Iterator[None]:
     """Without autograd, and without what would round sums: autocast and TensorFloat-32."""
-    with torch.no_grad(), torch.autocast(tape.device.type, enabled=False):
-        if tape.device.type != "cuda":
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        if device.type != "cuda":
             yield
             return
         before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
