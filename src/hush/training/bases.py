@@ -4,10 +4,8 @@ Algorithm 4 of the twice-sampling paper, for each group of parameters on its own
 public: the records, and weights that were released. So new bases cost nothing.
 """
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import torch
@@ -16,15 +14,11 @@ from torch import Tensor, nn
 from hush.clipping.principal import Principal
 from hush.core.errors import DataError, InvalidValue
 from hush.core.randomness import Randomness, random_bits
-from hush.gradients.admissible import per_record
 from hush.gradients.frame import Frame, Group, apportioned
-from hush.gradients.recording import Loss, record
-from hush.gradients.structure import each
-from hush.gradients.tape import GradientTape, SplitTape, exactly
-from hush.training.records import Data, count, take
-
-_AT_ONCE = 64
-"""Public records whose gradients are worked out together."""
+from hush.gradients.recording import Loss
+from hush.gradients.tape import exactly
+from hush.training.gradient_rows import finite, gradient_rows
+from hush.training.records import Data, count
 
 
 def principal_frame(
@@ -55,7 +49,7 @@ def principal_frame(
     found = []
     for group, split in zip(groups, columns, strict=True):
         with _repeated(own.device, seed):
-            rows = _gradients(model, per_record(loss), public, group)
+            rows = finite(gradient_rows(model, loss, public, group))
         if len(rows) < sum(split):
             raise _too_few(len(rows), needed, len(groups))
         with exactly(own.device):
@@ -94,32 +88,6 @@ def _polished(basis: Tensor) -> Tensor:
     for run in runs:
         run.copy_(run.double() @ change)
     return basis
-
-
-def _gradients(model: nn.Module, loss: Loss, public: Data, names: Sequence[str]) -> Tensor:
-    """The public records' gradients of some parameters, one a row; those not finite are left out."""
-    trained = [value for value in model.parameters() if value.requires_grad]
-    dtype = functools.reduce(torch.promote_types, (value.dtype for value in trained), torch.float32)
-    length = sum(model.get_parameter(name).numel() for name in names)
-    rows = torch.empty(count(public), length, dtype=dtype, device=trained[0].device)
-    filled = 0
-    for indices in torch.arange(count(public)).split(_AT_ONCE):
-        inputs, targets = each(take(public, indices), lambda value: value.to(rows.device))
-        for _, written in _only(record(model, loss, inputs, targets), names).chunks():
-            parts = [part.unsqueeze(-1).flatten(1) for part in written.values()]
-            few = rows[filled : filled + len(parts[0])]
-            for part, column in zip(parts, few.split([part.shape[1] for part in parts], 1), strict=True):
-                column.copy_(part)
-            filled += len(few)
-    finite = rows.isfinite().all(1)
-    return rows if bool(finite.all()) else rows[finite]
-
-
-def _only(tape: GradientTape | SplitTape, names: Sequence[str]) -> GradientTape | SplitTape:
-    """The tape of some of the parameters."""
-    if isinstance(tape, SplitTape):
-        return SplitTape([(rows, _only(part, names)) for rows, part in tape.parts])
-    return replace(tape, terms={name: tape.terms[name] for name in names})
 
 
 def _runs(names: list[str], sizes: list[int], groups: int) -> list[tuple[str, ...]]:
