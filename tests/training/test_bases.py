@@ -2,6 +2,8 @@
 
 import copy
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,8 +12,9 @@ from torch import Tensor, nn
 from hush.clipping.principal import Principal
 from hush.core.errors import DataError, InvalidValue
 from hush.core.randomness import SystemSource
-from hush.gradients.frame import Frame
+from hush.gradients.frame import RESIDUAL, Frame
 from hush.training.bases import principal_directions, principal_frame
+from hush.training.gradient_rows import gradient_rows
 from tests.gradients.oracle import one_at_a_time
 
 LOSS = nn.CrossEntropyLoss()
@@ -195,3 +198,50 @@ def test_memory_falls_with_the_number_of_groups() -> None:
         )
         held.append(sum(group.basis.untyped_storage().nbytes() for group in frame.groups))
     assert held == [4 * 3200 * 320 // groups for groups in (1, 2, 4, 8)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_nothing_is_rounded_even_where_tensor_float_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    model, (x, y), size = problem()
+    model, public = model.eval().cuda(), (x.cuda(), y.cuda())
+    frame = principal_frame(
+        model, LOSS, public, (9, 20, size - 29), Principal(groups=2), torch.Generator("cuda")
+    )
+    assert all(crookedness(group.basis.cpu()) < 1e-6 for group in frame.groups)
+    gradients = gradient_rows(model, LOSS, public)
+    whole = torch.block_diag(*(group.basis for group in frame.groups)).double().cpu()
+    exact = gradients.double().cpu()
+    blocks = frame.blocks(gradients.clone())
+    left = blocks[RESIDUAL].double().cpu()
+    torch.testing.assert_close(left, exact - exact @ whole @ whole.T, atol=1e-6, rtol=1e-5)
+    total = torch.cat([block.sum(0) for block in blocks.values()])
+    torch.testing.assert_close(frame.restored(total), gradients.sum(0), atol=1e-4, rtol=1e-4)
+
+
+LARGE = """
+import resource, torch
+from hush.training.bases import principal_directions
+
+generator = torch.Generator().manual_seed(0)
+columns = [(62, 125, 250, 375), (63, 125, 250, 375), (62, 125, 250, 375), (63, 125, 250, 375)]
+start, bases = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
+for split in columns:
+    rows = torch.randn(2000, 291_898 // 4, generator=generator)
+    bases.append(principal_directions(rows, split, 1, generator))
+assert sum(basis.shape[1] for basis in bases) == 3250
+basis = bases[0].double()
+print((basis.T @ basis - torch.eye(basis.shape[1], dtype=torch.float64)).abs().max().item())
+del basis
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) * 1024)
+"""
+
+
+@pytest.mark.slow
+def test_the_largest_ranks_of_the_paper_fit_into_five_gigabytes() -> None:
+    result = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
+    crooked, used = map(float, result.stdout.split())
+    assert crooked < 1e-6
+    assert used < 5e9

@@ -6,8 +6,11 @@ from hush.gradients.geometry import Geometry, best_split
 
 WORTH = 1.1
 """How many times less variance is called a gain."""
-FEW, MANY = 10, 100
-"""Below FEW entries at the cap twice sampling gains nothing; above MANY they add nothing to its gain."""
+FEW, MANY = 2, 100
+"""Below FEW entries at the cap twice sampling gains nothing; above MANY they add nothing to its gain.
+
+From `hush compare` at several budgets, against plain DP-SGD with tight accounting.
+"""
 
 
 def numbers(found: Geometry) -> dict[str, Any]:
@@ -45,10 +48,10 @@ def advice(found: Geometry) -> list[str]:
             f"records alone, and d0 = {found.entries:.3g} entries are too few for coordinate sampling"
         )
     else:
-        gained = "all that it can" if found.entries >= MANY else "most of what it can"
+        share = "part" if found.entries < 10 else "most" if found.entries < MANY else "all"
         lines.append(
-            f"an l-infinity cap of {found.cap:.3g} costs little: 99% of the records stay as they are. With "
-            f"d0 = {found.entries:.4g}, coordinate sampling gains {gained}, which is often little"
+            f"an l-infinity cap of {found.cap:.3g} costs little: 99% of the records stay whole. With d0 = "
+            f"{found.entries:.4g}, coordinate sampling gains {share} of what it can at a given budget"
         )
     lines.append(
         f"how much, for your budget: hush compare --records N --batch-size B --steps T --epsilon E "
