@@ -113,11 +113,11 @@ def test_restoring_undoes_the_frame_and_drops_noise_within_the_subspaces(
 def test_the_noise_of_the_residual_has_only_the_dimensions_that_are_left() -> None:
     model, _, _ = problem(torch.float64)
     frame = frame_for(model)
-    noise = torch.zeros(20_000, sum(frame.sizes.values()), dtype=torch.float64)
-    noise[:, -frame.dimension :] = torch.randn(20_000, frame.dimension, dtype=torch.float64)
+    noise = torch.zeros(5_000, sum(frame.sizes.values()), dtype=torch.float64)
+    noise[:, -frame.dimension :] = torch.randn(5_000, frame.dimension, dtype=torch.float64)
     power = torch.stack([frame.restored(each) for each in noise]).square().sum(1).mean()
     left = frame.dimension - sum(map(sum, COLUMNS))
-    assert float(power) == pytest.approx(left, rel=5 * math.sqrt(2 / left / 20_000))
+    assert float(power) == pytest.approx(left, rel=5 * math.sqrt(2 / left / 5_000))
     assert abs(left - frame.dimension) > 1  # or nothing would be shown
 
 

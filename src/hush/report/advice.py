@@ -50,8 +50,8 @@ def advice(found: Geometry) -> list[str]:
     else:
         share = "part" if found.entries < 10 else "most" if found.entries < MANY else "all"
         lines.append(
-            f"an l-infinity cap of {found.cap:.3g} costs little: 99% of the records stay whole. With d0 = "
-            f"{found.entries:.4g}, coordinate sampling gains {share} of what it can at a given budget"
+            f"an l-infinity cap of {found.cap:.3g} costs little: 99% of the records stay whole. With d0 "
+            f"= {found.entries:.4g}, coordinate sampling gains {share} of what it can at a given budget"
         )
     lines.append(
         f"how much, for your budget: hush compare --records N --batch-size B --steps T --epsilon E "
