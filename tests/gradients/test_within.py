@@ -58,7 +58,7 @@ def batch(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
 def test_sums_equal_one_record_at_a_time(
     clipping: Clipping, dtype: torch.dtype, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(tapes._CHUNK, "cpu", chunk)
+    monkeypatch.setitem(tapes.CHUNK, "cpu", chunk)
     model, (inputs, targets) = network().to(dtype), batch(dtype)
     loss = nn.CrossEntropyLoss(reduction="none")
     rows = one_at_a_time(model, loss, inputs, targets, RECORDS)

@@ -11,8 +11,10 @@ from hush.reproduce.gg_fig5 import gg_fig5
 from hush.reproduce.gg_fig8 import gg_fig8
 from hush.reproduce.gg_fig9 import gg_fig9
 from hush.reproduce.gg_fig10 import gg_fig10
+from hush.reproduce.twice_fig2 import twice_fig2
+from hush.reproduce.twice_fig3 import twice_fig3
 
-RECIPES: dict[str, Callable[[], Figure]] = {
+RECIPES: dict[str, Callable[..., Figure]] = {
     "gg-dimension": gg_dimension,
     "gg-fig2": gg_fig2,
     "gg-fig3": gg_fig3,
@@ -21,4 +23,6 @@ RECIPES: dict[str, Callable[[], Figure]] = {
     "gg-fig8": gg_fig8,
     "gg-fig9": gg_fig9,
     "gg-fig10": gg_fig10,
+    "twice-fig2": twice_fig2,
+    "twice-fig3": twice_fig3,
 }

@@ -59,6 +59,7 @@ def train(
     secure: bool = False,
     physical_batch: int | None = None,
     views: Views | None = None,
+    public: Data | None = None,
     progress: bool = False,
 ) -> Run:
     """Train until `steps` are done or the budget is used, whichever comes first.
@@ -71,8 +72,8 @@ def train(
     `resume=True` goes on from the checkpoint as if nothing had happened. `reseed=True` goes on with
     new randomness instead, and pays again for the steps since the checkpoint. `secure=True` draws
     records and noise from the operating system's cryptographic source; resuming such a run always
-    reseeds it. `views` as in `PrivateStep`. The scheduler moves once a step, or once an evaluation if
-    it wants a metric.
+    reseeds it. `views` and `public` as in `PrivateStep`. The scheduler moves once a step, or once an
+    evaluation if it wants a metric.
     """
     records = count(data)
     wanted = None if steps is None else check_count("steps", steps, "steps are counted", 1)
@@ -107,6 +108,7 @@ def train(
             secure=secure,
             physical_batch=physical_batch,
             views=views,
+            public=public,
         )
         metrics = _resume(folder, step, scheduler) if folder else []
         if reseed:
