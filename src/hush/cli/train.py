@@ -23,6 +23,7 @@ from hush.cli.options import (
     steps_of,
 )
 from hush.cli.output import print_json
+from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from hush.core.number import Range
 from hush.core.plan_file import read_plan
@@ -66,6 +67,13 @@ def train(
     physical_batch: Annotated[
         int | None, typer.Option(help="Records in memory at once; changes no result.")
     ] = None,
+    views: Annotated[
+        int | None, typer.Option(help="Flipped and shifted views of an image, averaged before clipping.")
+    ] = None,
+    public_records: Annotated[
+        int | None,
+        typer.Option(help="Training records given up as public ones, for plans with public bases."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda if there is one.")] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder of the run; a new one below runs by default.")
@@ -91,6 +99,7 @@ def train(
 
     from hush.accounting.calibrate import calibrate
     from hush.data import load, tensors
+    from hush.data.views import flips_and_shifts
     from hush.models import build
     from hush.training.loop import train as run_loop
 
@@ -103,6 +112,18 @@ def train(
     budget = Budget(epsilon=epsilon, delta=delta)
     dataset = load(data, data_dir)
     x_train, y_train, x_test, y_test = tensors(dataset)
+    public = None
+    if public_records is not None:
+        limit = len(x_train) - 1
+        if not 0 < public_records <= limit:
+            raise InvalidValue(
+                f"--public-records {public_records} must be > 0 and <= {limit}: public records have no "
+                "protection, and someone is to be left to protect. Pass e.g. --public-records 100."
+            )
+        public = x_train[:public_records], y_train[:public_records]
+        x_train, y_train = x_train[public_records:], y_train[public_records:]
+    if views is not None and x_train.dim() != 4:
+        raise InvalidValue(f"--views {views} is for images, and {data} has none. Leave it out.")
     records = len(x_train)
     if plan is not None:
         value = read_plan(plan)
@@ -144,6 +165,8 @@ def train(
         generator=generator,
         secure=secure,
         physical_batch=physical_batch,
+        views=None if views is None else flips_and_shifts(views),
+        public=None if public is None else (public[0].to(place), public[1].to(place)),
         progress=not as_json,
     )
     final = result.metrics[-1]
@@ -165,6 +188,8 @@ def train(
         f"records after {result.steps} steps"
     )
     print(result.guarantee)
+    if public is not None:
+        print(f"for {records} records; the {public_records} public ones have no protection")
     if seed is not None:
         print(
             "the noise came from a known seed: the guarantee holds only while the seed stays secret and "
