@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hush.accounting import rdp
 from hush.accounting.allocation import Ball
 from hush.accounting.amplification import Pair
 from hush.accounting.block_cost import Block, BlockCost
 from hush.accounting.coordinate import Profile
 from hush.accounting.loss import Array
+from hush.accounting.mechanism import ellipsoid
 from hush.accounting.pipeline import coordinate_wise
 from hush.accounting.profile import Law
 from hush.core.errors import InvalidValue
@@ -110,6 +112,18 @@ def test_convex_in_log_variances_and_in_precisions(
         assert cost.at(order, (one + other) / 2)[0] <= chord * (1 + 1e-12)
         precisions = (np.exp(-one) + np.exp(-other)) / 2
         assert cost.at(order, -np.log(precisions))[0] <= chord * (1 + 1e-12)
+
+
+@given(seed=st.integers(0, 10**6), rate=RATES, inner=RATES, order=st.integers(2, HIGHEST))
+@settings(max_examples=60, deadline=None)
+def test_all_entries_with_as_much_noise_on_the_mean_cost_no_more(
+    seed: int, rate: float, inner: float, order: int
+) -> None:
+    blocks, log_variances = some_blocks(seed)
+    cost = BlockCost(blocks, rate, inner, HIGHEST, Pair.SWAPPED).at(order, log_variances)[0]
+    deviations = np.exp(log_variances / 2) / inner
+    step = ellipsoid(rate, [block.norm for block in blocks], deviations.tolist())
+    assert cost >= rdp.divergence(step, [order])[0] * (1 - 1e-9)
 
 
 def test_the_bounds_that_bind() -> None:

@@ -113,7 +113,7 @@ def test_brute_force_in_two_blocks(blocks: list[Block], rate: float, inner: floa
 def scaled_to_budget(blocks: Sequence[Block], shape: Array, steps: int) -> float:
     """The variance of noise of a given shape when it just keeps the budget."""
     low, high = -1.0, 2.0
-    for _ in range(10):
+    for _ in range(12):
         middle = (low + high) / 2
         over = epsilon(blocks, (10**middle * shape).tolist(), 0.05, 0.5, steps) > BUDGET.epsilon
         low, high = (middle, high) if over else (low, middle)

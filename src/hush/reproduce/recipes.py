@@ -11,6 +11,11 @@ from hush.reproduce.gg_fig5 import gg_fig5
 from hush.reproduce.gg_fig8 import gg_fig8
 from hush.reproduce.gg_fig9 import gg_fig9
 from hush.reproduce.gg_fig10 import gg_fig10
+from hush.reproduce.twice_fig4 import twice_fig4
+from hush.reproduce.twice_fig5 import twice_fig5
+from hush.reproduce.twice_section6 import twice_section6
+from hush.reproduce.twice_table1 import twice_table1
+from hush.reproduce.twice_table2 import twice_table2
 
 RECIPES: dict[str, Callable[[], Figure]] = {
     "gg-dimension": gg_dimension,
@@ -21,4 +26,9 @@ RECIPES: dict[str, Callable[[], Figure]] = {
     "gg-fig8": gg_fig8,
     "gg-fig9": gg_fig9,
     "gg-fig10": gg_fig10,
+    "twice-fig4": twice_fig4,
+    "twice-fig5": twice_fig5,
+    "twice-section6": twice_section6,
+    "twice-table1": twice_table1,
+    "twice-table2": twice_table2,
 }
