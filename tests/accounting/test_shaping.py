@@ -125,6 +125,7 @@ def test_closed_and_isotropic_shapes_are_never_better() -> None:
     closed = scaled_to_budget(FEW, proportions(FEW), 20)
     alike = scaled_to_budget(FEW, np.ones(3), 20)
     assert found.variance < 0.99 * closed
+    assert found.closed_form == pytest.approx(closed, rel=1e-2)
     assert found.isotropic == pytest.approx(alike, rel=1e-2)
     assert found.variance < closed < found.isotropic
     assert found.gain == pytest.approx(found.isotropic / found.variance)

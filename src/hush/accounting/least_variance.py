@@ -80,17 +80,17 @@ def least_variance(cost: Cost, ranks: Array, limits: Mapping[int, float], start:
 
 
 class Tied:
-    """The same cost when all blocks have one variance."""
+    """The same cost where only the scale is free: log-variances are a `shape` plus one number."""
 
-    def __init__(self, cost: Cost, blocks: int) -> None:
-        self._cost, self._blocks = cost, blocks
+    def __init__(self, cost: Cost, shape: Array) -> None:
+        self._cost, self._shape = cost, shape
 
     def at(self, order: int, log_variances: Array) -> tuple[float, Array]:
-        value, slopes = self._cost.at(order, np.repeat(log_variances, self._blocks))
+        value, slopes = self._cost.at(order, self._shape + log_variances)
         return value, slopes.sum(keepdims=True)
 
     def at_all(self, orders: Sequence[int], log_variances: Array) -> list[tuple[float, Array]]:
-        every = self._cost.at_all(orders, np.repeat(log_variances, self._blocks))
+        every = self._cost.at_all(orders, self._shape + log_variances)
         return [(value, slopes.sum(keepdims=True)) for value, slopes in every]
 
 

@@ -14,7 +14,7 @@ from hush.accounting.amplification import Pair
 from hush.accounting.block_cost import Block, BlockCost
 from hush.accounting.calibrate import calibrate
 from hush.accounting.coordinate import RATE, Profile
-from hush.accounting.least_variance import Optimum, Tied, least_variance
+from hush.accounting.least_variance import Tied, least_variance
 from hush.accounting.loss import Array
 from hush.accounting.pipeline import WHOLE_ORDERS, coordinate_wise
 from hush.accounting.profile import Law
@@ -41,6 +41,8 @@ class Shaped:
     """Summed over all coordinates."""
     isotropic: float
     """The least total variance with one deviation for all, under the same accounting."""
+    closed_form: float
+    """The least total variance in the proportions that are best where all coordinates take part."""
     residual: float
     """How far a block's share of the variance is from its share of the cost's slope, at most; 0 at
     the optimum (Karush, Kuhn and Tucker)."""
@@ -116,6 +118,7 @@ def _closed_form(blocks: Sequence[Block], rate: float, budget: Budget, steps: in
         deviations=tuple(deviations.tolist()),
         variance=float(variance.sum()),
         isotropic=float(multiplier**2 * (norms @ norms) * ranks.sum()),
+        closed_form=float(variance.sum()),
         residual=float(np.abs(variance / variance.sum() - cost / cost.sum()).max()),
         order=None,
         found="in closed form, scaled by privacy loss distributions",
@@ -142,17 +145,22 @@ def _searched(
         )
     cost = BlockCost(blocks, rate, coordinate_rate, max(limits), Pair.POSITIVE)
     start = 2 * np.log(proportions(blocks))
-    alike = least_variance(Tied(cost, len(blocks)), ranks.sum(keepdims=True), limits, start[:1])
+
+    def certified(order: int, log_variances: Array) -> Array:
+        return _certified(blocks, log_variances, rate, coordinate_rate, order, limits[order])
+
+    def scaled(shape: Array) -> float:
+        total = ranks @ np.exp(shape)
+        best = least_variance(Tied(cost, shape), np.array([total]), limits, np.zeros(1))
+        return float(ranks @ np.exp(certified(best.order, shape + best.log_variances)))
+
     found = least_variance(cost, ranks, limits, start)
-
-    def certified(optimum: Optimum) -> Array:
-        return _certified(blocks, optimum, rate, coordinate_rate, limits[optimum.order])
-
-    log_variances = certified(found)
+    log_variances = certified(found.order, found.log_variances)
     return Shaped(
         deviations=tuple(np.exp(log_variances / 2).tolist()),
         variance=float(ranks @ np.exp(log_variances)),
-        isotropic=float(ranks @ np.exp(certified(alike))),
+        isotropic=scaled(np.zeros(len(blocks))),
+        closed_form=scaled(start),
         residual=found.residual,
         order=found.order,
         found=f"by convex search at {found.solved} of {len(limits)} orders, the others ruled out; "
@@ -161,10 +169,14 @@ def _searched(
 
 
 def _certified(
-    blocks: Sequence[Block], found: Optimum, rate: float, coordinate_rate: float, limit: float
+    blocks: Sequence[Block],
+    log_variances: Array,
+    rate: float,
+    coordinate_rate: float,
+    order: int,
+    limit: float,
 ) -> Array:
     """The log-variances, raised until the accountant that charges any noise finds them in the limit."""
-    log_variances = np.broadcast_to(found.log_variances, len(blocks))
     for _ in range(_ROUNDS):
         parts = [
             (
@@ -173,7 +185,7 @@ def _certified(
             )
             for block, each in zip(blocks, log_variances, strict=True)
         ]
-        charged = float(coordinate_wise(parts, rate, [found.order])[0])
+        charged = float(coordinate_wise(parts, rate, [order])[0])
         if charged <= limit:
             return log_variances
         # k times the variance costs less than 1/k of the divergence, which is convex in the precision
