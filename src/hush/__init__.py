@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hush.accounting.calibrate import calibrate
     from hush.accounting.charge import epsilon, rdp
     from hush.accounting.ledger import Ledger
+    from hush.accounting.shaping import fit_noise
     from hush.training.loop import train
     from hush.training.step import PrivateStep
 
@@ -49,6 +50,7 @@ __all__ = [
     "Twice",
     "calibrate",
     "epsilon",
+    "fit_noise",
     "rdp",
     "train",
 ]
@@ -58,6 +60,7 @@ _LAZY = {
     "PrivateStep": "hush.training.step",
     "calibrate": "hush.accounting.calibrate",
     "epsilon": "hush.accounting.charge",
+    "fit_noise": "hush.accounting.shaping",
     "rdp": "hush.accounting.charge",
     "train": "hush.training.loop",
 }

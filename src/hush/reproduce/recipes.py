@@ -13,6 +13,11 @@ from hush.reproduce.gg_fig9 import gg_fig9
 from hush.reproduce.gg_fig10 import gg_fig10
 from hush.reproduce.twice_fig2 import twice_fig2
 from hush.reproduce.twice_fig3 import twice_fig3
+from hush.reproduce.twice_fig4 import twice_fig4
+from hush.reproduce.twice_fig5 import twice_fig5
+from hush.reproduce.twice_section6 import twice_section6
+from hush.reproduce.twice_table1 import twice_table1
+from hush.reproduce.twice_table2 import twice_table2
 
 RECIPES: dict[str, Callable[..., Figure]] = {
     "gg-dimension": gg_dimension,
@@ -25,4 +30,9 @@ RECIPES: dict[str, Callable[..., Figure]] = {
     "gg-fig10": gg_fig10,
     "twice-fig2": twice_fig2,
     "twice-fig3": twice_fig3,
+    "twice-fig4": twice_fig4,
+    "twice-fig5": twice_fig5,
+    "twice-section6": twice_section6,
+    "twice-table1": twice_table1,
+    "twice-table2": twice_table2,
 }
