@@ -3,8 +3,8 @@
 Run: OMP_NUM_THREADS=1 .venv/bin/python benchmarks/noise.py [cpu] [cuda]
 
 Times are medians of interleaved repeats, as multiples of torch.randn of the same size and type on
-the same device, on all there are unless some are named. On a GPU also for 32 million draws, and for noise
-that is added to a tensor in place, as a multiple of torch.randn and an addition.
+the same device, on all there are unless some are named. On a GPU also for 32 million draws, and for
+noise that is added to a tensor in place, as a multiple of torch.randn and an addition.
 """
 
 import statistics

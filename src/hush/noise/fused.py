@@ -1,6 +1,6 @@
 """Noise of density proportional to exp(-(|x| / scale)^beta) on a GPU, drawn and added in one kernel.
 
-The inverse of the cdf, by pieces, and a correction that makes the law exact: docs/guarantees/sampling.md.
+The inverse of the cdf by pieces, and a correction that makes the law exact: docs/guarantees/sampling.md.
 """
 
 import math
