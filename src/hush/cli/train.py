@@ -49,6 +49,9 @@ def train(
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with the data files; else HUSH_DATA.")
     ] = None,
+    features: Annotated[
+        str | None, typer.Option(help="scattering: wavelet features of images, worked out once.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Network; one that fits by default.")] = None,
     epsilon: Epsilon = 3.0,
     delta: Delta = 1e-5,
@@ -99,8 +102,9 @@ def train(
 
     from hush.accounting.calibrate import calibrate
     from hush.data import load, tensors
+    from hush.data.features import with_features
     from hush.data.views import flips_and_shifts
-    from hush.models import build
+    from hush.models import build, models_for
     from hush.training.loop import train as run_loop
 
     for option in ({"noise": noise}, {"rate": rate, "batch_size": batch_size}, {"clip": clip}):
@@ -110,7 +114,10 @@ def train(
     _RATE.check("--lr", learning_rate)
     _MOMENTUM.check("--momentum", momentum or 0.0)
     budget = Budget(epsilon=epsilon, delta=delta)
+    place = device_of(device)
     dataset = load(data, data_dir)
+    if features is not None:
+        dataset = with_features(dataset, features, device=str(place))
     x_train, y_train, x_test, y_test = tensors(dataset)
     public = None
     if public_records is not None:
@@ -135,12 +142,12 @@ def train(
         total = steps_of(steps, 20 if epochs is None else epochs, value)
         value = value if noise is not None else calibrate(value, budget, steps=total)
 
-    place = device_of(device)
     generator = None
     if seed is not None:
         torch.manual_seed(seed)
         generator = torch.Generator(place).manual_seed(seed)
-    network = build(model or _MODELS[data], classes=dataset.classes, shape=x_train.shape[1:])
+    usual = _MODELS[data] if features is None else models_for(data, features)[-1]
+    network = build(model or usual, classes=dataset.classes, shape=x_train.shape[1:])
     network.to(place)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(
         network.parameters(), lr=learning_rate, momentum=momentum or 0.0
