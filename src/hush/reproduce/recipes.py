@@ -19,6 +19,7 @@ from hush.reproduce.twice_fig5 import twice_fig5
 from hush.reproduce.twice_section6 import twice_section6
 from hush.reproduce.twice_table1 import twice_table1
 from hush.reproduce.twice_table2 import twice_table2
+from hush.reproduce.twice_training import twice_training
 
 RECIPES: dict[str, Callable[..., Figure]] = {
     "gg-dimension": gg_dimension,
@@ -38,5 +39,6 @@ RECIPES: dict[str, Callable[..., Figure]] = {
     "twice-section6": twice_section6,
     "twice-table1": twice_table1,
     "twice-table2": twice_table2,
+    "twice-training": twice_training,
     "gg-table1": gg_table1,
 }
