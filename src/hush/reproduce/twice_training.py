@@ -58,9 +58,7 @@ class Setting:
 
 
 SETTINGS = {
-    "resnet22": Setting(
-        data="cifar10", ranks=(250, 500, 1000, 1500), groups=4, learning_rate=0.5, views=6
-    ),
+    "resnet22": Setting(data="cifar10", ranks=(250, 500, 1000, 1500), groups=4, learning_rate=0.5),
     "mnist-cnn": Setting(
         data="fashion-mnist", ranks=(50, 100, 200), groups=1, learning_rate=0.5, short=0.1
     ),
