@@ -71,6 +71,8 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
         (("--delta", "0"), "delta=0.0 must be"),
         (("--noise", "-1"), "multiplier=-1.0 must be"),
         (("--beta", "0.5"), "beta=0.5 must be"),
+        (("--test-noise", "5"), "without --threshold there is none"),
+        (("--seed", "99999999999999999999999"), "--seed"),
         (("--resume",), "to resume"),
         (("--data", "mnist", "--data-dir", "nowhere"), "nowhere is not there"),
     ],

@@ -3,6 +3,8 @@ import torch
 from scipy import stats
 
 import hush
+from hush.core.errors import InvalidValue
+from hush.core.part import Noise
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -39,3 +41,17 @@ def test_secure_draws_have_the_law_and_ask_no_generator(monkeypatch: pytest.Monk
         drawn = hush.noise.sample(noise, (200_000,), secure=True).numpy()
         assert stats.kstest(drawn, law.cdf).pvalue > 1e-6
         assert stats.kstest(drawn * 1.05, law.cdf).pvalue < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool])
+@pytest.mark.parametrize("noise", [hush.Gaussian(multiplier=1.0), hush.Laplace(multiplier=1.0)])
+def test_what_noise_would_not_hide_is_refused(noise: Noise, dtype: torch.dtype) -> None:
+    # Laplace noise has no imaginary part, and a complex normal number is smaller in each.
+    with pytest.raises(InvalidValue, match="must be real floating-point numbers"):
+        hush.noise.sample(noise, (4,), location=torch.zeros(4, dtype=dtype))
+
+
+@pytest.mark.parametrize("norm", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_norm_that_leaves_no_noise_is_refused(norm: float) -> None:
+    with pytest.raises(InvalidValue, match="norm="):
+        hush.noise.sample(hush.Laplace(multiplier=1.0), (4,), norm=norm)

@@ -82,6 +82,19 @@ def test_a_killed_run_keeps_its_teachers_and_its_answers(tmp_path: Path) -> None
     assert (folder / "ledger.jsonl").read_bytes() == ledger
 
 
+def test_nothing_to_publish_depends_on_the_number_of_records(tmp_path: Path) -> None:
+    sizes = (300, 299)
+    for size in sizes:
+        run(tmp_path / str(size), data=(X[:size], Y[:size]))
+    published = [(tmp_path / str(size) / "settings.json").read_bytes() for size in sizes]
+    assert published[0] == published[1]
+    with pytest.raises(CheckpointError, match=r"other settings \(records\)"):
+        run(tmp_path / "300", data=(X[:299], Y[:299]), resume=True)
+    (tmp_path / "300" / "private.json").unlink()
+    with pytest.raises(CheckpointError, match=r"private.json is damaged or missing"):
+        run(tmp_path / "300", data=(X[:300], Y[:300]), resume=True)
+
+
 def test_processes_train_the_same_teachers(tmp_path: Path) -> None:
     alone, together = run(tmp_path / "one"), run(tmp_path / "two", processes=2)
     assert together == alone

@@ -19,8 +19,8 @@ SMALL = Setting(
     model="scattering-linear",
     features="scattering",
     batch=512,
-    epochs=8,
-    clips=(0.1, 0.5),
+    epochs=4,
+    clips=(0.5,),
 )
 
 

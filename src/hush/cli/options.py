@@ -26,6 +26,10 @@ Rate = Annotated[float | None, typer.Option(help="Chance that a record takes par
 Records = Annotated[int | None, typer.Option(help="Number of records in the data set.")]
 BatchSize = Annotated[int | None, typer.Option(help="Expected batch size, in place of the rate.")]
 Steps = Annotated[int | None, typer.Option(help="Number of steps.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="To repeat a run; who knows the seed knows the noise.", min=0, max=2**63 - 1),
+]
 Epochs = Annotated[float | None, typer.Option(help="Passes over the data, in place of steps.")]
 
 

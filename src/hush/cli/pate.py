@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from hush.cli.options import AsJson, Delta, refuse_together
+from hush.cli.options import AsJson, Delta, Seed, refuse_together
 from hush.cli.output import print_json
-from hush.core.errors import DataError
+from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import DELTA, Budget
 from hush.core.part import Noise
 from hush.noise import Gaussian, GeneralizedGaussian, Laplace
@@ -42,16 +42,14 @@ def pate(
         float | None, typer.Option(help="Answer only where so many teachers, with noise, agree.")
     ] = None,
     test_noise: Annotated[
-        float, typer.Option(help="Noise of that test, in units of the noise on a count.")
-    ] = 3.0,
+        float | None, typer.Option(help="Noise of that test, in units of the noise on a count; else 3.")
+    ] = None,
     epochs: Annotated[int, typer.Option(help="Passes of a network over its records.")] = 40,
     learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")] = 5e-3,
     processes: Annotated[int, typer.Option(help="Teachers trained at once.")] = 1,
     run_dir: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/pate"),
     resume: Annotated[bool, typer.Option(help="Go on where the run in --run-dir stopped.")] = False,
-    seed: Annotated[
-        int | None, typer.Option(help="To repeat a run; who knows the seed knows the noise.")
-    ] = None,
+    seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
     """Train teachers on disjoint private records, and a student on their noisy votes (PATE).
@@ -81,8 +79,13 @@ def pate(
         )
     vote = NoisyMax.of_teachers(noise=_noise(beta, 1.0 if noise is None else noise))
     query: Query = vote
+    if threshold is None and test_noise is not None:
+        raise InvalidValue(
+            f"--test-noise {test_noise:g} is that of a test, and without --threshold there is none. "
+            "Pass both, or neither."
+        )
     if threshold is not None:
-        multiplier = test_noise * vote.noise.to_plain()["multiplier"]
+        multiplier = (3.0 if test_noise is None else test_noise) * vote.noise.to_plain()["multiplier"]
         query = Confident(vote=vote, threshold=threshold, noise=_noise(beta, multiplier))
     refuse_together(noise=noise, epsilon=epsilon)
     if noise is None:

@@ -15,6 +15,7 @@ from hush.cli.options import (
     Noise,
     PlanFile,
     Rate,
+    Seed,
     Steps,
     device_of,
     plan_of,
@@ -85,10 +86,7 @@ def train(
     reseed: Annotated[
         bool, typer.Option(help="Resume with new randomness, charging repeated steps again.")
     ] = False,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="To repeat a run; who knows the seed knows the noise."),
-    ] = None,
+    seed: Seed = None,
     secure: Annotated[
         bool, typer.Option(help="Records and noise from the system's cryptographic source.")
     ] = False,

@@ -3,11 +3,15 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hush.core.errors import InvalidValue
+from hush.core.number import Range
 from hush.core.part import Noise
 from hush.core.randomness import source_for
 
 if TYPE_CHECKING:
     import torch
+
+_NORM = Range(above=0, why="noise is measured by it, and none of it would hide nothing", example=1.0)
 
 
 def sample(
@@ -29,6 +33,14 @@ def sample(
     """
     import torch
 
+    _NORM.check("norm", norm)
+    if location is not None and not location.is_floating_point():
+        raise InvalidValue(
+            f"location of type {location.dtype} must be real floating-point numbers: noise on complex "
+            "ones would leave a part of them bare, and whole numbers would round it. Pass e.g. "
+            "location.double(), or torch.view_as_real(location).",
+            key="location",
+        )
     around = torch.zeros(shape, device=device)
     if location is not None:
         around = around.to(device or location.device, location.dtype) + location

@@ -88,7 +88,8 @@ def charged(counts: Mapping[Plan, int], delta: float, neighbours: Neighbours, un
 
 def as_scores(scores: Tensor) -> Tensor:
     """The scores in double precision; raises unless there is a row a query and two classes or more."""
-    if scores.dim() != 2 or scores.shape[1] < 2 or not bool(scores.isfinite().all()):
+    real = not scores.is_complex() and bool(scores.isfinite().all())
+    if scores.dim() != 2 or scores.shape[1] < 2 or not real:
         raise DataError(
             f"scores of shape {tuple(scores.shape)} must be finite numbers, one row a query and one "
             "column a class, at least two: noise hides a finite difference only. Pass e.g. counts of "

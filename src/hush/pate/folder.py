@@ -12,16 +12,23 @@ class PateFolder:
     """The files of one run.
 
     `settings.json`, `ledger.jsonl` (with the answers) and `student.safetensors` may be published;
-    `teachers/` is as secret as the records.
+    `teachers/` and `private.json` are as secret as the records: how many records there are tells
+    neighbours apart that differ by one.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any], *, resume: bool) -> None:
+    def __init__(
+        self, path: Path, settings: dict[str, Any], private: dict[str, Any], *, resume: bool
+    ) -> None:
         self.path = path
         self.ledger = path / "ledger.jsonl"
         self.teachers = path / "teachers"
         self.student = path / "student.safetensors"
         self._settings = path / "settings.json"
-        self._content = json.dumps(settings, indent=1)
+        self._private = path / "private.json"
+        self._contents = {
+            self._private: json.dumps(private, indent=1),
+            self._settings: json.dumps(settings, indent=1),
+        }
         if resume and not self._settings.is_file():
             raise CheckpointError(
                 f"there is no run in {path} to resume: starting one under a mistyped name would pay for "
@@ -37,7 +44,8 @@ class PateFolder:
 
     def begin(self) -> None:
         """Say that a run exists; its ledger must be there already."""
-        replace_file(self._settings, self._content.encode())
+        for path, content in self._contents.items():
+            replace_file(path, content.encode())
 
     def _check(self, *, resume: bool) -> None:
         """Raise unless the run that is there may go on with these settings."""
@@ -46,15 +54,17 @@ class PateFolder:
                 f"{self.path} already holds a run: starting over would spend its budget a second time "
                 "without saying so. Resume it, or name another directory."
             )
-        try:
-            before, now = json.loads(self._settings.read_bytes()), json.loads(self._content)
-        except ValueError as error:
-            raise CheckpointError(
-                f"{self._settings} is damaged ({error}): what the ledger was charged for is not known. "
-                "Restore it, or start a new run in a new directory."
-            ) from None
-        known = before if isinstance(before, dict) else {}
-        differing = [name for name in now if known.get(name) != now[name]]
+        differing = []
+        for path, content in self._contents.items():
+            try:
+                before, now = json.loads(path.read_bytes()), json.loads(content)
+            except (ValueError, OSError) as error:
+                raise CheckpointError(
+                    f"{path} is damaged or missing ({error}): what the ledger was charged for is not "
+                    "known. Restore it, or start a new run in a new directory."
+                ) from None
+            known = before if isinstance(before, dict) else {}
+            differing += [name for name in now if known.get(name) != now[name]]
         if differing:
             raise CheckpointError(
                 f"{self.path} holds a run with other settings ({', '.join(differing)}): a run keeps "

@@ -86,14 +86,13 @@ def pate(
         )
     settings = {
         "teachers": teachers,
-        "records": count(data),
         "query": query.to_plain(),
         "answers": answers,
         "public": fingerprint([inputs]),
         "network": str(network()),
         "lesson": lesson.to_plain(),
     }
-    folder = PateFolder(directory, settings, resume=resume)
+    folder = PateFolder(directory, settings, {"records": count(data)}, resume=resume)
     with Ledger(folder.ledger) as ledger:
         folder.begin()
         train_teachers(folder.teachers, network, data, teachers, lesson, processes=processes, done=done)
