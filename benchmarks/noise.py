@@ -1,4 +1,4 @@
-"""A million draws of generalized Gaussian noise: hush beside SciPy, torch and numpy, in one run.
+"""A million draws of generalized Gaussian and of bounded noise: hush beside SciPy, torch and numpy.
 
 Run: OMP_NUM_THREADS=1 .venv/bin/python benchmarks/noise.py [cpu] [cuda]
 
@@ -16,10 +16,13 @@ import torch
 from scipy import stats
 
 from hush.core.randomness import SystemSource
+from hush.noise import Quantized, Rectified, StochasticSign, Truncated
 from hush.noise.ziggurat import standard
 
 DRAWS = 1_000_000
 BETAS = (1.0, 1.5, 2.33, 4.0)
+# On [-2, 2] around locations of this many deviations.
+LOCATIONS = (0.0, 1.0, 3.0, 100.0)
 REPEATS, CALLS = 15, {"cpu": 1, "cuda": 5}
 
 Draw = Callable[[], object]
@@ -52,6 +55,31 @@ def contenders(beta: float, dtype: torch.dtype, device: torch.device) -> dict[st
     return ways
 
 
+def bounded(location: float, dtype: torch.dtype, device: torch.device) -> dict[str, Draw]:
+    """Ways to draw on a fixed support; the first is what the others are measured by."""
+    generator = torch.Generator(device).manual_seed(0)
+    around = torch.empty(DRAWS, dtype=dtype, device=device)
+    numpy = np.random.default_rng(0)
+    ways: dict[str, Draw] = {
+        "torch.randn": lambda: torch.randn(DRAWS, generator=generator, dtype=dtype, device=device)
+    }
+    for noise in (
+        Rectified(scale=1.0, bound=2.0),
+        Truncated(scale=1.0, bound=2.0),
+        StochasticSign(scale=1.0),
+        Quantized(scale=1.0, bound=2.0, levels=16),
+    ):
+        ways[type(noise).__name__] = lambda noise=noise: noise.around(
+            around.fill_(location), norm=1.0, generator=generator
+        )
+    if device.type == "cpu":
+        ends = (-2 - location, 2 - location)
+        ways["SciPy truncnorm"] = lambda: stats.truncnorm.rvs(
+            *ends, loc=location, size=DRAWS, random_state=numpy
+        )
+    return ways
+
+
 def seconds(draw: Draw, device: torch.device) -> float:
     """Time a call, from an idle device to an idle device."""
     calls = CALLS[device.type]
@@ -65,9 +93,8 @@ def seconds(draw: Draw, device: torch.device) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def medians(beta: float, dtype: torch.dtype, device: torch.device) -> dict[str, float]:
+def medians(ways: dict[str, Draw], device: torch.device) -> dict[str, float]:
     """Seconds each way takes, interleaved."""
-    ways = contenders(beta, dtype, device)
     for draw in ways.values():  # builds tables
         draw()
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -77,14 +104,15 @@ def medians(beta: float, dtype: torch.dtype, device: torch.device) -> dict[str, 
     return {name: statistics.median(spans) for name, spans in times.items()}
 
 
-def main() -> None:
-    both = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    devices = [torch.device(name) for name in sys.argv[1:] or both]
-    print("| device | type | way | " + " | ".join(f"beta {beta:g}" for beta in BETAS) + " |")
-    print("|---|---|---|" + "---|" * len(BETAS))
+Ways = Callable[[float, torch.dtype, torch.device], dict[str, Draw]]
+
+
+def table(name: str, values: tuple[float, ...], ways: Ways, devices: list[torch.device]) -> None:
+    print(f"| device | type | way | {' | '.join(f'{name} {value:g}' for value in values)} |")
+    print("|---|---|---|" + "---|" * len(values))
     for device in devices:
         for dtype in (torch.float32, torch.float64):
-            spent = [medians(beta, dtype, device) for beta in BETAS]
+            spent = [medians(ways(value, dtype, device), device) for value in values]
             kind = f"{device.type} | {str(dtype).removeprefix('torch.')}"
             for way in spent[0]:
                 if way == "torch.randn":
@@ -92,6 +120,14 @@ def main() -> None:
                 else:
                     cells = [f"{each[way] / each['torch.randn']:.2f}" for each in spent]
                 print(f"| {kind} | {way} | {' | '.join(cells)} |")
+
+
+def main() -> None:
+    both = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    devices = [torch.device(name) for name in sys.argv[1:] or both]
+    table("beta", BETAS, contenders, devices)
+    print()
+    table("location", LOCATIONS, bounded, devices)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,16 @@ from hush.clipping import L2, Box, Entries, L2Linf, Linf, Lp, Principal, Subspac
 from hush.core.guarantee import Bound, Budget, Guarantee, Neighbours
 from hush.core.part import Always
 from hush.core.plan import Plan
-from hush.noise import BlockGaussian, Gaussian, GeneralizedGaussian, Laplace
+from hush.noise import (
+    BlockGaussian,
+    Gaussian,
+    GeneralizedGaussian,
+    Laplace,
+    Quantized,
+    Rectified,
+    StochasticSign,
+    Truncated,
+)
 from hush.sampling import Coordinate, FullBatch, Poisson, Twice
 
 if TYPE_CHECKING:
@@ -45,7 +54,11 @@ __all__ = [
     "Poisson",
     "Principal",
     "PrivateStep",
+    "Quantized",
+    "Rectified",
+    "StochasticSign",
     "Subspaces",
+    "Truncated",
     "Twice",
     "calibrate",
     "epsilon",
