@@ -23,6 +23,7 @@ from hush.noise import (
 from hush.sampling import Coordinate, FullBatch, Poisson, Twice
 
 if TYPE_CHECKING:
+    from hush.accounting.bounded import fisher, individual_rdp
     from hush.accounting.calibrate import calibrate
     from hush.accounting.charge import epsilon, rdp
     from hush.accounting.ledger import Ledger
@@ -62,6 +63,8 @@ __all__ = [
     "Twice",
     "calibrate",
     "epsilon",
+    "fisher",
+    "individual_rdp",
     "rdp",
     "train",
 ]
@@ -71,6 +74,8 @@ _LAZY = {
     "PrivateStep": "hush.training.step",
     "calibrate": "hush.accounting.calibrate",
     "epsilon": "hush.accounting.charge",
+    "fisher": "hush.accounting.bounded",
+    "individual_rdp": "hush.accounting.bounded",
     "rdp": "hush.accounting.charge",
     "train": "hush.training.loop",
 }

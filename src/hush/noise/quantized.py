@@ -1,7 +1,7 @@
 """A normal draw rounded to the nearest of a few levels."""
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
 
 from hush.core.errors import InvalidValue
 from hush.core.number import check_count
@@ -38,6 +38,9 @@ class Quantized(Noise):
                 f"them apart, so the draw would not be the one that is charged. Use Rectified.",
                 key="levels",
             )
+
+    def with_multiplier(self, multiplier: float) -> Self:
+        return replace(self, scale=multiplier)
 
     def around(self, location: "torch.Tensor", *, norm: float, generator: Randomness) -> "torch.Tensor":
         import torch

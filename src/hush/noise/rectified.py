@@ -1,7 +1,7 @@
 """Rectified Gaussian noise: a normal draw, cut off at the ends of a fixed support."""
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
 
 from hush.core.number import number
 from hush.core.part import Noise
@@ -35,6 +35,9 @@ class Rectified(Noise):
 
     scale: float = field(metadata=SCALE)
     bound: float = field(metadata=BOUND)
+
+    def with_multiplier(self, multiplier: float) -> Self:
+        return replace(self, scale=multiplier)
 
     def around(self, location: "torch.Tensor", *, norm: float, generator: Randomness) -> "torch.Tensor":
         noisy = Gaussian(multiplier=self.scale).around(location, norm=1.0, generator=generator)

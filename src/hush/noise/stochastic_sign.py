@@ -1,7 +1,7 @@
 """The sign of a normal draw."""
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
 
 from hush.core.part import Noise
 from hush.core.randomness import Randomness
@@ -17,6 +17,9 @@ class StochasticSign(Noise):
     """-1 or 1: the sign of a normal draw around the sum, of standard deviation `scale` (absolute)."""
 
     scale: float = field(metadata=SCALE)
+
+    def with_multiplier(self, multiplier: float) -> Self:
+        return replace(self, scale=multiplier)
 
     def around(self, location: "torch.Tensor", *, norm: float, generator: Randomness) -> "torch.Tensor":
         noisy = Gaussian(multiplier=self.scale).around(location, norm=1.0, generator=generator)

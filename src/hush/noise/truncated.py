@@ -1,8 +1,8 @@
 """Truncated Gaussian noise: a normal draw conditioned on a fixed support."""
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
 
 from hush.core.part import Noise
 from hush.core.randomness import Randomness, uniform
@@ -28,6 +28,9 @@ class Truncated(Noise):
 
     scale: float = field(metadata=SCALE)
     bound: float = field(metadata=BOUND)
+
+    def with_multiplier(self, multiplier: float) -> Self:
+        return replace(self, scale=multiplier)
 
     def around(self, location: "torch.Tensor", *, norm: float, generator: Randomness) -> "torch.Tensor":
         for part in location.view(-1).split(_AT_ONCE[location.device.type]):
