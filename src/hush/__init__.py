@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hush.accounting.charge import epsilon, rdp
     from hush.accounting.ledger import Ledger
     from hush.training.loop import train
+    from hush.training.mean import mean
     from hush.training.step import PrivateStep
 
 __version__ = "0.1.0"
@@ -65,6 +66,7 @@ __all__ = [
     "epsilon",
     "fisher",
     "individual_rdp",
+    "mean",
     "rdp",
     "train",
 ]
@@ -76,6 +78,7 @@ _LAZY = {
     "epsilon": "hush.accounting.charge",
     "fisher": "hush.accounting.bounded",
     "individual_rdp": "hush.accounting.bounded",
+    "mean": "hush.training.mean",
     "rdp": "hush.accounting.charge",
     "train": "hush.training.loop",
 }
