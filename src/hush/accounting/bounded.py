@@ -48,7 +48,7 @@ def individual_rdp(
     [0.8978, 0.0036]
     """
     support, scale = _released(plan)
-    wanted, at = checked_orders(orders), _vector("location", location)
+    wanted, at = checked_orders(orders), as_vector("location", location)
     if change is None:
         balls = plan.clipping.balls(len(at))
         top, radius = balls[0].top, balls[0].radius
@@ -81,7 +81,7 @@ def fisher(plan: Plan, location: npt.ArrayLike) -> Array:
     >>> hush.fisher(plan, [0.0, 3.0]).round(6).tolist()
     [0.291125, 0.109583]
     """
-    at = _vector("location", location)
+    at = as_vector("location", location)
     support, scale = support_of(plan.noise, plan.clipping.unit)
     found = np.empty(len(at))
     for start in range(0, len(at), _CHUNK):
@@ -152,7 +152,7 @@ def _summed(support: Support, at: Array, shift: Array, orders: Array, *, both: b
     return np.asarray(totals.max(0) * _OUTWARD)
 
 
-def _vector(name: str, value: npt.ArrayLike) -> Array:
+def as_vector(name: str, value: npt.ArrayLike) -> Array:
     found = np.asarray(value, dtype=float)
     if found.ndim != 1 or not len(found) or not np.isfinite(found).all():
         raise InvalidValue(

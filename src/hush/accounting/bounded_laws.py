@@ -59,14 +59,14 @@ class Atoms(Support):
         for low, high in self._intervals():
             first = log_mass(low - location, high - location)
             second = log_mass(low - location - shift, high - location - shift)
-            excess = np.logaddexp(excess, _weighed(first, second, order))
+            excess = np.logaddexp(excess, weighed(first, second, order))
         return _capped(excess, shift, order)
 
     def information(self, location: Array) -> Array:
         total = np.zeros(location.shape)
         for low, high in self._intervals():
             a, b = low - location, high - location
-            total += np.exp(2 * _log_difference(_log_density(a), _log_density(b)) - log_mass(a, b))
+            total += np.exp(2 * _log_difference(log_density(a), log_density(b)) - log_mass(a, b))
         return np.minimum(total, 1.0)
 
     def _intervals(self) -> "list[tuple[float, float]]":
@@ -83,8 +83,8 @@ class Rectified(Support):
     def divergence(self, location: Array, shift: Array, order: float) -> Array:
         bound, moved = self.bound, location + shift
         excess = np.logaddexp(
-            _weighed(log_ndtr(-bound - location), log_ndtr(-bound - moved), order),
-            _weighed(log_ndtr(location - bound), log_ndtr(moved - bound), order),
+            weighed(log_ndtr(-bound - location), log_ndtr(-bound - moved), order),
+            weighed(log_ndtr(location - bound), log_ndtr(moved - bound), order),
         )
         return _capped(np.logaddexp(excess, self._inside(location, shift, order)), shift, order)
 
@@ -109,11 +109,11 @@ class Rectified(Support):
 
     def information(self, location: Array) -> Array:
         low, high = -self.bound - location, self.bound - location
-        total = np.exp(2 * _log_density(low) - log_ndtr(low))
-        total += np.exp(2 * _log_density(high) - log_ndtr(-high))
+        total = np.exp(2 * log_density(low) - log_ndtr(low))
+        total += np.exp(2 * log_density(high) - log_ndtr(-high))
         # the second moment of the normal law over the support
-        total += np.exp(log_mass(low, high)) + low * np.exp(_log_density(low))
-        total -= high * np.exp(_log_density(high))
+        total += np.exp(log_mass(low, high)) + low * np.exp(log_density(low))
+        total -= high * np.exp(log_density(high))
         return np.asarray(np.clip(total, 0.0, 1.0))
 
 
@@ -156,7 +156,7 @@ class Truncated(Support):
         low, high = outside, outside + 2 * self.bound
         mass = log_mass(low, high)
         with np.errstate(over="ignore", invalid="ignore"):
-            at_low, at_high = np.exp(_log_density(low) - mass), np.exp(_log_density(high) - mass)
+            at_low, at_high = np.exp(log_density(low) - mass), np.exp(log_density(high) - mass)
             mean = at_low - at_high
             near = 1 + low * at_low - np.where(at_high > 0, high, 0.0) * at_high - mean**2
         found = np.where(outside > _FAR, self._variance(np.maximum(outside, _FAR)), near)
@@ -194,11 +194,11 @@ def _log_difference(first: Array, second: Array) -> Array:
         return np.asarray(most + np.log(-np.expm1(gap)))
 
 
-def _log_density(x: Array) -> Array:
+def log_density(x: Array) -> Array:
     return np.asarray(-(np.asarray(x) ** 2) / 2 - _LOG_2PI / 2)
 
 
-def _weighed(first: Array, second: Array, order: float) -> Array:
+def weighed(first: Array, second: Array, order: float) -> Array:
     """log of q (r^a - 1 - a (r - 1)), r = p / q, for an outcome of log-probabilities p and q.
 
     Rounded up: it rises with the distance of r from 1.
