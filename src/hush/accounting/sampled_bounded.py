@@ -62,8 +62,8 @@ def sampled_rdp(plan: Plan, location: npt.ArrayLike, orders: npt.ArrayLike) -> A
     wanted, at = checked_orders(orders), as_vector("location", location)
     if wanted.max() > _MOST_ORDER:
         raise InvalidValue(
-            f"orders={orders!r} must be at most {_MOST_ORDER:g}: beyond it the integral of the mixture is "
-            "longer than it is worth. Pass e.g. orders=[2, 4, 8].",
+            f"orders={orders!r} must be at most {_MOST_ORDER:g}: beyond it the integral is longer "
+            "than it is worth. Pass e.g. orders=[2, 4, 8].",
             key="orders",
         )
     support, scale = support_of(plan.noise, plan.clipping.unit)

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+from hush.reproduce.bounded_fig1 import bounded_fig1
+from hush.reproduce.bounded_fig2 import bounded_fig2
+from hush.reproduce.bounded_sampling import bounded_sampling
 from hush.reproduce.figure import Figure
 from hush.reproduce.gg_dimension import gg_dimension
 from hush.reproduce.gg_fig2 import gg_fig2
@@ -13,6 +16,9 @@ from hush.reproduce.gg_fig9 import gg_fig9
 from hush.reproduce.gg_fig10 import gg_fig10
 
 RECIPES: dict[str, Callable[[], Figure]] = {
+    "bounded-fig1": bounded_fig1,
+    "bounded-fig2": bounded_fig2,
+    "bounded-sampling": bounded_sampling,
     "gg-dimension": gg_dimension,
     "gg-fig2": gg_fig2,
     "gg-fig3": gg_fig3,
