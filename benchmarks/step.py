@@ -30,13 +30,13 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 import hush
-from hush.gradients.recording import record
+from hush.core.part import Clipping, Sampling
 from hush.models import build
 from hush.models.lstm import ImdbLstm
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIGMA = 1.0
-SOME = 2048 if DEVICE.type == "cuda" else 64  # records at a time where every element is needed
+EVERYONE, EUCLIDEAN = hush.FullBatch(), hush.L2(norm=1.0)
 LOSS = nn.CrossEntropyLoss(reduction="none")
 Step = Callable[[], None]
 
@@ -135,42 +135,21 @@ def plain(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     return step
 
 
-def private(model: nn.Module, x: Tensor, y: Tensor, replay: bool = False) -> Step:
+def private(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    replay: bool = False,
+    sampling: Sampling = EVERYONE,
+    clipping: Clipping = EUCLIDEAN,
+) -> Step:
     """A step as a user takes it, charge and all."""
-    plan = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=SIGMA)
-    )
+    plan = hush.Plan(sampling=sampling, clipping=clipping, noise=hush.Gaussian(multiplier=SIGMA))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     step = hush.PrivateStep(model, LOSS, optimizer, plan, records=len(x), replay=replay)
     batches = step.batches((x, y))
     return lambda: step(next(batches))
-
-
-def elementwise(rule: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """A step whose rule needs every element of every record's gradient."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def step() -> None:
-        total = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
-        for rows in torch.arange(len(x)).split(SOME):
-            tape = record(model, LOSS, x[rows], y[rows])
-            for _, written in tape.chunks():
-                for name, part in written.items():
-                    total[name] += rule(part).sum(0)
-        for name, value in model.named_parameters():
-            value.grad = (total[name] + SIGMA * torch.randn_like(value)) / len(x)
-        optimizer.step()
-
-    return step
-
-
-def clamped(part: Tensor) -> Tensor:
-    return part.clamp_(-1e-3, 1e-3)
-
-
-def masked(part: Tensor) -> Tensor:
-    """Each coordinate of each record takes part with chance 1/2."""
-    return part.mul_(torch.empty_like(part, dtype=torch.uint8).random_(0, 2))
 
 
 def by_hand(model: nn.Module, x: Tensor, y: Tensor) -> Step:
@@ -239,8 +218,10 @@ STEPS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
     "plain": plain,
     "hush": private,
     "hush, replayed": partial(private, replay=True),
-    "hush, clamped": partial(elementwise, clamped),
-    "hush, coordinates": partial(elementwise, masked),
+    "hush, clamped": partial(private, clipping=hush.Linf(norm=1e-3)),
+    "hush, coordinates": partial(
+        private, sampling=hush.Coordinate(rate=0.5), clipping=hush.L2Linf(l2=1.0, linf=0.1)
+    ),
     "vmap by hand": by_hand,
     "Opacus hooks": opacus("hooks"),
     "Opacus functorch": opacus("functorch"),

@@ -40,6 +40,9 @@ def check_tape(tape: GradientTape | SplitTape, expected: Tensor, tolerance: floa
     weights = torch.rand(records, dtype=expected.dtype)
     total = flat(tape.weighted_sum(weights), 0)
     torch.testing.assert_close(total, weights @ expected, rtol=tolerance, atol=tolerance * scale)
+    with torch.no_grad():
+        nothing = flat(tape.nothing(), 0)
+    torch.testing.assert_close(nothing, torch.zeros_like(total), rtol=0, atol=0)
     whole = torch.full_like(expected, torch.nan)
     for rows, written in tape.chunks(entries=3 * expected.shape[1]):
         whole[rows] = flat(written, 1)

@@ -58,7 +58,7 @@ def batch(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
 def test_sums_equal_one_record_at_a_time(
     clipping: Clipping, dtype: torch.dtype, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(tapes._CHUNK, "cpu", chunk)
+    monkeypatch.setitem(tapes.CHUNK, "cpu", chunk)
     model, (inputs, targets) = network().to(dtype), batch(dtype)
     loss = nn.CrossEntropyLoss(reduction="none")
     rows = one_at_a_time(model, loss, inputs, targets, RECORDS)
@@ -71,6 +71,7 @@ def test_sums_equal_one_record_at_a_time(
     torch.testing.assert_close(flat(found.total, 0), expected, rtol=tolerance, atol=tolerance)
     assert list(found.total) == [name for name, _ in model.named_parameters()]
     assert int(found.skipped) == 0
+    assert not any(part.requires_grad for part in found.total.values())
 
     # Thinned: each number of each record is there or not, before the sum.
     seen: list[Tensor] = []

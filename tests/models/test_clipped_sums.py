@@ -14,6 +14,7 @@ SHAPES = {
     "mlp": (104,),
     "mnist-cnn": (1, 28, 28),
     "cifar-cnn": (3, 32, 32),
+    "resnet22": (3, 32, 32),
     "imdb-lstm": (20,),
 }
 

@@ -12,6 +12,7 @@ from hush.cli.claims import claims
 from hush.cli.compare import compare
 from hush.cli.demo import demo
 from hush.cli.pate import pate
+from hush.cli.probe import probe
 from hush.cli.reproduce import reproduce
 from hush.cli.train import train
 from hush.core.errors import HushError
@@ -32,7 +33,7 @@ def hush(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-for command in (train, account, calibrate, compare, claims, pate, demo, reproduce):
+for command in (train, account, calibrate, compare, claims, probe, pate, demo, reproduce):
     app.command()(command)
 
 

@@ -1,7 +1,7 @@
 """Options that several commands share, and how they become a plan."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from hush.core.part import Sampling
 from hush.core.plan import Plan
 from hush.noise import Gaussian
 from hush.sampling import FullBatch, Poisson
+
+if TYPE_CHECKING:
+    import torch
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 PlanFile = Annotated[
@@ -64,3 +67,16 @@ def steps_of(steps: int | None, epochs: float | None, plan: Plan) -> int:
     if not 0 < epochs < 1e9:
         raise InvalidValue(f"--epochs {epochs} must be > 0 and below 1e9. Pass e.g. --epochs 10.")
     return max(1, round(epochs / plan.sampling.participation))
+
+
+def device_of(name: str | None) -> "torch.device":
+    """The device by that name, or the best one there is."""
+    import torch
+
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n")[0]
+        raise InvalidValue(f"--device {name}: {reason}. Pass e.g. --device cpu.") from None
+    return device

@@ -16,19 +16,19 @@ from hush.cli.options import (
     PlanFile,
     Rate,
     Steps,
+    device_of,
     plan_of,
     refuse_together,
     sampling_of,
     steps_of,
 )
 from hush.cli.output import print_json
-from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from hush.core.number import Range
 from hush.core.plan_file import read_plan
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 _RATE = Range(above=0, at_most=1e6, why="it is how far a step goes", example=1.0)
 _MOMENTUM = Range(at_least=0, below=1, why="at 1 no update is ever forgotten", example=0.9)
@@ -114,7 +114,7 @@ def train(
         total = steps_of(steps, 20 if epochs is None else epochs, value)
         value = value if noise is not None else calibrate(value, budget, steps=total)
 
-    place = _device(device)
+    place = device_of(device)
     generator = None
     if seed is not None:
         torch.manual_seed(seed)
@@ -178,16 +178,3 @@ def train(
             "(this number is sensitive: it is in no file to publish)"
         )
     print(f"weights to publish: {folder / 'model.safetensors'}; the ledger and metrics are beside it")
-
-
-def _device(name: str | None) -> "torch.device":
-    """The device by that name, or the best one there is."""
-    import torch
-
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).split("\n")[0]
-        raise InvalidValue(f"--device {name}: {reason}. Pass e.g. --device cpu.") from None
-    return device

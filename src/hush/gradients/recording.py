@@ -31,25 +31,41 @@ Loss = Callable[[Any, Any], Tensor]
 """Outputs and targets of a batch to one value per record."""
 
 
-def record(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> GradientTape | SplitTape:
+Views = Callable[[Any], Any]
+"""The inputs of one record to several views of it, along a new first dimension."""
+
+
+def record(
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, views: Views | None = None
+) -> GradientTape | SplitTape:
     """The tape of one batch: the gradient of each record's own loss.
 
     `inputs` is a tensor, or a tuple or dictionary of tensors for a model that takes several; records
     are along the first dimension of each. Only parameters that require a gradient take part. Where
     the model decides by a value (`if mask.all():`), records that decide alike are recorded together.
+    With `views`, a record's loss is the mean over the views of it that the function returns.
     """
     try:
-        return _record_alike(model, loss, inputs, targets)
+        return _record_alike(model, loss, inputs, targets, views or _alone_each)
     except Undecided as choice:
         return SplitTape(
             [
-                (rows, record(model, loss, each(inputs, take), each(targets, take)))
+                (rows, record(model, loss, each(inputs, take), each(targets, take), views))
                 for rows, take in choice.groups()
             ]
         )
 
 
-def _record_alike(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> GradientTape:
+def shown(views: Views, inputs: Any, targets: Any) -> tuple[Any, Any]:
+    """The views of all records, one after another, and as many targets."""
+    apart = torch.vmap(views, randomness="different")(inputs)
+    count = next(tensors(apart)).shape[1]
+    return each(apart, lambda value: value.flatten(0, 1)), each(
+        targets, lambda value: value.repeat_interleave(count, dim=0)
+    )
+
+
+def _record_alike(model: nn.Module, loss: Loss, inputs: Any, targets: Any, views: Views) -> GradientTape:
     trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
     device = next(iter(trainable.values())).device
     records = len(next(tensors(inputs)))
@@ -66,7 +82,9 @@ def _record_alike(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Gr
     def one_loss(x: Any, y: Any) -> Tensor:
         recording.level = current_level()
         with recording:
-            values = loss(called(model, each(x, _alone)), each(y, _alone))
+            shown = views(x)
+            count = len(next(tensors(shown)))
+            values = loss(called(model, shown), each(y, partial(_repeated, count)))
         if values.dim() == 0:
             raise Unsupported(
                 "the loss returned shape () for a batch of one record, not (1,): each record's own "
@@ -74,12 +92,12 @@ def _record_alike(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Gr
                 'with reduction="none", e.g. torch.nn.CrossEntropyLoss(reduction="none"), or a loss '
                 "module that says how it reduces."
             )
-        if values.shape != (1,):
+        if values.shape != (count,):
             raise Unsupported(
                 f"the loss returned shape {tuple(values.shape)} for a batch of one record, not (1,): "
                 "sum or average its values within the record, e.g. with .flatten(1).mean(1)."
             )
-        return values[0]
+        return values.mean()
 
     with explained(model, lambda: recording.decided), torch.enable_grad():
         try:
@@ -107,8 +125,12 @@ def _record_alike(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Gr
     return GradientTape({name: terms[name] for name in trainable}, device, idle)
 
 
-def _alone(value: Tensor) -> Tensor:
-    return value.unsqueeze(0)
+def _alone_each(inputs: Any) -> Any:
+    return each(inputs, partial(_repeated, 1))
+
+
+def _repeated(count: int, value: Tensor) -> Tensor:
+    return value.unsqueeze(0).expand(count, *value.shape)
 
 
 class Recording(TorchFunctionMode):

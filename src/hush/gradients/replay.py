@@ -15,7 +15,7 @@ from hush.core.ball import Ball
 from hush.core.errors import Unsupported
 from hush.core.part import Clipping
 from hush.core.tape import ClippedSum, Tape, Thinning
-from hush.gradients.recording import Loss, record
+from hush.gradients.recording import Loss, Views, record
 
 _ROUND = 64
 _WARM_UP = 3
@@ -61,7 +61,9 @@ class Replay:
     forward() does are not seen.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, clipping: Clipping) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, clipping: Clipping, views: Views | None = None
+    ) -> None:
         if not next(model.parameters()).is_cuda:
             raise Unsupported(
                 "replay=True records CUDA graphs and the model is not on a GPU. Move the model there, "
@@ -70,6 +72,7 @@ class Replay:
         self._model = model
         self._loss = loss
         self._clipping = clipping
+        self._views = views
         self._graphs: dict[Any, _Graph] = {}
         self._state: Any = None
 
@@ -89,7 +92,7 @@ class Replay:
         graph.counts[:] = torch.arange(size, device=graph.counts.device) < len(inputs)
         graph.graph.replay()
         if int(graph.output.skipped):
-            return self._clipping.clip(record(self._model, self._loss, inputs, targets))
+            return self._clipping.clip(record(self._model, self._loss, inputs, targets, self._views))
         return graph.output
 
     def _captured(self, inputs: Tensor, targets: Tensor, size: int) -> _Graph:
@@ -97,7 +100,7 @@ class Replay:
         counts = torch.zeros(size, device=inputs.device)
 
         def work() -> ClippedSum:
-            tape = record(self._model, self._loss, first, second)
+            tape = record(self._model, self._loss, first, second, self._views)
             return self._clipping.clip(_Padded(tape, counts))
 
         side = torch.cuda.Stream()

@@ -15,7 +15,7 @@ from hush.gradients.factors import Outer, Rows, Tied
 from hush.gradients.terms import Dense, Term, being_captured, vector_norms
 from hush.gradients.within import within
 
-_CHUNK = {"cpu": 2**22, "cuda": 2**28}
+CHUNK = {"cpu": 2**22, "cuda": 2**28}
 """How many numbers a chunk holds unless one record has more: near the caches, or enough to keep busy."""
 
 
@@ -55,7 +55,8 @@ class GradientTape:
 
     def nothing(self) -> dict[str, Tensor]:
         """The sum over no records."""
-        return {name: term.take(slice(0, 0)).dense().sum(0) for name, term in self.terms.items()}
+        nobody = torch.empty(0, device=self.device)
+        return {name: term.take(slice(0, 0)).weighted_sum(nobody) for name, term in self.terms.items()}
 
     def within(self, balls: Sequence[Ball], thin: Thinning | None = None) -> ClippedSum:
         """The sum of the gradients, each held in the balls number by number, and then thinned."""
@@ -76,7 +77,7 @@ class GradientTape:
         may be the tape's own memory: not to be written into.
         """
         size = sum(math.prod(term.shape) for term in self.terms.values())
-        step = max(1, (entries or _CHUNK[self.device.type]) // size)
+        step = max(1, (entries or CHUNK[self.device.type]) // size)
         for start in range(0, self.records, step):
             rows = slice(start, start + step)
             with exactly(self.device):

@@ -38,8 +38,8 @@ def within(tape: Written, balls: Sequence[Ball], thin: Thinning | None) -> Clipp
     whose gradient is not finite adds nothing.
     """
     norms = tape.norms(2.0)
-    total = tape.nothing()
     with exactly(tape.device):
+        total = tape.nothing()
         if len(balls) == 1:
             _add_scaled(total, tape, balls[0], norms, thin)
         else:

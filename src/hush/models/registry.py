@@ -11,6 +11,7 @@ from hush.models.cnn import cifar_cnn, mnist_cnn
 from hush.models.logistic import logistic
 from hush.models.lstm import imdb_lstm
 from hush.models.mlp import mlp
+from hush.models.resnet import resnet22
 
 _TABLES_AND_IMAGES = ("digits", "mnist", "fashion-mnist", "cifar10", "adult")
 
@@ -37,6 +38,7 @@ _NETWORKS = {
     "mlp": Network(factory=mlp, data=_TABLES_AND_IMAGES),
     "mnist-cnn": Network(factory=mnist_cnn, data=("mnist", "fashion-mnist"), shape=(1, 28, 28)),
     "cifar-cnn": Network(factory=cifar_cnn, data=("cifar10",), shape=(3, 32, 32)),
+    "resnet22": Network(factory=resnet22, data=("cifar10",), shape=(3, 32, 32)),
     "imdb-lstm": Network(factory=imdb_lstm, data=("imdb",), shape=(None,)),
 }
 

@@ -14,8 +14,10 @@ from hush.reproduce.gg_fig5 import gg_fig5
 from hush.reproduce.gg_fig8 import gg_fig8
 from hush.reproduce.gg_fig9 import gg_fig9
 from hush.reproduce.gg_fig10 import gg_fig10
+from hush.reproduce.twice_fig2 import twice_fig2
+from hush.reproduce.twice_fig3 import twice_fig3
 
-RECIPES: dict[str, Callable[[], Figure]] = {
+RECIPES: dict[str, Callable[..., Figure]] = {
     "bounded-fig1": bounded_fig1,
     "bounded-fig2": bounded_fig2,
     "bounded-sampling": bounded_sampling,
@@ -27,4 +29,6 @@ RECIPES: dict[str, Callable[[], Figure]] = {
     "gg-fig8": gg_fig8,
     "gg-fig9": gg_fig9,
     "gg-fig10": gg_fig10,
+    "twice-fig2": twice_fig2,
+    "twice-fig3": twice_fig3,
 }

@@ -17,6 +17,7 @@ from hush.core.errors import BudgetExceeded, CheckpointError, DataError, Unsuppo
 from hush.core.guarantee import Budget, Guarantee
 from hush.core.number import check_count
 from hush.core.plan import Plan
+from hush.gradients.recording import Views
 from hush.training import checkpoint
 from hush.training.evaluate import evaluate
 from hush.training.folder import RunFolder
@@ -57,6 +58,8 @@ def train(
     generator: torch.Generator | None = None,
     secure: bool = False,
     physical_batch: int | None = None,
+    views: Views | None = None,
+    public: Data | None = None,
     progress: bool = False,
 ) -> Run:
     """Train until `steps` are done or the budget is used, whichever comes first.
@@ -69,7 +72,8 @@ def train(
     `resume=True` goes on from the checkpoint as if nothing had happened. `reseed=True` goes on with
     new randomness instead, and pays again for the steps since the checkpoint. `secure=True` draws
     records and noise from the operating system's cryptographic source; resuming such a run always
-    reseeds it. The scheduler moves once a step, or once an evaluation if it wants a metric.
+    reseeds it. `views` and `public` as in `PrivateStep`. The scheduler moves once a step, or once an
+    evaluation if it wants a metric.
     """
     records = count(data)
     wanted = None if steps is None else check_count("steps", steps, "steps are counted", 1)
@@ -103,6 +107,8 @@ def train(
             generator=generator,
             secure=secure,
             physical_batch=physical_batch,
+            views=views,
+            public=public,
         )
         metrics = _resume(folder, step, scheduler) if folder else []
         if reseed:

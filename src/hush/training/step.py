@@ -20,12 +20,15 @@ from hush.core.plan import Plan
 from hush.core.randomness import Randomness, SystemSource, fresh_generator, random_bits, source_for
 from hush.core.tape import ClippedSum
 from hush.gradients.admissible import check_model, check_optimizer, per_record
+from hush.gradients.frame import Frame, FramedTape
 from hush.gradients.isolation import check_apart
-from hush.gradients.recording import record
+from hush.gradients.recording import Views, record, shown
 from hush.gradients.replay import Replay
 from hush.gradients.structure import each
 from hush.training.batch import Batch
 from hush.training.fingerprint import fingerprint
+from hush.training.frames import frames_for
+from hush.training.public import check_public
 from hush.training.records import Data, count, take
 from hush.training.sizing import fitting
 
@@ -57,6 +60,11 @@ class PrivateStep:
 
     `replay=True` (on a GPU) records the work of a physical batch once, as a CUDA graph, and replays it:
     much faster for small models, if forward() does the same work whenever it is given the same shapes.
+
+    `views` turns the inputs of one record into several views of it, along a new first dimension; the
+    record's gradient is their mean, before it is clipped (hush.data.views has some for images).
+    `public` are records that need no protection, for `Subspaces(bases=Principal(...))`; they must be
+    others than the private ones.
     """
 
     def __init__(
@@ -72,6 +80,8 @@ class PrivateStep:
         secure: bool = False,
         physical_batch: int | None = None,
         replay: bool = False,
+        views: Views | None = None,
+        public: Data | None = None,
     ) -> None:
         check_model(model)
         check_optimizer(optimizer, model)
@@ -94,7 +104,9 @@ class PrivateStep:
             else check_count("physical_batch", physical_batch, "it is a number of records", 1)
         )
         """How many records are worked on at once; None: to be found when the data is known."""
-        self._replay = Replay(model, self.loss, plan.clipping) if replay else None
+        self._views = views
+        self._frames = frames_for(model, self.loss, public, plan.clipping)
+        self._replay = Replay(model, self.loss, plan.clipping, views) if replay else None
         self.generator = source_for(self._device, generator, secure=secure)
         self.ledger = _ledger_of(ledger, plan)
         self.run = secrets.token_hex(8)
@@ -112,6 +124,8 @@ class PrivateStep:
                 f"{self.records}: the divisor and the charge are for that number. Pass the same data."
             )
         last = None if steps is None else self.steps + check_count("steps", steps, "steps are counted")
+        if self._frames is not None:
+            check_public(self._frames.public, data)
         physical = self._tried(data)
         while last is None or self.steps < last:
             self._nothing_drawn()
@@ -166,6 +180,7 @@ class PrivateStep:
             if isinstance(self.generator, SystemSource)
             else self.generator.get_state(),
             "model": self.model.state_dict(),
+            "frame": None if self._frames is None else self._frames.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
 
@@ -196,6 +211,8 @@ class PrivateStep:
         except RuntimeError as error:
             raise CheckpointError(f"the checkpoint is of another model: {error}") from None
         self.optimizer.load_state_dict(state["optimizer"])
+        if self._frames is not None:
+            self._frames.load_state_dict(state["frame"])
         self.run, self.steps, self.skipped = state["run"], state["steps"], state["skipped"]
         if isinstance(self.generator, SystemSource):
             self.reseed()
@@ -233,7 +250,7 @@ class PrivateStep:
         """How many records to work on at once, after two of them have shown that the model will do."""
         inputs, targets = each(take(data, torch.arange(min(2, self.records))), self._here)
         with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
-            tape = record(self.model, self.loss, inputs, targets)
+            tape = record(self.model, self.loss, inputs, targets, self._views)
             if tape.idle:
                 raise Unsupported(
                     f"the loss does not depend on {', '.join(tape.idle)}: noise alone would move it. "
@@ -241,38 +258,45 @@ class PrivateStep:
                 )
             if tape.records == 2:
                 check_apart(self.model, self.loss, inputs, targets)
-            return self.physical_batch or fitting(self.model, self.loss, inputs, targets, tape)
+            if self.physical_batch:
+                return self.physical_batch
+            if self._views is not None:
+                inputs, targets = shown(self._views, inputs, targets)
+            return fitting(self.model, self.loss, inputs, targets, tape)
 
     def _noisy_mean(self, batch: Batch) -> Tensor:
         """The update of all trainable parameters, one after the other in one vector."""
         clipping = self.plan.clipping
         balls = clipping.balls(self._size())
-        total = self._nothing()
+        frame = None if self._frames is None else self._frames.at(self.steps, self.generator)
+        total = self._nothing(sum(ball.dimension or 0 for ball in balls))
         with own_randomness(self.generator):
             for inputs, targets in batch:
-                clipped = self._clipped(each(inputs, self._here), each(targets, self._here))
+                clipped = self._clipped(each(inputs, self._here), each(targets, self._here), frame)
                 self.skipped += int(clipped.skipped)
                 found = [part.reshape(-1) for part in clipped.total.values()]
                 torch._foreach_add_(total.split([len(part) for part in found]), found)
-        blocks = total.split([ball.dimension or len(total) for ball in balls])
+        blocks = total.split([ball.dimension or 0 for ball in balls])
         noises = self.plan.noise.over(balls, clipping.unit)
         for block, (noise, norm) in zip(blocks, noises, strict=True):
             block.copy_(noise.around(block, norm=norm, generator=self.generator))
+        total = total if frame is None else frame.restored(total)
         return total.div_(self.plan.sampling.expected(self.records))
 
-    def _nothing(self) -> Tensor:
-        """The sum over an empty batch; the memory is that of the step before, if it fits."""
+    def _nothing(self, size: int) -> Tensor:
+        """So many zeros, the sum over an empty batch; in the memory of the step before, if it fits."""
         parameters = self._trainable().values()
         dtype = functools.reduce(torch.promote_types, (p.dtype for p in parameters), torch.float32)
-        if self._memory is None or (len(self._memory), self._memory.dtype) != (self._size(), dtype):
-            self._memory = torch.empty(self._size(), dtype=dtype, device=self._device)
+        if self._memory is None or (len(self._memory), self._memory.dtype) != (size, dtype):
+            self._memory = torch.empty(size, dtype=dtype, device=self._device)
         return self._memory.zero_()
 
-    def _clipped(self, inputs: Any, targets: Any) -> ClippedSum:
+    def _clipped(self, inputs: Any, targets: Any, frame: Frame | None) -> ClippedSum:
         if self._replay is not None:
             return self._replay(inputs, targets)
         thin = None if self.plan.sampling.thinning == 1 else self._thin
-        return self.plan.clipping.clip(record(self.model, self.loss, inputs, targets), thin)
+        tape = record(self.model, self.loss, inputs, targets, self._views)
+        return self.plan.clipping.clip(tape if frame is None else FramedTape(tape, frame), thin)
 
     def _thin(self, values: Tensor) -> Tensor:
         return self.plan.sampling.thin(values, self.generator)

@@ -1,0 +1,33 @@
+"""Views of one image, to average a record's gradient over before it is clipped."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hush.core.number import check_count
+
+if TYPE_CHECKING:
+    import torch
+
+
+def flips_and_shifts(count: int, *, shift: int = 4) -> "Callable[[torch.Tensor], torch.Tensor]":
+    """A function from an image (channels, height, width) to `count` views of it.
+
+    Each is shifted by up to `shift` pixels either way, and mirrored half of the time. For
+    `PrivateStep(..., views=)`: one record, however many views, has one gradient.
+    """
+    count = check_count("count", count, "views of a record are averaged", at_least=1)
+    shift = check_count("shift", shift, "it is a number of pixels")
+
+    def views(image: "torch.Tensor") -> "torch.Tensor":
+        import torch
+
+        _, height, width = image.shape
+        padded = torch.nn.functional.pad(image, [shift] * 4)
+        place = torch.randint(0, 2 * shift + 1, (2, count, 1), device=image.device)
+        rows = place[0] + torch.arange(height, device=image.device)
+        columns = place[1] + torch.arange(width, device=image.device)
+        shifted = padded[:, rows[:, :, None], columns[:, None, :]].movedim(1, 0)
+        mirrored = torch.rand(count, 1, 1, 1, device=image.device) < 0.5
+        return torch.where(mirrored, shifted.flip(-1), shifted)
+
+    return views

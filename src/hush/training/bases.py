@@ -1,0 +1,127 @@
+"""Bases of the subspaces that public gradients lie in, by block power iteration with deflation.
+
+Algorithm 4 of the twice-sampling paper, for each group of parameters on its own. All that enters is
+public: the records, and weights that were released. So new bases cost nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from hush.clipping.principal import Principal
+from hush.core.errors import DataError, InvalidValue
+from hush.core.randomness import Randomness, random_bits
+from hush.gradients.exact import exactly
+from hush.gradients.frame import Frame, Group, apportioned
+from hush.gradients.recording import Loss
+from hush.training.gradient_rows import finite, gradient_rows
+from hush.training.records import Data, count
+
+
+def principal_frame(
+    model: nn.Module,
+    loss: Loss,
+    public: Data,
+    ranks: Sequence[int],
+    principal: Principal,
+    generator: Randomness,
+) -> Frame:
+    """The frame of the principal directions of the public records' gradients at the present weights.
+
+    `ranks` are those of the subspaces, the residual's last; they add up to the number of parameters.
+    Repeats itself for the same model and generator state. Only one group's public gradients are in
+    memory at a time.
+    """
+    sizes = {name: value.numel() for name, value in model.named_parameters() if value.requires_grad}
+    ranks = _checked(ranks, sum(sizes.values()))
+    groups = _runs(list(sizes), list(sizes.values()), principal.groups)
+    totals = [sum(sizes[name] for name in group) for group in groups]
+    shares = [apportioned(total, totals) for total in accumulate(ranks[:-1], initial=0)]
+    columns = [tuple(b - a for a, b in pairwise(own)) for own in zip(*shares, strict=True)]
+    needed = max(shares[-1])
+    if count(public) < needed:
+        raise _too_few(count(public), needed, len(groups))
+    seed = int(random_bits(1, generator)) & 2**62 - 1
+    own = torch.Generator(next(model.parameters()).device).manual_seed(seed)
+    found = []
+    for group, split in zip(groups, columns, strict=True):
+        with _repeated(own.device, seed):
+            rows = finite(gradient_rows(model, loss, public, group))
+        if len(rows) < sum(split):
+            raise _too_few(len(rows), needed, len(groups))
+        with exactly(own.device):
+            basis = principal_directions(rows, split, principal.iterations, own)
+        found.append(Group(group, basis, split))
+    return Frame(tuple(found))
+
+
+def principal_directions(
+    rows: Tensor, ranks: Sequence[int], iterations: int, generator: torch.Generator
+) -> Tensor:
+    """Orthonormal columns that span the rows' principal subspaces, the largest first.
+
+    `rows` is overwritten by what the subspaces leave of it.
+    """
+    length = rows.shape[1]
+    basis = rows.new_zeros(length, 0)
+    for rank in ranks:
+        block = torch.randn(length, rank, generator=generator, device=rows.device, dtype=rows.dtype)
+        for _ in range(iterations):
+            block = torch.linalg.qr(rows.T @ (rows @ block))[0]
+        # Together with those before: that completes the basis even where the rows' rank is less.
+        block = torch.linalg.qr(torch.cat([basis, block], 1))[0][:, basis.shape[1] :]
+        rows.addmm_(rows @ block, block.T, alpha=-1)
+        basis = torch.cat([basis, block], 1)
+    return _polished(basis)
+
+
+def _polished(basis: Tensor) -> Tensor:
+    """The basis with columns orthonormal up to the rounding of its entries: U (3 - U^T U) / 2."""
+    runs = basis.split(4096)
+    gram = torch.zeros(basis.shape[1], basis.shape[1], dtype=torch.float64, device=basis.device)
+    for run in runs:
+        gram.addmm_(run.T.double(), run.double())
+    change = 1.5 * torch.eye(len(gram), dtype=torch.float64, device=basis.device) - 0.5 * gram
+    for run in runs:
+        run.copy_(run.double() @ change)
+    return basis
+
+
+def _runs(names: list[str], sizes: list[int], groups: int) -> list[tuple[str, ...]]:
+    """The names in runs of about the same total size: so many, or fewer."""
+    ends = list(accumulate(sizes, initial=0))
+    middles = [(a + b) / 2 for a, b in pairwise(ends)]
+    found: dict[int, list[str]] = {}
+    for name, middle in zip(names, middles, strict=True):
+        found.setdefault(min(groups - 1, int(groups * middle / max(1, ends[-1]))), []).append(name)
+    return [tuple(run) for run in found.values()]
+
+
+@contextmanager
+def _repeated(device: torch.device, seed: int) -> Iterator[None]:
+    """Let dropout and its like draw from this seed, and leave torch's global state as it was."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def _checked(ranks: Sequence[int], dimension: int) -> tuple[int, ...]:
+    if len(ranks) < 2 or min(ranks) < 1 or sum(ranks) != dimension:
+        raise InvalidValue(
+            f"ranks={tuple(ranks)} must be those of the subspaces and, last, of the residual, each at "
+            f"least 1, and add up to the {dimension} numbers that are trained: what is in no subspace "
+            f"would not be released. Pass e.g. ranks=(1, {dimension - 1}).",
+            key="ranks",
+        )
+    return tuple(ranks)
+
+
+def _too_few(records: int, needed: int, groups: int) -> DataError:
+    return DataError(
+        f"{records} public records with finite gradients cannot span the {needed} directions that the "
+        f"ranks ask for in the largest of {groups} groups of parameters. Pass at least {needed} public "
+        "records, or lower the ranks, or split into more groups."
+    )

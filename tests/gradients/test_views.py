@@ -1,0 +1,117 @@
+"""Several views of a record, averaged before clipping, against autograd on the views themselves."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hush
+from hush.core.errors import Unsupported
+from hush.data.views import flips_and_shifts
+from hush.gradients.recording import record, shown
+from tests.gradients.oracle import flat
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+RECORDS = 5
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ELU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 8, 3), nn.Flatten(), nn.LayerNorm(32), nn.Linear(32, 20), nn.Linear(20, 4)),
+    )
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(RECORDS, 3, 8, 8), torch.randint(0, 4, (RECORDS,))
+
+
+def both_ways(image: Tensor) -> Tensor:
+    return torch.stack([image, image.flip(-1), 2 * image])
+
+
+def averaged(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    rows = []
+    for x, y in zip(inputs, targets, strict=True):
+        value = LOSS(model(both_ways(x)), y.expand(3)).mean()
+        parts = torch.autograd.grad(value, list(model.parameters()))
+        rows.append(torch.cat([part.reshape(-1) for part in parts]))
+    return torch.stack(rows)
+
+
+def test_a_record_has_the_mean_of_its_views() -> None:
+    model, (inputs, targets) = network(), batch()
+    rows = averaged(model, inputs, targets)
+    tape = record(model, LOSS, inputs, targets, both_ways)
+    torch.testing.assert_close(tape.norms(2.0), rows.norm(dim=1), rtol=1e-5, atol=0)
+    clip = float(rows.norm(dim=1).median())
+    total = flat(hush.L2(norm=clip).clip(tape).total, 0)
+    weights = (clip / rows.norm(dim=1)).clamp(max=1)
+    torch.testing.assert_close(total, weights @ rows, rtol=1e-4, atol=1e-6)
+    # clipping each view on its own is something else
+    alone = record(model, LOSS, *shown(both_ways, inputs, targets))
+    each = flat(hush.L2(norm=clip).clip(alone).total, 0) / 3
+    assert not torch.allclose(total, each, rtol=1e-2, atol=1e-3)
+
+
+def test_views_of_one_record_move_the_sum_by_one_clip() -> None:
+    model, (inputs, targets) = network(), batch()
+    ends = []
+    for size in (1.0, 100.0):
+        inputs[-1] *= size
+        ends.append(
+            flat(hush.L2(norm=0.1).clip(record(model, LOSS, inputs, targets, both_ways)).total, 0)
+        )
+    assert 0 < float((ends[0] - ends[1]).norm()) <= 0.2 * (1 + 1e-5)
+
+
+def test_a_step_trains_on_views() -> None:
+    model, data = network(), batch()
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1e9), noise=hush.Gaussian(multiplier=1e-300)
+    )
+    step = hush.PrivateStep(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        plan,
+        records=RECORDS,
+        views=both_ways,
+    )
+    expected = averaged(model, *data).mean(0)
+    before = nn.utils.parameters_to_vector(model.parameters()).detach()
+    for chosen in step.batches(data, steps=1):
+        step(chosen)
+    after = nn.utils.parameters_to_vector(model.parameters()).detach()
+    torch.testing.assert_close(before - after, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_views_that_mix_records_cannot_be_written() -> None:
+    model, (inputs, targets) = network(), batch()
+    memory = torch.zeros(3, 8, 8)
+
+    def remembering(image: Tensor) -> Tensor:
+        memory.add_(image)
+        return torch.stack([image, memory])
+
+    with pytest.raises(Unsupported, match="all records share"):
+        record(model, LOSS, inputs, targets, remembering)
+
+
+def test_flips_and_shifts_are_drawn_for_each_record() -> None:
+    torch.manual_seed(0)
+    image = torch.arange(2 * 6 * 6.0).view(1, 2, 6, 6).expand(40, -1, -1, -1)
+    views = torch.vmap(flips_and_shifts(6, shift=1), randomness="different")(image)
+    assert views.shape == (40, 6, 2, 6, 6)
+    assert len(views.flatten(0, 1).flatten(1).unique(dim=0)) == 18, "9 places, mirrored or not"
+    assert len(views.flatten(1).unique(dim=0)) == 40
+    possible = torch.nn.functional.pad(image[0], [1] * 4)
+    for view in views.flatten(0, 1)[:20]:
+        options = [
+            possible[:, r : r + 6, c : c + 6].flip(-1) if mirrored else possible[:, r : r + 6, c : c + 6]
+            for r in range(3)
+            for c in range(3)
+            for mirrored in (False, True)
+        ]
+        assert any(torch.equal(view, option) for option in options)

@@ -1,0 +1,49 @@
+import numpy as np
+import pytest
+
+from hush.gradients.geometry import Geometry, geometry
+from hush.report.advice import advice, numbers
+
+
+def found(principal: float, largest: float, dimension: int = 10_000) -> Geometry:
+    """Records that all have the same norm within 1 to 50 principal directions."""
+    inside = np.full((100, 50), principal)
+    return Geometry(
+        dimension=dimension,
+        principal=inside,
+        residual=np.sqrt(1 - inside**2),
+        shares=np.linspace(0, 1, 41),
+        dropped=np.linspace(1, 0, 41),
+        largest=np.full(100, largest),
+        variation=np.ones(dimension),
+    )
+
+
+def test_numbers_are_those_of_the_theorem() -> None:
+    given = numbers(found(0.9, 0.1))
+    norms, ranks = np.array([0.9, np.sqrt(1 - 0.81)]), np.array([1, 9_999])
+    expected = (norms @ np.sqrt(ranks)) ** 2 / 10_000
+    assert given["split"]["ranks"] == [1, 9_999]
+    assert given["split"]["variance_ratio"] == pytest.approx(expected)
+    assert given["split"]["gain"] == pytest.approx(1 / expected)
+    assert given["entries_at_cap"] == pytest.approx(100)
+    assert given["linf_cap"] == pytest.approx(0.1)
+
+
+def test_what_does_not_pay_is_said_not_to() -> None:
+    good = advice(found(0.95, 0.05))
+    assert good[0].startswith("subspaces pay")
+    assert "gains all of what it can" in good[1]
+    assert "most of what it can" in advice(found(0.95, 0.2))[1]
+    assert "part of what it can" in advice(found(0.95, 0.5))[1]
+    bad = advice(found(0.01, 0.9))
+    assert bad[0].startswith("subspaces do not pay")
+    assert bad[1].startswith("an l-infinity cap does not pay")
+
+
+def test_noise_without_any_structure_gets_no_recommendation_of_subspaces() -> None:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(80, 4000, generator=generator)
+    assert advice(geometry(rows[:40], rows[40:]))[0].startswith("subspaces do not pay")
