@@ -4,6 +4,7 @@ import torch
 from scipy import stats
 
 import hush
+from hush.core.errors import InvalidValue
 
 
 def draws(location: float, dtype: torch.dtype = torch.float32, secure: bool = False) -> np.ndarray:
@@ -48,13 +49,16 @@ def test_far_outside_it_is_the_end() -> None:
 
 
 def test_the_scale_is_of_the_sum_whatever_the_clipping_norm() -> None:
+    noise, location = hush.Rectified(scale=1.0, bound=2.0), torch.zeros(9)
     pair = [
         hush.noise.sample(
-            hush.Rectified(scale=1.0, bound=2.0),
-            (9,),
-            norm=norm,
-            generator=torch.Generator().manual_seed(1),
+            noise, (9,), norm=norm, location=location, generator=torch.Generator().manual_seed(1)
         )
         for norm in (1.0, 50.0)
     ]
     assert torch.equal(*pair)
+
+
+def test_a_draw_to_be_added_later_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="needs the location"):
+        hush.noise.sample(hush.Rectified(scale=1.0, bound=2.0), (9,))

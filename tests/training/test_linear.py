@@ -7,6 +7,7 @@ from torch import nn
 
 import hush
 from hush.accounting.fisher import FisherLoss
+from hush.accounting.individual import RenyiFilter
 from hush.accounting.ledger import Ledger
 from hush.core.errors import DataError, HushError
 from hush.core.part import Noise
@@ -70,6 +71,46 @@ def test_charges_of_every_record() -> None:
     own = (location**2).sum(1).numpy()[:, None] * ORDERS / (2 * 2.0**2)
     assert found.each == pytest.approx(np.minimum(own, found.for_all), rel=1e-5)
     assert (found.for_all < hush.rdp(descent.plan, ORDERS, dimension=24)).all()
+
+
+def test_records_are_left_out_when_their_budget_is_used() -> None:
+    noise = hush.Rectified(scale=2.0, bound=1e3)
+    budget = 3 * float((gradients(torch.zeros(3, 8), 0.3) ** 2).sum(1).median()) * ORDERS / (2 * 2.0**2)
+    guard = RenyiFilter(orders=ORDERS, budget=budget, records=60)
+    descent = LinearDescent(
+        X,
+        Y,
+        plan(noise),
+        classes=3,
+        lr=0.0,
+        individual=guard,
+        generator=torch.Generator().manual_seed(1),
+    )
+    for _ in descent.run(steps=6):
+        assert (guard.odometer() <= budget).all()
+    # with a learning rate of 0 the costs repeat: those below a sixth of the budget were always let in
+    own = (gradients(torch.zeros(3, 8), 0.3) ** 2).sum(1).numpy()[:, None] * ORDERS / (2 * 2.0**2)
+    expected = np.minimum(6, np.floor(budget * (1 - 1e-9) / own)) * own
+    assert guard.odometer() == pytest.approx(expected, rel=1e-4)
+    assert (expected < 5.5 * own).any()
+    assert descent.spent(1e-5).epsilon.upper <= guard.guarantee(1e-5).epsilon.upper
+    long = hush.epsilon(descent.plan, 6, 1e-5, dimension=24).epsilon.upper
+    assert descent.spent(1e-5).epsilon.upper < long, "the budget is less than six steps at worst"
+    with pytest.raises(HushError, match="Pass RenyiFilter"):
+        LinearDescent(
+            X, Y, plan(noise), classes=3, lr=1.0, individual=RenyiFilter(orders=ORDERS, budget=budget)
+        )
+
+
+def test_a_record_that_is_left_out_adds_nothing() -> None:
+    silent = hush.Rectified(scale=1e-9, bound=1e3)
+    price = (gradients(torch.zeros(3, 8), 0.3) ** 2).sum(1).numpy() / 1e-9**2
+    guard = RenyiFilter(orders=[2.0], budget=[float(np.median(price))], records=60)
+    descent = LinearDescent(X, Y, plan(silent), classes=3, lr=1.0, individual=guard)
+    weights = next(descent.run(steps=1))
+    few = gradients(torch.zeros(3, 8), 0.3)[torch.as_tensor(price <= np.median(price) * (1 - 1e-6))]
+    assert 20 < len(few) < 40
+    assert torch.allclose(weights, -few.sum(0).view(3, 8).float() / 60, atol=1e-6)
 
 
 def test_the_same_by_the_tape() -> None:

@@ -3,8 +3,13 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hush.core.errors import InvalidValue
 from hush.core.part import Noise
 from hush.core.randomness import source_for
+from hush.noise.quantized import Quantized
+from hush.noise.rectified import Rectified
+from hush.noise.stochastic_sign import StochasticSign
+from hush.noise.truncated import Truncated
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +26,8 @@ def sample(
 ) -> "torch.Tensor":
     """A tensor of `shape` drawn around `location` (zero by default) for a clipping norm of `norm`.
 
-    `secure` takes every random bit from the operating system's cryptographic source.
+    Noise on a fixed support needs a location. `secure` takes every random bit from the operating
+    system's cryptographic source.
 
     >>> import hush, torch
     >>> hush.noise.sample(hush.Gaussian(multiplier=2.0), (3,), norm=0.5).shape
@@ -29,6 +35,13 @@ def sample(
     """
     import torch
 
+    if location is None and isinstance(noise, Rectified | Truncated | StochasticSign | Quantized):
+        raise InvalidValue(
+            f"{type(noise).__name__} needs the location: it is drawn around the value on a fixed "
+            "support, and a draw around 0 that is added to the value later would show it by where the draws "
+            "end. Pass location=value.",
+            key="location",
+        )
     around = torch.zeros(shape, device=device)
     if location is not None:
         around = around.to(device or location.device, location.dtype) + location

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from hush.accounting.bounded import individual_rdp, support_of
 from hush.accounting.charge import checked_orders, rdp
-from hush.accounting.individual import own_rdp
+from hush.accounting.individual import RenyiFilter, own_rdp
 from hush.accounting.ledger import Ledger
 from hush.accounting.loss import Array
 from hush.clipping import Linf
-from hush.core.errors import DataError, Unsupported
+from hush.core.errors import DataError, Unproved, Unsupported
 from hush.core.guarantee import Guarantee
 from hush.core.number import check_count
 from hush.core.plan import Plan
@@ -53,6 +53,9 @@ class LinearDescent:
     **Guarantee.** The weights after every step satisfy `spent(delta)`: each step is the plan's mechanism
     on the clamped sum, divided by the number of records, which is public. docs/guarantees/bounded.md.
 
+    With an `individual` filter every record has a budget of its own, and is left out of the steps that
+    it cannot afford: docs/guarantees/filter.md. The number of steps may then be any.
+
         descent = LinearDescent(inputs, targets, plan, classes=10, lr=16.0)
         for weights in descent.run(steps=20):
             ...
@@ -72,6 +75,7 @@ class LinearDescent:
         generator: torch.Generator | None = None,
         secure: bool = False,
         orders: npt.ArrayLike = (),
+        individual: RenyiFilter | None = None,
     ) -> None:
         if type(plan.clipping) is not Linf or type(plan.sampling) is not FullBatch:
             raise Unsupported(
@@ -93,6 +97,13 @@ class LinearDescent:
         self.ledger = Ledger() if ledger is None else ledger
         self.generator = source_for(inputs.device, generator, secure=secure)
         self._run, self._steps = secrets.token_hex(8), 0
+        if individual is not None and (individual.knows, individual.records) != ("record", len(inputs)):
+            raise Unproved(
+                f"the filter is for {individual.records} records and knows the {individual.knows}: "
+                f"here each of {len(inputs)} has its own. Pass RenyiFilter(records={len(inputs)}, "
+                'knows="record").'
+            )
+        self.individual = individual
         self._orders = checked_orders(orders) if np.size(orders) else np.zeros(0)
         self._for_all = np.zeros(len(self._orders))
         self._each = np.zeros((len(inputs), len(self._orders)))
@@ -100,9 +111,7 @@ class LinearDescent:
     def run(self, steps: int) -> Iterator[Tensor]:
         """Take so many steps; each yields the weights after it, which may be published."""
         for _ in range(check_count("steps", steps, "they are counted", at_least=1)):
-            total, squares = self._clamped()
-            if len(self._orders):
-                self._watch(total, squares)
+            total = self._step_sum()
             around = self.plan.noise.around(
                 total.reshape(-1), norm=self.plan.clipping.unit, generator=self.generator
             )
@@ -120,19 +129,40 @@ class LinearDescent:
             yield self.weights
 
     def spent(self, delta: float) -> Guarantee:
-        """The guarantee for everything on the ledger so far."""
-        return self.ledger.epsilon(delta)
+        """The guarantee for everything on the ledger, or the filter's budget where that is less."""
+        charged = self.ledger.epsilon(delta)
+        if self.individual is None:
+            return charged
+        return min(charged, self.individual.guarantee(delta), key=lambda each: each.epsilon.upper)
 
     def charges(self) -> Charges:
         """What was spent on the records at hand, at the `orders` asked for (sensitive)."""
         each = np.minimum(self._each, self._for_all)
         return Charges(orders=self._orders, for_all=self._for_all.copy(), each=each)
 
-    def _clamped(self) -> tuple[Tensor, Tensor]:
+    def _step_sum(self) -> Tensor:
+        """The sum of the clamped gradients of those who take part; what it costs is noted."""
+        if self.individual is None:
+            total, squares = self._clamped()
+        else:
+            # a first pass for the norms, by which each record alone is let in or left out
+            _, squares = self._clamped()
+            deviation = support_of(self.plan.noise, self.plan.clipping.unit)[1]
+            price = own_rdp(squares.sqrt().cpu().numpy(), deviation, self.individual.orders)
+            admitted = torch.as_tensor(self.individual.admit(price), device=squares.device)
+            total, squares = self._clamped(admitted)
+        if len(self._orders):
+            self._watch(total, squares)
+        return total
+
+    def _clamped(self, admitted: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The sum of the clamped gradients, and the squared norm of each of them."""
         limit = self.plan.clipping.unit
         logits = self.inputs @ self.weights.T
         error = logits.softmax(1) - nn.functional.one_hot(self.targets, len(self.weights))
+        if admitted is not None:
+            error = error * admitted[:, None]
+        measured = len(self._orders) > 0 or self.individual is not None
         total = torch.zeros(self.weights.shape, dtype=torch.float64, device=self.inputs.device)
         squares = torch.zeros(len(self.inputs), dtype=torch.float64, device=self.inputs.device)
         rows = max(1, _AT_ONCE // self.inputs.shape[1])
@@ -144,7 +174,7 @@ class LinearDescent:
                 torch.mul(features, error[start : start + rows, k, None], out=held)
                 held.clamp_(-limit, limit)
                 total[k] += held.sum(0)
-                if len(self._orders):
+                if measured:
                     squares[start : start + rows] += torch.linalg.vector_norm(held, dim=1) ** 2
         return total, squares
 
