@@ -38,8 +38,8 @@ def sample(
     if location is None and isinstance(noise, Rectified | Truncated | StochasticSign | Quantized):
         raise InvalidValue(
             f"{type(noise).__name__} needs the location: it is drawn around the value on a fixed "
-            "support, and a draw around 0 that is added to the value later would show it by where the draws "
-            "end. Pass location=value.",
+            "support, and a draw around 0 that is added to the value later would show it by where the "
+            "draws end. Pass location=value.",
             key="location",
         )
     around = torch.zeros(shape, device=device)
