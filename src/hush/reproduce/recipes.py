@@ -18,9 +18,6 @@ from hush.reproduce.twice_fig2 import twice_fig2
 from hush.reproduce.twice_fig3 import twice_fig3
 
 RECIPES: dict[str, Callable[..., Figure]] = {
-    "bounded-fig1": bounded_fig1,
-    "bounded-fig2": bounded_fig2,
-    "bounded-sampling": bounded_sampling,
     "gg-dimension": gg_dimension,
     "gg-fig2": gg_fig2,
     "gg-fig3": gg_fig3,
@@ -29,6 +26,9 @@ RECIPES: dict[str, Callable[..., Figure]] = {
     "gg-fig8": gg_fig8,
     "gg-fig9": gg_fig9,
     "gg-fig10": gg_fig10,
+    "bounded-fig1": bounded_fig1,
+    "bounded-fig2": bounded_fig2,
+    "bounded-sampling": bounded_sampling,
     "twice-fig2": twice_fig2,
     "twice-fig3": twice_fig3,
 }
