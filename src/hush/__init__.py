@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hush.accounting.calibrate import calibrate
     from hush.accounting.charge import epsilon, rdp
     from hush.accounting.ledger import Ledger
+    from hush.accounting.shaping import fit_noise
     from hush.training.loop import train
     from hush.training.mean import mean
     from hush.training.step import PrivateStep
@@ -65,6 +66,7 @@ __all__ = [
     "calibrate",
     "epsilon",
     "fisher",
+    "fit_noise",
     "individual_rdp",
     "mean",
     "rdp",
@@ -77,6 +79,7 @@ _LAZY = {
     "calibrate": "hush.accounting.calibrate",
     "epsilon": "hush.accounting.charge",
     "fisher": "hush.accounting.bounded",
+    "fit_noise": "hush.accounting.shaping",
     "individual_rdp": "hush.accounting.bounded",
     "mean": "hush.training.mean",
     "rdp": "hush.accounting.charge",

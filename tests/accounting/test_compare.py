@@ -98,6 +98,36 @@ def test_twice_sampling_is_compared_with_tight_accounting(rows: dict[str, module
     assert (row.published / plain.published) ** 2 == pytest.approx(0.868, abs=0.01)
 
 
+def test_subspaces_and_twice_sampling_together(rows: dict[str, module.Row]) -> None:
+    both = rows["Gaussian, shaped to the subspaces, twice sampling at 0.332"]
+    twice = rows["Gaussian, l2 and l-infinity, twice sampling at 0.332"]
+    shaped = rows["Gaussian, shaped to the subspaces"]
+    plain = rows["Gaussian, l2 (plain DP-SGD)"]
+    assert both.variance < min(twice.variance, shaped.variance)
+    # hardly anything is lost when both are done at once
+    assert both.cost == pytest.approx(twice.cost * shaped.cost, rel=0.01)
+    for row in (both, shaped):
+        assert row.published is not None
+        assert row.published > row.deviation
+    assert shaped.published is not None
+    assert plain.published is not None
+    assert shaped.published / shaped.deviation == pytest.approx(plain.published / plain.deviation)
+
+
+def test_all_entries_of_the_same_gradients_need_less_noise(rows: dict[str, module.Row]) -> None:
+    """Plain DP-SGD at the rate at which twice sampling computes gradients, noise on the mean."""
+    twice = rows["Gaussian, l2 and l-infinity, twice sampling at 0.332"]
+    larger = rows["Gaussian, l2 (plain DP-SGD), all entries at rate 0.0602"]
+    assert larger.variance < twice.variance
+    rate = 0.02 * 256 / 85
+    plan = replace(SETTING, rate=rate).plan(
+        hush.L2(norm=1.0), hush.Gaussian(multiplier=larger.deviation * rate / 0.02)
+    )
+    assert 1.998 <= hush.epsilon(plan, steps=1500, delta=1e-5).epsilon.upper <= 2.0
+    hybrid = rows["Gaussian, shaped to the subspaces, all entries at rate 0.0602"]
+    assert hybrid.variance < rows["Gaussian, shaped to the subspaces, twice sampling at 0.332"].variance
+
+
 def test_bad_settings() -> None:
     with pytest.raises(InvalidValue, match=r"ranks that add up to dimension=10.*residual"):
         replace(SETTING, dimension=10)

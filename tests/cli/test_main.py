@@ -96,6 +96,16 @@ def test_train_without_arguments_and_what_it_leaves(tmp_path: Path) -> None:
     assert metrics[-1]["accuracy"] > 0.8, "ten classes at epsilon 3"
 
 
+def test_train_on_features_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HUSH_CACHE", str(tmp_path / "cache"))
+    asked = ("train", "--features", "scattering", "--steps", "30", "--seed", "0")
+    first = answer(*asked, cwd=tmp_path)
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()}
+    again = answer(*asked, cwd=tmp_path)
+    assert first["final"]["accuracy"] == again["final"]["accuracy"] > 0.85
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()} == files
+
+
 def test_train_by_plan_file_repeats_resumes_and_stops(tmp_path: Path, plan_file: Path) -> None:
     asked = ("train", "--plan", plan_file, "--seed", "1", "--run-dir", "run")
     first = answer(*asked, "--steps", "20", cwd=tmp_path)
@@ -138,6 +148,7 @@ def test_train_by_plan_file_repeats_resumes_and_stops(tmp_path: Path, plan_file:
         ("compare --records 9 --dimension 5 --rate 0.1 --steps 1 --linf-ratio 2", "cap=2.0 must be"),
         ("train --data none", "no data set called 'none'"),
         ("train --model none", "none"),
+        ("train --features none", "no features called 'none'"),
         ("train --batch-size 5000", "<= the 1437 records"),
         ("train --epsilon 0", "epsilon=0"),
         ("train --noise 0.3 --epsilon 0.1", "below what one step costs"),

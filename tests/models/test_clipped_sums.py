@@ -15,7 +15,11 @@ SHAPES = {
     "mnist-cnn": (1, 28, 28),
     "cifar-cnn": (3, 32, 32),
     "resnet22": (3, 32, 32),
+    "imdb-plain-lstm": (20,),
     "imdb-lstm": (20,),
+    "scattering-linear": (81, 2, 2),
+    "scattering-mnist": (81, 7, 7),
+    "scattering-cifar": (243, 8, 8),
 }
 
 
@@ -27,13 +31,10 @@ def test_every_model_is_covered() -> None:
 def test_clipped_sums_equal_one_record_at_a_time(name: str) -> None:
     torch.manual_seed(0)
     shape, records = SHAPES[name], 6
-    classes = 2 if name == "imdb-lstm" else 10
+    is_text = name.startswith("imdb")
+    classes = 2 if is_text else 10
     model = build(name, classes=classes, shape=shape)
-    inputs = (
-        torch.randint(0, VOCABULARY, (records, *shape))
-        if name == "imdb-lstm"
-        else torch.randn(records, *shape)
-    )
+    inputs = torch.randint(0, VOCABULARY, (records, *shape)) if is_text else torch.randn(records, *shape)
     targets = torch.randint(0, classes, (records,))
 
     each = []

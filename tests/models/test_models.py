@@ -16,8 +16,14 @@ SHAPES = {
     "cifar10": ((3, 32, 32), 10),
     "adult": ((104,), 2),
     "imdb": ((20,), 2),
+    "digits/scattering": ((81, 2, 2), 10),
+    "mnist/scattering": ((81, 7, 7), 10),
+    "fashion-mnist/scattering": ((81, 7, 7), 10),
+    "cifar10/scattering": ((243, 8, 8), 10),
 }
-PAIRS = [(model, data) for data in DATA for model in models_for(data)]
+PAIRS = [(model, data) for data in DATA for model in models_for(data)] + [
+    (model, f"{data}/scattering") for data in DATA for model in models_for(data, "scattering")
+]
 
 # Counted by hand from the papers' tables: weights and biases, layer by layer.
 COUNTS = {
@@ -28,6 +34,10 @@ COUNTS = {
     ("mnist-cnn", "mnist"): 26_010,
     ("mnist-cnn", "fashion-mnist"): 26_010,
     ("cifar-cnn", "cifar10"): 896 + 9_248 + 18_496 + 36_928 + 73_856 + 147_584 + 262_272 + 1_290,
+    ("imdb-plain-lstm", "imdb"): 1_081_002,
+    ("scattering-mnist", "mnist/scattering"): 33_066,
+    ("scattering-cifar", "cifar10/scattering"): 187_210,
+    ("scattering-linear", "fashion-mnist/scattering"): 39_700,
     ("imdb-lstm", "imdb"): 1_000_000 + 3_232 + 2 * (2 * 4 * 32 * 32 + 2 * 4 * 32) + 1_040 + 34,
 }
 
@@ -90,6 +100,12 @@ def test_logistic_begins_at_zero() -> None:
     assert not network(inputs).any()
 
 
+def test_features_are_normalised_record_by_record() -> None:
+    network, inputs, _ = made("scattering-mnist", "mnist/scattering", records=4)
+    scale = torch.tensor([1.0, 3.0, 10.0, 0.5]).view(4, 1, 1, 1)
+    torch.testing.assert_close(network(inputs * scale + scale), network(inputs), atol=1e-3, rtol=0)
+
+
 def test_padding_counts_for_nothing_in_the_mean() -> None:
     torch.manual_seed(0)
     network = ImdbLstm(2, vocabulary=50)
@@ -108,12 +124,18 @@ def test_every_data_set_has_a_network() -> None:
     assert all(models_for(data) for data in DATA)
     assert {model for model, _ in PAIRS} == set(NAMES)
     assert models_for("digits") == ("logistic", "mlp")
-    assert models_for("svhn") == ()
+    assert models_for("svhn") == models_for("adult", "scattering") == ()
 
 
 @pytest.mark.parametrize(
     ("model", "shape"),
-    [("mnist-cnn", (1, 8, 8)), ("cifar-cnn", (1, 28, 28)), ("imdb-lstm", (1, 8, 8))],
+    [
+        ("mnist-cnn", (1, 8, 8)),
+        ("cifar-cnn", (1, 28, 28)),
+        ("imdb-lstm", (1, 8, 8)),
+        ("scattering-mnist", (1, 28, 28)),
+        ("scattering-linear", (3, 32, 32)),
+    ],
 )
 def test_a_wrong_shape_names_what_would_fit(model: str, shape: tuple[int, ...]) -> None:
     written = " x ".join(map(str, shape))
@@ -122,7 +144,7 @@ def test_a_wrong_shape_names_what_would_fit(model: str, shape: tuple[int, ...]) 
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(Unsupported, match="logistic, mlp, mnist-cnn, cifar-cnn, imdb-lstm"):
+    with pytest.raises(Unsupported, match="logistic, mlp, mnist-cnn, cifar-cnn, imdb-plain-lstm"):
         build("resnet", classes=10, shape=(3, 32, 32))
 
 

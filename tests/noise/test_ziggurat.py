@@ -1,7 +1,5 @@
 """The layers against exact areas, the draws against SciPy's law: right ones pass, wrong ones fail."""
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -11,6 +9,7 @@ from scipy.special import gamma, gammaincc
 
 from hush.core.randomness import SystemSource
 from hush.noise.ziggurat import edges, standard, tail
+from tests.noise.law import deviations
 
 BETAS = (1.0, 1.2, 1.5, 2.0, 2.33, 3.0, 4.0, 8.0)
 DRAWS = 250_000
@@ -35,24 +34,6 @@ def test_layers_have_equal_areas_that_add_up_to_the_area_under_the_curve(beta: f
     # what the rectangles cover in excess of the curve is drawn again
     curve = gamma(1 + 1 / beta)
     assert 1 < areas.sum() / curve < 1.01
-
-
-def deviations(values: npt.NDArray[np.float64], beta: float) -> npt.NDArray[np.float64]:
-    """By how many standard errors the moments and the tails are off."""
-    law = stats.gennorm(beta)
-    # |x|^beta has a gamma law, and so known moments of every power of |x|
-    found = [values.mean() / law.std() * math.sqrt(DRAWS)]
-    for power in (1, 2, 4):
-        first = gamma((power + 1) / beta) / gamma(1 / beta)
-        second = gamma((2 * power + 1) / beta) / gamma(1 / beta)
-        mean = (np.abs(values) ** power).mean()
-        found.append((mean - first) * math.sqrt(DRAWS / (second - first**2)))
-    # up to where some fifty draws are expected beyond; for beta 1 that is eight scale units
-    for chance in (0.9, 0.5, 0.1, 1e-2, 1e-3, 4e-4):
-        for side in (-1, 1):
-            beyond = (side * values > law.isf(chance / 2)).sum()
-            found.append((beyond - DRAWS * chance / 2) / math.sqrt(DRAWS * chance / 2))
-    return np.asarray(np.abs(found))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

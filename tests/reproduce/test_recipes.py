@@ -95,8 +95,11 @@ def test_laplace_and_gaussian_at_equal_divergence() -> None:
     assert rows["Gaussian, order 50, epsilon 1"][at_four] < rows["Laplace, order 50, epsilon 1"][at_four]
 
 
+ON_A_GPU = ("gg-fig4-cifar10", "gg-fig4-imdb", "gg-table1")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in ON_A_GPU])
 def test_every_recipe_runs(name: str, tmp_path: Path) -> None:
     figure = RECIPES[name]()
     assert figure.name == name

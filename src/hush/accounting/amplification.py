@@ -56,14 +56,14 @@ def _one(unsampled: Array, rate: float, pair: Pair) -> float:
     with np.errstate(divide="ignore"):
         # the binomial weights sum to one, so 1 is taken from every term
         terms = log_weight + power + np.log(-np.expm1(-power))
-    again = _extra(v, a, pair)
+    again = repeated(v, a, pair)
     some = again > 0
     extra = (log_weight + power)[some] + math.log1p(-rate) + np.log(again[some])
     excess = np.logaddexp.reduce(np.append(terms, extra))
     return float(np.logaddexp(0.0, excess) / (a - 1) * _OUTWARD)
 
 
-def _extra(v: npt.NDArray[np.int_], a: int, pair: Pair) -> Array:
+def repeated(v: npt.NDArray[np.int_], a: int, pair: Pair) -> Array:
     """How much of each term is added once more, for the direction in which the record is removed."""
     if pair is Pair.SWAPPED:
         return np.zeros(len(v))

@@ -1,5 +1,6 @@
 """What plans cost: Rényi divergence of one step, epsilon of many."""
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -245,11 +246,12 @@ def _total(steps: Mapping[Simple, int], orders: Array) -> tuple[Array, Array]:
     """The Rényi divergences of all steps together, and their orders."""
     total = np.zeros(len(orders))
     for step, count in steps.items():
-        total += count * _divergence(step, orders)
+        total += count * _divergence(step, tuple(orders))
     return total, orders
 
 
-def _divergence(step: Simple, orders: Array) -> Array:
+@functools.lru_cache(maxsize=64)
+def _divergence(step: Simple, orders: tuple[float, ...]) -> Array:
     if isinstance(step, SampledGaussian):
         return divergence(step, orders)
     if isinstance(step, SampledNoise):

@@ -8,15 +8,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 from scipy.special import gammaln
 
 from hush.accounting.calibrate import calibrate, largest
-from hush.accounting.coordinate import Profile
 from hush.accounting.loss import Array
-from hush.accounting.mechanism import SampledGaussian, ellipsoid
-from hush.accounting.pipeline import WHOLE_ORDERS, coordinate_wise
-from hush.accounting.profile import Law
+from hush.accounting.mechanism import SampledGaussian
+from hush.accounting.pipeline import WHOLE_ORDERS
 from hush.accounting.rdp import Conversion, converted, divergence
+from hush.accounting.shaping import proportions, shaped
 from hush.clipping import L2, Lp
 from hush.core.ball import Ball
 from hush.core.errors import InvalidValue
@@ -24,13 +24,13 @@ from hush.core.guarantee import Budget
 from hush.core.number import Range, check_count
 from hush.core.part import Clipping, Noise
 from hush.core.plan import Plan
-from hush.noise import Gaussian, GeneralizedGaussian, Laplace
+from hush.noise import GeneralizedGaussian, Laplace
 from hush.sampling import FullBatch, Poisson
 
 SMALL_BETAS, LARGE_BETAS = (1.25, 1.5, 1.75), (2.33, 3.0, 4.0)
 # Coordinate rates that one random byte runs exactly.
 COORDINATE_RATES = (128 / 256, 85 / 256)
-_ORDERS = WHOLE_ORDERS[WHOLE_ORDERS <= 64]
+_CONVERSIONS: tuple[Conversion, ...] = ("improved", "mironov")
 _RENYI = "RDP, allocation"
 _CAP = Range(above=0, at_most=1, why="no entry is larger than the whole vector", example=0.1)
 
@@ -89,10 +89,11 @@ def compare(setting: Setting) -> list[Row]:
     """The mechanisms, the one with the least noise first.
 
     **Guarantee.** Each `deviation` keeps the budget: docs/guarantees/poisson-gaussian.md for the
-    Gaussian in any ellipsoid, coordinate-wise.md for the others. `published` numbers are shown
+    Gaussian in any ellipsoid, coordinate-wise.md for the others (shaped-noise.md says how noise was
+    chosen). `published` numbers are shown
     for comparison and keep nothing.
     """
-    rows = [*_gaussian(setting), *_generalized(setting), *_twice(setting)]
+    rows = [*_gaussian(setting, setting.rate), *_generalized(setting), *_twice(setting)]
     plain = rows[0].variance
     rows = [Row(**{**vars(row), "cost": row.variance / plain}) for row in rows]
     return sorted(rows, key=lambda row: row.variance)
@@ -112,25 +113,33 @@ def _row(
     )
 
 
-def _gaussian(setting: Setting) -> Iterator[Row]:
-    """Plain DP-SGD, and noise shaped to subspaces: one number decides both, the effective multiplier."""
-    plan = calibrate(setting.plan(L2(norm=1.0), Gaussian(multiplier=1.0)), setting.budget, setting.steps)
-    multiplier = _multiplier(plan)
+def _gaussian(setting: Setting, rate: float, batch: str = "") -> Iterator[Row]:
+    """Plain DP-SGD, and noise shaped to subspaces: one number decides both, the effective multiplier.
+
+    At another rate than the setting's the noise is that of the mean, times the setting's batch.
+    """
+    share = setting.rate / rate
+    found = shaped(_whole(setting), rate=rate, budget=setting.budget, steps=setting.steps)
+    multiplier = found.deviations[0]
 
     def one_step(deviation: float) -> Array:
-        return divergence(SampledGaussian(setting.rate, deviation), WHOLE_ORDERS)
+        return divergence(SampledGaussian(rate, deviation), WHOLE_ORDERS)
 
     published = _needed(setting, one_step, WHOLE_ORDERS, "mironov")
-    yield _row(setting, "Gaussian, l2 (plain DP-SGD)", "PLD", multiplier, published)
+    yield _row(
+        setting,
+        f"Gaussian, l2 (plain DP-SGD){batch}",
+        "PLD",
+        share * multiplier,
+        _times(share, published),
+    )
     if setting.subspaces:
-        # Theorem 4.6 of the hybrid clipping paper: variance proportional to norm / sqrt(rank).
-        ranks, norms = zip(*setting.subspaces, strict=True)
-        shape = [math.sqrt(norm / math.sqrt(rank)) for rank, norm in setting.subspaces]
-        # scaled so that all blocks together are as private as the plain noise, for a norm of 1
-        scale = multiplier / ellipsoid(setting.rate, norms, shape).multiplier / math.hypot(*norms)
-        total = sum(rank * (scale * each) ** 2 for rank, each in zip(ranks, shape, strict=True))
-        deviation = math.sqrt(total / setting.dimension)
-        yield _row(setting, "Gaussian, shaped to the subspaces", "PLD", deviation, None)
+        # Theorem 4.6 of the hybrid clipping paper, as private as the plain noise for a norm of 1
+        blocks = _subspaces(setting)
+        ranks = np.array([block.size for block in blocks], dtype=float)
+        root = share * math.sqrt(ranks @ proportions(blocks) ** 2 / setting.dimension)
+        name = f"Gaussian, shaped to the subspaces{batch}"
+        yield _row(setting, name, "PLD", root * multiplier, _times(root, published))
 
 
 def _generalized(setting: Setting) -> Iterator[Row]:
@@ -153,26 +162,61 @@ def _generalized(setting: Setting) -> Iterator[Row]:
 
 
 def _twice(setting: Setting) -> Iterator[Row]:
-    """Twice sampling with an l-infinity cap, at the same expected number of sampled entries."""
+    """Twice sampling with an l-infinity cap, at the same expected number of sampled entries.
+
+    Beside it plain DP-SGD that uses every entry of the gradients which twice sampling computes.
+    """
     if setting.cap is None:
         return
-    ball = Ball(p=2.0, norm=1.0, cap=setting.cap, dimension=setting.dimension)
     for coordinate_rate in COORDINATE_RATES:
         record_rate = setting.rate / coordinate_rate
         if record_rate > 1:
             continue
-
-        def one_step(
-            deviation: float, rate: float = record_rate, coordinate_rate: float = coordinate_rate
-        ) -> Array:
-            law = Law(beta=2.0, scale=deviation * math.sqrt(2))
-            return coordinate_wise([(Profile(law=law, rate=coordinate_rate), ball)], rate, _ORDERS)
-
-        sound = _needed(setting, one_step, _ORDERS, "improved")
-        published = _needed(setting, one_step, _ORDERS, "mironov")
-        if sound is not None:
-            name = f"Gaussian, l2 and l-infinity, twice sampling at {coordinate_rate:.3f}"
+        yield from _gaussian(setting, record_rate, f", all entries at rate {record_rate:.3g}")
+        kinds = {"Gaussian, l2 and l-infinity": _whole(setting)}
+        if setting.subspaces:
+            kinds["Gaussian, shaped to the subspaces"] = _subspaces(setting)
+        for kind, blocks in kinds.items():
+            sound, published = (
+                math.sqrt(
+                    shaped(
+                        blocks,
+                        rate=record_rate,
+                        coordinate_rate=coordinate_rate,
+                        budget=setting.budget,
+                        steps=setting.steps,
+                        conversion=conversion,
+                    ).variance
+                    / setting.dimension
+                )
+                for conversion in _CONVERSIONS
+            )
+            name = f"{kind}, twice sampling at {coordinate_rate:.3f}"
             yield _row(setting, name, _RENYI, sound, published)
+
+
+def _whole(setting: Setting) -> list[Ball]:
+    """All coordinates, for gradients of norm 1."""
+    return [Ball(p=2.0, norm=1.0, cap=setting.cap, dimension=setting.dimension)]
+
+
+def _subspaces(setting: Setting) -> list[Ball]:
+    """The subspaces, for gradients of norm 1 whose entries in each are capped like the whole.
+
+    A cap so low that it bounds the norm would clip more than extreme entries: it is raised to that.
+    """
+    size = math.hypot(*(norm for _, norm in setting.subspaces))
+    caps = [
+        None if setting.cap is None else max(setting.cap, rank**-0.5) for rank, _ in setting.subspaces
+    ]
+    return [
+        Ball(p=2.0, norm=norm / size, cap=None if cap is None else cap * norm / size, dimension=rank)
+        for (rank, norm), cap in zip(setting.subspaces, caps, strict=True)
+    ]
+
+
+def _times(factor: float, value: float | None) -> float | None:
+    return None if value is None else factor * value
 
 
 def _needed(

@@ -68,10 +68,15 @@ def converted(
     divergences: Array, orders: Array, delta: float, conversion: Conversion = "improved"
 ) -> float:
     """The least epsilon at `delta` that Rényi divergences at these orders give."""
-    bounds = _known(divergences) - math.log(delta) / (orders - 1)
+    return max(0.0, float((_known(divergences) + toll(orders, delta, conversion)).min()))
+
+
+def toll(orders: Array, delta: float, conversion: Conversion = "improved") -> Array:
+    """What is added to a divergence at each order to make an epsilon at `delta`; may be below 0."""
+    added: Array = -math.log(delta) / (orders - 1)
     if conversion == "improved":
-        bounds += np.log1p(-1 / orders) - np.log(orders) / (orders - 1)
-    return max(0.0, float(bounds.min()))
+        added = added + np.log1p(-1 / orders) - np.log(orders) / (orders - 1)
+    return added
 
 
 def converted_delta(divergences: Array, orders: Array, epsilon: float) -> float:

@@ -1,5 +1,9 @@
 """`hush calibrate`: which noise, rate or number of steps a budget allows."""
 
+from typing import Annotated
+
+import typer
+
 from hush.cli.options import (
     AsJson,
     BatchSize,
@@ -33,6 +37,9 @@ def calibrate(
     steps: Steps = None,
     epochs: Epochs = None,
     plan: PlanFile = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Noise of its own for each block of the plan's clipping.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """The plan that just meets a budget, ready to be saved as a plan file.
@@ -43,6 +50,7 @@ def calibrate(
     """
     from hush.accounting import calibrate as inverse
     from hush.accounting.charge import epsilon as epsilon_of
+    from hush.accounting.shaping import fit_noise
 
     refuse_together(plan=plan, rate=rate, batch_size=batch_size)
     refuse_together(plan=plan, noise=noise)
@@ -52,7 +60,7 @@ def calibrate(
     if plan is not None or noise is None:
         start = read_plan(plan) if plan else plan_of(sampling_of(rate, records, batch_size), 1)
         count = steps_of(steps, epochs, start)
-        found = inverse.calibrate(start, budget, steps=count)
+        found = (fit_noise if fit else inverse.calibrate)(start, budget, steps=count)
     elif sampled:
         found = plan_of(sampling_of(rate, records, batch_size), noise)
         if steps is not None or epochs is not None:

@@ -90,7 +90,8 @@ def compare(
     print(table.markdown())
     print(
         "\nnoise in units of a typical gradient's Euclidean norm, on the sum of a batch; cost is the "
-        "variance over that of plain DP-SGD. 'As published' numbers are for comparison and promise "
+        "variance over that of plain DP-SGD. 'All entries': as many gradients as twice sampling "
+        "computes, scaled to the same batch. 'As published' numbers are for comparison and promise "
         "nothing."
     )
 

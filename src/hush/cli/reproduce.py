@@ -15,8 +15,18 @@ def reproduce(
     model: Annotated[
         str | None, typer.Option(help="Network in place of the recipe's own, where it has one.")
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where recipes that train do it: cpu, cuda.")
+    ] = None,
+    betas: Annotated[str | None, typer.Option(help="Only these shapes, as 1,2,3.")] = None,
+    epsilons: Annotated[str | None, typer.Option(help="Only these epsilons, as 1,3.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="So many runs of each kind.", min=1)] = None,
+    epochs: Annotated[int | None, typer.Option(help="So many passes over the data.", min=1)] = None,
+    processes: Annotated[int | None, typer.Option(help="So many runs at once.", min=1)] = None,
 ) -> None:
     """Compute a paper's figure or table again; write a CSV and a plot, print the table.
+
+    Recipes are complete by default; those that train may be thinned.
 
     Example: hush reproduce gg-dimension
     """
@@ -28,12 +38,36 @@ def reproduce(
     for name in names:
         if name not in RECIPES:
             raise InvalidValue(f"{name!r} is no recipe; choose from {', '.join(RECIPES)}.")
-        if model is not None and "model" not in signature(RECIPES[name]).parameters:
-            raise InvalidValue(f"{name} has no choice of network. Leave out --model.")
+    choices = {
+        "model": model,
+        "device": device,
+        "betas": _numbers("--betas", betas),
+        "epsilons": _numbers("--epsilons", epsilons),
+        "seeds": seeds,
+        "epochs": epochs,
+        "processes": processes,
+    }
+    given = {name: value for name, value in choices.items() if value is not None}
     for name in names:
-        figure = RECIPES[name]() if model is None else RECIPES[name](model=model)
+        unknown = [choice for choice in given if choice not in signature(RECIPES[name]).parameters]
+        if unknown:
+            raise InvalidValue(f"{name} has no choice of {', '.join(unknown)}: leave that out.")
+    for name in names:
+        figure = RECIPES[name](**given)
         files = figure.save(out)
         print(f"{name}: {figure.title}\n\n{figure.table().markdown()}\n")
         for note in figure.notes:
             print(f"  {note}")
         print(f"  written: {', '.join(map(str, files))}\n")
+
+
+def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
+    """The numbers of a list with commas."""
+    if text is None:
+        return None
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError:
+        raise InvalidValue(
+            f"{option} {text} must be numbers with commas between them, as 1,2.5."
+        ) from None

@@ -23,6 +23,7 @@ from hush.cli.options import (
     steps_of,
 )
 from hush.cli.output import print_json
+from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from hush.core.number import Range
 from hush.core.plan_file import read_plan
@@ -48,6 +49,9 @@ def train(
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with the data files; else HUSH_DATA.")
     ] = None,
+    features: Annotated[
+        str | None, typer.Option(help="scattering: wavelet features of images, worked out once.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Network; one that fits by default.")] = None,
     epsilon: Epsilon = 3.0,
     delta: Delta = 1e-5,
@@ -65,6 +69,13 @@ def train(
     adam: Annotated[bool | None, typer.Option("--adam", help="Adam instead of SGD.")] = None,
     physical_batch: Annotated[
         int | None, typer.Option(help="Records in memory at once; changes no result.")
+    ] = None,
+    views: Annotated[
+        int | None, typer.Option(help="Flipped and shifted views of an image, averaged before clipping.")
+    ] = None,
+    public_records: Annotated[
+        int | None,
+        typer.Option(help="Training records given up as public ones, for plans with public bases."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda if there is one.")] = None,
     run_dir: Annotated[
@@ -91,7 +102,9 @@ def train(
 
     from hush.accounting.calibrate import calibrate
     from hush.data import load, tensors
-    from hush.models import build
+    from hush.data.features import with_features
+    from hush.data.views import flips_and_shifts
+    from hush.models import build, models_for
     from hush.training.loop import train as run_loop
 
     for option in ({"noise": noise}, {"rate": rate, "batch_size": batch_size}, {"clip": clip}):
@@ -101,8 +114,23 @@ def train(
     _RATE.check("--lr", learning_rate)
     _MOMENTUM.check("--momentum", momentum or 0.0)
     budget = Budget(epsilon=epsilon, delta=delta)
+    place = device_of(device)
     dataset = load(data, data_dir)
+    if features is not None:
+        dataset = with_features(dataset, features, device=str(place))
     x_train, y_train, x_test, y_test = tensors(dataset)
+    public = None
+    if public_records is not None:
+        limit = len(x_train) - 1
+        if not 0 < public_records <= limit:
+            raise InvalidValue(
+                f"--public-records {public_records} must be > 0 and <= {limit}: public records have no "
+                "protection, and someone is to be left to protect. Pass e.g. --public-records 100."
+            )
+        public = x_train[:public_records], y_train[:public_records]
+        x_train, y_train = x_train[public_records:], y_train[public_records:]
+    if views is not None and x_train.dim() != 4:
+        raise InvalidValue(f"--views {views} is for images, and {data} has none. Leave it out.")
     records = len(x_train)
     if plan is not None:
         value = read_plan(plan)
@@ -114,12 +142,12 @@ def train(
         total = steps_of(steps, 20 if epochs is None else epochs, value)
         value = value if noise is not None else calibrate(value, budget, steps=total)
 
-    place = device_of(device)
     generator = None
     if seed is not None:
         torch.manual_seed(seed)
         generator = torch.Generator(place).manual_seed(seed)
-    network = build(model or _MODELS[data], classes=dataset.classes, shape=x_train.shape[1:])
+    usual = _MODELS[data] if features is None else models_for(data, features)[-1]
+    network = build(model or usual, classes=dataset.classes, shape=x_train.shape[1:])
     network.to(place)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(
         network.parameters(), lr=learning_rate, momentum=momentum or 0.0
@@ -144,6 +172,8 @@ def train(
         generator=generator,
         secure=secure,
         physical_batch=physical_batch,
+        views=None if views is None else flips_and_shifts(views),
+        public=None if public is None else (public[0].to(place), public[1].to(place)),
         progress=not as_json,
     )
     final = result.metrics[-1]
@@ -165,6 +195,8 @@ def train(
         f"records after {result.steps} steps"
     )
     print(result.guarantee)
+    if public is not None:
+        print(f"for {records} records; the {public_records} public ones have no protection")
     if seed is not None:
         print(
             "the noise came from a known seed: the guarantee holds only while the seed stays secret and "

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
+from hush.core.errors import InvalidValue
 from hush.core.number import Range, check_count, number
 from hush.core.value import Value
 
@@ -41,6 +42,23 @@ class Ball(Value):
     def top(self) -> float:
         """The most that one coordinate can move."""
         return self.norm if self.cap is None else min(self.norm, self.cap)
+
+    @property
+    def size(self) -> int:
+        """How many coordinates there are."""
+        if self.dimension is None:
+            raise InvalidValue(
+                f"{self} says nothing of how many coordinates there are: noise is drawn for each. Pass "
+                "dimension=, their number.",
+                key="dimension",
+            )
+        return self.dimension
+
+    @property
+    def moved(self) -> float:
+        """How many coordinates can move as far as one can, all at once; not always a whole number."""
+        many = math.inf if self.dimension is None else float(self.dimension)
+        return many if self.p == math.inf else min(many, (self.norm / self.top) ** self.p)
 
     @property
     def radius(self) -> float:

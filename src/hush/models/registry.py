@@ -7,11 +7,13 @@ from torch import nn
 
 from hush.core.errors import Unsupported
 from hush.core.number import check_count
+from hush.data.scattering import CHANNELS
 from hush.models.cnn import cifar_cnn, mnist_cnn
 from hush.models.logistic import logistic
-from hush.models.lstm import imdb_lstm
+from hush.models.lstm import imdb_lstm, imdb_plain_lstm
 from hush.models.mlp import mlp
 from hush.models.resnet import resnet22
+from hush.models.scattering import scattering_cifar, scattering_linear, scattering_mnist
 
 _TABLES_AND_IMAGES = ("digits", "mnist", "fashion-mnist", "cifar10", "adult")
 
@@ -24,11 +26,16 @@ class Network:
     data: tuple[str, ...]
     shape: tuple[int | None, ...] | None = None
     """The inputs it takes: None is any size, or, for the whole, any shape."""
+    features: str | None = None
+    """The features of the data that it takes; None: the records as they are."""
+    channels: int = 1
+    """What the first size is a multiple of."""
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether records of this shape fit."""
         return self.shape is None or (
             len(shape) == len(self.shape)
+            and shape[0] % self.channels == 0
             and all(size in (None, given) for size, given in zip(self.shape, shape, strict=True))
         )
 
@@ -39,15 +46,36 @@ _NETWORKS = {
     "mnist-cnn": Network(factory=mnist_cnn, data=("mnist", "fashion-mnist"), shape=(1, 28, 28)),
     "cifar-cnn": Network(factory=cifar_cnn, data=("cifar10",), shape=(3, 32, 32)),
     "resnet22": Network(factory=resnet22, data=("cifar10",), shape=(3, 32, 32)),
+    "imdb-plain-lstm": Network(factory=imdb_plain_lstm, data=("imdb",), shape=(None,)),
     "imdb-lstm": Network(factory=imdb_lstm, data=("imdb",), shape=(None,)),
+    "scattering-linear": Network(
+        factory=scattering_linear,
+        data=("digits", "mnist", "fashion-mnist", "cifar10"),
+        shape=(None, None, None),
+        features="scattering",
+        channels=CHANNELS,
+    ),
+    "scattering-mnist": Network(
+        factory=scattering_mnist,
+        data=("mnist", "fashion-mnist"),
+        shape=(81, 7, 7),
+        features="scattering",
+    ),
+    "scattering-cifar": Network(
+        factory=scattering_cifar, data=("cifar10",), shape=(243, 8, 8), features="scattering"
+    ),
 }
 
 NAMES: tuple[str, ...] = tuple(_NETWORKS)
 
 
-def models_for(data: str) -> tuple[str, ...]:
-    """The names of the networks made for a data set."""
-    return tuple(name for name, network in _NETWORKS.items() if data in network.data)
+def models_for(data: str, features: str | None = None) -> tuple[str, ...]:
+    """The names of the networks made for a data set, or for features of it."""
+    return tuple(
+        name
+        for name, network in _NETWORKS.items()
+        if data in network.data and features == network.features
+    )
 
 
 def build(name: str, *, classes: int, shape: Sequence[int]) -> nn.Module:
@@ -69,8 +97,9 @@ def build(name: str, *, classes: int, shape: Sequence[int]) -> nn.Module:
     given = tuple(shape)
     if not network.takes(given):
         fitting = [other for other in NAMES if _NETWORKS[other].takes(given)]
+        seen = f" ({network.features} features of the data)" if network.features else ""
         raise Unsupported(
-            f"{name} takes records of {_written(network.shape or ())}, not {_written(given)}. "
+            f"{name} takes records of {_written(network.shape or ())}{seen}, not {_written(given)}. "
             f"Networks that take those: {', '.join(fitting)}."
         )
     return network.factory(classes, given)

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hush.core.randomness import Randomness, random_bits, uniform
+from hush.noise import fused
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +54,8 @@ def standard(
 def around(location: "torch.Tensor", beta: float, scale: float, generator: Randomness) -> "torch.Tensor":
     """A draw around `location`, each entry on its own, of density proportional to
     exp(-(|x| / scale)^beta)."""
+    if fused.fits(location, beta, generator):
+        return fused.around(location, beta, scale, generator)
     noise = standard(beta, location.shape, generator=generator, dtype=location.dtype)
     return location.add_(noise.to(location.device), alpha=scale)
 

@@ -20,6 +20,8 @@ class Figure:
     draw: Callable[[Any], None]
     """Draws on matplotlib axes, or on a list of them where there are several panels."""
     panels: int = 1
+    across: int | None = None
+    """How many panels stand in a row; all of them where it is not said."""
     summary: Table | None = None
     """What to print where the rows are too many."""
     notes: Sequence[str] = ()
@@ -33,9 +35,11 @@ class Figure:
         table, picture = folder / f"{self.name}.csv", folder / f"{self.name}.png"
         with table.open("w", newline="") as file:
             csv.writer(file).writerows([self.header, *self.rows])
-        canvas = Canvas(figsize=(7 if self.panels == 1 else 5 * self.panels, 4.2), layout="constrained")
+        across = self.across or self.panels
+        down = -(-self.panels // across)
+        canvas = Canvas(figsize=(7 if across == 1 else 5 * across, 4.2 * down), layout="constrained")
         FigureCanvasAgg(canvas)
-        panels = list(canvas.subplots(1, self.panels, squeeze=False)[0])
+        panels = list(canvas.subplots(down, across, squeeze=False).flat)[: self.panels]
         for axes in panels:
             axes.grid(alpha=0.3)
         canvas.suptitle(self.title)

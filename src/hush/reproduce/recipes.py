@@ -9,19 +9,28 @@ from hush.reproduce.figure import Figure
 from hush.reproduce.gg_dimension import gg_dimension
 from hush.reproduce.gg_fig2 import gg_fig2
 from hush.reproduce.gg_fig3 import gg_fig3
-from hush.reproduce.gg_fig4 import gg_fig4
+from hush.reproduce.gg_fig4 import gg_fig4, gg_fig4_cifar10, gg_fig4_imdb
 from hush.reproduce.gg_fig5 import gg_fig5
 from hush.reproduce.gg_fig8 import gg_fig8
 from hush.reproduce.gg_fig9 import gg_fig9
 from hush.reproduce.gg_fig10 import gg_fig10
+from hush.reproduce.gg_table1 import gg_table1
 from hush.reproduce.twice_fig2 import twice_fig2
 from hush.reproduce.twice_fig3 import twice_fig3
+from hush.reproduce.twice_fig4 import twice_fig4
+from hush.reproduce.twice_fig5 import twice_fig5
+from hush.reproduce.twice_section6 import twice_section6
+from hush.reproduce.twice_table1 import twice_table1
+from hush.reproduce.twice_table2 import twice_table2
+from hush.reproduce.twice_training import twice_training
 
 RECIPES: dict[str, Callable[..., Figure]] = {
     "gg-dimension": gg_dimension,
     "gg-fig2": gg_fig2,
     "gg-fig3": gg_fig3,
     "gg-fig4": gg_fig4,
+    "gg-fig4-cifar10": gg_fig4_cifar10,
+    "gg-fig4-imdb": gg_fig4_imdb,
     "gg-fig5": gg_fig5,
     "gg-fig8": gg_fig8,
     "gg-fig9": gg_fig9,
@@ -31,4 +40,11 @@ RECIPES: dict[str, Callable[..., Figure]] = {
     "bounded-sampling": bounded_sampling,
     "twice-fig2": twice_fig2,
     "twice-fig3": twice_fig3,
+    "twice-fig4": twice_fig4,
+    "twice-fig5": twice_fig5,
+    "twice-section6": twice_section6,
+    "twice-table1": twice_table1,
+    "twice-table2": twice_table2,
+    "twice-training": twice_training,
+    "gg-table1": gg_table1,
 }

@@ -1,0 +1,130 @@
+"""Features of a data set: the transform's, kept once, and made again when the file is not whole."""
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hush.core.errors import DataError
+from hush.data import Dataset, features, load
+from hush.data.cache import cache_directory, kept
+from hush.data.features import with_features
+from hush.data.scattering import scatter
+
+
+@pytest.fixture
+def digits() -> Dataset:
+    whole = load("digits")
+    return Dataset(
+        name="digits",
+        x_train=whole.x_train[:200],
+        y_train=whole.y_train[:200],
+        x_test=whole.x_test[:70],
+        y_test=whole.y_test[:70],
+        classes=10,
+    )
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many images were worked out, each time some were."""
+    counted: list[int] = []
+
+    def counting(images: Any, shape: Any, device: str) -> Any:
+        counted.append(len(images))
+        return _plain(images, shape, device)
+
+    monkeypatch.setattr(features, "_scattered", counting)
+    return counted
+
+
+_plain = features._scattered
+
+
+def test_features_are_the_transform_s_and_made_once(
+    digits: Dataset, made: list[int], tmp_path: Path
+) -> None:
+    first = with_features(digits, "scattering", cache=tmp_path)
+    assert first.shape == (81, 2, 2)
+    torch.testing.assert_close(
+        torch.from_numpy(first.x_train), scatter(torch.from_numpy(digits.x_train))
+    )
+    assert np.array_equal(first.y_train, digits.y_train)
+    again = with_features(digits, "scattering", cache=tmp_path)
+    assert np.array_equal(first.x_train, again.x_train)
+    assert np.array_equal(first.x_test, again.x_test)
+    assert made == [200, 70]
+    files = list(tmp_path.iterdir())
+    assert len(files) == 2, "no drafts are left"
+    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "longer"])
+def test_a_damaged_file_is_made_anew(
+    digits: Dataset, made: list[int], tmp_path: Path, damage: str
+) -> None:
+    first = with_features(digits, "scattering", cache=tmp_path)
+    (file,) = tmp_path.glob("*train*")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    whole = file.read_bytes()
+    broken = {"flip": bytes(content), "cut": whole[:-5], "empty": b"", "longer": whole + b"0"}
+    file.write_bytes(broken[damage])
+    again = with_features(digits, "scattering", cache=tmp_path)
+    assert np.array_equal(first.x_train, again.x_train)
+    assert made == [200, 70, 200]
+    assert file.read_bytes() == whole
+
+
+def test_other_records_are_another_file(digits: Dataset, made: list[int], tmp_path: Path) -> None:
+    with_features(digits, "scattering", cache=tmp_path)
+    changed = digits.x_train.copy()
+    changed[17, 0, 3, 3] += np.float32(1e-3)
+    other = Dataset(**{**vars(digits), "x_train": changed})
+    found = with_features(other, "scattering", cache=tmp_path)
+    assert made == [200, 70, 200]
+    torch.testing.assert_close(torch.from_numpy(found.x_train), scatter(torch.from_numpy(changed)))
+
+
+def test_the_kind_and_shape_of_the_source_count(tmp_path: Path) -> None:
+    source = np.arange(16, dtype=np.float32)
+    for number, each in enumerate((source, source.reshape(4, 4), source.view(np.int32))):
+        value = np.full(3, number, dtype=np.float32)
+        assert np.array_equal(kept(tmp_path, "x", each, (3,), value.copy), value)
+
+
+def test_a_failure_while_making_leaves_nothing(tmp_path: Path) -> None:
+    def fail() -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kept(tmp_path, "x", np.zeros(2), (2,), fail)
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_nothing_can_be_written_says_so_before_the_work(
+    digits: Dataset, made: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="HUSH_CACHE"):
+        with_features(digits, "scattering", cache=tmp_path / "file")
+    assert made == []
+
+
+def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HUSH_CACHE", "/a/b")
+    assert cache_directory() == Path("/a/b")
+    monkeypatch.delenv("HUSH_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/c")
+    assert cache_directory() == Path("/c/hush")
+
+
+def test_what_has_no_features_is_refused(digits: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no features called 'fourier'; there are scattering"):
+        with_features(digits, "fourier", cache=tmp_path)
+    flat = Dataset(**{**vars(digits), "x_train": np.zeros((200, 104)), "x_test": np.zeros((70, 104))})
+    with pytest.raises(DataError, match="104 cannot be scattered"):
+        with_features(flat, "scattering", cache=tmp_path)
