@@ -52,7 +52,7 @@ def total(
             marks |= {centre + k for k in (-9, -3, 0, 3, 9)}
         for end in (-b, b):
             steep = max(1, *(abs(end - centre) for centre in centres))
-            marks |= {end + sign * k / steep for sign in (-1, 1) for k in (3, 20, 60)}
+            marks |= {end + sign * k / steep for sign in (-1, 1) for k in (1, 3, 8, 20, 60)}
         points = sorted(x for x in marks if -b <= x <= b)
         found += mpmath.quad(lambda z: term(lambda t: density(z, t)), points)
     return found
