@@ -10,15 +10,26 @@ from hush.clipping import L2, Box, Entries, L2Linf, Linf, Lp, Principal, Subspac
 from hush.core.guarantee import Bound, Budget, Guarantee, Neighbours
 from hush.core.part import Always
 from hush.core.plan import Plan
-from hush.noise import BlockGaussian, Gaussian, GeneralizedGaussian, Laplace
+from hush.noise import (
+    BlockGaussian,
+    Gaussian,
+    GeneralizedGaussian,
+    Laplace,
+    Quantized,
+    Rectified,
+    StochasticSign,
+    Truncated,
+)
 from hush.sampling import Coordinate, FullBatch, Poisson, Twice
 
 if TYPE_CHECKING:
+    from hush.accounting.bounded import fisher, individual_rdp
     from hush.accounting.calibrate import calibrate
     from hush.accounting.charge import epsilon, rdp
     from hush.accounting.ledger import Ledger
     from hush.accounting.shaping import fit_noise
     from hush.training.loop import train
+    from hush.training.mean import mean
     from hush.training.step import PrivateStep
 
 __version__ = "0.1.0"
@@ -46,11 +57,18 @@ __all__ = [
     "Poisson",
     "Principal",
     "PrivateStep",
+    "Quantized",
+    "Rectified",
+    "StochasticSign",
     "Subspaces",
+    "Truncated",
     "Twice",
     "calibrate",
     "epsilon",
+    "fisher",
     "fit_noise",
+    "individual_rdp",
+    "mean",
     "rdp",
     "train",
 ]
@@ -60,7 +78,10 @@ _LAZY = {
     "PrivateStep": "hush.training.step",
     "calibrate": "hush.accounting.calibrate",
     "epsilon": "hush.accounting.charge",
+    "fisher": "hush.accounting.bounded",
     "fit_noise": "hush.accounting.shaping",
+    "individual_rdp": "hush.accounting.bounded",
+    "mean": "hush.training.mean",
     "rdp": "hush.accounting.charge",
     "train": "hush.training.loop",
 }

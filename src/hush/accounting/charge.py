@@ -14,6 +14,7 @@ from hush.accounting import pld
 from hush.accounting.coordinate import Profile
 from hush.accounting.loss import Array, Step
 from hush.accounting.mechanism import (
+    BOUNDED,
     Block,
     CoordinateWise,
     Entrywise,
@@ -64,6 +65,11 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
     >>> [round(float(value), 6) for value in hush.rdp(plan, orders=[2, 8])]
     [0.25, 1.0]
     """
+    return _total(_merged({plan: 1}, dimension), checked_orders(orders))[0]
+
+
+def checked_orders(orders: npt.ArrayLike) -> Array:
+    """The orders as an array, or an error that says which ones there are."""
     wanted = np.asarray(orders, dtype=float)
     if wanted.ndim != 1 or not 0 < len(wanted) <= _MOST_ORDERS:
         raise InvalidValue(
@@ -72,7 +78,7 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
         )
     for order in wanted:
         _ORDER.check("orders", float(order))
-    return _total(_merged({plan: 1}, dimension), wanted)[0]
+    return wanted
 
 
 def epsilon(
@@ -125,7 +131,7 @@ def spent(counts: Mapping[Plan, int], delta: float, dimension: Dimension = None)
         if whole is not None:
             upper = min(upper, pld.epsilon(whole, delta).upper)
         bound = _agreed(bound.lower, upper)
-    return Guarantee(epsilon=bound, delta=delta)
+    return Guarantee(epsilon=_attained(counts, bound), delta=delta)
 
 
 def delta(counts: Mapping[Plan, int], epsilon: float, dimension: Dimension = None) -> Bound:
@@ -144,6 +150,13 @@ def delta(counts: Mapping[Plan, int], epsilon: float, dimension: Dimension = Non
             upper = min(upper, pld.delta(whole, epsilon).upper)
         upper = min(upper, _drawn(steps))
         bound = _agreed(bound.lower, upper)
+    return _attained(counts, bound)
+
+
+def _attained(counts: Mapping[Plan, int], bound: Bound) -> Bound:
+    """The bound, with nothing below where a step is charged as another that shows no less."""
+    if any(isinstance(plan.noise, BOUNDED) for plan in counts):
+        return Bound(lower=0.0, upper=bound.upper)
     return bound
 
 

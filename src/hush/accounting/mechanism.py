@@ -13,7 +13,16 @@ from hush.core.ball import Ball
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.part import Always, Noise, Part
 from hush.core.plan import Plan
-from hush.noise import BlockGaussian, Gaussian, GeneralizedGaussian, Laplace
+from hush.noise import (
+    BlockGaussian,
+    Gaussian,
+    GeneralizedGaussian,
+    Laplace,
+    Quantized,
+    Rectified,
+    StochasticSign,
+    Truncated,
+)
 from hush.sampling import Coordinate, FullBatch, Poisson, Twice
 
 # With less noise than this losses exceed LARGEST_LOSS, and fit no grid.
@@ -160,8 +169,9 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
 
     **Guarantee.** For neighbours that differ by adding or removing one record the step costs no
     more than its mechanism: docs/guarantees/poisson-gaussian.md, scalar-noise.md, coordinate-wise.md,
-    argmax.md.
+    argmax.md, bounded.md.
     """
+    plan = unbounded(plan)
     parts = (plan.sampling, plan.clipping, plan.noise, plan.release)
     # exact types, so that a subclass which changes what a part does is not charged as its parent
     if tuple(type(part) for part in parts) not in _PROVED:
@@ -170,7 +180,8 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
             "together, and a charge for parts that were not would be a guess. Any sampling goes with "
             "L2, Linf, L2Linf, Box or Subspaces and Gaussian or BlockGaussian; Poisson or FullBatch "
             "with L2 or Lp and Gaussian, Laplace or GeneralizedGaussian; FullBatch with Entries and "
-            "those; all with Always."
+            "those; L2, Linf or L2Linf with Rectified, Truncated, StochasticSign or Quantized; all with "
+            "Always."
         )
     if isinstance(plan.clipping, Entries):
         return _entrywise(plan.clipping.changed, plan.noise)
@@ -198,6 +209,22 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
         f"many coordinates is charged for p = beta, and for p = 2 with beta > 2. Clip with "
         f"{'L2' if beta >= 2 else f'Lp(p={beta:g})'}."
     )
+
+
+BOUNDED = (Rectified, Truncated, StochasticSign, Quantized)
+
+
+def unbounded(plan: Plan) -> Plan:
+    """The plan with the whole normal law in place of noise on a fixed support, which shows no more.
+
+    **Guarantee.** In any world of other records, sampling and coordinates: docs/guarantees/bounded.md.
+    Under l_p clipping with p not 2, and for entries, a bounded law is charged by nothing here.
+    """
+    noise = plan.noise
+    if type(noise) not in BOUNDED or type(plan.clipping) not in (L2, Linf, L2Linf):
+        return plan
+    assert isinstance(noise, BOUNDED)
+    return replace(plan, noise=Gaussian(multiplier=noise.scale / plan.clipping.unit))
 
 
 def _normal(plan: Plan, dimension: int | None) -> Mechanism:

@@ -137,10 +137,10 @@ def _integral(step: SampledGaussian, order: float, exponent: float, spacing: flo
     log_ratio = np.logaddexp(math.log1p(-step.rate), math.log(step.rate) + growth)
     log_density = -((x / step.multiplier) ** 2) / 2 + math.log(spacing / step.multiplier)
     log_density -= math.log(2 * math.pi) / 2
-    return float(np.logaddexp(0.0, np.logaddexp.reduce(log_density + _log_excess(log_ratio, order))))
+    return float(np.logaddexp(0.0, np.logaddexp.reduce(log_density + log_excess(log_ratio, order))))
 
 
-def _log_excess(log_ratio: Array, order: float) -> Array:
+def log_excess(log_ratio: Array, order: float) -> Array:
     """log(r^a - 1 - a (r - 1)) at r = exp(log_ratio), without cancellation or overflow."""
     power, t = order - 1, log_ratio
     # r^a - 1 - a (r - 1) = r (expm1(power t) + power expm1(-t)); near t = 0 by its series.

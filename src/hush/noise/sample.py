@@ -7,6 +7,10 @@ from hush.core.errors import InvalidValue
 from hush.core.number import Range
 from hush.core.part import Noise
 from hush.core.randomness import source_for
+from hush.noise.quantized import Quantized
+from hush.noise.rectified import Rectified
+from hush.noise.stochastic_sign import StochasticSign
+from hush.noise.truncated import Truncated
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +29,8 @@ def sample(
 ) -> "torch.Tensor":
     """A tensor of `shape` drawn around `location` (zero by default) for a clipping norm of `norm`.
 
-    `secure` takes every random bit from the operating system's cryptographic source.
+    Noise on a fixed support needs a location. `secure` takes every random bit from the operating
+    system's cryptographic source.
 
     >>> import hush, torch
     >>> hush.noise.sample(hush.Gaussian(multiplier=2.0), (3,), norm=0.5).shape
@@ -39,6 +44,13 @@ def sample(
             f"location of type {location.dtype} must be real floating-point numbers: noise on complex "
             "ones would leave a part of them bare, and whole numbers would round it. Pass e.g. "
             "location.double(), or torch.view_as_real(location).",
+            key="location",
+        )
+    if location is None and isinstance(noise, Rectified | Truncated | StochasticSign | Quantized):
+        raise InvalidValue(
+            f"{type(noise).__name__} needs the location: it is drawn around the value on a fixed "
+            "support, and a draw around 0 that is added to the value later would show it by where the "
+            "draws end. Pass location=value.",
             key="location",
         )
     around = torch.zeros(shape, device=device)

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+from hush.reproduce.bounded_fig1 import bounded_fig1
+from hush.reproduce.bounded_fig2 import bounded_fig2
+from hush.reproduce.bounded_sampling import bounded_sampling
 from hush.reproduce.figure import Figure
 from hush.reproduce.gg_dimension import gg_dimension
 from hush.reproduce.gg_fig2 import gg_fig2
@@ -32,6 +35,9 @@ RECIPES: dict[str, Callable[..., Figure]] = {
     "gg-fig8": gg_fig8,
     "gg-fig9": gg_fig9,
     "gg-fig10": gg_fig10,
+    "bounded-fig1": bounded_fig1,
+    "bounded-fig2": bounded_fig2,
+    "bounded-sampling": bounded_sampling,
     "twice-fig2": twice_fig2,
     "twice-fig3": twice_fig3,
     "twice-fig4": twice_fig4,

@@ -1,0 +1,108 @@
+"""Rényi filters: budgets fixed first, records that would exceed theirs left out, step by step.
+
+After Feldman and Zrnic 2021. Costs that are only known once earlier outputs are cannot simply be added
+up; a budget that no course of events exceeds is a guarantee: docs/guarantees/filter.md.
+"""
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from hush.accounting.charge import checked_orders
+from hush.accounting.loss import Array
+from hush.accounting.rdp import converted
+from hush.core.errors import InvalidValue, Unproved
+from hush.core.guarantee import DELTA, Bound, Guarantee
+from hush.core.number import check_count
+
+_OUTWARD = 1 + 1e-12
+
+
+class RenyiFilter:
+    """Lets a record take part in a step only while its costs stay within a budget, at every order.
+
+    `knows` says what a record's cost may depend on, beside what was released before:
+
+    - "record": on that record alone, as `own_rdp` does. Every record may have its filter.
+    - "location": on all records, as `hush.individual_rdp(..., change=)` does. Then only one record may
+      have one: others would be let in or left out according to records that are not theirs.
+
+    **Guarantee.** Whatever is released, with a record and without it, differs by no more than the
+    budget: for every record ("record": differential privacy), or for the one that is watched
+    ("location": per instance). The budget is public; what was spent is not. Leaving the record out is
+    the only thing the filter may decide: a run that *stops* when it says so is not private.
+
+    >>> watched = RenyiFilter(orders=[2.0, 4.0], budget=[1.0, 2.0])
+    >>> [bool(watched.admit([[0.4, 0.9]])[0]) for step in range(3)]
+    [True, True, False]
+    """
+
+    def __init__(
+        self,
+        *,
+        orders: npt.ArrayLike,
+        budget: npt.ArrayLike,
+        records: int = 1,
+        knows: Literal["record", "location"] = "record",
+    ) -> None:
+        self.orders = checked_orders(orders)
+        self.budget = np.array(budget, dtype=float)
+        if self.budget.shape != self.orders.shape or not (self.budget > 0).all():
+            raise InvalidValue(
+                f"budget={budget!r} must be a positive number for each of {len(self.orders)} orders: "
+                "each order has a guarantee of its own. Pass e.g. budget=0.5 * orders.",
+                key="budget",
+            )
+        self.records = check_count("records", records, "each has a budget of its own", at_least=1)
+        if knows == "location" and self.records > 1:
+            raise Unproved(
+                f"records={records} with costs that depend on the location: whether a record is let in "
+                "would then depend on other records, which no noise hides. Watch one record, or use "
+                'costs that depend on the record alone (knows="record").',
+                key="records",
+            )
+        self.knows = knows
+        self._spent = np.zeros((self.records, len(self.orders)))
+
+    def admit(self, costs: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Which records take part in the next step, and charge those.
+
+        `costs` has a row for each record: the divergences, at each order and in both directions, of the
+        step with the record and without it.
+        """
+        price = np.asarray(costs, dtype=float)
+        if price.shape != self._spent.shape or not (price >= 0).all():
+            raise InvalidValue(
+                f"costs of shape {price.shape} must be {self._spent.shape}, none below 0: a row for "
+                "each record, a column for each order. A cost that is not a number bounds nothing.",
+                key="costs",
+            )
+        after = self._spent + price * _OUTWARD
+        admitted = np.asarray((after <= self.budget).all(axis=1))
+        self._spent[admitted] = after[admitted]
+        return admitted
+
+    def guarantee(self, delta: float) -> Guarantee:
+        """What everything released so far, and all that is to come, promises."""
+        delta = DELTA["range"].check("delta", delta)
+        return Guarantee(
+            epsilon=Bound(lower=0.0, upper=converted(self.budget, self.orders, delta)),
+            delta=delta,
+            notion="dp" if self.knows == "record" else "per-instance",
+            unit="one record" if self.knows == "record" else "the record that is watched",
+        )
+
+    def odometer(self) -> Array:
+        """What each record has spent at each order (sensitive: it depends on the records)."""
+        return self._spent.copy()
+
+
+def own_rdp(norms: npt.ArrayLike, scale: float, orders: npt.ArrayLike) -> Array:
+    """What a step costs records of these Euclidean norms wherever the others are: a row for each.
+
+    **Guarantee.** For normal noise of deviation `scale` on the sum, on a fixed support or not, in both
+    directions: docs/guarantees/bounded.md, 4. It depends on the record alone.
+    """
+    sizes = np.asarray(norms, dtype=float) / scale
+    return np.asarray(np.outer(sizes**2, checked_orders(orders)) / 2 * _OUTWARD)

@@ -1,0 +1,110 @@
+"""The private mean of some records: the smallest thing a plan can run."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hush.accounting.bounded import individual_rdp
+from hush.accounting.charge import epsilon
+from hush.accounting.rdp import ORDERS, converted
+from hush.core.errors import DataError
+from hush.core.guarantee import DELTA, Bound, Guarantee
+from hush.core.plan import Plan
+from hush.core.randomness import Randomness, source_for
+from hush.gradients.tape import GradientTape
+from hush.gradients.terms import Dense
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateMean:
+    """A noisy mean, and what releasing it promises; both may be published."""
+
+    value: npt.NDArray[np.float64]
+    guarantee: Guarantee
+
+
+def mean(
+    records: npt.ArrayLike,
+    plan: Plan,
+    *,
+    delta: float,
+    generator: torch.Generator | None = None,
+    secure: bool = False,
+) -> PrivateMean:
+    """The mean of the records, a row each, under any plan.
+
+    Each row is held within the plan's clipping, the rows that take part are added up, noise is drawn
+    around the sum, and the result is divided by the expected number of rows. Noise on a fixed support
+    bounds the *sum*: its `scale` and `bound` are as many times larger than those of the mean.
+
+    **Guarantee.** `hush.epsilon(plan, steps=1, delta=delta)`: the value may be published with it.
+    Assumes that the number of rows is public.
+
+    >>> import hush, torch
+    >>> rows = torch.rand(1000, 3, generator=torch.Generator().manual_seed(0))
+    >>> plan = hush.Plan(
+    ...     sampling=hush.FullBatch(),
+    ...     clipping=hush.L2(norm=2.0),
+    ...     noise=hush.Gaussian(multiplier=4.0),
+    ... )
+    >>> found = hush.mean(rows, plan, delta=1e-5, generator=torch.Generator().manual_seed(1))
+    >>> print(found.value.round(2).tolist(), found.guarantee.epsilon)
+    [0.51, 0.5, 0.49] <= 0.92634 (and >= 0.92634)
+    """
+    rows = _rows(records)
+    promised = epsilon(plan, 1, delta, dimension=rows.shape[1])
+    source = source_for(rows.device, generator, secure=secure)
+    taken = rows[plan.sampling.draw(len(rows), source).to(rows.device)]
+    total = _clipped_sum(taken, plan, source)
+    balls = plan.clipping.balls(len(total))
+    blocks = total.split([ball.dimension or len(total) for ball in balls])
+    for block, (noise, norm) in zip(blocks, plan.noise.over(balls, plan.clipping.unit), strict=True):
+        block.copy_(noise.around(block, norm=norm, generator=source))
+    value = total.div_(plan.sampling.expected(len(rows))).cpu().numpy()
+    return PrivateMean(value=value, guarantee=promised)
+
+
+def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guarantee:
+    """What `mean` promises these records and any that is added to them or removed (sensitive).
+
+    **Guarantee** (per-instance). docs/guarantees/bounded.md; for full batches.
+    """
+    delta = DELTA["range"].check("delta", delta)
+    location = _clipped_sum(_rows(records), plan, None).numpy()
+    upper = converted(individual_rdp(plan, location, ORDERS), ORDERS, delta)
+    at_worst = epsilon(plan, 1, delta, dimension=len(location)).epsilon.upper
+    return Guarantee(
+        epsilon=Bound(lower=0.0, upper=min(upper, at_worst)),
+        delta=delta,
+        notion="per-instance",
+        sensitive=True,
+    )
+
+
+def _clipped_sum(rows: Tensor, plan: Plan, source: "Randomness | None") -> Tensor:
+    tape = GradientTape(terms={"rows": Dense(rows)}, device=rows.device)
+    if source is None or plan.sampling.thinning == 1:
+        return plan.clipping.clip(tape).total["rows"]
+
+    def thin(values: Tensor) -> Tensor:
+        return plan.sampling.thin(values, source)
+
+    return plan.clipping.clip(tape, thin).total["rows"]
+
+
+def _rows(records: npt.ArrayLike) -> Tensor:
+    """The records in double precision, in memory of their own."""
+    given: Any = records
+    rows = torch.as_tensor(given if isinstance(given, Tensor) else np.asarray(given)).double()
+    rows = rows.detach().cpu().clone()
+    rows = rows[:, None] if rows.ndim == 1 else rows
+    if rows.ndim != 2 or not rows.numel() or not bool(rows.isfinite().all()):
+        raise DataError(
+            f"records of shape {tuple(rows.shape)} must be a row of finite numbers each: one that is no "
+            "number has no bounded influence. Pass e.g. an array of shape (records, numbers)."
+        )
+    return rows

@@ -1,0 +1,83 @@
+import mpmath
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import hush
+from hush.core.errors import InvalidValue
+from hush.noise.truncated import quantile
+
+
+def cdf(x: np.ndarray, location: float, scale: float, bound: float) -> np.ndarray:
+    """SciPy's, which is itself in log space."""
+    ends = ((-bound - location) / scale, (bound - location) / scale)
+    return np.asarray(stats.truncnorm.cdf(x, *ends, loc=location, scale=scale))
+
+
+@pytest.mark.parametrize(("dtype", "secure"), [(torch.float32, False), (torch.float64, True)])
+@pytest.mark.parametrize("location", [0.0, 0.9, -2.5, 40.0, -1000.0])
+def test_the_law_is_normal_given_the_support(location: float, dtype: torch.dtype, secure: bool) -> None:
+    noise = hush.Truncated(scale=0.7, bound=1.5)
+    source = None if secure else torch.Generator().manual_seed(1)
+    around = torch.full((100_000,), location, dtype=dtype)
+    drawn = hush.noise.sample(noise, (100_000,), location=around, generator=source, secure=secure)
+    assert drawn.dtype == dtype
+    assert float(drawn.abs().max()) <= 1.5
+    x = drawn.double().numpy()
+    assert stats.kstest(x, lambda x: cdf(x, location, 0.7, 1.5)).pvalue > 1e-6
+    for wrong in ((location, 0.8, 1.5), (location * 1.15 + 0.15, 0.7, 1.5)):
+        assert stats.kstest(x, lambda x, wrong=wrong: cdf(x, *wrong)).pvalue < 1e-6
+
+
+def test_wrong_laws_are_rejected() -> None:
+    """What one might write instead: clamp, or add bounded noise to the location."""
+    source = np.random.default_rng(0)
+    clamped = np.clip(0.9 + 0.7 * source.standard_normal(100_000), -1.5, 1.5)
+    added = np.clip(
+        0.9 + stats.truncnorm.rvs(-2, 2, scale=0.7, size=100_000, random_state=source), -2, 2
+    )
+    for wrong in (clamped, added):
+        assert stats.kstest(wrong, lambda x: cdf(x, 0.9, 0.7, 1.5)).pvalue < 1e-6
+
+
+def test_the_inverse_cdf_to_the_last_digits() -> None:
+    random = np.random.default_rng(5)
+    outside = np.concatenate(
+        [random.uniform(-6, 40, 60), 10 ** random.uniform(0, 6, 40), [29.99, 30.01]]
+    )
+    width = 2.5
+    share = random.uniform(size=len(outside))
+    found = quantile(torch.tensor(outside), width, torch.tensor(share)).numpy()
+    with mpmath.workdps(40):
+        for m, u, t in zip(outside, share, found, strict=True):
+            tail = [mpmath.erfc((m + mpmath.mpf(x)) / mpmath.sqrt(2)) for x in (0, t, width)]
+            # the share that belongs to the depth found; it moves with t at the rate of the density
+            back = (tail[0] - tail[1]) / (tail[0] - tail[2])
+            density = mpmath.sqrt(2 / mpmath.pi) * mpmath.exp(-((m + t) ** 2) / 2) / (tail[0] - tail[2])
+            assert abs(back - u) / density < 1e-9 * t + 1e-14
+
+
+def test_the_ends_of_the_shares_stay_in_the_support() -> None:
+    outside = torch.tensor([-60.0, -3.0, 0.0, 5.0, 36.0, 1e3, 1e9, 1e200], dtype=torch.float64)
+    for share in (0.0, 1 - 2.0**-53):
+        depth = quantile(outside, 4.0, torch.full_like(outside, share))
+        assert bool(((depth >= 0) & (depth <= 4.0)).all())
+
+
+def test_it_draws_in_place_whatever_the_shape() -> None:
+    location = torch.zeros(3, 40_000)
+    drawn = hush.Truncated(scale=1.0, bound=2.0).around(
+        location, norm=1.0, generator=torch.Generator().manual_seed(0)
+    )
+    assert drawn.shape == (3, 40_000)
+    assert drawn.data_ptr() == location.data_ptr()
+    # the variance of a normal within two deviations
+    assert float(drawn.var()) == pytest.approx(0.7737, rel=0.02)
+
+
+def test_a_support_must_hold_something() -> None:
+    with pytest.raises(InvalidValue, match=r"bound=0 must be .*without looking at the records"):
+        hush.Truncated(scale=1.0, bound=0)
+    with pytest.raises(InvalidValue, match=r"scale=-1 must be .*nothing is private"):
+        hush.Truncated(scale=-1, bound=1)

@@ -1,0 +1,96 @@
+"""What depends on the records is asked for by name, and reaches no log, report or file otherwise."""
+
+import logging
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hush
+from hush.accounting.individual import RenyiFilter
+from hush.training.linear import LinearDescent
+from hush.training.mean import individual_mean
+
+SOURCE = Path(hush.__file__).parent
+NAMES = r"\b(individual_rdp|individual_mean|sampled_rdp|odometer|FisherLoss|add_fisher|charges)\b"
+MADE_HERE = {
+    "__init__.py",
+    "accounting/bounded.py",
+    "accounting/fisher.py",
+    "accounting/individual.py",
+    "accounting/sampled_bounded.py",
+    "training/linear.py",
+    "training/mean.py",
+    "training/told.py",
+    # recipes on made-up records
+    "reproduce/bounded_fig1.py",
+    "reproduce/bounded_fig2.py",
+    "reproduce/bounded_sampling.py",
+}
+
+
+def test_nothing_else_in_the_library_asks_for_them() -> None:
+    found = {
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        if re.search(NAMES + r"\(", path.read_text()) and "PATE" not in path.read_text()
+    }
+    assert "accounting/bounded.py" in found, "the search finds what is there"
+    assert found <= MADE_HERE, "whoever prints, logs or stores must not compute per-instance numbers"
+
+
+def test_where_they_are_made_nothing_is_printed_or_written() -> None:
+    for name in MADE_HERE - {"__init__.py"}:
+        code = re.sub(r'""".*?"""', "", (SOURCE / name).read_text(), flags=re.DOTALL)
+        found = re.findall(r"\b(print|logging|logger|json|open|write_text|warn)\b", code)
+        assert not found, f"{name} uses {found}"
+
+
+def test_a_run_leaves_none_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Train with every law, look at the per-instance number, and search everything that was left."""
+    caplog.set_level(logging.DEBUG)
+    x, y = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
+    plan = hush.Plan(
+        sampling=hush.FullBatch(),
+        clipping=hush.Linf(norm=0.1),
+        noise=hush.Rectified(scale=3.0, bound=1.0),
+    )
+    model = nn.Linear(5, 2, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hush.train(
+        model,
+        nn.CrossEntropyLoss(),
+        optimizer,
+        plan,
+        (x, y),
+        budget=hush.Budget(epsilon=50.0, delta=1e-5),
+        steps=2,
+        evaluation=(x.clone(), y),
+        directory=tmp_path / "run",
+    )
+    descent = LinearDescent(x, y, plan, classes=2, lr=0.1, orders=[2.0])
+    list(descent.run(steps=2))
+    secret = descent.charges().for_all[0]
+    own = individual_mean(x, plan, delta=1e-5)
+    assert own.sensitive
+    assert hush.mean(x, plan, delta=1e-5).guarantee.sensitive is False
+    out, err = capsys.readouterr()
+    left = [out, err, caplog.text, repr(descent), repr(descent.ledger)]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    left += [path.read_bytes().decode("latin-1") for path in files]
+    assert len(files) > 3, "the search is not idle"
+    for text in left:
+        assert "per-instance" not in text
+        assert f"{secret:.6g}" not in text
+        assert f"{own.epsilon.upper:.6g}" not in text
+
+
+def test_what_holds_them_does_not_show_them() -> None:
+    guard = RenyiFilter(orders=[2.0], budget=[1.0])
+    guard.admit(np.array([[0.123456]]))
+    assert "0.123" not in repr(guard)

@@ -1,0 +1,86 @@
+"""The private mean with every mechanism there is."""
+
+import numpy as np
+import pytest
+import torch
+
+import hush
+from hush.core.errors import DataError, HushError
+from hush.core.part import Clipping, Noise, Sampling
+from hush.training.mean import individual_mean
+
+ROWS = np.random.default_rng(0).uniform(-0.2, 1.0, size=(4000, 5))
+TRUTH = ROWS.mean(0)
+
+
+def plan(clipping: Clipping, noise: Noise, sampling: Sampling | None = None) -> hush.Plan:
+    return hush.Plan(sampling=sampling or hush.FullBatch(), clipping=clipping, noise=noise)
+
+
+EVERY = [
+    plan(hush.L2(norm=3.0), hush.Gaussian(multiplier=5.0)),
+    plan(hush.Lp(p=1.0, norm=5.0), hush.Laplace(multiplier=5.0)),
+    plan(hush.Lp(p=1.5, norm=4.0), hush.GeneralizedGaussian(beta=1.5, multiplier=5.0)),
+    plan(hush.L2(norm=3.0), hush.GeneralizedGaussian(beta=3.0, multiplier=5.0)),
+    plan(hush.Linf(norm=1.0), hush.Gaussian(multiplier=20.0)),
+    plan(hush.L2(norm=3.0), hush.Gaussian(multiplier=5.0), hush.Poisson(rate=0.5)),
+    plan(hush.Linf(norm=1.0), hush.Gaussian(multiplier=20.0), hush.Coordinate(rate=0.5)),
+    plan(hush.Linf(norm=1.0), hush.Rectified(scale=20.0, bound=4000.0)),
+    plan(hush.Linf(norm=1.0), hush.Truncated(scale=20.0, bound=4000.0)),
+    plan(hush.L2(norm=3.0), hush.Quantized(scale=20.0, bound=4000.0, levels=4001)),
+]
+
+
+@pytest.mark.parametrize("each", EVERY, ids=lambda each: type(each.noise).__name__)
+def test_every_mechanism_is_close_and_charged(each: hush.Plan) -> None:
+    found = hush.mean(ROWS, each, delta=1e-5, generator=torch.Generator().manual_seed(3))
+    assert found.value.shape == (5,)
+    assert np.abs(found.value - TRUTH).max() < 0.05
+    assert found.guarantee == hush.epsilon(each, 1, 1e-5, dimension=5)
+    assert not found.guarantee.sensitive
+
+
+def test_the_noise_has_the_deviation_that_is_charged() -> None:
+    each = plan(hush.L2(norm=3.0), hush.Gaussian(multiplier=5.0))
+    generator = torch.Generator().manual_seed(4)
+    draws = np.array([hush.mean(ROWS, each, delta=1e-5, generator=generator).value for _ in range(400)])
+    assert draws.std(0) == pytest.approx([15 / 4000] * 5, rel=0.12)
+    assert draws.mean(0) == pytest.approx(TRUTH, abs=5 * 15 / 4000 / 20)
+
+
+def test_rows_are_clipped_and_left_as_they_were() -> None:
+    rows = np.full((1000, 2), 100.0)
+    for clipping, expected in ((hush.Linf(norm=1.0), 1.0), (hush.L2(norm=1.0), 0.5**0.5)):
+        found = hush.mean(rows, plan(clipping, hush.Gaussian(multiplier=1.0)), delta=1e-5)
+        assert found.value == pytest.approx([expected] * 2, abs=0.02)
+    assert (rows == 100).all()
+    one = hush.mean(torch.ones(1000), plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=1.0)), delta=1e-5)
+    assert one.value == pytest.approx([1.0], abs=0.02)
+
+
+def test_signs_tell_the_sign() -> None:
+    each = plan(hush.Linf(norm=1.0), hush.StochasticSign(scale=20.0))
+    assert (hush.mean(ROWS, each, delta=1e-5).value * 4000 == 1).all()
+
+
+def test_the_records_at_hand_are_asked_for_by_name() -> None:
+    outside = plan(hush.Linf(norm=1.0), hush.Rectified(scale=20.0, bound=1000.0))
+    guarantee = individual_mean(ROWS, outside, delta=1e-5)
+    assert guarantee.sensitive
+    assert guarantee.notion == "per-instance"
+    assert guarantee.epsilon.upper < 0.1 * hush.epsilon(outside, 1, 1e-5, dimension=5).epsilon.upper
+    assert "sensitive: do not publish" in str(guarantee)
+    wide = plan(hush.Linf(norm=1.0), hush.Rectified(scale=20.0, bound=1e6))
+    at_worst = hush.epsilon(wide, 1, 1e-5, dimension=5).epsilon.upper
+    assert individual_mean(ROWS, wide, delta=1e-5).epsilon.upper == pytest.approx(at_worst)
+
+
+@pytest.mark.parametrize("records", [[], [[1.0, np.nan]], np.zeros((2, 2, 2))])
+def test_records_are_rows_of_numbers(records: np.ndarray) -> None:
+    with pytest.raises(DataError, match="records of shape"):
+        hush.mean(records, EVERY[0], delta=1e-5)
+
+
+def test_what_is_not_proved_is_not_run() -> None:
+    with pytest.raises(HushError, match="no proved guarantee"):
+        hush.mean(ROWS, plan(hush.Linf(norm=1.0), hush.Laplace(multiplier=1.0)), delta=1e-5)
