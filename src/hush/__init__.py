@@ -10,6 +10,7 @@ from hush.clipping import L2, Entries, Lp
 from hush.core.guarantee import Bound, Budget, Guarantee, Neighbours
 from hush.core.part import Always
 from hush.core.plan import Plan
+from hush.core.selective import Selective
 from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 from hush.sampling import FullBatch, Poisson
 
@@ -39,6 +40,7 @@ __all__ = [
     "Plan",
     "Poisson",
     "PrivateStep",
+    "Selective",
     "calibrate",
     "epsilon",
     "rdp",

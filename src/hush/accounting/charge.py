@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from hush.accounting import pld
+from hush.accounting import pld, selective
 from hush.accounting.allocation import Ball
 from hush.accounting.coordinate import Profile
 from hush.accounting.loss import Array, Step
@@ -25,6 +25,7 @@ from hush.accounting.mechanism import (
 from hush.accounting.pipeline import WHOLE_ORDERS, coordinate_wise
 from hush.accounting.profile import Law
 from hush.accounting.rdp import ORDERS, converted, converted_delta, divergence
+from hush.accounting.trial import Both, Trial
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import DELTA, Bound, Guarantee
 from hush.core.number import Range, check_count
@@ -42,6 +43,9 @@ _EPSILON = Range(at_least=0, why="a privacy loss below zero is none", example=1.
 Dimension = int | Mapping[Plan, int] | None
 """The number of parameters: of all models, or of those trained by some of the plans, or not known."""
 
+# Trials are charged at any order above 1; the low ones decide where epsilon is large.
+_TRIAL_ORDERS: Array = np.append([1.1, 1.2, 1.35, 1.5, 1.75], WHOLE_ORDERS)
+
 _WHY_WHOLE = "each step is charged whole, so it is run whole or not at all"
 
 
@@ -49,8 +53,8 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
     """The Rényi divergence of one step of `plan` at each of the `orders`.
 
     **Guarantee.** Never below the larger of the two directions of adding and removing one record:
-    docs/guarantees/poisson-gaussian.md and coordinate-wise.md. `dimension`, the number of parameters,
-    may lower the charge of noise other than Gaussian, and is needed where p = beta > 2.
+    docs/guarantees/poisson-gaussian.md, coordinate-wise.md and selective.md. `dimension`, the number of
+    parameters, may lower the charge of noise other than Gaussian, and is needed where p = beta > 2.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -112,14 +116,17 @@ def spent(counts: Mapping[Plan, int], delta: float, dimension: Dimension = None)
     if _drawn(steps) <= delta:
         return Guarantee(epsilon=Bound(lower=0.0, upper=0.0), delta=delta)
     bound = pld.epsilon(_one_hot(steps), delta)
-    if any(isinstance(step, CoordinateWise) for step in steps):
-        upper = _renyi(
-            steps,
-            lambda total, orders: converted(total, orders, delta),
-            lambda one_hot: pld.epsilon(one_hot, delta).lower,
-        )
+    if any(isinstance(step, CoordinateWise | Trial) for step in steps):
+        missed = _given_up(steps)
+        upper = math.inf
+        if missed < delta:
+            upper = 2 * missed + _renyi(
+                steps,
+                lambda total, orders: converted(total, orders, delta - missed),
+                lambda one_hot: pld.epsilon(one_hot, delta).lower,
+            )
         bound = _agreed(bound.lower, upper)
-    return Guarantee(epsilon=bound, delta=delta)
+    return Guarantee(epsilon=bound, delta=delta, basis=_basis(steps))
 
 
 def delta(counts: Mapping[Plan, int], epsilon: float, dimension: Dimension = None) -> Bound:
@@ -127,13 +134,15 @@ def delta(counts: Mapping[Plan, int], epsilon: float, dimension: Dimension = Non
     epsilon = _EPSILON.check("epsilon", epsilon)
     steps = _merged(counts, dimension)
     bound = pld.delta(_one_hot(steps), epsilon)
-    if any(isinstance(step, CoordinateWise) for step in steps):
+    if any(isinstance(step, CoordinateWise | Trial) for step in steps):
+        missed = _given_up(steps)
         upper = _renyi(
             steps,
-            lambda total, orders: converted_delta(total, orders, epsilon),
+            lambda total, orders: converted_delta(total, orders, max(0.0, epsilon - 2 * missed)),
             lambda one_hot: pld.delta(one_hot, epsilon).lower,
         )
-        upper = min(upper, _drawn(steps))
+        # at epsilon 0 there is nothing to take the correction from: it is added to delta instead
+        upper = min(upper + 3 * missed, _drawn(steps))
         bound = _agreed(bound.lower, upper)
     return bound
 
@@ -145,6 +154,16 @@ def _agreed(lower: float, upper: float) -> Bound:
             f"a lower bound of {lower:g} and an upper bound of {upper:g} cannot both hold"
         )
     return Bound(lower=min(lower, upper), upper=upper)
+
+
+def _given_up(steps: Mapping[Simple, int]) -> float:
+    """What hidden trials that never end add to delta: docs/guarantees/selective.md, step 6."""
+    return sum(count * step.given_up for step, count in steps.items() if isinstance(step, Trial))
+
+
+def _basis(steps: Mapping[Simple, int]) -> Literal["proved", "published"]:
+    claimed = any(isinstance(step, Trial) and step.accounting == "published" for step in steps)
+    return "published" if claimed else "proved"
 
 
 def _drawn(steps: Mapping[Simple, int]) -> float:
@@ -161,6 +180,9 @@ def _merged(counts: Mapping[Plan, int], dimension: Dimension) -> dict[Simple, in
         step, often = mechanism(plan, size), check_count("steps", count, _WHY_WHOLE)
         if isinstance(step, Entrywise):
             steps[step.one] += check_count("steps", step.changed * often, _WHY_WHOLE)
+        elif isinstance(step, Both):
+            steps[step.train] += often
+            steps[step.test] += often
         else:
             steps[step] += often
     return {step: count for step, count in steps.items() if count}
@@ -169,10 +191,13 @@ def _merged(counts: Mapping[Plan, int], dimension: Dimension) -> dict[Simple, in
 def _one_hot(steps: Mapping[Simple, int]) -> dict[Step, int]:
     """The steps if a record changes one coordinate: all there is to them, but for coordinate-wise ones.
 
-    For those it is one of the changes a record can make, so its cost bounds theirs from below.
+    For those it is one of the changes a record can make, so its cost bounds theirs from below; trials
+    are left out, which bounds theirs too.
     """
     found: Counter[Step] = Counter()
     for step, count in steps.items():
+        if isinstance(step, Trial):
+            continue
         if not isinstance(step, CoordinateWise):
             found[step] += count
         elif step.beta <= MOST_BETA:
@@ -190,11 +215,13 @@ def _renyi(
     Sampling never adds to a divergence (it is quasi-convex in the two laws), and without it there
     are more orders to choose from. `certain` is a lower bound that tells when this cannot help.
     """
+    if not any(isinstance(step, CoordinateWise) for step in steps):
+        return convert(*_total(steps, _TRIAL_ORDERS))
     sampled = any(step.rate < 1 for step in steps)
     best = convert(*_total(steps, WHOLE_ORDERS)) if sampled else math.inf
     unsampled: Counter[Simple] = Counter()
     for step, count in steps.items():
-        unsampled[replace(step, rate=1.0)] += count
+        unsampled[step if isinstance(step, Trial) else replace(step, rate=1.0)] += count
     if certain(_one_hot(unsampled)) < best:
         best = min(best, convert(*_total(unsampled, ORDERS)))
     return best
@@ -211,6 +238,8 @@ def _total(steps: Mapping[Simple, int], orders: Array) -> tuple[Array, Array]:
 def _divergence(step: Simple, orders: Array) -> Array:
     if isinstance(step, SampledGaussian):
         return divergence(step, orders)
+    if isinstance(step, Trial):
+        return selective.charged(step, orders)
     ball = Ball(p=1.0, norm=1.0, dimension=1)
     if isinstance(step, CoordinateWise):
         ball = Ball(p=step.p, norm=1.0, dimension=step.dimension)

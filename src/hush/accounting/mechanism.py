@@ -7,10 +7,12 @@ from itertools import product
 
 from hush.accounting.normal import Normal
 from hush.accounting.power import Power
+from hush.accounting.trial import Both, Trial
 from hush.clipping import L2, Entries, Lp
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.part import Always, Noise, Part
 from hush.core.plan import Plan
+from hush.core.selective import Selective
 from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 from hush.sampling import FullBatch, Poisson
 
@@ -116,8 +118,8 @@ def ellipsoid(rate: float, norms: Sequence[float], deviations: Sequence[float]) 
     return SampledGaussian(rate, 1 / math.hypot(*ratios))
 
 
-Simple = SampledGaussian | SampledNoise | CoordinateWise
-Mechanism = Simple | Entrywise
+Simple = SampledGaussian | SampledNoise | CoordinateWise | Trial
+Mechanism = Simple | Entrywise | Both
 
 
 def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
@@ -127,7 +129,7 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
 
     **Guarantee.** For neighbours that differ by adding or removing one record the step costs no
     more than its mechanism: docs/guarantees/poisson-gaussian.md, scalar-noise.md, coordinate-wise.md,
-    argmax.md.
+    argmax.md, selective.md.
     """
     parts = (plan.sampling, plan.clipping, plan.noise, plan.release)
     # exact types, so that a subclass which changes what a part does is not charged as its parent
@@ -136,8 +138,12 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
             f"{_names(parts)} has no proved guarantee: amplification, sensitivity and noise are proved "
             "together, and a charge for parts that were not would be a guess. Use Poisson or FullBatch "
             "with L2 or Lp, or FullBatch with Entries; with Gaussian, Laplace or GeneralizedGaussian; "
-            "with Always."
+            "with Always. Poisson or FullBatch with L2 and Gaussian also with Selective."
         )
+    if isinstance(plan.release, Selective):
+        always = mechanism(replace(plan, release=Always()))
+        assert isinstance(always, SampledGaussian)
+        return _tested(always, plan.release)
     if isinstance(plan.clipping, Entries):
         return _entrywise(plan.clipping.changed, plan.noise)
     rate = plan.sampling.expected(1)
@@ -173,7 +179,16 @@ _PROVED = {
     *product((Poisson, FullBatch), (L2, Lp), (Gaussian, Laplace, GeneralizedGaussian), (Always,)),
     # Not Poisson: whether a record takes part is one draw for all the entries it changes.
     *product((FullBatch,), (Entries,), (Gaussian, Laplace, GeneralizedGaussian), (Always,)),
+    *product((Poisson, FullBatch), (L2,), (Gaussian,), (Selective,)),
 }
+
+
+def _tested(train: SampledGaussian, release: Selective) -> Mechanism:
+    """docs/guarantees/selective.md, "What is tested"."""
+    test = SampledGaussian(release.rate, release.multiplier)
+    if release.test == "summed":
+        return Both(train, test)
+    return Trial(train, test, release.threshold / 2, release.accounting)
 
 
 def _entrywise(changed: int, noise: Noise) -> Mechanism:

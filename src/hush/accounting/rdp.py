@@ -132,12 +132,13 @@ def _integral(step: SampledGaussian, order: float, exponent: float, spacing: flo
     log_ratio = np.logaddexp(math.log1p(-step.rate), math.log(step.rate) + growth)
     log_density = -((x / step.multiplier) ** 2) / 2 + math.log(spacing / step.multiplier)
     log_density -= math.log(2 * math.pi) / 2
-    return float(np.logaddexp(0.0, np.logaddexp.reduce(log_density + _log_excess(log_ratio, order))))
+    return float(np.logaddexp(0.0, np.logaddexp.reduce(log_density + log_excess(log_ratio, order))))
 
 
-def _log_excess(log_ratio: Array, order: float) -> Array:
+def log_excess(log_ratio: Array, order: float) -> Array:
     """log(r^a - 1 - a (r - 1)) at r = exp(log_ratio), without cancellation or overflow."""
-    power, t = order - 1, log_ratio
+    # below exp(-600) the ratio is nothing beside the constant, order - 1
+    power, t = order - 1, np.maximum(log_ratio, -600.0)
     # r^a - 1 - a (r - 1) = r (expm1(power t) + power expm1(-t)); near t = 0 by its series.
     capped = np.minimum(power * t, 600.0)
     bracket = np.expm1(capped) + power * np.expm1(-t)

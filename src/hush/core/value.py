@@ -1,6 +1,6 @@
 """The base of everything immutable: checks itself when made, and can be written as plain data."""
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Self
 
 from hush.core.errors import InvalidPlan
@@ -27,10 +27,11 @@ class Value:
     def from_plain(cls, plain: dict[str, Any]) -> Self:
         """The value that `to_plain` wrote."""
         names = [field.name for field in fields(cls)]
+        needed = [field.name for field in fields(cls) if field.default is MISSING]
         for key in plain:
             if key not in names:
                 raise InvalidPlan(f"{key!r} is not a setting of {cls.__name__}{_listed(names)}", key=key)
-        for name in names:
+        for name in needed:
             if name not in plain:
                 raise InvalidPlan(f"{name!r} of {cls.__name__} is missing{_listed(names)}", key=name)
         return cls(**plain)
