@@ -47,7 +47,7 @@ def moment(first: Array, second: Array, order: float) -> float:
 
 
 def trial_divergences(case: Case, without: Array, within: Array, order: float) -> tuple[float, float]:
-    """Both divergences of a public trial, accepted so often `without` the record and `within` its test."""
+    """Both divergences of one public trial: acceptance `without` the record and `within` its test."""
     _, q, p = proposals(case, len(without))
     a = (1 - case.test_rate) * without + case.test_rate * within
     first = np.append(a * p, 1 - (a * p).sum())

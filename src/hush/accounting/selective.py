@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import log_ndtr
 
-from hush.accounting.dots import dots, hockey_stick, log_below, log_beyond
+from hush.accounting.dots import dots, hockey_stick, log_below, log_beyond, log_ratio
 from hush.accounting.loss import Array, Direction
 from hush.accounting.rdp import divergence, log_excess
 from hush.accounting.trial import Trial
@@ -129,13 +129,10 @@ def _sign(direction: Direction) -> int:
 
 def _corners(trial: Trial, direction: Direction) -> _Corners:
     log_least, log_most = trial.log_accept
-    spread = -math.expm1(log_least - log_most)  # (M - m) / M
-    rate = trial.test.rate
     # a' and b both least, both most, (m, M) and (M, m); a = (1 - rate) a' + rate b
     log_without = np.array([log_least, log_most, log_least, log_most])
-    up = math.log1p(rate * math.expm1(log_most - log_least))
-    down = math.log1p(-rate * spread) if rate * spread < 1 else log_least - log_most
-    log_change = np.array([0.0, 0.0, up, down])
+    gap = log_most - log_least
+    log_change = np.append([0.0, 0.0], log_ratio(trial.test.rate, np.array([gap, -gap])))
     if direction is Direction.REMOVE:
         return _Corners(log_without, log_change)
     return _Corners(log_without + log_change, -log_change)

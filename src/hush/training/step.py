@@ -18,6 +18,7 @@ from hush.core.guarantee import Guarantee
 from hush.core.number import check_count
 from hush.core.plan import Plan
 from hush.core.randomness import Randomness, SystemSource, fresh_generator, random_bits, source_for
+from hush.core.selective import Selective
 from hush.core.tape import ClippedSum
 from hush.gradients.admissible import check_model, check_optimizer, per_record
 from hush.gradients.isolation import check_apart
@@ -27,6 +28,7 @@ from hush.gradients.structure import each
 from hush.training.batch import Batch
 from hush.training.fingerprint import fingerprint
 from hush.training.records import Data, count, take
+from hush.training.selective import Trials
 from hush.training.sizing import fitting
 
 _FACTS = {
@@ -102,6 +104,7 @@ class PrivateStep:
         """How many records added nothing because their gradient was not finite (sensitive)."""
         self._drawn: Batch | None = None
         self._memory: Tensor | None = None
+        self._trials = Trials(self, plan.release) if isinstance(plan.release, Selective) else None
 
     def batches(self, data: Data, steps: int | None = None) -> Iterator[Batch]:
         """Draw one batch after another, each to be passed to this step once."""
@@ -118,8 +121,12 @@ class PrivateStep:
             self._drawn = Batch(indices, data, physical)
             yield self._drawn
 
-    def __call__(self, batch: Batch) -> None:
-        """Update the model from a batch that `batches` has just drawn."""
+    def __call__(self, batch: Batch) -> bool:
+        """Update the model from a batch that `batches` has just drawn; return whether it moved.
+
+        It always does, unless the plan is selective and the proposal was rejected. A learning-rate
+        schedule should move only when the model did.
+        """
         if batch is not self._drawn:
             raise DataError(
                 "this batch was not drawn by `step.batches`, or was used before: the charge is for a "
@@ -133,18 +140,17 @@ class PrivateStep:
                 f"{self.plan} costs more the more there are. Let all of them require gradients before "
                 "making the step."
             )
+        if self._trials is not None:
+            return self._trials(batch)
         update = self._noisy_mean(batch)
-        self.ledger.charge(
-            self.plan,
-            run=self.run,
-            step=self.steps + 1,
-            release=fingerprint([update]),
-            dimension=self.dimension,
-        )
-        self.steps += 1
-        self._drawn = None
-        self._give(update)
-        self.optimizer.step()
+        self._charge(fingerprint([update]))
+        self._move(update)
+        return True
+
+    @property
+    def accepted(self) -> int:
+        """How many steps moved the model."""
+        return self.steps if self._trials is None else self._trials.accepted
 
     def spent(self, delta: float) -> Guarantee:
         """The guarantee for everything on the ledger so far."""
@@ -160,6 +166,7 @@ class PrivateStep:
             "run": self.run,
             "steps": self.steps,
             "skipped": self.skipped,
+            "accepted": self.accepted,
             "secure": self._secure,
             "generator": None
             if isinstance(self.generator, SystemSource)
@@ -196,6 +203,8 @@ class PrivateStep:
             raise CheckpointError(f"the checkpoint is of another model: {error}") from None
         self.optimizer.load_state_dict(state["optimizer"])
         self.run, self.steps, self.skipped = state["run"], state["steps"], state["skipped"]
+        if self._trials is not None:
+            self._trials.accepted = state["accepted"]
         if isinstance(self.generator, SystemSource):
             self.reseed()
         else:
@@ -253,6 +262,18 @@ class PrivateStep:
                 torch._foreach_add_(parts, [part.reshape(-1) for part in clipped.total.values()])
         noisy = self.plan.noise.around(total, norm=self.plan.clipping.unit, generator=self.generator)
         return noisy.div_(self.plan.sampling.expected(self.records))
+
+    def _charge(self, release: str) -> None:
+        """Put the step on the ledger: from here on what it releases may be used."""
+        self.ledger.charge(
+            self.plan, run=self.run, step=self.steps + 1, release=release, dimension=self.dimension
+        )
+        self.steps += 1
+        self._drawn = None
+
+    def _move(self, update: Tensor) -> None:
+        self._give(update)
+        self.optimizer.step()
 
     def _nothing(self) -> Tensor:
         """The sum over an empty batch; the memory is that of the step before, if it fits."""
