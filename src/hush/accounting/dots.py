@@ -18,7 +18,7 @@ from hush.accounting.mechanism import SampledGaussian
 
 # Cuts around the centre of the law (where a sampled step decides), around the order (where large
 # orders look), and over everything in between out to FAR deviations.
-_CENTRE, _PEAK, _BETWEEN = 2000, 1000, 1000
+_CENTRE, _PEAK, _BETWEEN = 1200, 600, 600
 FAR = 38.0
 # Cuts no closer than this many deviations: masses of closer ones are mostly rounding.
 _LEAST_GAP = 1e-4

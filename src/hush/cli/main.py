@@ -14,6 +14,7 @@ from hush.cli.demo import demo
 from hush.cli.pate import pate
 from hush.cli.reproduce import reproduce
 from hush.cli.train import train
+from hush.cli.tune_selective import tune_selective
 from hush.core.errors import HushError
 
 app = typer.Typer(
@@ -32,7 +33,7 @@ def hush(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-for command in (train, account, calibrate, compare, claims, pate, demo, reproduce):
+for command in (train, account, calibrate, compare, tune_selective, claims, pate, demo, reproduce):
     app.command()(command)
 
 
