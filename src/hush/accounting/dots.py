@@ -48,7 +48,7 @@ def dots(step: SampledGaussian, order: float) -> Dots:
     # upper end the weight (n' - e0 n) / (e1 - e0) and its lower end the rest of n.
     wide = np.diff(growth)
     mean = np.clip(shifted - without - growth[:-1], 0.0, wide)
-    share = np.expm1(np.minimum(mean, 700.0)) / np.expm1(np.minimum(wide, 700.0))
+    share = np.exp(mean - wide) * np.expm1(-mean) / np.expm1(-wide)
     slip = np.minimum(1.0, _ROUNDING / wide)
     weight = np.full(len(cuts), -np.inf)
     weight[:-1] = without + np.log(np.minimum(1.0, 1 - share + slip))

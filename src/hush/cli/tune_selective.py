@@ -37,7 +37,7 @@ def tune_selective(
 
     start = plan_of(sampling_of(None, records, batch_size), 1.0, clip)
     budget = Budget(epsilon=epsilon, delta=delta)
-    found, failed = {}, []
+    found, failed = {}, {}
     for test in ("summed", "mean"):
         try:
             found[test] = tuned(
@@ -51,9 +51,9 @@ def tune_selective(
                 contrast=contrast,
             )
         except HushError as error:
-            failed.append(error)
+            failed[test] = error
     if not found:
-        raise failed[0]
+        raise failed["summed"]
     noise = {
         test: each.plan.noise.multiplier
         for test, each in found.items()
@@ -71,12 +71,15 @@ def tune_selective(
             }
             for test, each in found.items()
         }
-        print_json({"best": best, "tests": tests})
+        reasons = {test: str(error) for test, error in failed.items()}
+        print_json({"best": best, "tests": tests, "failed": reasons})
         return
     for test, each in found.items():
         print(
             f"# {test}: training noise {noise[test]:.4g} for {each.trials} trials; accepts "
             f"{each.helpful:.0%} of helpful and {each.harmful:.0%} of harmful proposals"
         )
+    for test, error in failed.items():
+        print(f"# {test}: {error}")
     print(f"# {best} test, {found[best].guarantee}\n")
     print(plan_text(found[best].plan), end="")
