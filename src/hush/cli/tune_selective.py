@@ -79,7 +79,7 @@ def tune_selective(
             f"# {test}: training noise {noise[test]:.4g} for {each.trials} trials; accepts "
             f"{each.helpful:.0%} of helpful and {each.harmful:.0%} of harmful proposals"
         )
-    for test, error in failed.items():
-        print(f"# {test}: {error}")
+    for test, reason in failed.items():
+        print(f"# {test}: {reason}")
     print(f"# {best} test, {found[best].guarantee}\n")
     print(plan_text(found[best].plan), end="")
