@@ -10,6 +10,7 @@ from hush.clipping import L2, Box, Entries, L2Linf, Linf, Lp, Principal, Subspac
 from hush.core.guarantee import Bound, Budget, Guarantee, Neighbours
 from hush.core.part import Always
 from hush.core.plan import Plan
+from hush.core.selective import Selective
 from hush.noise import (
     BlockGaussian,
     Gaussian,
@@ -59,6 +60,7 @@ __all__ = [
     "PrivateStep",
     "Quantized",
     "Rectified",
+    "Selective",
     "StochasticSign",
     "Subspaces",
     "Truncated",

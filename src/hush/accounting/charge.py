@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from hush.accounting import pld
+from hush.accounting import pld, selective
 from hush.accounting.coordinate import Profile
 from hush.accounting.loss import Array, Step
 from hush.accounting.mechanism import (
@@ -26,6 +26,7 @@ from hush.accounting.mechanism import (
 from hush.accounting.pipeline import WHOLE_ORDERS, coordinate_wise
 from hush.accounting.profile import Law
 from hush.accounting.rdp import ORDERS, converted, converted_delta, divergence
+from hush.accounting.trial import Both, Trial
 from hush.core.ball import Ball
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import DELTA, Bound, Guarantee
@@ -46,6 +47,9 @@ Dimension = int | Mapping[Plan, int] | None
 
 # High orders take long: they are worked out where, of the lowest ones, the later half is the better.
 _FEW = 20
+# Trials are charged at any order above 1; the low ones decide where epsilon is large.
+_TRIAL_ORDERS: Array = np.append([1.1, 1.2, 1.35, 1.5, 1.75], WHOLE_ORDERS)
+
 _WHY_WHOLE = "each step is charged whole, so it is run whole or not at all"
 
 
@@ -53,8 +57,8 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
     """The Rényi divergence of one step of `plan` at each of the `orders`.
 
     **Guarantee.** Never below the larger of the two directions of adding and removing one record:
-    docs/guarantees/poisson-gaussian.md and coordinate-wise.md. `dimension`, the number of parameters,
-    may lower the charge of noise other than Gaussian, and is needed where p = beta > 2.
+    docs/guarantees/poisson-gaussian.md, coordinate-wise.md and selective.md. `dimension`, the number of
+    parameters, may lower the charge of noise other than Gaussian, and is needed where p = beta > 2.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -121,17 +125,20 @@ def spent(counts: Mapping[Plan, int], delta: float, dimension: Dimension = None)
     if _drawn(steps) <= delta:
         return Guarantee(epsilon=Bound(lower=0.0, upper=0.0), delta=delta)
     bound = pld.epsilon(_one_hot(steps), delta)
-    if any(isinstance(step, CoordinateWise) for step in steps):
-        upper = _renyi(
-            steps,
-            lambda total, orders: converted(total, orders, delta),
-            lambda one_hot: pld.epsilon(one_hot, delta).lower,
-        )
+    if any(isinstance(step, CoordinateWise | Trial) for step in steps):
+        missed = _given_up(steps)
+        upper = math.inf
+        if missed < delta:
+            upper = 2 * missed + _renyi(
+                steps,
+                lambda total, orders: converted(total, orders, delta - missed),
+                lambda one_hot: pld.epsilon(one_hot, delta).lower,
+            )
         whole = _unthinned(steps)
         if whole is not None:
             upper = min(upper, pld.epsilon(whole, delta).upper)
         bound = _agreed(bound.lower, upper)
-    return Guarantee(epsilon=_attained(counts, bound), delta=delta)
+    return Guarantee(epsilon=_attained(counts, bound), delta=delta, basis=_basis(steps))
 
 
 def delta(counts: Mapping[Plan, int], epsilon: float, dimension: Dimension = None) -> Bound:
@@ -139,12 +146,15 @@ def delta(counts: Mapping[Plan, int], epsilon: float, dimension: Dimension = Non
     epsilon = _EPSILON.check("epsilon", epsilon)
     steps = _merged(counts, dimension)
     bound = pld.delta(_one_hot(steps), epsilon)
-    if any(isinstance(step, CoordinateWise) for step in steps):
+    if any(isinstance(step, CoordinateWise | Trial) for step in steps):
+        missed = _given_up(steps)
         upper = _renyi(
             steps,
-            lambda total, orders: converted_delta(total, orders, epsilon),
+            lambda total, orders: converted_delta(total, orders, max(0.0, epsilon - 2 * missed)),
             lambda one_hot: pld.delta(one_hot, epsilon).lower,
         )
+        # at epsilon 0 there is nothing to take the correction from: it is added to delta instead
+        upper += 3 * missed
         whole = _unthinned(steps)
         if whole is not None:
             upper = min(upper, pld.delta(whole, epsilon).upper)
@@ -169,6 +179,16 @@ def _agreed(lower: float, upper: float) -> Bound:
     return Bound(lower=min(lower, upper), upper=upper)
 
 
+def _given_up(steps: Mapping[Simple, int]) -> float:
+    """What hidden trials that never end add to delta: docs/guarantees/selective.md, step 6."""
+    return sum(count * step.given_up for step, count in steps.items() if isinstance(step, Trial))
+
+
+def _basis(steps: Mapping[Simple, int]) -> Literal["proved", "published"]:
+    claimed = any(isinstance(step, Trial) and step.accounting == "published" for step in steps)
+    return "published" if claimed else "proved"
+
+
 def _drawn(steps: Mapping[Simple, int]) -> float:
     """The chance that a record takes part at all, which delta never exceeds."""
     never = sum(n * math.log1p(-min(step.rate, 1 - 2.0**-53)) for step, n in steps.items())
@@ -183,6 +203,9 @@ def _merged(counts: Mapping[Plan, int], dimension: Dimension) -> dict[Simple, in
         step, often = mechanism(plan, size), check_count("steps", count, _WHY_WHOLE)
         if isinstance(step, Entrywise):
             steps[step.one] += check_count("steps", step.changed * often, _WHY_WHOLE)
+        elif isinstance(step, Both):
+            steps[step.train] += often
+            steps[step.test] += often
         else:
             steps[step] += often
     return {step: count for step, count in steps.items() if count}
@@ -191,10 +214,13 @@ def _merged(counts: Mapping[Plan, int], dimension: Dimension) -> dict[Simple, in
 def _one_hot(steps: Mapping[Simple, int]) -> dict[Step, int]:
     """The steps if a record changes one coordinate: all there is to them, but for coordinate-wise ones.
 
-    For those it is one of the changes a record can make, so its cost bounds theirs from below.
+    For those it is one of the changes a record can make, so its cost bounds theirs from below; trials
+    are left out, which bounds theirs too.
     """
     found: Counter[Step] = Counter()
     for step, count in steps.items():
+        if isinstance(step, Trial):
+            continue
         known = step.shown if isinstance(step, CoordinateWise) else step
         if known is not None:
             found[known] += count
@@ -208,6 +234,8 @@ def _unthinned(steps: Mapping[Simple, int]) -> dict[Step, int] | None:
     """
     found: Counter[Step] = Counter()
     for step, count in steps.items():
+        if isinstance(step, Trial):
+            return None
         whole = step.unthinned if isinstance(step, CoordinateWise) else step
         if whole is None:
             return None
@@ -225,9 +253,11 @@ def _renyi(
     Sampling never adds to a divergence (it is quasi-convex in the two laws), and without it there
     are more orders to choose from. `certain` is a lower bound that tells when this cannot help.
     """
+    if not any(isinstance(step, CoordinateWise) for step in steps):
+        return convert(*_total(steps, _TRIAL_ORDERS))
     unsampled: Counter[Simple] = Counter()
     for step, count in steps.items():
-        whole = replace(step, rate=1.0)
+        whole = step if isinstance(step, Trial) else replace(step, rate=1.0)
         if isinstance(whole, CoordinateWise):
             whole = replace(whole, coordinate_rate=1.0)
         unsampled[whole] += count
@@ -254,6 +284,8 @@ def _total(steps: Mapping[Simple, int], orders: Array) -> tuple[Array, Array]:
 def _divergence(step: Simple, orders: tuple[float, ...]) -> Array:
     if isinstance(step, SampledGaussian):
         return divergence(step, orders)
+    if isinstance(step, Trial):
+        return selective.charged(step, np.array(orders))
     if isinstance(step, SampledNoise):
         alone = Block(step.beta, step.scale, Ball(p=1.0, norm=1.0, dimension=1))
         step = CoordinateWise(step.rate, (alone,))

@@ -8,11 +8,13 @@ from itertools import product
 from hush.accounting.normal import Normal
 from hush.accounting.power import Power
 from hush.accounting.thinned import shown
+from hush.accounting.trial import Both, Trial
 from hush.clipping import L2, Box, Entries, L2Linf, Linf, Lp, Subspaces
 from hush.core.ball import Ball
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.part import Always, Noise, Part
 from hush.core.plan import Plan
+from hush.core.selective import Selective
 from hush.noise import (
     BlockGaussian,
     Gaussian,
@@ -158,8 +160,8 @@ def ellipsoid(rate: float, norms: Sequence[float], deviations: Sequence[float]) 
     return SampledGaussian(rate, 1 / math.hypot(*ratios))
 
 
-Simple = SampledGaussian | SampledNoise | CoordinateWise
-Mechanism = Simple | Entrywise
+Simple = SampledGaussian | SampledNoise | CoordinateWise | Trial
+Mechanism = Simple | Entrywise | Both
 
 
 def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
@@ -169,7 +171,7 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
 
     **Guarantee.** For neighbours that differ by adding or removing one record the step costs no
     more than its mechanism: docs/guarantees/poisson-gaussian.md, scalar-noise.md, coordinate-wise.md,
-    argmax.md, bounded.md.
+    argmax.md, bounded.md, selective.md.
     """
     plan = unbounded(plan)
     parts = (plan.sampling, plan.clipping, plan.noise, plan.release)
@@ -181,8 +183,12 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
             "L2, Linf, L2Linf, Box or Subspaces and Gaussian or BlockGaussian; Poisson or FullBatch "
             "with L2 or Lp and Gaussian, Laplace or GeneralizedGaussian; FullBatch with Entries and "
             "those; L2, Linf or L2Linf with Rectified, Truncated, StochasticSign or Quantized; all with "
-            "Always."
+            "Always. Poisson or FullBatch with L2 and Gaussian also with Selective."
         )
+    if isinstance(plan.release, Selective):
+        always = mechanism(replace(plan, release=Always()))
+        assert isinstance(always, SampledGaussian)
+        return _tested(always, plan.release)
     if isinstance(plan.clipping, Entries):
         return _entrywise(plan.clipping.changed, plan.noise)
     if tuple(type(part) for part in parts) in _NORMAL:
@@ -270,7 +276,16 @@ _PROVED = {
     *product((Poisson, FullBatch), (L2, Lp), (Gaussian, Laplace, GeneralizedGaussian), (Always,)),
     # Not Poisson: whether a record takes part is one draw for all the entries it changes.
     *product((FullBatch,), (Entries,), (Gaussian, Laplace, GeneralizedGaussian), (Always,)),
+    *product((Poisson, FullBatch), (L2,), (Gaussian,), (Selective,)),
 }
+
+
+def _tested(train: SampledGaussian, release: Selective) -> Mechanism:
+    """docs/guarantees/selective.md, "What is tested"."""
+    test = SampledGaussian(release.rate, release.multiplier)
+    if release.test == "summed":
+        return Both(train, test)
+    return Trial(train, test, release.threshold / 2, release.accounting)
 
 
 def _entrywise(changed: int, noise: Noise) -> Mechanism:

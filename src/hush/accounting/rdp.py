@@ -142,7 +142,8 @@ def _integral(step: SampledGaussian, order: float, exponent: float, spacing: flo
 
 def log_excess(log_ratio: Array, order: float) -> Array:
     """log(r^a - 1 - a (r - 1)) at r = exp(log_ratio), without cancellation or overflow."""
-    power, t = order - 1, log_ratio
+    # below exp(-600) the ratio is nothing beside the constant, order - 1
+    power, t = order - 1, np.maximum(log_ratio, -600.0)
     # r^a - 1 - a (r - 1) = r (expm1(power t) + power expm1(-t)); near t = 0 by its series.
     capped = np.minimum(power * t, 600.0)
     bracket = np.expm1(capped) + power * np.expm1(-t)

@@ -15,6 +15,7 @@ from hush.cli.pate import pate
 from hush.cli.probe import probe
 from hush.cli.reproduce import reproduce
 from hush.cli.train import train
+from hush.cli.tune_selective import tune_selective
 from hush.core.errors import HushError
 
 app = typer.Typer(
@@ -33,7 +34,10 @@ def hush(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-for command in (train, account, calibrate, compare, claims, probe, pate, demo, reproduce):
+for command in (
+    *(train, account, calibrate, compare, tune_selective),
+    *(claims, probe, pate, demo, reproduce),
+):
     app.command()(command)
 
 

@@ -1,5 +1,6 @@
 """`hush train`: a private run from names and numbers."""
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +25,7 @@ from hush.cli.options import (
     steps_of,
 )
 from hush.cli.output import print_json
+from hush.cli.selective import TestBatch, TestClip, TestKind, TestNoise, Threshold, release_of
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from hush.core.number import Range
@@ -64,6 +66,11 @@ def train(
     clip: Annotated[
         float | None, typer.Option(help="Largest Euclidean norm of a gradient; 1 by default.")
     ] = None,
+    test_batch: TestBatch = None,
+    test_noise: TestNoise = None,
+    test_clip: TestClip = None,
+    threshold: Threshold = None,
+    test: TestKind = None,
     plan: PlanFile = None,
     learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate.")] = 1.0,
     momentum: Annotated[float | None, typer.Option(help="Momentum of SGD.")] = None,
@@ -107,6 +114,9 @@ def train(
 
     for option in ({"noise": noise}, {"rate": rate, "batch_size": batch_size}, {"clip": clip}):
         refuse_together(plan=plan, **option)
+    tested = {"test_batch": test_batch, "test_noise": test_noise, "test_clip": test_clip}
+    for name, given in {**tested, "threshold": threshold, "test": test}.items():
+        refuse_together(plan=plan, **{name: given})
     refuse_together(steps=steps, epochs=epochs)
     refuse_together(adam=adam, momentum=momentum)
     _RATE.check("--lr", learning_rate)
@@ -137,6 +147,8 @@ def train(
         size = batch_size if batch_size is not None else min(256, records)
         norm = 1.0 if clip is None else clip
         value = plan_of(sampling_of(rate, records, size), 1.0 if noise is None else noise, norm)
+        release = release_of(records, test_batch, test_noise, test_clip, threshold, test)
+        value = replace(value, release=release)
         total = steps_of(steps, 20 if epochs is None else epochs, value)
         value = value if noise is not None else calibrate(value, budget, steps=total)
 
@@ -180,6 +192,7 @@ def train(
             {
                 "guarantee": result.guarantee.to_plain(),
                 "steps": result.steps,
+                "accepted": result.accepted,
                 "stopped": result.stopped,
                 "final": final,
                 "plan": value.to_plain(),
@@ -192,6 +205,8 @@ def train(
         f"{data}: accuracy {final['accuracy']:.2%}, loss {final['loss']:.4f} on {len(x_test)} test "
         f"records after {result.steps} steps"
     )
+    if result.accepted is not None:
+        print(f"{result.accepted} of {result.steps} trials were accepted")
     print(result.guarantee)
     if public is not None:
         print(f"for {records} records; the {public_records} public ones have no protection")

@@ -27,14 +27,13 @@ class Value:
     def from_plain(cls, plain: dict[str, Any]) -> Self:
         """The value that `to_plain` wrote."""
         names = [field.name for field in fields(cls)]
+        needed = [field.name for field in fields(cls) if field.default is MISSING]
         for key in plain:
             if key not in names:
                 raise InvalidPlan(f"{key!r} is not a setting of {cls.__name__}{_listed(names)}", key=key)
-        for field in fields(cls):
-            if field.name not in plain and field.default is MISSING:
-                raise InvalidPlan(
-                    f"{field.name!r} of {cls.__name__} is missing{_listed(names)}", key=field.name
-                )
+        for name in needed:
+            if name not in plain:
+                raise InvalidPlan(f"{name!r} of {cls.__name__} is missing{_listed(names)}", key=name)
         return cls(**plain)
 
 

@@ -17,12 +17,14 @@ from hush.core.errors import BudgetExceeded, CheckpointError, DataError, Unsuppo
 from hush.core.guarantee import Budget, Guarantee
 from hush.core.number import check_count
 from hush.core.plan import Plan
+from hush.core.selective import Selective
 from hush.gradients.recording import Views
 from hush.training import checkpoint
 from hush.training.evaluate import evaluate
 from hush.training.folder import RunFolder
 from hush.training.progress import RunProgress
 from hush.training.records import Data, count
+from hush.training.selective import check_possible
 from hush.training.step import PrivateStep
 
 Scheduler = LRScheduler | ReduceLROnPlateau
@@ -38,6 +40,8 @@ class Run:
     metrics: list[dict[str, Any]]
     skipped: int
     """Records left out because their gradient was not finite, over all steps (sensitive)."""
+    accepted: int | None = None
+    """How many trials were accepted, where that is public: under a selective plan charged per trial."""
 
 
 def train(
@@ -72,8 +76,10 @@ def train(
     `resume=True` goes on from the checkpoint as if nothing had happened. `reseed=True` goes on with
     new randomness instead, and pays again for the steps since the checkpoint. `secure=True` draws
     records and noise from the operating system's cryptographic source; resuming such a run always
-    reseeds it. `views` and `public` as in `PrivateStep`. The scheduler moves once a step, or once an
-    evaluation if it wants a metric.
+    reseeds it. `views` and `public` as in `PrivateStep`. The scheduler moves once a step that moved
+    the model, or once an evaluation if it wants a metric. Under a selective plan charged per trial a
+    step is a trial, and the metrics say how many were accepted; if charged per acceptance it is an
+    accepted update, and nothing is said of the rejected ones.
     """
     records = count(data)
     wanted = None if steps is None else check_count("steps", steps, "steps are counted", 1)
@@ -95,6 +101,7 @@ def train(
             "there is nothing to resume or reseed: only a run with a directory can go on. Pass "
             "directory= and resume=True."
         )
+    verdicts = isinstance(plan.release, Selective) and plan.release.accounting == "per-trial"
     folder = None if directory is None else RunFolder(Path(directory), plan, resume=resume)
     with Ledger(folder.ledger if folder else None) as ledger:
         step = PrivateStep(
@@ -114,18 +121,22 @@ def train(
         if reseed:
             step.reseed()
         end, stopped = _last_step(step, budget, wanted)
+        if isinstance(plan.release, Selective):
+            check_possible(plan.release, records, end)
         if folder and not folder.checkpoint.exists():
             folder.begin(plan)
             _keep(folder, step, scheduler)
         with RunProgress(end, step.steps, shown=progress) as bar:
             for batch in step.batches(data, steps=max(0, end - step.steps)):
-                step(batch)
+                moved = step(batch)
                 bar.advance()
-                if isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
+                stepwise = not isinstance(scheduler, ReduceLROnPlateau)
+                if moved and stepwise and isinstance(scheduler, LRScheduler):
                     scheduler.step()
                 if step.steps % period and step.steps != end:
                     continue
                 newest = {"step": step.steps, "epsilon": step.spent(budget.delta).epsilon.upper}
+                newest |= {"accepted": step.accepted} if verdicts else {}
                 if evaluation is not None:
                     newest |= evaluate(model, loss, evaluation)
                 if isinstance(scheduler, ReduceLROnPlateau):
@@ -143,6 +154,7 @@ def train(
             stopped=stopped,
             metrics=metrics,
             skipped=step.skipped,
+            accepted=step.accepted if verdicts else None,
         )
 
 

@@ -18,6 +18,7 @@ from hush.core.guarantee import Guarantee
 from hush.core.number import check_count
 from hush.core.plan import Plan
 from hush.core.randomness import Randomness, SystemSource, fresh_generator, random_bits, source_for
+from hush.core.selective import Selective
 from hush.core.tape import ClippedSum
 from hush.gradients.admissible import check_model, check_optimizer, per_record
 from hush.gradients.frame import Frame, FramedTape
@@ -30,6 +31,7 @@ from hush.training.fingerprint import fingerprint
 from hush.training.frames import frames_for
 from hush.training.public import check_public
 from hush.training.records import Data, count, take
+from hush.training.selective import Trials
 from hush.training.sizing import fitting
 
 _FACTS = {
@@ -115,6 +117,7 @@ class PrivateStep:
         """How many records added nothing because their gradient was not finite (sensitive)."""
         self._drawn: Batch | None = None
         self._memory: Tensor | None = None
+        self._trials = Trials(self, plan.release) if isinstance(plan.release, Selective) else None
 
     def batches(self, data: Data, steps: int | None = None) -> Iterator[Batch]:
         """Draw one batch after another, each to be passed to this step once."""
@@ -133,8 +136,12 @@ class PrivateStep:
             self._drawn = Batch(indices, data, physical)
             yield self._drawn
 
-    def __call__(self, batch: Batch) -> None:
-        """Update the model from a batch that `batches` has just drawn."""
+    def __call__(self, batch: Batch) -> bool:
+        """Update the model from a batch that `batches` has just drawn; return whether it moved.
+
+        It always does, unless the plan is selective and the proposal was rejected. A learning-rate
+        schedule should move only when the model did.
+        """
         if batch is not self._drawn:
             raise DataError(
                 "this batch was not drawn by `step.batches`, or was used before: the charge is for a "
@@ -148,18 +155,17 @@ class PrivateStep:
                 f"{self.plan} costs more the more there are. Let all of them require gradients before "
                 "making the step."
             )
+        if self._trials is not None:
+            return self._trials(batch)
         update = self._noisy_mean(batch)
-        self.ledger.charge(
-            self.plan,
-            run=self.run,
-            step=self.steps + 1,
-            release=fingerprint([update]),
-            dimension=self.dimension,
-        )
-        self.steps += 1
-        self._drawn = None
-        self._give(update)
-        self.optimizer.step()
+        self._charge(fingerprint([update]))
+        self._move(update)
+        return True
+
+    @property
+    def accepted(self) -> int:
+        """How many steps moved the model."""
+        return self.steps if self._trials is None else self._trials.accepted
 
     def spent(self, delta: float) -> Guarantee:
         """The guarantee for everything on the ledger so far."""
@@ -175,6 +181,7 @@ class PrivateStep:
             "run": self.run,
             "steps": self.steps,
             "skipped": self.skipped,
+            "accepted": self.accepted,
             "secure": self._secure,
             "generator": None
             if isinstance(self.generator, SystemSource)
@@ -214,6 +221,8 @@ class PrivateStep:
         if self._frames is not None:
             self._frames.load_state_dict(state["frame"])
         self.run, self.steps, self.skipped = state["run"], state["steps"], state["skipped"]
+        if self._trials is not None:
+            self._trials.accepted = state["accepted"]
         if isinstance(self.generator, SystemSource):
             self.reseed()
         else:
@@ -282,6 +291,18 @@ class PrivateStep:
             block.copy_(noise.around(block, norm=norm, generator=self.generator))
         total = total if frame is None else frame.restored(total)
         return total.div_(self.plan.sampling.expected(self.records))
+
+    def _charge(self, release: str) -> None:
+        """Put the step on the ledger: from here on what it releases may be used."""
+        self.ledger.charge(
+            self.plan, run=self.run, step=self.steps + 1, release=release, dimension=self.dimension
+        )
+        self.steps += 1
+        self._drawn = None
+
+    def _move(self, update: Tensor) -> None:
+        self._give(update)
+        self.optimizer.step()
 
     def _nothing(self, size: int) -> Tensor:
         """So many zeros, the sum over an empty batch; in the memory of the step before, if it fits."""

@@ -1,0 +1,142 @@
+"""Trials of a selective plan: propose, test both models on one fresh batch, keep or take back."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hush.core.errors import InvalidValue
+from hush.core.randomness import random_bits
+from hush.core.selective import Selective
+from hush.gradients.structure import called, each, tensors
+from hush.noise import Gaussian
+from hush.sampling import Poisson
+from hush.training.batch import Batch
+from hush.training.fingerprint import fingerprint
+from hush.training.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from hush.training.step import PrivateStep
+
+# More hidden trials for one update than this and a run may never end.
+_MOST_HIDDEN = 1_000_000
+Parts = list[tuple[Any, Any]]
+
+
+class Trials:
+    """The trials of a private step whose plan is selective.
+
+    **Guarantee.** docs/guarantees/selective.md. A trial's charge is on disk before its test. After a
+    rejection nothing is left of the proposal: weights, buffers, gradients and optimizer state are those
+    before it. The work and the random numbers drawn are the same whatever the verdict.
+    """
+
+    def __init__(self, step: "PrivateStep", release: Selective) -> None:
+        self._step = step
+        self._release = release
+        self._sampling = Poisson(rate=release.rate)
+        self._noise = Gaussian(multiplier=release.multiplier)
+        self.accepted = 0
+        """How many proposals were accepted."""
+        least, most = release.acceptance(self._sampling.expected(step.records))
+        if release.most_trials > _MOST_HIDDEN:
+            raise InvalidValue(
+                f"a proposal is accepted with a chance between m={least:.3g} and M={most:.3g}, so that "
+                f"an update could take more than {_MOST_HIDDEN:g} hidden trials: it must end with a "
+                "probability that is charged. Raise the threshold or the noise of the test, or use "
+                'accounting="per-trial".',
+                key="threshold",
+            )
+
+    def __call__(self, batch: Batch) -> bool:
+        """Run one step of the plan; return whether the model moved."""
+        step = self._step
+        for number in range(int(self._release.most_trials)):
+            if number:
+                again = step.plan.sampling.draw(step.records, step.generator)
+                batch = Batch(again, batch.data, batch.physical)
+            update = step._noisy_mean(batch)
+            drawn = self._sampling.draw(step.records, step.generator)
+            # taken once: both models must see the very same records
+            parts = [each(part, step._here) for part in Batch(drawn, batch.data, batch.physical)]
+            name = self._masked_name(update, parts)
+            if not number:
+                step._charge(name)
+            if self._kept(update, parts):
+                self.accepted += 1
+                return True
+        return False
+
+    def _masked_name(self, update: Tensor, parts: Parts) -> str:
+        """A name for the trial on the ledger that tells nothing of a proposal which may be rejected.
+
+        The mask is uniform and used once. A trial that is repeated has the same mask, so that another
+        proposal or other records under the same noise are still noticed.
+        """
+        mask = int(random_bits(1, self._step.generator)) % 2**64
+        return f"{int(fingerprint([update, *tensors(parts)]), 16) ^ mask:016x}"
+
+    def _kept(self, update: Tensor, parts: Parts) -> bool:
+        """Move the model, test it against where it was, and leave it at one of the two places."""
+        step = self._step
+        before = Snapshot(step.model, step.optimizer)
+        try:
+            step._move(update)
+            after = Snapshot(step.model, step.optimizer)
+            new = self._losses(parts)
+            before.restore()
+            old = self._losses(parts)
+            accepted = self._passes(self._number(new, old))
+        except BaseException:
+            before.restore()
+            raise
+        (after if accepted else before).restore()
+        return accepted
+
+    @torch.no_grad()
+    def _losses(self, parts: Parts) -> Tensor:
+        """The loss of each record, in double precision, without dropout."""
+        from hush.training.step import own_randomness
+
+        step = self._step
+        modes = [(module, module.training) for module in step.model.modules()]
+        step.model.eval()
+        try:
+            with own_randomness(step.generator):
+                values = [step.loss(called(step.model, inputs), targets) for inputs, targets in parts]
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        nothing = torch.zeros(0, dtype=torch.float64, device=step._device)
+        return torch.cat([nothing, *(value.double().reshape(-1) for value in values)])
+
+    def _number(self, new: Tensor, old: Tensor) -> Tensor:
+        """What is tested: how much the loss rose, bounded. A loss that is not finite is the worst."""
+        worst = torch.full_like(new, torch.inf)
+        new, old = torch.where(new.isfinite(), new, worst), torch.where(old.isfinite(), old, worst)
+        rises = torch.where(new == old, torch.zeros_like(new), new - old)
+        clip = self._release.clip
+        if self._release.test == "summed":
+            return rises.clamp(-clip, clip).sum()
+        mean = rises.sum() / self._sampling.expected(self._step.records)
+        # both a loss that became infinite and one that ceased to be: worst
+        return torch.where(mean.isnan(), torch.full_like(mean, clip), mean).clamp(-clip, clip)
+
+    def _passes(self, number: Tensor) -> bool:
+        release = self._release
+        unit = release.clip * (2 if release.test == "mean" else 1)
+        noisy = self._noise.around(number.reshape(1), norm=unit, generator=self._step.generator)
+        return bool(noisy < release.threshold * release.clip)
+
+
+def check_possible(release: Selective, records: int, trials: int) -> None:
+    """Raise if even the best proposals would most likely all be rejected."""
+    least, most = release.acceptance(release.rate * records)
+    if (1 - most) ** trials > 0.5 and release.accounting == "per-trial":
+        raise InvalidValue(
+            f"threshold={release.threshold:g} with noise {release.multiplier:g} accepts a proposal with "
+            f"a chance between m={least:.3g} and M={most:.3g}: in {trials} trials, all there "
+            "are, most likely none would be accepted, and the privacy would be spent on nothing. Raise "
+            "the threshold, or change the noise of the test.",
+            key="threshold",
+        )
