@@ -49,5 +49,5 @@ def test_what_cannot_be_probed_is_refused(options: dict[str, Any], reason: str, 
 
 
 def test_a_recipe_without_a_network_takes_no_model() -> None:
-    with pytest.raises(InvalidValue, match="has no choice of network"):
+    with pytest.raises(InvalidValue, match="has no choice of model"):
         reproduce(["gg-fig2"], model="mlp")

@@ -144,7 +144,7 @@ def test_a_wrong_shape_names_what_would_fit(model: str, shape: tuple[int, ...]) 
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(Unsupported, match="logistic, mlp, mnist-cnn, cifar-cnn, imdb-plain-lstm"):
+    with pytest.raises(Unsupported, match="logistic, mlp, mnist-cnn, cifar-cnn, resnet22"):
         build("resnet", classes=10, shape=(3, 32, 32))
 
 

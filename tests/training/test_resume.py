@@ -97,7 +97,9 @@ def assert_same_end(directory: Path, whole: Path) -> None:
     assert [step for step, _ in charges(directory)] == list(range(1, STEPS + 1))
 
 
-@pytest.mark.parametrize("point", range(10))
+@pytest.mark.parametrize(
+    "point", [*range(3), *(pytest.param(point, marks=pytest.mark.slow) for point in range(3, 10))]
+)
 def test_a_killed_run_ends_like_one_that_was_not(
     tmp_path: Path, undisturbed: tuple[Path, int], point: int
 ) -> None:

@@ -45,8 +45,9 @@ _EPSILON = Range(at_least=0, why="a privacy loss below zero is none", example=1.
 Dimension = int | Mapping[Plan, int] | None
 """The number of parameters: of all models, or of those trained by some of the plans, or not known."""
 
-# High orders take long: they are worked out where, of the lowest ones, the later half is the better.
-_FEW = 20
+# High orders take long: they are worked out as long as higher ones are better.
+_COARSE = 6
+_STAGES = (20, 36, 44, 52, len(WHOLE_ORDERS))
 # Trials are charged at any order above 1; the low ones decide where epsilon is large.
 _TRIAL_ORDERS: Array = np.append([1.1, 1.2, 1.35, 1.5, 1.75], WHOLE_ORDERS)
 
@@ -262,13 +263,18 @@ def _renyi(
             whole = replace(whole, coordinate_rate=1.0)
         unsampled[whole] += count
     best = math.inf
-    if unsampled != steps:
-        total, orders = _total(steps, WHOLE_ORDERS[: 2 * _FEW])
-        best = convert(total, orders)
-        if best < convert(total[:_FEW], orders[:_FEW]):
-            best = convert(*_total(steps, WHOLE_ORDERS))
+    for few in _STAGES if unsampled != steps else ():
+        found = convert(*_total(steps, WHOLE_ORDERS[:few]))
+        if found >= best:
+            break
+        best = found
     if certain(_one_hot(unsampled)) < best:
-        best = min(best, convert(*_total(unsampled, ORDERS)))
+        some = np.arange(0, len(ORDERS), _COARSE)
+        total, orders = _total(unsampled, ORDERS[some])
+        each = [convert(total[k : k + 1], orders[k : k + 1]) for k in range(len(some))]
+        # any orders will do; the best ones are where the best of a few are
+        near = some[int(np.argmin(each))]
+        best = min(best, convert(*_total(unsampled, ORDERS[max(0, near - _COARSE) : near + _COARSE])))
     return best
 
 

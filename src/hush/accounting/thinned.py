@@ -22,7 +22,7 @@ def shown(ball: Ball, deviation: float, rate: float, coordinate_rate: float) -> 
 
     >>> rate, multiplier = shown(Ball(p=2, norm=1.0, cap=0.1), 1.5, rate=0.06, coordinate_rate=1 / 3)
     >>> round(rate, 3), round(multiplier, 2)
-    (0.051, 5.17)
+    (0.057, 5.77)
     """
     most = (ball.norm / ball.top) ** ball.p if ball.p < math.inf else math.inf
     many = max(1, math.floor(min(most, ball.dimension or math.inf) * (1 + 1e-12)))
