@@ -15,6 +15,7 @@ from hush.reproduce.gg_fig8 import gg_fig8
 from hush.reproduce.gg_fig9 import gg_fig9
 from hush.reproduce.gg_fig10 import gg_fig10
 from hush.reproduce.gg_table1 import gg_table1
+from hush.reproduce.twice_cosine import twice_cosine
 from hush.reproduce.twice_fig2 import twice_fig2
 from hush.reproduce.twice_fig3 import twice_fig3
 from hush.reproduce.twice_fig4 import twice_fig4
@@ -38,6 +39,7 @@ RECIPES: dict[str, Callable[..., Figure]] = {
     "bounded-fig1": bounded_fig1,
     "bounded-fig2": bounded_fig2,
     "bounded-sampling": bounded_sampling,
+    "twice-cosine": twice_cosine,
     "twice-fig2": twice_fig2,
     "twice-fig3": twice_fig3,
     "twice-fig4": twice_fig4,
