@@ -91,3 +91,21 @@ def test_an_attack_exceeds_the_published_epsilon_and_not_the_proved_one() -> Non
     enough = 3 * claimed.noise.to_plain()["multiplier"]
     assert hush.epsilon(plan(enough), steps=1, delta=DELTA, dimension=DIMENSION).epsilon.upper <= 1.0
     assert 0 <= lower_bound(enough) <= 1.0
+
+
+def test_selective_plans_have_their_paper_s_charge_and_others_none() -> None:
+    plan = hush.Plan(
+        sampling=hush.Poisson(rate=0.03),
+        clipping=hush.L2(norm=0.1),
+        noise=hush.Gaussian(multiplier=4.0),
+        release=hush.Selective(rate=0.004, clip=0.001, multiplier=1.3),
+    )
+    said = hush.epsilon(plan, 600, 1e-5, mode="published")
+    proved = hush.epsilon(plan, 600, 1e-5)
+    assert (said.basis, proved.basis) == ("published", "proved")
+    assert said.epsilon.upper != proved.epsilon.upper
+    box = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.Linf(norm=1.0), noise=hush.Gaussian(multiplier=9.0)
+    )
+    with pytest.raises(InvalidValue, match="says nothing of Linf"):
+        hush.epsilon(box, 1, 1e-5, dimension=4, mode="published")

@@ -27,11 +27,13 @@ from hush.accounting.pipeline import WHOLE_ORDERS, coordinate_wise
 from hush.accounting.profile import Law
 from hush.accounting.rdp import ORDERS, converted, converted_delta, divergence
 from hush.accounting.trial import Both, Trial
+from hush.clipping import L2, Entries, Lp
 from hush.core.ball import Ball
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import DELTA, Bound, Guarantee
 from hush.core.number import Range, check_count
 from hush.core.plan import Plan
+from hush.core.selective import Selective
 
 _MOST_ORDERS = 10_000
 _ORDER = Range(
@@ -96,9 +98,9 @@ def epsilon(
     """What `steps` steps of `plan` guarantee at `delta`.
 
     **Guarantee.** The true epsilon lies in the `Bound`: docs/guarantees/poisson-gaussian.md and
-    coordinate-wise.md. `dimension` as in `rdp`. In the mode "published" there is none: it is what the
-    generalized Gaussian paper says of the plan, the cost in one dimension whatever the dimension
-    (Appendix B.2; see `hush claims`), to be shown beside the proved number.
+    coordinate-wise.md. `dimension` as in `rdp`. In the mode "published" there is none: it is what a
+    plan's paper says of it, to be shown beside the proved number (see `hush claims`). For generalized
+    Gaussian noise that is the cost in one dimension whatever the dimension (Appendix B.2).
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -111,12 +113,27 @@ def epsilon(
     """
     counts = {plan: check_count("steps", steps, _WHY_WHOLE)}
     if mode == "published":
-        return replace(spent(counts, delta, dimension=1), basis="published")
+        return _published(plan, counts[plan], delta, dimension)
     if mode != "proved":
         raise InvalidValue(
             f'mode={mode!r} must be "proved" or "published": a guarantee says which it is.', key="mode"
         )
     return spent(counts, delta, dimension)
+
+
+def _published(plan: Plan, steps: int, delta: float, dimension: int | None) -> Guarantee:
+    """What its paper says of a plan, where that differs from what is proved."""
+    if isinstance(plan.release, Selective):
+        printed = replace(plan.release, accounting="published")
+        return spent({replace(plan, release=printed): steps}, delta, dimension)
+    if isinstance(plan.clipping, L2 | Lp | Entries):
+        return replace(spent({plan: steps}, delta, dimension=1), basis="published")
+    raise InvalidValue(
+        f'mode="published" says nothing of {type(plan.clipping).__name__}: it is for generalized '
+        "Gaussian noise and for Selective, whose papers charge something else than is proved. Leave mode "
+        "out.",
+        key="mode",
+    )
 
 
 def spent(counts: Mapping[Plan, int], delta: float, dimension: Dimension = None) -> Guarantee:
