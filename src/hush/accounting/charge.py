@@ -130,8 +130,8 @@ def _published(plan: Plan, steps: int, delta: float, dimension: int | None) -> G
         return replace(spent({plan: steps}, delta, dimension=1), basis="published")
     raise InvalidValue(
         f'mode="published" says nothing of {type(plan.clipping).__name__}: it is for generalized '
-        "Gaussian noise and for Selective, whose papers charge something else than is proved. Leave mode "
-        "out.",
+        "Gaussian noise and for Selective, whose papers charge something else than is proved. Leave "
+        "mode out.",
         key="mode",
     )
 
