@@ -56,6 +56,11 @@ def random_bits(count: int, source: Randomness) -> "torch.Tensor":
     return empty.random_(-(2**63), None, generator=source)
 
 
+def seed_from(source: Randomness) -> int:
+    """A seed for another generator."""
+    return int(random_bits(1, source)) & 2**62 - 1
+
+
 def uniform(count: int, source: Randomness) -> "torch.Tensor":
     """So many numbers, evenly spread over [0, 1), in double precision: multiples of 2**-53."""
     import torch

@@ -4,8 +4,7 @@ Algorithm 4 of the twice-sampling paper, for each group of parameters on its own
 public: the records, and weights that were released. So new bases cost nothing.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -13,11 +12,12 @@ from torch import Tensor, nn
 
 from hush.clipping.principal import Principal
 from hush.core.errors import DataError, InvalidValue
-from hush.core.randomness import Randomness, random_bits
+from hush.core.randomness import Randomness, seed_from
 from hush.gradients.exact import exactly
 from hush.gradients.frame import Frame, Group, apportioned
 from hush.gradients.recording import Loss
 from hush.training.gradient_rows import finite, gradient_rows
+from hush.training.own_randomness import own_randomness
 from hush.training.records import Data, count
 
 
@@ -44,11 +44,11 @@ def principal_frame(
     needed = max(shares[-1])
     if count(public) < needed:
         raise _too_few(count(public), needed, len(groups))
-    seed = int(random_bits(1, generator)) & 2**62 - 1
+    seed = seed_from(generator)
     own = torch.Generator(next(model.parameters()).device).manual_seed(seed)
     found = []
     for group, split in zip(groups, columns, strict=True):
-        with _repeated(own.device, seed):
+        with own_randomness(seed, own.device):
             rows = finite(gradient_rows(model, loss, public, group))
         if len(rows) < sum(split):
             raise _too_few(len(rows), needed, len(groups))
@@ -98,14 +98,6 @@ def _runs(names: list[str], sizes: list[int], groups: int) -> list[tuple[str, ..
     for name, middle in zip(names, middles, strict=True):
         found.setdefault(min(groups - 1, int(groups * middle / max(1, ends[-1]))), []).append(name)
     return [tuple(run) for run in found.values()]
-
-
-@contextmanager
-def _repeated(device: torch.device, seed: int) -> Iterator[None]:
-    """Let dropout and its like draw from this seed, and leave torch's global state as it was."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
 
 
 def _checked(ranks: Sequence[int], dimension: int) -> tuple[int, ...]:

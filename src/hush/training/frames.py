@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from hush.clipping import Subspaces
 from hush.core.errors import DataError
 from hush.core.part import Clipping
-from hush.core.randomness import Randomness, random_bits
+from hush.core.randomness import Randomness, seed_from
 from hush.gradients.frame import Frame
 from hush.gradients.recording import Loss
 from hush.training.bases import principal_frame
@@ -35,7 +35,7 @@ class Frames:
         """The frame of a step, counted from 0."""
         if self._frame is None or (step % self._principal.every == 0 and step != self._made.get("step")):
             weights = {name: value.detach().clone() for name, value in self._parameters().items()}
-            seed = int(random_bits(1, generator)) & 2**62 - 1
+            seed = seed_from(generator)
             self._made = {"step": step, "seed": seed, "weights": weights}
             self._frame = self._found(seed)
         return self._frame

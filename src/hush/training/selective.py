@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import InvalidValue
-from hush.core.randomness import random_bits
+from hush.core.randomness import random_bits, seed_from
 from hush.core.selective import Selective
 from hush.gradients.structure import called, each, tensors
 from hush.noise import Gaussian
 from hush.sampling import Poisson
 from hush.training.batch import Batch
 from hush.training.fingerprint import fingerprint
+from hush.training.own_randomness import own_randomness
 from hush.training.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -96,13 +97,11 @@ class Trials:
     @torch.no_grad()
     def _losses(self, parts: Parts) -> Tensor:
         """The loss of each record, in double precision, without dropout."""
-        from hush.training.step import own_randomness
-
         step = self._step
         modes = [(module, module.training) for module in step.model.modules()]
         step.model.eval()
         try:
-            with own_randomness(step.generator):
+            with own_randomness(seed_from(step.generator), step.generator.device):
                 values = [step.loss(called(step.model, inputs), targets) for inputs, targets in parts]
         finally:
             for module, mode in modes:

@@ -4,7 +4,6 @@ import functools
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from hush.core.errors import CheckpointError, DataError, LedgerError, Unsupporte
 from hush.core.guarantee import Guarantee
 from hush.core.number import check_count
 from hush.core.plan import Plan
-from hush.core.randomness import Randomness, SystemSource, fresh_generator, random_bits, source_for
+from hush.core.randomness import SystemSource, fresh_generator, seed_from, source_for
 from hush.core.selective import Selective
 from hush.core.tape import ClippedSum
 from hush.gradients.admissible import check_model, check_optimizer, per_record
@@ -29,6 +28,7 @@ from hush.gradients.structure import each
 from hush.training.batch import Batch
 from hush.training.fingerprint import fingerprint
 from hush.training.frames import frames_for
+from hush.training.own_randomness import own_randomness
 from hush.training.public import check_public
 from hush.training.records import Data, count, take
 from hush.training.selective import Trials
@@ -279,7 +279,7 @@ class PrivateStep:
         balls = clipping.balls(self._size())
         frame = None if self._frames is None else self._frames.at(self.steps, self.generator)
         total = self._nothing(sum(ball.dimension or 0 for ball in balls))
-        with own_randomness(self.generator):
+        with own_randomness(seed_from(self.generator), self._device):
             for inputs, targets in batch:
                 clipped = self._clipped(each(inputs, self._here), each(targets, self._here), frame)
                 self.skipped += int(clipped.skipped)
@@ -333,23 +333,6 @@ class PrivateStep:
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.copy_(part.view_as(parameter))
-
-
-@contextmanager
-def own_randomness(generator: Randomness) -> Iterator[None]:
-    """Let dropout and its like draw from a seed of this source instead of torch's global state."""
-    seed = int(random_bits(1, generator)) & 2**62 - 1
-    shared = [torch.default_generator]
-    if generator.device.type == "cuda":
-        shared.append(torch.cuda.default_generators[generator.device.index or 0])
-    states = [each.get_state() for each in shared]
-    try:
-        for each in shared:
-            each.manual_seed(seed)
-        yield
-    finally:
-        for each, state in zip(shared, states, strict=True):
-            each.set_state(state)
 
 
 def _ledger_of(ledger: Ledger | str | os.PathLike[str] | None, plan: Plan) -> Ledger:
