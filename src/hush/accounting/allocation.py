@@ -54,6 +54,8 @@ def worst(profile: Profile, ball: Ball, orders: npt.ArrayLike) -> Allocation:
         return Allocation(bound=nothing[0], attained=nothing[0], counts=nothing, shifts=nothing)
     if ball.p == math.inf or _all_at_top(ball):
         return _every_coordinate_at_top(profile, ball, order)
+    if ball.p == 2 and profile.law.beta == 2:
+        return _as_few_as_can(profile, ball, order)
     return _on_majorant(profile, ball, order)
 
 
@@ -75,6 +77,19 @@ def _every_coordinate_at_top(profile: Profile, ball: Ball, order: Array) -> Allo
     counts, shifts = np.zeros((3, len(order))), np.zeros((3, len(order)))
     counts[0], shifts[0] = many, ball.top
     return Allocation(bound=bound, attained=bound, counts=counts, shifts=shifts)
+
+
+def _as_few_as_can(profile: Profile, ball: Ball, order: Array) -> Allocation:
+    """Normal noise under a Euclidean bound: the cost is convex in the square of the shift.
+
+    It is the logarithm of a sum of exponentials of that square (of one, without sampling). So the
+    majorant is the chord from 0 to the top, which as few coordinates as can be attain.
+    """
+    counts, shifts = np.zeros((3, len(order))), np.zeros((3, len(order)))
+    counts.T[:], shifts.T[:] = _concrete(ball, 0.0, ball.top)
+    bound = ball.moved * profile(order, ball.top) * _OUTWARD
+    attained = (counts * profile(np.broadcast_to(order, shifts.shape), shifts)).sum(axis=0)
+    return Allocation(bound=bound, attained=np.minimum(attained, bound), counts=counts, shifts=shifts)
 
 
 def _on_majorant(profile: Profile, ball: Ball, order: Array) -> Allocation:
