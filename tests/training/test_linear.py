@@ -183,3 +183,21 @@ def test_the_ledger_may_be_one_s_own() -> None:
     descent = LinearDescent(X, Y, plan(hush.StochasticSign(scale=1.0)), classes=3, lr=0.1, ledger=ledger)
     list(descent.run(steps=2))
     assert sum(ledger.counts.values()) == 2
+
+
+def test_features_that_overflow_are_not_seen_in_what_is_released() -> None:
+    rows, labels = X.clone(), Y.clone()
+    rows[0] = 3e38 * torch.tensor([1.0, -1.0] * 4)
+    descent = LinearDescent(
+        rows,
+        labels,
+        plan(hush.Gaussian(multiplier=50.0)),
+        classes=3,
+        lr=9.0,
+        orders=ORDERS,
+        generator=torch.Generator().manual_seed(0),
+    )
+    for weights in descent.run(steps=4):
+        assert weights.isfinite().all()
+    assert not (rows @ weights.T).softmax(1)[0].isfinite().all(), "the test must be of an overflow"
+    assert np.isfinite(descent.charges().each).all()

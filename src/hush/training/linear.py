@@ -160,6 +160,8 @@ class LinearDescent:
         limit = self.plan.clipping.unit
         logits = self.inputs @ self.weights.T
         error = logits.softmax(1) - nn.functional.one_hot(self.targets, len(self.weights))
+        # Large features overflow: what is no number would be seen in the sum, whatever the noise.
+        error = error.where(error.isfinite().all(1, keepdim=True), 0.0)
         if admitted is not None:
             error = error * admitted[:, None]
         measured = len(self._orders) > 0 or self.individual is not None
