@@ -180,7 +180,7 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
         raise Unproved(
             f"{_names(parts)} has no proved guarantee: amplification, sensitivity and noise are proved "
             "together, and a charge for parts that were not would be a guess. Any sampling goes with "
-            "L2, Linf, L2Linf, Box or Subspaces and Gaussian, or L2, Box or Subspaces and BlockGaussian; "
+            "L2, Linf, L2Linf, Box or Subspaces and Gaussian, L2, Box or Subspaces and BlockGaussian; "
             "Poisson or FullBatch with L2 or Lp and Gaussian, Laplace or GeneralizedGaussian; FullBatch "
             "with Entries and those; L2, Linf or L2Linf with Rectified, Truncated, StochasticSign or "
             "Quantized; all with Always. Poisson or FullBatch with L2 and Gaussian also with Selective."
