@@ -201,3 +201,19 @@ def test_features_that_overflow_are_not_seen_in_what_is_released() -> None:
         assert weights.isfinite().all()
     assert not (rows @ weights.T).softmax(1)[0].isfinite().all(), "the test must be of an overflow"
     assert np.isfinite(descent.charges().each).all()
+
+
+def test_a_filter_says_nothing_of_other_steps_on_the_ledger() -> None:
+    ledger, noisy = Ledger(), plan(hush.Gaussian(multiplier=10.0))
+    own = RenyiFilter(orders=ORDERS, budget=0.01 * ORDERS, records=len(X))
+
+    def descent(individual: RenyiFilter | None) -> LinearDescent:
+        return LinearDescent(X, Y, noisy, classes=3, lr=0.1, ledger=ledger, individual=individual)
+
+    first = descent(own)
+    list(first.run(steps=2))
+    assert first.spent(1e-5) == own.guarantee(1e-5)
+    list(descent(None).run(steps=200))
+    for each in (first, descent(RenyiFilter(orders=ORDERS, budget=0.01 * ORDERS, records=len(X)))):
+        assert each.spent(1e-5) == ledger.epsilon(1e-5)
+        assert each.spent(1e-5).epsilon.lower > own.guarantee(1e-5).epsilon.upper

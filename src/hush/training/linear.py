@@ -129,9 +129,12 @@ class LinearDescent:
             yield self.weights
 
     def spent(self, delta: float) -> Guarantee:
-        """The guarantee for everything on the ledger, or the filter's budget where that is less."""
+        """The guarantee for everything on the ledger, or the filter's budget where that is less.
+
+        The filter knows of its own steps alone: with any other on the ledger its budget says nothing.
+        """
         charged = self.ledger.epsilon(delta)
-        if self.individual is None:
+        if self.individual is None or sum(self.ledger.counts.values()) != self._steps:
             return charged
         return min(charged, self.individual.guarantee(delta), key=lambda each: each.epsilon.upper)
 
