@@ -96,4 +96,4 @@ def test_a_mean_is_not_charged_as_a_release_that_hides() -> None:
     assert charged < 0.7 * due, "rejected proposals are not paid for"
     for work in (hush.mean, individual_mean):
         with pytest.raises(Unsupported, match="a mean is always shown"):
-            work(ROWS, hidden, delta=1e-5)  # type: ignore[operator]
+            work(ROWS, hidden, delta=1e-5)
