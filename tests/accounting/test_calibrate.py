@@ -133,3 +133,16 @@ def test_the_scale_of_a_vector_for_any_beta(beta: float) -> None:
     ratio = many.noise.to_plain()["multiplier"] / one.noise.to_plain()["multiplier"]
     # up to 2 the dimension hardly matters (what is left is Renyi's looseness); beyond, it does
     assert 1 <= ratio < 1.2 if beta <= 2 else ratio > 1.2
+
+
+def test_steps_of_a_plan_that_needs_the_dimension() -> None:
+    plan = hush.Plan(
+        sampling=hush.Poisson(rate=0.01),
+        clipping=hush.Linf(norm=0.1),
+        noise=hush.Gaussian(multiplier=30.0),
+    )
+    for dimension in (100, {plan: 100}):
+        budget = hush.Budget(epsilon=1.0, delta=1e-5)
+        found = steps_within(plan, budget, dimension=dimension)
+        assert hush.epsilon(plan, found, 1e-5, dimension=100).epsilon.upper <= 1.0
+        assert hush.epsilon(plan, found + 1, 1e-5, dimension=100).epsilon.upper > 1.0

@@ -225,3 +225,10 @@ def test_a_window_in_the_wrong_place_gives_no_lower_bound() -> None:
     wrong = dataclasses.replace(honest, bottom=5.0, top=12.0)
     curve = pld._curve(below, {step: 1000}, Direction.REMOVE, wrong, 1e-3, 1e-15)
     assert pld._crossing(curve, curve.lower, 1e-5) == -math.inf
+
+
+def test_losses_far_beyond_every_tilt_warn_of_nothing() -> None:
+    step = SampledGaussian(0.1, 1e-3)
+    bound = pld.epsilon({step: 10**12}, 1e-5)
+    assert 0 <= bound.lower <= bound.upper
+    assert bound.upper > 1e12

@@ -170,3 +170,24 @@ def test_halving_d0_would_be_noticed() -> None:
         hush.Gaussian(multiplier=0.8),
     )
     assert np.all(hush.rdp(chosen, [4])[0] > 1.3 * printed(4, [(50, 0.2 / 1.6)], 0.3, 0.5))
+
+
+def test_block_noise_needs_blocks_that_say_their_size() -> None:
+    """What runs would depend on the number of parameters, and the ledger charges for any or the most."""
+    sampling, noise = hush.Twice(rate=0.1, coordinate_rate=0.25), hush.BlockGaussian(multipliers=(1.0,))
+
+    def cost(size: int) -> float:
+        return float(hush.rdp(plan(sampling, hush.Box(bounds=((size, 0.1),)), noise), [4])[0])
+
+    # fewer numbers under noise for their own longest change cost more, and L2Linf is charged for any
+    capped = hush.L2Linf(l2=1.0, linf=0.1)
+    as_charged = float(hush.rdp(plan(sampling, capped, hush.Gaussian(multiplier=1.0)), [4])[0])
+    assert cost(1) > 1.5 * as_charged
+    assert cost(4) > 1.1 * as_charged
+    assert cost(100) == pytest.approx(as_charged, rel=1e-3)
+    for clipping in (capped, hush.Linf(norm=0.1)):
+        with pytest.raises(Unproved, match="BlockGaussian"):
+            hush.rdp(plan(sampling, clipping, noise), [4], dimension=4)
+    budget = hush.Budget(epsilon=1.0, delta=DELTA)
+    one = plan(sampling, capped, hush.Gaussian(multiplier=1.0))
+    assert isinstance(hush.fit_noise(one, budget, steps=10).noise, hush.Gaussian)

@@ -87,3 +87,12 @@ def test_ordinary_models_pass_and_keep_their_mode() -> None:
     assert model.training
     assert model[1].training
     check_apart(model, LOSS, torch.full((2, 4), torch.nan), TARGETS)
+
+
+def test_a_loss_of_the_whole_batch_as_a_list_of_one_is_refused() -> None:
+    def averaged(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets).reshape(1)
+
+    # alone it looks like one value for each record; a test of several would clip their mean
+    with pytest.raises(Unsupported, match="who else is in the batch"):
+        check_apart(nn.Linear(4, 3), averaged, INPUTS, TARGETS)

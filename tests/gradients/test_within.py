@@ -141,3 +141,23 @@ def test_the_tape_is_not_written_into() -> None:
 def test_blocks_that_do_not_cover_the_gradient_are_refused() -> None:
     with pytest.raises(Unsupported, match="bounds 3 numbers and a gradient has 4"):
         hush.Subspaces(ranks=(1, 2), l2=(1.0, 1.0)).clip(rows_tape(torch.ones(2, 4)))
+
+
+@pytest.mark.parametrize("size", [1e14, 1e15, 1e16, 2e16, 5e16, 1e17])
+def test_weights_too_small_for_their_precision_do_not_let_a_record_out(size: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2, bias=False)
+    norm = 1e-12
+    clippings: list[Clipping] = [
+        hush.L2(norm=norm),
+        hush.L2Linf(l2=norm, linf=1.0),
+        hush.Subspaces(ranks=(6,), l2=(norm,)),
+        hush.Lp(p=1.0, norm=norm),
+    ]
+    for _ in range(10):
+        inputs, targets = torch.randn(1, 3) * size, torch.randn(1, 2) * size
+        tape = record(model, lambda out, to: (out * to).sum(1), inputs, targets)
+        assert tape.norms(2.0).isfinite().all()
+        for clipping in clippings:
+            landed = flat(clipping.clip(tape).total, 0).double()
+            assert landed.norm() <= norm * (1 + 1e-5)

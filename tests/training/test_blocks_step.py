@@ -10,7 +10,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import InvalidValue
+from hush.core.errors import InvalidValue, Unsupported
 from hush.training.step import PrivateStep
 
 RECORDS, WIDTH, CLASSES = 32, 60, 50
@@ -135,3 +135,21 @@ def test_blocks_of_another_model_are_refused_before_anything_is_drawn() -> None:
     model, _ = problem()
     with pytest.raises(InvalidValue, match="bounds 30 numbers and 3050 are trained"):
         hush.PrivateStep(model, LOSS, torch.optim.SGD(model.parameters(), lr=1.0), plan, records=RECORDS)
+
+
+def test_replay_does_not_leave_out_the_sampling_of_coordinates() -> None:
+    model, _ = problem()
+    plan = hush.Plan(
+        sampling=hush.Twice(rate=0.5, coordinate_rate=0.25),
+        clipping=hush.L2(norm=1.0),
+        noise=hush.Gaussian(multiplier=1.0),
+    )
+    with pytest.raises(Unsupported, match="coordinates take part"):
+        hush.PrivateStep(
+            model,
+            LOSS,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            plan,
+            records=RECORDS,
+            replay=True,
+        )

@@ -183,3 +183,37 @@ def test_the_ledger_may_be_one_s_own() -> None:
     descent = LinearDescent(X, Y, plan(hush.StochasticSign(scale=1.0)), classes=3, lr=0.1, ledger=ledger)
     list(descent.run(steps=2))
     assert sum(ledger.counts.values()) == 2
+
+
+def test_features_that_overflow_are_not_seen_in_what_is_released() -> None:
+    rows, labels = X.clone(), Y.clone()
+    rows[0] = 3e38 * torch.tensor([1.0, -1.0] * 4)
+    descent = LinearDescent(
+        rows,
+        labels,
+        plan(hush.Gaussian(multiplier=50.0)),
+        classes=3,
+        lr=9.0,
+        orders=ORDERS,
+        generator=torch.Generator().manual_seed(0),
+    )
+    for weights in descent.run(steps=4):
+        assert weights.isfinite().all()
+    assert not (rows @ weights.T).softmax(1)[0].isfinite().all(), "the test must be of an overflow"
+    assert np.isfinite(descent.charges().each).all()
+
+
+def test_a_filter_says_nothing_of_other_steps_on_the_ledger() -> None:
+    ledger, noisy = Ledger(), plan(hush.Gaussian(multiplier=10.0))
+    own = RenyiFilter(orders=ORDERS, budget=0.01 * ORDERS, records=len(X))
+
+    def descent(individual: RenyiFilter | None) -> LinearDescent:
+        return LinearDescent(X, Y, noisy, classes=3, lr=0.1, ledger=ledger, individual=individual)
+
+    first = descent(own)
+    list(first.run(steps=2))
+    assert first.spent(1e-5) == own.guarantee(1e-5)
+    list(descent(None).run(steps=200))
+    for each in (first, descent(RenyiFilter(orders=ORDERS, budget=0.01 * ORDERS, records=len(X)))):
+        assert each.spent(1e-5) == ledger.epsilon(1e-5)
+        assert each.spent(1e-5).epsilon.lower > own.guarantee(1e-5).epsilon.upper

@@ -1,11 +1,13 @@
 """The private mean with every mechanism there is."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import hush
-from hush.core.errors import DataError, HushError
+from hush.core.errors import DataError, HushError, Unsupported
 from hush.core.part import Clipping, Noise, Sampling
 from hush.training.mean import individual_mean
 
@@ -84,3 +86,14 @@ def test_records_are_rows_of_numbers(records: np.ndarray) -> None:
 def test_what_is_not_proved_is_not_run() -> None:
     with pytest.raises(HushError, match="no proved guarantee"):
         hush.mean(ROWS, plan(hush.Linf(norm=1.0), hush.Laplace(multiplier=1.0)), delta=1e-5)
+
+
+def test_a_mean_is_not_charged_as_a_release_that_hides() -> None:
+    always = plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=1.0))
+    rarely = hush.Selective(rate=0.01, clip=1.0, multiplier=1.0, threshold=-8.0)
+    hidden = replace(always, release=rarely)
+    charged, due = (hush.epsilon(each, 1, 1e-5).epsilon.upper for each in (hidden, always))
+    assert charged < 0.7 * due, "rejected proposals are not paid for"
+    for work in (hush.mean, individual_mean):
+        with pytest.raises(Unsupported, match="a mean is always shown"):
+            work(ROWS, hidden, delta=1e-5)

@@ -389,6 +389,40 @@ def test_one_record_moves_the_sum_by_one_clip_and_the_mean_by_two() -> None:
         assert abs(float(mean._trials._number(new, old))) <= 0.01
 
 
+class Deciding(nn.Module):
+    """Takes another way if all it is given is small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.linear(x)
+        return scores * 1000 if x.abs().max() < 10 else scores
+
+
+def test_a_record_does_not_decide_for_the_others() -> None:
+    torch.manual_seed(0)
+    model = Deciding().double()
+    chosen = plan(test="summed", clip=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    step = hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, chosen, records=RECORDS)
+    trials = step._trials
+    assert trials is not None
+    x, y = torch.randn(20, 5).double(), torch.randint(0, 3, (20,))
+    outlier = torch.cat([x, torch.full((1, 5), 100.0).double()]), torch.cat([y, y[:1]])
+    without, with_it = (trials._losses([part]) for part in ((x, y), outlier))
+    assert torch.allclose(with_it[:20], without)
+    assert not torch.allclose(
+        nn.CrossEntropyLoss(reduction="none")(model(outlier[0]), outlier[1])[:20], without
+    )
+    change = trials._number(with_it, 0 * with_it) - trials._number(without, 0 * without)
+    assert abs(float(change)) <= 0.01 * (1 + 1e-9)
+    trained = (torch.randn(RECORDS, 5).double(), torch.randint(0, 3, (RECORDS,)))
+    for batch in step.batches(trained, steps=2):
+        step(batch)
+
+
 def train(chosen: hush.Plan, *, budget: hush.Budget | None = None, **options: Any) -> Any:
     step, data = begin(chosen)
     scheduler = torch.optim.lr_scheduler.StepLR(step.optimizer, 2, 0.9)

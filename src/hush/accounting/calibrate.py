@@ -74,7 +74,7 @@ def steps_within(
 
     Never more than 10**12.
     """
-    mechanism(plan)
+    mechanism(plan, dimension.get(plan) if isinstance(dimension, Mapping) else dimension)
 
     def cost(further: float) -> float:
         counts = Counter(spent)

@@ -65,7 +65,7 @@ def window(cumulants: Cumulants, *, log_delta: float | None, epsilon: float) -> 
         if log_delta is None:
             return cumulants(tilts) - tilts * epsilon
         # The improved conversion from Rényi divergence; its best order is close to the saddle.
-        return (cumulants(tilts) - log_delta - np.log1p(tilts)) / tilts + np.log1p(-1 / (1 + tilts))
+        return (cumulants(tilts) - log_delta - np.log1p(tilts)) / tilts + np.log(tilts) - np.log1p(tilts)
 
     tilt = _minimiser(objective, 1e-6 / plain, 1e3 / plain)
     mean, spread = cumulants.scale(tilt)

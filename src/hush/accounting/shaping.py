@@ -95,8 +95,8 @@ def shaped(
 def fit_noise(plan: Plan, budget: Budget, steps: int, dimension: int | None = None) -> Plan:
     """The same plan with normal noise that fits its clipping: least in total for `steps` in `budget`.
 
-    Each block of the clipping gets a deviation of its own. `dimension`, the number of parameters, is
-    needed where the clipping does not say it.
+    Each block of the clipping gets a deviation of its own; a single block gets plain `Gaussian` noise.
+    `dimension`, the number of parameters, is needed where the clipping does not say it.
 
     **Guarantee.** As for `calibrate`, which has the last word: the shape is only where to look.
 
@@ -111,6 +111,8 @@ def fit_noise(plan: Plan, budget: Budget, steps: int, dimension: int | None = No
     [3.05, 1.17]
     """
     balls = plan.clipping.balls(dimension)
+    if len(balls) == 1:
+        return calibrate(replace(plan, noise=Gaussian(multiplier=1.0)), budget, steps, dimension)
     found = shaped(
         balls,
         rate=plan.sampling.participation,

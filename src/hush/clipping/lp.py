@@ -1,12 +1,16 @@
 """Clipping in an l_p norm."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hush.core.ball import Ball
 from hush.core.errors import Unsupported
 from hush.core.number import number
 from hush.core.part import Clipping
 from hush.core.tape import ClippedSum, Tape, Thinning
+
+if TYPE_CHECKING:
+    import torch
 
 NORM = number(
     at_least=1e-12,
@@ -20,9 +24,20 @@ NORM = number(
 def scaled_down(tape: Tape, order: float, norm: float) -> ClippedSum:
     """The sum in which each record's gradient is scaled to an l_order norm of `norm` at most."""
     norms = tape.norms(order)
-    finite = norms.isfinite()
-    weights = (norm / norms).clamp(max=1.0).where(finite, 0.0)
-    return ClippedSum(total=tape.weighted_sum(weights), skipped=(~finite).sum())
+    weights = weights_within(norm, norms)
+    return ClippedSum(total=tape.weighted_sum(weights), skipped=(~norms.isfinite()).sum())
+
+
+def weights_within(norm: float, norms: "torch.Tensor") -> "torch.Tensor":
+    """What gradients of these norms are multiplied by, so that none is longer than `norm`.
+
+    0 where a gradient is not finite, and where the weight is too small for its precision: such a
+    number is off by up to half of itself, and the gradient would end outside.
+    """
+    import torch
+
+    weights = (norm / norms).clamp(max=1.0)
+    return weights.where(norms.isfinite() & (weights >= torch.finfo(weights.dtype).tiny), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 CHOICES = {
     Tensor.__bool__,
@@ -16,6 +18,18 @@ CHOICES = {
     torch.is_nonzero,
 }
 """Calls that turn a tensor into a number, on which Python may then decide."""
+
+
+class Watching(TorchFunctionMode):
+    """Notes whether a tensor was turned into a number: with several records, all would decide as one."""
+
+    decided = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.decided = self.decided or func in CHOICES
+        return func(*args, **(kwargs or {}))
 
 
 class Undecided(BaseException):

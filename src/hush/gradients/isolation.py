@@ -84,10 +84,12 @@ def check_apart(model: nn.Module, loss: Callable[[Any, Any], Tensor], inputs: An
     finally:
         for module, mode in modes:
             module.training = mode
-    if together.shape != (2,):
+    if any(value.shape != (1,) for value in alone):
         return  # a loss that is already reduced, which the tape explains
     tolerance = 1e-3 if together.dtype in (torch.float32, torch.float64) else 5e-2
-    if not torch.allclose(together, torch.cat(alone), rtol=tolerance, atol=tolerance, equal_nan=True):
+    if together.shape != (2,) or not torch.allclose(
+        together, torch.cat(alone), rtol=tolerance, atol=tolerance, equal_nan=True
+    ):
         raise Unsupported(
             "the loss of a record changes with who else is in the batch: clipping one record's gradient "
             "would not bound its influence, and a private step works out each record alone. Use a model "

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hush.clipping.lp import weights_within
 from hush.core.ball import Ball
 from hush.core.errors import Unsupported
 from hush.core.tape import ClippedSum, Thinning
@@ -54,8 +55,7 @@ def _add_scaled(
 
     A record scaled by w adds w min(max(g, -top / w), top / w): scaling is part of adding up.
     """
-    weights = (ball.norm / norms).clamp(max=1.0) if ball.p == 2 else torch.ones_like(norms)
-    weights = weights.where(norms.isfinite(), 0.0)
+    weights = weights_within(ball.norm, norms) if ball.p == 2 else norms.isfinite().to(norms.dtype)
     every = bool(weights.all())
     for rows, written in tape.chunks():
         weight = weights[rows]
@@ -92,7 +92,7 @@ def _add_blocks(
         flat = flat if every else flat[finite[rows]]
         for start, end, norm in round_ones:
             part = flat[:, start:end]
-            part.mul_((norm / vector_norms(part, 2.0)).clamp(max=1.0)[:, None])
+            part.mul_(weights_within(norm, vector_norms(part, 2.0))[:, None])
         flat.clamp_(-limits.to(flat.dtype), limits.to(flat.dtype))
         if thin is not None:
             flat = thin(flat)

@@ -129,9 +129,12 @@ class LinearDescent:
             yield self.weights
 
     def spent(self, delta: float) -> Guarantee:
-        """The guarantee for everything on the ledger, or the filter's budget where that is less."""
+        """The guarantee for everything on the ledger, or the filter's budget where that is less.
+
+        The filter knows of its own steps alone: with any other on the ledger its budget says nothing.
+        """
         charged = self.ledger.epsilon(delta)
-        if self.individual is None:
+        if self.individual is None or sum(self.ledger.counts.values()) != self._steps:
             return charged
         return min(charged, self.individual.guarantee(delta), key=lambda each: each.epsilon.upper)
 
@@ -160,6 +163,8 @@ class LinearDescent:
         limit = self.plan.clipping.unit
         logits = self.inputs @ self.weights.T
         error = logits.softmax(1) - nn.functional.one_hot(self.targets, len(self.weights))
+        # Large features overflow: what is no number would be seen in the sum, whatever the noise.
+        error = error.where(error.isfinite().all(1, keepdim=True), 0.0)
         if admitted is not None:
             error = error * admitted[:, None]
         measured = len(self._orders) > 0 or self.individual is not None

@@ -11,8 +11,9 @@ from torch import Tensor
 from hush.accounting.bounded import individual_rdp
 from hush.accounting.charge import epsilon
 from hush.accounting.rdp import ORDERS, converted
-from hush.core.errors import DataError
+from hush.core.errors import DataError, Unsupported
 from hush.core.guarantee import DELTA, Bound, Guarantee
+from hush.core.part import Always
 from hush.core.plan import Plan
 from hush.core.randomness import Randomness, source_for
 from hush.gradients.tape import GradientTape
@@ -56,6 +57,7 @@ def mean(
     [0.51, 0.5, 0.49] <= 0.92634 (and >= 0.92634)
     """
     rows = _rows(records)
+    _check_shown(plan)
     promised = epsilon(plan, 1, delta, dimension=rows.shape[1])
     source = source_for(rows.device, generator, secure=secure)
     taken = rows[plan.sampling.draw(len(rows), source).to(rows.device)]
@@ -73,6 +75,7 @@ def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guar
 
     **Guarantee** (per-instance). docs/guarantees/bounded.md; for full batches.
     """
+    _check_shown(plan)
     delta = DELTA["range"].check("delta", delta)
     location = _clipped_sum(_rows(records), plan, None).numpy()
     upper = converted(individual_rdp(plan, location, ORDERS), ORDERS, delta)
@@ -83,6 +86,14 @@ def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guar
         notion="per-instance",
         sensitive=True,
     )
+
+
+def _check_shown(plan: Plan) -> None:
+    if type(plan.release) is not Always:
+        raise Unsupported(
+            f"{type(plan.release).__name__} shows some proposals and hides others, and is charged as "
+            "that: a mean is always shown, and would cost more. Leave the release out of the plan."
+        )
 
 
 def _clipped_sum(rows: Tensor, plan: Plan, source: "Randomness | None") -> Tensor:

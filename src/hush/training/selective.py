@@ -1,5 +1,6 @@
 """Trials of a selective plan: propose, test both models on one fresh batch, keep or take back."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from hush.core.errors import InvalidValue
 from hush.core.randomness import random_bits, seed_from
 from hush.core.selective import Selective
+from hush.gradients.choices import Watching
 from hush.gradients.structure import called, each, tensors
 from hush.noise import Gaussian
 from hush.sampling import Poisson
@@ -102,12 +104,26 @@ class Trials:
         step.model.eval()
         try:
             with own_randomness(seed_from(step.generator), step.generator.device):
-                values = [step.loss(called(step.model, inputs), targets) for inputs, targets in parts]
+                values = [self._each_loss(inputs, targets) for inputs, targets in parts]
         finally:
             for module, mode in modes:
                 module.training = mode
         nothing = torch.zeros(0, dtype=torch.float64, device=step._device)
         return torch.cat([nothing, *(value.double().reshape(-1) for value in values)])
+
+    def _each_loss(self, inputs: Any, targets: Any) -> Tensor:
+        """The loss of each record of a batch, whoever else is in it.
+
+        A model that decides by a value (`if mask.all():`) would let one record decide for all: there
+        each is given to it alone, as on the tape.
+        """
+        loss, model = self._step.loss, self._step.model
+        with Watching() as watching:
+            together = loss(called(model, inputs), targets)
+        if not watching.decided:
+            return together
+        alone = (each((inputs, targets), partial(_one, k)) for k in range(len(together)))
+        return torch.cat([loss(called(model, x), y) for x, y in alone])
 
     def _number(self, new: Tensor, old: Tensor) -> Tensor:
         """What is tested: how much the loss rose, bounded. A loss that is not finite is the worst."""
@@ -126,6 +142,10 @@ class Trials:
         unit = release.clip * (2 if release.test == "mean" else 1)
         noisy = self._noise.around(number.reshape(1), norm=unit, generator=self._step.generator)
         return bool(noisy < release.threshold * release.clip)
+
+
+def _one(record: int, values: Tensor) -> Tensor:
+    return values[record : record + 1]
 
 
 def check_possible(release: Selective, records: int, trials: int) -> None:

@@ -108,6 +108,12 @@ class PrivateStep:
         """How many records are worked on at once; None: to be found when the data is known."""
         self._views = views
         self._frames = frames_for(model, self.loss, public, plan.clipping)
+        if replay and plan.sampling.thinning < 1:
+            raise Unsupported(
+                f"replay=True repeats the same work, and {type(plan.sampling).__name__} draws which "
+                "coordinates take part: replayed, all of them would, and the charge is for some. Leave "
+                "replay out."
+            )
         self._replay = Replay(model, self.loss, plan.clipping, views) if replay else None
         self.generator = source_for(self._device, generator, secure=secure)
         self.ledger = _ledger_of(ledger, plan)
