@@ -52,9 +52,9 @@ def test_the_selective_runs_against_the_accountant() -> None:
         assert outcome.sound == pytest.approx(hush.epsilon(plan, outcome.trials, DELTA).epsilon.upper)
         assert 0 < outcome.accepted < outcome.trials
     assert 0.95 <= sound.sound <= 1.0
-    # the paper's number is within the budget, and what those trials cost is not
+    # the other one stops by the paper's number
     assert printed.published is not None
-    assert 0.95 <= printed.published <= 1.0 < printed.sound
+    assert 0.95 <= printed.published <= 1.0
 
 
 def test_the_adaptive_run_stays_within_the_budget() -> None:
