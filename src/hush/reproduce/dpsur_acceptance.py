@@ -100,9 +100,9 @@ def dpsur_fig6() -> Figure:
         panels=3,
         notes=[
             f"the difference is largest at {', '.join(f'{best[noise]:g}' for noise in NOISES)} for the "
-            f"three noises; the paper says -1",
-            "cost: sound Rényi divergence of a trial (B 2048, noise 4, test batch 256) over the share of "
-            "trials accepted if half of them are helpful",
+            "three noises; the paper says -1",
+            "cost: sound Rényi divergence of a trial (B 2048, noise 4, test batch 256) over the share "
+            "of trials accepted if half of them are helpful",
         ],
     )
 
