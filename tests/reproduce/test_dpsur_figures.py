@@ -1,10 +1,13 @@
 """Acceptance of the DPSUR paper's test, against draws, and the settings that its Figure 9 varies."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from hush.reproduce.dpsur import Outcome, Way
 from hush.reproduce.dpsur_acceptance import dpsur_fig5, dpsur_fig6
-from hush.reproduce.dpsur_fig9 import STUDIES, start, varied
+from hush.reproduce.dpsur_fig9 import STUDIES, dpsur_fig9, start, varied
 
 
 def test_acceptance_against_draws_and_against_what_is_printed() -> None:
@@ -31,3 +34,16 @@ def test_each_study_changes_one_setting() -> None:
     for study, (values, _) in STUDIES.items():
         changed = varied(way, study, values[0])
         assert sum(getattr(way, name) != getattr(changed, name) for name in vars(way)) == 1, study
+
+
+def test_the_studies_as_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reached(way: Way, *_: object) -> Outcome:
+        return Outcome(accuracy=way.test_batch / 1000, sound=2.9, published=2.0, trials=8, accepted=2)
+
+    monkeypatch.setattr("hush.reproduce.dpsur_fig9.run", reached)
+    figure = dpsur_fig9(seeds=2)
+    assert len(figure.rows) == 10
+    assert figure.rows[-1] == ["test batch", 256.0, pytest.approx(25.6), None, 8, 0.25]
+    assert all(path.exists() for path in figure.save(tmp_path))
+    full = dpsur_fig9(device="cuda")
+    assert ["test batch", 1024.0, pytest.approx(102.4), 68.36, 8, 0.25] in full.rows
