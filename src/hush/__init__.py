@@ -6,7 +6,7 @@ Values import at once; what needs SciPy or torch is loaded when it is first used
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hush.clipping import L2, Box, Entries, L2Linf, Linf, Lp, Principal, Subspaces
+from hush.clipping import L2, Box, Entries, Importance, L2Linf, Linf, Lp, Principal, Subspaces
 from hush.core.guarantee import Bound, Budget, Guarantee, Neighbours
 from hush.core.part import Always
 from hush.core.plan import Plan
@@ -48,6 +48,7 @@ __all__ = [
     "Gaussian",
     "GeneralizedGaussian",
     "Guarantee",
+    "Importance",
     "L2Linf",
     "Laplace",
     "Ledger",

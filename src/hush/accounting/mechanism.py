@@ -9,7 +9,7 @@ from hush.accounting.normal import Normal
 from hush.accounting.power import Power
 from hush.accounting.thinned import shown
 from hush.accounting.trial import Both, Trial
-from hush.clipping import L2, Box, Entries, L2Linf, Linf, Lp, Subspaces
+from hush.clipping import L2, Box, Entries, Importance, L2Linf, Linf, Lp, Subspaces
 from hush.core.ball import Ball
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.part import Always, Noise, Part
@@ -183,7 +183,8 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
             "L2, Linf, L2Linf, Box or Subspaces and Gaussian, L2, Box or Subspaces and BlockGaussian; "
             "Poisson or FullBatch with L2 or Lp and Gaussian, Laplace or GeneralizedGaussian; FullBatch "
             "with Entries and those; L2, Linf or L2Linf with Rectified, Truncated, StochasticSign or "
-            "Quantized; all with Always. Poisson or FullBatch with L2 and Gaussian also with Selective."
+            "Quantized; all with Always. Poisson or FullBatch with L2 and Gaussian also with Selective; "
+            "with Importance and Gaussian."
         )
     if isinstance(plan.release, Selective):
         always = mechanism(replace(plan, release=Always()))
@@ -276,6 +277,7 @@ _PROVED = {
     # Not Poisson: whether a record takes part is one draw for all the entries it changes.
     *product((FullBatch,), (Entries,), (Gaussian, Laplace, GeneralizedGaussian), (Always,)),
     *product((Poisson, FullBatch), (L2,), (Gaussian,), (Selective,)),
+    *product((Poisson, FullBatch), (Importance,), (Gaussian,), (Always,)),
 }
 
 

@@ -5,6 +5,14 @@ from collections.abc import Callable
 from hush.reproduce.bounded_fig1 import bounded_fig1
 from hush.reproduce.bounded_fig2 import bounded_fig2
 from hush.reproduce.bounded_sampling import bounded_sampling
+from hush.reproduce.dpsur_acceptance import dpsur_fig5, dpsur_fig6
+from hush.reproduce.dpsur_fig9 import dpsur_fig9
+from hush.reproduce.dpsur_table2 import (
+    dpsur_table2,
+    dpsur_table2_cifar10,
+    dpsur_table2_imdb,
+    dpsur_table2_mnist,
+)
 from hush.reproduce.figure import Figure
 from hush.reproduce.gg_dimension import gg_dimension
 from hush.reproduce.gg_fig2 import gg_fig2
@@ -49,4 +57,11 @@ RECIPES: dict[str, Callable[..., Figure]] = {
     "twice-table2": twice_table2,
     "twice-training": twice_training,
     "gg-table1": gg_table1,
+    "dpsur-fig5": dpsur_fig5,
+    "dpsur-fig6": dpsur_fig6,
+    "dpsur-fig9": dpsur_fig9,
+    "dpsur-table2": dpsur_table2,
+    "dpsur-table2-mnist": dpsur_table2_mnist,
+    "dpsur-table2-cifar10": dpsur_table2_cifar10,
+    "dpsur-table2-imdb": dpsur_table2_imdb,
 }

@@ -1,0 +1,49 @@
+"""Importance sampling by gradient norm, as a rule for what a record adds (DPIS)."""
+
+from dataclasses import dataclass, field
+
+from hush.clipping.lp import NORM
+from hush.core.ball import Ball
+from hush.core.errors import Unsupported
+from hush.core.part import Clipping
+from hush.core.tape import ClippedSum, Tape, Thinning
+
+_LEAST = 1e-6
+"""A gradient of less than so many norms adds nothing: it would be drawn as rarely as that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Importance(Clipping):
+    """A record adds its gradient scaled *to* the norm `norm`, or nothing; on average its clipped one.
+
+    After Wei et al. 2022. A gradient of Euclidean norm r is added with chance min(r / norm, 1), so that
+    under a Poisson rate q a record takes part with chance q min(r / norm, 1) and is weighed by the
+    inverse. docs/guarantees/baselines.md: it is charged as `L2` is, and has the same noise and more
+    variance.
+    """
+
+    norm: float = field(metadata=NORM)
+
+    @property
+    def unit(self) -> float:
+        return self.norm
+
+    def balls(self, dimension: int | None) -> tuple[Ball, ...]:
+        return (Ball(p=2.0, norm=self.norm, dimension=dimension),)
+
+    def clip(self, tape: Tape, thin: Thinning | None = None) -> ClippedSum:
+        if thin is not None:
+            raise Unsupported(
+                "Importance draws whole records, and nothing is proved of their coordinates one by one. "
+                "Sample with Poisson or FullBatch."
+            )
+        import torch
+
+        norms = tape.norms(2.0)
+        finite = norms.isfinite()
+        # From torch's own source, which the private step has seeded; the charge holds for any coin.
+        kept = torch.rand_like(norms) * self.norm < norms
+        # Scaling up what is next to nothing would scale up the rounding of its norm.
+        kept &= finite & (norms > _LEAST * self.norm)
+        weights = (self.norm / norms).where(kept, 0.0)
+        return ClippedSum(total=tape.weighted_sum(weights), skipped=(~finite).sum())

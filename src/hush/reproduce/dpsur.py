@@ -1,0 +1,192 @@
+"""Training runs of the DPSUR paper's comparison: each method at one epsilon that holds.
+
+Everything is charged on one ledger a run. "published" is the one exception: it stops once so many
+updates are accepted as the paper's accounting allows, and says what its trials cost.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import nn
+
+from hush.accounting import charge
+from hush.accounting.calibrate import largest, steps_within
+from hush.accounting.ledger import Ledger
+from hush.clipping import L2, Importance
+from hush.core.errors import BudgetExceeded, InvalidValue
+from hush.core.guarantee import Budget
+from hush.core.plan import Plan
+from hush.core.selective import Selective
+from hush.models.frozen import FrozenNorm
+from hush.noise import Gaussian
+from hush.reproduce.dpsur_inputs import GROUPS, Inputs, at_hand, network
+from hush.sampling import Poisson
+from hush.training.adaptive import Adaptive, AdaptiveDescent
+from hush.training.evaluate import evaluate
+from hush.training.statistics import NoisyMoments
+from hush.training.step import PrivateStep
+
+DELTA = 1e-5
+EPSILONS = (1.0, 2.0, 3.0, 4.0)
+Four = tuple[float, float, float, float]
+Kind = Literal["plain", "paid", "importance", "adaptive", "summed", "mean", "published"]
+# Trials of a published run for each update that it is to accept; beyond, it is given up.
+_MOST_TRIALS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A method on a network, with what it is run with at epsilon 1, 2, 3 and 4."""
+
+    name: str
+    kind: Kind = "plain"
+    model: str
+    batch: int = 2048
+    epochs: int = 40
+    rates: Four
+    """Learning rates; for the adaptive one, the longest step to begin with."""
+    noise: Four | None = None
+    """Training noise where it is the paper's; otherwise as little as the budget allows."""
+    test_noise: Four = (8.0, 8.0, 8.0, 8.0)
+    test_batch: int = 128
+    test_clip: float = 0.01
+    threshold: float = -1.0
+    clip: float = 0.1
+    adam: bool = False
+    relu: bool = False
+    printed: Four | None = None
+    """What the paper's Table 2 says, in percent."""
+    quick: bool = False
+    """Whether a CPU does it in a minute or so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one run reached."""
+
+    accuracy: float
+    sound: float
+    published: float | None = None
+    trials: int | None = None
+    accepted: int | None = None
+
+
+def run(way: Way, data: str, level: float, seed: int, device: str, epochs: int | None) -> Outcome:
+    """One training run of a method at an epsilon."""
+    if level not in EPSILONS:
+        raise InvalidValue(f"epsilon {level:g} is not in the table: choose from 1, 2, 3, 4.")
+    inputs = at_hand(data, way.model.startswith("scattering"), device)
+    torch.manual_seed(seed)
+    model = network(way.model, inputs, relu=way.relu).to(device)
+    generator = torch.Generator(device).manual_seed(seed)
+    budget = Budget(epsilon=level, delta=DELTA)
+    rate = way.rates[EPSILONS.index(level)]
+    loss = nn.CrossEntropyLoss()
+    if way.kind == "adaptive":
+        settings = Adaptive(clip=way.clip, longest=rate)
+        descent = AdaptiveDescent(model, loss, inputs.train, budget, settings, generator=generator)
+        for _ in descent.run():
+            pass
+        accuracy = evaluate(model, loss, inputs.test)["accuracy"]
+        return Outcome(accuracy=accuracy, sound=descent.spent(DELTA).epsilon.upper)
+
+    ledger = Ledger()
+    if way.kind == "paid":
+        _normalise_by_paid_statistics(model, inputs, ledger, seed)
+    steps = max(1, (epochs or way.epochs) * inputs.records // way.batch)
+    plan = plan_for(way, inputs.records, level)
+    most, wanted = steps, -1
+    if way.noise is None:
+        plan = with_least_noise(plan, budget, steps, ledger.counts)
+    else:
+        allowed = steps_within(said(plan) if way.kind == "published" else plan, budget)
+        most, wanted = (_MOST_TRIALS * allowed, allowed) if way.kind == "published" else (allowed, -1)
+        most = min(most, steps) if epochs else most
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+    if way.adam:
+        optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    step = PrivateStep(
+        model,
+        loss,
+        optimizer,
+        plan,
+        records=inputs.records,
+        ledger=ledger,
+        generator=generator,
+    )
+    for batch in step.batches(inputs.train, steps=most):
+        step(batch)
+        if step.accepted == wanted:
+            break
+    outcome = Outcome(
+        accuracy=evaluate(model, loss, inputs.test)["accuracy"],
+        sound=step.spent(DELTA).epsilon.upper,
+    )
+    if not isinstance(plan.release, Selective):
+        return outcome
+    outcome = replace(outcome, trials=step.steps, accepted=step.accepted)
+    if plan.release.test == "summed" or not step.accepted:
+        return outcome
+    return replace(outcome, published=charge.epsilon(said(plan), step.accepted, DELTA).epsilon.upper)
+
+
+def plan_for(way: Way, records: int, level: float) -> Plan:
+    """The plan of a method; noise that is to be found is 1."""
+    place = EPSILONS.index(level)
+    plan = Plan(
+        sampling=Poisson(rate=way.batch / records),
+        clipping=Importance(norm=way.clip) if way.kind == "importance" else L2(norm=way.clip),
+        noise=Gaussian(multiplier=1.0 if way.noise is None else way.noise[place]),
+    )
+    if way.kind not in ("summed", "mean", "published"):
+        return plan
+    release = Selective(
+        rate=way.test_batch / records,
+        clip=way.test_clip,
+        multiplier=way.test_noise[place],
+        threshold=way.threshold,
+        test="summed" if way.kind == "summed" else "mean",
+    )
+    return replace(plan, release=release)
+
+
+def said(plan: Plan) -> Plan:
+    """The plan as the paper charges it, by accepted updates alone; no guarantee."""
+    assert isinstance(plan.release, Selective)
+    return replace(plan, release=replace(plan.release, accounting="published"))
+
+
+def with_least_noise(plan: Plan, budget: Budget, steps: int, spent: Mapping[Plan, int]) -> Plan:
+    """`plan` with the least noise for which `steps` of it fit the budget after what was spent."""
+
+    def noisy(precision: float) -> Plan:
+        return replace(plan, noise=Gaussian(multiplier=1 / precision))
+
+    def cost(precision: float) -> float:
+        return charge.spent({**spent, noisy(precision): steps}, budget.delta).epsilon.upper
+
+    found = largest(cost, budget.epsilon, start=1.0, low=1e-6, high=1e3, whole=False)
+    if found is None:
+        raise BudgetExceeded(
+            f"what was spent leaves nothing of epsilon={budget.epsilon:g} for {steps} steps. Pay less "
+            "for the statistics of the inputs, or allow a larger budget."
+        )
+    return noisy(found)
+
+
+def _normalise_by_paid_statistics(model: nn.Module, inputs: Inputs, ledger: Ledger, seed: int) -> None:
+    """Channels by noisy moments, at multiplier 8 as in the paper: docs/guarantees/baselines.md, 1."""
+    channels = inputs.train[0].shape[1]
+    moments = NoisyMoments(
+        multiplier=8.0,
+        norm=math.sqrt(channels),
+        square_norm=channels / math.sqrt(GROUPS),
+        floor=0.01,
+    )
+    # a source of its own: the moments are taken on the CPU
+    found = moments(inputs.train[0], ledger, generator=torch.Generator().manual_seed(2**32 - 1 - seed))
+    assert isinstance(model, nn.Sequential)
+    model[0] = FrozenNorm(found.mean, found.variance).to(inputs.train[0].device)

@@ -1,0 +1,122 @@
+"""The comparison of the DPSUR paper: what each kind of run is charged, and which line is the best."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import hush
+from hush.core.errors import InvalidValue
+from hush.reproduce import dpsur_table2
+from hush.reproduce.dpsur import DELTA, Kind, Outcome, Way, plan_for, run, with_least_noise
+from hush.reproduce.dpsur_inputs import normalised
+from hush.reproduce.dpsur_table2 import marked, row, table2
+from hush.reproduce.dpsur_ways import WAYS
+from hush.training.statistics import NoisyMoments, summed
+
+LINEAR = Way(name="linear", model="scattering-linear", batch=400, epochs=5, rates=(4.0, 4.0, 4.0, 4.0))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HUSH_CACHE", str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["plain", "paid", "importance", "summed"])
+def test_runs_that_are_calibrated_use_the_budget_and_no_more(kind: Kind) -> None:
+    way = replace(LINEAR, kind=kind, test_batch=50, threshold=0.0)
+    outcome = run(way, "digits", 3.0, 0, "cpu", None)
+    assert 2.99 <= outcome.sound <= 3.0
+    assert outcome.accuracy > 0.5
+    assert (outcome.trials is None) == (kind != "summed")
+
+
+def test_the_selective_runs_against_the_accountant() -> None:
+    """What is said of a run within the budget, and of one as the paper has it, is charged anew here."""
+    way = replace(
+        LINEAR,
+        kind="mean",
+        batch=100,
+        noise=(3.0, 3.0, 3.0, 3.0),
+        test_noise=(1.0, 1.0, 1.0, 1.0),
+        test_batch=10,
+    )
+    sound = run(way, "digits", 1.0, 0, "cpu", None)
+    printed = run(replace(way, kind="published"), "digits", 1.0, 0, "cpu", None)
+    plan = plan_for(way, 1437, 1.0)
+    for outcome in (sound, printed):
+        assert outcome.trials is not None
+        assert outcome.accepted is not None
+        assert outcome.published is not None
+        assert outcome.sound == pytest.approx(hush.epsilon(plan, outcome.trials, DELTA).epsilon.upper)
+        assert 0 < outcome.accepted < outcome.trials
+    assert 0.95 <= sound.sound <= 1.0
+    # the other one stops by the paper's number
+    assert printed.published is not None
+    assert 0.95 <= printed.published <= 1.0
+
+
+def test_the_adaptive_run_stays_within_the_budget() -> None:
+    way = replace(LINEAR, kind="adaptive", clip=1.0, rates=(1.0, 1.0, 1.0, 1.0))
+    outcome = run(way, "digits", 4.0, 0, "cpu", None)
+    assert 3.99 <= outcome.sound <= 4.0
+    assert outcome.accuracy > 0.5
+
+
+def test_noise_after_paid_statistics_is_larger_and_together_they_fit() -> None:
+    plan, moments = plan_for(LINEAR, 1437, 1.0), NoisyMoments(multiplier=8.0)
+    budget = hush.Budget(epsilon=1.0, delta=DELTA)
+    alone = with_least_noise(plan, budget, 20, {})
+    after = with_least_noise(plan, budget, 20, {moments.plan: 2})
+    multipliers = [float(found.noise.to_plain()["multiplier"]) for found in (alone, after)]
+    assert multipliers[1] > 1.1 * multipliers[0]
+    assert hush.calibrate(plan, budget, 20).noise.to_plain()["multiplier"] == pytest.approx(
+        multipliers[0], rel=2e-3
+    )
+    ledger = hush.Ledger()
+    for step in (1, 2):
+        ledger.charge(moments.plan, run="a", step=step, release=f"{step}")
+    for step in range(1, 21):
+        ledger.charge(after, run="b", step=step, release=f"{step}")
+    assert 0.99 <= ledger.epsilon(DELTA).epsilon.upper <= 1.0
+
+
+def test_the_public_norms_of_normalised_features_hold_for_any_image() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.logspace(-3, 3, 81)[:, None, None]
+    features = normalised(torch.randn(50, 81, 7, 7, generator=generator) ** 3 * scales)
+    first, second = summed(features)
+    assert float(first.norm(dim=1).max()) <= 9.0
+    assert 9.0 < float(second.norm(dim=1).max()) <= 81 / 27**0.5  # nothing is cut off
+
+
+def test_the_best_line_is_among_those_within_their_epsilon() -> None:
+    outcomes = [Outcome(accuracy=0.8, sound=0.99), Outcome(accuracy=0.84, sound=0.98)]
+    first = row(replace(LINEAR, printed=(1.0, 2.0, 3.0, 4.0)), 1.0, outcomes)
+    assert first[3:8] == [pytest.approx(82), pytest.approx(2.828, abs=1e-3), 1.0, None, 0.99]
+    tested = Outcome(accuracy=0.9, sound=1.2, published=0.99, trials=10, accepted=4)
+    better = row(replace(LINEAR, kind="published"), 1.0, [tested])
+    assert better[6:10] == [0.99, 1.2, 10, 0.4]
+    rows = [first, better]
+    marked(rows)
+    assert [line[10] for line in rows] == ["best", ""]
+
+
+def test_the_table_and_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = (replace(LINEAR, quick=True), replace(LINEAR, name="slow"))
+    monkeypatch.setattr(dpsur_table2, "WAYS", {"digits": ways, "none": ways[1:]})
+    figure = table2("digits", "cpu", (1.0,), 1, 1)
+    assert [line[1] for line in figure.rows] == ["linear"]
+    assert figure.rows[0][10] == "best"
+    assert all(path.exists() for path in figure.save(tmp_path))
+    with pytest.raises(InvalidValue, match="cuda"):
+        table2("none", "cpu", None, 1, None)
+    with pytest.raises(InvalidValue, match="not in the table"):
+        run(LINEAR, "digits", 5.0, 0, "cpu", 1)
+
+
+def test_every_method_of_the_paper_is_there_beside_what_it_printed() -> None:
+    for data in ("fashion-mnist", "mnist", "cifar10"):
+        printed = {way.name.split(",")[0] for way in WAYS[data] if way.printed}
+        assert printed == {"DPSGD", "DPSGD-TS", "DPSGD-HF", "DPIS", "DPAGD", "DPSUR"}
