@@ -273,6 +273,12 @@ def test_a_run_that_is_interrupted_says_how_to_go_on(
     assert f"--run-dir {tmp_path / 'run'} --resume" in capsys.readouterr().err
 
 
+def test_views_leave_small_images_in_sight(tmp_path: Path) -> None:
+    asked = "train --views 2 --epsilon 50 --steps 40 --seed 0"
+    run = answer(*asked.split(), cwd=tmp_path)
+    assert run["final"]["accuracy"] > 0.5, "shifts by half of an image leave about 0.1"
+
+
 def test_a_secure_run_has_no_seed(tmp_path: Path) -> None:
     assert call("train", "--epochs", "1", "--secure", cwd=tmp_path).returncode == 0
     both = call("train", "--epochs", "1", "--secure", "--seed", "1", cwd=tmp_path)

@@ -126,7 +126,7 @@ def train(
     _RATE.check("--lr", learning_rate)
     _MOMENTUM.check("--momentum", momentum or 0.0)
     budget = Budget(epsilon=epsilon, delta=delta)
-    seen = None if views is None else flips_and_shifts(int(_VIEWS.check("--views", views)))
+    _VIEWS.check("--views", 1 if views is None else views)
     # before the data, whose features may take minutes
     written = None if plan is None else read_plan(plan)
     place = device_of(device)
@@ -150,6 +150,8 @@ def train(
             f"--views {views} is for images, and {what} are none: shifts and flips would make other "
             "records of them. Leave it out."
         )
+    # an eighth of the side: the usual 4 pixels of 32 would push most of an 8-pixel image out of sight
+    seen = None if views is None else flips_and_shifts(views, shift=min(4, x_train.shape[-1] // 8))
     records = len(x_train)
     if written is not None:
         value = written
