@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import hush
+from hush.cli.train import train
 from hush.core.plan_file import EXAMPLE, read_plan
 
 
@@ -164,6 +165,14 @@ def test_train_by_plan_file_repeats_resumes_and_stops(tmp_path: Path, plan_file:
         ("train --steps 3 --epochs 3", "--steps and --epochs"),
         ("train --resume --run-dir nowhere", "no run in nowhere"),
         ("train --run-dir /proc/hush", "/proc/hush"),
+        ("train --views 0", "--views=0 must be"),
+        ("train --views 1000000", "<= 1024"),
+        ("train --features scattering --views 2", "is for images, and scattering features are none"),
+        (
+            "train --data mnist --data-dir nowhere --plan none.toml",
+            "cannot read the plan file none.toml",
+        ),
+        ("train --public-records 1437", "--public-records 1437 must be"),
         ("account --noise 1 --rate 0.1 --batch-size 5 --records 9 --steps 1", "--rate and --batch-size"),
         ("account --ledger .", "directory"),
         ("account --noise 1 --rate 0.1 --steps 10000000000000", "must be a whole number"),
@@ -240,6 +249,34 @@ def test_a_plan_whose_cost_grows_with_the_dimension_is_asked_for_it(tmp_path: Pa
     found = answer("account", "--plan", steep, "--steps", "1", "--dimension", "2")
     assert found["basis"] == "proved"
     assert found["epsilon"]["upper"] < 10
+
+
+def test_calibrate_fits_noise_where_it_is_told_the_dimension(tmp_path: Path) -> None:
+    capped = tmp_path / "plan.toml"
+    capped.write_text(EXAMPLE.replace('"L2"\nnorm = 1.0', '"L2Linf"\nl2 = 1.0\nlinf = 0.1'))
+    asked = ("calibrate", "--plan", capped, "--epsilon", "1", "--steps", "10", "--fit")
+    assert "Pass dimension=" in call(*asked).stderr
+    found = answer(*asked, "--dimension", "500")
+    assert found["plan"]["noise"]["kind"] == "BlockGaussian"
+    assert found["epsilon"]["upper"] <= 1
+
+
+def test_a_run_that_is_interrupted_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hush.training.progress.RunProgress.advance", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(run_dir=tmp_path / "run", noise=2.0, steps=2, as_json=True)
+    assert f"--run-dir {tmp_path / 'run'} --resume" in capsys.readouterr().err
+
+
+def test_views_leave_small_images_in_sight(tmp_path: Path) -> None:
+    asked = "train --views 2 --epsilon 50 --steps 40 --seed 0"
+    run = answer(*asked.split(), cwd=tmp_path)
+    assert run["final"]["accuracy"] > 0.5, "shifts by half of an image leave about 0.1"
 
 
 def test_a_secure_run_has_no_seed(tmp_path: Path) -> None:

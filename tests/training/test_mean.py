@@ -1,13 +1,14 @@
 """The private mean with every mechanism there is."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import hush
-from hush.core.errors import DataError, HushError, Unsupported
+from hush.core.errors import DataError, HushError, InvalidPlan, Unsupported
 from hush.core.part import Clipping, Noise, Sampling
 from hush.training.mean import individual_mean
 
@@ -81,6 +82,29 @@ def test_the_records_at_hand_are_asked_for_by_name() -> None:
 def test_records_are_rows_of_numbers(records: np.ndarray) -> None:
     with pytest.raises(DataError, match="records of shape"):
         hush.mean(records, EVERY[0], delta=1e-5)
+
+
+@pytest.mark.parametrize(
+    "records", [None, [["a"]], [[1.0], [1.0, 2.0]], torch.ones(4, 2, dtype=torch.complex64)], ids=str
+)
+def test_what_is_no_number_is_refused_without_being_shown(records: Any) -> None:
+    with pytest.raises(DataError, match=r"records of type .* must be a row of finite real numbers"):
+        hush.mean(records, EVERY[0], delta=1e-5)
+
+
+def test_a_plan_for_training_has_no_mean() -> None:
+    sampling, noise = hush.Poisson(rate=0.5), hush.Gaussian(multiplier=5.0)
+    tested = hush.Selective(rate=0.1, clip=0.1, multiplier=1.0)
+    based = hush.Subspaces(ranks=(2, 3), l2=(1.0, 1.0), bases=hush.Principal())
+    for chosen in (
+        hush.Plan(sampling=sampling, clipping=hush.L2(norm=1.0), noise=noise, release=tested),
+        plan(based, noise),
+    ):
+        with pytest.raises(Unsupported, match="is for training"):
+            hush.mean(ROWS, chosen, delta=1e-5)
+    no_plan: Any = "plan.toml"
+    with pytest.raises(InvalidPlan, match="is not a plan"):
+        hush.mean(ROWS, no_plan, delta=1e-5)
 
 
 def test_what_is_not_proved_is_not_run() -> None:

@@ -37,6 +37,9 @@ def calibrate(
     steps: Steps = None,
     epochs: Epochs = None,
     plan: PlanFile = None,
+    dimension: Annotated[
+        int | None, typer.Option(help="Number of parameters, where the noise depends on it.")
+    ] = None,
     fit: Annotated[
         bool, typer.Option("--fit", help="Noise of its own for each block of the plan's clipping.")
     ] = False,
@@ -60,7 +63,7 @@ def calibrate(
     if plan is not None or noise is None:
         start = read_plan(plan) if plan else plan_of(sampling_of(rate, records, batch_size), 1)
         count = steps_of(steps, epochs, start)
-        found = (fit_noise if fit else inverse.calibrate)(start, budget, steps=count)
+        found = (fit_noise if fit else inverse.calibrate)(start, budget, count, dimension)
     elif sampled:
         found = plan_of(sampling_of(rate, records, batch_size), noise)
         if steps is not None or epochs is not None:
@@ -76,7 +79,7 @@ def calibrate(
             )
         found = inverse.rate_within(plan_of(FullBatch(), noise), budget, steps=steps)
         count = steps
-    guarantee = epsilon_of(found, steps=count, delta=delta)
+    guarantee = epsilon_of(found, steps=count, delta=delta, dimension=dimension)
     if as_json:
         print_json({**guarantee.to_plain(), "steps": count, "plan": found.to_plain()})
         return

@@ -1,9 +1,10 @@
 """`hush train`: a private run from names and numbers."""
 
+import sys
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -31,10 +32,13 @@ from hush.core.guarantee import Budget
 from hush.core.number import Range
 from hush.core.plan_file import read_plan
 
-if TYPE_CHECKING:
-    pass
-
 _RATE = Range(above=0, at_most=1e6, why="it is how far a step goes", example=1.0)
+_VIEWS = Range(
+    at_least=1,
+    at_most=1024,
+    why="each is a pass over the record, which has one clipped gradient however many there are",
+    example=4,
+)
 _MOMENTUM = Range(at_least=0, below=1, why="at 1 no update is ever forgotten", example=0.9)
 
 _MODELS = {
@@ -122,6 +126,9 @@ def train(
     _RATE.check("--lr", learning_rate)
     _MOMENTUM.check("--momentum", momentum or 0.0)
     budget = Budget(epsilon=epsilon, delta=delta)
+    _VIEWS.check("--views", 1 if views is None else views)
+    # before the data, whose features may take minutes
+    written = None if plan is None else read_plan(plan)
     place = device_of(device)
     dataset = load(data, data_dir)
     if features is not None:
@@ -137,11 +144,17 @@ def train(
             )
         public = x_train[:public_records], y_train[:public_records]
         x_train, y_train = x_train[public_records:], y_train[public_records:]
-    if views is not None and x_train.dim() != 4:
-        raise InvalidValue(f"--views {views} is for images, and {data} has none. Leave it out.")
+    if views is not None and (features is not None or x_train.dim() != 4):
+        what = data if features is None else f"{features} features"
+        raise InvalidValue(
+            f"--views {views} is for images, and {what} are none: shifts and flips would make other "
+            "records of them. Leave it out."
+        )
+    # an eighth of the side: the usual 4 pixels of 32 would push most of an 8-pixel image out of sight
+    seen = None if views is None else flips_and_shifts(views, shift=min(4, x_train.shape[-1] // 8))
     records = len(x_train)
-    if plan is not None:
-        value = read_plan(plan)
+    if written is not None:
+        value = written
         total = None if steps is None and epochs is None else steps_of(steps, epochs, value)
     else:
         size = batch_size if batch_size is not None else min(256, records)
@@ -167,25 +180,31 @@ def train(
     folder = run_dir or next(
         path for n in count(1) if not (path := Path("runs") / f"{data}-{n}").exists()
     )
-    result = run_loop(
-        network,
-        torch.nn.CrossEntropyLoss(),
-        optimizer,
-        value,
-        (x_train.to(place), y_train.to(place)),
-        budget=budget,
-        steps=total,
-        evaluation=(x_test.to(place), y_test.to(place)),
-        directory=folder,
-        resume=resume,
-        reseed=reseed,
-        generator=generator,
-        secure=secure,
-        physical_batch=physical_batch,
-        views=None if views is None else flips_and_shifts(views),
-        public=None if public is None else (public[0].to(place), public[1].to(place)),
-        progress=not as_json,
-    )
+    try:
+        result = run_loop(
+            network,
+            torch.nn.CrossEntropyLoss(),
+            optimizer,
+            value,
+            (x_train.to(place), y_train.to(place)),
+            budget=budget,
+            steps=total,
+            evaluation=(x_test.to(place), y_test.to(place)),
+            directory=folder,
+            resume=resume,
+            reseed=reseed,
+            generator=generator,
+            secure=secure,
+            physical_batch=physical_batch,
+            views=seen,
+            public=None if public is None else (public[0].to(place), public[1].to(place)),
+            progress=not as_json,
+        )
+    except KeyboardInterrupt:
+        if (folder / "plan.toml").exists():
+            again = f"--run-dir {folder} --resume"
+            print(f"hush: stopped; go on with the same command and {again}", file=sys.stderr)
+        raise
     final = result.metrics[-1]
     if as_json:
         print_json(

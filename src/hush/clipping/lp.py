@@ -46,7 +46,7 @@ class Lp(Clipping):
 
     p: float = field(
         metadata=number(
-            at_least=1, why="below 1 it is not a norm, and no bound on its ball is proved", example=1.5
+            at_least=1, why="below 1 it is not a norm, and for infinity there is Linf", example=1.5
         )
     )
     norm: float = field(metadata=NORM)

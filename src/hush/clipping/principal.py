@@ -8,7 +8,9 @@ from hush.core.value import Value
 
 @dataclass(frozen=True, kw_only=True)
 class Principal(Value):
-    """Block power iteration with deflation on the gradients of public records (003, Algorithm 4).
+    """Block power iteration with deflation on the gradients of public records.
+
+    Algorithm 4 of the twice-sampling paper.
 
     The parameters are split into `groups` of about equal size, each with bases of its own: that takes
     so many times less memory, and so many times fewer public records. The bases are found anew every

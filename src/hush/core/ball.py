@@ -48,8 +48,9 @@ class Ball(Value):
         """How many coordinates there are."""
         if self.dimension is None:
             raise InvalidValue(
-                f"{self} says nothing of how many coordinates there are: noise is drawn for each. Pass "
-                "dimension=, their number.",
+                f"dimension=None: a bound of {self.norm:g} on the l{self.p:g} norm does not say how "
+                "many numbers there are, and noise is drawn for each. Pass dimension=, the number of "
+                "parameters.",
                 key="dimension",
             )
         return self.dimension

@@ -108,7 +108,7 @@ def geometry(reference: Tensor, measured: Tensor) -> Geometry:
 
 
 def best_split(found: Geometry) -> Split:
-    """The split in two that needs the least noise for what it keeps (Theorem 4.6 of 003)."""
+    """The split in two that needs the least noise for what it keeps (Theorem 4.6)."""
     return max((split(found, rank) for rank in _ranks(found)), key=lambda each: each.gain)
 
 

@@ -1,4 +1,4 @@
-"""The residual network of 003 (Section 3.2): 22 weighted layers, ELU, GroupNorm.
+"""The residual network of the twice-sampling paper (Section 3.2): 22 weighted layers, ELU, GroupNorm.
 
 The paper gives the number of its parameters and not its layout. This is one with that number: three
 stages of three blocks, normalised before each convolution, a bias wherever the output is not normalised

@@ -35,15 +35,8 @@ def principal_frame(
     Repeats itself for the same model and generator state. Only one group's public gradients are in
     memory at a time.
     """
-    sizes = {name: value.numel() for name, value in model.named_parameters() if value.requires_grad}
-    ranks = _checked(ranks, sum(sizes.values()))
-    groups = _runs(list(sizes), list(sizes.values()), principal.groups)
-    totals = [sum(sizes[name] for name in group) for group in groups]
-    shares = [apportioned(total, totals) for total in accumulate(ranks[:-1], initial=0)]
-    columns = [tuple(b - a for a, b in pairwise(own)) for own in zip(*shares, strict=True)]
-    needed = max(shares[-1])
-    if count(public) < needed:
-        raise _too_few(count(public), needed, len(groups))
+    groups, columns = check_enough(model, public, ranks, principal)
+    needed = max(map(sum, columns))
     seed = seed_from(generator)
     own = torch.Generator(next(model.parameters()).device).manual_seed(seed)
     found = []
@@ -56,6 +49,21 @@ def principal_frame(
             basis = principal_directions(rows, split, principal.iterations, own)
         found.append(Group(group, basis, split))
     return Frame(tuple(found))
+
+
+def check_enough(
+    model: nn.Module, public: Data, ranks: Sequence[int], principal: Principal
+) -> tuple[list[tuple[str, ...]], list[tuple[int, ...]]]:
+    """The groups of parameters and the ranks in each; raise if the records are too few for them."""
+    sizes = {name: value.numel() for name, value in model.named_parameters() if value.requires_grad}
+    ranks = _checked(ranks, sum(sizes.values()))
+    groups = _runs(list(sizes), list(sizes.values()), principal.groups)
+    totals = [sum(sizes[name] for name in group) for group in groups]
+    shares = [apportioned(total, totals) for total in accumulate(ranks[:-1], initial=0)]
+    needed = max(shares[-1])
+    if count(public) < needed:
+        raise _too_few(count(public), needed, len(groups))
+    return groups, [tuple(b - a for a, b in pairwise(own)) for own in zip(*shares, strict=True)]
 
 
 def principal_directions(

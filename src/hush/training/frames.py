@@ -11,7 +11,7 @@ from hush.core.part import Clipping
 from hush.core.randomness import Randomness, seed_from
 from hush.gradients.frame import Frame
 from hush.gradients.recording import Loss
-from hush.training.bases import principal_frame
+from hush.training.bases import check_enough, principal_frame
 from hush.training.records import Data
 
 
@@ -77,7 +77,7 @@ def frames_for(model: nn.Module, loss: Loss, public: Data | None, clipping: Clip
         raise DataError(
             "the clipping takes its subspaces from public gradients, and public=None: bases worked out "
             "from the private records would give them away. Pass public=(inputs, targets), records that "
-            "need no protection and are not in the private set."
+            "need no protection and are not in the private set (hush train: --public-records N)."
         )
     if not wanted and public is not None:
         raise DataError(
@@ -86,4 +86,6 @@ def frames_for(model: nn.Module, loss: Loss, public: Data | None, clipping: Clip
         )
     if public is None or not isinstance(clipping, Subspaces):
         return None
+    assert clipping.bases is not None
+    check_enough(model, public, clipping.ranks, clipping.bases)
     return Frames(model, loss, public, clipping)

@@ -123,11 +123,13 @@ def train(
         end, stopped = _last_step(step, budget, wanted)
         if isinstance(plan.release, Selective):
             check_possible(plan.release, records, end)
+        # before the folder says that a run exists: refused data must leave the name free
+        batches = step.batches(data, steps=max(0, end - step.steps))
         if folder and not folder.checkpoint.exists():
             folder.begin(plan)
             _keep(folder, step, scheduler)
         with RunProgress(end, step.steps, shown=progress) as bar:
-            for batch in step.batches(data, steps=max(0, end - step.steps)):
+            for batch in batches:
                 moved = step(batch)
                 bar.advance()
                 stepwise = not isinstance(scheduler, ReduceLROnPlateau)

@@ -11,7 +11,7 @@ from torch import Tensor
 from hush.accounting.bounded import individual_rdp
 from hush.accounting.charge import epsilon
 from hush.accounting.rdp import ORDERS, converted
-from hush.core.errors import DataError, Unsupported
+from hush.core.errors import DataError, InvalidPlan, Unsupported
 from hush.core.guarantee import DELTA, Bound, Guarantee
 from hush.core.part import Always
 from hush.core.plan import Plan
@@ -56,6 +56,11 @@ def mean(
     >>> print(found.value.round(2).tolist(), found.guarantee.epsilon)
     [0.51, 0.5, 0.49] <= 0.92634 (and >= 0.92634)
     """
+    if not isinstance(plan, Plan):
+        raise InvalidPlan(
+            f"plan={plan!r} is not a plan: without its four parts there is nothing to charge. Pass "
+            "hush.Plan(sampling=..., clipping=..., noise=...)."
+        )
     rows = _rows(records)
     _check_shown(plan)
     promised = epsilon(plan, 1, delta, dimension=rows.shape[1])
@@ -89,10 +94,11 @@ def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guar
 
 
 def _check_shown(plan: Plan) -> None:
-    if type(plan.release) is not Always:
+    if type(plan.release) is not Always or getattr(plan.clipping, "bases", None) is not None:
         raise Unsupported(
-            f"{type(plan.release).__name__} shows some proposals and hides others, and is charged as "
-            "that: a mean is always shown, and would cost more. Leave the release out of the plan."
+            f"{plan} is for training: a mean is always shown, has no loss to test and no gradients to "
+            "find directions in, so what is charged would not be what runs. Leave out release=, and "
+            "clip without bases=."
         )
 
 
@@ -110,12 +116,20 @@ def _clipped_sum(rows: Tensor, plan: Plan, source: "Randomness | None") -> Tenso
 def _rows(records: npt.ArrayLike) -> Tensor:
     """The records in double precision, in memory of their own."""
     given: Any = records
-    rows = torch.as_tensor(given if isinstance(given, Tensor) else np.asarray(given)).double()
-    rows = rows.detach().cpu().clone()
+    try:
+        rows = torch.as_tensor(given if isinstance(given, Tensor) else np.asarray(given))
+    except (TypeError, ValueError):
+        raise DataError(f"records of type {type(given).__name__} {_WANTED}") from None
+    if rows.is_complex():
+        raise DataError(f"records of type {rows.dtype} {_WANTED}")
+    rows = rows.detach().cpu().double().clone()
     rows = rows[:, None] if rows.ndim == 1 else rows
     if rows.ndim != 2 or not rows.numel() or not bool(rows.isfinite().all()):
-        raise DataError(
-            f"records of shape {tuple(rows.shape)} must be a row of finite numbers each: one that is no "
-            "number has no bounded influence. Pass e.g. an array of shape (records, numbers)."
-        )
+        raise DataError(f"records of shape {tuple(rows.shape)} {_WANTED}")
     return rows
+
+
+_WANTED = (
+    "must be a row of finite real numbers each: one that is no number has no bounded influence. Pass "
+    "e.g. an array of shape (records, numbers)."
+)

@@ -126,7 +126,10 @@ class PrivateStep:
         self._trials = Trials(self, plan.release) if isinstance(plan.release, Selective) else None
 
     def batches(self, data: Data, steps: int | None = None) -> Iterator[Batch]:
-        """Draw one batch after another, each to be passed to this step once."""
+        """Draw one batch after another, each to be passed to this step once.
+
+        Data that cannot be trained on is refused here, before the first is drawn.
+        """
         if count(data) != self.records:
             raise DataError(
                 f"the data has {count(data)} records and the step was made for records="
@@ -135,7 +138,9 @@ class PrivateStep:
         last = None if steps is None else self.steps + check_count("steps", steps, "steps are counted")
         if self._frames is not None:
             check_public(self._frames.public, data)
-        physical = self._tried(data)
+        return self._draws(data, last, self._tried(data))
+
+    def _draws(self, data: Data, last: int | None, physical: int) -> Iterator[Batch]:
         while last is None or self.steps < last:
             self._nothing_drawn()
             indices = self.plan.sampling.draw(self.records, self.generator)
