@@ -93,7 +93,7 @@ class Done(TorchDispatchMode):
     """Notes every operation, its shapes and its plain numbers."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.all: list[object] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]

@@ -40,8 +40,8 @@ class Truncated(Noise):
             return location
         flat, device = location.view(-1), location.device
         # which formula is decided by what is public; secure draws come with all bits of a double
-        coarse = location.dtype != torch.float64 and isinstance(generator, torch.Generator)
-        if coarse and self._width >= NARROW:
+        coarse = location.dtype != torch.float64 and self._width >= NARROW
+        if coarse and isinstance(generator, torch.Generator):
             at_once = AT_ONCE[device.type]
             single = SingleTruncated(self.scale, self.bound, min(at_once, len(flat)), device)
             for part in flat.split(at_once):
