@@ -80,7 +80,7 @@ def test_losses_against_a_jacobian_that_is_written_out(monkeypatch: pytest.Monke
     monkeypatch.setattr(bounded_fig4, "features", records)
     monkeypatch.setattr(bounded_fig4, "ways", lambda: ways)
     monkeypatch.setattr(bounded_fig4, "STEPS", 2)
-    monkeypatch.setattr(bounded_fig4, "RECORDS", 7)
+    monkeypatch.setattr(bounded_fig4, "WATCHED", 7)
     found = {row[0]: row for row in bounded_fig4.bounded_fig4().rows}
     x, y, *_ = records()
     for way in ways:

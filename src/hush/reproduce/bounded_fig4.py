@@ -16,7 +16,7 @@ from hush.gradients.jacobian import power_iteration, softmax_regression
 from hush.reproduce.bounded_probe import CLIP, DATA, KINDS, STEPS, accuracy, descent, features, ways
 from hush.reproduce.figure import Figure
 
-RECORDS, ITERATIONS, FAILURE = 200, 20, 1e-6
+WATCHED, ITERATIONS, FAILURE = 100, 20, 1e-6
 LEARNING_RATE = 0.5
 
 
@@ -29,13 +29,13 @@ def bounded_fig4(*, device: str = "cpu", seeds: int = 1) -> Figure:
             continue
         found = []
         for seed in range(seeds):
-            run, loss = descent(way, x, y, seed), FisherLoss(records=RECORDS)
+            run, loss = descent(way, x, y, seed), FisherLoss(records=WATCHED)
             before = run.weights
             for weights in run.run(STEPS):
                 told = torch.as_tensor(fisher(run.plan, run.location)).to(x)
-                normal = softmax_regression(before, x[:RECORDS], y[:RECORDS], CLIP, told)
+                normal = softmax_regression(before, x[:WATCHED], y[:WATCHED], CLIP, told)
                 start = torch.randn(
-                    RECORDS,
+                    WATCHED,
                     x.shape[1],
                     generator=torch.Generator(device).manual_seed(seed),
                     device=device,
@@ -62,7 +62,7 @@ def bounded_fig4(*, device: str = "cpu", seeds: int = 1) -> Figure:
         draw=draw,
         panels=2,
         notes=[
-            f"{STEPS} full-batch steps, mean of {seeds} seed(s); loss of {RECORDS} records, upper ends",
+            f"{STEPS} full-batch steps, mean of {seeds} seed(s); loss of {WATCHED} records, upper ends",
             "eta is about the features: an unbiased guess of one of them is off by 1/eta at least",
             "lines: no run of the same law is as accurate for less",
         ],
