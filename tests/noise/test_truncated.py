@@ -130,6 +130,8 @@ def test_it_draws_in_place_whatever_the_shape() -> None:
     )
     assert drawn.shape == (3, 40_000)
     assert drawn.data_ptr() == location.data_ptr()
+    nobody = torch.zeros(0)
+    assert hush.noise.sample(hush.Truncated(scale=1.0, bound=2.0), (0,), location=nobody).shape == (0,)
     # the variance of a normal within two deviations
     assert float(drawn.var()) == pytest.approx(0.7737, rel=0.02)
 
