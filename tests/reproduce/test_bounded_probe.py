@@ -30,7 +30,7 @@ def clamped(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", ["rectified", "truncated"])
 def test_what_is_charged_is_the_sum_over_the_steps(kind: str) -> None:
     x, y, *_ = records()
-    way = Way(kind=kind, scale=20.0, bound=0.5, lr=0.5)
+    way = Way(kind=kind, scale=20.0, bound=0.5)
     run = descent(way, x, y, seed=0)
     weights, total = torch.zeros(10, 4), np.zeros(len(ORDERS))
     for after in run.run(3):
@@ -47,7 +47,7 @@ def test_what_is_charged_is_the_sum_over_the_steps(kind: str) -> None:
 
 def test_the_gaussian_s_charge_does_not_depend_on_the_records() -> None:
     x, y, *_ = records()
-    run = descent(Way(kind="Gaussian", scale=20.0, bound=None, lr=0.5), x, y, seed=0)
+    run = descent(Way(kind="Gaussian", scale=20.0, bound=None), x, y, seed=0)
     *_, _last = run.run(2)
     worst = hush.rdp(run.plan, ORDERS, dimension=40)
     assert run.paper() == pytest.approx(run.charged(), rel=1e-9)
@@ -56,7 +56,7 @@ def test_the_gaussian_s_charge_does_not_depend_on_the_records() -> None:
 
 def test_ratios_are_of_the_lowest_epsilon_that_reaches_a_target() -> None:
     def row(kind: str, reached: float, paper: float, charged: float) -> list[object]:
-        return [kind, 1.0, 1.0, 1.0, reached, paper, charged, 9.0]
+        return [kind, 1.0, 1.0, reached, paper, charged, 9.0]
 
     rows = [
         row("Gaussian", 80, 2.0, 2.0),
@@ -75,8 +75,8 @@ def test_the_frontier_leaves_out_what_is_beaten() -> None:
 
 
 def test_losses_against_a_jacobian_that_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    ways = [Way(kind=kind, scale=20.0, bound=0.5, lr=0.5) for kind in ("rectified", "truncated")]
-    ways.append(Way(kind="Gaussian", scale=20.0, bound=None, lr=0.5))
+    ways = [Way(kind=kind, scale=20.0, bound=0.5) for kind in ("rectified", "truncated")]
+    ways.append(Way(kind="Gaussian", scale=20.0, bound=None))
     monkeypatch.setattr(bounded_fig4, "features", records)
     monkeypatch.setattr(bounded_fig4, "ways", lambda: ways)
     monkeypatch.setattr(bounded_fig4, "STEPS", 2)

@@ -17,7 +17,6 @@ from hush.reproduce.bounded_probe import CLIP, DATA, KINDS, STEPS, accuracy, des
 from hush.reproduce.figure import Figure
 
 WATCHED, ITERATIONS, FAILURE = 100, 20, 1e-6
-LEARNING_RATE = 0.5
 
 
 def bounded_fig4(*, device: str = "cpu", seeds: int = 1) -> Figure:
@@ -25,11 +24,9 @@ def bounded_fig4(*, device: str = "cpu", seeds: int = 1) -> Figure:
     x, y, x_test, y_test = features(device)
     rows: list[list[Any]] = []
     for way in ways():
-        if way.lr != LEARNING_RATE:
-            continue
         found = []
         for seed in range(seeds):
-            run, loss = descent(way, x, y, seed), FisherLoss(records=WATCHED)
+            run, loss = descent(way, x, y, seed, charging=False), FisherLoss(records=WATCHED)
             before = run.weights
             for weights in run.run(STEPS):
                 told = torch.as_tensor(fisher(run.plan, run.location)).to(x)
