@@ -29,6 +29,9 @@ MADE_HERE = {
     "reproduce/bounded_fig1.py",
     "reproduce/bounded_fig2.py",
     "reproduce/bounded_sampling.py",
+    # and on published data sets
+    "reproduce/bounded_fig4.py",
+    "reproduce/bounded_probe.py",
 }
 
 

@@ -1,12 +1,16 @@
+import itertools
+
 import mpmath
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hush
 from hush.core.errors import InvalidValue
 from hush.noise.truncated import quantile
+from hush.noise.truncated_single import NARROW, SingleTruncated
 
 
 def cdf(x: np.ndarray, location: float, scale: float, bound: float) -> np.ndarray:
@@ -16,7 +20,7 @@ def cdf(x: np.ndarray, location: float, scale: float, bound: float) -> np.ndarra
 
 
 @pytest.mark.parametrize(("dtype", "secure"), [(torch.float32, False), (torch.float64, True)])
-@pytest.mark.parametrize("location", [0.0, 0.9, -2.5, 40.0, -1000.0])
+@pytest.mark.parametrize("location", [0.0, 0.9, -2.5, 6.0, -9.0, 40.0, -1000.0])
 def test_the_law_is_normal_given_the_support(location: float, dtype: torch.dtype, secure: bool) -> None:
     noise = hush.Truncated(scale=0.7, bound=1.5)
     source = None if secure else torch.Generator().manual_seed(1)
@@ -58,6 +62,60 @@ def test_the_inverse_cdf_to_the_last_digits() -> None:
             assert abs(back - u) / density < 1e-9 * t + 1e-14
 
 
+@pytest.mark.parametrize("width", [NARROW, 1.0, 4.0, 20.0])
+def test_single_precision_against_the_double_formula(width: float) -> None:
+    """To 3e-4 of how deep draws are, the rarest among them; most to 1e-5."""
+    source, many = torch.Generator().manual_seed(3), 10_000
+    depth, *memory = torch.empty(7, many)
+    ends = (-width / 2, 0.0, 1.0, 4.0, 7.9, 8.1, 30.0, 1e6)
+    for low, high in itertools.pairwise(ends):
+        outside = torch.rand(many, generator=source) * (high - low) + low
+        share = torch.rand(many, generator=source)
+        exact = quantile(outside.double(), width, share.double())
+        SingleTruncated(1.0, width / 2, 1, outside.device).quantile(
+            outside.clone(), share, depth, memory
+        )
+        deep = (1 / (1 + outside.clamp(min=0))).clamp(max=width)
+        off = ((depth - exact).abs() / deep).double()
+        assert float(off.max()) < 3e-4, (low, high)
+        assert float(off.median()) < 1e-5, (low, high)
+
+
+def test_single_precision_draws_far_outside_reach_no_further_than_the_support() -> None:
+    for location in (3.0, 1e3, 1e9, 1e20, 3e38, -3e38):
+        around = torch.full((4096,), location)
+        drawn = hush.noise.sample(hush.Truncated(scale=1.0, bound=2.0), (4096,), location=around)
+        assert bool((drawn.abs() <= 2.0).all())
+        assert bool((drawn * location > 0).all()) or location == 3.0
+
+
+class Done(TorchDispatchMode):
+    """Notes every operation, its shapes and its plain numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.all: list[object] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        plain = [tuple(x.shape) if isinstance(x, torch.Tensor) else repr(x) for x in args]
+        self.all.append((str(func), plain))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_work_is_the_same_wherever_the_location_is(dtype: torch.dtype) -> None:
+    """A branch on the location would be a difference in time that tells where it is."""
+    noise, done = hush.Truncated(scale=1.0, bound=2.0), []
+    for location in (0.0, -1.5, 7.0, 50.0, 1e6):
+        around = torch.full((70_000,), location, dtype=dtype)
+        source = torch.Generator().manual_seed(0)
+        with Done() as note:
+            noise.around(around, norm=1.0, generator=source)
+        done.append([each for each in note.all if "Generator" not in str(each)])
+    assert len(done[0]) > 20
+    assert all(each == done[0] for each in done)
+
+
 def test_the_ends_of_the_shares_stay_in_the_support() -> None:
     outside = torch.tensor([-60.0, -3.0, 0.0, 5.0, 36.0, 1e3, 1e9, 1e200], dtype=torch.float64)
     for share in (0.0, 1 - 2.0**-53):
@@ -72,6 +130,8 @@ def test_it_draws_in_place_whatever_the_shape() -> None:
     )
     assert drawn.shape == (3, 40_000)
     assert drawn.data_ptr() == location.data_ptr()
+    nobody = torch.zeros(0)
+    assert hush.noise.sample(hush.Truncated(scale=1.0, bound=2.0), (0,), location=nobody).shape == (0,)
     # the variance of a normal within two deviations
     assert float(drawn.var()) == pytest.approx(0.7737, rel=0.02)
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Self
 from hush.core.part import Noise
 from hush.core.randomness import Randomness, uniform
 from hush.noise.rectified import BOUND, SCALE
+from hush.noise.truncated_single import AT_ONCE, NARROW, SingleTruncated
 
 if TYPE_CHECKING:
     import torch
 
 _FAR = 30.0
 """Deviations outside the support from which the inverse cdf is taken in logarithms."""
-_AT_ONCE = {"cpu": 2**14, "cuda": 2**24}
+_AT_ONCE = {"cpu": 2**15, "cuda": 2**24}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,20 @@ class Truncated(Noise):
         return replace(self, scale=multiplier)
 
     def around(self, location: "torch.Tensor", *, norm: float, generator: Randomness) -> "torch.Tensor":
-        for part in location.view(-1).split(_AT_ONCE[location.device.type]):
+        import torch
+
+        if not location.numel():
+            return location
+        flat, device = location.view(-1), location.device
+        # which formula is decided by what is public; secure draws come with all bits of a double
+        coarse = location.dtype != torch.float64 and self._width >= NARROW
+        if coarse and isinstance(generator, torch.Generator):
+            at_once = AT_ONCE[device.type]
+            single = SingleTruncated(self.scale, self.bound, min(at_once, len(flat)), device)
+            for part in flat.split(at_once):
+                single.draw(part, generator)
+            return location
+        for part in flat.split(_AT_ONCE[device.type]):
             share = uniform(len(part), generator).to(part.device)
             depth = quantile(part.double().abs().sub_(self.bound).div_(self.scale), self._width, share)
             drawn = depth.mul_(-self.scale).add_(self.bound).clamp_(-self.bound, self.bound)
