@@ -55,6 +55,8 @@ class Way:
     test_clip: float = 0.01
     threshold: float = -1.0
     clip: float = 0.1
+    statistics_noise: float = 8.0
+    """Of statistics of the inputs that are paid for; the paper's by default."""
     adam: bool = False
     relu: bool = False
     printed: Four | None = None
@@ -95,7 +97,7 @@ def run(way: Way, data: str, level: float, seed: int, device: str, epochs: int |
 
     ledger = Ledger()
     if way.kind == "paid":
-        _normalise_by_paid_statistics(model, inputs, ledger, seed)
+        _normalise_by_paid_statistics(model, inputs, ledger, way.statistics_noise, seed)
     steps = max(1, (epochs or way.epochs) * inputs.records // way.batch)
     plan = plan_for(way, inputs.records, level)
     most, wanted = steps, -1
@@ -177,11 +179,13 @@ def with_least_noise(plan: Plan, budget: Budget, steps: int, spent: Mapping[Plan
     return noisy(found)
 
 
-def _normalise_by_paid_statistics(model: nn.Module, inputs: Inputs, ledger: Ledger, seed: int) -> None:
-    """Channels by noisy moments, at multiplier 8 as in the paper: docs/guarantees/baselines.md, 1."""
+def _normalise_by_paid_statistics(
+    model: nn.Module, inputs: Inputs, ledger: Ledger, multiplier: float, seed: int
+) -> None:
+    """Channels by noisy moments: docs/guarantees/baselines.md, 1."""
     channels = inputs.train[0].shape[1]
     moments = NoisyMoments(
-        multiplier=8.0,
+        multiplier=multiplier,
         norm=math.sqrt(channels),
         square_norm=channels / math.sqrt(GROUPS),
         floor=0.01,
