@@ -32,6 +32,13 @@ def test_runs_that_are_calibrated_use_the_budget_and_no_more(kind: Kind) -> None
     assert (outcome.trials is None) == (kind != "summed")
 
 
+def test_statistics_of_every_feature_are_paid_as_those_of_channels_are() -> None:
+    way = replace(LINEAR, kind="paid", every_feature=True, statistics_noise=16.0)
+    outcome = run(way, "digits", 3.0, 0, "cpu", None)
+    assert 2.99 <= outcome.sound <= 3.0
+    assert outcome.accuracy > 0.5
+
+
 def test_the_selective_runs_against_the_accountant() -> None:
     """What is said of a run within the budget, and of one as the paper has it, is charged anew here."""
     way = replace(

@@ -109,6 +109,9 @@ def test_frozen_normalisation_against_numpy_and_under_a_private_step() -> None:
     shown = FrozenNorm(mean, variance)(inputs).numpy()
     expected = (inputs.numpy() - mean.numpy()[:, None, None]) / np.sqrt(variance.numpy())[:, None, None]
     assert shown == pytest.approx(expected, rel=1e-5)
+    each = torch.rand(3, 4, 4, generator=seeded(1))
+    everywhere = FrozenNorm(each, each + 1)(inputs).numpy()
+    assert everywhere == pytest.approx((inputs - each).numpy() / np.sqrt(each.numpy() + 1), rel=1e-4)
     model = torch.nn.Sequential(
         FrozenNorm(mean, variance), torch.nn.Flatten(), torch.nn.Linear(3 * 16, 2)
     )

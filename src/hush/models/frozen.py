@@ -7,6 +7,8 @@ from torch import Tensor, nn
 class FrozenNorm(nn.Module):
     """Each channel less a mean, over a deviation; nothing is learned, and no record sees another.
 
+    Both are of the shape of a record, or of its first dimensions.
+
     The numbers must be public, or private ones that were paid for (`NoisyMoments`).
     """
 
@@ -19,5 +21,5 @@ class FrozenNorm(nn.Module):
         self.register_buffer("scale", variance.to(torch.float32).rsqrt())
 
     def forward(self, inputs: Tensor) -> Tensor:
-        places = (len(self.mean), *[1] * (inputs.ndim - 2))
+        places = (*self.mean.shape, *[1] * (inputs.ndim - 1 - self.mean.ndim))
         return (inputs - self.mean.view(places)) * self.scale.view(places)

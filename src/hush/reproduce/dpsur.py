@@ -33,6 +33,9 @@ DELTA = 1e-5
 EPSILONS = (1.0, 2.0, 3.0, 4.0)
 Four = tuple[float, float, float, float]
 Kind = Literal["plain", "paid", "importance", "adaptive", "summed", "mean", "published"]
+# Squares of normalised features are held within this many times the root of their number; those of
+# normal numbers would be about 1.7 times it.
+_SQUARES = 2.4
 # Trials of a published run for each update that it is to accept; beyond, it is given up.
 _MOST_TRIALS = 10
 
@@ -55,6 +58,10 @@ class Way:
     test_clip: float = 0.01
     threshold: float = -1.0
     clip: float = 0.1
+    statistics_noise: float = 8.0
+    """Of statistics of the inputs that are paid for; the paper's by default."""
+    every_feature: bool = False
+    """Whether they are of every feature, or of every channel."""
     adam: bool = False
     relu: bool = False
     printed: Four | None = None
@@ -95,7 +102,7 @@ def run(way: Way, data: str, level: float, seed: int, device: str, epochs: int |
 
     ledger = Ledger()
     if way.kind == "paid":
-        _normalise_by_paid_statistics(model, inputs, ledger, seed)
+        _normalise_by_paid_statistics(model, inputs, ledger, way, seed)
     steps = max(1, (epochs or way.epochs) * inputs.records // way.batch)
     plan = plan_for(way, inputs.records, level)
     most, wanted = steps, -1
@@ -177,16 +184,28 @@ def with_least_noise(plan: Plan, budget: Budget, steps: int, spent: Mapping[Plan
     return noisy(found)
 
 
-def _normalise_by_paid_statistics(model: nn.Module, inputs: Inputs, ledger: Ledger, seed: int) -> None:
-    """Channels by noisy moments, at multiplier 8 as in the paper: docs/guarantees/baselines.md, 1."""
-    channels = inputs.train[0].shape[1]
-    moments = NoisyMoments(
-        multiplier=8.0,
-        norm=math.sqrt(channels),
-        square_norm=channels / math.sqrt(GROUPS),
-        floor=0.01,
-    )
+def _normalise_by_paid_statistics(
+    model: nn.Module, inputs: Inputs, ledger: Ledger, way: Way, seed: int
+) -> None:
+    """By noisy moments of each channel, or of each feature: docs/guarantees/baselines.md, 1."""
+    shape = inputs.train[0].shape[1:]
+    if way.every_feature:
+        features = inputs.train[0].flatten(1)
+        root = math.sqrt(features.shape[1])
+        moments = NoisyMoments(
+            multiplier=way.statistics_noise, norm=root, square_norm=_SQUARES * root, floor=0.05
+        )
+    else:
+        features = inputs.train[0]
+        moments = NoisyMoments(
+            multiplier=way.statistics_noise,
+            norm=math.sqrt(shape[0]),
+            square_norm=shape[0] / math.sqrt(GROUPS),
+            floor=0.01,
+        )
     # a source of its own: the moments are taken on the CPU
-    found = moments(inputs.train[0], ledger, generator=torch.Generator().manual_seed(2**32 - 1 - seed))
+    found = moments(features, ledger, generator=torch.Generator().manual_seed(2**32 - 1 - seed))
+    places = shape if way.every_feature else shape[:1]
     assert isinstance(model, nn.Sequential)
-    model[0] = FrozenNorm(found.mean, found.variance).to(inputs.train[0].device)
+    normalise = FrozenNorm(found.mean.reshape(places), found.variance.reshape(places))
+    model[0] = normalise.to(inputs.train[0].device)

@@ -135,7 +135,7 @@ class AdaptiveDescent:
 
     def _gradient(self) -> Tensor:
         """The sum of all clipped gradients in one vector."""
-        total = torch.zeros(self._step.dimension, device=self._step._device)
+        total = self._step._nothing(self._step.dimension)
         for inputs, targets in self._batch():
             clipped = self._step._clipped(inputs, targets, None)
             total += torch.cat([part.reshape(-1) for part in clipped.total.values()])
