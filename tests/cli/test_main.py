@@ -253,11 +253,11 @@ def test_a_plan_whose_cost_grows_with_the_dimension_is_asked_for_it(tmp_path: Pa
 
 def test_calibrate_fits_noise_where_it_is_told_the_dimension(tmp_path: Path) -> None:
     capped = tmp_path / "plan.toml"
-    capped.write_text(EXAMPLE.replace('"L2"\nnorm = 1.0', '"L2Linf"\nl2 = 1.0\nlinf = 0.1'))
+    capped.write_text(EXAMPLE.replace('"L2"\nnorm = 1.0', '"Linf"\nnorm = 0.1'))
     asked = ("calibrate", "--plan", capped, "--epsilon", "1", "--steps", "10", "--fit")
     assert "Pass dimension=" in call(*asked).stderr
     found = answer(*asked, "--dimension", "500")
-    assert found["plan"]["noise"]["kind"] == "BlockGaussian"
+    assert found["plan"]["noise"]["kind"] == "Gaussian"  # one block, one deviation
     assert found["epsilon"]["upper"] <= 1
 
 

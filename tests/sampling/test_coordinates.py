@@ -18,7 +18,7 @@ def masks(sampling: Sampling, *, secure: bool = False) -> torch.Tensor:
 
 
 def fits(kept: torch.Tensor, rate: float) -> bool:
-    return bool(stats.binomtest(int(kept.sum()), kept.numel(), rate).pvalue > 1e-3)
+    return bool(stats.binomtest(int(kept.sum()), kept.numel(), rate).pvalue > 1e-7)
 
 
 @pytest.mark.parametrize("secure", [False, True])
