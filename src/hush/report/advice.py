@@ -9,7 +9,7 @@ WORTH = 1.1
 FEW, MANY = 2, 100
 """Below FEW entries at the cap twice sampling gains nothing; above MANY they add nothing to its gain.
 
-From `hush compare` at several budgets, against plain DP-SGD with tight accounting.
+A judgement, not a bound: `hush compare` answers for a budget, against tight plain DP-SGD.
 """
 
 
