@@ -37,7 +37,8 @@ class Tables(nn.Module):
 
     def updates(self) -> Tensor:
         """What the last step gave each row."""
-        return torch.cat([block.weight.grad.double() for block in self.blocks], 1)
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        return torch.cat([gradient.double() for gradient in gradients], 1)
 
 
 def widths(plan: Plan, touched: int) -> tuple[int, ...]:
@@ -61,6 +62,11 @@ def copied(plan: Plan, rows: int) -> Plan:
     return replace(plan, clipping=clipping, noise=noise)
 
 
+def factored(plan: Plan) -> bool:
+    """Whether a step writes no gradient out: then it takes as many rows at once as there are."""
+    return type(plan.clipping) in (L2, Lp, Importance) and plan.sampling.thinning == 1
+
+
 def released(
     plan: Plan,
     *,
@@ -76,8 +82,7 @@ def released(
     `others` more records are in every row, with the record and without, and push the same way; the
     opposite way where it is below 0.
     """
-    factored = type(plan.clipping) in (L2, Lp, Importance) and plan.sampling.thinning == 1
-    rows = runs if factored else min(runs, _WRITTEN_OUT)
+    rows = runs if factored(plan) else min(runs, _WRITTEN_OUT)
     rounds = -(-runs // rows)
     table = Tables(2 * rows, widths(plan, touched))
     around = torch.arange(2 * rows).repeat(abs(others))

@@ -11,8 +11,10 @@ from hush.accounting.charge import epsilon
 from hush.audit.copies import STRENGTH
 from hush.audit.guess import Audit, Draws, by_line, by_trees, refuted
 from hush.audit.mechanism import DELTA
+from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.core.selective import Selective
+from hush.training.adaptive import Adaptive, AdaptiveDescent
 from hush.training.records import Data
 from hush.training.step import PrivateStep
 
@@ -78,3 +80,34 @@ def _released(
 def _loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """A pull of its own at 0 for each record, and a turn that is flat there."""
     return -targets[:, 0] * outputs[:, 0] - targets[:, 1] * outputs[:, 0] ** 3
+
+
+def audit_descent(
+    *, runs: int = 100, delta: float = DELTA, confidence: float = 0.95, seed: int = 0
+) -> Audit:
+    """An attack on whole runs of `AdaptiveDescent` with a budget of epsilon 3."""
+    charges = []
+
+    def descents(pull: float, turn: float, seed: int) -> np.ndarray:
+        source, found = torch.Generator().manual_seed(seed), []
+        for _ in range(runs):
+            model = nn.Linear(1, 1, bias=False)
+            nn.init.zeros_(model.weight)
+            descent = AdaptiveDescent(
+                model,
+                _loss,
+                (torch.ones(2, 1), torch.tensor([[0.0, -_TURN], [pull, turn]])),
+                Budget(epsilon=3.0, delta=delta),
+                Adaptive(clip=1.0, sizes=2, splits=1),
+                generator=source,
+                physical_batch=2,
+            )
+            moves = list(descent.run())
+            charges.append(descent.spent(delta).epsilon.upper)
+            found.append([float(len(moves)), float(model.weight.detach())])
+        return np.array(found)
+
+    outputs = Draws(present=descents(STRENGTH, 2 * _TURN, seed), absent=descents(0.0, 0.0, seed + 1))
+    lower = refuted(by_trees(outputs), delta, confidence)
+    # what a descent spends is its budget, whatever happened
+    return Audit(lower=lower, charge=min(charges), delta=delta, confidence=confidence, runs=runs // 2)
