@@ -69,9 +69,9 @@ def audit(
 
 def clipped(plan: Plan, touched: int) -> Array:
     """What the record adds to a sum, if all of it takes part."""
-    bare = torch.full((1, touched), -copies.STRENGTH, dtype=torch.float64)
+    bare = torch.full((1, touched), copies.STRENGTH, dtype=torch.float64)
     tape = GradientTape(terms={"rows": Dense(bare)}, device=bare.device)
-    return -np.asarray(plan.clipping.clip(tape).total["rows"].numpy())
+    return np.asarray(plan.clipping.clip(tape).total["rows"].numpy())
 
 
 def log_ratio(plan: Plan, outputs: Array, shift: Array, around: Array) -> Array:

@@ -35,7 +35,7 @@ def audit_mechanisms() -> Figure:
         rows=rows,
         draw=draw,
         notes=[
-            f"delta .01; {1 - FAILURE:.0%} confidence in all {len(rows)} together, {confidence:.6f} each",
+            f"delta .01; {1 - FAILURE:.0%} confidence in all {len(rows)} together",
             f"above their charge: {', '.join(broken) or 'none'}",
             f"{len(refused())} other combinations of the same parts are refused",
         ],
