@@ -42,17 +42,8 @@ def test_a_threshold_chosen_on_what_is_counted_would_cheat() -> None:
 
     def cheating(draws: Draws) -> float:
         places = np.concatenate([draws.present, draws.absent])
-        return max(
-            epsilon_lower(
-                int((draws.present >= place).sum()),
-                60,
-                int((draws.absent >= place).sum()),
-                60,
-                DELTA,
-                0.5,
-            )
-            for place in places
-        )
+        counts = [[int((part >= at).sum()) for part in (draws.present, draws.absent)] for at in places]
+        return max(epsilon_lower(hits, 80, wrong, 80, DELTA, 0.3) for hits, wrong in counts)
 
     all_draws = [normals(rng, 80, 0.0) for _ in range(100)]
     honest = np.mean([refuted(draws, DELTA, 0.3) > 0 for draws in all_draws])
