@@ -41,11 +41,11 @@ def test_a_threshold_chosen_on_what_is_counted_would_cheat() -> None:
     rng = np.random.default_rng(1)
 
     def cheating(draws: Draws) -> float:
-        places = np.concatenate([draws.present, draws.absent])
+        places = np.concatenate([draws.present, draws.absent])[::6]
         counts = [[int((part >= at).sum()) for part in (draws.present, draws.absent)] for at in places]
-        return max(epsilon_lower(hits, 80, wrong, 80, DELTA, 0.3) for hits, wrong in counts)
+        return max(epsilon_lower(hits, 300, wrong, 300, DELTA, 0.3) for hits, wrong in counts)
 
-    all_draws = [normals(rng, 80, 0.0) for _ in range(100)]
+    all_draws = [normals(rng, 300, 0.0) for _ in range(60)]
     honest = np.mean([refuted(draws, DELTA, 0.3) > 0 for draws in all_draws])
     cheated = np.mean([cheating(draws) > 0 for draws in all_draws])
     assert honest <= 0.7 < cheated
