@@ -156,7 +156,10 @@ def _beside() -> Iterator[Attacked]:
         clipping=Lp(p=3.0, norm=1.0),
         noise=GeneralizedGaussian(beta=3.0, multiplier=2.0),
     )
-    yield Attacked(name="8 steps of Poisson x L2 x Gaussian", attack=partial(audit, plain, steps=8))
+    many = 5 * ROWS
+    yield Attacked(
+        name="8 steps of Poisson x L2 x Gaussian", attack=partial(audit, plain, steps=8), runs=many
+    )
     yield Attacked(
         name="4 steps of Twice x L2Linf x Gaussian", attack=partial(audit, twice, touched=4, steps=4)
     )
@@ -164,7 +167,9 @@ def _beside() -> Iterator[Attacked]:
         name="Lp(p=3) x GeneralizedGaussian(beta=3), spread over 4 numbers",
         attack=partial(audit, spread, touched=4, dimension=4),
     )
-    yield Attacked(name="secure FullBatch x L2 x Gaussian", attack=partial(audit, full, secure=True))
+    yield Attacked(
+        name="secure FullBatch x L2 x Gaussian", attack=partial(audit, full, secure=True), runs=many
+    )
     for noise in _noises(L2(norm=1.0), 1):
         if isinstance(noise, Rectified | Truncated | StochasticSign | Quantized):
             bounded = Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=noise)
@@ -172,6 +177,7 @@ def _beside() -> Iterator[Attacked]:
                 yield Attacked(
                     name=f"{type(noise).__name__} for the records at hand, sum {others:+d}",
                     attack=partial(audit, bounded, others=others, at_hand=True),
+                    runs=many,
                 )
     yield from _answers(full)
     yield Attacked(

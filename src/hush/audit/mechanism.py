@@ -117,4 +117,5 @@ def _law(plan: Plan, touched: int) -> tuple[Array, Array]:
 def _at_hand(plan: Plan, around: Array, shift: Array, delta: float) -> float:
     """The charge for the records at hand, with the record or without: each must cover both."""
     found = [individual_rdp(plan, place, ORDERS) for place in (around, around + shift)]
-    return min(converted(each, ORDERS, delta) for each in found)
+    at_worst = epsilon(plan, 1, delta, dimension=len(shift)).epsilon.upper
+    return min(at_worst, *(converted(each, ORDERS, delta) for each in found))

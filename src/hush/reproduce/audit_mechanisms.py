@@ -5,7 +5,7 @@ from typing import Any
 from hush.audit.combinations import attacks, refused
 from hush.reproduce.figure import Figure
 
-SIDE_BY_SIDE, WHOLE_STEPS = 10, 2
+SIDE_BY_SIDE, WHOLE_STEPS = 10, 4
 """So many times the runs that the test suite makes: a run that is a whole step takes milliseconds."""
 FAILURE = 0.05
 
