@@ -17,11 +17,11 @@ from hush.core.plan_file import plan_text
 from hush.noise import Gaussian
 
 
-def call(*arguments: str | Path) -> Result:
+def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, list(map(str, arguments)))
 
 
-def answer(*arguments: str | Path) -> dict[str, Any]:
+def answer(*arguments: object) -> dict[str, Any]:
     result = call(*arguments, "--json")
     assert result.exit_code in (0, 1), result.exception
     value: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
