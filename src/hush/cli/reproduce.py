@@ -23,6 +23,7 @@ def reproduce(
     seeds: Annotated[int | None, typer.Option(help="So many runs of each kind.", min=1)] = None,
     epochs: Annotated[int | None, typer.Option(help="So many passes over the data.", min=1)] = None,
     steps: Annotated[int | None, typer.Option(help="So many steps of training.", min=1)] = None,
+    only: Annotated[str | None, typer.Option(help="Only methods with this in their name.")] = None,
     processes: Annotated[int | None, typer.Option(help="So many runs at once.", min=1)] = None,
 ) -> None:
     """Compute a paper's figure or table again; write a CSV and a plot, print the table.
@@ -47,6 +48,7 @@ def reproduce(
         "seeds": seeds,
         "epochs": epochs,
         "steps": steps,
+        "only": only,
         "processes": processes,
     }
     given = {name: value for name, value in choices.items() if value is not None}

@@ -30,14 +30,16 @@ def table2(
     epsilons: Sequence[float] | None = None,
     seeds: int = 1,
     epochs: int | None = None,
+    only: str = "",
     processes: int = 1,
 ) -> Figure:
     """Every way at every epsilon, and the best of those that stay within it."""
     short = device == "cpu"
     levels = tuple(epsilons or ((1.0, 3.0) if short else EPSILONS))
-    ways = [way for way in WAYS[data] if way.quick or not short]
+    ways = [way for way in WAYS[data] if (way.quick or not short) and only in way.name]
     if not ways:
-        raise InvalidValue(f"a CPU trains nothing on {data} in good time: pass --device cuda.")
+        kind = f"called {only!r} " if only else ""
+        raise InvalidValue(f"a CPU trains nothing {kind}on {data} in good time: pass --device cuda.")
     length = epochs or (_SHORT if short else None)
     cells = [(way, level) for level in levels for way in ways]
     rows: list[list[Any]] = []

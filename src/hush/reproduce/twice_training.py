@@ -72,7 +72,7 @@ SETTINGS = {
         ranks=(250, 500, 1000, 1500),
         groups=4,
         rates=((0.03, THIRD), (0.02, HALF)),
-        learning_rate=0.5,
+        learning_rate=1.0,
     ),
     "mnist-cnn": Setting(
         data="fashion-mnist",
