@@ -22,7 +22,6 @@ from hush.data import load
 from hush.data.features import with_features
 from hush.data.tensors import tensors
 from hush.report.table import Table
-from hush.reproduce.beta_sgd import workers
 from hush.reproduce.bounded_fig3 import as_text, ratios_at
 from hush.reproduce.bounded_probe import (
     CLASSES,
@@ -36,6 +35,7 @@ from hush.reproduce.bounded_probe import (
     standardised,
 )
 from hush.reproduce.figure import Figure
+from hush.reproduce.workers import workers
 
 FEATURES = "efficientnet-lite0"
 CLIPS = (2e-3, 1e-2)

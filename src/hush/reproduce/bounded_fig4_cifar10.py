@@ -15,10 +15,10 @@ from torch import Tensor
 from hush.data import load, tensors
 from hush.gradients.jacobian import gap
 from hush.models import build
-from hush.reproduce.beta_sgd import workers
 from hush.reproduce.bounded_fig4 import frontier
 from hush.reproduce.bounded_wrn import Training, train
 from hush.reproduce.figure import Figure
+from hush.reproduce.workers import workers
 
 MODEL, CLASSES = "wrn-10-2", 10
 CLIP, BATCH, EPOCHS = 0.01, 200, 5
