@@ -58,7 +58,8 @@ def train(
         Path | None, typer.Option(help="Folder with the data files; else HUSH_DATA.")
     ] = None,
     features: Annotated[
-        str | None, typer.Option(help="scattering: wavelet features of images, worked out once.")
+        str | None,
+        typer.Option(help="Features of images, worked out once: scattering, efficientnet-lite0."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Network; one that fits by default.")] = None,
     epsilon: Epsilon = 3.0,
@@ -133,7 +134,7 @@ def train(
     place = device_of(device)
     dataset = load(data, data_dir)
     if features is not None:
-        dataset = with_features(dataset, features, device=str(place))
+        dataset = with_features(dataset, features, device=str(place), directory=data_dir)
     x_train, y_train, x_test, y_test = tensors(dataset)
     public = None
     if public_records is not None:

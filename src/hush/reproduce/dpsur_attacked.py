@@ -93,7 +93,7 @@ def _privately(case: Case, way: Way, model: nn.Module, records: Records, number:
     steps = max(1, case.size.epochs * many // scaled.batch)
     plan = plan_for(scaled, many, case.level)
     if way.noise is None:
-        plan = with_least_noise(plan, budget, steps, {})
+        plan = with_least_noise(plan, budget, steps)
     else:
         allowed = steps_within(plan, budget)
         if not allowed:
