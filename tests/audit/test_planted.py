@@ -119,7 +119,20 @@ def test_signs_fill_a_box_and_scores_see_it() -> None:
     plan = hush.Plan(sampling=FULL, clipping=LINF, noise=hush.Rectified(scale=1e-6, bound=9.0))
     found, included = planted(plan, steps=1, canaries=1, others=False, seed=0)
     assert bool(included)
-    assert float(found.scores) == pytest.approx(55 * 0.1 / 21, rel=1e-3)
+    assert float(found.scores) == pytest.approx(55 * 0.1**2 / 21, rel=1e-3)
+
+
+@pytest.mark.parametrize("bases", [None, hush.Principal(groups=1, every=5)])
+def test_canaries_fill_every_subspace(bases: hush.Principal | None) -> None:
+    """What one adds has the clipping norm in each block, and its trace is scored by that."""
+    plan = hush.Plan(
+        sampling=FULL,
+        clipping=hush.Subspaces(ranks=(5, 50), l2=(1.0, 0.5), bases=bases),
+        noise=hush.Gaussian(multiplier=1e-6),
+    )
+    found, included = planted(plan, steps=3, canaries=1, others=False)
+    assert bool(included)
+    assert float(found.scores) * 21 / 3 == pytest.approx(1.0**2 + 0.5**2, rel=1e-3)
 
 
 def quarter(self: Gaussian, location: Tensor, *, norm: float, generator: torch.Generator) -> Tensor:

@@ -25,9 +25,6 @@ class Directions(Protocol):
     def rows(self, who: Tensor, length: float) -> Tensor:
         """The gradients of these canaries, one a row; their numbers are 0 or as far as `length`."""
 
-    def scores(self, update: Tensor) -> Tensor:
-        """How far an update goes in the direction of each canary."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spikes:
@@ -45,6 +42,7 @@ class Spikes:
         return found.scatter_(1, self.coordinates[who][:, None], length)
 
     def scores(self, update: Tensor) -> Tensor:
+        """How far an update goes in the direction of each canary."""
         return update[self.coordinates].double()
 
 
@@ -61,9 +59,6 @@ class Signs:
 
     def rows(self, who: Tensor, length: float) -> Tensor:
         return self.signs[who].float().mul_(length)
-
-    def scores(self, update: Tensor) -> Tensor:
-        return torch.stack([(row * update).sum(dtype=torch.float64) for row in self.signs])
 
 
 def directions_for(

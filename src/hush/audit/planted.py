@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hush.audit.canaries import Directions
+from hush.audit.canaries import Directions, Spikes
 from hush.core.errors import DataError
 from hush.core.guarantee import Guarantee
 from hush.core.plan import Plan
-from hush.core.tape import ClippedSum
+from hush.core.tape import ClippedSum, Thinning
 from hush.gradients.admissible import per_record
 from hush.gradients.frame import Frame, FramedTape
 from hush.gradients.recording import Loss, Views
@@ -56,9 +56,9 @@ def run_with_canaries(
     """Train with the canaries whose coin is true, and score all of them.
 
     Canaries that are records of the auditor's own (`Pair`) are scored by how much their loss fell; those
-    that are `Directions` by how far all updates went their way, which are released. Without `others`
-    the ordinary records are removed as well, and canaries stand out as far as they ever could: the
-    guarantee is for any records.
+    that are `Directions` by how much of their clipped trace is in the updates, which are released.
+    Without `others` the ordinary records are removed as well, and canaries stand out as far as they ever
+    could: the guarantee is for any records.
     """
     each = per_record(loss)
     aimed = None if isinstance(canaries, tuple) else canaries
@@ -80,12 +80,12 @@ def run_with_canaries(
     who = torch.full((len(data[1]),), ORDINARY if others else ABSENT)
     coins = torch.arange(len(included)).where(included.cpu(), ABSENT)
     records = tuple(torch.cat([a, b.to(a.device)]) for a, b in zip(data, own, strict=True))
-    before = None if aimed else _losses(model, each, own)
+    before = _losses(model, each, own) if aimed is None else None
     scores = torch.zeros(len(included), dtype=torch.float64)
     for batch in step.batches(_marked((records[0], records[1]), torch.cat([who, coins])), steps=steps):
         if step(batch) and aimed is not None:
             update = [value.grad.reshape(-1) for value in model.parameters() if value.grad is not None]
-            scores += aimed.scores(torch.cat(update)).cpu()
+            scores += step.scores(torch.cat(update)).cpu()
     if before is not None:
         scores = (before - _losses(model, each, own)).cpu()
     return Planted(scores=scores, charge=step.spent(delta), steps=step.steps)
@@ -116,21 +116,47 @@ class _PlantedStep(PrivateStep):
     """The private step; of each physical batch, canaries with a direction are clipped as they are."""
 
     aimed: Directions | None = None
+    _frame: Frame | None = None
+    _traces: tuple[Frame | None, Tensor] | None = None
+
+    def scores(self, update: Tensor) -> Tensor:
+        """How much of each canary's own trace is in an update: their inner product."""
+        if isinstance(self.aimed, Spikes):
+            return self.aimed.scores(update)
+        assert self.aimed is not None
+        if self._frames is not None and self._frame is None:
+            # nobody was drawn yet: this was noise alone
+            return torch.zeros(self.aimed.canaries, dtype=torch.float64, device=self._device)
+        if self._traces is None or self._traces[0] is not self._frame:
+            self._traces = self._frame, self._each_alone()
+        return (self._traces[1] @ update.to(self._traces[1].dtype)).double()
+
+    def _each_alone(self) -> Tensor:
+        """What each canary alone would add to the sum: clipped, and with all of its coordinates."""
+        assert self.aimed is not None
+        found = []
+        for who in torch.arange(self.aimed.canaries, device=self._device).split(1):
+            total = self._canaries(who, self._frame, None).total.values()
+            flat = torch.cat([part.reshape(-1) for part in total])
+            found.append(flat if self._frame is None else self._frame.restored(flat))
+        return torch.stack(found)
 
     def _clipped(self, inputs: Any, targets: Any, frame: Frame | None) -> ClippedSum:
+        self._frame = frame
+        thin = None if self.plan.sampling.thinning == 1 else self._thin
         rows, who = inputs
         taped = who != ABSENT if self.aimed is None else who == ORDINARY
         parts = [super()._clipped((rows[taped], who[taped]), targets[taped], frame)]
         if self.aimed is not None and bool((who >= 0).any()):
             at_once = max(1, CHUNK[self._device.type] // self.dimension)
-            parts += [self._canaries(some, frame) for some in who[who >= 0].split(at_once)]
+            parts += [self._canaries(some, frame, thin) for some in who[who >= 0].split(at_once)]
         total = {
             name: sum(part.total[name] for part in parts[1:]) + parts[0].total[name]
             for name in parts[0].total
         }
         return ClippedSum(total=total, skipped=torch.stack([part.skipped for part in parts]).sum())
 
-    def _canaries(self, who: Tensor, frame: Frame | None) -> ClippedSum:
+    def _canaries(self, who: Tensor, frame: Frame | None, thin: Thinning | None) -> ClippedSum:
         assert self.aimed is not None
         # beyond every bound, so that it is the clipping that holds them
         length = 2 * max(ball.norm for ball in self.plan.clipping.balls(self.dimension))
@@ -142,7 +168,6 @@ class _PlantedStep(PrivateStep):
             for (name, value), part in zip(trained.items(), parts, strict=True)
         }
         tape = GradientTape(dict(terms), self._device)
-        thin = None if self.plan.sampling.thinning == 1 else self._thin
         return self.plan.clipping.clip(tape if frame is None else FramedTape(tape, frame), thin)
 
 

@@ -7,14 +7,14 @@ import numpy as np
 
 from hush.audit.roc import Roc, ceiling
 
-_LEAST = 1e-4
-
 
 def draw_roc(
     axes: Any, curves: Mapping[str, Roc], ceilings: Mapping[str, tuple[float, float]], *, title: str
 ) -> None:
     """Draw each curve, and for each (epsilon, delta) the most that any attack could reach."""
-    grid = np.geomspace(_LEAST, 1, 400)
+    # rates below one in so many others were not measured
+    least = min(1 / len(roc.others) for roc in curves.values())
+    grid = np.geomspace(least, 1, 400)
     for name, roc in curves.items():
         false, true = roc.rates
         # a step function: between two thresholds nothing more is found
@@ -25,8 +25,8 @@ def draw_roc(
     axes.set(
         xscale="log",
         yscale="log",
-        xlim=(_LEAST, 1),
-        ylim=(_LEAST, 1),
+        xlim=(least, 1),
+        ylim=(least, 1),
         xlabel="false positive rate",
         ylabel="true positive rate",
         title=title,

@@ -135,7 +135,7 @@ def attacked(
             drawn[label], spent[label] = found.verdicts, found.epsilon or 0.0
             said = ", ".join(f"{v.name} {v.accuracy().value:.3f}" for v in found.verdicts)
             print(f"  {label}: {said}", flush=True)
-    shown = ["non-private", *(f"DP-SGD, epsilon {level:g}" for level in size.epsilons[:1])]
+    shown = ["non-private", *(f"{method}, epsilon {size.epsilons[0]:g}" for method in PRIVATE)]
 
     def draw(panels: Any) -> None:
         for axes, label in zip(panels, shown, strict=True):
