@@ -115,3 +115,16 @@ def test_what_cannot_be_certified_raises() -> None:
         spectrum(
             model, nn.CrossEntropyLoss(), x, torch.tensor([0]), hush.Lp(p=3.0, norm=1.0), torch.ones(6)
         )
+
+
+def test_each_record_may_have_information_of_its_own() -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    x, y = torch.randn(4, 6, dtype=torch.float64), torch.randint(0, 3, (4,))
+    rows = torch.rand(4, sum(p.numel() for p in model.parameters()), dtype=torch.float64)
+    clipping = hush.Linf(norm=0.05)
+    found = spectrum(model, nn.CrossEntropyLoss(), x, y, clipping, rows, iterations=100)
+    truth = [written_out(model, a, b, clipping, row) for a, b, row in zip(x, y, rows, strict=True)]
+    assert found.lower.tolist() == pytest.approx(truth, rel=1e-4)
+    one = spectrum(model, nn.CrossEntropyLoss(), x, y, clipping, rows[0], iterations=100)
+    assert found.lower[1:].tolist() != pytest.approx(one.lower[1:].tolist(), rel=1e-3)

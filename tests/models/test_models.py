@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from hush.core.errors import InvalidValue, Unsupported
 from hush.data import NAMES as DATA
+from hush.data.features import FEATURES
 from hush.models import NAMES, build, models_for
 from hush.models.lstm import ImdbLstm
 
@@ -20,9 +21,16 @@ SHAPES = {
     "mnist/scattering": ((81, 7, 7), 10),
     "fashion-mnist/scattering": ((81, 7, 7), 10),
     "cifar10/scattering": ((243, 8, 8), 10),
+    **{
+        f"{data}/efficientnet-lite0": ((1280,), 10)
+        for data in ("digits", "mnist", "fashion-mnist", "cifar10")
+    },
 }
 PAIRS = [(model, data) for data in DATA for model in models_for(data)] + [
-    (model, f"{data}/scattering") for data in DATA for model in models_for(data, "scattering")
+    (model, f"{data}/{features}")
+    for features in FEATURES
+    for data in DATA
+    for model in models_for(data, features)
 ]
 
 # Counted by hand from the papers' tables: weights and biases, layer by layer.
@@ -34,6 +42,14 @@ COUNTS = {
     ("mnist-cnn", "mnist"): 26_010,
     ("mnist-cnn", "fashion-mnist"): 26_010,
     ("cifar-cnn", "cifar10"): 896 + 9_248 + 18_496 + 36_928 + 73_856 + 147_584 + 262_272 + 1_290,
+    # three by three convolutions, shortcuts of one by one, a scale and a shift for each channel before
+    ("wrn-10-2", "cifar10"): (
+        9 * (3 * 16 + 16 * 32 + 32 * 32 + 32 * 64 + 64 * 64 + 64 * 128 + 128 * 128)
+        + (16 * 32 + 32 * 64 + 64 * 128)
+        + 2 * (16 + 32 + 32 + 64 + 64 + 128 + 128)
+        + 1_290
+    ),
+    ("efficientnet-linear", "cifar10/efficientnet-lite0"): 12_810,
     ("imdb-plain-lstm", "imdb"): 1_081_002,
     ("scattering-mnist", "mnist/scattering"): 33_066,
     ("scattering-cifar", "cifar10/scattering"): 187_210,

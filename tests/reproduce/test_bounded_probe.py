@@ -65,13 +65,13 @@ def test_ratios_are_of_the_lowest_epsilon_that_reaches_a_target() -> None:
         row("rectified", 75, 0.4, 0.6),
         row("truncated", 75, 0.5, 0.5),
     ]
-    assert bounded_fig3._ratios(rows, 78.0) == [78.0, 0.5, 0.75, None, None]
-    assert bounded_fig3._ratios(rows, 70.0) == [70.0, 0.4, 0.6, 0.5, 0.5]
+    assert bounded_fig3.ratios_at(rows, 78.0) == [78.0, 0.5, 0.75, None, None]
+    assert bounded_fig3.ratios_at(rows, 70.0) == [70.0, 0.4, 0.6, 0.5, 0.5]
 
 
 def test_the_frontier_leaves_out_what_is_beaten() -> None:
     rows = [["a", 1, 1, *each] for each in ((70, 1.0, 0.1), (69, 2.0, 0.2), (75, 3.0, 0.3))]
-    assert bounded_fig4._frontier(rows, "a", 4) == [(1.0, 70), (3.0, 75)]
+    assert bounded_fig4.frontier(rows, "a", 4) == [(1.0, 70), (3.0, 75)]
 
 
 def test_losses_against_a_jacobian_that_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,10 @@ def test_laplace_and_gaussian_at_equal_divergence() -> None:
     assert rows["Gaussian, order 50, epsilon 1"][at_four] < rows["Laplace, order 50, epsilon 1"][at_four]
 
 
-ON_A_GPU = ("gg-fig4-cifar10", "gg-fig4-imdb", "gg-table1", "twice-training")
+ON_A_GPU = (
+    *("gg-fig4-cifar10", "gg-fig4-imdb", "gg-table1", "twice-training"),
+    *("bounded-fig3-cifar10", "bounded-fig4-cifar10", "dpsur-table4"),
+)
 
 
 @pytest.mark.slow

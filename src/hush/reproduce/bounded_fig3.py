@@ -27,7 +27,7 @@ def bounded_fig3(*, device: str = "cpu", seeds: int = 1) -> Figure:
         published = hush.epsilon(way.plan(), steps=STEPS, delta=DELTA, dimension=weights.numel())
         means = [sum(column) / seeds for column in zip(*found, strict=True)]
         rows.append([way.kind, way.scale, way.bound, *means, published.epsilon.upper])
-    ratios = [_ratios(rows, target) for target in TARGETS]
+    ratios = [ratios_at(rows, target) for target in TARGETS]
 
     def draw(axes: Any) -> None:
         for k, kind in enumerate(KINDS[1:]):
@@ -49,7 +49,7 @@ def bounded_fig3(*, device: str = "cpu", seeds: int = 1) -> Figure:
                 "accuracy >=",
                 *(f"{kind}, {of}" for kind in KINDS[1:] for of in ("paper", "charged")),
             ],
-            rows=[[_text(cell) for cell in row] for row in ratios],
+            rows=[[as_text(cell) for cell in row] for row in ratios],
         ),
         notes=[
             f"{STEPS} full-batch steps, delta {DELTA:g}, mean of {seeds} seed(s); all runs: the CSV",
@@ -60,7 +60,7 @@ def bounded_fig3(*, device: str = "cpu", seeds: int = 1) -> Figure:
     )
 
 
-def _ratios(rows: list[list[Any]], target: float) -> list[float | None]:
+def ratios_at(rows: list[list[Any]], target: float) -> list[float | None]:
     """The target, and for each law the lowest epsilon that reaches it over the Gaussian's, both ways."""
     least: dict[str, tuple[float, float]] = {}
     for kind in KINDS:
@@ -75,5 +75,5 @@ def _ratios(rows: list[list[Any]], target: float) -> list[float | None]:
     return found
 
 
-def _text(value: float | None) -> str:
+def as_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"

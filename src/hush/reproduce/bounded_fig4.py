@@ -46,7 +46,7 @@ def bounded_fig4(*, device: str = "cpu", seeds: int = 1) -> Figure:
     def draw(panels: Any) -> None:
         for panel, column, name in ((panels[0], 4, "largest"), (panels[1], 5, "median")):
             for k, kind in enumerate(KINDS):
-                front = _frontier(rows, kind, column)
+                front = frontier(rows, kind, column)
                 panel.plot(*zip(*front, strict=True), "o-", color=f"C{k}", label=kind)
             panel.set(xscale="log", xlabel=f"{name} eta", ylabel="test accuracy, %")
         panels[0].legend(frameon=False)
@@ -66,7 +66,7 @@ def bounded_fig4(*, device: str = "cpu", seeds: int = 1) -> Figure:
     )
 
 
-def _frontier(rows: list[list[Any]], kind: str, column: int) -> list[tuple[float, float]]:
+def frontier(rows: list[list[Any]], kind: str, column: int) -> list[tuple[float, float]]:
     """Loss and accuracy of the runs that no other beats in both."""
     own = sorted((row[column], row[3]) for row in rows if row[0] == kind)
     best: list[tuple[float, float]] = []

@@ -32,6 +32,8 @@ SCALES = (250.0, 500.0, 1000.0, 2000.0)
 BOUNDS = (0.5, 1.5)
 """Half the width of the support, over that deviation."""
 KINDS = ("Gaussian", "rectified", "truncated")
+_LEAST = 1e-3
+"""A feature that hardly moves on the public records is not blown up on the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +43,15 @@ class Way:
     kind: str
     scale: float
     bound: float | None
+    clip: float = CLIP
 
     def plan(self) -> hush.Plan:
-        deviation = self.scale * CLIP
+        deviation = self.scale * self.clip
         noise: Noise = hush.Gaussian(multiplier=self.scale)
         if self.bound is not None:
             law = hush.Rectified if self.kind == "rectified" else hush.Truncated
             noise = law(scale=deviation, bound=self.bound * deviation)
-        return hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(norm=CLIP), noise=noise)
+        return hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(norm=self.clip), noise=noise)
 
 
 def ways() -> list[Way]:
@@ -67,16 +70,27 @@ def ways() -> list[Way]:
 def features(device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training and test records with their classes."""
     x, y, x_test, y_test = tensors(with_features(load(DATA), "scattering", device=device))
-    x, x_test = _pooled(x), _pooled(x_test)
-    mean, deviation = x[:PUBLIC].mean(0), x[:PUBLIC].std(0)
     private = slice(PUBLIC, PUBLIC + RECORDS)
-    train, test = ((part - mean) / deviation for part in (x[private], x_test))
+    train, test = standardised(_pooled(x[: private.stop]), _pooled(x_test))
     return train.to(device), y[private].to(device), test.to(device), y_test.to(device)
+
+
+def standardised(x: Tensor, x_test: Tensor) -> tuple[Tensor, Tensor]:
+    """All but the public records, and the test records, by the public ones' means and deviations."""
+    mean, deviation = x[:PUBLIC].mean(0), x[:PUBLIC].std(0).clamp(min=_LEAST)
+    return (x[PUBLIC:] - mean) / deviation, (x_test - mean) / deviation
 
 
 def _pooled(images: Tensor) -> Tensor:
     few = images.split(2000)
     return torch.cat([nn.functional.adaptive_avg_pool2d(part, 2).flatten(1) for part in few])
+
+
+def one_sided(plan: hush.Plan, location: Array, orders: Array) -> Array:
+    """What Algorithm 1 of the paper charges for a step: one direction, one sign."""
+    support, scale = support_of(plan.noise, plan.clipping.unit)
+    shift = np.full(len(location), plan.clipping.unit / scale)
+    return np.array([support.divergence(location / scale, shift, order).sum() for order in orders])
 
 
 class Watched(LinearDescent):
@@ -94,14 +108,9 @@ class Watched(LinearDescent):
     def _step_sum(self) -> Tensor:
         total = super()._step_sum()
         self.location = total.reshape(-1).cpu().numpy().copy()  # noise comes in place
-        support, scale = support_of(self.plan.noise, self.plan.clipping.unit)
-        shift = np.full(len(self.location), self.plan.clipping.unit / scale)
-        if not self.charging:
-            return total
-        self._charged += individual_rdp(self.plan, self.location, ORDERS)
-        self._paper += [
-            support.divergence(self.location / scale, shift, order).sum() for order in ORDERS
-        ]
+        if self.charging:
+            self._paper += one_sided(self.plan, self.location, ORDERS)
+            self._charged += individual_rdp(self.plan, self.location, ORDERS)
         return total
 
     def charged(self) -> float:
@@ -113,11 +122,19 @@ class Watched(LinearDescent):
         return converted(self._paper, ORDERS, DELTA)
 
 
-def descent(way: Way, x: Tensor, y: Tensor, seed: int, *, charging: bool = True) -> Watched:
+def descent(
+    way: Way,
+    x: Tensor,
+    y: Tensor,
+    seed: int,
+    *,
+    charging: bool = True,
+    learning_rate: float = LEARNING_RATE,
+) -> Watched:
     """From zero weights; `charging` it takes longer than running it."""
     generator = torch.Generator(x.device).manual_seed(seed)
     return Watched(
-        x, y, way.plan(), classes=CLASSES, lr=LEARNING_RATE, generator=generator, charging=charging
+        x, y, way.plan(), classes=CLASSES, lr=learning_rate, generator=generator, charging=charging
     )
 
 

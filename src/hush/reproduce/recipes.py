@@ -6,9 +6,12 @@ from hush.reproduce.audit_mechanisms import audit_mechanisms
 from hush.reproduce.bounded_fig1 import bounded_fig1
 from hush.reproduce.bounded_fig2 import bounded_fig2
 from hush.reproduce.bounded_fig3 import bounded_fig3
+from hush.reproduce.bounded_fig3_cifar10 import bounded_fig3_cifar10
 from hush.reproduce.bounded_fig4 import bounded_fig4
+from hush.reproduce.bounded_fig4_cifar10 import bounded_fig4_cifar10
 from hush.reproduce.bounded_sampling import bounded_sampling
 from hush.reproduce.dpsur_acceptance import dpsur_fig5, dpsur_fig6
+from hush.reproduce.dpsur_attacks import dpsur_table3, dpsur_table4
 from hush.reproduce.dpsur_fig9 import dpsur_fig9
 from hush.reproduce.dpsur_table2 import (
     dpsur_table2,
@@ -51,6 +54,8 @@ RECIPES: dict[str, Callable[..., Figure]] = {
     "bounded-fig2": bounded_fig2,
     "bounded-fig3": bounded_fig3,
     "bounded-fig4": bounded_fig4,
+    "bounded-fig3-cifar10": bounded_fig3_cifar10,
+    "bounded-fig4-cifar10": bounded_fig4_cifar10,
     "bounded-sampling": bounded_sampling,
     "twice-cosine": twice_cosine,
     "twice-fig2": twice_fig2,
@@ -70,4 +75,6 @@ RECIPES: dict[str, Callable[..., Figure]] = {
     "dpsur-table2-cifar10": dpsur_table2_cifar10,
     "dpsur-table2-imdb": dpsur_table2_imdb,
     "audit-mechanisms": audit_mechanisms,
+    "dpsur-table3": dpsur_table3,
+    "dpsur-table4": dpsur_table4,
 }

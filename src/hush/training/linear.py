@@ -28,8 +28,8 @@ from hush.core.randomness import source_for
 from hush.sampling import FullBatch
 from hush.training.fingerprint import fingerprint
 
-_AT_ONCE = 2**18
-"""Products worked on at once: few enough to stay in the cache."""
+_AT_ONCE = {"cpu": 2**18, "cuda": 2**25}
+"""Products worked on at once: few enough to stay in the cache, or as many as keep a GPU busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,8 @@ class LinearDescent:
         measured = len(self._orders) > 0 or self.individual is not None
         total = torch.zeros(self.weights.shape, dtype=torch.float64, device=self.inputs.device)
         squares = torch.zeros(len(self.inputs), dtype=torch.float64, device=self.inputs.device)
-        rows = max(1, _AT_ONCE // self.inputs.shape[1])
+        at_once = _AT_ONCE.get(self.inputs.device.type, _AT_ONCE["cpu"])
+        rows = max(1, min(len(self.inputs), at_once // self.inputs.shape[1]))
         product = self.inputs.new_empty(rows, self.inputs.shape[1])
         for start in range(0, len(self.inputs), rows):
             features = self.inputs[start : start + rows]

