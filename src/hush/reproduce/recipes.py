@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from hush.reproduce.audit_mechanisms import audit_mechanisms
 from hush.reproduce.bounded_fig1 import bounded_fig1
 from hush.reproduce.bounded_fig2 import bounded_fig2
 from hush.reproduce.bounded_fig3 import bounded_fig3
@@ -73,6 +74,7 @@ RECIPES: dict[str, Callable[..., Figure]] = {
     "dpsur-table2-mnist": dpsur_table2_mnist,
     "dpsur-table2-cifar10": dpsur_table2_cifar10,
     "dpsur-table2-imdb": dpsur_table2_imdb,
+    "audit-mechanisms": audit_mechanisms,
     "dpsur-table3": dpsur_table3,
     "dpsur-table4": dpsur_table4,
 }

@@ -1,0 +1,113 @@
+"""Whole private steps one after another, for plans whose runs do not fit side by side.
+
+A selective step has one verdict for all its numbers, and some noise is charged for one number alone.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hush.accounting.charge import epsilon
+from hush.audit.copies import STRENGTH
+from hush.audit.guess import Audit, Draws, by_line, by_trees, refuted
+from hush.audit.mechanism import DELTA
+from hush.core.guarantee import Budget
+from hush.core.plan import Plan
+from hush.core.selective import Selective
+from hush.training.adaptive import Adaptive, AdaptiveDescent
+from hush.training.records import Data
+from hush.training.step import PrivateStep
+
+_TURN = 1e6
+"""How steeply a loss turns where the model moves: the test's clip decides what is left of it."""
+
+
+def audit_steps(
+    plan: Plan,
+    *,
+    touched: int = 1,
+    dimension: int | None = None,
+    runs: int = 400,
+    public: Data | None = None,
+    delta: float = DELTA,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Audit:
+    """An attack on one step of `plan` by a record that pulls as hard as it may.
+
+    Its loss falls where the model moves with the pull and rises where it moves against it; another
+    record's loss does the opposite. So the test accepts most with the record what it accepts least
+    without, on either side. The attacker sees the model if it moved, and learns from examples how to
+    tell; of trials that are not public, nothing.
+    """
+    outputs = Draws(
+        present=_released(plan, touched, runs, public, pull=STRENGTH, turn=2 * _TURN, seed=seed),
+        absent=_released(plan, touched, runs, public, pull=0.0, turn=0.0, seed=seed + 1),
+    )
+    learnt = by_trees if isinstance(plan.release, Selective) else by_line
+    lower = refuted(learnt(outputs), delta, confidence)
+    charge = epsilon(plan, 1, delta, dimension=dimension).epsilon.upper
+    return Audit(lower=lower, charge=charge, delta=delta, confidence=confidence, runs=runs // 2)
+
+
+def _released(
+    plan: Plan, touched: int, runs: int, public: Data | None, *, pull: float, turn: float, seed: int
+) -> np.ndarray:
+    """For each run whether the model moved, and where to."""
+    model = nn.Linear(touched, 1, bias=False)
+    inputs = torch.ones(2, touched)
+    targets = torch.tensor([[0.0, -_TURN], [pull, turn]])
+    nn.init.zeros_(model.weight)
+    step = PrivateStep(
+        model,
+        _loss,
+        # the length undoes the divisor: the model moves by the noisy sum
+        torch.optim.SGD(model.parameters(), lr=plan.sampling.expected(len(inputs))),
+        plan,
+        records=len(inputs),
+        generator=torch.Generator().manual_seed(seed),
+        physical_batch=len(inputs),
+        public=public,
+    )
+    found = []
+    for batch in step.batches((inputs, targets), steps=runs):
+        moved = step(batch)
+        found.append([float(moved), *model.weight.detach()[0].tolist()])
+        nn.init.zeros_(model.weight)
+    return np.array(found)
+
+
+def _loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A pull of its own at 0 for each record, and a turn that is flat there."""
+    return -targets[:, 0] * outputs[:, 0] - targets[:, 1] * outputs[:, 0] ** 3
+
+
+def audit_descent(
+    *, runs: int = 100, delta: float = DELTA, confidence: float = 0.95, seed: int = 0
+) -> Audit:
+    """An attack on whole runs of `AdaptiveDescent` with a budget of epsilon 3."""
+    charges = []
+
+    def descents(pull: float, turn: float, seed: int) -> np.ndarray:
+        source, found = torch.Generator().manual_seed(seed), []
+        for _ in range(runs):
+            model = nn.Linear(1, 1, bias=False)
+            nn.init.zeros_(model.weight)
+            descent = AdaptiveDescent(
+                model,
+                _loss,
+                (torch.ones(2, 1), torch.tensor([[0.0, -_TURN], [pull, turn]])),
+                Budget(epsilon=3.0, delta=delta),
+                Adaptive(clip=1.0, sizes=2, splits=1),
+                generator=source,
+                physical_batch=2,
+            )
+            moves = list(descent.run())
+            charges.append(descent.spent(delta).epsilon.upper)
+            found.append([float(len(moves)), float(model.weight.detach())])
+        return np.array(found)
+
+    outputs = Draws(present=descents(STRENGTH, 2 * _TURN, seed), absent=descents(0.0, 0.0, seed + 1))
+    lower = refuted(by_trees(outputs), delta, confidence)
+    # what a descent spends is its budget, whatever happened
+    return Audit(lower=lower, charge=min(charges), delta=delta, confidence=confidence, runs=runs // 2)

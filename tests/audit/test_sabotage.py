@@ -1,0 +1,221 @@
+"""Every sabotage is found out by a check that passes on the step as it is.
+
+A check fails at p < 1e-6, so that one in 40,000 suites would fail by chance if seeds were not fixed.
+The power of each is worked out below, or is 1; `..on_every_seed` (slow) repeats all of them.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+import hush
+from hush.audit.checks import (
+    LEVEL,
+    Check,
+    draws_poisson,
+    influence,
+    masks_independent,
+    noise_fresh,
+    noise_scale,
+    observe,
+)
+from hush.audit.selective_checks import no_change_measured, rollback_complete
+from hush.core.errors import Unsupported
+from hush.core.part import Always, Clipping, Noise, Release
+from hush.training.step import PrivateStep
+from tests.audit import sabotage
+
+RECORDS, RATE, STEPS, NUMBERS = 40, 0.25, 16, 45
+SEEDS = 300
+"""All caught on so many seeds: the power is above .99, or it was a chance of .05."""
+
+
+def problem(
+    release: Release | None = None,
+    noise: Noise | None = None,
+    clipping: Clipping | None = None,
+    seed: int = 0,
+) -> tuple[PrivateStep, tuple[Tensor, Tensor]]:
+    """A step on gradients that are mostly longer than the norm, in physical batches of five."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = nn.Linear(8, 5)
+        data = 3 * torch.randn(RECORDS, 8), torch.randint(0, 5, (RECORDS,))
+    plan = hush.Plan(
+        sampling=hush.Poisson(rate=RATE),
+        clipping=clipping or hush.L2(norm=1.0),
+        noise=noise or hush.Gaussian(multiplier=1.0),
+        release=release or Always(),
+    )
+    step = hush.PrivateStep(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        plan,
+        records=RECORDS,
+        generator=torch.Generator().manual_seed(seed),
+        physical_batch=5,
+    )
+    return step, data
+
+
+def scale(seed: int) -> Check:
+    step, data = problem(seed=seed)
+    return noise_scale(observe(step, data, STEPS))
+
+
+def fresh(seed: int) -> Check:
+    step, data = problem(seed=seed)
+    return noise_fresh(observe(step, data, STEPS))
+
+
+def draws(seed: int) -> Check:
+    step, data = problem(seed=seed)
+    return draws_poisson(observe(step, data, 2 * STEPS))
+
+
+def one_record(seed: int) -> Check:
+    step, data = problem(seed=seed)
+    return influence(step, next(step.batches(data)))
+
+
+def masks(seed: int) -> Check:
+    return masks_independent(hush.Coordinate(rate=0.25), seed=seed)
+
+
+def masks_of_some(seed: int) -> Check:
+    return masks_independent(hush.Twice(rate=0.5, coordinate_rate=0.5), seed=seed)
+
+
+def rejection(seed: int) -> Check:
+    strict = hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=-1.0)
+    step, data = problem(strict, seed=seed)
+    # a proposal is accepted with a chance of .5 at most: all of 16 with less than 2e-5
+    return rollback_complete(step, data, STEPS)
+
+
+def no_change(seed: int) -> Check:
+    step, data = problem(hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0), seed=seed)
+    return no_change_measured(step, data, 5)
+
+
+CAUGHT: list[tuple[sabotage.Sabotage, Callable[[int], Check]]] = [
+    (sabotage.a_quarter_of_the_noise, scale),
+    (sabotage.noise_per_physical_batch, scale),
+    (sabotage.noise_per_rank, scale),
+    (sabotage.divided_by_who_came, one_record),
+    (sabotage.clipping_after_averaging, one_record),
+    (sabotage.reseeded_every_step, fresh),
+    (sabotage.batches_of_one_size, draws),
+    (sabotage.shuffled_epochs, draws),
+    (sabotage.one_mask_for_all_numbers, masks),
+    (sabotage.one_mask_for_all_numbers, masks_of_some),
+    (sabotage.one_mask_for_all_records, masks),
+    (sabotage.a_rate_a_fifth_too_high, masks),
+    (sabotage.momentum_kept, rejection),
+    (sabotage.stale_loss, no_change),
+]
+
+
+def name(value: Any) -> str:
+    return str(value.__name__)
+
+
+@functools.cache
+def unbroken(check: Callable[[int], Check]) -> Check:
+    return check(0)
+
+
+@pytest.mark.parametrize(("broken", "check"), CAUGHT, ids=name)
+def test_it_is_caught(
+    broken: sabotage.Sabotage, check: Callable[[int], Check], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert unbroken(check).passed
+    broken(monkeypatch)
+    assert not check(1).passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("broken", "check"), CAUGHT, ids=name)
+def test_it_is_caught_on_every_seed(
+    broken: sabotage.Sabotage, check: Callable[[int], Check], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all(check(seed).passed for seed in range(20))
+    broken(monkeypatch)
+    assert not any(check(seed).passed for seed in range(SEEDS))
+
+
+def power(factor: float, draws: int, exponent: float) -> float:
+    """The chance that `noise_scale` fails where there is `factor` times the noise: exact."""
+    law = stats.gamma(draws / exponent)
+    low, high = law.ppf(LEVEL / 2), law.isf(LEVEL / 2)
+    by = factor**exponent
+    return float(law.cdf(low / by) + law.sf(high / by))
+
+
+def test_the_power_of_the_checks_with_a_law() -> None:
+    many = STEPS * NUMBERS
+    assert power(0.25, many, 2.0) > 0.999999
+    assert power(2**0.5, many, 2.0) > 0.999999, "two ranks; more physical batches have more"
+    assert power(0.8, many, 2.0) > 0.99, "a fifth less noise"
+    assert power(0.9, many, 2.0) < 0.9, "a tenth less noise needs more draws than these"
+    assert power(1.0, many, 2.0) == pytest.approx(LEVEL)
+    # a rate of .3 for .25 over 250 x 40 coins, a sixth of the level for each of its tests
+    coins, wrong = 250 * 40, stats.norm(0.3, (0.3 * 0.7 / (250 * 40)) ** 0.5)
+    assert wrong.sf(stats.binom(coins, 0.25).isf(LEVEL / 12) / coins) > 0.999
+    # half of the numbers of successive draws agree in sign by chance, and all of them if reseeded
+    assert stats.binomtest(15 * NUMBERS, 15 * NUMBERS).pvalue < 1e-100
+
+
+@pytest.mark.parametrize(
+    ("noise", "clipping"),
+    [
+        (hush.Laplace(multiplier=1.0), hush.Lp(p=1.0, norm=1.0)),
+        (hush.GeneralizedGaussian(beta=3.0, multiplier=2.0), hush.L2(norm=1.0)),
+        (hush.BlockGaussian(multipliers=(1.0, 2.0)), hush.Subspaces(ranks=(40, 5), l2=(0.5, 1.5))),
+        (hush.Gaussian(multiplier=1.0), hush.Box(bounds=((40, 0.1), (5, 0.3)))),
+    ],
+    ids=lambda part: type(part).__name__,
+)
+def test_other_noise_and_clipping_pass_and_fail_alike(
+    noise: Noise, clipping: Clipping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, data = problem(noise=noise, clipping=clipping)
+    seen = observe(step, data, STEPS)
+    for check in (noise_scale(seen), noise_fresh(seen), draws_poisson(seen)):
+        assert check.passed, check
+    assert influence(step, next(step.batches(data))).passed
+    sabotage.noise_per_rank(monkeypatch)
+    step, data = problem(noise=noise, clipping=clipping)
+    assert not noise_scale(observe(step, data, STEPS)).passed
+
+
+def test_p_values_are_even_where_nothing_is_wrong() -> None:
+    """The alarm rate is what is said: 200 p-values of exact laws are evenly spread."""
+    rng, found = np.random.default_rng(0), []
+    step, data = problem()
+    seen = observe(step, data, 2)
+    for _ in range(200):
+        noise = rng.normal(0, 0.5**0.5, size=(5, 40))
+        fake = type(seen)(plan=step.plan, records=RECORDS, drawn=seen.drawn, noise=noise, exponent=2.0)
+        found.append(noise_scale(fake).p_value)
+    assert stats.kstest(found, "uniform").pvalue > 1e-3
+
+
+def test_what_cannot_be_looked_at_is_said() -> None:
+    step, data = problem(noise=hush.Rectified(scale=1.0, bound=3.0))
+    with pytest.raises(Unsupported, match="not added"):
+        observe(step, data, 1)
+    step, data = problem()
+    with pytest.raises(Unsupported, match="selective"):
+        rollback_complete(step, data, 1)
+    eager = hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=1e9)
+    step, data = problem(eager)
+    with pytest.raises(Unsupported, match="accepted"):
+        rollback_complete(step, data, 2)
