@@ -230,6 +230,8 @@ def unbounded(plan: Plan) -> Plan:
     noise = plan.noise
     if type(noise) not in BOUNDED or type(plan.clipping) not in (L2, Linf, L2Linf):
         return plan
+    if type(plan.release) is not Always:
+        return plan
     assert isinstance(noise, BOUNDED)
     return replace(plan, noise=Gaussian(multiplier=noise.scale / plan.clipping.unit))
 

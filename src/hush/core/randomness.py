@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from hush.core.errors import InvalidValue, Unsupported
+from hush.core.kind import check_kind
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,10 @@ def source_for(
     device: "torch.device", generator: "torch.Generator | None", *, secure: bool
 ) -> Randomness:
     """The generator given, or a new source for that device."""
+    import torch
+
+    if generator is not None:
+        check_kind("generator", generator, torch.Generator)
     if not secure:
         return fresh_generator(device) if generator is None else generator
     if generator is not None:

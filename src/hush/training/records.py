@@ -31,6 +31,11 @@ def count(data: Data) -> int:
     """How many records there are; raises if they cannot be numbered."""
     pair = _pair(data)
     if pair is not None:
+        if any(not rows.dim() for part in pair for rows in tensors(part)):
+            raise DataError(
+                "data with a tensor of shape (): it has no rows, and a record is one of each. Pass "
+                "tensors whose first dimension is the records."
+            )
         inputs, targets = ([len(rows) for rows in tensors(part)] for part in pair)
         if len({*inputs, *targets}) > 1:
             raise DataError(
@@ -39,7 +44,7 @@ def count(data: Data) -> int:
                 "number of rows."
             )
         return _some(inputs[0])
-    if not isinstance(data, MapStyle) or isinstance(data, (tuple, list, dict)):
+    if not isinstance(data, MapStyle) or isinstance(data, (tuple, list, dict, Tensor)):
         raise DataError(
             f"a {type(data).__name__} has no numbered records: sampling by chance needs to pick any "
             "record at any time. Pass two tensors (inputs, targets) or a map-style data set (of a "

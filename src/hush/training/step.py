@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from hush.accounting.charge import rdp
 from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
-from hush.core.errors import CheckpointError, DataError, LedgerError, Unsupported
+from hush.core.errors import CheckpointError, DataError, InvalidValue, LedgerError, Unsupported
 from hush.core.guarantee import Guarantee
+from hush.core.kind import check_kind
 from hush.core.number import check_count
 from hush.core.plan import Plan
 from hush.core.randomness import SystemSource, fresh_generator, seed_from, source_for
@@ -85,8 +86,9 @@ class PrivateStep:
         views: Views | None = None,
         public: Data | None = None,
     ) -> None:
-        check_model(model)
-        check_optimizer(optimizer, model)
+        check_kind("plan", plan, Plan)
+        check_model(check_kind("model", model, nn.Module))
+        check_optimizer(check_kind("optimizer", optimizer, torch.optim.Optimizer), model)
         self.model = model
         self.loss = per_record(loss)
         self.optimizer = optimizer
@@ -106,6 +108,11 @@ class PrivateStep:
             else check_count("physical_batch", physical_batch, "it is a number of records", 1)
         )
         """How many records are worked on at once; None: to be found when the data is known."""
+        if views is not None and not callable(views):
+            raise InvalidValue(
+                f"views={views!r} cannot be called: it is to turn one record's inputs into several. "
+                "Pass e.g. hush.data.views.flips_and_shifts(4)."
+            )
         self._views = views
         self._frames = frames_for(model, self.loss, public, plan.clipping)
         if replay and plan.sampling.thinning < 1:
@@ -153,7 +160,7 @@ class PrivateStep:
         It always does, unless the plan is selective and the proposal was rejected. A learning-rate
         schedule should move only when the model did.
         """
-        if batch is not self._drawn:
+        if batch is None or batch is not self._drawn:
             raise DataError(
                 "this batch was not drawn by `step.batches`, or was used before: the charge is for a "
                 "fresh draw. Loop `for batch in step.batches(data): step(batch)`."
@@ -205,6 +212,12 @@ class PrivateStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state that `state_dict` gave, on the ledger that was charged for it."""
         self._nothing_drawn()
+        missing = self.state_dict().keys() - check_kind("state", state, dict).keys()
+        if missing:
+            raise CheckpointError(
+                f"the checkpoint lacks {', '.join(sorted(missing))}: it would not go on as it began. "
+                "Pass what state_dict() gave."
+            )
         ours = {
             "plan": self.plan.digest,
             "records": self.records,
