@@ -79,6 +79,34 @@ def test_it_stops_before_the_step_that_would_go_over() -> None:
     assert train(budget=budget, steps=7).stopped == "steps"
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {
+            "plan": hush.Plan(
+                sampling=PLAN.sampling, clipping=hush.Linf(norm=1.0), noise=hush.Laplace(multiplier=1.0)
+            )
+        },
+        {"budget": hush.Budget(epsilon=1e-3, delta=1e-5)},
+        {"public": (torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64))},
+        {"generator": 3},
+    ],
+    ids=["plan", "budget", "public", "generator"],
+)
+def test_a_refused_run_leaves_nothing(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(HushError):
+        train(directory=tmp_path / "runs" / "first", steps=2, **wrong)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_refused_resume_leaves_everything(tmp_path: Path) -> None:
+    train(directory=tmp_path / "run", steps=2)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(BudgetExceeded):
+        train(directory=tmp_path / "run", budget=hush.Budget(epsilon=1e-3, delta=1e-5), resume=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
 def test_a_budget_below_one_step_is_refused_before_anything_is_spent(tmp_path: Path) -> None:
     with pytest.raises(BudgetExceeded, match=r"below what one step costs .*calibrate"):
         train(budget=hush.Budget(epsilon=0.01, delta=1e-5), steps=3, directory=tmp_path / "run")

@@ -1,6 +1,7 @@
 """The loop around a private step, for people who do not want to write one."""
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -112,7 +113,8 @@ def train(
     folder = (
         None if directory is None else RunFolder(as_path("directory", directory), plan, resume=resume)
     )
-    with Ledger(folder.ledger if folder else None) as ledger:
+    refused = folder.nothing_if_refused() if folder else nullcontext()
+    with Ledger(folder.ledger if folder else None) as ledger, refused:
         step = PrivateStep(
             model,
             loss,
