@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
-from hush.core.errors import Unsupported
+from hush.core.errors import DataError, Unsupported
 from hush.gradients.structure import called, each, tensors
 
 _IN_PLACE = re.compile(r"(?!__).*[^_]_|__setitem__|__i(add|sub|mul|truediv|and|or|xor|pow)__")
@@ -42,7 +42,13 @@ def explained(model: nn.Module, decided: Callable[[], bool]) -> Iterator[None]:
     before = [(module, dict(module._buffers)) for module in model.modules()]
     try:
         yield
-    except RuntimeError as error:
+    except (IndexError, RuntimeError) as error:
+        if re.search("out of (bounds|range)", str(error)):
+            raise DataError(
+                "an index of some record is out of range: a label that is no class, or a token that is "
+                "not in the embedding (its value is private and not shown). Check the labels and inputs "
+                "against the model's sizes."
+            ) from None
         if not re.search("vmap|functorch|storage|Batching rule", str(error)):
             raise
         raise Unsupported(

@@ -29,7 +29,7 @@ dictionary of them by the names of the model's arguments.
 
 def count(data: Data) -> int:
     """How many records there are; raises if they cannot be numbered."""
-    pair = _pair(data)
+    pair = pair_of(data)
     if pair is not None:
         if any(not rows.dim() for part in pair for rows in tensors(part)):
             raise DataError(
@@ -61,7 +61,7 @@ def _some(records: int) -> int:
 
 def take(data: Data, indices: Tensor) -> tuple[Any, Any]:
     """The inputs and targets of these records."""
-    pair = _pair(data)
+    pair = pair_of(data)
     if pair is not None:
         inputs, targets = each(pair, lambda rows: rows[indices.to(rows.device)])
         return inputs, targets
@@ -79,7 +79,8 @@ def take(data: Data, indices: Tensor) -> tuple[Any, Any]:
     return tuple(inputs) if isinstance(inputs, list) else inputs, targets
 
 
-def _pair(data: Data) -> Sequence[Any] | None:
+def pair_of(data: Data) -> Sequence[Any] | None:
+    """Inputs and targets, where all of them are tensors in memory."""
     held = data.tensors if isinstance(data, TensorDataset) else data
     if not isinstance(held, (tuple, list)) or not all(map(_has_tensors, held)):
         return None

@@ -29,6 +29,7 @@ from hush.gradients.structure import each
 from hush.training.batch import Batch
 from hush.training.fingerprint import fingerprint
 from hush.training.frames import frames_for
+from hush.training.labels import check_labels
 from hush.training.own_randomness import own_randomness
 from hush.training.public import check_public
 from hush.training.records import Data, count, take
@@ -91,6 +92,7 @@ class PrivateStep:
         check_optimizer(check_kind("optimizer", optimizer, torch.optim.Optimizer), model)
         self.model = model
         self.loss = per_record(loss)
+        self._given_loss = loss
         self.optimizer = optimizer
         self.plan = plan
         self.records = check_count(
@@ -289,6 +291,7 @@ class PrivateStep:
                     f"the loss does not depend on {', '.join(tape.idle)}: noise alone would move it. "
                     "Freeze it with requires_grad_(False), or use it in forward()."
                 )
+            check_labels(self.model, self._given_loss, inputs, data)
             if tape.records == 2:
                 check_apart(self.model, self.loss, inputs, targets)
             if self.physical_batch:
