@@ -39,6 +39,13 @@ def source_for(
 
     if generator is not None:
         check_kind("generator", generator, torch.Generator)
+        if any(generator is each for each in (torch.default_generator, *torch.cuda.default_generators)):
+            raise InvalidValue(
+                "generator is torch's own, which everything draws from: published weights, or a "
+                "torch.manual_seed in the program, would tell the noise. Leave generator out, or pass "
+                "torch.Generator() seeded with a secret.",
+                key="generator",
+            )
     if not secure:
         return fresh_generator(device) if generator is None else generator
     if generator is not None:
