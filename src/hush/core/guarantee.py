@@ -82,7 +82,8 @@ class Guarantee(Value):
 
     def __str__(self) -> str:
         access = "sensitive: do not publish" if self.sensitive else "publishable"
+        basis = "proved" if self.basis == "proved" else "as its paper claims it and not proved"
         return (
             f"epsilon {self.epsilon} at delta {self.delta:g} "
-            f"({self.notion}, {self.neighbours} {self.unit}, {self.basis}, {access})"
+            f"({self.notion}, {self.neighbours} {self.unit}, {basis}, {access})"
         )
