@@ -60,8 +60,9 @@ def test_a_refusal_says_what_why_and_which_part_to_change() -> None:
         "Change the clipping to L2 or Lp, or the noise to Gaussian or Quantized or Rectified or "
         "StochasticSign or Truncated."
     )
+    sampling, release = hush.Coordinate(rate=0.5), hush.Selective(rate=0.1, clip=1.0, multiplier=1.0)
     with pytest.raises(Unproved, match="README"):
-        mechanism(plan(clipping=hush.Entries(changed=1), noise=hush.StochasticSign(scale=1.0)))
+        mechanism(plan(clipping=hush.Importance(norm=1.0), release=release, sampling=sampling))
 
 
 @pytest.mark.parametrize("clipping", [hush.L2(norm=1.0), hush.Linf(norm=1.0)])
