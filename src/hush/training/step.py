@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hush.accounting.charge import rdp
 from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
-from hush.core.errors import CheckpointError, DataError, InvalidValue, LedgerError, Unsupported
+from hush.core.errors import DataError, InvalidValue, LedgerError, Unsupported
 from hush.core.guarantee import Guarantee
 from hush.core.kind import check_kind
 from hush.core.number import check_count
@@ -35,13 +35,7 @@ from hush.training.public import check_public
 from hush.training.records import Data, count, take
 from hush.training.selective import Trials
 from hush.training.sizing import fitting
-
-_FACTS = {
-    "plan": "plan",
-    "records": "so many records,",
-    "kind": "optimizer",
-    "secure": "secure randomness",
-}
+from hush.training.state import load_state, state_of
 
 
 class PrivateStep:
@@ -194,75 +188,18 @@ class PrivateStep:
     def state_dict(self) -> dict[str, Any]:
         """All that a step needs to go on exactly as it would have."""
         self._nothing_drawn()
-        return {
-            "plan": self.plan.digest,
-            "kind": type(self.optimizer).__name__,
-            "records": self.records,
-            "run": self.run,
-            "steps": self.steps,
-            "skipped": self.skipped,
-            "accepted": self.accepted,
-            "secure": self._secure,
-            "generator": None
-            if isinstance(self.generator, SystemSource)
-            else self.generator.get_state(),
-            "model": self.model.state_dict(),
-            "frame": None if self._frames is None else self._frames.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
+        return state_of(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state that `state_dict` gave, on the ledger that was charged for it."""
         self._nothing_drawn()
-        missing = self.state_dict().keys() - check_kind("state", state, dict).keys()
-        if missing:
-            raise CheckpointError(
-                f"the checkpoint lacks {', '.join(sorted(missing))}: it would not go on as it began. "
-                "Pass what state_dict() gave."
-            )
-        ours = {
-            "plan": self.plan.digest,
-            "records": self.records,
-            "kind": type(self.optimizer).__name__,
-            "secure": self._secure,
-        }
-        for name in ours:
-            if state[name] != ours[name]:
-                raise CheckpointError(
-                    f"the checkpoint is of a run with {_FACTS[name]} {state[name]} and this one has "
-                    f"{ours[name]}: it would not go on as it began. Resume with the same plan, data, "
-                    "optimizer and source of randomness."
-                )
-        if self.ledger.last_step(state["run"]) < state["steps"]:
-            raise LedgerError(
-                f"the checkpoint has taken {state['steps']} steps of run {state['run']} and the ledger "
-                f"{self.ledger.path} knows of {self.ledger.last_step(state['run'])}: charges are "
-                "missing. Use the ledger that was written beside the checkpoint."
-            )
-        try:
-            self.model.load_state_dict(state["model"])
-        except RuntimeError as error:
-            raise CheckpointError(f"the checkpoint is of another model: {error}") from None
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self._frames is not None:
-            self._frames.load_state_dict(state["frame"])
-        self.run, self.steps, self.skipped = state["run"], state["steps"], state["skipped"]
-        if self._trials is not None:
-            self._trials.accepted = state["accepted"]
-        if isinstance(self.generator, SystemSource):
-            self.reseed()
-        else:
-            self.generator.set_state(state["generator"])
+        load_state(self, state)
 
     def reseed(self) -> None:
         """Draw new randomness from here on; steps taken again are then charged again."""
         if not isinstance(self.generator, SystemSource):
             self.generator = fresh_generator(self.generator.device)
         self.run = secrets.token_hex(8)
-
-    @property
-    def _secure(self) -> bool:
-        return isinstance(self.generator, SystemSource)
 
     def _nothing_drawn(self) -> None:
         """Raise while a batch is drawn and not yet used."""
