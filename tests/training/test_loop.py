@@ -347,3 +347,29 @@ def test_l_beta_clipping_above_two_is_trained_within_its_dimension_s_budget(tmp_
     short = train(hush.calibrate(plan, budget, steps=4, dimension=1), budget, steps=4)
     assert short.stopped == "budget"
     assert short.steps < 4
+
+
+@pytest.mark.parametrize("wrong", [{"lr": 0.1}, {"momentum": 0.9}, {"weight_decay": 0.1}])
+def test_other_settings_of_the_optimizer_are_not_ignored_on_resuming(
+    wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    train(directory=tmp_path / "run", steps=2)
+    model, _, data = problem()
+    other = torch.optim.SGD(model.parameters(), **{"lr": 0.3, "momentum": 0.5, **wrong})  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="an optimizer of the settings"):
+        train(directory=tmp_path / "run", steps=3, resume=True, of=(model, other, data))
+    assert train(directory=tmp_path / "run", steps=3, resume=True).steps == 3
+
+
+def test_a_schedule_is_no_other_setting(tmp_path: Path) -> None:
+    for steps in (2, 4):
+        model, optimizer, data = problem()
+        run = train(
+            directory=tmp_path / "run",
+            steps=steps,
+            resume=steps == 4,
+            of=(model, optimizer, data),
+            scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
+        )
+    assert run.steps == 4
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.3 / 2**4)

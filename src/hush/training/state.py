@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from hush.core.errors import CheckpointError, LedgerError
 from hush.core.kind import check_kind
 from hush.core.randomness import SystemSource
@@ -14,6 +16,8 @@ _FACTS = {
     "records": "so many records,",
     "kind": "optimizer",
     "secure": "secure randomness",
+    "settings": "an optimizer of the settings",
+    "views": "views",
 }
 
 
@@ -63,8 +67,8 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
         if state[name] != ours:
             raise CheckpointError(
                 f"the checkpoint is of a run with {_FACTS[name]} {state[name]} and this one has {ours}: "
-                "it would not go on as it began. Resume with the same plan, data, optimizer and source "
-                "of randomness."
+                "it would not go on as it began. Resume with the same plan, data, optimizer, views and "
+                "source of randomness; a scheduler changes the learning rate on the way."
             )
     if step.ledger.last_step(state["run"]) < state["steps"]:
         raise LedgerError(
@@ -81,4 +85,15 @@ def _facts(step: "PrivateStep") -> dict[str, Any]:
         "records": step.records,
         "kind": type(step.optimizer).__name__,
         "secure": isinstance(step.generator, SystemSource),
+        "settings": step._settings,
+        "views": None if step._views is None else getattr(step._views, "__qualname__", "of a kind"),
     }
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The settings of each group of parameters, such as the learning rate; plain ones alone."""
+    plain = (bool, int, float, str, tuple, type(None))
+    return [
+        {name: value for name, value in group.items() if isinstance(value, plain)}
+        for group in optimizer.param_groups
+    ]

@@ -35,7 +35,7 @@ from hush.training.public import check_public
 from hush.training.records import Data, count, take
 from hush.training.selective import Trials
 from hush.training.sizing import fitting
-from hush.training.state import load_state, state_of
+from hush.training.state import load_state, settings_of, state_of
 
 
 class PrivateStep:
@@ -88,6 +88,7 @@ class PrivateStep:
         self.loss = per_record(loss)
         self._given_loss = loss
         self.optimizer = optimizer
+        self._settings = settings_of(optimizer)
         self.plan = plan
         self.records = check_count(
             "records", records, "the divisor of the update is a public number of records", 1
