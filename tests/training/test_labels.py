@@ -14,6 +14,19 @@ PLAN = hush.Plan(
 )
 
 
+class Rows:
+    """A data set whose labels are seen only when they are drawn."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self.rows = list(zip(inputs, targets, strict=True))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.rows[index]
+
+
 def run(model: nn.Module, loss: Any, data: Any, ledger: Path | None = None) -> hush.PrivateStep:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = hush.PrivateStep(model, loss, optimizer, PLAN, records=6, ledger=ledger)
@@ -56,8 +69,7 @@ def test_a_label_to_be_ignored_is_no_mistake() -> None:
 def test_what_is_seen_only_under_way_is_not_shown_either(loss: Callable[..., Tensor]) -> None:
     inputs, targets = labels()
     targets[4] = 8191
-    rows = list(zip(inputs, targets, strict=True))
-    data: Any = type("Rows", (), {"__len__": lambda _: 6, "__getitem__": lambda _, k: rows[k]})()
+    data = Rows(inputs, targets)
     model = nn.Linear(3, 2)
     before = model.weight.clone()
     with pytest.raises(DataError, match="private and not shown") as raised:
@@ -73,3 +85,19 @@ def test_a_token_that_is_not_in_the_embedding_is_not_shown() -> None:
     model = nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(6, 2))
     with pytest.raises(DataError, match="private and not shown"):
         run(model, nn.CrossEntropyLoss(), (tokens, labels()[1]))
+
+
+def test_a_selective_test_does_not_show_it_either() -> None:
+    inputs, targets = labels()
+    targets[:] = 8191
+    targets[:2] = 0
+    release = hush.Selective(rate=1.0, clip=1.0, multiplier=1.0)
+    plan = hush.Plan(
+        sampling=hush.Poisson(rate=1e-9), clipping=PLAN.clipping, noise=PLAN.noise, release=release
+    )
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, records=6)
+    batch = next(step.batches(Rows(inputs, targets)))  # none of them in the batch, all in the test
+    with pytest.raises(DataError, match="private and not shown"):
+        step(batch)
