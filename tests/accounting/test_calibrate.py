@@ -1,5 +1,7 @@
 """The least noise and the most steps a budget allows."""
 
+from typing import Any
+
 import pytest
 
 import hush
@@ -146,3 +148,10 @@ def test_steps_of_a_plan_that_needs_the_dimension() -> None:
         found = steps_within(plan, budget, dimension=dimension)
         assert hush.epsilon(plan, found, 1e-5, dimension=100).epsilon.upper <= 1.0
         assert hush.epsilon(plan, found + 1, 1e-5, dimension=100).epsilon.upper > 1.0
+
+
+@pytest.mark.parametrize("find", [hush.calibrate, hush.fit_noise])
+@pytest.mark.parametrize("wrong", [2.0, None, (2.0, 1e-5)])
+def test_a_number_is_no_budget(find: Any, wrong: object) -> None:
+    with pytest.raises(InvalidValue, match=r"^budget=.* must be a Budget, .*hush\.Budget\(epsilon=3"):
+        find(plan(), wrong, steps=10)

@@ -9,6 +9,7 @@ from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.pipeline import WHOLE_ORDERS
 from hush.accounting.rdp import ORDERS, converted, divergence
 from hush.core.errors import InvalidValue
+from hush.core.part import Sampling
 
 
 def plan(rate: float = 0.01, norm: float = 1.0, multiplier: float = 1.0) -> hush.Plan:
@@ -164,3 +165,14 @@ def test_a_record_that_is_hardly_ever_drawn_costs_nothing() -> None:
 def test_orders_are_a_list_of_numbers_above_one(orders: list[float], rate: float) -> None:
     with pytest.raises(InvalidValue, match=r"orders=.* must be"):
         rdp(other(FLAT, 2, rate=rate), orders)
+
+
+@pytest.mark.parametrize(
+    "sampling", [hush.Coordinate(rate=0.5), hush.Twice(rate=0.1, coordinate_rate=0.5)]
+)
+def test_next_to_no_noise_on_sampled_coordinates_costs_without_end(sampling: Sampling) -> None:
+    bare = hush.Plan(
+        sampling=sampling, clipping=hush.L2Linf(l2=1.0, linf=0.5), noise=hush.Gaussian(multiplier=1e-300)
+    )
+    assert np.isinf(rdp(bare, [2.0, 8.0])).all()
+    assert epsilon(bare, steps=3, delta=1e-5).epsilon.upper == np.inf

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import hush
-from hush.core.errors import LedgerError
+from hush.core.errors import HushError, LedgerError
 
 PLAN = hush.Plan(
     sampling=hush.Poisson(rate=0.02),
@@ -310,3 +310,13 @@ def test_a_dimension_says_nothing_about_other_plans(tmp_path: Path) -> None:
         assert ledger.epsilon(1e-5) == hush.epsilon(gentle, steps=1, delta=1e-5)
         ledger.charge(STEEP, run="b", step=1, release="y", dimension=5)
         assert ledger.dimensions == {STEEP: 5}
+
+
+def test_a_charge_that_would_read_as_damage_is_refused(tmp_path: Path) -> None:
+    with hush.Ledger(tmp_path / "ledger") as ledger:
+        ledger.charge(PLAN, run="a", step=1, release="x")
+        for wrong in (0, 3, 1.5, True, "2"):
+            with pytest.raises(HushError):
+                ledger.charge(PLAN, run="a", step=wrong, release="y")  # type: ignore[arg-type]
+        ledger.charge(PLAN, run="a", step=2, release="y")
+    assert hush.Ledger(tmp_path / "ledger", read_only=True).counts == {PLAN: 2}

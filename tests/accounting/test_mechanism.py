@@ -50,6 +50,29 @@ def test_anything_else_is_refused_by_name() -> None:
         mechanism(plan(noise=_Rounded(multiplier=2.0)))
 
 
+def test_a_refusal_says_what_why_and_which_part_to_change() -> None:
+    with pytest.raises(Unproved) as raised:
+        mechanism(plan(clipping=hush.Linf(norm=1.0), noise=hush.Laplace(multiplier=1.0)))
+    what, why, way = str(raised.value).splitlines()
+    assert what == "Poisson x Linf x Laplace x Always has no proved guarantee."
+    assert "guess" in why
+    assert way == (
+        "Change the clipping to L2 or Lp, or the noise to Gaussian or Quantized or Rectified or "
+        "StochasticSign or Truncated."
+    )
+    sampling, release = hush.Coordinate(rate=0.5), hush.Selective(rate=0.1, clip=1.0, multiplier=1.0)
+    with pytest.raises(Unproved, match="README"):
+        mechanism(plan(clipping=hush.Importance(norm=1.0), release=release, sampling=sampling))
+
+
+@pytest.mark.parametrize("clipping", [hush.L2(norm=1.0), hush.Linf(norm=1.0)])
+def test_bounded_noise_is_not_proved_under_selection(clipping: Clipping) -> None:
+    release = hush.Selective(rate=0.1, clip=1.0, multiplier=1.0)
+    noise = hush.Rectified(scale=1.0, bound=1.0)
+    with pytest.raises(Unproved, match="x Rectified x Selective"):
+        mechanism(plan(clipping=clipping, noise=noise, release=release), 8)
+
+
 @pytest.mark.parametrize(
     ("clipping", "noise", "beta", "p"),
     [

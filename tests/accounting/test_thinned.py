@@ -53,3 +53,17 @@ def test_a_box_and_few_dimensions_limit_how_many_move() -> None:
     rate, multiplier = shown(Ball(p=math.inf, norm=0.1, dimension=400), 1.0, 0.1, 1.0)
     assert rate == pytest.approx(0.1)
     assert multiplier == pytest.approx(0.5)
+
+
+def test_more_coordinates_than_can_be_counted_show_no_less_than_fewer() -> None:
+    few, many = (
+        shown(Ball(p=2.0, norm=length, cap=1e-9), 1.0, rate=0.5, coordinate_rate=0.25)
+        for length in (1e-3, 1e12)
+    )
+    assert 0 < many[1] <= few[1]
+
+
+def test_next_to_no_noise_is_no_overflow() -> None:
+    rate, multiplier = shown(Ball(p=2.0, norm=1.0), 1e-300, rate=0.5, coordinate_rate=0.25)
+    assert 0 < rate <= 0.5
+    assert 0 < multiplier <= 1e-300

@@ -284,3 +284,11 @@ def test_a_secure_run_has_no_seed(tmp_path: Path) -> None:
     both = call("train", "--epochs", "1", "--secure", "--seed", "1", cwd=tmp_path)
     assert both.returncode == 2
     assert "Pass one of the two" in both.stderr
+
+
+def test_noise_that_drowns_the_records_is_said(tmp_path: Path) -> None:
+    usual = ("train", "--batch-size", "200", "--steps", "2", "--run-dir")
+    drowned = call(*usual, tmp_path / "a", "--epsilon", "1e-9")
+    assert drowned.returncode == 0
+    assert "the noise drowns the records: over 2 steps they can move the 650 " in drowned.stderr
+    assert "drowns" not in call(*usual, tmp_path / "b").stderr

@@ -19,6 +19,11 @@ def test_a_guarantee_prints_everything_in_one_line() -> None:
     assert "do not publish" in str(sensitive)
 
 
+def test_a_claim_is_not_called_published_and_publishable() -> None:
+    claim = hush.Guarantee(epsilon=hush.Bound(lower=0, upper=1), delta=1e-5, basis="published")
+    assert "as its paper claims it and not proved, publishable" in str(claim)
+
+
 def test_plain_data_gives_the_same_guarantee_back() -> None:
     guarantee = hush.Guarantee(
         epsilon=hush.Bound(lower=1, upper=2), delta=1e-5, neighbours=hush.Neighbours.REPLACE

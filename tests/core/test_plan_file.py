@@ -53,6 +53,50 @@ def test_inline_tables_are_located_too(tmp_path: Path) -> None:
         read_plan(path)
 
 
+BLOCKS = """\
+[sampling]
+kind = "FullBatch"
+
+[clipping]
+# bases = {every = 0} would be refused
+bases = BASES
+kind = "Subspaces"
+ranks = [1, 2]
+l2 = [1.0, 1.0]
+
+[noise]
+kind = "Gaussian"
+multiplier = 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("bases", "line", "key"),
+    [
+        ('{kind = "Principal"}', 6, "bases.kind"),
+        ("{every = 0}", 6, "bases.every"),
+        ('{"every" = 0}', 6, "bases.every"),
+        ("{ranks = [1, 2]}", 6, "bases.ranks"),
+        ("3", 6, "bases"),
+    ],
+)
+def test_a_mistake_in_a_table_within_a_table_is_located(
+    tmp_path: Path, bases: str, line: int, key: str
+) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(BLOCKS.replace("BASES", bases))
+    with pytest.raises(InvalidPlan, match=rf"line {line}, key clipping\.{key}: "):
+        read_plan(path)
+
+
+def test_a_mistake_in_a_table_of_its_own_is_located(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    text = BLOCKS.replace("bases = BASES\n", "")
+    path.write_text(text.replace("[noise]", "[clipping.bases]\ngroups = 1\nevery = 0\n\n[noise]"))
+    with pytest.raises(InvalidPlan, match=r"line 12, key clipping\.bases\.every: "):
+        read_plan(path)
+
+
 def test_broken_toml_and_missing_files_say_so(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     with pytest.raises(InvalidPlan, match=r"cannot read .* should look like"):

@@ -90,3 +90,10 @@ def test_secure_and_a_generator_exclude_each_other() -> None:
     assert source_for(device, None, secure=True) == SYSTEM
     with pytest.raises(InvalidValue, match=r"secure=True .*generator was passed.*Pass one of the two"):
         source_for(device, torch.Generator(), secure=True)
+
+
+def test_a_generator_that_everything_draws_from_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="which everything draws from"):
+        source_for(torch.device("cpu"), torch.default_generator, secure=False)
+    mine = torch.Generator()
+    assert source_for(torch.device("cpu"), mine, secure=False) is mine

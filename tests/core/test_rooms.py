@@ -58,3 +58,7 @@ def test_every_public_name_is_there() -> None:
     for name in hush.__all__:
         assert getattr(hush, name) is not None
         assert name in dir(hush)
+
+
+def test_only_public_names_are_listed() -> None:
+    assert set(dir(hush)) == {*hush.__all__, "__version__"}

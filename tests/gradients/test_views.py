@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import Unsupported
+from hush.core.errors import CheckpointError, Unsupported
 from hush.data.views import flips_and_shifts
-from hush.gradients.recording import record, shown
+from hush.gradients.recording import Views, record, shown
 from tests.gradients.oracle import flat
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -115,3 +115,20 @@ def test_flips_and_shifts_are_drawn_for_each_record() -> None:
             for mirrored in (False, True)
         ]
         assert any(torch.equal(view, option) for option in options)
+
+
+def test_other_views_are_not_taken_for_the_same_on_resuming() -> None:
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+
+    def step(views: Views | None) -> hush.PrivateStep:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return hush.PrivateStep(model, LOSS, optimizer, plan, records=RECORDS, views=views)
+
+    state = step(flips_and_shifts(2, shift=1)).state_dict()
+    step(flips_and_shifts(2, shift=1)).load_state_dict(state)
+    for other in (flips_and_shifts(3, shift=1), flips_and_shifts(2, shift=2), both_ways, None):
+        with pytest.raises(CheckpointError, match=r"views flips_and_shifts\(2, shift=1\) and this one"):
+            step(other).load_state_dict(state)

@@ -36,6 +36,11 @@ def test_state_comes_back_with_its_types(tmp_path: Path) -> None:
     assert same(load(tmp_path / "c"), STATE)
 
 
+def test_the_generator_s_state_is_for_the_owner_alone(tmp_path: Path) -> None:
+    save(tmp_path / "c", STATE)
+    assert (tmp_path / "c").stat().st_mode & 0o077 == 0
+
+
 def test_tied_weights_are_no_obstacle(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight

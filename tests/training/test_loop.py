@@ -79,6 +79,34 @@ def test_it_stops_before_the_step_that_would_go_over() -> None:
     assert train(budget=budget, steps=7).stopped == "steps"
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {
+            "plan": hush.Plan(
+                sampling=PLAN.sampling, clipping=hush.Linf(norm=1.0), noise=hush.Laplace(multiplier=1.0)
+            )
+        },
+        {"budget": hush.Budget(epsilon=1e-3, delta=1e-5)},
+        {"public": (torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64))},
+        {"generator": 3},
+    ],
+    ids=["plan", "budget", "public", "generator"],
+)
+def test_a_refused_run_leaves_nothing(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(HushError):
+        train(directory=tmp_path / "runs" / "first", steps=2, **wrong)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_refused_resume_leaves_everything(tmp_path: Path) -> None:
+    train(directory=tmp_path / "run", steps=2)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(BudgetExceeded):
+        train(directory=tmp_path / "run", budget=hush.Budget(epsilon=1e-3, delta=1e-5), resume=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
 def test_a_budget_below_one_step_is_refused_before_anything_is_spent(tmp_path: Path) -> None:
     with pytest.raises(BudgetExceeded, match=r"below what one step costs .*calibrate"):
         train(budget=hush.Budget(epsilon=0.01, delta=1e-5), steps=3, directory=tmp_path / "run")
@@ -319,3 +347,29 @@ def test_l_beta_clipping_above_two_is_trained_within_its_dimension_s_budget(tmp_
     short = train(hush.calibrate(plan, budget, steps=4, dimension=1), budget, steps=4)
     assert short.stopped == "budget"
     assert short.steps < 4
+
+
+@pytest.mark.parametrize("wrong", [{"lr": 0.1}, {"momentum": 0.9}, {"weight_decay": 0.1}])
+def test_other_settings_of_the_optimizer_are_not_ignored_on_resuming(
+    wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    train(directory=tmp_path / "run", steps=2)
+    model, _, data = problem()
+    other = torch.optim.SGD(model.parameters(), **{"lr": 0.3, "momentum": 0.5, **wrong})
+    with pytest.raises(CheckpointError, match="an optimizer of the settings"):
+        train(directory=tmp_path / "run", steps=3, resume=True, of=(model, other, data))
+    assert train(directory=tmp_path / "run", steps=3, resume=True).steps == 3
+
+
+def test_a_schedule_is_no_other_setting(tmp_path: Path) -> None:
+    for steps in (2, 4):
+        model, optimizer, data = problem()
+        run = train(
+            directory=tmp_path / "run",
+            steps=steps,
+            resume=steps == 4,
+            of=(model, optimizer, data),
+            scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
+        )
+    assert run.steps == 4
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.3 / 2**4)

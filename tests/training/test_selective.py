@@ -518,7 +518,7 @@ def test_the_budget_fixes_the_number_of_trials() -> None:
 def test_impossible_acceptance_is_refused_beforehand(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match=r"between m=.* and M=.*: in 20 trials"):
         train(plan(multiplier=0.5, threshold=-8.0), steps=20, directory=tmp_path / "run")
-    assert '"charge"' not in (tmp_path / "run/ledger.jsonl").read_text()
+    assert not (tmp_path / "run").exists()
     with pytest.raises(InvalidValue, match=r"between m=.* and M=.*hidden trials"):
         begin(plan(multiplier=0.1, accounting="per-acceptance"))
 

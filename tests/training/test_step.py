@@ -247,6 +247,8 @@ def test_only_a_fresh_draw_may_be_used() -> None:
     step(batch)
     with pytest.raises(DataError, match="used before"):
         step(batch)
+    with pytest.raises(DataError, match="not drawn by"):
+        step(None)  # type: ignore[arg-type]
     assert step.ledger.counts == {step.plan: 1}
 
 

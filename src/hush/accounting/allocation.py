@@ -88,7 +88,7 @@ def _as_few_as_can(profile: Profile, ball: Ball, order: Array) -> Allocation:
     counts, shifts = np.zeros((3, len(order))), np.zeros((3, len(order)))
     counts.T[:], shifts.T[:] = _concrete(ball, 0.0, ball.top)
     bound = ball.moved * profile(order, ball.top) * _OUTWARD
-    attained = (counts * profile(np.broadcast_to(order, shifts.shape), shifts)).sum(axis=0)
+    attained = _cost(profile, order, counts, shifts)
     return Allocation(bound=bound, attained=np.minimum(attained, bound), counts=counts, shifts=shifts)
 
 
@@ -112,8 +112,15 @@ def _on_majorant(profile: Profile, ball: Ball, order: Array) -> Allocation:
     counts, shifts = np.zeros((3, len(order))), np.zeros((3, len(order)))
     for k, grid in enumerate(grids):
         counts[:, k], shifts[:, k] = _concrete(ball, *grid.touching())
-    attained = (counts * profile(np.broadcast_to(order, shifts.shape), shifts)).sum(axis=0)
+    attained = _cost(profile, order, counts, shifts)
     return Allocation(bound=bound, attained=np.minimum(attained, bound), counts=counts, shifts=shifts)
+
+
+def _cost(profile: Profile, order: Array, counts: Array, shifts: Array) -> Array:
+    """What so many coordinates at these shifts cost; none cost nothing, however far they would move."""
+    each = profile(np.broadcast_to(order, shifts.shape), shifts)
+    found: Array = np.multiply(counts, each, out=np.zeros_like(each), where=counts > 0).sum(axis=0)
+    return found
 
 
 def _spread(ball: Ball) -> float:

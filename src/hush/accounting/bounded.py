@@ -16,6 +16,8 @@ from hush.accounting.loss import Array
 from hush.accounting.mechanism import BOUNDED
 from hush.clipping import L2, L2Linf, Linf
 from hush.core.errors import InvalidValue, Unproved
+from hush.core.kind import check_kind
+from hush.core.number import as_floats
 from hush.core.part import Noise
 from hush.core.plan import Plan
 from hush.noise import Gaussian, Quantized, Rectified, StochasticSign, Truncated
@@ -82,6 +84,7 @@ def fisher(plan: Plan, location: npt.ArrayLike) -> Array:
     [0.291125, 0.109583]
     """
     at = as_vector("location", location)
+    check_kind("plan", plan, Plan)
     support, scale = support_of(plan.noise, plan.clipping.unit)
     found = np.empty(len(at))
     for start in range(0, len(at), _CHUNK):
@@ -129,6 +132,7 @@ def _(noise: Quantized, scale: float) -> Support:
 
 def _released(plan: Plan) -> tuple[Support, float]:
     """The law that a step of `plan` draws from, if its divergence is known at a location."""
+    check_kind("plan", plan, Plan)
     if type(plan.sampling) is not FullBatch or type(plan.clipping) not in (L2, Linf, L2Linf):
         raise Unproved(
             f"{type(plan.sampling).__name__} x {type(plan.clipping).__name__} has no charge for the "
@@ -153,7 +157,7 @@ def _summed(support: Support, at: Array, shift: Array, orders: Array, *, both: b
 
 
 def as_vector(name: str, value: npt.ArrayLike) -> Array:
-    found = np.asarray(value, dtype=float)
+    found = as_floats(value)
     if found.ndim != 1 or not len(found) or not np.isfinite(found).all():
         raise InvalidValue(
             f"{name} of shape {found.shape} must be a vector of finite numbers: a charge is the sum "

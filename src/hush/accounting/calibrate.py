@@ -10,6 +10,7 @@ from hush.accounting import charge
 from hush.accounting.mechanism import mechanism
 from hush.core.errors import BudgetExceeded
 from hush.core.guarantee import Budget
+from hush.core.kind import check_kind
 from hush.core.number import check_count
 from hush.core.plan import Plan
 from hush.sampling import Poisson
@@ -41,7 +42,8 @@ def calibrate(plan: Plan, budget: Budget, steps: int, dimension: int | None = No
     >>> 2.997 <= hush.epsilon(private, steps=1000, delta=1e-5).epsilon.upper <= 3.0
     True
     """
-    mechanism(plan, dimension)
+    mechanism(check_kind("plan", plan, Plan), dimension)
+    check_kind("budget", budget, Budget)
     steps = check_count("steps", steps, "with no step there is no noise to choose", at_least=1)
 
     def with_noise(multiplier: float) -> Plan:

@@ -31,7 +31,8 @@ from hush.clipping import L2, Entries, Lp
 from hush.core.ball import Ball
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import DELTA, Bound, Guarantee
-from hush.core.number import Range, check_count
+from hush.core.kind import check_kind
+from hush.core.number import Range, as_floats, check_count
 from hush.core.plan import Plan
 from hush.core.selective import Selective
 
@@ -53,6 +54,9 @@ _STAGES = (20, 36, 44, 52, len(WHOLE_ORDERS))
 # Trials are charged at any order above 1; the low ones decide where epsilon is large.
 _TRIAL_ORDERS: Array = np.append([1.1, 1.2, 1.35, 1.5, 1.75], WHOLE_ORDERS)
 
+# Losses beyond this are taken as infinite: their squares would be no numbers.
+_BEYOND = 1e100
+
 _WHY_WHOLE = "each step is charged whole, so it is run whole or not at all"
 
 
@@ -72,12 +76,13 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
     >>> [round(float(value), 6) for value in hush.rdp(plan, orders=[2, 8])]
     [0.25, 1.0]
     """
+    check_kind("plan", plan, Plan)
     return _total(_merged({plan: 1}, dimension), checked_orders(orders))[0]
 
 
 def checked_orders(orders: npt.ArrayLike) -> Array:
     """The orders as an array, or an error that says which ones there are."""
-    wanted = np.asarray(orders, dtype=float)
+    wanted = as_floats(orders)
     if wanted.ndim != 1 or not 0 < len(wanted) <= _MOST_ORDERS:
         raise InvalidValue(
             f"orders={orders!r} must be a list of 1 to {_MOST_ORDERS} numbers: each gives a bound of "
@@ -111,10 +116,11 @@ def epsilon(
     >>> print(hush.epsilon(plan, steps=10_000, delta=1e-5).epsilon)
     <= 6.1879 (and >= 6.1876)
     """
+    check_kind("plan", plan, Plan)
     counts = {plan: check_count("steps", steps, _WHY_WHOLE)}
-    if mode == "published":
+    if isinstance(mode, str) and mode == "published":
         return _published(plan, counts[plan], delta, dimension)
-    if mode != "proved":
+    if not isinstance(mode, str) or mode != "proved":
         raise InvalidValue(
             f'mode={mode!r} must be "proved" or "published": a guarantee says which it is.', key="mode"
         )
@@ -319,6 +325,8 @@ def _divergence(step: Simple, orders: tuple[float, ...]) -> Array:
                 "dimension: a change spread over many coordinates costs more without end. Pass "
                 "dimension=, the number of parameters, or clip with L2."
             )
+    if any(block.ball.top > block.scale * _BEYOND ** (1 / block.beta) for block in step.blocks):
+        return np.full(len(orders), np.inf)
     blocks = [
         (Profile(law=Law(beta=block.beta, scale=block.scale), rate=step.coordinate_rate), block.ball)
         for block in step.blocks

@@ -27,6 +27,7 @@ from hush.accounting.mechanism import grows_with_dimension
 from hush.core.durable import sync_folder
 from hush.core.errors import HushError, LedgerError
 from hush.core.guarantee import Guarantee
+from hush.core.kind import as_path, check_kind
 from hush.core.number import check_count
 from hush.core.plan import Plan
 
@@ -44,7 +45,7 @@ class Ledger:
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, read_only: bool = False) -> None:
         self._file: int | None = None
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else as_path("path", path)
         self._plans: dict[str, Plan] = {}
         self._dimensions: dict[str, int] = {}
         self._counts: Counter[str] = Counter()
@@ -91,6 +92,10 @@ class Ledger:
                 f"the ledger {self.path} is closed or could not be written: without a charge on "
                 "record the step must not be applied. Open it again to go on."
             )
+        check_kind("plan", plan, Plan)
+        check_kind("run", run, str)
+        check_kind("release", release, str)
+        step = check_count("step", step, "the steps of a run are counted", 1)
         known = self._releases.get((run, step))
         if known == (plan.digest, release):
             return
@@ -99,6 +104,11 @@ class Ledger:
                 f"step {step} of run {run} was already released with another value or plan: two "
                 "releases under the same noise reveal the records' difference. Resume with the same "
                 "data, plan, machine and torch version, or reseed to draw (and pay for) new noise."
+            )
+        if step != self._last.get(run, step - 1) + 1:
+            raise LedgerError(
+                f"step {step} of run {run} does not follow step {self._last[run]}, the last charge: a "
+                "gap reads as a lost charge. Charge one step after the other."
             )
         size = self._size(plan, dimension)
         if plan.digest not in self._plans or size > self._dimensions.get(plan.digest, 0):
@@ -184,7 +194,10 @@ class Ledger:
             case {"ledger": _}:
                 pass
             case {"plan": str(digest), "value": dict(value), **rest}:
-                plan, size = Plan.from_plain(value), rest.get("dimension", 0)
+                try:
+                    plan, size = Plan.from_plain(value), rest.get("dimension", 0)
+                except HushError:
+                    raise self._damaged(number) from None
                 sized = isinstance(size, int) and size > 0
                 if plan.digest != digest or sized != grows_with_dimension(plan):
                     raise self._damaged(number)

@@ -173,19 +173,9 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     more than its mechanism: docs/guarantees/poisson-gaussian.md, scalar-noise.md, coordinate-wise.md,
     argmax.md, bounded.md, selective.md.
     """
+    _check_proved(plan)
     plan = unbounded(plan)
     parts = (plan.sampling, plan.clipping, plan.noise, plan.release)
-    # exact types, so that a subclass which changes what a part does is not charged as its parent
-    if tuple(type(part) for part in parts) not in _PROVED:
-        raise Unproved(
-            f"{_names(parts)} has no proved guarantee: amplification, sensitivity and noise are proved "
-            "together, and a charge for parts that were not would be a guess. Any sampling goes with "
-            "L2, Linf, L2Linf, Box or Subspaces and Gaussian, L2, Box or Subspaces and BlockGaussian; "
-            "Poisson or FullBatch with L2 or Lp and Gaussian, Laplace or GeneralizedGaussian; FullBatch "
-            "with Entries and those; L2, Linf or L2Linf with Rectified, Truncated, StochasticSign or "
-            "Quantized; all with Always. Poisson or FullBatch with L2 and Gaussian also with Selective; "
-            "with Importance and Gaussian."
-        )
     if isinstance(plan.release, Selective):
         always = mechanism(replace(plan, release=Always()))
         assert isinstance(always, SampledGaussian)
@@ -278,7 +268,26 @@ _PROVED = {
     *product((FullBatch,), (Entries,), (Gaussian, Laplace, GeneralizedGaussian), (Always,)),
     *product((Poisson, FullBatch), (L2,), (Gaussian,), (Selective,)),
     *product((Poisson, FullBatch), (Importance,), (Gaussian,), (Always,)),
+    *product(_ANY, (L2, Linf, L2Linf), BOUNDED, (Always,)),
 }
+
+
+def _check_proved(plan: Plan) -> None:
+    """Raise for parts that were not proved together; say which one to change, where one is enough."""
+    parts = (plan.sampling, plan.clipping, plan.noise, plan.release)
+    # exact types, so that a subclass which changes what a part does is not charged as its parent
+    kinds = tuple(type(part) for part in parts)
+    if kinds in _PROVED:
+        return
+    ways = []
+    for k, name in enumerate(("sampling", "clipping", "noise", "release")):
+        near = {p[k].__name__ for p in _PROVED if p[:k] + p[k + 1 :] == kinds[:k] + kinds[k + 1 :]}
+        ways += [f"the {name} to {' or '.join(sorted(near))}"] if near else []
+    way = f"Change {', or '.join(ways)}." if ways else "The README's table of parts leads to the proofs."
+    raise Unproved(
+        f"{_names(parts)} has no proved guarantee.\n"
+        f"A charge for parts that were not proved together would be a guess.\n{way}"
+    )
 
 
 def _tested(train: SampledGaussian, release: Selective) -> Mechanism:

@@ -22,6 +22,7 @@ from hush.clipping import L2
 from hush.core.ball import Ball
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import Budget
+from hush.core.kind import check_kind
 from hush.core.number import check_count
 from hush.core.plan import Plan
 from hush.noise import BlockGaussian, Gaussian
@@ -110,7 +111,8 @@ def fit_noise(plan: Plan, budget: Budget, steps: int, dimension: int | None = No
     >>> [round(float(multiplier), 2) for multiplier in fitted.noise.multipliers]
     [3.05, 1.17]
     """
-    balls = plan.clipping.balls(dimension)
+    check_kind("budget", budget, Budget)
+    balls = check_kind("plan", plan, Plan).clipping.balls(dimension)
     if len(balls) == 1:
         return calibrate(replace(plan, noise=Gaussian(multiplier=1.0)), budget, steps, dimension)
     found = shaped(

@@ -10,6 +10,8 @@ from hush.core.ball import Ball
 # Where to look for the number of coordinates that take part: a handful of its quantiles.
 _QUANTILES = (1e-6, 1e-3, 0.05, 0.2, 0.5, 0.8, 0.95, 0.999, 1 - 1e-6)
 _INWARD = 1 - 1e-9
+# A record may always move fewer than it could, and SciPy counts no further.
+_MOST = 1e15
 
 
 def shown(ball: Ball, deviation: float, rate: float, coordinate_rate: float) -> tuple[float, float]:
@@ -25,7 +27,7 @@ def shown(ball: Ball, deviation: float, rate: float, coordinate_rate: float) -> 
     (0.057, 5.77)
     """
     most = (ball.norm / ball.top) ** ball.p if ball.p < math.inf else math.inf
-    many = max(1, math.floor(min(most, ball.dimension or math.inf) * (1 + 1e-12)))
+    many = max(1, math.floor(min(most, ball.dimension or math.inf, _MOST) * (1 + 1e-12)))
     found = [(rate * coordinate_rate, deviation / ball.top)]
     for k in np.unique(np.maximum(1, binom.ppf(_QUANTILES, many, coordinate_rate))):
         chance = float(binom.sf(k - 1, many, coordinate_rate)) * _INWARD
@@ -38,5 +40,5 @@ def _chi_square(step: tuple[float, float]) -> float:
     rate, multiplier = step
     if rate == 0:
         return -math.inf
-    power = min(multiplier**-2, 700.0) if multiplier > 0 else 700.0
+    power = max(multiplier, 700**-0.5) ** -2  # beyond, the exponential is no number
     return 2 * math.log(rate) + math.log(math.expm1(power)) if power > 0 else -math.inf

@@ -116,6 +116,7 @@ def train(
     from hush.data.features import with_features
     from hush.data.views import flips_and_shifts
     from hush.models import models_for
+    from hush.report.signal import drowned
     from hush.training.loop import train as run_loop
 
     for option in ({"noise": noise}, {"rate": rate, "batch_size": batch_size}, {"clip": clip}):
@@ -191,6 +192,11 @@ def train(
         classes=dataset.classes,
     )
     network, optimizer = made.begin()
+    dimension = sum(each.numel() for each in network.parameters() if each.requires_grad)
+    if total is not None:
+        warning = drowned(value, records=records, steps=total, dimension=dimension)
+        if warning:
+            print(f"hush: {warning}", file=sys.stderr)
     folder = run_dir or next(
         path for n in count(1) if not (path := Path("runs") / f"{data}-{n}").exists()
     )

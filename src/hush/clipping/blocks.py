@@ -8,7 +8,7 @@ from typing import Any, cast
 from hush.clipping.lp import NORM
 from hush.clipping.principal import Principal
 from hush.core.ball import Ball
-from hush.core.errors import InvalidValue
+from hush.core.errors import HushError, InvalidValue
 from hush.core.number import check_count
 from hush.core.part import Clipping
 from hush.core.tape import ClippedSum, Tape, Thinning
@@ -88,7 +88,7 @@ class Subspaces(Clipping):
                 )
             object.__setattr__(self, name, norms)
         if isinstance(self.bases, dict):
-            object.__setattr__(self, "bases", Principal.from_plain(self.bases))
+            object.__setattr__(self, "bases", _principal(self.bases))
         if self.bases is not None and (not isinstance(self.bases, Principal) or len(ranks) < 2):
             raise InvalidValue(
                 f"bases={self.bases!r} must be Principal(...), with at least two ranks: the last is of "
@@ -115,6 +115,14 @@ class Subspaces(Clipping):
 
     def clip(self, tape: Tape, thin: Thinning | None = None) -> ClippedSum:
         return tape.within(self.balls(None), thin)
+
+
+def _principal(plain: dict[str, Any]) -> Principal:
+    """The bases as plain data has them; an error says that it is about them."""
+    try:
+        return Principal.from_plain(plain)
+    except HushError as error:
+        raise type(error)(str(error), key=f"bases.{error.key}") from None
 
 
 def _listed(name: str, values: Any) -> Sequence[Any]:

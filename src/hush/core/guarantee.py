@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, Literal, Self
 
 from hush.core.errors import InvalidValue
-from hush.core.number import number
+from hush.core.number import as_float, number
 from hush.core.value import Value
 
 DELTA = number(
@@ -33,11 +33,14 @@ class Bound(Value):
     upper: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.lower <= self.upper:
+        lower, upper = as_float(self.lower), as_float(self.upper)
+        if not 0 <= lower <= upper:
             raise InvalidValue(
                 f"lower={self.lower!r}, upper={self.upper!r} must satisfy 0 <= lower <= upper: "
                 "anything else bounds nothing."
             )
+        object.__setattr__(self, "lower", lower)
+        object.__setattr__(self, "upper", upper)
 
     def __str__(self) -> str:
         if math.isinf(self.upper):
@@ -79,7 +82,8 @@ class Guarantee(Value):
 
     def __str__(self) -> str:
         access = "sensitive: do not publish" if self.sensitive else "publishable"
+        basis = "proved" if self.basis == "proved" else "as its paper claims it and not proved"
         return (
             f"epsilon {self.epsilon} at delta {self.delta:g} "
-            f"({self.notion}, {self.neighbours} {self.unit}, {self.basis}, {access})"
+            f"({self.notion}, {self.neighbours} {self.unit}, {basis}, {access})"
         )

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
+import numpy as np
+import numpy.typing as npt
+
 from hush.core.errors import InvalidValue
 
 
@@ -21,7 +24,7 @@ class Range:
 
     def check(self, name: str, value: object) -> float:
         """Return `value` as a float, or raise an error that says what would be right."""
-        number = _as_float(value)
+        number = as_float(value)
         inside = self.above < number < self.below and self.at_least <= number <= self.at_most
         if not inside or not math.isfinite(number):
             raise InvalidValue(
@@ -53,19 +56,31 @@ def number(**limits: Any) -> Mapping[str, Range]:
     return {"range": Range(**limits)}
 
 
-def _as_float(value: object) -> float:
-    """`value` as a float, NaN when it is not a number (NaN lies in no range)."""
+def as_float(value: object) -> float:
+    """`value` as a float, NaN when it is not one real number (NaN lies in no range)."""
     if isinstance(value, (bool, str, bytes)) or not isinstance(value, SupportsFloat):
+        return math.nan
+    if getattr(value, "shape", ()) != () or "complex" in str(getattr(value, "dtype", "")):
         return math.nan
     try:
         return float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         return math.nan
+
+
+def as_floats(values: object) -> npt.NDArray[np.float64]:
+    """The values as an array of floats, a single NaN where they are not real numbers."""
+    nothing = np.full((), np.nan)
+    try:
+        found = np.asarray(values)
+        return nothing if found.dtype.kind in "cbSU" else found.astype(float)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return nothing
 
 
 def check_count(name: str, value: object, why: str, at_least: int = 0) -> int:
     """Return `value` as an int, or raise an error that says why it must be a whole number."""
-    number = _as_float(value)
+    number = as_float(value)
     if not math.isfinite(number) or number != int(number) or not at_least <= number <= MOST:
         raise InvalidValue(
             f"{name}={value!r} must be a whole number >= {at_least} and <= {MOST:g}: {why}. "

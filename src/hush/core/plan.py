@@ -43,6 +43,11 @@ class Plan(Value):
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
         parts = {}
+        if not isinstance(plain, dict):
+            raise InvalidPlan(
+                f"{plain!r} is not a plan as plain data: that is a dictionary with the parts "
+                f"{', '.join(_STAGES)}."
+            )
         for name, part in plain.items():
             if name not in _STAGES or not isinstance(part, dict):
                 raise InvalidPlan(

@@ -62,14 +62,25 @@ def _toml(value: Any) -> str:
 
 def _line_of(text: str, key: str) -> int:
     """The line that sets `key` ("table.setting"), else its table's, else the last one."""
-    table, _, setting = key.partition(".")
-    lines = text.splitlines()
-    start = next((i for i, line in enumerate(lines) if re.match(rf"\s*\[?\s*{table}\b", line)), None)
-    if start is None:
-        return max(len(lines), 1)
-    for i in range(start, len(lines)):
-        if i > start and lines[i].lstrip().startswith("["):
-            break
-        if setting and re.search(rf"\b{re.escape(setting)}\s*=", lines[i]):
-            return i + 1
-    return start + 1
+    lines = [line.partition("#")[0] for line in text.splitlines()]
+    parts = key.split(".")
+    for depth in range(len(parts), 0, -1):
+        table = r"\s*\.\s*".join(map(re.escape, parts[:depth]))
+        start = _first(rf"\s*\[?\s*{table}\s*[\]=]", lines)
+        if start is None:
+            continue
+        section = lines[start + 1 :] if lines[start].lstrip().startswith("[") else []
+        section = section[: _first(r"\s*\[", section)]
+        for name in map(re.escape, parts[depth : depth + 1]):
+            # a setting of its own line first: an inline table may hold one of the same name
+            found = _first(rf'\s*"?{name}"?\s*=', section)
+            found = _first(rf'.*\b{name}"?\s*=', section) if found is None else found
+            if found is not None:
+                return start + found + 2
+        return start + 1
+    return max(len(lines), 1)
+
+
+def _first(pattern: str, lines: list[str]) -> int | None:
+    """Which line is the first to begin with the pattern."""
+    return next((i for i, line in enumerate(lines) if re.match(pattern, line)), None)

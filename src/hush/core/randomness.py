@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from hush.core.errors import InvalidValue, Unsupported
+from hush.core.kind import check_kind
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,17 @@ def source_for(
     device: "torch.device", generator: "torch.Generator | None", *, secure: bool
 ) -> Randomness:
     """The generator given, or a new source for that device."""
+    import torch
+
+    if generator is not None:
+        check_kind("generator", generator, torch.Generator)
+        if any(generator is each for each in (torch.default_generator, *torch.cuda.default_generators)):
+            raise InvalidValue(
+                "generator is torch's own, which everything draws from: published weights, or a "
+                "torch.manual_seed in the program, would tell the noise. Leave generator out, or pass "
+                "torch.Generator() seeded with a secret.",
+                key="generator",
+            )
     if not secure:
         return fresh_generator(device) if generator is None else generator
     if generator is not None:

@@ -72,9 +72,10 @@ class Selective(Release):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, allowed in (("accounting", get_args(Accounting)), ("test", get_args(Test))):
-            if getattr(self, name) not in allowed:
+            chosen = getattr(self, name)
+            if not isinstance(chosen, str) or chosen not in allowed:
                 raise InvalidPlan(
-                    f"{name}={getattr(self, name)!r} must be one of {', '.join(allowed)}: what is "
+                    f"{name}={chosen!r} must be one of {', '.join(allowed)}: what is "
                     f'charged must be what runs. Pass e.g. {name}="{allowed[0]}".',
                     key=name,
                 )

@@ -81,6 +81,11 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 
 def per_record(loss: Any) -> Loss:
     """The loss with one value per record; a loss module that says how it reduces is undone."""
+    if not callable(loss):
+        raise Unsupported(
+            f"loss={loss!r} cannot be called: it is to give one value for each record of a batch. Pass "
+            "e.g. torch.nn.CrossEntropyLoss()."
+        )
     reduction = getattr(loss, "reduction", "none")
     if reduction == "none":
         return loss  # type: ignore[no-any-return]

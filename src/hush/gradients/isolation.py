@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
-from hush.core.errors import Unsupported
+from hush.core.errors import DataError, Unsupported
 from hush.gradients.structure import called, each, tensors
 
 _IN_PLACE = re.compile(r"(?!__).*[^_]_|__setitem__|__i(add|sub|mul|truediv|and|or|xor|pow)__")
@@ -34,6 +34,21 @@ def check_written(func: Any, args: tuple[Any, ...], closed: Sequence[Tensor]) ->
 
 
 @contextmanager
+def indices_not_shown() -> Iterator[None]:
+    """Say that an index was out of range without saying which one, as torch's own errors do."""
+    try:
+        yield
+    except (IndexError, RuntimeError) as error:
+        if not re.search("out of (bounds|range)", str(error)):
+            raise
+        raise DataError(
+            "an index of some record is out of range: a label that is no class, or a token that is not "
+            "in the embedding (its value is private and not shown). Check the labels and inputs against "
+            "the model's sizes."
+        ) from None
+
+
+@contextmanager
 def explained(model: nn.Module, decided: Callable[[], bool]) -> Iterator[None]:
     """Say what an error of `vmap` means for privacy, and put back buffers that were replaced.
 
@@ -41,7 +56,8 @@ def explained(model: nn.Module, decided: Callable[[], bool]) -> Iterator[None]:
     """
     before = [(module, dict(module._buffers)) for module in model.modules()]
     try:
-        yield
+        with indices_not_shown():
+            yield
     except RuntimeError as error:
         if not re.search("vmap|functorch|storage|Batching rule", str(error)):
             raise

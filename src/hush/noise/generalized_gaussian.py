@@ -23,7 +23,9 @@ class GeneralizedGaussian(Noise):
     beta: float = field(
         metadata=number(
             at_least=1,
-            why="below 1 the density is not log-concave and no divergence bound here is proved",
+            at_most=1e4,
+            why="below 1 the density is not log-concave and no divergence bound here is proved; beyond "
+            "these limits the draws are not tested",
             example=1.5,
         )
     )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hush.core.errors import InvalidValue
+from hush.core.kind import check_kind
 from hush.core.number import Range
 from hush.core.part import Noise
 from hush.core.randomness import source_for
@@ -15,7 +16,12 @@ from hush.noise.truncated import Truncated
 if TYPE_CHECKING:
     import torch
 
-_NORM = Range(above=0, why="noise is measured by it, and none of it would hide nothing", example=1.0)
+_NORM = Range(
+    above=0,
+    at_most=1e12,
+    why="noise is measured by it, and none of it would hide nothing",
+    example=1.0,
+)
 
 
 def sample(
@@ -38,7 +44,10 @@ def sample(
     """
     import torch
 
+    check_kind("noise", noise, Noise)  # type: ignore[type-abstract]
     _NORM.check("norm", norm)
+    if location is not None:
+        check_kind("location", location, torch.Tensor)
     if location is not None and not location.is_floating_point():
         raise InvalidValue(
             f"location of type {location.dtype} must be real floating-point numbers: noise on complex "
@@ -53,7 +62,14 @@ def sample(
             "draws end. Pass location=value.",
             key="location",
         )
-    around = torch.zeros(shape, device=device)
+    try:
+        around = torch.zeros(shape, device=device)
+    except (TypeError, RuntimeError):
+        raise InvalidValue(
+            f"shape={shape!r} must be whole numbers >= 0, and device={device!r} a device there is: so "
+            "many draws are made there. Pass e.g. shape=(3,).",
+            key="shape",
+        ) from None
     if location is not None:
         around = around.to(device or location.device, location.dtype) + location
     return noise.around(around, norm=norm, generator=source_for(around.device, generator, secure=secure))

@@ -45,7 +45,7 @@ class PateFolder:
     def begin(self) -> None:
         """Say that a run exists; its ledger must be there already."""
         for path, content in self._contents.items():
-            replace_file(path, content.encode())
+            replace_file(path, content.encode(), secret=path == self._private)
 
     def _check(self, *, resume: bool) -> None:
         """Raise unless the run that is there may go on with these settings."""

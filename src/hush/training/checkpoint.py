@@ -24,7 +24,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
     plain = json.dumps(_pack(state, "", tensors))
     metadata = {"state": plain, "sha256": _digest(plain, tensors)}
-    replace_file(path, safetensors.torch.save(tensors, metadata))
+    replace_file(path, safetensors.torch.save(tensors, metadata), secret=True)
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """What a run leaves on disk, and in which file."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ class RunFolder:
         self.weights = path / "model.safetensors"
         self._metrics = path / "metrics.jsonl"
         self._plan = path / "plan.toml"
+        self._made = [each for each in (path, *path.parents) if not each.exists()]
+        self._first = not self.ledger.exists()
         if resume and not path.is_dir():
             raise CheckpointError(
                 f"there is no run in {path} to resume: starting one under a mistyped name would pay for "
@@ -48,6 +52,22 @@ class RunFolder:
                 f"{path} holds a run whose ledger is missing: what it spent is not known. Restore "
                 "ledger.jsonl, or start a new run in a new directory."
             )
+
+    @contextmanager
+    def nothing_if_refused(self) -> Iterator[None]:
+        """Take back the ledger, which must be locked, and folders of a run refused before it began.
+
+        There is no charge on such a ledger: the plan is written before the first.
+        """
+        try:
+            yield
+        except BaseException:
+            if self._first and not self._plan.exists():
+                self.ledger.unlink(missing_ok=True)
+                for folder in self._made:
+                    with suppress(OSError):
+                        folder.rmdir()
+            raise
 
     def begin(self, plan: Plan) -> None:
         """Put the plan beside the ledger, which must be there already: the plan says a run exists."""

@@ -1,8 +1,8 @@
 """The loop around a private step, for people who do not want to write one."""
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,8 +13,9 @@ from hush.accounting.calibrate import steps_within
 from hush.accounting.charge import spent
 from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
-from hush.core.errors import BudgetExceeded, CheckpointError, DataError, Unsupported
+from hush.core.errors import BudgetExceeded, CheckpointError, DataError, InvalidValue, Unsupported
 from hush.core.guarantee import Budget, Guarantee
+from hush.core.kind import as_path, check_kind
 from hush.core.number import check_count
 from hush.core.plan import Plan
 from hush.core.selective import Selective
@@ -81,11 +82,18 @@ def train(
     step is a trial, and the metrics say how many were accepted; if charged per acceptance it is an
     accepted update, and nothing is said of the rejected ones.
     """
+    check_kind("plan", plan, Plan)
+    check_kind("budget", budget, Budget)
     records = count(data)
     wanted = None if steps is None else check_count("steps", steps, "steps are counted", 1)
     period = max(1, round(1 / plan.sampling.participation))
     if evaluate_every is not None:
         period = check_count("evaluate_every", evaluate_every, "it is a number of steps", 1)
+    if scheduler is not None and not isinstance(scheduler, Scheduler):
+        raise InvalidValue(
+            f"scheduler={scheduler!r} must be a scheduler of torch.optim.lr_scheduler: another "
+            "would be left out. Pass e.g. torch.optim.lr_scheduler.StepLR(optimizer, 100)."
+        )
     if isinstance(scheduler, ReduceLROnPlateau) and evaluation is None:
         raise Unsupported(
             "ReduceLROnPlateau follows a loss, and that of the training records is not released. "
@@ -102,8 +110,11 @@ def train(
             "directory= and resume=True."
         )
     verdicts = isinstance(plan.release, Selective) and plan.release.accounting == "per-trial"
-    folder = None if directory is None else RunFolder(Path(directory), plan, resume=resume)
-    with Ledger(folder.ledger if folder else None) as ledger:
+    folder = (
+        None if directory is None else RunFolder(as_path("directory", directory), plan, resume=resume)
+    )
+    refused = folder.nothing_if_refused() if folder else nullcontext()
+    with Ledger(folder.ledger if folder else None) as ledger, refused:
         step = PrivateStep(
             model,
             loss,

@@ -29,8 +29,13 @@ dictionary of them by the names of the model's arguments.
 
 def count(data: Data) -> int:
     """How many records there are; raises if they cannot be numbered."""
-    pair = _pair(data)
+    pair = pair_of(data)
     if pair is not None:
+        if any(not rows.dim() for part in pair for rows in tensors(part)):
+            raise DataError(
+                "data with a tensor of shape (): it has no rows, and a record is one of each. Pass "
+                "tensors whose first dimension is the records."
+            )
         inputs, targets = ([len(rows) for rows in tensors(part)] for part in pair)
         if len({*inputs, *targets}) > 1:
             raise DataError(
@@ -39,7 +44,7 @@ def count(data: Data) -> int:
                 "number of rows."
             )
         return _some(inputs[0])
-    if not isinstance(data, MapStyle) or isinstance(data, (tuple, list, dict)):
+    if not isinstance(data, MapStyle) or isinstance(data, (tuple, list, dict, Tensor)):
         raise DataError(
             f"a {type(data).__name__} has no numbered records: sampling by chance needs to pick any "
             "record at any time. Pass two tensors (inputs, targets) or a map-style data set (of a "
@@ -56,7 +61,7 @@ def _some(records: int) -> int:
 
 def take(data: Data, indices: Tensor) -> tuple[Any, Any]:
     """The inputs and targets of these records."""
-    pair = _pair(data)
+    pair = pair_of(data)
     if pair is not None:
         inputs, targets = each(pair, lambda rows: rows[indices.to(rows.device)])
         return inputs, targets
@@ -74,7 +79,8 @@ def take(data: Data, indices: Tensor) -> tuple[Any, Any]:
     return tuple(inputs) if isinstance(inputs, list) else inputs, targets
 
 
-def _pair(data: Data) -> Sequence[Any] | None:
+def pair_of(data: Data) -> Sequence[Any] | None:
+    """Inputs and targets, where all of them are tensors in memory."""
     held = data.tensors if isinstance(data, TensorDataset) else data
     if not isinstance(held, (tuple, list)) or not all(map(_has_tensors, held)):
         return None

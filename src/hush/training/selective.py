@@ -10,6 +10,7 @@ from hush.core.errors import InvalidValue
 from hush.core.randomness import random_bits, seed_from
 from hush.core.selective import Selective
 from hush.gradients.choices import Watching
+from hush.gradients.isolation import indices_not_shown
 from hush.gradients.structure import called, each, tensors
 from hush.noise import Gaussian
 from hush.sampling import Poisson
@@ -103,7 +104,7 @@ class Trials:
         modes = [(module, module.training) for module in step.model.modules()]
         step.model.eval()
         try:
-            with own_randomness(seed_from(step.generator), step.generator.device):
+            with own_randomness(seed_from(step.generator), step.generator.device), indices_not_shown():
                 values = [self._each_loss(inputs, targets) for inputs, targets in parts]
         finally:
             for module, mode in modes:

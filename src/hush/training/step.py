@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from hush.accounting.charge import rdp
 from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
-from hush.core.errors import CheckpointError, DataError, LedgerError, Unsupported
+from hush.core.errors import DataError, InvalidValue, LedgerError, Unsupported
 from hush.core.guarantee import Guarantee
+from hush.core.kind import check_kind
 from hush.core.number import check_count
 from hush.core.plan import Plan
 from hush.core.randomness import SystemSource, fresh_generator, seed_from, source_for
@@ -28,18 +29,13 @@ from hush.gradients.structure import each
 from hush.training.batch import Batch
 from hush.training.fingerprint import fingerprint
 from hush.training.frames import frames_for
+from hush.training.labels import check_labels
 from hush.training.own_randomness import own_randomness
 from hush.training.public import check_public
 from hush.training.records import Data, count, take
 from hush.training.selective import Trials
 from hush.training.sizing import fitting
-
-_FACTS = {
-    "plan": "plan",
-    "records": "so many records,",
-    "kind": "optimizer",
-    "secure": "secure randomness",
-}
+from hush.training.state import load_state, settings_of, state_of
 
 
 class PrivateStep:
@@ -85,11 +81,14 @@ class PrivateStep:
         views: Views | None = None,
         public: Data | None = None,
     ) -> None:
-        check_model(model)
-        check_optimizer(optimizer, model)
+        check_kind("plan", plan, Plan)
+        check_model(check_kind("model", model, nn.Module))
+        check_optimizer(check_kind("optimizer", optimizer, torch.optim.Optimizer), model)
         self.model = model
         self.loss = per_record(loss)
+        self._given_loss = loss
         self.optimizer = optimizer
+        self._settings = settings_of(optimizer)
         self.plan = plan
         self.records = check_count(
             "records", records, "the divisor of the update is a public number of records", 1
@@ -106,6 +105,11 @@ class PrivateStep:
             else check_count("physical_batch", physical_batch, "it is a number of records", 1)
         )
         """How many records are worked on at once; None: to be found when the data is known."""
+        if views is not None and not callable(views):
+            raise InvalidValue(
+                f"views={views!r} cannot be called: it is to turn one record's inputs into several. "
+                "Pass e.g. hush.data.views.flips_and_shifts(4)."
+            )
         self._views = views
         self._frames = frames_for(model, self.loss, public, plan.clipping)
         if replay and plan.sampling.thinning < 1:
@@ -153,7 +157,7 @@ class PrivateStep:
         It always does, unless the plan is selective and the proposal was rejected. A learning-rate
         schedule should move only when the model did.
         """
-        if batch is not self._drawn:
+        if batch is None or batch is not self._drawn:
             raise DataError(
                 "this batch was not drawn by `step.batches`, or was used before: the charge is for a "
                 "fresh draw. Loop `for batch in step.batches(data): step(batch)`."
@@ -185,69 +189,18 @@ class PrivateStep:
     def state_dict(self) -> dict[str, Any]:
         """All that a step needs to go on exactly as it would have."""
         self._nothing_drawn()
-        return {
-            "plan": self.plan.digest,
-            "kind": type(self.optimizer).__name__,
-            "records": self.records,
-            "run": self.run,
-            "steps": self.steps,
-            "skipped": self.skipped,
-            "accepted": self.accepted,
-            "secure": self._secure,
-            "generator": None
-            if isinstance(self.generator, SystemSource)
-            else self.generator.get_state(),
-            "model": self.model.state_dict(),
-            "frame": None if self._frames is None else self._frames.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
+        return state_of(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state that `state_dict` gave, on the ledger that was charged for it."""
         self._nothing_drawn()
-        ours = {
-            "plan": self.plan.digest,
-            "records": self.records,
-            "kind": type(self.optimizer).__name__,
-            "secure": self._secure,
-        }
-        for name in ours:
-            if state[name] != ours[name]:
-                raise CheckpointError(
-                    f"the checkpoint is of a run with {_FACTS[name]} {state[name]} and this one has "
-                    f"{ours[name]}: it would not go on as it began. Resume with the same plan, data, "
-                    "optimizer and source of randomness."
-                )
-        if self.ledger.last_step(state["run"]) < state["steps"]:
-            raise LedgerError(
-                f"the checkpoint has taken {state['steps']} steps of run {state['run']} and the ledger "
-                f"{self.ledger.path} knows of {self.ledger.last_step(state['run'])}: charges are "
-                "missing. Use the ledger that was written beside the checkpoint."
-            )
-        try:
-            self.model.load_state_dict(state["model"])
-        except RuntimeError as error:
-            raise CheckpointError(f"the checkpoint is of another model: {error}") from None
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self._frames is not None:
-            self._frames.load_state_dict(state["frame"])
-        self.run, self.steps, self.skipped = state["run"], state["steps"], state["skipped"]
-        if self._trials is not None:
-            self._trials.accepted = state["accepted"]
-        if isinstance(self.generator, SystemSource):
-            self.reseed()
-        else:
-            self.generator.set_state(state["generator"])
+        load_state(self, state)
 
     def reseed(self) -> None:
         """Draw new randomness from here on; steps taken again are then charged again."""
         if not isinstance(self.generator, SystemSource):
             self.generator = fresh_generator(self.generator.device)
         self.run = secrets.token_hex(8)
-
-    @property
-    def _secure(self) -> bool:
-        return isinstance(self.generator, SystemSource)
 
     def _nothing_drawn(self) -> None:
         """Raise while a batch is drawn and not yet used."""
@@ -276,6 +229,7 @@ class PrivateStep:
                     f"the loss does not depend on {', '.join(tape.idle)}: noise alone would move it. "
                     "Freeze it with requires_grad_(False), or use it in forward()."
                 )
+            check_labels(self.model, self._given_loss, inputs, data)
             if tape.records == 2:
                 check_apart(self.model, self.loss, inputs, targets)
             if self.physical_batch:

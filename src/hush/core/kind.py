@@ -1,0 +1,41 @@
+"""Values of the right kind: what is no plan, budget or model is refused by name."""
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+from hush.core.errors import InvalidValue
+
+T = TypeVar("T")
+_MADE = {
+    "Plan": "hush.Plan(sampling=..., clipping=..., noise=...)",
+    "Budget": "hush.Budget(epsilon=3.0, delta=1e-5)",
+    "Noise": "hush.Gaussian(multiplier=1.0)",
+    "Module": "torch.nn.Linear(64, 10)",
+    "Optimizer": "torch.optim.SGD(model.parameters(), lr=0.1)",
+    "Generator": "torch.Generator()",
+    "Tensor": "torch.zeros(3)",
+    "dict": "what state_dict() gave",
+    "str": "a string",
+}
+
+
+def check_kind(name: str, value: object, kind: type[T]) -> T:
+    """Return `value` if it is a `kind`; else raise an error that says what would be one."""
+    if not isinstance(value, kind):
+        raise InvalidValue(
+            f"{name}={value!r} must be a {kind.__name__}, not a {type(value).__name__}. "
+            f"Pass e.g. {_MADE[kind.__name__]}.",
+            key=name,
+        )
+    return value
+
+
+def as_path(name: str, value: object) -> Path:
+    """Return `value` as a path, or raise an error that says what would be one."""
+    if not isinstance(value, str | os.PathLike):
+        raise InvalidValue(
+            f'{name}={value!r} must be the name of a file or folder. Pass e.g. {name}="runs/first".',
+            key=name,
+        )
+    return Path(value)

@@ -1,0 +1,99 @@
+"""What a private step is made of at one moment, and how another one goes on from there."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hush.core.errors import CheckpointError, LedgerError
+from hush.core.kind import check_kind
+from hush.core.randomness import SystemSource
+
+if TYPE_CHECKING:
+    from hush.training.step import PrivateStep
+
+_FACTS = {
+    "plan": "plan",
+    "records": "so many records,",
+    "kind": "optimizer",
+    "secure": "secure randomness",
+    "settings": "an optimizer of the settings",
+    "views": "views",
+}
+
+
+def state_of(step: "PrivateStep") -> dict[str, Any]:
+    """All that the step needs to go on exactly as it would have."""
+    source = step.generator
+    return {
+        **_facts(step),
+        "run": step.run,
+        "steps": step.steps,
+        "skipped": step.skipped,
+        "accepted": step.accepted,
+        "generator": None if isinstance(source, SystemSource) else source.get_state(),
+        "model": step.model.state_dict(),
+        "frame": None if step._frames is None else step._frames.state_dict(),
+        "optimizer": step.optimizer.state_dict(),
+    }
+
+
+def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
+    """Bring the step to that state; raise if it is of another run or its charges are missing."""
+    _check(step, state)
+    try:
+        step.model.load_state_dict(state["model"])
+    except RuntimeError as error:
+        raise CheckpointError(f"the checkpoint is of another model: {error}") from None
+    step.optimizer.load_state_dict(state["optimizer"])
+    if step._frames is not None:
+        step._frames.load_state_dict(state["frame"])
+    step.run, step.steps, step.skipped = state["run"], state["steps"], state["skipped"]
+    if step._trials is not None:
+        step._trials.accepted = state["accepted"]
+    if isinstance(step.generator, SystemSource):
+        step.reseed()
+    else:
+        step.generator.set_state(state["generator"])
+
+
+def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
+    missing = state_of(step).keys() - check_kind("state", state, dict).keys()
+    if missing:
+        raise CheckpointError(
+            f"the checkpoint lacks {', '.join(sorted(missing))}: it would not go on as it began. Pass "
+            "what state_dict() gave."
+        )
+    for name, ours in _facts(step).items():
+        if state[name] != ours:
+            raise CheckpointError(
+                f"the checkpoint is of a run with {_FACTS[name]} {state[name]} and this one has {ours}: "
+                "it would not go on as it began. Resume with the same plan, data, optimizer, views and "
+                "source of randomness; a scheduler changes the learning rate on the way."
+            )
+    if step.ledger.last_step(state["run"]) < state["steps"]:
+        raise LedgerError(
+            f"the checkpoint has taken {state['steps']} steps of run {state['run']} and the ledger "
+            f"{step.ledger.path} knows of {step.ledger.last_step(state['run'])}: charges are missing. "
+            "Use the ledger that was written beside the checkpoint."
+        )
+
+
+def _facts(step: "PrivateStep") -> dict[str, Any]:
+    """What must be the same for a run to go on."""
+    return {
+        "plan": step.plan.digest,
+        "records": step.records,
+        "kind": type(step.optimizer).__name__,
+        "secure": isinstance(step.generator, SystemSource),
+        "settings": step._settings,
+        "views": None if step._views is None else getattr(step._views, "__qualname__", "of a kind"),
+    }
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The settings of each group of parameters, such as the learning rate; plain ones alone."""
+    plain = (bool, int, float, str, tuple, type(None))
+    return [
+        {name: value for name, value in group.items() if isinstance(value, plain)}
+        for group in optimizer.param_groups
+    ]

@@ -1,0 +1,138 @@
+"""Random legal plans run, are charged, written down and resumed; the number in a test's name makes it
+again."""
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hush
+from hush.core.errors import BudgetExceeded, InvalidValue
+from hush.core.plan_file import plan_text, read_plan
+from hush.training import checkpoint
+from hush.training.loop import Run
+from tests.fuzz.plans import Case, legal
+
+QUICK, ALL = range(50), range(1000)
+
+
+@pytest.mark.parametrize("seed", QUICK)
+def test_a_legal_plan_runs_is_charged_and_resumes(seed: int, tmp_path: Path) -> None:
+    holds(legal(seed, quick=True), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", ALL)
+def test_any_legal_plan_runs_is_charged_and_resumes(seed: int, tmp_path: Path) -> None:
+    holds(legal(seed, quick=False), tmp_path)
+
+
+def holds(case: Case, folder: Path) -> None:
+    is_written_down(case, folder)
+    ledger = runs_and_resumes(case, folder)
+    assert ledger.counts == {case.plan: 3}
+    guarantee = is_charged(case, ledger.dimensions.get(case.plan))
+    assert ledger.epsilon(case.delta) == guarantee
+    if case.seed % 7 == 0:
+        trains_and_resumes(case, folder, guarantee.epsilon.upper)
+
+
+def is_written_down(case: Case, folder: Path) -> None:
+    """Plain data and plan files give the same plan again, with the same name."""
+    plan = case.plan
+    (folder / "plan.toml").write_text(plan_text(plan))
+    for again in (hush.Plan.from_plain(plan.to_plain()), read_plan(folder / "plan.toml")):
+        assert again == plan
+        assert again.digest == plan.digest
+        assert hash(again) == hash(plan)
+
+
+def is_charged(case: Case, dimension: int | None) -> hush.Guarantee:
+    """More steps cost no less, and nothing costs less than nothing; return the cost of three."""
+    found = [hush.epsilon(case.plan, steps, case.delta, dimension) for steps in (0, 1, 3)]
+    for fewer, more in pairwise(found):
+        assert 0 <= more.epsilon.lower <= more.epsilon.upper
+        assert fewer.epsilon.upper <= more.epsilon.upper * (1 + 1e-9)
+    assert found[0].epsilon.upper == 0
+    assert not any(math.isnan(each.epsilon.upper) for each in found)
+    return found[-1]
+
+
+def runs_and_resumes(case: Case, folder: Path) -> hush.Ledger:
+    """Three steps at once, and two, a checkpoint and one: the same to the last bit."""
+    straight = case.step(ledger=folder / "straight.jsonl")
+    take(straight, case, 3)
+    first = case.step(ledger=folder / "ledger.jsonl")
+    take(first, case, 2)
+    checkpoint.save(folder / "checkpoint", {"step": first.state_dict()})
+    first.ledger.close()
+    other = case.model()
+    for parameter in other.parameters():
+        parameter.data.fill_(7.0)
+    second = case.step(
+        other, ledger=folder / "ledger.jsonl", generator=torch.Generator().manual_seed(999)
+    )
+    second.load_state_dict(checkpoint.load(folder / "checkpoint")["step"])
+    take(second, case, 1)
+    second.run = straight.run  # a name drawn anew for each run
+    assert bits(second.state_dict()) == bits(straight.state_dict())
+    assert list(second.ledger.releases) == list(straight.ledger.releases)
+    second.ledger.close()
+    return hush.Ledger(folder / "ledger.jsonl", read_only=True)
+
+
+def trains_and_resumes(case: Case, folder: Path, epsilon: float) -> None:
+    """The same through `hush.train`, within a budget for three steps and not for four."""
+    if epsilon == 0:
+        return
+    if math.isinf(epsilon):
+        with pytest.raises(BudgetExceeded):
+            trained(case, folder / "refused", 1e300, steps=3)
+        assert not (folder / "refused" / "plan.toml").exists()
+        return
+    try:
+        straight = trained(case, folder / "straight", epsilon, steps=3)
+    except InvalidValue as error:
+        assert "threshold" in str(error)  # noqa: PT017 (a test that would hardly ever accept)
+        return
+    trained(case, folder / "twice", epsilon, steps=2)
+    resumed = trained(case, folder / "twice", epsilon, steps=3, resume=True)
+    assert resumed.guarantee == straight.guarantee
+    weights = [(folder / run / "model.safetensors").read_bytes() for run in ("straight", "twice")]
+    assert weights[0] == weights[1]
+
+
+def trained(case: Case, folder: Path, epsilon: float, **settings: Any) -> Run:
+    model = case.model()
+    return hush.train(
+        model,
+        case.loss,
+        case.optimizer_of(model),
+        case.plan,
+        case.data(),
+        budget=hush.Budget(epsilon=epsilon, delta=case.delta),
+        directory=folder,
+        generator=torch.Generator().manual_seed(case.seed),
+        physical_batch=case.physical_batch,
+        public=case.public,
+        **settings,
+    )
+
+
+def take(step: hush.PrivateStep, case: Case, steps: int) -> None:
+    for batch in step.batches(case.data(), steps=steps):
+        step(batch)
+
+
+def bits(value: Any) -> Any:
+    """Something that is equal where all numbers are, not-a-number included."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape), value.detach().contiguous().numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: bits(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [bits(item) for item in value]
+    return value

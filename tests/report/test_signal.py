@@ -1,0 +1,50 @@
+import math
+
+import pytest
+import torch
+
+import hush
+from hush.core.part import Clipping, Noise, Sampling
+from hush.report.signal import drowned, signal_to_noise
+
+
+@pytest.mark.parametrize(
+    ("sampling", "clipping", "noise"),
+    [
+        (hush.Poisson(rate=0.5), hush.L2(norm=3.0), hush.Gaussian(multiplier=2.0)),
+        (hush.FullBatch(), hush.Lp(p=1.0, norm=3.0), hush.Laplace(multiplier=2.0)),
+        (hush.FullBatch(), hush.L2(norm=3.0), hush.GeneralizedGaussian(beta=4.0, multiplier=2.0)),
+        (hush.Twice(rate=0.5, coordinate_rate=0.5), hush.Linf(norm=0.1), hush.Gaussian(multiplier=5.0)),
+        (hush.FullBatch(), hush.Linf(norm=0.1), hush.Rectified(scale=5.0, bound=1e6)),
+        (
+            hush.FullBatch(),
+            hush.Subspaces(ranks=[1000, 3000], l2=[1.0, 2.0]),
+            hush.BlockGaussian(multipliers=[1.0, 5.0]),
+        ),
+    ],
+)
+def test_against_a_draw_of_the_noise(sampling: Sampling, clipping: Clipping, noise: Noise) -> None:
+    plan = hush.Plan(sampling=sampling, clipping=clipping, noise=noise)
+    records, steps, dimension = 40, 9, 4000
+    source = torch.Generator().manual_seed(0)
+    balls = clipping.balls(dimension)
+    drawn = [
+        each.around(torch.zeros(ball.size, dtype=torch.float64), norm=norm, generator=source)
+        for ball, (each, norm) in zip(balls, noise.over(balls, clipping.unit), strict=True)
+    ]
+    pushed = math.sqrt(sum(ball.radius**2 for ball in balls)) * records
+    pushed *= sampling.participation * sampling.thinning
+    expected = steps * pushed / (math.sqrt(steps) * float(torch.cat(drawn).norm()))
+    found = signal_to_noise(plan, records=records, steps=steps, dimension=dimension)
+    assert found == pytest.approx(expected, rel=0.05)
+
+
+def test_the_warning_says_the_ratio() -> None:
+    for multiplier, said in ((1e9, "1e-06 times"), (10.0, None)):
+        plan = hush.Plan(
+            sampling=hush.FullBatch(),
+            clipping=hush.L2(norm=1.0),
+            noise=hush.Gaussian(multiplier=multiplier),
+        )
+        text = drowned(plan, records=1000, steps=100, dimension=100)
+        assert (text is None) if said is None else (text is not None and said in text)

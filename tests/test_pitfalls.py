@@ -1,0 +1,52 @@
+"""Every pitfall names tests, and they are there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "pitfalls.md").read_text()
+GRADES = ("Breaks the guarantee", "Weakens it", "Costs accuracy", "Confuses")
+ENTRIES = re.findall(r"^\*\*(.+?)\*\*(.*?)(?=^\*\*|^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+def named(text: str) -> list[tuple[str, str]]:
+    return re.findall(r"`([\w/]+\.py)::(test_\w+)`", text)
+
+
+def missing(tests: list[tuple[str, str]]) -> list[str]:
+    def there(file: str, test: str) -> bool:
+        path = ROOT / "tests" / file
+        return path.is_file() and f"\ndef {test}(" in path.read_text()
+
+    return [f"{file}::{test}" for file, test in tests if not there(file, test)]
+
+
+def test_every_test_that_is_named_is_there() -> None:
+    assert len(named(PAGE)) >= 60
+    assert not missing(named(PAGE))
+    # written without its file, a name would not be checked
+    assert len(re.findall(r"\btest_\w+(?!\.py|\w)", PAGE)) == len(named(PAGE))
+
+
+def test_a_name_that_is_not_there_is_noticed() -> None:
+    assert missing([("test_pitfalls.py", "test_that_was_renamed"), ("no/such.py", "test_x")]) == [
+        "test_pitfalls.py::test_that_was_renamed",
+        "no/such.py::test_x",
+    ]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=[title for title, _ in ENTRIES])
+def test_every_entry_names_a_test(entry: tuple[str, str]) -> None:
+    assert named(entry[1])
+
+
+def test_the_grades_are_in_order() -> None:
+    assert tuple(re.findall(r"^## (.+)$", PAGE, flags=re.MULTILINE)) == GRADES
+
+
+def test_the_readme_leads_to_both_pages() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert "docs/pitfalls.md" in readme
+    assert "SECURITY.md" in readme
