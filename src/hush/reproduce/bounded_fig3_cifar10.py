@@ -8,6 +8,7 @@ four C, three of five a; of sigma/C 5,000 in place of 50,000, at which nothing i
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from hush.data.features import with_features
 from hush.data.tensors import tensors
 from hush.report.table import Table
 from hush.reproduce.beta_sgd import workers
-from hush.reproduce.bounded_fig3 import as_text, ratios_at
+from hush.reproduce.bounded_fig3 import as_text, draw_ratios, ratios_at
 from hush.reproduce.bounded_probe import (
     CLASSES,
     DELTA,
@@ -84,15 +85,6 @@ def bounded_fig3_cifar10(*, device: str = "cpu", seeds: int = 1, processes: int 
             )
     ratios = [ratios_at(rows, target) for target in TARGETS]
 
-    def draw(axes: Any) -> None:
-        for k, kind in enumerate(KINDS[1:]):
-            for column, line, name in ((1, "o-", "charged"), (0, "--", "paper")):
-                values = [row[1 + 2 * k + column] for row in ratios]
-                axes.plot(TARGETS, values, line, color=f"C{k}", label=f"{kind}, {name}")
-        axes.axhline(1.0, color="gray", linestyle=":")
-        axes.set(xlabel="test accuracy reached, %", ylabel="epsilon over the Gaussian's")
-        axes.legend(frameon=False)
-
     return Figure(
         name="bounded-fig3-cifar10",
         title=f"Linear probing, {FEATURES} features of CIFAR-10: records at hand",
@@ -101,7 +93,7 @@ def bounded_fig3_cifar10(*, device: str = "cpu", seeds: int = 1, processes: int 
             *("C", "a", "learning rate", "steps"),
         ],
         rows=rows,
-        draw=draw,
+        draw=partial(draw_ratios, ratios),
         summary=Table(
             header=[
                 *("accuracy >=", "Gaussian epsilon"),

@@ -6,7 +6,7 @@ of the first 48 records in ten of the steps.
 """
 
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from hush.data import load, tensors
 from hush.gradients.jacobian import gap
 from hush.models import build
 from hush.reproduce.beta_sgd import workers
-from hush.reproduce.bounded_fig4 import frontier
+from hush.reproduce.bounded_fig4 import draw_frontiers
 from hush.reproduce.bounded_wrn import Training, train
 from hush.reproduce.figure import Figure
 
@@ -66,20 +66,12 @@ def bounded_fig4_cifar10(
     rows: list[list[Any]] = [[*way, *own.tolist()] for way, own in zip(ways, found, strict=True)]
     loose = (1 - gap(_at_hand("cpu")[0][0].numel(), ITERATIONS, FAILURE)) ** -0.5
 
-    def draw(panels: Any) -> None:
-        for panel, column, name in ((panels[0], 4, "largest"), (panels[1], 5, "median")):
-            for k, kind in enumerate(LAWS):
-                front = frontier(rows, kind, column)
-                panel.plot(*zip(*front, strict=True), "o-", color=f"C{k}", label=kind)
-            panel.set(xscale="log", xlabel=f"{name} eta", ylabel="test accuracy, %")
-        panels[0].legend(frameon=False)
-
     return Figure(
         name="bounded-fig4-cifar10",
         title=f"Fisher information loss, {MODEL} on CIFAR-10 from scratch",
         header=["law", "sigma/C", "a/sigma", "accuracy %", "largest eta", "median eta"],
         rows=rows,
-        draw=draw,
+        draw=partial(draw_frontiers, rows),
         panels=2,
         notes=[
             f"{steps} steps, batches of {BATCH} drawn by chance, C {CLIP:g}, mean of {seeds} seed(s)",
