@@ -80,7 +80,7 @@ def test_the_published_number_for_a_large_exponent_is_too_small(rows: dict[str, 
         hush.GeneralizedGaussian(
             beta=3.0,
             multiplier=row.published
-            / module._typical_norm(3.0, SETTING.dimension)
+            / module.typical_norm(3.0, SETTING.dimension)
             / math.sqrt(1 / math.gamma(1 / 3)),
         ),
     )

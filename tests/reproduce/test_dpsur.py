@@ -74,8 +74,8 @@ def test_the_adaptive_run_stays_within_the_budget() -> None:
 def test_noise_after_paid_statistics_is_larger_and_together_they_fit() -> None:
     plan, moments = plan_for(LINEAR, 1437, 1.0), NoisyMoments(multiplier=8.0)
     budget = hush.Budget(epsilon=1.0, delta=DELTA)
-    alone = with_least_noise(plan, budget, 20, {})
-    after = with_least_noise(plan, budget, 20, {moments.plan: 2})
+    alone = with_least_noise(plan, budget, 20)
+    after = with_least_noise(plan, budget, 20, frozenset({(moments.plan, 2)}))
     multipliers = [float(found.noise.to_plain()["multiplier"]) for found in (alone, after)]
     assert multipliers[1] > 1.1 * multipliers[0]
     assert hush.calibrate(plan, budget, 20).noise.to_plain()["multiplier"] == pytest.approx(
@@ -113,12 +113,12 @@ def test_the_best_line_is_among_those_within_their_epsilon() -> None:
 def test_the_table_and_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ways = (replace(LINEAR, quick=True), replace(LINEAR, name="slow"))
     monkeypatch.setattr(dpsur_table2, "WAYS", {"digits": ways, "none": ways[1:]})
-    figure = table2("digits", "cpu", (1.0,), 1, 1)
+    figure = table2("digits", epsilons=(1.0,), epochs=1)
     assert [line[1] for line in figure.rows] == ["linear"]
     assert figure.rows[0][10] == "best"
     assert all(path.exists() for path in figure.save(tmp_path))
     with pytest.raises(InvalidValue, match="cuda"):
-        table2("none", "cpu", None, 1, None)
+        table2("none")
     with pytest.raises(InvalidValue, match="not in the table"):
         run(LINEAR, "digits", 5.0, 0, "cpu", 1)
 

@@ -145,7 +145,7 @@ def _gaussian(setting: Setting, rate: float, batch: str = "") -> Iterator[Row]:
 def _generalized(setting: Setting) -> Iterator[Row]:
     """Laplace in l1, generalized Gaussians in l_beta up to 2 and in l2 beyond."""
     for beta in (1.0, *SMALL_BETAS, *LARGE_BETAS):
-        norm = _typical_norm(beta, setting.dimension)
+        norm = typical_norm(beta, setting.dimension)
         spread = math.exp((gammaln(3 / beta) - gammaln(1 / beta)) / 2)
         noise = Laplace(multiplier=1.0) if beta == 1 else GeneralizedGaussian(beta=beta, multiplier=1.0)
         own = setting.plan(Lp(p=beta, norm=norm), noise)
@@ -232,7 +232,7 @@ def _needed(
     return 1 / found if found else None
 
 
-def _typical_norm(p: float, dimension: int) -> float:
+def typical_norm(p: float, dimension: int) -> float:
     """The l_p norm of a vector of Euclidean norm 1 whose entries spread like a normal law."""
     moment = p / 2 * math.log(2) + gammaln((p + 1) / 2) - math.log(math.pi) / 2
     return math.exp((math.log(dimension) + float(moment)) / p - math.log(dimension) / 2)

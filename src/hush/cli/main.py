@@ -7,6 +7,7 @@ import typer
 
 from hush import __version__
 from hush.cli.account import account
+from hush.cli.audit import audit
 from hush.cli.calibrate import calibrate
 from hush.cli.claims import claims
 from hush.cli.compare import compare
@@ -36,7 +37,7 @@ def hush(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 for command in (
     *(train, account, calibrate, compare, tune_selective),
-    *(claims, probe, pate, demo, reproduce),
+    *(claims, audit, probe, pate, demo, reproduce),
 ):
     app.command()(command)
 

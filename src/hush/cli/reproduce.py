@@ -22,6 +22,8 @@ def reproduce(
     epsilons: Annotated[str | None, typer.Option(help="Only these epsilons, as 1,3.")] = None,
     seeds: Annotated[int | None, typer.Option(help="So many runs of each kind.", min=1)] = None,
     epochs: Annotated[int | None, typer.Option(help="So many passes over the data.", min=1)] = None,
+    steps: Annotated[int | None, typer.Option(help="So many steps of training.", min=1)] = None,
+    only: Annotated[str | None, typer.Option(help="Only methods with this in their name.")] = None,
     processes: Annotated[int | None, typer.Option(help="So many runs at once.", min=1)] = None,
 ) -> None:
     """Compute a paper's figure or table again; write a CSV and a plot, print the table.
@@ -45,6 +47,8 @@ def reproduce(
         "epsilons": _numbers("--epsilons", epsilons),
         "seeds": seeds,
         "epochs": epochs,
+        "steps": steps,
+        "only": only,
         "processes": processes,
     }
     given = {name: value for name, value in choices.items() if value is not None}

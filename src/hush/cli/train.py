@@ -27,6 +27,7 @@ from hush.cli.options import (
 )
 from hush.cli.output import print_json
 from hush.cli.selective import TestBatch, TestClip, TestKind, TestNoise, Threshold, release_of
+from hush.cli.settings import Made, Settings
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from hush.core.number import Range
@@ -114,7 +115,7 @@ def train(
     from hush.data import load, tensors
     from hush.data.features import with_features
     from hush.data.views import flips_and_shifts
-    from hush.models import build, models_for
+    from hush.models import models_for
     from hush.training.loop import train as run_loop
 
     for option in ({"noise": noise}, {"rate": rate, "batch_size": batch_size}, {"clip": clip}):
@@ -171,13 +172,25 @@ def train(
         torch.manual_seed(seed)
         generator = torch.Generator(place).manual_seed(seed)
     usual = _MODELS[data] if features is None else models_for(data, features)[-1]
-    network = build(model or usual, classes=dataset.classes, shape=x_train.shape[1:])
-    network.to(place)
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(
-        network.parameters(), lr=learning_rate, momentum=momentum or 0.0
+    made = Made(
+        settings=Settings(
+            data=data,
+            model=model or usual,
+            delta=delta,
+            learning_rate=learning_rate,
+            momentum=momentum or 0.0,
+            adam=bool(adam),
+            features=features,
+            views=views,
+            public_records=public_records or 0,
+        ),
+        train=(x_train.to(place), y_train.to(place)),
+        test=(x_test.to(place), y_test.to(place)),
+        public=None if public is None else (public[0].to(place), public[1].to(place)),
+        views=seen,
+        classes=dataset.classes,
     )
-    if adam:
-        optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)
+    network, optimizer = made.begin()
     folder = run_dir or next(
         path for n in count(1) if not (path := Path("runs") / f"{data}-{n}").exists()
     )
@@ -187,10 +200,10 @@ def train(
             torch.nn.CrossEntropyLoss(),
             optimizer,
             value,
-            (x_train.to(place), y_train.to(place)),
+            made.train,
             budget=budget,
             steps=total,
-            evaluation=(x_test.to(place), y_test.to(place)),
+            evaluation=made.test,
             directory=folder,
             resume=resume,
             reseed=reseed,
@@ -198,7 +211,7 @@ def train(
             secure=secure,
             physical_batch=physical_batch,
             views=seen,
-            public=None if public is None else (public[0].to(place), public[1].to(place)),
+            public=made.public,
             progress=not as_json,
         )
     except KeyboardInterrupt:
@@ -206,6 +219,7 @@ def train(
             again = f"--run-dir {folder} --resume"
             print(f"hush: stopped; go on with the same command and {again}", file=sys.stderr)
         raise
+    made.settings.write(folder)
     final = result.metrics[-1]
     if as_json:
         print_json(

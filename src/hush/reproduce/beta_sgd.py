@@ -4,20 +4,15 @@ Gradients are clipped in l_beta up to beta 2 and in l2 above, and the noise is c
 the paper, the clipping norm is the best of a few by test accuracy, which no epsilon here accounts for.
 """
 
-import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from multiprocessing import get_context
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hush.accounting.calibrate import calibrate
 from hush.accounting.charge import epsilon
+from hush.accounting.compare import typical_norm
 from hush.clipping import L2, Lp
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
@@ -45,6 +40,7 @@ class Setting:
     momentum: float = 0.0
     adam: bool = False
     clips: tuple[float, ...] = (0.1, 0.5, 2.0)
+    """Euclidean norms; in l_beta, what gradients of these lengths typically have."""
     seeds: int = 3
     device: str = "cpu"
 
@@ -96,7 +92,7 @@ def accuracy(run: tuple[Setting, Noise, float, int]) -> float:
         model,
         nn.CrossEntropyLoss(),
         optimizer,
-        replace(noise.plan, clipping=replace(noise.plan.clipping, norm=clip)),  # type: ignore[call-arg]
+        clipped_at(noise.plan, clip, sum(each.numel() for each in model.parameters())),
         (x, y),
         budget=noise.budget,
         steps=noise.steps,
@@ -105,6 +101,14 @@ def accuracy(run: tuple[Setting, Noise, float, int]) -> float:
         generator=torch.Generator(setting.device).manual_seed(seed),
     )
     return float(result.metrics[-1]["accuracy"])
+
+
+def clipped_at(plan: Plan, length: float, dimension: int) -> Plan:
+    """The plan with a clipping norm that holds typical gradients to a Euclidean length."""
+    if not isinstance(plan.clipping, Lp):
+        return replace(plan, clipping=L2(norm=length))
+    norm = length * typical_norm(plan.clipping.p, dimension)
+    return replace(plan, clipping=replace(plan.clipping, norm=norm))
 
 
 def inputs(setting: Setting) -> Dataset:
@@ -119,17 +123,3 @@ def _at_hand(data: str, features: str | None, device: str) -> tuple[int, Tensor,
     found = inputs(Setting(data=data, title="", model="", features=features, device=device))
     x, y, x_test, y_test = (tensor.to(device) for tensor in tensors(found))
     return found.classes, x, y, x_test, y_test
-
-
-Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
-
-
-@contextmanager
-def workers(processes: int | None, device: str) -> Iterator[Map]:
-    """A map over so many processes; by default a core each, or four that share a GPU. One works here."""
-    usual = os.cpu_count() if device == "cpu" else 4
-    if processes == 1:
-        yield map
-        return
-    with ProcessPoolExecutor(processes or usual, mp_context=get_context("spawn")) as pool:
-        yield pool.map

@@ -1,7 +1,7 @@
 """Figure 4 of the bounded-support paper: accuracy against Fisher information loss, the network part.
 
 A wide residual network trained from scratch on CIFAR-10 in mini-batches of 200. Thinned: WRN-10-2, five
-epochs in place of 150 and a learning rate of .2 in place of .03, one support for each law, the loss
+epochs in place of 150 and a learning rate of .1 in place of .03, one support for each law, the loss
 of the first 48 records in ten of the steps.
 """
 
@@ -16,15 +16,15 @@ from torch import Tensor
 from hush.data import load, tensors
 from hush.gradients.jacobian import gap
 from hush.models import build
-from hush.reproduce.beta_sgd import workers
 from hush.reproduce.bounded_fig4 import draw_frontiers
 from hush.reproduce.bounded_wrn import Training, train
 from hush.reproduce.figure import Figure
+from hush.reproduce.workers import workers
 
 MODEL, CLASSES = "wrn-10-2", 10
-CLIP, BATCH, EPOCHS = 0.03, 200, 5
-LEARNING_RATE, MOMENTUM = 0.2, 0.5
-SCALES = (5.0, 10.0, 20.0, 40.0)
+CLIP, BATCH, EPOCHS = 0.01, 200, 5
+LEARNING_RATE, MOMENTUM = 0.1, 0.5
+SCALES = (50.0, 100.0, 200.0, 400.0)
 """Deviation of the noise on the sum, over the clipping bound."""
 LAWS: dict[str, float | None] = {"Gaussian": None, "rectified": 0.5, "truncated": 1.5}
 """Each with its half-width in deviations: those that did best in the linear part."""

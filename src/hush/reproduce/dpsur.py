@@ -5,8 +5,8 @@ updates are accepted as the paper's accounting allows, and says what its trials 
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -107,9 +107,9 @@ def run(way: Way, data: str, level: float, seed: int, device: str, epochs: int |
     plan = plan_for(way, inputs.records, level)
     most, wanted = steps, -1
     if way.noise is None:
-        plan = with_least_noise(plan, budget, steps, ledger.counts)
+        plan = with_least_noise(plan, budget, steps, frozenset(ledger.counts.items()))
     else:
-        allowed = steps_within(said(plan) if way.kind == "published" else plan, budget)
+        allowed = _within(said(plan) if way.kind == "published" else plan, budget)
         most, wanted = (_MOST_TRIALS * allowed, allowed) if way.kind == "published" else (allowed, -1)
         most = min(most, steps) if epochs else most
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
@@ -166,14 +166,21 @@ def said(plan: Plan) -> Plan:
     return replace(plan, release=replace(plan.release, accounting="published"))
 
 
-def with_least_noise(plan: Plan, budget: Budget, steps: int, spent: Mapping[Plan, int]) -> Plan:
+# The seeds of a method share their noise and their number of trials.
+_within = lru_cache(maxsize=1)(steps_within)
+
+
+@lru_cache(maxsize=1)
+def with_least_noise(
+    plan: Plan, budget: Budget, steps: int, spent: frozenset[tuple[Plan, int]] = frozenset()
+) -> Plan:
     """`plan` with the least noise for which `steps` of it fit the budget after what was spent."""
 
     def noisy(precision: float) -> Plan:
         return replace(plan, noise=Gaussian(multiplier=1 / precision))
 
     def cost(precision: float) -> float:
-        return charge.spent({**spent, noisy(precision): steps}, budget.delta).epsilon.upper
+        return charge.spent({**dict(spent), noisy(precision): steps}, budget.delta).epsilon.upper
 
     found = largest(cost, budget.epsilon, start=1.0, low=1e-6, high=1e3, whole=False)
     if found is None:

@@ -6,6 +6,7 @@ for that.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from statistics import mean, stdev
 from typing import Any
 
@@ -13,6 +14,7 @@ from hush.core.errors import InvalidValue
 from hush.reproduce.dpsur import DELTA, EPSILONS, Outcome, Way, run
 from hush.reproduce.dpsur_ways import WAYS
 from hush.reproduce.figure import Figure
+from hush.reproduce.workers import workers
 
 _SHORT = 10
 HEADER = (
@@ -21,64 +23,29 @@ HEADER = (
 )
 
 
-def dpsur_table2(
-    *,
-    device: str = "cpu",
-    epsilons: Sequence[float] | None = None,
-    seeds: int = 1,
-    epochs: int | None = None,
-) -> Figure:
-    """Fashion-MNIST."""
-    return table2("fashion-mnist", device, epsilons, seeds, epochs)
-
-
-def dpsur_table2_mnist(
-    *,
-    device: str = "cpu",
-    epsilons: Sequence[float] | None = None,
-    seeds: int = 1,
-    epochs: int | None = None,
-) -> Figure:
-    """MNIST."""
-    return table2("mnist", device, epsilons, seeds, epochs)
-
-
-def dpsur_table2_cifar10(
-    *,
-    device: str = "cpu",
-    epsilons: Sequence[float] | None = None,
-    seeds: int = 1,
-    epochs: int | None = None,
-) -> Figure:
-    """CIFAR-10."""
-    return table2("cifar10", device, epsilons, seeds, epochs)
-
-
-def dpsur_table2_imdb(
-    *,
-    device: str = "cpu",
-    epsilons: Sequence[float] | None = None,
-    seeds: int = 1,
-    epochs: int | None = None,
-) -> Figure:
-    """IMDB."""
-    return table2("imdb", device, epsilons, seeds, epochs)
-
-
 def table2(
-    data: str, device: str, epsilons: Sequence[float] | None, seeds: int, epochs: int | None
+    data: str,
+    *,
+    device: str = "cpu",
+    epsilons: Sequence[float] | None = None,
+    seeds: int = 1,
+    epochs: int | None = None,
+    only: str = "",
+    processes: int = 1,
 ) -> Figure:
     """Every way at every epsilon, and the best of those that stay within it."""
     short = device == "cpu"
     levels = tuple(epsilons or ((1.0, 3.0) if short else EPSILONS))
-    ways = [way for way in WAYS[data] if way.quick or not short]
+    ways = [way for way in WAYS[data] if (way.quick or not short) and only in way.name]
     if not ways:
-        raise InvalidValue(f"a CPU trains nothing on {data} in good time: pass --device cuda.")
+        kind = f"called {only!r} " if only else ""
+        raise InvalidValue(f"a CPU trains nothing {kind}on {data} in good time: pass --device cuda.")
     length = epochs or (_SHORT if short else None)
+    cells = [(way, level) for level in levels for way in ways]
     rows: list[list[Any]] = []
-    for level in levels:
-        for way in ways:
-            outcomes = [run(way, data, level, seed, device, length) for seed in range(seeds)]
+    with workers(processes, device) as over:
+        runs = over(_outcomes, [(way, data, level, seeds, device, length) for way, level in cells])
+        for (way, level), outcomes in zip(cells, runs, strict=True):
             rows.append(row(way, level, outcomes))
             print(f"  epsilon {level:g}, {way.name}: {rows[-1][3]:.2f}%", flush=True)
     marked(rows)
@@ -109,6 +76,12 @@ def table2(
     )
 
 
+def _outcomes(cell: tuple[Way, str, float, int, str, int | None]) -> list[Outcome]:
+    """What the runs of one method at one epsilon reached."""
+    way, data, level, seeds, device, epochs = cell
+    return [run(way, data, level, seed, device, epochs) for seed in range(seeds)]
+
+
 def row(way: Way, level: float, outcomes: Sequence[Outcome]) -> list[Any]:
     """The line of a way at an epsilon, from its runs."""
     scores = [100 * outcome.accuracy for outcome in outcomes]
@@ -132,3 +105,9 @@ def marked(rows: list[list[Any]]) -> None:
         within = [line for line in rows if line[0] == level and line[7] <= level]
         if within:
             max(within, key=lambda line: float(line[3]))[10] = "best"
+
+
+dpsur_table2 = partial(table2, "fashion-mnist")
+dpsur_table2_mnist = partial(table2, "mnist")
+dpsur_table2_cifar10 = partial(table2, "cifar10")
+dpsur_table2_imdb = partial(table2, "imdb")

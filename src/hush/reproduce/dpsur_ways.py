@@ -33,6 +33,7 @@ def _images(
     raw_rates: Four,
     rates: Four,
     linear_rates: Four,
+    paid_rates: Four,
     noise: Four,
     test_noise: Four,
     printed: dict[str, Four],
@@ -56,6 +57,7 @@ def _images(
             linear,
             name="DPSGD-HF, linear, paid statistics",
             kind="paid",
+            rates=paid_rates,
             statistics_noise=16.0,
             every_feature=True,
         ),
@@ -78,6 +80,7 @@ WAYS: dict[str, tuple[Way, ...]] = {
         raw_rates=(4.0, 4.0, 4.0, 4.0),
         rates=(2.0, 4.0, 4.0, 4.0),
         linear_rates=(8.0, 12.0, 16.0, 16.0),
+        paid_rates=(4.0, 8.0, 12.0, 16.0),
         noise=(4.0, 2.15, 2.15, 2.15),
         test_noise=(1.3, 1.3, 0.8, 0.8),
         printed={
@@ -96,6 +99,7 @@ WAYS: dict[str, tuple[Way, ...]] = {
         raw_rates=(2.0, 2.0, 2.0, 2.0),
         rates=(2.0, 2.0, 2.0, 2.0),
         linear_rates=(8.0, 12.0, 16.0, 16.0),
+        paid_rates=(4.0, 8.0, 12.0, 16.0),
         noise=(2.0, 1.5, 1.35, 1.35),
         test_noise=(1.3, 1.0, 0.9, 0.8),
         printed={
@@ -114,6 +118,7 @@ WAYS: dict[str, tuple[Way, ...]] = {
         raw_rates=(2.0, 2.0, 2.0, 2.0),
         rates=(4.0, 4.0, 4.0, 4.0),
         linear_rates=(4.0, 8.0, 8.0, 8.0),
+        paid_rates=(4.0, 8.0, 8.0, 8.0),
         noise=(11.0, 9.0, 5.67, 5.67),
         test_noise=(1.3, 1.3, 1.1, 1.1),
         printed={

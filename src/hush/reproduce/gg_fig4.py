@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from hush.reproduce.beta_sgd import DELTA, Setting, accuracy, enough, inputs, workers
+from hush.reproduce.beta_sgd import DELTA, Setting, accuracy, enough, inputs
 from hush.reproduce.figure import Figure
+from hush.reproduce.workers import workers
 
 BETAS = tuple(round(float(beta), 4) for beta in np.linspace(1, 4, 12))
 

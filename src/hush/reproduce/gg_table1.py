@@ -17,9 +17,10 @@ from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.models import build
 from hush.noise import GeneralizedGaussian
-from hush.reproduce.beta_sgd import DELTA, Noise, Setting, accuracy, enough, inputs, workers
+from hush.reproduce.beta_sgd import DELTA, Noise, Setting, accuracy, enough, inputs
 from hush.reproduce.figure import Figure
 from hush.reproduce.gg_fig4 import CIFAR10
+from hush.reproduce.workers import workers
 from hush.sampling import Poisson
 
 # The paper's accuracies for epsilon 1, 2, 3; its best beta was 2.33, 2.33 and 2.

@@ -10,6 +10,7 @@ from hush.reproduce.bounded_fig4 import bounded_fig4
 from hush.reproduce.bounded_fig4_cifar10 import bounded_fig4_cifar10
 from hush.reproduce.bounded_sampling import bounded_sampling
 from hush.reproduce.dpsur_acceptance import dpsur_fig5, dpsur_fig6
+from hush.reproduce.dpsur_attacks import dpsur_table3, dpsur_table4
 from hush.reproduce.dpsur_fig9 import dpsur_fig9
 from hush.reproduce.dpsur_table2 import (
     dpsur_table2,
@@ -72,4 +73,6 @@ RECIPES: dict[str, Callable[..., Figure]] = {
     "dpsur-table2-mnist": dpsur_table2_mnist,
     "dpsur-table2-cifar10": dpsur_table2_cifar10,
     "dpsur-table2-imdb": dpsur_table2_imdb,
+    "dpsur-table3": dpsur_table3,
+    "dpsur-table4": dpsur_table4,
 }

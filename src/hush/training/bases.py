@@ -4,6 +4,7 @@ Algorithm 4 of the twice-sampling paper, for each group of parameters on its own
 public: the records, and weights that were released. So new bases cost nothing.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
@@ -19,6 +20,9 @@ from hush.gradients.recording import Loss
 from hush.training.gradient_rows import finite, gradient_rows
 from hush.training.own_randomness import own_randomness
 from hush.training.records import Data, count
+
+_AT_ONCE = 4096
+"""Rows of a basis that are in double precision at a time."""
 
 
 def principal_frame(
@@ -78,24 +82,50 @@ def principal_directions(
     for rank in ranks:
         block = torch.randn(length, rank, generator=generator, device=rows.device, dtype=rows.dtype)
         for _ in range(iterations):
-            block = torch.linalg.qr(rows.T @ (rows @ block))[0]
-        # Together with those before: that completes the basis even where the rows' rank is less.
-        block = torch.linalg.qr(torch.cat([basis, block], 1))[0][:, basis.shape[1] :]
+            block = _orthonormal(rows.T @ (rows @ block), basis, generator)
         rows.addmm_(rows @ block, block.T, alpha=-1)
         basis = torch.cat([basis, block], 1)
-    return _polished(basis)
-
-
-def _polished(basis: Tensor) -> Tensor:
-    """The basis with columns orthonormal up to the rounding of its entries: U (3 - U^T U) / 2."""
-    runs = basis.split(4096)
-    gram = torch.zeros(basis.shape[1], basis.shape[1], dtype=torch.float64, device=basis.device)
-    for run in runs:
-        gram.addmm_(run.T.double(), run.double())
-    change = 1.5 * torch.eye(len(gram), dtype=torch.float64, device=basis.device) - 0.5 * gram
-    for run in runs:
-        run.copy_(run.double() @ change)
+    if not bool(basis.isfinite().all()):
+        raise DataError(
+            "the public gradients have no basis in finite numbers: they are too large or too small for "
+            "their type. Check the model, and what the public records are divided by."
+        )
     return basis
+
+
+# What is added to each column, as a share of it: enough that columns which depend on each other have a
+# triangular factor in double precision, and too little to turn one that does not.
+_STIR = 1e-5
+
+
+def _orthonormal(block: Tensor, basis: Tensor, generator: torch.Generator) -> Tensor:
+    """Orthonormal columns that span the block's and are orthogonal to the basis.
+
+    Random directions make up for what the block lacks in rank. By triangular factors of inner products
+    in double precision, twice: on a GPU a QR decomposition of such columns came out as no numbers.
+    """
+    least = torch.finfo(block.dtype).tiny
+    stir = torch.randn(block.shape, generator=generator, device=block.device, dtype=block.dtype)
+    for share in (_STIR / math.sqrt(len(block)), 0.0):
+        block = block - basis @ (basis.T @ block)
+        block = block / torch.linalg.vector_norm(block, dim=0).clamp(min=least) + share * stir
+        factor = torch.linalg.cholesky_ex(_products(block)).L
+        block = torch.cat([_whitened(run, factor) for run in block.split(_AT_ONCE)])
+    return block
+
+
+def _whitened(rows: Tensor, factor: Tensor) -> Tensor:
+    exact: Tensor = torch.linalg.solve_triangular(factor.T, rows.double(), upper=True, left=False)
+    return exact.to(rows.dtype)
+
+
+def _products(columns: Tensor) -> Tensor:
+    """The columns' inner products with each other, in double precision."""
+    count = columns.shape[1]
+    total = torch.zeros(count, count, dtype=torch.float64, device=columns.device)
+    for run in columns.split(_AT_ONCE):
+        total.addmm_(run.T.double(), run.double())
+    return total
 
 
 def _runs(names: list[str], sizes: list[int], groups: int) -> list[tuple[str, ...]]:

@@ -11,7 +11,7 @@ from hush.core.plan_file import read_plan, write_plan
 
 
 class RunFolder:
-    """The files of one run.
+    """The files of one run (`hush train` adds `settings.json`, the choices that are in no plan).
 
     `plan.toml`, `ledger.jsonl` and `metrics.jsonl` may be read by anyone who may see the model;
     `checkpoint.safetensors` holds the generator and is secret; `model.safetensors` is the result.

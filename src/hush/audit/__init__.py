@@ -1,0 +1,1 @@
+"""Attacks on what the library runs: what they find never exceeds what is charged."""

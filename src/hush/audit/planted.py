@@ -1,0 +1,195 @@
+"""A private run that canaries were put into: the very step that trains, with records of another kind.
+
+Every slot of a canary is there whether it is in or not, so that the number of records, which divides the
+update, says nothing. What is drawn of an absent one adds nothing to any sum: it was removed.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hush.audit.canaries import Directions, Spikes
+from hush.core.errors import DataError
+from hush.core.guarantee import Guarantee
+from hush.core.plan import Plan
+from hush.core.tape import ClippedSum, Thinning
+from hush.gradients.admissible import per_record
+from hush.gradients.frame import Frame, FramedTape
+from hush.gradients.recording import Loss, Views
+from hush.gradients.tape import CHUNK, GradientTape
+from hush.gradients.terms import Dense
+from hush.training.step import PrivateStep
+
+ORDINARY, ABSENT = -1, -2
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Planted:
+    """What a run gave away of its canaries, and what it was charged."""
+
+    scores: Tensor
+    """One a canary; larger where it seems to be in (sensitive, as far as the coins are)."""
+    charge: Guarantee
+    steps: int
+
+
+def run_with_canaries(
+    model: nn.Module,
+    loss: Any,
+    optimizer: torch.optim.Optimizer,
+    plan: Plan,
+    data: Pair,
+    canaries: Pair | Directions,
+    included: Tensor,
+    *,
+    steps: int,
+    delta: float,
+    others: bool = True,
+    generator: torch.Generator | None = None,
+    physical_batch: int | None = None,
+    views: Views | None = None,
+    public: Pair | None = None,
+) -> Planted:
+    """Train with the canaries whose coin is true, and score all of them.
+
+    Canaries that are records of the auditor's own (`Pair`) are scored by how much their loss fell; those
+    that are `Directions` by how much of their clipped trace is in the updates, which are released.
+    Without `others` the ordinary records are removed as well, and canaries stand out as far as they ever
+    could: the guarantee is for any records.
+    """
+    each = per_record(loss)
+    aimed = None if isinstance(canaries, tuple) else canaries
+    own = canaries if isinstance(canaries, tuple) else _stand_ins(data, len(included))
+    if len(own[1]) != len(included) or (aimed is not None and aimed.canaries != len(included)):
+        raise DataError(f"there are {len(included)} coins, and another number of canaries.")
+    step = _PlantedStep(
+        Marked(model),
+        marked_loss(each),
+        optimizer,
+        plan,
+        records=len(data[1]) + len(included),
+        generator=generator,
+        physical_batch=physical_batch,
+        views=None if views is None else _marked_views(views),
+        public=None if public is None else _marked(public, torch.full((len(public[1]),), ORDINARY)),
+    )
+    step.aimed = aimed
+    who = torch.full((len(data[1]),), ORDINARY if others else ABSENT)
+    coins = torch.arange(len(included)).where(included.cpu(), ABSENT)
+    records = tuple(torch.cat([a, b.to(a.device)]) for a, b in zip(data, own, strict=True))
+    before = _losses(model, each, own) if aimed is None else None
+    scores = torch.zeros(len(included), dtype=torch.float64)
+    for batch in step.batches(_marked((records[0], records[1]), torch.cat([who, coins])), steps=steps):
+        if step(batch) and aimed is not None:
+            update = [value.grad.reshape(-1) for value in model.parameters() if value.grad is not None]
+            scores += step.scores(torch.cat(update)).cpu()
+    if before is not None:
+        scores = (before - _losses(model, each, own)).cpu()
+    return Planted(scores=scores, charge=step.spent(delta), steps=step.steps)
+
+
+class Marked(nn.Module):
+    """The model on inputs that say who they are of, which is passed on to the loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor, who: Tensor) -> tuple[Any, Tensor]:
+        return self.model(inputs), who
+
+
+def marked_loss(loss: Loss) -> Loss:
+    """The loss of each record, nothing where a canary is absent."""
+
+    def present(outputs: tuple[Any, Tensor], targets: Tensor) -> Tensor:
+        values = loss(outputs[0], targets)
+        return torch.where(outputs[1] == ABSENT, torch.zeros_like(values), values)
+
+    return present
+
+
+class _PlantedStep(PrivateStep):
+    """The private step; of each physical batch, canaries with a direction are clipped as they are."""
+
+    aimed: Directions | None = None
+    _frame: Frame | None = None
+    _traces: tuple[Frame | None, Tensor] | None = None
+
+    def scores(self, update: Tensor) -> Tensor:
+        """How much of each canary's own trace is in an update: their inner product."""
+        if isinstance(self.aimed, Spikes):
+            return self.aimed.scores(update)
+        assert self.aimed is not None
+        if self._frames is not None and self._frame is None:
+            # nobody was drawn yet: this was noise alone
+            return torch.zeros(self.aimed.canaries, dtype=torch.float64, device=self._device)
+        if self._traces is None or self._traces[0] is not self._frame:
+            self._traces = self._frame, self._each_alone()
+        return (self._traces[1] @ update.to(self._traces[1].dtype)).double()
+
+    def _each_alone(self) -> Tensor:
+        """What each canary alone would add to the sum: clipped, and with all of its coordinates."""
+        assert self.aimed is not None
+        found = []
+        for who in torch.arange(self.aimed.canaries, device=self._device).split(1):
+            total = self._canaries(who, self._frame, None).total.values()
+            flat = torch.cat([part.reshape(-1) for part in total])
+            found.append(flat if self._frame is None else self._frame.restored(flat))
+        return torch.stack(found)
+
+    def _clipped(self, inputs: Any, targets: Any, frame: Frame | None) -> ClippedSum:
+        self._frame = frame
+        thin = None if self.plan.sampling.thinning == 1 else self._thin
+        rows, who = inputs
+        taped = who != ABSENT if self.aimed is None else who == ORDINARY
+        parts = [super()._clipped((rows[taped], who[taped]), targets[taped], frame)]
+        if self.aimed is not None and bool((who >= 0).any()):
+            at_once = max(1, CHUNK[self._device.type] // self.dimension)
+            parts += [self._canaries(some, frame, thin) for some in who[who >= 0].split(at_once)]
+        total = {
+            name: sum(part.total[name] for part in parts[1:]) + parts[0].total[name]
+            for name in parts[0].total
+        }
+        return ClippedSum(total=total, skipped=torch.stack([part.skipped for part in parts]).sum())
+
+    def _canaries(self, who: Tensor, frame: Frame | None, thin: Thinning | None) -> ClippedSum:
+        assert self.aimed is not None
+        # beyond every bound, so that it is the clipping that holds them
+        length = 2 * max(ball.norm for ball in self.plan.clipping.balls(self.dimension))
+        rows = self.aimed.rows(who, length)
+        trained = self._trainable()
+        parts = rows.split([value.numel() for value in trained.values()], dim=1)
+        terms = {
+            name: Dense(part.reshape(len(who), *value.shape))
+            for (name, value), part in zip(trained.items(), parts, strict=True)
+        }
+        tape = GradientTape(dict(terms), self._device)
+        return self.plan.clipping.clip(tape if frame is None else FramedTape(tape, frame), thin)
+
+
+def _marked(records: Pair, who: Tensor) -> tuple[Pair, Tensor]:
+    return (records[0], who.to(records[0].device)), records[1]
+
+
+def _marked_views(views: Views) -> Views:
+    def both(inputs: Pair) -> Pair:
+        shown = views(inputs[0])
+        return shown, inputs[1].expand(len(shown))
+
+    return both
+
+
+def _stand_ins(data: Pair, canaries: int) -> Pair:
+    """Inputs for canaries that have none of their own: a selective test looks at them."""
+    some = torch.arange(canaries) % len(data[1])
+    return data[0][some.to(data[0].device)], data[1][some.to(data[1].device)]
+
+
+@torch.no_grad()
+def _losses(model: nn.Module, loss: Loss, records: Pair) -> Tensor:
+    device = next(model.parameters()).device
+    return loss(model(records[0].to(device)), records[1].to(device)).double()

@@ -1,0 +1,125 @@
+"""How well an attack tells members from others, and how well it could at most."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from hush.accounting.loss import Array
+from hush.audit.interval import clopper_pearson
+from hush.core.errors import DataError
+from hush.core.guarantee import DELTA
+from hush.core.number import Range
+
+_FALSE = Range(at_least=0, at_most=1, why="it is the share of others that are accused", example=0.01)
+_EPSILON = Range(at_least=0, why="a privacy loss below zero is none", example=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A share that was counted, and the interval that the chance behind it lies in."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} ({self.low:.4f} to {self.high:.4f})"
+
+
+@dataclass(frozen=True, eq=False)
+class Roc:
+    """Every threshold on a score: which share of the members and of the others lies above it."""
+
+    members: Array
+    others: Array
+
+    def __post_init__(self) -> None:
+        for name in ("members", "others"):
+            scores = np.asarray(getattr(self, name), dtype=np.float64)
+            if scores.ndim != 1 or not len(scores) or np.isnan(scores).any():
+                raise DataError(
+                    f"the scores of the {name} must be a list of numbers with something in it: a record "
+                    "without a score can be called neither a member nor none."
+                )
+            object.__setattr__(self, name, scores)
+
+    @cached_property
+    def rates(self) -> tuple[Array, Array]:
+        """False and true positive rates, from (0, 0) to (1, 1), one point a distinct score."""
+        scores = np.concatenate([self.members, self.others])
+        order = np.argsort(-scores, kind="stable")
+        last = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+        found = np.cumsum(order < len(self.members))[last]
+        accused = last + 1 - found
+        return (
+            np.concatenate([[0.0], accused / len(self.others)]),
+            np.concatenate([[0.0], found / len(self.members)]),
+        )
+
+    @property
+    def auc(self) -> float:
+        """The area under the curve: how often a member scores above another, ties counting half."""
+        false, true = self.rates
+        return float(np.sum(np.diff(false) * (true[1:] + true[:-1])) / 2)
+
+    def at(self, false_positive_rate: float, confidence: float = 0.95) -> Estimate:
+        """The largest true positive rate at which no more others are accused than that share.
+
+        The interval (Clopper and Pearson) is of the true positive rate at the threshold found; the
+        others that it was found with are taken as they are.
+        """
+        limit = _FALSE.check("false_positive_rate", false_positive_rate)
+        false, true = self.rates
+        value = float(true[false <= limit].max())
+        low, high = clopper_pearson(round(value * len(self.members)), len(self.members), confidence)
+        return Estimate(value=value, low=low, high=high)
+
+    def accuracy(self, threshold: float, confidence: float = 0.95) -> Estimate:
+        """How often members lie above the threshold and others do not, at even odds.
+
+        The threshold must have been chosen without these records, or without knowing which are members.
+        There must be as many members as others. The right guesses are then a sum of independent coins
+        with two chances, whose tails are no heavier than those of equal coins (Hoeffding 1956): one
+        interval of Clopper and Pearson holds for both. It is over the records, for the model at hand.
+        """
+        if len(self.members) != len(self.others):
+            raise DataError(
+                f"{len(self.members)} members and {len(self.others)} others: accuracy at even odds is "
+                "counted over as many of each. Leave some out."
+            )
+        right = int((self.members > threshold).sum() + (self.others <= threshold).sum())
+        trials = len(self.members) + len(self.others)
+        low, high = clopper_pearson(right, trials, confidence)
+        return Estimate(value=right / trials, low=low, high=high)
+
+    @property
+    def best_threshold(self) -> float:
+        """Where true positives exceed false ones most; for other scores than these."""
+        false, true = self.rates
+        place = int(np.argmax(true - false))
+        scores = -np.unique(-np.concatenate([self.members, self.others]))
+        below = scores[place] if place < len(scores) else scores[-1] - 1.0
+        above = scores[place - 1] if place else scores[0] + 1.0
+        return float((above + below) / 2)
+
+
+def ceiling(false_positive_rate: npt.ArrayLike, epsilon: float, delta: float) -> Array:
+    """The most true positives that (epsilon, delta) leaves to any attack with so many false ones.
+
+    The smaller of exp(epsilon) x + delta and 1 - exp(-epsilon) (1 - delta - x): one for each direction
+    of adding and removing the record. docs/guarantees/attacker.md.
+
+    >>> ceiling([0.0, 0.01], epsilon=1.0, delta=1e-5).round(5).tolist()
+    [1e-05, 0.02719]
+    """
+    _EPSILON.check("epsilon", epsilon)
+    DELTA["range"].check("delta", delta)
+    false = np.asarray(false_positive_rate, dtype=np.float64)
+    for rate in (false.min(), false.max()):
+        _FALSE.check("false_positive_rate", float(rate))
+    with np.errstate(over="ignore"):
+        up = np.exp(epsilon) * false + delta
+    down = 1 - np.exp(-epsilon) * (1 - delta - false)
+    return np.asarray(np.minimum(np.minimum(up, down), 1.0))

@@ -1,0 +1,112 @@
+"""`hush audit`: a run again with canaries in it, and what they refute."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hush.cli.options import AsJson, Seed, device_of
+from hush.cli.output import print_json
+from hush.core.errors import InvalidValue, LedgerError
+from hush.core.number import Range, check_count
+from hush.core.plan_file import read_plan
+
+_CONFIDENCE = Range(above=0, below=1, why="it is how often the bound holds", example=0.95)
+_FEW_RUNS = 32
+_KINDS = ("gradient", "input")
+
+
+def audit(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run that `hush train` has finished.")],
+    canaries: Annotated[
+        int | None, typer.Option(help="How many; 256 by default, or half of what there is room for.")
+    ] = None,
+    kind: Annotated[
+        str, typer.Option(help="gradient: seen in every update; input: mislabelled records, by loss.")
+    ] = "gradient",
+    others: Annotated[
+        bool, typer.Option(help="With the run's own records, or the canaries alone, which tell more.")
+    ] = True,
+    runs: Annotated[
+        int, typer.Option(help="1: many canaries in one run. More: one canary, in every other run.")
+    ] = 1,
+    confidence: Annotated[float, typer.Option(help="How often the bound is right.")] = 0.95,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder with the data files; else HUSH_DATA.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda if there is one.")] = None,
+    seed: Seed = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train again as a run did, with canaries, and bound epsilon from below by what shows of them.
+
+    This audits what hush does under the run's plan; the released weights are not looked at. Exits with 1
+    if the bound is above the charge.
+
+    Example: hush audit runs/digits-1 --no-others
+    """
+    from hush.accounting.ledger import Ledger
+    from hush.cli.again import Again
+    from hush.cli.settings import Settings, made_again
+
+    _CONFIDENCE.check("--confidence", confidence)
+    check_count("--runs", runs, "they are counted", at_least=1)
+    if canaries is not None:
+        check_count("--canaries", canaries, "they are counted", at_least=1)
+    if kind not in _KINDS:
+        raise InvalidValue(f"--kind {kind} must be one of {', '.join(_KINDS)}.")
+    if 1 < runs < _FEW_RUNS:
+        raise InvalidValue(
+            f"--runs {runs} must be 1 or at least {_FEW_RUNS}: fewer refute nothing. One run with many "
+            "canaries is the cheaper way."
+        )
+    if runs > 1 and canaries not in (None, 1):
+        raise InvalidValue(
+            f"--runs {runs} and --canaries {canaries}: canaries of one run are no independent trials, "
+            "so that many runs have one each. Leave one of the two out."
+        )
+    settings = Settings.read(run_dir)
+    plan = read_plan(run_dir / "plan.toml")
+    steps = Ledger(run_dir / "ledger.jsonl", read_only=True).counts.get(plan, 0)
+    if not steps:
+        raise LedgerError(f"the ledger of {run_dir} has no step of its plan: nothing was trained.")
+    made = made_again(settings, data_dir, device_of(device))
+    again = Again(made=made, plan=plan, steps=steps, kind=kind, others=others, seed=seed)
+    found = again.once(canaries, confidence) if runs == 1 else again.often(runs, confidence)
+    exceeded = found.epsilon > found.charge.epsilon.upper
+    if as_json:
+        print_json(
+            {
+                "lower_bound": found.epsilon,
+                "charge": found.charge.to_plain(),
+                "exceeded": exceeded,
+                "confidence": confidence,
+                "gaussian": {"separation": found.separation, "epsilon": found.gaussian_epsilon},
+                "kind": kind,
+                "canaries": found.canaries,
+                "runs": runs,
+                "steps": steps,
+                "others": others,
+                "plan": plan.to_plain(),
+            }
+        )
+    else:
+        whose = f"{len(made.train[1])} other records" if others else "no other records"
+        print(f"audit of {run_dir}: trained again under its plan, {steps} steps, {whose},")
+        print(f"  {found.told}")
+        print("  (what is audited is the library under this plan, not the weights that were released)")
+        print(f"charge       {found.charge}")
+        print(
+            f"lower bound  epsilon >= {found.epsilon:.4g} at delta {settings.delta:g}, whatever the "
+            f"mechanism, with confidence {confidence:g}"
+        )
+        print(
+            f"             epsilon >= {found.gaussian_epsilon:.4g} if the trade-off is a Gaussian's, an "
+            "estimate where records are sampled"
+        )
+        if exceeded:
+            print("THE BOUND IS ABOVE THE CHARGE: the guarantee does not hold for what runs")
+        else:
+            print("the bound is not above the charge: nothing was found")
+    if exceeded:
+        raise typer.Exit(1)

@@ -1,0 +1,96 @@
+"""What a run was made with, apart from its plan: kept beside it, so that it can be made again."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hush.core.durable import replace_file
+from hush.core.errors import CheckpointError, HushError
+from hush.core.value import Value
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from hush.gradients.recording import Views
+
+_NAME = "settings.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Value):
+    """The choices of `hush train` that are not in the plan file. None of them depends on the records."""
+
+    data: str
+    model: str
+    delta: float
+    learning_rate: float
+    momentum: float = 0.0
+    adam: bool = False
+    features: str | None = None
+    views: int | None = None
+    public_records: int = 0
+
+    def write(self, folder: Path) -> None:
+        """Put them beside the plan."""
+        replace_file(folder / _NAME, (json.dumps(self.to_plain()) + "\n").encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> "Settings":
+        """Those of a run."""
+        try:
+            return cls.from_plain(json.loads((folder / _NAME).read_text()))
+        except (OSError, ValueError, HushError, AttributeError) as error:
+            raise CheckpointError(
+                f"{folder} has no {_NAME} that can be read ({error}): what was trained is not known. "
+                "Name the folder of a run that `hush train` has finished."
+            ) from None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Made:
+    """The records of a run, and how its model and optimizer begin."""
+
+    settings: Settings
+    train: "tuple[Tensor, Tensor]"
+    test: "tuple[Tensor, Tensor]"
+    public: "tuple[Tensor, Tensor] | None"
+    views: "Views | None"
+    classes: int
+
+    def begin(self) -> "tuple[nn.Module, torch.optim.Optimizer]":
+        """A new model, and its optimizer."""
+        import torch
+
+        from hush.models import build
+
+        made, inputs = self.settings, self.train[0]
+        network = build(made.model, classes=self.classes, shape=inputs.shape[1:]).to(inputs.device)
+        if made.adam:
+            return network, torch.optim.Adam(network.parameters(), lr=made.learning_rate)
+        return network, torch.optim.SGD(
+            network.parameters(), lr=made.learning_rate, momentum=made.momentum
+        )
+
+
+def made_again(settings: Settings, data_dir: Path | None, place: "torch.device") -> Made:
+    """What a run of these settings was given."""
+    from hush.data import load, tensors
+    from hush.data.features import with_features
+    from hush.data.views import flips_and_shifts
+
+    dataset = load(settings.data, data_dir)
+    if settings.features is not None:
+        dataset = with_features(dataset, settings.features, device=str(place))
+    x, y, x_test, y_test = (part.to(place) for part in tensors(dataset))
+    some = settings.public_records
+    seen = settings.views
+    return Made(
+        settings=settings,
+        train=(x[some:], y[some:]),
+        test=(x_test, y_test),
+        public=(x[:some], y[:some]) if some else None,
+        views=None if seen is None else flips_and_shifts(seen, shift=min(4, x.shape[-1] // 8)),
+        classes=dataset.classes,
+    )

@@ -1,0 +1,145 @@
+"""Bounds from one run: exact laws, mechanisms whose epsilon is known, and broken ones."""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import mpmath
+import numpy as np
+import pytest
+from scipy.special import ndtr, ndtri
+
+from hush.accounting import gaussian
+from hush.audit.curves import approximate, normal, refuted
+from hush.audit.one_run import Guesses, chance, guessed, one_run
+from hush.core.errors import DataError, InvalidValue
+
+CANARIES, DELTA = 400, 1e-5
+
+
+def coins(rng: np.random.Generator) -> np.ndarray:
+    return rng.random(CANARIES) < 0.5
+
+
+def responses(rng: np.random.Generator, truth: np.ndarray, epsilon: float) -> np.ndarray:
+    """Randomised response: each coin told truly with chance exp(epsilon) / (1 + exp(epsilon))."""
+    lies = rng.random(len(truth)) > 1 / (1 + math.exp(-epsilon))
+    return np.where(truth ^ lies, 1.0, 0.0) + rng.random(len(truth)) / 2
+
+
+def test_randomised_response_is_bounded_below_by_less_than_its_epsilon() -> None:
+    rng = np.random.default_rng(0)
+    bounds = []
+    for _ in range(60):
+        truth = coins(rng)
+        bounds.append(one_run(responses(rng, truth, 1.0), truth, delta=DELTA).epsilon)
+    assert sum(bound > 1.0 for bound in bounds) <= 6  # 5% of them on average at most
+    assert np.median(bounds) > 0.5
+    # the same answers said to have epsilon 0.25: caught nearly always
+    assert sum(bound > 0.25 for bound in bounds) >= 55
+
+
+def test_normal_noise_is_bounded_below_by_less_than_its_separation_unless_it_is_a_quarter() -> None:
+    rng = np.random.default_rng(1)
+    true = gaussian.epsilon(1.0, DELTA)
+    above = {"separation": 0, "epsilon": 0, "quarter": 0}
+    for _ in range(40):
+        truth = coins(rng)
+        found = one_run(truth + rng.normal(size=CANARIES), truth, delta=DELTA)
+        assert found.separation > 0
+        above["separation"] += found.separation > 1.0
+        above["epsilon"] += found.epsilon > true.upper
+        broken = one_run(truth + rng.normal(size=CANARIES) / 4, truth, delta=DELTA)
+        above["quarter"] += broken.epsilon > 0 and broken.separation > 1.0
+        assert found.gaussian_epsilon == gaussian.epsilon(found.separation, DELTA).lower
+    assert above["separation"] <= 5
+    assert above["epsilon"] <= 5
+    assert above["quarter"] == 40
+
+
+def test_noise_over_four_is_caught_by_an_epsilon_that_holds_for_any_mechanism() -> None:
+    rng = np.random.default_rng(2)
+    charged = gaussian.epsilon(0.5, DELTA).upper
+    for _ in range(10):
+        truth = coins(rng)
+        found = one_run(0.5 * truth + rng.normal(size=CANARIES) / 4, truth, delta=DELTA)
+        assert found.epsilon > 0.8
+        assert found.gaussian_epsilon > charged
+
+
+def test_the_chance_against_mpmath_term_by_term() -> None:
+    found = Guesses(canaries=30, made=20, right=15)
+    q = 1 / (1 + mpmath.exp(-0.7))
+    law = [mpmath.binomial(20, k) * q**k * (1 - q) ** (20 - k) for k in range(21)]
+    worst = max(sum(law[15 - i : 15]) / i for i in range(1, 16))
+    exact = sum(law[15:]) + 2 * 30 * mpmath.mpf("0.01") * worst
+    assert chance(found, 0.7, 0.01) == pytest.approx(float(exact), rel=1e-12)
+    assert chance(found, 0.7, 1e-12) == pytest.approx(float(sum(law[15:])), rel=1e-9)
+
+
+def failing(truth: tuple[bool, ...], epsilon: float, delta: float) -> dict[tuple[bool, ...], float]:
+    """Tell every coin with probability delta, else randomised response: what correlates most."""
+    q = 1 / (1 + math.exp(-epsilon))
+    law = {}
+    for told in itertools.product([False, True], repeat=len(truth)):
+        right = sum(a == b for a, b in zip(told, truth, strict=True))
+        law[told] = (1 - delta) * q**right * (1 - q) ** (len(truth) - right) + delta * (told == truth)
+    return law
+
+
+def test_the_chance_holds_for_a_mechanism_that_fails_with_all_canaries_at_once() -> None:
+    truth, epsilon, delta = (True, False, True, True, False, True), 0.5, 0.02
+    law = failing(truth, epsilon, delta)
+    for right in range(7):
+        exact = sum(
+            p
+            for told, p in law.items()
+            if sum(a == b for a, b in zip(told, truth, strict=True)) >= right
+        )
+        found = Guesses(canaries=6, made=6, right=right)
+        assert exact <= chance(found, epsilon, delta) + 1e-12
+        assert not refuted(right, 6, 6, exact * (1 - 1e-9), approximate(epsilon, delta))
+        if right == 6:
+            # without its term in delta the bound would be false
+            assert exact > chance(found, epsilon, 1e-15)
+
+
+@pytest.mark.parametrize(
+    ("rate", "curve", "slack"),
+    [(ndtr(0.5), normal(1.0), 10.0), (1 / (1 + math.exp(-1.0)), approximate(1.0, 1e-12), 1.05)],
+)
+def test_curves_refute_no_more_than_the_law_of_independent_canaries(
+    rate: float, curve: Callable[[float], float], slack: float
+) -> None:
+    """Each canary told on its own at the best threshold of the curve: the tail is exactly binomial."""
+    made = 12
+    for right in range(7, 13):
+        law = [math.comb(made, k) * rate**k * (1 - rate) ** (made - k) for k in range(made + 1)]
+        tail = sum(law[right:])
+        assert not refuted(right, made, made, tail * (1 - 1e-9), curve)
+        levels = np.geomspace(tail, 1, 400)
+        bound = next((x for x in levels if refuted(right, made, made, float(x), curve)), 1.0)
+    # and not much less, at the end where all were right
+    assert tail <= bound < slack * tail
+
+
+def test_inverses_of_the_curves() -> None:
+    for true in (0.001, 0.2, 0.77, 0.999):
+        false = normal(1.3)(true)
+        assert ndtr(ndtri(false) + 1.3) == pytest.approx(true)
+        false = approximate(0.8, 0.01)(true)
+        most = min(1.0, math.exp(0.8) * false + 0.01, 1 - math.exp(-0.8) * (0.99 - false))
+        assert most == pytest.approx(true) or (false == 0 and true < most)
+
+
+def test_the_surest_are_guessed_and_counted() -> None:
+    scores, truth = [5.0, 4.0, 3.0, 2.0, 1.0], [True, False, True, True, False]
+    assert guessed(scores, truth, 2).right == 2
+    assert guessed(scores, truth, 5).right == 3
+    assert guessed(scores, truth, 1) == Guesses(canaries=5, made=1, right=1)
+    with pytest.raises(InvalidValue, match="at most the 5"):
+        guessed(scores, truth, 6)
+    with pytest.raises(DataError, match="same length"):
+        guessed(scores, truth[:2], 1)
+    with pytest.raises(DataError, match="no number"):
+        guessed([math.nan], [True], 1)

@@ -1,0 +1,100 @@
+"""`hush audit` on runs of `hush train`: below the charge, and above it where noise is missing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner, Result
+
+import hush
+from hush.cli.main import app
+from hush.cli.settings import Settings
+from hush.core.errors import CheckpointError, InvalidValue, LedgerError
+from hush.core.plan_file import plan_text
+from hush.noise import Gaussian
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def answer(*arguments: object) -> dict[str, Any]:
+    result = call(*arguments, "--json")
+    assert result.exit_code in (0, 1), result.exception
+    value: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return {**value, "exit": result.exit_code}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("audit")
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=20.0)
+    )
+    (folder / "plan.toml").write_text(plan_text(plan))
+    found = call(
+        *("train", "--plan", folder / "plan.toml", "--steps", 9, "--seed", 0, "--lr", 0.5),
+        *("--momentum", 0.5, "--run-dir", folder / "run", "--json"),
+    )
+    assert found.exit_code == 0, found.exception
+    return folder / "run"
+
+
+def test_what_train_was_given_is_kept(run: Path) -> None:
+    kept = Settings.read(run)
+    assert (kept.data, kept.model, kept.learning_rate, kept.momentum) == ("digits", "logistic", 0.5, 0.5)
+    assert Settings.from_plain(kept.to_plain()) == kept
+
+
+@pytest.mark.parametrize("options", [(), ("--no-others",), ("--kind", "input")])
+def test_a_run_stays_below_its_charge(run: Path, options: tuple[str, ...]) -> None:
+    found = answer("audit", run, "--seed", 1, *options)
+    charged = hush.epsilon(hush.Plan.from_plain(found["plan"]), 9, 1e-5).epsilon
+    assert found["charge"]["epsilon"] == charged.to_plain()
+    assert found["lower_bound"] <= charged.upper
+    assert (found["exceeded"], found["exit"], found["steps"]) == (False, 0, 9)
+    assert found["canaries"] == (180 if options == ("--kind", "input") else 256)
+
+
+def test_missing_noise_is_caught_and_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def less(self: Gaussian, location: Tensor, *, norm: float, generator: torch.Generator) -> Tensor:
+        return location + torch.randn(location.shape, generator=generator) * self.multiplier * norm / 32
+
+    monkeypatch.setattr(Gaussian, "around", less)
+    found = answer("audit", run, "--seed", 1, "--no-others")
+    assert found["exceeded"]
+    assert found["exit"] == 1
+    assert found["lower_bound"] > found["charge"]["epsilon"]["upper"]
+    said = call("audit", run, "--seed", 1, "--no-others").stdout
+    assert "THE BOUND IS ABOVE THE CHARGE" in said
+
+
+def test_the_text_says_what_was_done(run: Path) -> None:
+    said = call("audit", run, "--canaries", 20, "--seed", 1).stdout
+    for words in ("20 gradient canaries", "1437 other records", "not the weights", "charge", "0.95"):
+        assert words in said
+    often = call("audit", run, "--runs", 32, "--no-others", "--seed", 1).stdout
+    assert "32 runs, one gradient canary in every other" in often
+
+
+def test_what_cannot_be_audited_is_refused(run: Path, tmp_path: Path) -> None:
+    for options, error, words in (
+        (("--kind", "none"), InvalidValue, "gradient, input"),
+        (("--runs", "2"), InvalidValue, "at least 32"),
+        (("--runs", "40", "--canaries", "2"), InvalidValue, "Leave one"),
+        (("--canaries", "0"), InvalidValue, "--canaries"),
+        (("--canaries", "651"), InvalidValue, "650"),
+        (("--confidence", "1"), InvalidValue, "--confidence"),
+    ):
+        result = call("audit", run, *options)
+        assert isinstance(result.exception, error)
+        assert words in str(result.exception)
+    assert isinstance(call("audit", tmp_path).exception, CheckpointError)
+    (tmp_path / "settings.json").write_text((run / "settings.json").read_text())
+    (tmp_path / "plan.toml").write_text((run / "plan.toml").read_text())
+    with hush.Ledger(tmp_path / "ledger.jsonl"):
+        pass
+    assert isinstance(call("audit", tmp_path).exception, LedgerError)
