@@ -7,11 +7,6 @@ the same device, on all there are unless some are named. On a GPU also for 32 mi
 noise that is added to a tensor in place, as a multiple of torch.randn and an addition.
 """
 
-import statistics
-import sys
-import time
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from scipy import stats
@@ -19,12 +14,11 @@ from scipy import stats
 from hush.core.randomness import SystemSource
 from hush.noise import Gaussian, GeneralizedGaussian
 from hush.noise.ziggurat import standard
+from interleaved import Draw, devices, medians, print_rows
 
 DRAWS = {"cpu": (1_000_000,), "cuda": (1_000_000, 32_000_000)}
 BETAS = (1.0, 1.5, 2.33, 4.0)
-REPEATS, CALLS = 15, {"cpu": 1, "cuda": 5}
-
-Draw = Callable[[], object]
+REPEATS = 15
 ADDED = "torch.randn, added"
 
 
@@ -61,48 +55,17 @@ def contenders(beta: float, dtype: torch.dtype, device: torch.device, draws: int
     return ways
 
 
-def seconds(draw: Draw, device: torch.device) -> float:
-    """Time a call, from an idle device to an idle device."""
-    calls = CALLS[device.type]
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
-        draw()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / calls
-
-
-def medians(beta: float, dtype: torch.dtype, device: torch.device, draws: int) -> dict[str, float]:
-    """Seconds each way takes, interleaved."""
-    ways = contenders(beta, dtype, device, draws)
-    for draw in ways.values():  # builds tables
-        draw()
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(REPEATS):
-        for name, draw in ways.items():
-            times[name].append(seconds(draw, device))
-    return {name: statistics.median(spans) for name, spans in times.items()}
-
-
 def main() -> None:
-    both = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    devices = [torch.device(name) for name in sys.argv[1:] or both]
     print("| device | type | draws | way | " + " | ".join(f"beta {beta:g}" for beta in BETAS) + " |")
     print("|---|---|---|---|" + "---|" * len(BETAS))
-    for device in devices:
+    for device in devices():
         for dtype in (torch.float32, torch.float64):
             for draws in DRAWS[device.type]:
-                spent = [medians(beta, dtype, device, draws) for beta in BETAS]
+                spent = [
+                    medians(contenders(beta, dtype, device, draws), device, REPEATS) for beta in BETAS
+                ]
                 kind = f"{device.type} | {str(dtype).removeprefix('torch.')} | {draws:,}"
-                for way in spent[0]:
-                    if way in ("torch.randn", ADDED):
-                        cells = [f"{1e3 * each[way]:.3g} ms" for each in spent]
-                    else:
-                        by = ADDED if way == "hush, added" else "torch.randn"
-                        cells = [f"{each[way] / each[by]:.2f}" for each in spent]
-                    print(f"| {kind} | {way} | {' | '.join(cells)} |")
+                print_rows(kind, spent, lambda way: ADDED if way.endswith("added") else "torch.randn")
 
 
 if __name__ == "__main__":

@@ -30,8 +30,10 @@ MADE_HERE = {
     "reproduce/bounded_fig2.py",
     "reproduce/bounded_sampling.py",
     # and on published data sets
+    "reproduce/bounded_fig3_cifar10.py",
     "reproduce/bounded_fig4.py",
     "reproduce/bounded_probe.py",
+    "reproduce/bounded_wrn.py",
 }
 
 

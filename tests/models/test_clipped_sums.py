@@ -15,11 +15,13 @@ SHAPES = {
     "mnist-cnn": (1, 28, 28),
     "cifar-cnn": (3, 32, 32),
     "resnet22": (3, 32, 32),
+    "wrn-10-2": (3, 32, 32),
     "imdb-plain-lstm": (20,),
     "imdb-lstm": (20,),
     "scattering-linear": (81, 2, 2),
     "scattering-mnist": (81, 7, 7),
     "scattering-cifar": (243, 8, 8),
+    "efficientnet-linear": (1280,),
 }
 
 

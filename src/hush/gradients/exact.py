@@ -9,7 +9,14 @@ import torch
 @contextmanager
 def exactly(device: torch.device) -> Iterator[None]:
     """Without autograd, and without what would round sums: autocast and TensorFloat-32."""
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+    with torch.no_grad(), unrounded(device):
+        yield
+
+
+@contextmanager
+def unrounded(device: torch.device) -> Iterator[None]:
+    """Without autocast and TensorFloat-32."""
+    with torch.autocast(device.type, enabled=False):
         if device.type != "cuda":
             yield
             return

@@ -16,6 +16,7 @@ from torch.func import functional_call, grad, vjp, vmap
 from hush.clipping import L2, Linf
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.part import Clipping
+from hush.gradients.exact import unrounded
 
 Normal = Callable[[Tensor], Tensor]
 """Multiplies each row by its record's J^T diag(eta^2) J."""
@@ -101,20 +102,21 @@ def spectrum(
         gradients = grad(one_loss)(trained, value, target)
         return clip(torch.cat([part.reshape(-1) for part in gradients.values()]))
 
-    # Recorded once for all multiplications. J v is the transposed of a map that is linear in the
-    # weights: no forward mode is needed.
-    recorded: Any = vjp(lambda values: vmap(clipped)(values, targets), inputs)
-    written, transposed = recorded
-    moved: Any = vjp(lambda weights: transposed(weights)[0], torch.zeros_like(written))[1]
-
-    def normal(vectors: Tensor) -> Tensor:
-        found: Tensor = transposed(information * moved(vectors.view_as(inputs))[0])[0]
-        return found.reshape_as(vectors)
-
     start = torch.randn(
         len(inputs), inputs[0].numel(), generator=generator, device=inputs.device, dtype=inputs.dtype
     )
-    return power_iteration(normal, start, iterations=iterations, failure=failure)
+    with unrounded(inputs.device):
+        # Recorded once for all multiplications. J v is the transposed of a map that is linear in the
+        # weights: no forward mode is needed.
+        recorded: Any = vjp(lambda values: vmap(clipped)(values, targets), inputs)
+        written, transposed = recorded
+        moved: Any = vjp(lambda weights: transposed(weights)[0], torch.zeros_like(written))[1]
+
+        def normal(vectors: Tensor) -> Tensor:
+            found: Tensor = transposed(information * moved(vectors.view_as(inputs))[0])[0]
+            return found.reshape_as(vectors)
+
+        return power_iteration(normal, start, iterations=iterations, failure=failure)
 
 
 def softmax_regression(

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Self
 from hush.core.part import Noise
 from hush.core.randomness import Randomness, uniform
 from hush.noise.rectified import BOUND, SCALE
-from hush.noise.truncated_single import AT_ONCE, NARROW, SingleTruncated
+from hush.noise.truncated_single import ABOVE, AT_ONCE, BELOW, NARROW, SingleTruncated, polynomial
 
 if TYPE_CHECKING:
     import torch
 
-_FAR = 30.0
+_FAR = 16.0
 """Deviations outside the support from which the inverse cdf is taken in logarithms."""
+_NOTHING = 30.0
+"""Deviations with less beyond them than can be seen beside the tail at _FAR, and no denormal number."""
 _AT_ONCE = {"cpu": 2**15, "cuda": 2**24}
 
 
@@ -65,14 +67,30 @@ def quantile(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "t
     The location is `outside` of that end (negative: inside the support), and a `share` of all draws
     are less deep.
     """
+    depth = _near(outside.clamp(max=_FAR), width, share)
+    far = _far(outside.clamp(min=_FAR), width, share)
+    return far.where(outside > _FAR, depth).clamp_(0.0, width)
+
+
+def _near(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "torch.Tensor":
+    """`quantile` in and near the support: the tail beyond the draw, and where a tail that large begins.
+
+    By a rational function that is right to 5e-5, and a step of Halley's method, which cubes that.
+    torch.special.ndtri would not do: it takes three times as long for some numbers as for others.
+    """
     import torch
 
     # erfc, not torch.special.ndtr, which is 1 + erf and knows no tail
-    near, rest = _tail(outside), _tail(outside + width)
-    beyond = near.sub_(near.sub(rest).mul_(share))
-    depth = torch.special.ndtri(beyond).neg_().sub_(outside)
-    far = _far(outside.clamp(min=_FAR), width, share)
-    return far.where(outside > _FAR, depth).clamp_(0.0, width)
+    beyond = _tail(outside).mul_(1 - share).add_(_tail((outside + width).clamp_(max=_NOTHING)) * share)
+    # the smaller of the tail and the rest, which is a multiple of 2**-53 or rounded to 0
+    smaller = torch.minimum(beyond, (1 - beyond).clamp_(min=2.0**-54))
+    root = smaller.log().neg_().sqrt_()
+    place = polynomial(ABOVE, root, torch.empty_like(root))
+    place.div_(polynomial(BELOW, root, torch.empty_like(root)))
+    density = place.square().mul_(-0.5).exp_().mul_(1 / math.sqrt(2 * math.pi))
+    step = _tail(place).sub_(smaller).div_(density)
+    place.add_(step.div_(1 - place * step / 2))
+    return torch.copysign(place, beyond.neg_().add_(0.5)).sub_(outside)
 
 
 def _far(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "torch.Tensor":

@@ -17,10 +17,12 @@ NARROW = 0.2
 """Width in deviations below which a tail in single precision is too coarse for places in the support."""
 _FAR = 8.0
 """Deviations outside the support from which the log of the tail is inverted by its derivatives."""
-_NOTHING = 12.0
+_FARTHEST = 1e9
+"""Deviations from which all draws are at the end of the support, as far as single precision can tell."""
+_NOTHING = 11.3
 """Deviations with less beyond them than can be seen beside the tail at _FAR, and no denormal number."""
-_ABOVE = (-3.169146076, -9.956167441, 6.791834653, 10.371648548, 1.592575536)
-_BELOW = (1.0, 7.195741002, 7.363518976, 1.125664101)
+ABOVE = (-3.169146076, -9.956167441, 6.791834653, 10.371648548, 1.592575536)
+BELOW = (1.0, 7.195741002, 7.363518976, 1.125664101)
 """The tail of chance exp(-r^2), up to 1/2, begins at above(r) / below(r) to 1e-7 of .3 and itself."""
 
 
@@ -87,7 +89,7 @@ def _near(
     # the smaller of the tail and the rest, which is a multiple of 2**-24 or rounded to 0
     torch.neg(beyond, out=root).add_(1.0).clamp_(min=2.0**-25)
     torch.minimum(root, beyond, out=root).log_().neg_().sqrt_()
-    _polynomial(_ABOVE, root, depth).div_(_polynomial(_BELOW, root, rest))
+    polynomial(ABOVE, root, depth).div_(polynomial(BELOW, root, rest))
     torch.copysign(depth, beyond.neg_().add_(0.5), out=depth)
     depth.sub_(outside)
 
@@ -109,24 +111,27 @@ def _far(
     import torch
 
     inverse, w, mills, bend, twist = memory
-    torch.clamp(outside, min=_FAR, out=inverse).reciprocal_()
-    torch.clamp(inverse, min=1e-9, out=w).square_()  # its square would be denormal
+    torch.clamp(outside, _FAR, _FARTHEST, out=inverse).reciprocal_()
+    torch.square(inverse, out=w)
     # Mills' ratio is (1 - w e) / m (Abramowitz and Stegun 26.2.12; left out: 945 w^5)
-    _polynomial((1.0, -3.0, 15.0, -105.0), w, bend)
+    polynomial((1.0, -3.0, 15.0, -105.0), w, bend)
     torch.mul(w, bend, out=mills).neg_().add_(1.0)
     bend.mul_(inverse).div_(mills)  # a
-    torch.mul(w, 50.0, out=twist).sub_(4.0).mul_(w).add_(1 / 3).mul_(w.square_()).mul_(mills)  # b / 6
+    torch.mul(w, 50.0, out=twist).sub_(4.0).mul_(w).add_(1 / 3).mul_(mills)  # b / 6 w^2
     mills.mul_(inverse)  # 1 / h
-    torch.mul(twist, width, out=depth).add_(bend, alpha=0.5).mul_(width).add_(1.0).mul_(width)
-    depth.div_(mills).neg_().expm1_()
+    # to the end of the support; squares are of what is no denormal number
+    torch.mul(w, width, out=depth).clamp_(min=1e-9).square_().mul_(twist)
+    depth.add_(bend, alpha=width / 2).add_(1.0).mul_(width).div_(mills).neg_().expm1_()
     target = mills.mul_(depth.mul_(share).log1p_().neg_())
     torch.mul(target, bend, out=depth).mul_(2.0).add_(1.0).sqrt_().add_(1.0).reciprocal_()
     depth.mul_(target).mul_(2.0)
     slope = bend.mul_(depth).add_(1.0)
-    depth.addcdiv_(torch.square(depth, out=inverse).mul_(depth).mul_(twist), slope, value=-1.0)
+    # what the cubic term moves the root by, relatively
+    moved = w.mul_(depth).clamp_(min=1e-9).square_().mul_(twist).div_(slope)
+    depth.mul_(moved.neg_().add_(1.0))
 
 
-def _polynomial(
+def polynomial(
     coefficients: tuple[float, ...], x: "torch.Tensor", out: "torch.Tensor"
 ) -> "torch.Tensor":
     """The sum of coefficients[k] x^k."""

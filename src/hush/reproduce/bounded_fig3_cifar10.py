@@ -3,11 +3,12 @@
 A linear layer without bias, from zero, on EfficientNet-Lite0's 1280 features (the paper's 1024 are
 BEiT's, which are not to be had), each brought to mean 0 and variance 1 on the first 2,000 training
 images, which are taken for public and not trained on. Full-batch descent of the other 48,000 with
-momentum .9 and l-infinity clipping. The paper's grid, thinned: both learning rates and lengths, four of
-five sigma/C, two of four C, three of five a.
+momentum .9 and l-infinity clipping. The paper's grid, thinned: both learning rates and lengths, two of
+four C, three of five a, four of five sigma/C.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from hush.data import load
 from hush.data.features import with_features
 from hush.data.tensors import tensors
 from hush.report.table import Table
-from hush.reproduce.bounded_fig3 import as_text, ratios_at
+from hush.reproduce.bounded_fig3 import as_text, draw_ratios, ratios_at
 from hush.reproduce.bounded_probe import (
     CLASSES,
     DELTA,
@@ -84,15 +85,6 @@ def bounded_fig3_cifar10(*, device: str = "cpu", seeds: int = 1, processes: int 
             )
     ratios = [ratios_at(rows, target) for target in TARGETS]
 
-    def draw(axes: Any) -> None:
-        for k, kind in enumerate(KINDS[1:]):
-            for column, line, name in ((1, "o-", "charged"), (0, "--", "paper")):
-                values = [row[1 + 2 * k + column] for row in ratios]
-                axes.plot(TARGETS, values, line, color=f"C{k}", label=f"{kind}, {name}")
-        axes.axhline(1.0, color="gray", linestyle=":")
-        axes.set(xlabel="test accuracy reached, %", ylabel="epsilon over the Gaussian's")
-        axes.legend(frameon=False)
-
     return Figure(
         name="bounded-fig3-cifar10",
         title=f"Linear probing, {FEATURES} features of CIFAR-10: records at hand",
@@ -101,7 +93,7 @@ def bounded_fig3_cifar10(*, device: str = "cpu", seeds: int = 1, processes: int 
             *("C", "a", "learning rate", "steps"),
         ],
         rows=rows,
-        draw=draw,
+        draw=partial(draw_ratios, ratios),
         summary=Table(
             header=[
                 *("accuracy >=", "Gaussian epsilon"),

@@ -5,6 +5,7 @@ the steps; J the Jacobian of its clipped gradient, in closed form. Over the firs
 set: what is called the largest is the largest of those.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,20 +44,12 @@ def bounded_fig4(*, device: str = "cpu", seeds: int = 1) -> Figure:
             found.append((accuracy(weights, x_test, y_test), loss.largest, loss.median))
         rows.append([way.kind, way.scale, way.bound, *np.mean(found, 0).tolist()])
 
-    def draw(panels: Any) -> None:
-        for panel, column, name in ((panels[0], 4, "largest"), (panels[1], 5, "median")):
-            for k, kind in enumerate(KINDS):
-                front = frontier(rows, kind, column)
-                panel.plot(*zip(*front, strict=True), "o-", color=f"C{k}", label=kind)
-            panel.set(xscale="log", xlabel=f"{name} eta", ylabel="test accuracy, %")
-        panels[0].legend(frameon=False)
-
     return Figure(
         name="bounded-fig4",
         title=f"Fisher information loss, linear probing, scattering of {DATA}",
         header=["law", "sigma/C", "a/sigma", "accuracy %", "largest eta", "median eta"],
         rows=rows,
-        draw=draw,
+        draw=partial(draw_frontiers, rows),
         panels=2,
         notes=[
             f"{STEPS} full-batch steps, mean of {seeds} seed(s); loss of {WATCHED} records, upper ends",
@@ -64,6 +57,16 @@ def bounded_fig4(*, device: str = "cpu", seeds: int = 1) -> Figure:
             "lines: no run of the same law is as accurate for less",
         ],
     )
+
+
+def draw_frontiers(rows: list[list[Any]], panels: Any) -> None:
+    """Accuracy over the largest and over the median loss."""
+    for panel, column, name in ((panels[0], 4, "largest"), (panels[1], 5, "median")):
+        for k, kind in enumerate(KINDS):
+            front = frontier(rows, kind, column)
+            panel.plot(*zip(*front, strict=True), "o-", color=f"C{k}", label=kind)
+        panel.set(xscale="log", xlabel=f"{name} eta", ylabel="test accuracy, %")
+    panels[0].legend(frameon=False)
 
 
 def frontier(rows: list[list[Any]], kind: str, column: int) -> list[tuple[float, float]]:
