@@ -25,6 +25,8 @@ MADE_HERE = {
     "training/linear.py",
     "training/mean.py",
     "training/told.py",
+    # attacks on made-up records
+    "audit/mechanism.py",
     # recipes on made-up records
     "reproduce/bounded_fig1.py",
     "reproduce/bounded_fig2.py",

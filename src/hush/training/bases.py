@@ -93,9 +93,9 @@ def principal_directions(
     return basis
 
 
-# What is added to each column, as a share of it: enough that columns which depend on each other have a
-# triangular factor in double precision, and too little to turn one that does not.
-_STIR = 1e-5
+# What is added to each column, as a share of it, so that columns which depend on each other have a
+# triangular factor in double precision: the least that does.
+_STIRS = (1e-7, 1e-5)
 
 
 def _orthonormal(block: Tensor, basis: Tensor, generator: torch.Generator) -> Tensor:
@@ -104,19 +104,32 @@ def _orthonormal(block: Tensor, basis: Tensor, generator: torch.Generator) -> Te
     Random directions make up for what the block lacks in rank. By triangular factors of inner products
     in double precision, twice: on a GPU a QR decomposition of such columns came out as no numbers.
     """
-    least = torch.finfo(block.dtype).tiny
     stir = torch.randn(block.shape, generator=generator, device=block.device, dtype=block.dtype)
-    for share in (_STIR / math.sqrt(len(block)), 0.0):
-        block = block - basis @ (basis.T @ block)
-        block = block / torch.linalg.vector_norm(block, dim=0).clamp(min=least) + share * stir
-        factor = torch.linalg.cholesky_ex(_products(block)).L
-        block = torch.cat([_whitened(run, factor) for run in block.split(_AT_ONCE)])
-    return block
+    block = _unit(block, basis)
+    for share in _STIRS:
+        stirred = block + share / math.sqrt(len(block)) * stir
+        factor, failed = torch.linalg.cholesky_ex(_products(stirred))
+        if not bool(failed):
+            break
+    block = _unit(_whitened(stirred, factor), basis)
+    return _whitened(block, torch.linalg.cholesky_ex(_products(block)).L)
 
 
-def _whitened(rows: Tensor, factor: Tensor) -> Tensor:
-    exact: Tensor = torch.linalg.solve_triangular(factor.T, rows.double(), upper=True, left=False)
-    return exact.to(rows.dtype)
+def _unit(block: Tensor, basis: Tensor) -> Tensor:
+    """The columns without what the basis holds of them, each of length 1."""
+    block = block - basis @ (basis.T @ block)
+    length: Tensor = torch.linalg.vector_norm(block, dim=0)
+    return block / length.clamp(min=torch.finfo(block.dtype).tiny)
+
+
+def _whitened(columns: Tensor, factor: Tensor) -> Tensor:
+    """The columns times the inverse of a triangular factor of their inner products."""
+    return torch.cat(
+        [
+            torch.linalg.solve_triangular(factor.T, run.double(), upper=True, left=False).to(run.dtype)
+            for run in columns.split(_AT_ONCE)
+        ]
+    )
 
 
 def _products(columns: Tensor) -> Tensor:
