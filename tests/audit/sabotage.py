@@ -73,6 +73,41 @@ def reseeded_every_step(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrivateStep, "_noisy_mean", noisy_mean)
 
 
+def two_seeds_in_turn(patch: pytest.MonkeyPatch) -> None:
+    def noisy_mean(self: PrivateStep, batch: Batch) -> Tensor:
+        assert isinstance(self.generator, torch.Generator)
+        self.generator.manual_seed(self.steps % 2)
+        return NOISY_MEAN(self, batch)
+
+    patch.setattr(PrivateStep, "_noisy_mean", noisy_mean)
+
+
+def _other_noise(patch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
+    def around(self: hush.Gaussian, location: Tensor, *, norm: float, generator: Any) -> Tensor:
+        noise = AROUND(self, torch.zeros_like(location), norm=norm, generator=generator)
+        return location + change(noise / (norm * self.multiplier)) * norm * self.multiplier
+
+    patch.setattr(hush.Gaussian, "around", around)
+
+
+def the_same_noise_for_both_halves(patch: pytest.MonkeyPatch) -> None:
+    _other_noise(patch, lambda noise: noise[: (len(noise) + 1) // 2].repeat(2)[: len(noise)])
+
+
+def one_number_without_noise(patch: pytest.MonkeyPatch) -> None:
+    _other_noise(patch, lambda noise: torch.cat([torch.zeros(1), noise[1:]]))
+
+
+def coins_for_noise(patch: pytest.MonkeyPatch) -> None:
+    """As much noise as is charged, of another law."""
+    _other_noise(patch, torch.sign)
+
+
+def drawn_twice(patch: pytest.MonkeyPatch) -> None:
+    draw = hush.Poisson.draw
+    patch.setattr(hush.Poisson, "draw", lambda self, *given: draw(self, *given).repeat_interleave(2))
+
+
 def batches_of_one_size(patch: pytest.MonkeyPatch) -> None:
     def draw(self: hush.Poisson, records: int, generator: Any) -> Tensor:
         return torch.randperm(records, generator=generator)[: round(records * self.rate)]

@@ -21,7 +21,9 @@ from hush.audit.checks import (
     draws_poisson,
     influence,
     masks_independent,
+    noise_apart,
     noise_fresh,
+    noise_law,
     noise_scale,
     observe,
 )
@@ -75,6 +77,16 @@ def fresh(seed: int) -> Check:
     return noise_fresh(observe(step, data, STEPS))
 
 
+def apart(seed: int) -> Check:
+    step, data = problem(seed=seed)
+    return noise_apart(observe(step, data, STEPS))
+
+
+def law(seed: int) -> Check:
+    step, data = problem(seed=seed)
+    return noise_law(observe(step, data, STEPS))
+
+
 def draws(seed: int) -> Check:
     step, data = problem(seed=seed)
     return draws_poisson(observe(step, data, 2 * STEPS))
@@ -112,6 +124,11 @@ CAUGHT: list[tuple[sabotage.Sabotage, Callable[[int], Check]]] = [
     (sabotage.divided_by_who_came, one_record),
     (sabotage.clipping_after_averaging, one_record),
     (sabotage.reseeded_every_step, fresh),
+    (sabotage.two_seeds_in_turn, fresh),
+    (sabotage.the_same_noise_for_both_halves, apart),
+    (sabotage.one_number_without_noise, law),
+    (sabotage.coins_for_noise, law),
+    (sabotage.drawn_twice, draws),
     (sabotage.batches_of_one_size, draws),
     (sabotage.shuffled_epochs, draws),
     (sabotage.one_mask_for_all_numbers, masks),

@@ -99,9 +99,24 @@ def test_long_columns_of_several_blocks_are_orthonormal_up_to_their_rounding() -
         assert crookedness(principal_directions(rows, (16, 48, 192), 2, seeded())) < 1e-7
 
 
-def test_gradients_without_a_finite_basis_are_refused() -> None:
-    with pytest.raises(DataError, match="no basis in finite numbers"):
-        principal_directions(falling(20, 30, 0.9, seed=6) * 1e25, (3,), 2, seeded())
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e25])
+def test_few_directions_are_made_up_to_an_orthonormal_basis(size: float) -> None:
+    one = torch.randn(1, 2000, generator=seeded())
+    cases = [
+        (one.repeat(64, 1), (1,) * 8),
+        (one.repeat(64, 1), (5, 5, 5)),
+        (falling(64, 700, 0.9, seed=7)[:, :1] * one[:, :700], (60,)),
+        (torch.zeros(4, 50), (3, 4)),
+    ]
+    for rows, ranks in cases:
+        for seed in range(4):
+            basis = principal_directions(rows * size, ranks, 4, seeded(seed))
+            assert crookedness(basis) < 1e-6
+
+
+def test_gradients_without_a_basis_are_refused() -> None:
+    with pytest.raises(DataError, match="no orthonormal basis"):
+        principal_directions(torch.full((20, 30), math.nan), (3,), 2, seeded())
 
 
 def frame_of(ranks: tuple[int, ...], groups: int = 2, seed: int = 0, records: int = 60) -> Frame:

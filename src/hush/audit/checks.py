@@ -27,6 +27,8 @@ from hush.training.step import PrivateStep
 LEVEL = 1e-6
 """A check fails below this p-value: of a million that should pass, one fails by chance."""
 _ROUNDED = 1e-3
+_APART = 200
+"""Rows that are compared are at most so far apart, or half of them all."""
 Array = npt.NDArray[np.float64]
 
 
@@ -91,13 +93,23 @@ def noise_scale(seen: Observed) -> Check:
     return Check(name="noise scale", p_value=_two_sided(law.cdf(total), law.sf(total)))
 
 
+def noise_law(seen: Observed) -> Check:
+    """Whether the noise has the law that is charged, and each number its share (exact gamma laws)."""
+    law = stats.gamma(len(seen.noise) / seen.exponent)
+    totals = (np.abs(seen.noise) ** seen.exponent).sum(0)
+    each_number = min(map(_two_sided, law.cdf(totals), law.sf(totals))) * totals.size
+    together = float(stats.kstest(seen.noise.ravel(), stats.gennorm(seen.exponent).cdf).pvalue)
+    return Check(name="law of the noise", p_value=min(1.0, 2 * min(each_number, together)))
+
+
 def noise_fresh(seen: Observed) -> Check:
-    """Whether the noise of a step says nothing of the next step's."""
-    now, after = seen.noise[:-1], seen.noise[1:]
-    # given the first, the sign of each number of the second is a coin: exact for any symmetric law
-    agree = int((np.sign(now) == np.sign(after)).sum())
-    p_value = float(stats.binomtest(agree, now.size, 0.5).pvalue)
-    return Check(name="noise of successive steps", p_value=p_value)
+    """Whether the noise of a step says nothing of a later step's."""
+    return Check(name="noise of other steps", p_value=_repeats(seen.noise))
+
+
+def noise_apart(seen: Observed) -> Check:
+    """Whether the noise of a number says nothing of another number's in the same step."""
+    return Check(name="noise of other numbers", p_value=_repeats(seen.noise.T))
 
 
 def draws_poisson(seen: Observed) -> Check:
@@ -105,8 +117,9 @@ def draws_poisson(seen: Observed) -> Check:
     rate, steps = seen.plan.sampling.participation, len(seen.drawn)
     taken = np.zeros((steps, seen.records))
     for row, indices in zip(taken, seen.drawn, strict=True):
-        row[indices.cpu().numpy()] = 1
-    return Check(name="draws of records", p_value=_coins(taken, rate))
+        np.add.at(row, indices.cpu().numpy(), 1)
+    p_value = _coins(taken, rate) if taken.max(initial=0) <= 1 else 0.0  # nobody takes part twice
+    return Check(name="draws of records", p_value=p_value)
 
 
 def masks_independent(
@@ -203,6 +216,20 @@ def _law(step: PrivateStep) -> tuple[float, Array]:
             "with hush.audit.mechanism.audit, and its masks with masks_independent."
         )
     return exponents.pop(), np.concatenate(scales)
+
+
+def _repeats(noise: Array) -> float:
+    """The p-value of rows that say nothing of each other: how often rows so far apart agree in sign.
+
+    For any symmetric law the products of signs at one distance are independent coins, exactly.
+    """
+    signs, rows = np.sign(noise), len(noise)
+    apart = {*range(1, min(rows, _APART + 1)), rows // 2} - {0}
+    found = [
+        float(stats.binomtest(int((signs[k:] == signs[:-k]).sum()), signs[k:].size, 0.5).pvalue)
+        for k in apart
+    ]
+    return min(1.0, len(found) * min(found, default=1.0))
 
 
 def _coins(table: Array, rate: float) -> float:

@@ -79,7 +79,8 @@ class Roc:
     def accuracy(self, threshold: float, confidence: float = 0.95) -> Estimate:
         """How often members lie above the threshold and others do not, at even odds.
 
-        The threshold must have been chosen without these records, or without knowing which are members.
+        The threshold must have been chosen without these records. With one that is their own median the
+        interval is right for many records, and for few it misses a little more often than it says.
         There must be as many members as others. The right guesses are then a sum of independent coins
         with two chances, whose tails are no heavier than those of equal coins (Hoeffding 1956): one
         interval of Clopper and Pearson holds for both. It is over the records, for the model at hand.

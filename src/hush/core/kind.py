@@ -23,8 +23,10 @@ _MADE = {
 def check_kind(name: str, value: object, kind: type[T]) -> T:
     """Return `value` if it is a `kind`; else raise an error that says what would be one."""
     if not isinstance(value, kind):
+        # a value of some size may be records
+        shown = repr(value) if isinstance(value, str | float | int | None) else "..."
         raise InvalidValue(
-            f"{name}={value!r} must be a {kind.__name__}, not a {type(value).__name__}. "
+            f"{name}={shown} must be a {kind.__name__}, not a {type(value).__name__}. "
             f"Pass e.g. {_MADE[kind.__name__]}.",
             key=name,
         )

@@ -79,45 +79,56 @@ def principal_directions(
     """
     length = rows.shape[1]
     basis = rows.new_zeros(length, 0)
+    scale = float(rows.abs().max()) if rows.numel() else 0.0
+    if 0 < scale < math.inf:
+        rows /= scale  # products of very small or large numbers would leave the range
     for rank in ranks:
         block = torch.randn(length, rank, generator=generator, device=rows.device, dtype=rows.dtype)
         for _ in range(iterations):
             block = _orthonormal(rows.T @ (rows @ block), basis, generator)
         rows.addmm_(rows @ block, block.T, alpha=-1)
         basis = torch.cat([basis, block], 1)
-    if not bool(basis.isfinite().all()):
+    if 0 < scale < math.inf:
+        rows *= scale
+    one = torch.eye(basis.shape[1], dtype=torch.float64, device=basis.device)
+    if not bool(((_products(basis) - one).abs() < _CROOKED).all()):
         raise DataError(
-            "the public gradients have no basis in finite numbers: they are too large or too small for "
-            "their type. Check the model, and what the public records are divided by."
+            "no orthonormal basis was found for the public gradients: they are not finite, or lie in "
+            "fewer directions than the ranks ask for. Check the public records, or lower the ranks."
         )
     return basis
 
 
-# What is added to each column, as a share of it, so that columns which depend on each other have a
-# triangular factor in double precision: the least that does.
+# What is added to each column, as a share of it, so that columns which depend on each other, or on the
+# basis, have a triangular factor in double precision: the least that does.
 _STIRS = (1e-7, 1e-5)
+_CROOKED = 1e-6
 
 
 def _orthonormal(block: Tensor, basis: Tensor, generator: torch.Generator) -> Tensor:
     """Orthonormal columns that span the block's and are orthogonal to the basis.
 
     Random directions make up for what the block lacks in rank. By triangular factors of inner products
-    in double precision, twice: on a GPU a QR decomposition of such columns came out as no numbers.
+    in double precision: on a GPU a QR decomposition of such columns came out as no numbers.
     """
     stir = torch.randn(block.shape, generator=generator, device=block.device, dtype=block.dtype)
-    block = _unit(block, basis)
+    unit = _unit(block)
     for share in _STIRS:
-        stirred = block + share / math.sqrt(len(block)) * stir
-        factor, failed = torch.linalg.cholesky_ex(_products(stirred))
+        block = unit + share / math.sqrt(len(block)) * stir
+        for _ in range(3):  # a column that lies in the basis leaves its rounding, which does too
+            block = _unit(block - basis @ (basis.T @ block))
+        factor, failed = torch.linalg.cholesky_ex(_products(block))
         if not bool(failed):
             break
-    block = _unit(_whitened(stirred, factor), basis)
-    return _whitened(block, torch.linalg.cholesky_ex(_products(block)).L)
+    block = _whitened(block, factor)
+    for _ in range(2):
+        block = block - basis @ (basis.T @ block)
+        block = _whitened(block, torch.linalg.cholesky_ex(_products(block)).L)
+    return block
 
 
-def _unit(block: Tensor, basis: Tensor) -> Tensor:
-    """The columns without what the basis holds of them, each of length 1."""
-    block = block - basis @ (basis.T @ block)
+def _unit(block: Tensor) -> Tensor:
+    """The columns, each of length 1."""
     length: Tensor = torch.linalg.vector_norm(block, dim=0)
     return block / length.clamp(min=torch.finfo(block.dtype).tiny)
 
