@@ -28,7 +28,7 @@ from hush.audit.checks import (
     observe,
 )
 from hush.audit.selective_checks import no_change_measured, rollback_complete
-from hush.core.errors import Unsupported
+from hush.core.errors import InvalidValue, Unsupported
 from hush.core.part import Always, Clipping, Noise, Release
 from hush.training.step import PrivateStep
 from tests.audit import sabotage
@@ -205,7 +205,9 @@ def test_other_noise_and_clipping_pass_and_fail_alike(
 ) -> None:
     step, data = problem(noise=noise, clipping=clipping)
     seen = observe(step, data, STEPS)
-    for check in (noise_scale(seen), noise_fresh(seen), draws_poisson(seen)):
+    for check in (
+        look(seen) for look in (noise_scale, noise_law, noise_fresh, noise_apart, draws_poisson)
+    ):
         assert check.passed, check
     assert influence(step, next(step.batches(data))).passed
     sabotage.noise_per_rank(monkeypatch)
@@ -228,8 +230,12 @@ def test_p_values_are_even_where_nothing_is_wrong() -> None:
 def test_what_cannot_be_looked_at_is_said() -> None:
     step, data = problem(noise=hush.Rectified(scale=1.0, bound=3.0))
     with pytest.raises(Unsupported, match="not added"):
-        observe(step, data, 1)
+        observe(step, data, 2)
     step, data = problem()
+    with pytest.raises(InvalidValue, match="steps=1"):
+        observe(step, data, 1)
+    with pytest.raises(Unsupported, match="no masks"):
+        masks_independent(hush.Poisson(rate=0.5))
     with pytest.raises(Unsupported, match="selective"):
         rollback_complete(step, data, 1)
     eager = hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=1e9)

@@ -14,6 +14,7 @@ from hush.cli.main import app
 from hush.cli.settings import Settings
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError
 from hush.core.plan_file import plan_text
+from hush.core.randomness import Randomness, source_for
 from hush.noise import Gaussian
 
 
@@ -85,7 +86,7 @@ def test_what_cannot_be_audited_is_refused(run: Path, tmp_path: Path) -> None:
         (("--kind", "none"), InvalidValue, "gradient, input"),
         (("--runs", "2"), InvalidValue, "at least 32"),
         (("--runs", "40", "--canaries", "2"), InvalidValue, "Leave one"),
-        (("--canaries", "0"), InvalidValue, "--canaries"),
+        (("--canaries", "7"), InvalidValue, "refute nothing"),
         (("--canaries", "651"), InvalidValue, "650"),
         (("--confidence", "1"), InvalidValue, "--confidence"),
     ):
@@ -95,6 +96,43 @@ def test_what_cannot_be_audited_is_refused(run: Path, tmp_path: Path) -> None:
     assert isinstance(call("audit", tmp_path).exception, CheckpointError)
     (tmp_path / "settings.json").write_text((run / "settings.json").read_text())
     (tmp_path / "plan.toml").write_text((run / "plan.toml").read_text())
+    assert "no ledger.jsonl" in str(call("audit", tmp_path).exception)
     with hush.Ledger(tmp_path / "ledger.jsonl"):
         pass
     assert isinstance(call("audit", tmp_path).exception, LedgerError)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("learning_rate", -1),
+        ("learning_rate", "a"),
+        ("learning_rate", float("inf")),
+        ("momentum", 5),
+        ("adam", "yes"),
+        ("public_records", -4),
+        ("delta", 2),
+    ],
+)
+def test_damaged_settings_are_refused(run: Path, tmp_path: Path, name: str, value: object) -> None:
+    written = json.loads((run / "settings.json").read_text())
+    (tmp_path / "settings.json").write_text(json.dumps({**written, name: value}))
+    result = call("audit", tmp_path)
+    assert isinstance(result.exception, CheckpointError)
+    assert name in str(result.exception)
+
+
+def test_a_secure_run_is_audited_with_the_secure_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call("train", "--secure", "--epochs", 1, "--run-dir", tmp_path / "run")
+    assert Settings.read(tmp_path / "run").secure
+    asked = []
+
+    def noted(device: torch.device, generator: torch.Generator | None, *, secure: bool) -> Randomness:
+        asked.append(secure)
+        return source_for(device, generator, secure=secure)
+
+    monkeypatch.setattr("hush.training.step.source_for", noted)
+    assert call("audit", tmp_path / "run", "--canaries", 8).exit_code == 0
+    assert asked == [True]

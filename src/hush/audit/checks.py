@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from hush.audit import copies
 from hush.clipping import Importance, Linf
 from hush.core.errors import Unsupported
+from hush.core.kind import check_kind
+from hush.core.number import check_count
 from hush.core.part import Sampling
 from hush.core.plan import Plan
 from hush.gradients.structure import each
@@ -58,7 +60,8 @@ class Observed:
 
 
 def observe(step: PrivateStep, data: Data, steps: int) -> Observed:
-    """Run so many steps and keep what they drew; the model moves as it would."""
+    """Run so many steps, two at least, and keep what they drew; the model moves as it would."""
+    check_count("steps", steps, "one step says nothing of another", at_least=2)
     exponents, scales = _law(step)
     drawn, noise = [], []
     for batch in step.batches(data, steps=steps):
@@ -130,7 +133,13 @@ def masks_independent(
     A private step shows its masks where there is next to no noise: of records that move numbers of
     their own, one by one; of records that all move the same numbers, how many are kept of each.
     """
+    check_kind("sampling", sampling, Sampling)  # type: ignore[type-abstract]
     rate = sampling.thinning
+    if rate == 1:
+        raise Unsupported(
+            f"{type(sampling).__name__} samples no coordinates, so there are no masks to look at. Pass "
+            "Coordinate or Twice."
+        )
     plan = Plan(sampling=sampling, clipping=Linf(norm=1.0), noise=Gaussian(multiplier=1e-3))
     kept = np.abs(copies.released(plan, touched=numbers, runs=records, seed=seed).present) > 0.5
     # a record of which nothing is left did not take part, but for a chance of (1 - rate)^numbers
@@ -238,6 +247,8 @@ def _coins(table: Array, rate: float) -> float:
     The first is exact. The spreads are chi-square to a relative 1 / (size x rate) of their variance.
     """
     thrown, heads = table.size, int(table.sum())
+    if rate == 1:
+        return float(heads == thrown)
     found = [float(stats.binomtest(heads, thrown, rate).pvalue)]
     for axis in (0, 1):
         found.append(_spread(table.sum(axis), table.shape[axis], rate))

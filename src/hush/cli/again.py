@@ -101,7 +101,8 @@ class Again:
         canaries: tuple[Tensor, Tensor] | Directions,
         included: Tensor,
     ) -> Planted:
-        device = self._made.train[0].device
+        secure = self._made.settings.secure
+        own = torch.Generator(self._made.train[0].device).manual_seed(seed_from(self._coins))
         return run_with_canaries(
             model,
             nn.CrossEntropyLoss(),
@@ -113,7 +114,8 @@ class Again:
             steps=self._steps,
             delta=self._made.settings.delta,
             others=self._others,
-            generator=torch.Generator(device).manual_seed(seed_from(self._coins)),
+            generator=None if secure else own,
+            secure=secure,
             views=self._made.views,
             public=self._made.public,
         )

@@ -13,6 +13,7 @@ from hush.core.plan_file import read_plan
 
 _CONFIDENCE = Range(above=0, below=1, why="it is how often the bound holds", example=0.95)
 _FEW_RUNS = 32
+_FEW_CANARIES = 8
 _KINDS = ("gradient", "input")
 
 
@@ -52,7 +53,9 @@ def audit(
     _CONFIDENCE.check("--confidence", confidence)
     check_count("--runs", runs, "they are counted", at_least=1)
     if canaries is not None:
-        check_count("--canaries", canaries, "they are counted", at_least=1)
+        # all right by chance must be rarer than what a share of 1 - confidence allows
+        least = 1 if runs > 1 else _FEW_CANARIES
+        check_count("--canaries", canaries, "fewer refute nothing", at_least=least)
     if kind not in _KINDS:
         raise InvalidValue(f"--kind {kind} must be one of {', '.join(_KINDS)}.")
     if 1 < runs < _FEW_RUNS:
@@ -67,9 +70,17 @@ def audit(
         )
     settings = Settings.read(run_dir)
     plan = read_plan(run_dir / "plan.toml")
+    if not (run_dir / "ledger.jsonl").is_file():
+        raise LedgerError(
+            f"{run_dir} has no ledger.jsonl: what was trained and charged is not known. Name the folder "
+            "of a run that `hush train` has finished."
+        )
     steps = Ledger(run_dir / "ledger.jsonl", read_only=True).counts.get(plan, 0)
     if not steps:
-        raise LedgerError(f"the ledger of {run_dir} has no step of its plan: nothing was trained.")
+        raise LedgerError(
+            f"the ledger of {run_dir} has no step of its plan.toml: nothing was trained, or it has "
+            "changed. Name the folder of a run as `hush train` left it."
+        )
     made = made_again(settings, data_dir, device_of(device))
     again = Again(made=made, plan=plan, steps=steps, kind=kind, others=others, seed=seed)
     found = again.once(canaries, confidence) if runs == 1 else again.often(runs, confidence)

@@ -1,12 +1,15 @@
 """What a run was made with, apart from its plan: kept beside it, so that it can be made again."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hush.core.durable import replace_file
 from hush.core.errors import CheckpointError, HushError
+from hush.core.guarantee import DELTA
+from hush.core.kind import check_kind
+from hush.core.number import Range, check_count
 from hush.core.value import Value
 
 if TYPE_CHECKING:
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
     from hush.gradients.recording import Views
 
 _NAME = "settings.json"
+RATE = Range(above=0, at_most=1e6, why="it is how far a step goes", example=1.0)
+MOMENTUM = Range(at_least=0, below=1, why="at 1 no update is ever forgotten", example=0.9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +29,20 @@ class Settings(Value):
 
     data: str
     model: str
-    delta: float
-    learning_rate: float
-    momentum: float = 0.0
+    delta: float = field(metadata=DELTA)
+    learning_rate: float = field(metadata={"range": RATE})
+    momentum: float = field(default=0.0, metadata={"range": MOMENTUM})
     adam: bool = False
     features: str | None = None
     views: int | None = None
     public_records: int = 0
+    secure: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("adam", "secure"):
+            check_kind(name, getattr(self, name), bool)
+        check_count("public_records", self.public_records, "records are counted", at_least=0)
 
     def write(self, folder: Path) -> None:
         """Put them beside the plan."""

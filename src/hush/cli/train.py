@@ -27,20 +27,18 @@ from hush.cli.options import (
 )
 from hush.cli.output import print_json
 from hush.cli.selective import TestBatch, TestClip, TestKind, TestNoise, Threshold, release_of
-from hush.cli.settings import Made, Settings
+from hush.cli.settings import MOMENTUM, RATE, Made, Settings
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from hush.core.number import Range
 from hush.core.plan_file import read_plan
 
-_RATE = Range(above=0, at_most=1e6, why="it is how far a step goes", example=1.0)
 _VIEWS = Range(
     at_least=1,
     at_most=1024,
     why="each is a pass over the record, which has one clipped gradient however many there are",
     example=4,
 )
-_MOMENTUM = Range(at_least=0, below=1, why="at 1 no update is ever forgotten", example=0.9)
 
 _MODELS = {
     "digits": "logistic",
@@ -126,8 +124,8 @@ def train(
         refuse_together(plan=plan, **{name: given})
     refuse_together(steps=steps, epochs=epochs)
     refuse_together(adam=adam, momentum=momentum)
-    _RATE.check("--lr", learning_rate)
-    _MOMENTUM.check("--momentum", momentum or 0.0)
+    RATE.check("--lr", learning_rate)
+    MOMENTUM.check("--momentum", momentum or 0.0)
     budget = Budget(epsilon=epsilon, delta=delta)
     _VIEWS.check("--views", 1 if views is None else views)
     # before the data, whose features may take minutes
@@ -184,6 +182,7 @@ def train(
             features=features,
             views=views,
             public_records=public_records or 0,
+            secure=secure,
         ),
         train=(x_train.to(place), y_train.to(place)),
         test=(x_test.to(place), y_test.to(place)),

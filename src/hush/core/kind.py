@@ -10,6 +10,7 @@ T = TypeVar("T")
 _MADE = {
     "Plan": "hush.Plan(sampling=..., clipping=..., noise=...)",
     "Budget": "hush.Budget(epsilon=3.0, delta=1e-5)",
+    "Sampling": "hush.Coordinate(rate=0.5)",
     "Noise": "hush.Gaussian(multiplier=1.0)",
     "Module": "torch.nn.Linear(64, 10)",
     "Optimizer": "torch.optim.SGD(model.parameters(), lr=0.1)",
@@ -17,6 +18,7 @@ _MADE = {
     "Tensor": "torch.zeros(3)",
     "dict": "what state_dict() gave",
     "str": "a string",
+    "bool": "True",
 }
 
 

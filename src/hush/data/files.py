@@ -46,7 +46,7 @@ def placement(name: str, folder: Path) -> str:
         [
             "Put the published files, unchanged, here:",
             *paths,
-            f"and point at {folder} with --data-dir or the environment variable HUSH_DATA.",
+            f"and point at {folder} with HUSH_DATA in the environment (hush train: or --data-dir).",
         ]
     )
 

@@ -88,6 +88,7 @@ def charged(counts: Mapping[Plan, int], delta: float, neighbours: Neighbours, un
 
 def as_scores(scores: Tensor) -> Tensor:
     """The scores in double precision; raises unless there is a row a query and two classes or more."""
+    scores = torch.as_tensor(scores)
     real = not scores.is_complex() and bool(scores.isfinite().all())
     if scores.dim() != 2 or scores.shape[1] < 2 or not real:
         raise DataError(

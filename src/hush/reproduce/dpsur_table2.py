@@ -36,10 +36,13 @@ def table2(
     """Every way at every epsilon, and the best of those that stay within it."""
     short = device == "cpu"
     levels = tuple(epsilons or ((1.0, 3.0) if short else EPSILONS))
-    ways = [way for way in WAYS[data] if (way.quick or not short) and only in way.name]
+    named = [way for way in WAYS[data] if only in way.name]
+    if not named:
+        names = ", ".join(way.name for way in WAYS[data])
+        raise InvalidValue(f"no method has {only!r} in its name: choose from {names}.")
+    ways = [way for way in named if way.quick or not short]
     if not ways:
-        kind = f"called {only!r} " if only else ""
-        raise InvalidValue(f"a CPU trains nothing {kind}on {data} in good time: pass --device cuda.")
+        raise InvalidValue(f"a CPU trains none of this on {data} in good time: pass --device cuda.")
     length = epochs or (_SHORT if short else None)
     cells = [(way, level) for level in levels for way in ways]
     rows: list[list[Any]] = []
