@@ -19,6 +19,7 @@ def audit_mechanisms() -> Figure:
         runs = each.runs * (WHOLE_STEPS if each.whole_steps else SIDE_BY_SIDE)
         found = each.attack(runs=runs, confidence=confidence)
         rows.append([each.name, found.runs, found.lower, found.charge, found.tightness])
+        print(f"  {each.name}: {found.lower:.3g} of {found.charge:.3g}", flush=True)
     broken = [str(name) for name, _, lower, charge, _ in rows if float(str(lower)) > float(str(charge))]
 
     def draw(axes: Any) -> None:
