@@ -58,6 +58,7 @@ def test_a_run_stays_below_its_charge(run: Path, options: tuple[str, ...]) -> No
     assert found["lower_bound"] <= charged.upper
     assert (found["exceeded"], found["exit"], found["steps"]) == (False, 0, 9)
     assert found["canaries"] == (180 if options == ("--kind", "input") else 256)
+    assert 0 <= found["guesses"]["right"] <= found["guesses"]["made"] <= found["canaries"]
 
 
 def test_missing_noise_is_caught_and_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hush.audit.canaries import Directions, directions_for, mislabelled
 from hush.audit.many_runs import ManyRuns, many_runs
-from hush.audit.one_run import OneRun, one_run
+from hush.audit.one_run import Guesses, OneRun, one_run
 from hush.audit.planted import Planted, run_with_canaries
 from hush.cli.settings import Made
 from hush.core.guarantee import Guarantee
@@ -26,6 +26,8 @@ class Finding:
     gaussian_epsilon: float
     charge: Guarantee
     canaries: int
+    guesses: Guesses | None
+    """Of one run with many canaries."""
     told: str
     """How it was found, in words."""
 
@@ -60,7 +62,7 @@ class Again:
             f"{many} {self._kind} canaries, each in by a fair coin; {found.guesses.right} of "
             f"{found.guesses.made} guesses right"
         )
-        return self._finding(found, planted.charge, many, told)
+        return self._finding(found, planted.charge, many, found.guesses, told)
 
     def often(self, runs: int, confidence: float) -> Finding:
         """One canary, in every other run."""
@@ -76,15 +78,23 @@ class Again:
             scores[True], scores[False], delta=self._made.settings.delta, confidence=confidence
         )
         told = f"{runs} runs, one {self._kind} canary in every other; half of them chose the threshold"
-        return self._finding(found, planted.charge, 1, told)
+        return self._finding(found, planted.charge, 1, None, told)
 
-    def _finding(self, found: OneRun | ManyRuns, charge: Guarantee, canaries: int, told: str) -> Finding:
+    def _finding(
+        self,
+        found: OneRun | ManyRuns,
+        charge: Guarantee,
+        canaries: int,
+        guesses: Guesses | None,
+        told: str,
+    ) -> Finding:
         return Finding(
             epsilon=found.epsilon,
             separation=found.separation,
             gaussian_epsilon=found.gaussian_epsilon,
             charge=charge,
             canaries=canaries,
+            guesses=guesses,
             told=told,
         )
 

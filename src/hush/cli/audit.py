@@ -95,6 +95,9 @@ def audit(
                 "gaussian": {"separation": found.separation, "epsilon": found.gaussian_epsilon},
                 "kind": kind,
                 "canaries": found.canaries,
+                "guesses": None
+                if found.guesses is None
+                else {"made": found.guesses.made, "right": found.guesses.right},
                 "runs": runs,
                 "steps": steps,
                 "others": others,
