@@ -98,6 +98,7 @@ def test_laplace_and_gaussian_at_equal_divergence() -> None:
 ON_A_GPU = (
     *("gg-fig4-cifar10", "gg-fig4-imdb", "gg-table1", "twice-training"),
     *("bounded-fig3-cifar10", "bounded-fig4-cifar10", "dpsur-table4"),
+    *("dpsur-table2-cifar10", "dpsur-table2-imdb"),
 )
 
 

@@ -62,7 +62,7 @@ def table2(
         axes.legend(frameon=False, fontsize=7)
 
     return Figure(
-        name=f"dpsur-table2-{data}",
+        name="dpsur-table2" if data == "fashion-mnist" else f"dpsur-table2-{data}",
         title=f"{data}: methods by the epsilon that holds",
         header=HEADER,
         rows=rows,
