@@ -454,6 +454,32 @@ def test_repeating_a_step_on_other_data_is_refused_and_reseeding_pays() -> None:
     assert step.ledger.counts == {plan(): 4}
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("steps", "3"),
+        ("steps", -2),
+        ("steps", None),
+        ("skipped", 2.5),
+        ("generator", None),
+        ("generator", torch.zeros(3, dtype=torch.uint8)),
+        ("model", None),
+        ("optimizer", {}),
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(name: str, value: object) -> None:
+    step = resumed(plan(), RECORDS, hush.Ledger())
+    batches = step.batches(problem()[1])
+    step(next(batches))
+    state = copy.deepcopy(step.state_dict())
+    step(next(batches))
+    before = copy.deepcopy(step.model.state_dict())
+    with pytest.raises(CheckpointError, match="damaged"):
+        step.load_state_dict({**state, name: value})
+    assert all(torch.equal(before[key], held) for key, held in step.model.state_dict().items())
+    assert step.steps == 2
+
+
 def test_layers_may_be_unfrozen_on_the_way() -> None:
     _, data = problem()
     early, late = nn.Linear(5, 4).double(), nn.Linear(4, 3).double()

@@ -1,5 +1,6 @@
 """What a private step is made of at one moment, and how another one goes on from there."""
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,22 +39,35 @@ def state_of(step: "PrivateStep") -> dict[str, Any]:
 
 
 def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
-    """Bring the step to that state; raise if it is of another run or its charges are missing."""
+    """Bring the step to that state; raise if it is of another run or its charges are missing.
+
+    A state that cannot be loaded leaves the model and the optimizer as they were.
+    """
     _check(step, state)
+    before = copy.deepcopy((step.model.state_dict(), step.optimizer.state_dict()))
     try:
-        step.model.load_state_dict(state["model"])
-    except RuntimeError as error:
-        raise CheckpointError(f"the checkpoint is of another model: {error}") from None
+        _load(step, state)
+    except (RuntimeError, TypeError, KeyError, ValueError, AttributeError) as error:
+        step.model.load_state_dict(before[0])
+        step.optimizer.load_state_dict(before[1])
+        raise CheckpointError(
+            f"the checkpoint is of another model, or damaged: {error}. Resume with the model it was "
+            "written for."
+        ) from None
+
+
+def _load(step: "PrivateStep", state: dict[str, Any]) -> None:
+    step.model.load_state_dict(state["model"])
     step.optimizer.load_state_dict(state["optimizer"])
     if step._frames is not None:
         step._frames.load_state_dict(state["frame"])
+    if not isinstance(step.generator, SystemSource):
+        step.generator.set_state(state["generator"])
     step.run, step.steps, step.skipped = state["run"], state["steps"], state["skipped"]
     if step._trials is not None:
         step._trials.accepted = state["accepted"]
     if isinstance(step.generator, SystemSource):
         step.reseed()
-    else:
-        step.generator.set_state(state["generator"])
 
 
 def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
@@ -69,6 +83,12 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
                 f"the checkpoint is of a run with {_FACTS[name]} {state[name]} and this one has {ours}: "
                 "it would not go on as it began. Resume with the same plan, data, optimizer, views and "
                 "source of randomness; a scheduler changes the learning rate on the way."
+            )
+    counts = ["steps", "skipped", *(["accepted"] if step._trials is not None else [])]
+    for name in counts:
+        if type(state[name]) is not int or state[name] < 0:
+            raise CheckpointError(
+                f"the checkpoint has {name}={state[name]!r}, which is no number: damaged."
             )
     if step.ledger.last_step(state["run"]) < state["steps"]:
         raise LedgerError(
