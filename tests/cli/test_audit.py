@@ -57,6 +57,7 @@ def test_a_run_stays_below_its_charge(run: Path, options: tuple[str, ...]) -> No
     assert found["charge"]["epsilon"] == charged.to_plain()
     assert found["lower_bound"] <= charged.upper
     assert (found["exceeded"], found["exit"], found["steps"]) == (False, 0, 9)
+    assert found["sensitive"]
     assert found["canaries"] == (180 if options == ("--kind", "input") else 256)
     assert 0 <= found["guesses"]["right"] <= found["guesses"]["made"] <= found["canaries"]
 
@@ -76,7 +77,14 @@ def test_missing_noise_is_caught_and_said(run: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_text_says_what_was_done(run: Path) -> None:
     said = call("audit", run, "--canaries", 20, "--seed", 1).stdout
-    for words in ("20 gradient canaries", "1437 other records", "not the weights", "charge", "0.95"):
+    for words in (
+        "20 gradient canaries",
+        "1437 other records",
+        "not the weights",
+        "charge",
+        "0.95",
+        "sensitive",
+    ):
         assert words in said
     often = call("audit", run, "--runs", 32, "--no-others", "--seed", 1).stdout
     assert "32 runs, one gradient canary in every other" in often

@@ -9,7 +9,7 @@ from hush.core.errors import InvalidValue
 from hush.core.guarantee import DELTA
 from hush.core.number import Range, check_count
 
-_CONFIDENCE = Range(
+CONFIDENCE = Range(
     above=0,
     below=1,
     why="it is the chance that the interval holds, and no count of chance events makes one certain",
@@ -37,7 +37,7 @@ def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[flo
             f"successes={successes} must be at most trials={trials}: each trial succeeds once or not.",
             key="successes",
         )
-    beyond = (1 - _CONFIDENCE.check("confidence", confidence)) / 2
+    beyond = (1 - CONFIDENCE.check("confidence", confidence)) / 2
     failures = trials - successes
     low = 0.0 if successes == 0 else float(betaincinv(successes, failures + 1, beyond))
     high = 1.0 if failures == 0 else 1 - float(betaincinv(failures, successes + 1, beyond))

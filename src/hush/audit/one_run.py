@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from hush.accounting import gaussian
 from hush.audit.curves import approximate, normal, refuted
+from hush.audit.interval import CONFIDENCE
 from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import DELTA
-from hush.core.number import Range, check_count
+from hush.core.number import check_count
 
-_LEVEL = Range(above=0, below=1, why="it is how often the bound holds", example=0.95)
 # Finer than what chance leaves of any such bound.
 _STEP = 0.01
 _STRIDE = 50
@@ -83,7 +83,7 @@ def one_run(
     epsilon with probability at most 1 - confidence. Each share of guesses is tested at its part of that.
     """
     DELTA["range"].check("delta", delta)
-    level = (1 - _LEVEL.check("confidence", confidence)) / len(shares)
+    level = (1 - CONFIDENCE.check("confidence", confidence)) / len(shares)
     many = np.asarray(scores).size
     tried = [guessed(scores, included, max(1, round(share * many))) for share in shares]
 

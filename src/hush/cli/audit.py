@@ -8,10 +8,9 @@ import typer
 from hush.cli.options import AsJson, Seed, device_of
 from hush.cli.output import print_json
 from hush.core.errors import InvalidValue, LedgerError
-from hush.core.number import Range, check_count
+from hush.core.number import check_count
 from hush.core.plan_file import read_plan
 
-_CONFIDENCE = Range(above=0, below=1, why="it is how often the bound holds", example=0.95)
 _FEW_RUNS = 32
 _FEW_CANARIES = 8
 _KINDS = ("gradient", "input")
@@ -41,16 +40,18 @@ def audit(
 ) -> None:
     """Train again as a run did, with canaries, and bound epsilon from below by what shows of them.
 
-    This audits what hush does under the run's plan; the released weights are not looked at. Exits with 1
-    if the bound is above the charge.
+    This audits what hush does under the run's plan; the released weights are not looked at. What it
+    prints comes from the records and is charged nowhere: keep it to yourself. Exits with 1 if the bound
+    is above the charge.
 
     Example: hush audit runs/digits-1 --no-others
     """
     from hush.accounting.ledger import Ledger
+    from hush.audit.interval import CONFIDENCE
     from hush.cli.again import Again
     from hush.cli.settings import Settings, made_again
 
-    _CONFIDENCE.check("--confidence", confidence)
+    CONFIDENCE.check("--confidence", confidence)
     check_count("--runs", runs, "they are counted", at_least=1)
     if canaries is not None:
         # all right by chance must be rarer than what a share of 1 - confidence allows
@@ -91,6 +92,7 @@ def audit(
                 "lower_bound": found.epsilon,
                 "charge": found.charge.to_plain(),
                 "exceeded": exceeded,
+                "sensitive": True,
                 "confidence": confidence,
                 "gaussian": {"separation": found.separation, "epsilon": found.gaussian_epsilon},
                 "kind": kind,
@@ -122,5 +124,8 @@ def audit(
             print("THE BOUND IS ABOVE THE CHARGE: the guarantee does not hold for what runs")
         else:
             print("the bound is not above the charge: nothing was found")
+        print(
+            "sensitive: this used the records again, and no ledger is charged for it; do not publish it"
+        )
     if exceeded:
         raise typer.Exit(1)

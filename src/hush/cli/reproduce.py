@@ -23,6 +23,7 @@ def reproduce(
     seeds: Annotated[int | None, typer.Option(help="So many runs of each kind.", min=1)] = None,
     epochs: Annotated[int | None, typer.Option(help="So many passes over the data.", min=1)] = None,
     steps: Annotated[int | None, typer.Option(help="So many steps of training.", min=1)] = None,
+    learning_rates: Annotated[str | None, typer.Option(help="The best of these only, as 0.3,1.")] = None,
     only: Annotated[str | None, typer.Option(help="Only methods with this in their name.")] = None,
     processes: Annotated[int | None, typer.Option(help="So many runs at once.", min=1)] = None,
 ) -> None:
@@ -48,6 +49,7 @@ def reproduce(
         "seeds": seeds,
         "epochs": epochs,
         "steps": steps,
+        "learning_rates": _numbers("--learning-rates", learning_rates),
         "only": only,
         "processes": processes,
     }

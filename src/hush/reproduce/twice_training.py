@@ -92,10 +92,13 @@ def twice_training(
     epsilons: Sequence[float] = (2.0,),
     seeds: int = 1,
     steps: int | None = None,
+    learning_rates: Sequence[float] | None = None,
     processes: int = 1,
 ) -> Figure:
     """Test accuracy and noise of each way to spend the same epsilon."""
     setting = replace(SETTINGS[model], device=device)
+    if learning_rates:
+        setting = replace(setting, learning_rates=tuple(learning_rates))
     _, public, _ = _at_hand(setting)
     start = _start(setting, seed=0)
     cells: list[tuple[float, int, str, Plan]] = []
