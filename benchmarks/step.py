@@ -38,6 +38,11 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIGMA = 1.0
 EVERYONE, EUCLIDEAN = hush.FullBatch(), hush.L2(norm=1.0)
 LOSS = nn.CrossEntropyLoss(reduction="none")
+CLAMPED: dict[str, Any] = {"clipping": hush.Linf(norm=1e-3)}
+COORDINATES: dict[str, Any] = {
+    "sampling": hush.Coordinate(rate=0.5),
+    "clipping": hush.L2Linf(l2=1.0, linf=0.1),
+}
 Step = Callable[[], None]
 
 
@@ -218,10 +223,10 @@ STEPS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
     "plain": plain,
     "hush": private,
     "hush, replayed": partial(private, replay=True),
-    "hush, clamped": partial(private, clipping=hush.Linf(norm=1e-3)),
-    "hush, coordinates": partial(
-        private, sampling=hush.Coordinate(rate=0.5), clipping=hush.L2Linf(l2=1.0, linf=0.1)
-    ),
+    "hush, clamped": partial(private, **CLAMPED),
+    "hush, clamped, replayed": partial(private, **CLAMPED, replay=True),
+    "hush, coordinates": partial(private, **COORDINATES),
+    "hush, coordinates, replayed": partial(private, **COORDINATES, replay=True),
     "vmap by hand": by_hand,
     "Opacus hooks": opacus("hooks"),
     "Opacus functorch": opacus("functorch"),
@@ -299,7 +304,7 @@ def main() -> None:
         return
     ways = [way for way in options.ways.split(";") if way not in PEER or find_spec("opacus")]
     if DEVICE.type == "cpu":
-        ways = [way for way in ways if way != "hush, replayed"]
+        ways = [way for way in ways if not way.endswith("replayed")]
     print(
         f"batch {options.batch}, {options.threads} thread(s), {DEVICE.type}, torch {torch.__version__}\n"
     )

@@ -4,6 +4,7 @@ from torch import nn
 
 import hush
 from hush.core.errors import Unsupported
+from hush.core.part import Clipping
 from hush.gradients.recording import record
 from hush.gradients.replay import Replay
 
@@ -17,10 +18,12 @@ def test_without_a_gpu_there_is_nothing_to_replay_on() -> None:
 
 
 @needs_cuda
-def test_a_replayed_sum_is_the_sum() -> None:
+@pytest.mark.parametrize(
+    "clipping", [hush.L2(norm=0.1), hush.Linf(norm=0.01), hush.L2Linf(l2=0.1, linf=0.02)]
+)
+def test_a_replayed_sum_is_the_sum(clipping: Clipping) -> None:
     first, last = nn.Linear(4, 8), nn.Linear(8, 3)
     model = nn.Sequential(first, nn.Tanh(), last).cuda()
-    clipping = hush.L2(norm=0.1)
     replay = Replay(model, LOSS, clipping)
     for records in (1, 63, 64, 65, 200, 3):
         inputs, targets = torch.randn(records, 4).cuda(), torch.randint(0, 3, (records,)).cuda()
@@ -33,3 +36,39 @@ def test_a_replayed_sum_is_the_sum() -> None:
         first.weight.data.add_(0.01)
     last.requires_grad_(False)
     assert set(replay(inputs, targets).total) == {"0.weight", "0.bias"}
+
+
+@needs_cuda
+def test_blocks_are_not_replayed() -> None:
+    model, batch = nn.Linear(4, 3).cuda(), (torch.randn(5, 4).cuda(), torch.zeros(5).long().cuda())
+    with pytest.raises(Unsupported, match="blocks of a gradient are not replayed"):
+        Replay(model, LOSS, hush.Subspaces(ranks=(7, 8), l2=(1.0, 1.0)))(*batch)
+
+
+@needs_cuda
+def test_replayed_coordinates_are_drawn_anew() -> None:
+    """A record's gradient, thinned at 1/4, again and again: the share kept, and no two masks alike."""
+    torch.manual_seed(0)
+    model, sampling = nn.Linear(100, 50, bias=False).cuda(), hush.Coordinate(rate=0.25)
+    generator = torch.Generator("cuda").manual_seed(0)
+    inputs, targets = torch.randn(1, 100).cuda(), torch.zeros(1).long().cuda()
+
+    def thin(values: torch.Tensor) -> torch.Tensor:
+        return sampling.thin(values, generator)
+
+    replay = Replay(model, LOSS, hush.L2(norm=1.0))
+    masks = [replay(inputs, targets, thin, generator).total["weight"] != 0 for _ in range(50)]
+    kept = torch.stack([mask.flatten() for mask in masks]).double()
+    # 250,000 independent coordinates: five deviations of the share are .0043
+    assert abs(kept.mean().item() - 0.25) < 0.0044
+    both = (kept @ kept.T / kept.shape[1]).fill_diagonal_(1 / 16)
+    # shares of pairs: 5,000 coordinates each, six deviations of 1/16
+    assert (both - 1 / 16).abs().max() < 6 * (1 / 16 * 15 / 16 / 5000) ** 0.5
+
+    state = generator.get_state()
+    once = replay(inputs, targets, thin, generator).total["weight"].clone()
+    generator.set_state(state)
+    assert torch.equal(once, replay(inputs, targets, thin, generator).total["weight"])
+    generator.set_state(state)
+    fresh = Replay(model, LOSS, hush.L2(norm=1.0))
+    assert torch.equal(once, fresh(inputs, targets, thin, generator).total["weight"])

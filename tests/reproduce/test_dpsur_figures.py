@@ -40,7 +40,7 @@ def test_the_studies_as_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def reached(way: Way, *_: object) -> Outcome:
         return Outcome(accuracy=way.test_batch / 1000, sound=2.9, published=2.0, trials=8, accepted=2)
 
-    monkeypatch.setattr("hush.reproduce.dpsur_fig9.run", reached)
+    monkeypatch.setattr("hush.reproduce.dpsur.run", reached)
     figure = dpsur_fig9(seeds=2)
     assert len(figure.rows) == 10
     assert figure.rows[-1] == ["test batch", 256.0, pytest.approx(25.6), None, 8, 0.25]

@@ -137,7 +137,7 @@ def test_blocks_of_another_model_are_refused_before_anything_is_drawn() -> None:
         hush.PrivateStep(model, LOSS, torch.optim.SGD(model.parameters(), lr=1.0), plan, records=RECORDS)
 
 
-def test_replay_does_not_leave_out_the_sampling_of_coordinates() -> None:
+def test_replay_does_not_repeat_the_sampling_of_coordinates() -> None:
     model, _ = problem()
     plan = hush.Plan(
         sampling=hush.Twice(rate=0.5, coordinate_rate=0.25),
@@ -152,4 +152,5 @@ def test_replay_does_not_leave_out_the_sampling_of_coordinates() -> None:
             plan,
             records=RECORDS,
             replay=True,
+            secure=True,
         )

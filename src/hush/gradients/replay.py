@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from hush.core.ball import Ball
 from hush.core.errors import Unsupported
 from hush.core.part import Clipping
-from hush.core.tape import ClippedSum, Tape, Thinning
+from hush.core.tape import ClippedSum, Thinning
 from hush.gradients.recording import Loss, Views, record
+from hush.gradients.tape import GradientTape, SplitTape
+from hush.gradients.within import within
 
 _ROUND = 64
 _WARM_UP = 3
@@ -25,7 +27,7 @@ _WARM_UP = 3
 class _Padded:
     """A tape of which only some records count."""
 
-    tape: Tape
+    tape: GradientTape | SplitTape
     counts: Tensor
 
     def norms(self, order: float) -> Tensor:
@@ -35,10 +37,12 @@ class _Padded:
         return self.tape.weighted_sum(weights * self.counts.to(weights.dtype))
 
     def within(self, balls: Sequence[Ball], thin: Thinning | None) -> ClippedSum:
-        raise Unsupported(
-            "replay=True is for clipping that scales whole records, L2 or Lp; what looks at every "
-            "number is not replayed. Leave replay out."
-        )
+        if len(balls) > 1:
+            raise Unsupported(
+                "replay=True is for clipping in one block, and blocks of a gradient are not replayed. "
+                "Leave replay out."
+            )
+        return within(self.tape, balls, thin, self.counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +62,8 @@ class Replay:
     Records whose gradient is not finite, or whose norm has to be looked at twice, make the batch be
     done anew without replay. The graphs are recorded anew when a parameter or buffer has moved, is
     frozen or is unfrozen, or a module changes between training and evaluation; other changes to what
-    forward() does are not seen.
+    forward() does are not seen. Coordinates that are sampled are drawn anew in every replay, from the
+    generator that `thin` draws from.
     """
 
     def __init__(
@@ -76,15 +81,21 @@ class Replay:
         self._graphs: dict[Any, _Graph] = {}
         self._state: Any = None
 
-    def __call__(self, inputs: Tensor, targets: Tensor) -> ClippedSum:
-        state = self._now()
+    def __call__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        thin: Thinning | None = None,
+        generator: torch.Generator | None = None,
+    ) -> ClippedSum:
+        state = self._now(generator)
         if state != self._state:
             self._graphs.clear()
             self._state = state
         size = -(-len(inputs) // _ROUND) * _ROUND
         key = (size, inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype)
         if key not in self._graphs:
-            self._graphs[key] = self._captured(inputs, targets, size)
+            self._graphs[key] = self._captured(inputs, targets, size, thin, generator)
         graph = self._graphs[key]
         for held, given in ((graph.inputs, inputs), (graph.targets, targets)):
             held[: len(given)] = given
@@ -92,33 +103,47 @@ class Replay:
         graph.counts[:] = torch.arange(size, device=graph.counts.device) < len(inputs)
         graph.graph.replay()
         if int(graph.output.skipped):
-            return self._clipping.clip(record(self._model, self._loss, inputs, targets, self._views))
+            tape = record(self._model, self._loss, inputs, targets, self._views)
+            return self._clipping.clip(tape, thin)
         return graph.output
 
-    def _captured(self, inputs: Tensor, targets: Tensor, size: int) -> _Graph:
+    def _captured(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        size: int,
+        thin: Thinning | None,
+        generator: torch.Generator | None,
+    ) -> _Graph:
         first, second = (given[:1].repeat(size, *[1] * (given.dim() - 1)) for given in (inputs, targets))
-        counts = torch.zeros(size, device=inputs.device)
+        counts = torch.ones(size, device=inputs.device)
 
         def work() -> ClippedSum:
             tape = record(self._model, self._loss, first, second, self._views)
-            return self._clipping.clip(_Padded(tape, counts))
+            return self._clipping.clip(_Padded(tape, counts), thin)
 
+        graph = torch.cuda.CUDAGraph()
+        # what is drawn to warm up is thrown away, and drawn again: a resumed run draws the same
+        before = None if generator is None else generator.get_state()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP):
                 work()
         torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
+        if generator is not None and before is not None:
+            generator.set_state(before)
+            graph.register_generator_state(generator)
         with torch.cuda.graph(graph):
             output = work()
         return _Graph(graph, first, second, counts, output)
 
-    def _now(self) -> Any:
+    def _now(self, generator: torch.Generator | None) -> Any:
         """What the recorded work took for granted."""
         tensors = [*self._model.parameters(), *self._model.buffers()]
         return (
             [(tensor.data_ptr(), tensor.requires_grad) for tensor in tensors],
             [module.training for module in self._model.modules()],
             torch.is_autocast_enabled("cuda"),
+            generator,
         )

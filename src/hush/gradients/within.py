@@ -16,7 +16,7 @@ from hush.core.ball import Ball
 from hush.core.errors import Unsupported
 from hush.core.tape import ClippedSum, Thinning
 from hush.gradients.exact import exactly
-from hush.gradients.terms import vector_norms
+from hush.gradients.terms import being_captured, vector_norms
 
 
 class Written(Protocol):
@@ -32,31 +32,42 @@ class Written(Protocol):
     def chunks(self) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]: ...
 
 
-def within(tape: Written, balls: Sequence[Ball], thin: Thinning | None) -> ClippedSum:
+def within(
+    tape: Written, balls: Sequence[Ball], thin: Thinning | None, counts: Tensor | None = None
+) -> ClippedSum:
     """The sum of the gradients, each held in the balls and then thinned.
 
     **Guarantee.** What one record adds lies in the balls, up to rounding in single precision; a record
-    whose gradient is not finite adds nothing.
+    whose gradient is not finite adds nothing. With `counts`, of a single ball, records where it is 0
+    are left out.
     """
     norms = tape.norms(2.0)
     with exactly(tape.device):
         total = tape.nothing()
         if len(balls) == 1:
-            _add_scaled(total, tape, balls[0], norms, thin)
+            _add_scaled(total, tape, balls[0], norms, thin, counts)
         else:
             _add_blocks(total, tape, balls, norms.isfinite(), thin)
     return ClippedSum(total=total, skipped=(~norms.isfinite()).sum())
 
 
 def _add_scaled(
-    total: dict[str, Tensor], tape: Written, ball: Ball, norms: Tensor, thin: Thinning | None
+    total: dict[str, Tensor],
+    tape: Written,
+    ball: Ball,
+    norms: Tensor,
+    thin: Thinning | None,
+    counts: Tensor | None,
 ) -> None:
     """One ball of everything: scale to its Euclidean norm, then cut off at its largest number.
 
     A record scaled by w adds w min(max(g, -top / w), top / w): scaling is part of adding up.
     """
     weights = weights_within(ball.norm, norms) if ball.p == 2 else norms.isfinite().to(norms.dtype)
-    every = bool(weights.all())
+    if counts is not None:
+        weights = weights * counts.to(weights.dtype)
+    # replayed, every record is finite: one of weight 0 is cut off nowhere, and adds zero
+    every = being_captured() or bool(weights.all())
     for rows, written in tape.chunks():
         weight = weights[rows]
         some = slice(None) if every else weight > 0

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hush.reproduce.dpsur import Four, Way, run
+from hush.reproduce.dpsur import Four, Way, outcomes
 from hush.reproduce.dpsur_ways import WAYS
 from hush.reproduce.figure import Figure
+from hush.reproduce.workers import workers
 
 _LEVEL = 3.0
 _SHORT = 3
@@ -34,22 +35,28 @@ _QUICK = {
 }
 
 
-def dpsur_fig9(*, device: str = "cpu", seeds: int = 1, epochs: int | None = None) -> Figure:
+def dpsur_fig9(
+    *, device: str = "cpu", seeds: int = 1, epochs: int | None = None, processes: int = 1
+) -> Figure:
     """Test accuracy by each of five settings, the others as in the paper."""
     short = device == "cpu"
     data = "fashion-mnist" if short else "cifar10"
+    length = epochs or (_SHORT if short else None)
+    cells = [
+        (study, value, printed.get(value))
+        for study, (values, printed) in STUDIES.items()
+        for value in (_QUICK[study] if short else values)
+    ]
+    ways = [varied(start(data, short), study, value) for study, value, _ in cells]
     rows: list[list[Any]] = []
-    for study, (values, printed) in STUDIES.items():
-        for value in _QUICK[study] if short else values:
-            way = varied(start(data, short), study, value)
-            length = epochs or (_SHORT if short else None)
-            outcomes = [run(way, data, _LEVEL, seed, device, length) for seed in range(seeds)]
+    with workers(processes, device) as over:
+        runs = over(outcomes, [(way, data, _LEVEL, seeds, device, length) for way in ways])
+        for (study, value, printed), found in zip(cells, runs, strict=True):
             accepted, trials = (
-                sum(getattr(outcome, name) or 0 for outcome in outcomes)
-                for name in ("accepted", "trials")
+                sum(getattr(outcome, name) or 0 for outcome in found) for name in ("accepted", "trials")
             )
-            accuracy = 100 * sum(outcome.accuracy for outcome in outcomes) / seeds
-            said = None if short else printed.get(value)
+            accuracy = 100 * sum(outcome.accuracy for outcome in found) / seeds
+            said = None if short else printed
             rows.append([study, value, accuracy, said, trials // seeds, accepted / trials])
             print(f"  {study} {value:g}: {accuracy:.2f}%", flush=True)
 

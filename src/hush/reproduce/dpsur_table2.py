@@ -11,7 +11,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from hush.core.errors import InvalidValue
-from hush.reproduce.dpsur import DELTA, EPSILONS, Outcome, Way, run
+from hush.reproduce.dpsur import DELTA, EPSILONS, Outcome, Way, outcomes
 from hush.reproduce.dpsur_ways import WAYS
 from hush.reproduce.figure import Figure
 from hush.reproduce.workers import workers
@@ -47,9 +47,9 @@ def table2(
     cells = [(way, level) for level in levels for way in ways]
     rows: list[list[Any]] = []
     with workers(processes, device) as over:
-        runs = over(_outcomes, [(way, data, level, seeds, device, length) for way, level in cells])
-        for (way, level), outcomes in zip(cells, runs, strict=True):
-            rows.append(row(way, level, outcomes))
+        runs = over(outcomes, [(way, data, level, seeds, device, length) for way, level in cells])
+        for (way, level), found in zip(cells, runs, strict=True):
+            rows.append(row(way, level, found))
             print(f"  epsilon {level:g}, {way.name}: {rows[-1][3]:.2f}%", flush=True)
     marked(rows)
 
@@ -79,23 +79,17 @@ def table2(
     )
 
 
-def _outcomes(cell: tuple[Way, str, float, int, str, int | None]) -> list[Outcome]:
-    """What the runs of one method at one epsilon reached."""
-    way, data, level, seeds, device, epochs = cell
-    return [run(way, data, level, seed, device, epochs) for seed in range(seeds)]
-
-
-def row(way: Way, level: float, outcomes: Sequence[Outcome]) -> list[Any]:
+def row(way: Way, level: float, found: Sequence[Outcome]) -> list[Any]:
     """The line of a way at an epsilon, from its runs."""
-    scores = [100 * outcome.accuracy for outcome in outcomes]
-    trials = [outcome.trials for outcome in outcomes if outcome.trials is not None]
-    accepted = [outcome.accepted for outcome in outcomes if outcome.accepted is not None]
-    published = [outcome.published for outcome in outcomes if outcome.published is not None]
+    scores = [100 * outcome.accuracy for outcome in found]
+    trials = [outcome.trials for outcome in found if outcome.trials is not None]
+    accepted = [outcome.accepted for outcome in found if outcome.accepted is not None]
+    published = [outcome.published for outcome in found if outcome.published is not None]
     return [
         *(level, way.name, way.model, mean(scores), stdev(scores) if len(scores) > 1 else None),
         None if way.printed is None else way.printed[EPSILONS.index(level)],
         mean(published) if published else None,
-        max(outcome.sound for outcome in outcomes),
+        max(outcome.sound for outcome in found),
         round(mean(trials)) if trials else None,
         sum(accepted) / sum(trials) if trials else None,
         "",

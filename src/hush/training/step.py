@@ -112,11 +112,11 @@ class PrivateStep:
             )
         self._views = views
         self._frames = frames_for(model, self.loss, public, plan.clipping)
-        if replay and plan.sampling.thinning < 1:
+        if replay and secure and plan.sampling.thinning < 1:
             raise Unsupported(
                 f"replay=True repeats the same work, and {type(plan.sampling).__name__} draws which "
-                "coordinates take part: replayed, all of them would, and the charge is for some. Leave "
-                "replay out."
+                "coordinates take part: replayed, the same ones always would, as the operating system "
+                "cannot be asked for new ones from within. Leave out replay, or secure."
             )
         self._replay = Replay(model, self.loss, plan.clipping, views) if replay else None
         self.generator = source_for(self._device, generator, secure=secure)
@@ -278,9 +278,10 @@ class PrivateStep:
         return self._memory.zero_()
 
     def _clipped(self, inputs: Any, targets: Any, frame: Frame | None) -> ClippedSum:
-        if self._replay is not None:
-            return self._replay(inputs, targets)
         thin = None if self.plan.sampling.thinning == 1 else self._thin
+        if self._replay is not None:
+            source = self.generator if thin and isinstance(self.generator, torch.Generator) else None
+            return self._replay(inputs, targets, thin, source)
         tape = record(self.model, self.loss, inputs, targets, self._views)
         return self.plan.clipping.clip(tape if frame is None else FramedTape(tape, frame), thin)
 
