@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import hush
 from hush.core.errors import Unsupported
 from hush.core.part import Clipping
-from hush.gradients import tape as tapes
+from hush.gradients import terms
+from hush.gradients.factors import Outer
 from hush.gradients.recording import record
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense
@@ -58,7 +59,7 @@ def batch(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
 def test_sums_equal_one_record_at_a_time(
     clipping: Clipping, dtype: torch.dtype, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(tapes.CHUNK, "cpu", chunk)
+    monkeypatch.setitem(terms.CHUNK, "cpu", chunk)
     model, (inputs, targets) = network().to(dtype), batch(dtype)
     loss = nn.CrossEntropyLoss(reduction="none")
     rows = one_at_a_time(model, loss, inputs, targets, RECORDS)
@@ -85,6 +86,75 @@ def test_sums_equal_one_record_at_a_time(
     assert sum(values.numel() for values in seen) == RECORDS * WIDTH
     gone = clipping.clip(tape, lambda values: values.zero_())
     assert flat(gone.total, 0).abs().max() == 0
+
+
+class Words(nn.Module):
+    """A table that is looked up, and multiplied with where it is tied, and two factored layers."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 6)
+        self.middle = nn.Linear(6, 6)
+        self.scores = nn.Linear(6, 9, bias=False)
+        if tied:
+            self.scores.weight = self.words.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores: Tensor = self.scores(self.middle(self.words(tokens)).mean(1))
+        return scores
+
+
+TOKENS = torch.tensor([[0, 0, 3], [1, 2, 3], [8, 8, 8], [4, 0, 4]])
+WANTED = torch.tensor([1, 8, 0, 3])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("linf", [1e-4, 0.02, 0.05, 10.0])
+def test_factors_are_held_as_what_they_stand_for(tied: bool, linf: float) -> None:
+    torch.manual_seed(0)
+    model, loss = Words(tied).double(), nn.CrossEntropyLoss(reduction="none")
+    rows = one_at_a_time(model, loss, TOKENS, WANTED, len(TOKENS))
+    tape = record(model, loss, TOKENS, WANTED)
+    for clipping in (hush.Linf(norm=linf), hush.L2Linf(l2=0.3, linf=linf)):
+        expected = torch.stack([held(row, clipping) for row in rows]).sum(0)
+        for thin in (None, lambda values: values):
+            found = clipping.clip(tape, thin)
+            torch.testing.assert_close(flat(found.total, 0), expected, rtol=1e-10, atol=1e-12)
+        assert flat(clipping.clip(tape, lambda values: values.zero_()).total, 0).abs().max() == 0
+
+
+def test_a_number_is_thinned_as_a_whole_however_often_it_was_used() -> None:
+    torch.manual_seed(0)
+    model, loss = Words(tied=False).double(), nn.CrossEntropyLoss(reduction="none")
+    source, sampling = torch.Generator().manual_seed(0), hush.Coordinate(rate=0.5)
+    tape = record(model, loss, TOKENS[:1], WANTED[:1])
+    full = flat(hush.L2(norm=1e6).clip(tape).total, 0)
+    thinned = hush.L2(norm=1e6).clip(tape, lambda values: sampling.thin(values, source))
+    drawn = flat(thinned.total, 0)
+    there = (drawn - full).abs() < 1e-12
+    assert (there | (drawn == 0)).all()
+    assert 0.3 < there[full != 0].double().mean() < 0.7
+
+
+def test_records_that_nothing_is_cut_off_of_are_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, loss = nn.Linear(5, 4, bias=False), nn.CrossEntropyLoss(reduction="none")
+    inputs, targets = torch.randn(6, 5), torch.randint(0, 4, (6,))
+    inputs[2] *= 100
+    tape = record(model, loss, inputs, targets)
+    written: list[int] = []
+    dense = Outer.dense
+
+    def counted(self: Outer) -> Tensor:
+        written.append(self.records)
+        return dense(self)
+
+    monkeypatch.setattr(Outer, "dense", counted)
+    clipping = hush.Linf(norm=5.0)
+    rows = one_at_a_time(model, loss, inputs, targets, 6)
+    expected = torch.stack([held(row, clipping) for row in rows]).sum(0)
+    torch.testing.assert_close(flat(clipping.clip(tape).total, 0), expected)
+    assert written == [1]
 
 
 def rows_tape(rows: Tensor) -> GradientTape:

@@ -18,8 +18,8 @@ from hush.core.tape import ClippedSum, Thinning
 from hush.gradients.admissible import per_record
 from hush.gradients.frame import Frame, FramedTape
 from hush.gradients.recording import Loss, Views
-from hush.gradients.tape import CHUNK, GradientTape
-from hush.gradients.terms import Dense
+from hush.gradients.tape import GradientTape
+from hush.gradients.terms import CHUNK, Dense
 from hush.training.step import PrivateStep
 
 ORDINARY, ABSENT = -1, -2

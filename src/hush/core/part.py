@@ -97,6 +97,9 @@ class Clipping(Part):
 class Noise(Part):
     """What hides the push."""
 
+    additive: ClassVar[bool] = False
+    """Whether a draw is the location plus what does not depend on it."""
+
     def with_multiplier(self, multiplier: float) -> "Noise":
         """The same noise, scaled to that multiplier."""
         changed: Any = self

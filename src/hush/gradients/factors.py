@@ -11,9 +11,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from hush.gradients.terms import Dense, Term, being_captured, precise, vector_norms, written_out
+from hush.core.tape import Thinning
+from hush.gradients.terms import (
+    Dense,
+    Term,
+    being_captured,
+    entrywise,
+    held,
+    precise,
+    vector_norms,
+    written_out,
+)
 
 FEWER = 2
 """Gradients are written out unless that takes more than this many times the numbers of the factors.
@@ -68,6 +77,17 @@ class Outer:
         left = (precise(self.left) * weights.to(precise(self.left).dtype)[:, None, None]).flatten(0, 1)
         return (left.mT @ precise(self.right).flatten(0, 1)).view(self.shape)
 
+    def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
+        """Written out are only records that may have a number beyond their limit."""
+        if thin is not None or being_captured():
+            return entrywise(self, weights, limits, thin)
+        tops = [precise(part).abs().amax(2) for part in (self.left, self.right)]
+        beyond = (tops[0] * tops[1]).sum(1) > limits
+        if not bool(beyond.any()):
+            return self.weighted_sum(weights)
+        inside = self.take(~beyond).weighted_sum(weights[~beyond])
+        return inside + entrywise(self.take(beyond), weights[beyond], limits[beyond], None)
+
     def lengths(self) -> Tensor:
         """A bound on each record's norm: the sum over positions of the norms."""
         left, right = (torch.linalg.vector_norm(p.double(), dim=-1) for p in (self.left, self.right))
@@ -96,29 +116,43 @@ class Rows:
         return whole.index_add_(0, self._keys(), rows).view(-1, *self.shape)
 
     def norms(self, order: float) -> Tensor:
-        """The norm of each record's table, of which only the rows it used are formed."""
-        keys, sources = self._keys().sort()
-        place = functional.pad((keys[1:] != keys[:-1]).long(), (1, 0)).cumsum(0)
-        rows = precise(self.right).flatten(0, 1)
-        used = torch.zeros_like(rows).index_add_(0, place, rows[sources])
-        # The places used are filled from the front; what stays zero may count for any record.
-        record = torch.zeros_like(keys).index_copy_(0, place, keys // self.shape[0])
+        used, keys = self._used()
+        record = keys // self.shape[0]
         each = vector_norms(used, order).double()
         largest = each.new_zeros(self.records).scatter_reduce_(0, record, each, "amax")
         if order == torch.inf:
-            return largest.to(rows.dtype)
+            return largest.to(used.dtype)
         shares = each / largest.clamp(min=torch.finfo(torch.float64).tiny)[record]
         total = torch.zeros_like(largest).index_add_(0, record, shares**order)
-        return (largest * total ** (1 / order)).to(rows.dtype)
+        return (largest * total ** (1 / order)).to(used.dtype)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         rows = (precise(self.right) * weights[:, None, None]).flatten(0, 1)
         return rows.new_zeros(self.shape).index_add_(0, self.index.flatten(), rows)
 
+    def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
+        """Rows that a record did not use are zero, cut off or not, thinned or not."""
+        used, keys = self._used()
+        record = keys // self.shape[0]
+        values = held(used, limits[record], thin) * weights.to(used.dtype)[record, None]
+        return values.new_zeros(self.shape).index_add_(0, keys % self.shape[0], values)
+
     def lengths(self) -> Tensor:
         """A bound on each record's norm: the sum over positions of the norms."""
         each: Tensor = torch.linalg.vector_norm(self.right.double(), dim=-1)
         return each.sum(1)
+
+    def _used(self) -> tuple[Tensor, Tensor]:
+        """The rows of each record's table that it used, each once, and where they belong.
+
+        They are filled from the front; what is left over is zero and may belong to any record.
+        """
+        keys, sources = self._keys().sort()
+        place = (keys[1:] != keys[:-1]).long().cumsum(0)
+        place = torch.cat([torch.zeros_like(keys[:1]), place])
+        rows = precise(self.right).flatten(0, 1)
+        used = torch.zeros_like(rows).index_add_(0, place, rows[sources])
+        return used, torch.zeros_like(keys).index_copy_(0, place, keys)
 
     def _keys(self) -> Tensor:
         start = torch.arange(self.records, device=self.index.device) * self.shape[0]
@@ -153,6 +187,9 @@ class Tied:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.rows.weighted_sum(weights) + self.outer.weighted_sum(weights)
+
+    def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
+        return entrywise(self, weights, limits, thin)
 
 
 def euclidean(term: Term, parts: Sequence[Outer | Rows], bound: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ dimension needs. Blocks of these numbers are clipped and get noise, whatever U i
 costs utility and never privacy: docs/guarantees/frame.md.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -17,8 +17,9 @@ from hush.core.ball import Ball
 from hush.core.errors import InvalidValue
 from hush.core.tape import ClippedSum, Thinning
 from hush.gradients.exact import exactly
-from hush.gradients.tape import CHUNK, GradientTape, SplitTape
-from hush.gradients.within import within
+from hush.gradients.tape import GradientTape, SplitTape
+from hush.gradients.terms import CHUNK
+from hush.gradients.within import flat_rows, in_blocks
 
 RESIDUAL = "residual"
 
@@ -145,7 +146,7 @@ class FramedTape:
 
     def within(self, balls: Sequence[Ball], thin: Thinning | None = None) -> ClippedSum:
         """The sum of the coefficients, each record's held in the balls, and then thinned."""
-        return within(self, balls, thin)
+        return in_blocks(self, balls, thin)
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
         """The blocks of coefficients, a few records at a time: which ones, and block -> (few, size).
@@ -162,12 +163,7 @@ class FramedTape:
                     f"the tape has the parameters {', '.join(written)} and the frame is for "
                     f"{', '.join(frame.names)}. Make the frame for the parameters that are trained."
                 )
-            yield rows, frame.blocks(_rows(written).to(frame.groups[0].basis.dtype))
-
-
-def _rows(written: Mapping[str, Tensor]) -> Tensor:
-    """The gradients of all parameters, one record a row, in memory of their own."""
-    return torch.cat([part.unsqueeze(-1).flatten(1) for part in written.values()], 1)
+            yield rows, frame.blocks(flat_rows(written).to(frame.groups[0].basis.dtype))
 
 
 def apportioned(total: int, sizes: Sequence[int]) -> list[int]:

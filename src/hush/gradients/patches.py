@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hush.core.tape import Thinning
 from hush.gradients.factors import believed
-from hush.gradients.terms import Dense, Term, precise, written_out
+from hush.gradients.terms import Dense, Term, entrywise, precise, written_out
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +152,9 @@ class Patches:
             return x.new_zeros(self.shape)
         each = weights.to(grad.dtype).view(-1, *[1] * (grad.dim() - 1))
         return self.geometry.weight(grad * each, x)
+
+    def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
+        return entrywise(self, weights, limits, thin)
 
 
 def patches(grad: Tensor, x: Tensor, geometry: Geometry, records: int) -> Term:

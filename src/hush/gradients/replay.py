@@ -4,6 +4,7 @@ On a GPU the private step of a small model takes longer to ask for than to do. A
 batch is filled up to a round size with copies of its first record that count for nothing.
 """
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from hush.core.part import Clipping
 from hush.core.tape import ClippedSum, Thinning
 from hush.gradients.recording import Loss, Views, record
 from hush.gradients.tape import GradientTape, SplitTape
-from hush.gradients.within import within
+from hush.gradients.within import in_ball
 
 _ROUND = 64
 _WARM_UP = 3
@@ -42,7 +43,7 @@ class _Padded:
                 "replay=True is for clipping in one block, and blocks of a gradient are not replayed. "
                 "Leave replay out."
             )
-        return within(self.tape, balls, thin, self.counts)
+        return in_ball(self.tape, balls[0], thin, self.counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +80,8 @@ class Replay:
         self._clipping = clipping
         self._views = views
         self._graphs: dict[Any, _Graph] = {}
+        # one after the other, the graphs share their memory
+        self._pool = torch.cuda.graph_pool_handle()
         self._state: Any = None
 
     def __call__(
@@ -134,8 +137,15 @@ class Replay:
         if generator is not None and before is not None:
             generator.set_state(before)
             graph.register_generator_state(generator)
-        with torch.cuda.graph(graph):
-            output = work()
+        # a graph of another step that is collected meanwhile would spoil this one
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                output = work()
+        finally:
+            if collecting:
+                gc.enable()
         return _Graph(graph, first, second, counts, output)
 
     def _now(self, generator: torch.Generator | None) -> Any:

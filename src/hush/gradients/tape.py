@@ -12,11 +12,8 @@ from hush.core.tape import ClippedSum, Thinning
 from hush.gradients import structure
 from hush.gradients.exact import exactly
 from hush.gradients.factors import Outer, Rows, Tied
-from hush.gradients.terms import Dense, Term, being_captured, vector_norms
-from hush.gradients.within import within
-
-CHUNK = {"cpu": 2**22, "cuda": 2**28}
-"""How many numbers a chunk holds unless one record has more: near the caches, or enough to keep busy."""
+from hush.gradients.terms import CHUNK, Dense, Term, being_captured, vector_norms
+from hush.gradients.within import in_ball, in_blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +44,25 @@ class GradientTape:
 
         A record of weight 0 adds exactly zero, even where its gradient is not finite.
         """
-        tape, keep = self, weights != 0
-        if not being_captured() and not bool(keep.all()):
-            tape, weights = self.take(keep), weights[keep]
+        terms, keep = self._counting(weights)
         with exactly(self.device):
-            return {name: term.weighted_sum(weights) for name, term in tape.terms.items()}
+            return {name: term.weighted_sum(weights[keep]) for name, term in terms.items()}
+
+    def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> dict[str, Tensor]:
+        """The sum of the gradients, each number cut off at its record's limit and then thinned, times
+        the records' weights; one of weight 0 adds zero as in `weighted_sum`."""
+        terms, keep = self._counting(weights)
+        weights, limits = weights[keep], limits[keep]
+        with exactly(self.device):
+            return {name: term.held_sum(weights, limits, thin) for name, term in terms.items()}
+
+    def _counting(self, weights: Tensor) -> tuple[dict[str, Term], Tensor | slice]:
+        """The terms of the records of some weight, and which they are; of all in a replay, where what
+        is not finite is done anew."""
+        keep = weights != 0
+        if being_captured() or bool(keep.all()):
+            return self.terms, slice(None)
+        return self.take(keep).terms, keep
 
     def nothing(self) -> dict[str, Tensor]:
         """The sum over no records."""
@@ -60,7 +71,7 @@ class GradientTape:
 
     def within(self, balls: Sequence[Ball], thin: Thinning | None = None) -> ClippedSum:
         """The sum of the gradients, each held in the balls number by number, and then thinned."""
-        return within(self, balls, thin)
+        return in_ball(self, balls[0], thin) if len(balls) == 1 else in_blocks(self, balls, thin)
 
     def tensors(self) -> Iterator[Tensor]:
         """What the tape holds."""
@@ -116,8 +127,12 @@ class SplitTape:
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         """The sum of the records' gradients times their weights, by parameter name."""
-        first, *others = (tape.weighted_sum(weights[rows]) for rows, tape in self.parts)
-        return {name: sum((other[name] for other in others), start=first[name]) for name in first}
+        return _added([tape.weighted_sum(weights[rows]) for rows, tape in self.parts])
+
+    def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> dict[str, Tensor]:
+        """The sum of the gradients, each number cut off at its record's limit and then thinned, times
+        the records' weights."""
+        return _added([tape.held_sum(weights[rows], limits[rows], thin) for rows, tape in self.parts])
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
         """The gradients written out, a few records at a time."""
@@ -131,7 +146,7 @@ class SplitTape:
 
     def within(self, balls: Sequence[Ball], thin: Thinning | None = None) -> ClippedSum:
         """The sum of the gradients, each held in the balls number by number, and then thinned."""
-        return within(self, balls, thin)
+        return in_ball(self, balls[0], thin) if len(balls) == 1 else in_blocks(self, balls, thin)
 
     def tensors(self) -> Iterator[Tensor]:
         """What the tapes hold."""
@@ -141,6 +156,12 @@ class SplitTape:
     def _gathered(self, each: list[Tensor]) -> Tensor:
         order = torch.cat([rows for rows, _ in self.parts])
         return torch.cat(each)[order.argsort()]
+
+
+def _added(sums: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Sums by parameter name, added up."""
+    first, *others = sums
+    return {name: sum((other[name] for other in others), start=first[name]) for name in first}
 
 
 def joined(terms: Sequence[Term]) -> Term:

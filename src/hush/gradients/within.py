@@ -1,11 +1,12 @@
 """Gradients held in a sensitivity set number by number, and summed, a few records at a time.
 
 What is written out lives as long as a chunk of the tape: one pass holds each record back, one thins
-it where coordinates are sampled, and one adds the records up.
+it where coordinates are sampled, and one adds the records up. In a single ball, what need not be
+written out is not.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -16,7 +17,7 @@ from hush.core.ball import Ball
 from hush.core.errors import Unsupported
 from hush.core.tape import ClippedSum, Thinning
 from hush.gradients.exact import exactly
-from hush.gradients.terms import being_captured, vector_norms
+from hush.gradients.terms import vector_norms
 
 
 class Written(Protocol):
@@ -32,58 +33,38 @@ class Written(Protocol):
     def chunks(self) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]: ...
 
 
-def within(
-    tape: Written, balls: Sequence[Ball], thin: Thinning | None, counts: Tensor | None = None
-) -> ClippedSum:
-    """The sum of the gradients, each held in the balls and then thinned.
+class Held(Protocol):
+    """A tape that can cut off every number at a limit of its record."""
 
-    **Guarantee.** What one record adds lies in the balls, up to rounding in single precision; a record
-    whose gradient is not finite adds nothing. With `counts`, of a single ball, records where it is 0
-    are left out.
+    def norms(self, order: float) -> Tensor: ...
+
+    def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> dict[str, Tensor]: ...
+
+
+def in_ball(tape: Held, ball: Ball, thin: Thinning | None, counts: Tensor | None = None) -> ClippedSum:
+    """The sum of the gradients, each scaled to the ball's Euclidean norm, cut off at its largest
+    number, and then thinned; records where `counts` is 0 are left out.
+
+    **Guarantee.** What one record adds lies in the ball, up to rounding in single precision; a record
+    whose gradient is not finite adds nothing. One scaled by w adds w min(max(g, -top / w), top / w).
     """
     norms = tape.norms(2.0)
-    with exactly(tape.device):
-        total = tape.nothing()
-        if len(balls) == 1:
-            _add_scaled(total, tape, balls[0], norms, thin, counts)
-        else:
-            _add_blocks(total, tape, balls, norms.isfinite(), thin)
-    return ClippedSum(total=total, skipped=(~norms.isfinite()).sum())
-
-
-def _add_scaled(
-    total: dict[str, Tensor],
-    tape: Written,
-    ball: Ball,
-    norms: Tensor,
-    thin: Thinning | None,
-    counts: Tensor | None,
-) -> None:
-    """One ball of everything: scale to its Euclidean norm, then cut off at its largest number.
-
-    A record scaled by w adds w min(max(g, -top / w), top / w): scaling is part of adding up.
-    """
     weights = weights_within(ball.norm, norms) if ball.p == 2 else norms.isfinite().to(norms.dtype)
     if counts is not None:
         weights = weights * counts.to(weights.dtype)
-    # replayed, every record is finite: one of weight 0 is cut off nowhere, and adds zero
-    every = being_captured() or bool(weights.all())
-    for rows, written in tape.chunks():
-        weight = weights[rows]
-        some = slice(None) if every else weight > 0
-        weight = weight[some]
-        limits = (ball.top / weight)[:, None]
-        for name, values in written.items():
-            held = values[some].flatten(1).clamp(-limits, limits)
-            if thin is not None:
-                held = thin(held)
-            total[name] += (weight.to(held.dtype) @ held).view_as(total[name])
+    total = tape.held_sum(weights, ball.top / weights, thin)
+    return ClippedSum(total=total, skipped=(~norms.isfinite()).sum())
 
 
-def _add_blocks(
-    total: dict[str, Tensor], tape: Written, balls: Sequence[Ball], finite: Tensor, thin: Thinning | None
-) -> None:
-    """Several blocks: each is scaled by its own norm and cut off at its own largest number."""
+def in_blocks(tape: Written, balls: Sequence[Ball], thin: Thinning | None) -> ClippedSum:
+    """The sum of the gradients, each block of them scaled by its own norm and cut off at its own largest
+    number, and then thinned.
+
+    **Guarantee.** What one record adds lies in the balls, up to rounding in single precision; a record
+    whose gradient is not finite adds nothing.
+    """
+    with exactly(tape.device):
+        total = tape.nothing()
     ends = list(itertools.accumulate(ball.dimension or 0 for ball in balls))
     width = sum(part.numel() for part in total.values())
     if ends[-1] != width:
@@ -97,19 +78,27 @@ def _add_blocks(
         if ball.p == 2
     ]
     limits = _limits(balls, tape.device)
+    finite = tape.norms(2.0).isfinite()
     every = bool(finite.all())
-    for rows, written in tape.chunks():
-        flat = torch.cat([values.flatten(1) for values in written.values()], dim=1)
-        flat = flat if every else flat[finite[rows]]
-        for start, end, norm in round_ones:
-            part = flat[:, start:end]
-            part.mul_(weights_within(norm, vector_norms(part, 2.0))[:, None])
-        flat.clamp_(-limits.to(flat.dtype), limits.to(flat.dtype))
-        if thin is not None:
-            flat = thin(flat)
-        summed = flat.sum(0).split([part.numel() for part in total.values()])
-        for part, addend in zip(total.values(), summed, strict=True):
-            part += addend.view_as(part)
+    with exactly(tape.device):
+        for rows, written in tape.chunks():
+            flat = flat_rows(written)
+            flat = flat if every else flat[finite[rows]]
+            for start, end, norm in round_ones:
+                part = flat[:, start:end]
+                part.mul_(weights_within(norm, vector_norms(part, 2.0))[:, None])
+            flat.clamp_(-limits.to(flat.dtype), limits.to(flat.dtype))
+            if thin is not None:
+                flat = thin(flat)
+            summed = flat.sum(0).split([part.numel() for part in total.values()])
+            for part, addend in zip(total.values(), summed, strict=True):
+                part += addend.view_as(part)
+    return ClippedSum(total=total, skipped=(~finite).sum())
+
+
+def flat_rows(written: Mapping[str, Tensor]) -> Tensor:
+    """The gradients of all parameters, one record a row, in memory of their own."""
+    return torch.cat([part.unsqueeze(-1).flatten(1) for part in written.values()], 1)
 
 
 def _limits(balls: Sequence[Ball], device: torch.device) -> Tensor:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from hush.core.ball import Ball
 from hush.core.errors import InvalidValue, Unsupported
@@ -22,6 +22,8 @@ class BlockGaussian(Noise):
     The blocks are those of the clipping, and a block's norm is the Euclidean norm of the longest
     change one record can make in it.
     """
+
+    additive: ClassVar[bool] = True
 
     multipliers: Sequence[float]
 

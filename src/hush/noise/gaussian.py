@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hush.core.number import number
 from hush.core.part import Noise
@@ -24,6 +24,8 @@ MULTIPLIER = number(
 @dataclass(frozen=True, kw_only=True)
 class Gaussian(Noise):
     """Independent normal noise of standard deviation `multiplier` times the clipping norm."""
+
+    additive: ClassVar[bool] = True
 
     multiplier: float = field(metadata=MULTIPLIER)
 

@@ -1,7 +1,7 @@
 """Generalized Gaussian noise: Laplace at beta 1, normal at beta 2, flatter-topped beyond."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hush.core.number import number
 from hush.core.part import Noise
@@ -19,6 +19,8 @@ class GeneralizedGaussian(Noise):
 
     At beta 2 it is `Gaussian` with `multiplier / sqrt(2)`; at beta 1 it is `Laplace`.
     """
+
+    additive: ClassVar[bool] = True
 
     beta: float = field(
         metadata=number(

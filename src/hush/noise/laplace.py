@@ -1,7 +1,7 @@
 """Laplace noise."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hush.core.part import Noise
 from hush.core.randomness import Randomness
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Laplace(Noise):
     """Independent noise of density proportional to exp(-|x| / s), s = `multiplier` times the norm."""
+
+    additive: ClassVar[bool] = True
 
     multiplier: float = field(metadata=MULTIPLIER)
 

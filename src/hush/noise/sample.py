@@ -8,10 +8,6 @@ from hush.core.kind import check_kind
 from hush.core.number import Range
 from hush.core.part import Noise
 from hush.core.randomness import source_for
-from hush.noise.quantized import Quantized
-from hush.noise.rectified import Rectified
-from hush.noise.stochastic_sign import StochasticSign
-from hush.noise.truncated import Truncated
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +51,7 @@ def sample(
             "location.double(), or torch.view_as_real(location).",
             key="location",
         )
-    if location is None and isinstance(noise, Rectified | Truncated | StochasticSign | Quantized):
+    if location is None and not noise.additive:
         raise InvalidValue(
             f"{type(noise).__name__} needs the location: it is drawn around the value on a fixed "
             "support, and a draw around 0 that is added to the value later would show it by where the "

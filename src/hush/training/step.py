@@ -26,6 +26,7 @@ from hush.gradients.isolation import check_apart
 from hush.gradients.recording import Views, record, shown
 from hush.gradients.replay import Replay
 from hush.gradients.structure import each
+from hush.training.ahead import ahead
 from hush.training.batch import Batch
 from hush.training.fingerprint import fingerprint
 from hush.training.frames import frames_for
@@ -36,6 +37,9 @@ from hush.training.records import Data, count, take
 from hush.training.selective import Trials
 from hush.training.sizing import fitting
 from hush.training.state import load_state, settings_of, state_of
+
+_MANY = 2**17
+"""So many numbers take longer to draw than a thread takes to start."""
 
 
 class PrivateStep:
@@ -243,19 +247,33 @@ class PrivateStep:
         clipping = self.plan.clipping
         balls = clipping.balls(self._size())
         frame = None if self._frames is None else self._frames.at(self.steps, self.generator)
-        total = self._nothing(sum(ball.dimension or 0 for ball in balls))
-        with own_randomness(seed_from(self.generator), self._device):
+        sizes = [ball.dimension or 0 for ball in balls]
+        total = self._nothing(sum(sizes))
+        seed = seed_from(self.generator)
+
+        def hide() -> None:
+            noises = self.plan.noise.over(balls, clipping.unit)
+            for block, (noise, norm) in zip(total.split(sizes), noises, strict=True):
+                block.copy_(noise.around(block, norm=norm, generator=self.generator))
+
+        with ahead(hide, self._early(total)) as ready, own_randomness(seed, self._device):
             for inputs, targets in batch:
                 clipped = self._clipped(each(inputs, self._here), each(targets, self._here), frame)
                 self.skipped += int(clipped.skipped)
                 found = [part.reshape(-1) for part in clipped.total.values()]
+                ready()
                 torch._foreach_add_(total.split([len(part) for part in found]), found)
-        blocks = total.split([ball.dimension or 0 for ball in balls])
-        noises = self.plan.noise.over(balls, clipping.unit)
-        for block, (noise, norm) in zip(blocks, noises, strict=True):
-            block.copy_(noise.around(block, norm=norm, generator=self.generator))
         total = total if frame is None else frame.restored(total)
         return total.div_(self.plan.sampling.expected(self.records))
+
+    def _early(self, total: Tensor) -> bool:
+        """Whether the noise is drawn while the gradients are computed, and they are added to it."""
+        return (
+            self._device.type == "cpu"
+            and len(total) >= _MANY
+            and self.plan.noise.additive
+            and self.plan.sampling.thinning == 1  # otherwise both would draw from the generator
+        )
 
     def _charge(self, release: str) -> None:
         """Put the step on the ledger: from here on what it releases may be used."""

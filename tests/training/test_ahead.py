@@ -1,0 +1,102 @@
+"""Noise that is drawn while gradients are computed."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import hush
+from hush.core.part import Noise
+from hush.training.ahead import ahead
+from tests.training.test_step import LOSS
+
+RECORDS = 20
+
+
+def update(
+    noise: Noise, monkeypatch: pytest.MonkeyPatch, many: int, rate: float = 0.5
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What one step releases, and the state of its generator then."""
+    monkeypatch.setattr("hush.training.step._MANY", many)
+    torch.manual_seed(0)
+    model = nn.Linear(60, 30)
+    inputs, targets = torch.randn(RECORDS, 60), torch.randint(0, 30, (RECORDS,))
+    clipping = hush.Lp(p=1.0, norm=1.0) if isinstance(noise, hush.Laplace) else hush.L2(norm=1.0)
+    plan = hush.Plan(sampling=hush.Poisson(rate=rate), clipping=clipping, noise=noise)
+    step = hush.PrivateStep(
+        model,
+        LOSS,
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        plan,
+        records=RECORDS,
+        generator=torch.Generator().manual_seed(1),
+        physical_batch=3,
+    )
+    for batch in step.batches((inputs, targets), steps=1):
+        step(batch)
+    assert isinstance(step.generator, torch.Generator)
+    gradients = [value.grad for value in model.parameters() if value.grad is not None]
+    return torch.cat([value.flatten() for value in gradients]), step.generator.get_state()
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        hush.Gaussian(multiplier=1.0),
+        hush.Laplace(multiplier=1.0),
+        hush.GeneralizedGaussian(beta=2.0, multiplier=1.0),
+        hush.Rectified(scale=1.0, bound=2.0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rate", [1e-9, 0.5])
+def test_early_noise_is_the_same_noise(
+    noise: Noise, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, after = update(noise, monkeypatch, 10**9, rate)
+    early, then = update(noise, monkeypatch, 1, rate)
+    torch.testing.assert_close(early, late, rtol=1e-4, atol=1e-6)
+    assert torch.equal(after, then)
+    assert late.std() > 0
+
+
+def test_only_noise_that_does_not_depend_on_the_sum_comes_before_it() -> None:
+    kinds = {name: kind for name, kind in Noise.kinds.items() if issubclass(kind, Noise)}
+    names = {name for name, kind in kinds.items() if kind.additive}
+    assert names == {"Gaussian", "Laplace", "GeneralizedGaussian", "BlockGaussian"}
+
+
+def test_coordinates_and_noise_are_not_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come from one generator, which two threads must not share."""
+    seen: list[bool] = []
+    monkeypatch.setattr("hush.training.step._MANY", 1)
+    model = nn.Linear(3, 2)
+    for sampling in (hush.Poisson(rate=0.5), hush.Twice(rate=0.5, coordinate_rate=0.5)):
+        noise = hush.Gaussian(multiplier=1.0)
+        plan = hush.Plan(sampling=sampling, clipping=hush.L2(norm=1.0), noise=noise)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        step = hush.PrivateStep(model, LOSS, optimizer, plan, records=9)
+        seen.append(step._early(torch.zeros(8)))
+    assert seen == [True, False]
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_what_the_work_raises_is_raised(early: bool) -> None:
+    def work() -> None:
+        raise ValueError("no noise")
+
+    with pytest.raises(ValueError, match="no noise"), ahead(work, early):
+        pass
+
+
+def test_the_work_is_over_when_the_block_fails() -> None:
+    done: list[int] = []
+
+    def work() -> None:
+        time.sleep(0.05)
+        done.append(1)
+
+    with pytest.raises(KeyError), ahead(work, early=True):
+        raise KeyError
+    assert done == [1]
