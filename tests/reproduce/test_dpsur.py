@@ -13,7 +13,7 @@ from hush.reproduce.dpsur import DELTA, Kind, Outcome, Way, plan_for, run, with_
 from hush.reproduce.dpsur_inputs import normalised
 from hush.reproduce.dpsur_table2 import marked, row, table2
 from hush.reproduce.dpsur_ways import WAYS
-from hush.training.statistics import NoisyMoments, summed
+from hush.training.statistics import NoisyMoments, described
 
 LINEAR = Way(name="linear", model="scattering-linear", batch=400, epochs=5, rates=(4.0, 4.0, 4.0, 4.0))
 
@@ -93,7 +93,7 @@ def test_the_public_norms_of_normalised_features_hold_for_any_image() -> None:
     generator = torch.Generator().manual_seed(0)
     scales = torch.logspace(-3, 3, 81)[:, None, None]
     features = normalised(torch.randn(50, 81, 7, 7, generator=generator) ** 3 * scales)
-    first, second = summed(features)
+    ((first, second),) = described(features)
     assert float(first.norm(dim=1).max()) <= 9.0
     assert 9.0 < float(second.norm(dim=1).max()) <= 81 / 27**0.5  # nothing is cut off
 

@@ -10,7 +10,7 @@ from torch import Tensor
 import hush
 from hush.core.errors import DataError, LedgerError
 from hush.models.frozen import FrozenNorm
-from hush.training.statistics import NoisyMoments, summed
+from hush.training.statistics import NoisyMoments, described
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -47,7 +47,7 @@ def test_one_record_moves_either_sum_by_its_norm_at_most(strange: float) -> None
     moved = torch.linalg.vector_norm(sums[1][0] - sums[0][0])
     assert moved <= 0.5 + 1e-9
     # a version without the clip is caught
-    first, _ = summed(torch.cat([others, one]))
+    ((first, _),) = described(torch.cat([others, one]))
     if math.isfinite(strange):
         assert torch.linalg.vector_norm(first[-1]) > 0.5
 
@@ -69,6 +69,15 @@ def test_the_noise_is_the_noise_that_is_charged(monkeypatch: pytest.MonkeyPatch)
     for value, norm in zip(released, (3.0, 0.5), strict=True):
         # 20,000 draws: five deviations of their standard deviation are 2.5%
         assert float(value.std()) * 10 == pytest.approx(charged * norm, rel=0.025)
+
+
+def test_the_sums_are_of_all_records_however_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments, inputs = NoisyMoments(multiplier=1.0, norm=0.9, square_norm=0.8), images(23)
+    whole = moments(inputs, hush.Ledger(), generator=seeded())
+    monkeypatch.setattr("hush.training.statistics._AT_ONCE", 5)
+    parts = moments(inputs, hush.Ledger(), generator=seeded())
+    torch.testing.assert_close(parts.mean, whole.mean, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(parts.variance, whole.variance, rtol=1e-10, atol=1e-12)
 
 
 def test_two_releases_are_on_the_ledger() -> None:

@@ -1,6 +1,7 @@
 """Statistics of the inputs' channels, to normalise by: noisy, and paid for."""
 
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -14,12 +15,14 @@ from hush.core.errors import DataError
 from hush.core.guarantee import Guarantee
 from hush.core.number import number
 from hush.core.plan import Plan
+from hush.core.randomness import source_for
 from hush.core.value import Value
+from hush.gradients.tape import GradientTape
+from hush.gradients.terms import Dense
 from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch
 from hush.training.fingerprint import fingerprint
-from hush.training.mean import mean
 
 _AT_ONCE = 1024
 _FLOOR = number(
@@ -61,7 +64,11 @@ class NoisyMoments(Value):
     @property
     def plan(self) -> Plan:
         """One of the two releases; they cost the same, whatever their norms."""
-        return self._plan(1.0)
+        return Plan(
+            sampling=FullBatch(),
+            clipping=L2(norm=1.0),
+            noise=Gaussian(multiplier=self.multiplier),
+        )
 
     def guarantee(self, delta: float) -> Guarantee:
         """What both cost, on their own."""
@@ -82,32 +89,31 @@ class NoisyMoments(Value):
                 "records x channels x places: each record's own channels are what is bounded."
             )
         run, found = secrets.token_hex(8), []
-        rows = summed(inputs)
-        for step, (norm, values) in enumerate(
-            zip((self.norm, self.square_norm), rows, strict=True), start=1
-        ):
-            noisy = mean(values, self._plan(norm), delta=1e-5, generator=generator, secure=secure)
-            value = torch.from_numpy(noisy.value)
-            ledger.charge(self.plan, run=run, step=step, release=fingerprint([value]))
-            found.append(value)
+        source = source_for(torch.device("cpu"), generator, secure=secure)
+        for step, (norm, total) in enumerate(self._sums(inputs), start=1):
+            noisy = self.plan.noise.around(total, norm=norm, generator=source).div_(len(inputs))
+            ledger.charge(self.plan, run=run, step=step, release=fingerprint([noisy]))
+            found.append(noisy)
         first, second = found
         variance = (second - first**2).clamp(min=self.floor)
         return Moments(mean=first, variance=variance)
 
-    def _plan(self, norm: float) -> Plan:
-        return Plan(
-            sampling=FullBatch(),
-            clipping=L2(norm=norm),
-            noise=Gaussian(multiplier=self.multiplier),
-        )
+    def _sums(self, inputs: Tensor) -> list[tuple[float, Tensor]]:
+        """Each norm, and the sum over the records of what is held within it."""
+        norms = self.norm, self.square_norm
+        totals = torch.zeros(2, inputs.shape[1], dtype=torch.float64)
+        for rows in described(inputs):
+            for norm, total, values in zip(norms, totals, rows, strict=True):
+                tape = GradientTape({"rows": Dense(values)}, values.device)
+                total += L2(norm=norm).clip(tape).total["rows"]
+        return list(zip(norms, totals, strict=True))
 
 
-def summed(inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of each channel of each record, and that of the squares; what is not finite counts 0."""
-    parts = []
+def described(inputs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The mean of each channel of each record, and that of the squares, some records at a time; what
+    is not finite counts 0."""
     for some in inputs.split(_AT_ONCE):
         flat = some.to("cpu", torch.float64).reshape(*some.shape[:2], -1)
         whole = flat.flatten(1).isfinite().all(1)
         flat = flat.where(whole[:, None, None], 0.0)
-        parts.append((flat.mean(2), flat.square().mean(2)))
-    return torch.cat([first for first, _ in parts]), torch.cat([second for _, second in parts])
+        yield flat.mean(2), flat.square().mean(2)
