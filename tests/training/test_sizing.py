@@ -41,3 +41,14 @@ def test_the_size_is_found_once_the_data_is_known(monkeypatch: pytest.MonkeyPatc
         )
         batch = next(step.batches((torch.randn(5, 4), torch.zeros(5, dtype=torch.long))))
         assert batch.physical == expected
+
+
+def test_a_process_that_shares_a_gpu_keeps_to_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda")
+    share = 1.0
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (800, 1000))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: share)
+    assert sizing.room(device) == 200
+    share = 0.1
+    assert sizing.room(device) == 25
+    assert sizing.room(torch.device("cpu")) == 2**27

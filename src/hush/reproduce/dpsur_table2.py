@@ -50,7 +50,9 @@ def table2(
         runs = over(outcomes, [(way, data, level, seeds, device, length) for way, level in cells])
         for (way, level), found in zip(cells, runs, strict=True):
             rows.append(row(way, level, found))
-            print(f"  epsilon {level:g}, {way.name}: {rows[-1][3]:.2f}%", flush=True)
+            # whole, so that what a run that is cut short has found is not lost
+            line = dict(zip(HEADER, rows[-1], strict=True))
+            print("  " + ", ".join(f"{key} {value}" for key, value in line.items() if value), flush=True)
     marked(rows)
 
     def draw(axes: Any) -> None:

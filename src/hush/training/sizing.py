@@ -21,10 +21,18 @@ def fitting(
     model: nn.Module, loss: Loss, inputs: Any, targets: Any, tape: GradientTape | SplitTape
 ) -> int:
     """How many records to work on at once, from what these few keep between forward and backward."""
-    device = next(model.parameters()).device
-    limit = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else _HOST_MEMORY
+    limit = room(next(model.parameters()).device)
     kept = activations(model, loss, inputs, targets) + sum(map(_size, tape.tensors()))
     return max(1, limit * tape.records // max(1, kept))
+
+
+def room(device: torch.device) -> int:
+    """Bytes that a physical batch may keep: on a GPU a quarter of what this process may still take."""
+    if device.type != "cuda":
+        return _HOST_MEMORY
+    free, total = torch.cuda.mem_get_info(device)
+    share = total * torch.cuda.get_per_process_memory_fraction(device)
+    return int(min(free, share)) // 4
 
 
 def activations(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> int:
