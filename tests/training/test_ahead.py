@@ -1,6 +1,7 @@
 """Noise that is drawn while gradients are computed."""
 
 import time
+from threading import Thread, current_thread
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 
 import hush
 from hush.core.part import Noise
-from hush.training.ahead import ahead
+from hush.training.ahead import ahead, spare_core
 from tests.training.test_step import LOSS
 
 RECORDS = 20
@@ -51,9 +52,11 @@ def update(
     ids=str,
 )
 @pytest.mark.parametrize("rate", [1e-9, 0.5])
+@pytest.mark.parametrize("spare", [False, True])
 def test_early_noise_is_the_same_noise(
-    noise: Noise, rate: float, monkeypatch: pytest.MonkeyPatch
+    noise: Noise, rate: float, spare: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("hush.training.ahead.spare_core", lambda: spare)
     late, after = update(noise, monkeypatch, 10**9, rate)
     early, then = update(noise, monkeypatch, 1, rate)
     torch.testing.assert_close(early, late, rtol=1e-4, atol=1e-6)
@@ -81,6 +84,20 @@ def test_coordinates_and_noise_are_not_drawn_at_once(monkeypatch: pytest.MonkeyP
     assert seen == [True, False]
 
 
+def test_a_thread_is_not_added_to_as_many_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, done = torch.get_num_threads(), list[Thread]()
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(threads + 1)))
+    assert spare_core()
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(threads)))
+    assert not spare_core()
+    monkeypatch.delattr("os.sched_getaffinity")
+    monkeypatch.setattr("os.cpu_count", lambda: None)
+    assert not spare_core()
+    with ahead(lambda: done.append(current_thread()), early=True) as ready:
+        ready()
+        assert done == [current_thread()]
+
+
 @pytest.mark.parametrize("early", [False, True])
 def test_what_the_work_raises_is_raised(early: bool) -> None:
     def work() -> None:
@@ -90,7 +107,8 @@ def test_what_the_work_raises_is_raised(early: bool) -> None:
         pass
 
 
-def test_the_work_is_over_when_the_block_fails() -> None:
+def test_the_work_is_over_when_the_block_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hush.training.ahead.spare_core", lambda: True)
     done: list[int] = []
 
     def work() -> None:
