@@ -16,6 +16,9 @@ from hush.core.tape import Thinning
 CHUNK = {"cpu": 2**22, "cuda": 2**28}
 """How many numbers a chunk holds unless one record has more: near the caches, or enough to keep busy."""
 
+PASSED = {"cpu": 2**20, "cuda": 2**28}
+"""How many numbers of a parameter's gradients are passed over at once, one rule after the other."""
+
 _RUN = 1024
 """How many numbers are summed in their own precision."""
 
@@ -123,7 +126,7 @@ def written_out(term: Term, order: float) -> Tensor:
 def entrywise(term: Term, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
     """What `held_sum` wants, of gradients that are written out, some records at a time."""
     size = math.prod(term.shape)
-    step = max(1, CHUNK[weights.device.type] // max(1, size))
+    step = max(1, PASSED[weights.device.type] // max(1, size))
     total = term.take(slice(0, 0)).weighted_sum(weights[:0])
     for start in range(0, term.records, step):
         some = slice(start, start + step)
