@@ -79,8 +79,9 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
         )
     for name, ours in _facts(step).items():
         if state[name] != ours:
+            theirs, here = _apart(state[name], ours) if name == "settings" else (state[name], ours)
             raise CheckpointError(
-                f"the checkpoint is of a run with {_FACTS[name]} {state[name]} and this one has {ours}: "
+                f"the checkpoint is of a run with {_FACTS[name]} {theirs} and this one has {here}: "
                 "it would not go on as it began. Resume with the same plan, data, optimizer, views and "
                 "source of randomness; a scheduler changes the learning rate on the way."
             )
@@ -108,6 +109,24 @@ def _facts(step: "PrivateStep") -> dict[str, Any]:
         "settings": step._settings,
         "views": None if step._views is None else getattr(step._views, "__qualname__", "of a kind"),
     }
+
+
+def _apart(theirs: Any, ours: list[dict[str, Any]]) -> tuple[Any, Any]:
+    """Two lists of settings without those that are the same in both."""
+    try:
+        pairs = list(zip(theirs, ours, strict=True))
+        differ = [[name for name in {**a, **b} if a.get(name) != b.get(name)] for a, b in pairs]
+        told = [
+            "; ".join(
+                ", ".join(f"{name}={group.get(name)!r}" for name in names)
+                for group, names in zip(side, differ, strict=True)
+                if names
+            )
+            for side in (theirs, ours)
+        ]
+    except (TypeError, ValueError, AttributeError):  # another number of groups, or damaged
+        return theirs, ours
+    return told[0], told[1]
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
