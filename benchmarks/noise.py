@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from hush.core.randomness import SystemSource
+from hush.core.randomness import SystemSource, random_bits
 from hush.noise import Gaussian, GeneralizedGaussian
 from hush.noise.ziggurat import standard
 from interleaved import Draw, devices, medians, print_rows
@@ -43,6 +43,7 @@ def contenders(beta: float, dtype: torch.dtype, device: torch.device, draws: int
         "torch.randn": lambda: torch.randn(draws, generator=generator, dtype=dtype, device=device),
         "hush": lambda: standard(beta, (draws,), generator=generator, dtype=dtype),
         "torch gamma": torch_gamma,
+        "random bytes": lambda: random_bits(draws // 8, generator),
     }
     if draws <= _SECURE:
         secure = SystemSource(device)
