@@ -20,7 +20,7 @@ class Rows:
         norms: torch.Tensor = self.rows.norm(order, dim=1)
         return norms
 
-    def weighted_sum(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    def weighted_sum(self, weights: torch.Tensor, most: float = math.inf) -> dict[str, torch.Tensor]:
         return {"rows": (weights[:, None] * self.rows)[weights != 0].sum(0)}
 
     def within(self, balls: Sequence[Ball], thin: Thinning | None) -> ClippedSum:

@@ -1,6 +1,7 @@
 """Noise that is drawn while gradients are computed."""
 
 import time
+from concurrent.futures import Future, wait
 from threading import Thread, current_thread
 
 import pytest
@@ -118,3 +119,25 @@ def test_the_work_is_over_when_the_block_fails(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(KeyError), ahead(work, early=True):
         raise KeyError
     assert done == [1]
+
+
+def test_an_interrupt_waits_for_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hush.training.ahead.spare_core", lambda: True)
+    done: list[int] = []
+    waits: list[int] = []
+
+    def work() -> None:
+        time.sleep(0.05)
+        done.append(1)
+
+    def impatient(works: list[Future[None]]) -> None:
+        waits.append(1)
+        if len(waits) == 1:
+            raise KeyboardInterrupt
+        wait(works)
+
+    monkeypatch.setattr("hush.training.ahead.wait", impatient)
+    with pytest.raises(KeyboardInterrupt), ahead(work, early=True):
+        pass
+    assert done == [1]
+    assert len(waits) == 2

@@ -48,7 +48,8 @@ def test_a_process_that_shares_a_gpu_keeps_to_its_share(monkeypatch: pytest.Monk
     share = 1.0
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (800, 1000))
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: share)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 40)
     assert sizing.room(device) == 200
     share = 0.1
-    assert sizing.room(device) == 25
+    assert sizing.room(device) == 15
     assert sizing.room(torch.device("cpu")) == 2**27

@@ -46,4 +46,4 @@ class Importance(Clipping):
         # Scaling up what is next to nothing would scale up the rounding of its norm.
         kept &= finite & (norms > _LEAST * self.norm)
         weights = (self.norm / norms).where(kept, 0.0)
-        return ClippedSum(total=tape.weighted_sum(weights), skipped=(~finite).sum())
+        return ClippedSum(total=tape.weighted_sum(weights, self.norm), skipped=(~finite).sum())

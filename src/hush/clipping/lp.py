@@ -25,7 +25,7 @@ def scaled_down(tape: Tape, order: float, norm: float) -> ClippedSum:
     """The sum in which each record's gradient is scaled to an l_order norm of `norm` at most."""
     norms = tape.norms(order)
     weights = weights_within(norm, norms)
-    return ClippedSum(total=tape.weighted_sum(weights), skipped=(~norms.isfinite()).sum())
+    return ClippedSum(total=tape.weighted_sum(weights, norm), skipped=(~norms.isfinite()).sum())
 
 
 def weights_within(norm: float, norms: "torch.Tensor") -> "torch.Tensor":
@@ -37,7 +37,8 @@ def weights_within(norm: float, norms: "torch.Tensor") -> "torch.Tensor":
     import torch
 
     weights = (norm / norms).clamp(max=1.0)
-    return weights.where(norms.isfinite() & (weights >= torch.finfo(weights.dtype).tiny), 0.0)
+    # single precision, whatever the norms are in: some of the gradients may be
+    return weights.where(norms.isfinite() & (weights >= torch.finfo(torch.float32).tiny), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """What clipping needs to know of per-example gradients; `hush.gradients` provides it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -22,10 +23,11 @@ class Tape(Protocol):
     def norms(self, order: float) -> "torch.Tensor":
         """The l_order norm of each record's whole gradient."""
 
-    def weighted_sum(self, weights: "torch.Tensor") -> "dict[str, torch.Tensor]":
+    def weighted_sum(self, weights: "torch.Tensor", most: float = math.inf) -> "dict[str, torch.Tensor]":
         """The sum of the records' gradients times their weights, by parameter name.
 
-        A record of weight 0 adds exactly zero, even where its gradient is not finite.
+        A record of weight 0 adds exactly zero, even where its gradient is not finite. None is longer
+        than `most` with its weight.
         """
 
     def within(self, balls: Sequence[Ball], thin: Thinning | None) -> "ClippedSum":

@@ -6,8 +6,10 @@ between positions (the Gram matrices), other norms from writing out a few record
 where there is one position: the norm of an outer product is the product of the norms.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,11 +34,12 @@ and then one pass each for the norms and the sum, while the Gram matrices take T
 Measured in docs/results/step.md.
 """
 
-_CANCELLED = 2.0**-20
-"""The smallest share of its upper bound at which a square from Gram matrices is believed.
+_CANCELLED = 2.0**-10
+"""The share of its upper bound below which a norm is of positions that mostly cancel each other.
 
-They are formed in double precision. Below this share rounding could be seen in the norm, and a record
-whose norm is understated would not be clipped enough: such records are written out.
+Then rounding could be seen in its square, though Gram matrices are formed in double precision, and a
+record whose norm is understated would not be clipped enough. Added up position by position with others,
+such a record would also leave its rounding in their sum. It is written out.
 """
 
 
@@ -65,15 +68,24 @@ class Outer:
         return Outer(self.left[rows], self.right[rows], self.shape)
 
     def dense(self) -> Tensor:
-        return (precise(self.left).mT @ precise(self.right)).view(-1, *self.shape)
+        return (precise(self.left).mT @ precise(self.right)).view(self.records, *self.shape)
 
     def norms(self, order: float) -> Tensor:
+        kind, bound = precise(self.left).dtype, self.lengths()
         if self.left.shape[1] == 1:
-            left, right = (vector_norms(precise(part), order) for part in (self.left, self.right))
-            return left * right
-        return euclidean(self, [self], self.lengths()) if order == 2 else written_out(self, order)
+            # in double precision: what underflows in one factor can be large in the other
+            left, right = (vector_norms(part.double(), order) for part in (self.left, self.right))
+            return trusted((left * right).to(kind), bound)
+        if order != 2:
+            return trusted(written_out(self, order), bound)
+        return euclidean(self, [self], bound)
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
+        alone = self.left.shape[1] == 1
+        return self.direct(weights) if alone else cancelling_apart(self, weights, most)
+
+    def direct(self, weights: Tensor) -> Tensor:
+        """The sum, position by position."""
         left = (precise(self.left) * weights.to(precise(self.left).dtype)[:, None, None]).flatten(0, 1)
         return (left.mT @ precise(self.right).flatten(0, 1)).view(self.shape)
 
@@ -84,15 +96,14 @@ class Outer:
         tops = [precise(part).abs().amax(2) for part in (self.left, self.right)]
         beyond = (tops[0] * tops[1]).sum(1) > limits
         if not bool(beyond.any()):
-            return self.weighted_sum(weights)
-        inside = self.take(~beyond).weighted_sum(weights[~beyond])
+            return self.direct(weights)
+        inside = self.take(~beyond).direct(weights[~beyond])
         return inside + entrywise(self.take(beyond), weights[beyond], limits[beyond], None)
 
     def lengths(self) -> Tensor:
         """A bound on each record's norm: the sum over positions of the norms."""
-        left, right = (torch.linalg.vector_norm(p.double(), dim=-1) for p in (self.left, self.right))
-        total: Tensor = (left * right).sum(1)
-        return total
+        left, right = (_lengths(part) for part in (self.left, self.right))
+        return (left * right).sum(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,14 +130,19 @@ class Rows:
         used, keys = self._used()
         record = keys // self.shape[0]
         each = vector_norms(used, order).double()
-        largest = each.new_zeros(self.records).scatter_reduce_(0, record, each, "amax")
-        if order == torch.inf:
-            return largest.to(used.dtype)
-        shares = each / largest.clamp(min=torch.finfo(torch.float64).tiny)[record]
-        total = torch.zeros_like(largest).index_add_(0, record, shares**order)
-        return (largest * total ** (1 / order)).to(used.dtype)
+        norms = each.new_zeros(self.records).scatter_reduce_(0, record, each, "amax")
+        if order != torch.inf:
+            shares = each / norms.clamp(min=torch.finfo(torch.float64).tiny)[record]
+            norms = norms * torch.zeros_like(norms).index_add_(0, record, shares**order) ** (1 / order)
+        return bounded(norms.to(used.dtype), self.lengths())
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
+        if being_captured():
+            return self.held_sum(weights, torch.full_like(weights, math.inf), None)
+        return cancelling_apart(self, weights, most)
+
+    def direct(self, weights: Tensor) -> Tensor:
+        """The sum, position by position."""
         rows = (precise(self.right) * weights[:, None, None]).flatten(0, 1)
         return rows.new_zeros(self.shape).index_add_(0, self.index.flatten(), rows)
 
@@ -139,19 +155,21 @@ class Rows:
 
     def lengths(self) -> Tensor:
         """A bound on each record's norm: the sum over positions of the norms."""
-        each: Tensor = torch.linalg.vector_norm(self.right.double(), dim=-1)
-        return each.sum(1)
+        return _lengths(self.right).sum(1)
 
     def _used(self) -> tuple[Tensor, Tensor]:
         """The rows of each record's table that it used, each once, and where they belong.
 
         They are filled from the front; what is left over is zero and may belong to any record.
         """
-        keys, sources = self._keys().sort()
+        # stable, so that a record's rows are the same numbers whoever else is there
+        keys, sources = self._keys().sort(stable=True)
         place = (keys[1:] != keys[:-1]).long().cumsum(0)
         place = torch.cat([torch.zeros_like(keys[:1]), place])
         rows = precise(self.right).flatten(0, 1)
-        used = torch.zeros_like(rows).index_add_(0, place, rows[sources])
+        # a GPU adds in any order
+        wide = rows.double() if rows.is_cuda else rows
+        used = torch.zeros_like(wide).index_add_(0, place, wide[sources]).to(rows.dtype)
         return used, torch.zeros_like(keys).index_copy_(0, place, keys)
 
     def _keys(self) -> Tensor:
@@ -182,14 +200,63 @@ class Tied:
 
     def norms(self, order: float) -> Tensor:
         if order != 2:
-            return written_out(self, order)
-        return euclidean(self, [self.rows, self.outer], self.rows.lengths() + self.outer.lengths())
+            return trusted(written_out(self, order), self.lengths())
+        return euclidean(self, [self.rows, self.outer], self.lengths())
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.rows.weighted_sum(weights) + self.outer.weighted_sum(weights)
+    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
+        return cancelling_apart(self, weights, most)
+
+    def direct(self, weights: Tensor) -> Tensor:
+        """The sum, position by position."""
+        return self.rows.direct(weights) + self.outer.direct(weights)
+
+    def lengths(self) -> Tensor:
+        """A bound on each record's norm: the sum over positions of the norms."""
+        return self.rows.lengths() + self.outer.lengths()
 
     def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
         return entrywise(self, weights, limits, thin)
+
+
+class Factored(Term, Protocol):
+    """A term of which the positions can be added up without writing records out."""
+
+    def lengths(self) -> Tensor: ...
+
+    def direct(self, weights: Tensor) -> Tensor: ...
+
+
+def cancelling_apart(term: Factored, weights: Tensor, most: float) -> Tensor:
+    """The weighted sum, with records written out of which more cancels than is left.
+
+    `most` is the longest that a record is with its weight. (In a replay such a record's norm is NaN.)
+    """
+    if most == math.inf or being_captured():
+        return term.direct(weights)
+    apart = _CANCELLED * weights * term.lengths() > most
+    if not bool(apart.any()):
+        return term.direct(weights)
+    own = weights[apart]
+    written = entrywise(term.take(apart), own, torch.full_like(own, math.inf), None)
+    return term.take(~apart).direct(weights[~apart]) + written
+
+
+def bounded(norms: Tensor, bound: Tensor) -> Tensor:
+    """The norms, infinite where positions, or what they add up to on the way, may be too large for
+    their precision: bounds of 2^-6 of the largest number are."""
+    return norms.where(bound <= torch.finfo(norms.dtype).max / 64, torch.inf)
+
+
+def trusted(norms: Tensor, bound: Tensor) -> Tensor:
+    """The same, and NaN in a replay where most of a record cancels: it is then done anew."""
+    norms = bounded(norms, bound)
+    return norms.where(norms >= _CANCELLED * bound, torch.nan) if being_captured() else norms
+
+
+def _lengths(positions: Tensor) -> Tensor:
+    """The Euclidean norm at each position."""
+    each: Tensor = torch.linalg.vector_norm(precise(positions), dim=-1, dtype=torch.float64)
+    return each
 
 
 def euclidean(term: Term, parts: Sequence[Outer | Rows], bound: Tensor) -> Tensor:
@@ -205,13 +272,11 @@ def euclidean(term: Term, parts: Sequence[Outer | Rows], bound: Tensor) -> Tenso
 
 def believed(term: Term, squares: Tensor, bound: Tensor, kind: torch.dtype) -> Tensor:
     """The roots of the squares; where most has cancelled, the norms of what is written out."""
-    cancelled = squares < _CANCELLED * bound.square()
+    cancelled = squares < (_CANCELLED * bound).square()
     roots = squares.clamp(min=0).sqrt().to(kind)
-    if being_captured():
-        return roots.where(~cancelled, torch.nan)
-    if bool(cancelled.any()):
+    if not being_captured() and bool(cancelled.any()):
         roots[cancelled] = written_out(term.take(cancelled), 2)
-    return roots
+    return trusted(roots, bound)
 
 
 def _left_gram(one: Outer | Rows, other: Outer | Rows) -> Tensor:

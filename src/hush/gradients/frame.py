@@ -6,6 +6,7 @@ dimension needs. Blocks of these numbers are clipped and get noise, whatever U i
 costs utility and never privacy: docs/guarantees/frame.md.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -132,9 +133,9 @@ class FramedTape:
         """The l_order norm of each record's gradient itself."""
         return self.tape.norms(order)
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> dict[str, Tensor]:
         """The sum of the records' coefficients times their weights: linear, so that of their sum."""
-        total = self.tape.weighted_sum(weights)
+        total = self.tape.weighted_sum(weights, most)
         flat = torch.cat([part.reshape(-1) for part in total.values()])
         blocks = self.frame.blocks(flat[None].to(self.frame.groups[0].basis.dtype))
         return {name: block[0] for name, block in blocks.items()}

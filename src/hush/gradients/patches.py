@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hush.core.tape import Thinning
-from hush.gradients.factors import believed
+from hush.gradients.factors import believed, cancelling_apart, trusted
 from hush.gradients.terms import Dense, Term, entrywise, precise, written_out
 
 
@@ -136,7 +136,7 @@ class Patches:
 
     def norms(self, order: float) -> Tensor:
         if order != 2:
-            return written_out(self, order)
+            return trusted(written_out(self, order), self.lengths())
         grad, x = self.grad.double(), self.x.double()
         outputs = grad.shape[2:]
         inner = self.geometry.unfolded_gram(x, outputs)
@@ -146,7 +146,19 @@ class Patches:
         bound = (seen * torch.linalg.vector_norm(flat, dim=1)).sum(1)
         return believed(self, squares, bound, precise(self.x).dtype)
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
+        return cancelling_apart(self, weights, most)
+
+    def lengths(self) -> Tensor:
+        """A bound on what each number of a record's gradient can be on the way, place after place."""
+        each = [
+            torch.linalg.vector_norm(part.flatten(1).double(), dim=1) for part in (self.grad, self.x)
+        ]
+        bound: Tensor = each[0] * each[1]
+        return bound
+
+    def direct(self, weights: Tensor) -> Tensor:
+        """The sum, place by place."""
         grad, x = precise(self.grad), precise(self.x)
         if len(x) == 0:
             return x.new_zeros(self.shape)

@@ -5,6 +5,7 @@ batch is filled up to a round size with copies of its first record that count fo
 """
 
 import gc
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,8 +35,8 @@ class _Padded:
     def norms(self, order: float) -> Tensor:
         return self.tape.norms(order)
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        return self.tape.weighted_sum(weights * self.counts.to(weights.dtype))
+    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> dict[str, Tensor]:
+        return self.tape.weighted_sum(weights * self.counts.to(weights.dtype), most)
 
     def within(self, balls: Sequence[Ball], thin: Thinning | None) -> ClippedSum:
         if len(balls) > 1:
@@ -94,6 +95,8 @@ class Replay:
         state = self._now(generator)
         if state != self._state:
             self._graphs.clear()
+            # memory of its own, in case something of the old graphs is still in use
+            self._pool = torch.cuda.graph_pool_handle()
             self._state = state
         size = -(-len(inputs) // _ROUND) * _ROUND
         key = (size, inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype)
@@ -127,15 +130,18 @@ class Replay:
 
         graph = torch.cuda.CUDAGraph()
         # what is drawn to warm up is thrown away, and drawn again: a resumed run draws the same
-        before = None if generator is None else generator.get_state()
+        sources = [torch.cuda.default_generators[torch.cuda.current_device()]]
+        sources += [] if generator is None else [generator]
+        before = [source.get_state() for source in sources]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP):
                 work()
         torch.cuda.current_stream().wait_stream(side)
-        if generator is not None and before is not None:
-            generator.set_state(before)
+        for source, state in zip(sources, before, strict=True):
+            source.set_state(state)
+        if generator is not None:
             graph.register_generator_state(generator)
         # a graph of another step that is collected meanwhile would spoil this one
         collecting = gc.isenabled()

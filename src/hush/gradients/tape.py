@@ -39,14 +39,15 @@ class GradientTape:
         with exactly(self.device):
             return {name: term.norms(order) for name, term in self.terms.items()}
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> dict[str, Tensor]:
         """The sum of the records' gradients times their weights, by parameter name.
 
-        A record of weight 0 adds exactly zero, even where its gradient is not finite.
+        A record of weight 0 adds exactly zero, even where its gradient is not finite. None may be longer
+        than `most` with its weight; by that is known of which more cancels than is left.
         """
         terms, keep = self._counting(weights)
         with exactly(self.device):
-            return {name: term.weighted_sum(weights[keep]) for name, term in terms.items()}
+            return {name: term.weighted_sum(weights[keep], most) for name, term in terms.items()}
 
     def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> dict[str, Tensor]:
         """The sum of the gradients, each number cut off at its record's limit and then thinned, times
@@ -125,9 +126,9 @@ class SplitTape:
         each = [tape.norms_by_parameter(order) for _, tape in self.parts]
         return {name: self._gathered([part[name] for part in each]) for name in each[0]}
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> dict[str, Tensor]:
         """The sum of the records' gradients times their weights, by parameter name."""
-        return _added([tape.weighted_sum(weights[rows]) for rows, tape in self.parts])
+        return _added([tape.weighted_sum(weights[rows], most) for rows, tape in self.parts])
 
     def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> dict[str, Tensor]:
         """The sum of the gradients, each number cut off at its record's limit and then thinned, times

@@ -45,8 +45,8 @@ class Term(Protocol):
     def norms(self, order: float) -> Tensor:
         """The l_order norm of each record's gradient."""
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """The sum over records, each times its weight: (*shape)."""
+    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
+        """The sum over records, each times its weight, with which it is `most` long: (*shape)."""
 
     def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
         """The same of gradients whose numbers are cut off at the record's limit, and then thinned."""
@@ -75,7 +75,7 @@ class Dense:
     def norms(self, order: float) -> Tensor:
         return vector_norms(self.dense(), order)
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
         gradients = self.dense()
         total: Tensor = torch.tensordot(weights.to(gradients.dtype), gradients, dims=1)
         return total

@@ -53,6 +53,8 @@ def in_ball(tape: Held, ball: Ball, thin: Thinning | None, counts: Tensor | None
     if counts is not None:
         weights = weights * counts.to(weights.dtype)
     total = tape.held_sum(weights, ball.top / weights, thin)
+    if ball.dimension is not None:
+        _check_covered(total, ball.dimension)
     return ClippedSum(total=total, skipped=(~norms.isfinite()).sum())
 
 
@@ -66,12 +68,7 @@ def in_blocks(tape: Written, balls: Sequence[Ball], thin: Thinning | None) -> Cl
     with exactly(tape.device):
         total = tape.nothing()
     ends = list(itertools.accumulate(ball.dimension or 0 for ball in balls))
-    width = sum(part.numel() for part in total.values())
-    if ends[-1] != width:
-        raise Unsupported(
-            f"the clipping bounds {ends[-1]} numbers and a gradient has {width}: what is in no block "
-            "would not be bounded, nor hidden. Make the blocks add up to the number of parameters."
-        )
+    _check_covered(total, ends[-1])
     round_ones = [
         (end - (ball.dimension or 0), end, ball.norm)
         for ball, end in zip(balls, ends, strict=True)
@@ -94,6 +91,15 @@ def in_blocks(tape: Written, balls: Sequence[Ball], thin: Thinning | None) -> Cl
             for part, addend in zip(total.values(), summed, strict=True):
                 part += addend.view_as(part)
     return ClippedSum(total=total, skipped=(~finite).sum())
+
+
+def _check_covered(total: dict[str, Tensor], bounded: int) -> None:
+    width = sum(part.numel() for part in total.values())
+    if bounded != width:
+        raise Unsupported(
+            f"the clipping bounds {bounded} numbers and a gradient has {width}: what is in no block "
+            "would not be bounded, nor hidden. Make the blocks add up to the number of parameters."
+        )
 
 
 def flat_rows(written: Mapping[str, Tensor]) -> Tensor:

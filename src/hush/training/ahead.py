@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 import torch
@@ -25,8 +25,23 @@ def ahead(work: Callable[[], None], early: bool) -> Iterator[Callable[[], None]]
         return
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(work)
-        yield done.result
+        try:
+            yield done.result
+        finally:
+            _finish(done)
         done.result()
+
+
+def _finish(work: "Future[None]") -> None:
+    """Wait for it even if the user is impatient: what it draws from must not be used by two."""
+    interrupt = None
+    while not work.done():
+        try:
+            wait([work])
+        except KeyboardInterrupt as again:
+            interrupt = again
+    if interrupt is not None:
+        raise interrupt
 
 
 def spare_core() -> bool:

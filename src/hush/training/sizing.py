@@ -32,7 +32,7 @@ def room(device: torch.device) -> int:
         return _HOST_MEMORY
     free, total = torch.cuda.mem_get_info(device)
     share = total * torch.cuda.get_per_process_memory_fraction(device)
-    return int(min(free, share)) // 4
+    return max(0, int(min(free, share - torch.cuda.memory_reserved(device)))) // 4
 
 
 def activations(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> int:

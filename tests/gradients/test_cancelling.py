@@ -1,0 +1,129 @@
+"""Records of which large positions cancel, or overflow: what one of them does to the others' sum."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hush
+from hush.core.part import Clipping
+from hush.gradients.factors import Outer, Rows, Tied
+from hush.gradients.patches import Geometry, Patches
+from hush.gradients.recording import record
+from hush.gradients.tape import GradientTape
+from hush.gradients.terms import Term
+
+OTHERS = 50
+CLIPPINGS: list[Clipping] = [hush.L2(norm=1.0), hush.L2Linf(l2=1.0, linf=1.0), hush.Lp(p=1.5, norm=1.0)]
+
+
+def pixels(grad: Tensor, x: Tensor) -> Patches:
+    """A convolution that looks at one pixel at a time."""
+    grad, x = (part.transpose(1, 2).unsqueeze(-1) for part in (grad, x))
+    shape = torch.Size((grad.shape[1], x.shape[1], 1, 1))
+    return Patches(grad, x, Geometry(shape, (1, 1), (0, 0), (1, 1), 1))
+
+
+def terms(size: float) -> dict[str, Term]:
+    """Ordinary records, and one at the place 20 whose two positions are large and cancel."""
+    torch.manual_seed(0)
+    left, right = torch.randn(OTHERS + 1, 2, 16) + 1, torch.randn(OTHERS + 1, 2, 12) + 1
+    left[20, 1], right[20, 1] = -left[20, 0], right[20, 0]
+    left[20] *= size
+    index = torch.zeros(OTHERS + 1, 2, dtype=torch.long)
+    apart = right.clone()
+    apart[20] = size * torch.stack([right[20, 0], -right[20, 0]])
+    shape = torch.Size((16, 12))
+    # what is looked up against what is multiplied with, in the first row
+    only = torch.zeros(OTHERS + 1, 1, 16)
+    only[:, 0, 0] = 1.0
+    only[20] *= -size
+    looked = right[:, :1].clone()
+    looked[20] *= size
+    return {
+        "outer": Outer(left, right, shape),
+        "rows": Rows(index, apart, shape),
+        "tied": Tied(Rows(index[:, :1], looked, shape), Outer(only, right[:, :1], shape)),
+        "patches": pixels(left, right),
+    }
+
+
+@pytest.mark.parametrize("name", ["outer", "rows", "tied", "patches"])
+@pytest.mark.parametrize("clipping", CLIPPINGS, ids=str)
+@pytest.mark.parametrize("size", [2.0**24, 2.0**26, 2.0**40])
+def test_a_record_that_cancels_leaves_the_others_as_they_are(
+    name: str, clipping: Clipping, size: float
+) -> None:
+    tape = GradientTape({"w": terms(size)[name]}, torch.device("cpu"))
+    others = torch.arange(OTHERS + 1) != 20
+    with_it, without = (clipping.clip(t).total["w"].double() for t in (tape, tape.take(others)))
+    assert float((with_it - without).norm()) <= 1.01
+    # added up position by position it takes the others with it
+    if size == 2.0**40 and isinstance(clipping, hush.L2):
+        term: Any = tape.terms["w"]
+        weights = (1 / tape.norms(2.0).clamp(min=1e-30)).clamp(max=1.0)
+        bare = term.direct(weights).double()
+        assert float((bare - without).norm()) > 3
+
+
+@pytest.mark.parametrize(
+    "clipping",
+    [
+        hush.L2(norm=10.0),
+        hush.L2Linf(l2=10.0, linf=10.0),
+        hush.Linf(norm=10.0),
+        hush.Subspaces(ranks=(2048, 2048), l2=(10.0, 10.0)),
+    ],
+    ids=str,
+)
+def test_what_may_overflow_on_the_way_is_left_out(clipping: Clipping) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(64, 64, bias=False)
+    model.weight.data.zero_()
+    z = torch.randn(1, 2, 64)
+    inputs, targets = torch.cat([z, -0.99 * z], 1) * 1e19, torch.full((1, 4, 64), 2e19)
+    tape = record(model, lambda out, to: (out * to).flatten(1).sum(1), inputs, targets)
+    for thin in (None, lambda values: values):
+        found = clipping.clip(tape, thin)
+        assert int(found.skipped) == 1
+        assert float(found.total["weight"].norm()) == 0
+
+
+@pytest.mark.parametrize("norm", [1e-3, 1e-6])
+def test_a_factor_too_small_to_be_squared_is_measured(norm: float) -> None:
+    left, right = torch.full((1, 1, 50), 1.2e-23), torch.full((1, 1, 1000), 5e17)
+    tape = GradientTape({"w": Outer(left, right, torch.Size((50, 1000)))}, torch.device("cpu"))
+    for order in (1.0, 1.5, 2.0):
+        exact = float(torch.linalg.vector_norm((left.double().mT @ right.double()).flatten(), ord=order))
+        assert float(tape.norms(order)) == pytest.approx(exact, rel=1e-5)
+    assert float(hush.L2(norm=norm).clip(tape).total["w"].double().norm()) <= norm * (1 + 1e-5)
+
+
+def test_a_table_is_the_same_whoever_else_is_there() -> None:
+    """Repeated tokens are added up in one order, for the norm and for the sum."""
+    torch.manual_seed(0)
+    worst = 0.0
+    for _ in range(5):
+        index, right = torch.zeros(30, 40, dtype=torch.long), torch.randn(30, 40, 8) * 1e8
+        right[:, 20:] = -right[:, torch.randperm(20)]
+        right[0] = math.nan
+        tape = GradientTape({"w": Rows(index, right, torch.Size((3, 8)))}, torch.device("cpu"))
+        for k in range(1, 30):
+            pair = tape.take(torch.tensor([0, k]))
+            worst = max(worst, float(hush.L2Linf(l2=1.0, linf=1.0).clip(pair).total["w"].norm()))
+    assert worst <= 1 + 1e-5
+
+
+def test_weights_that_single_precision_cannot_hold_are_none() -> None:
+    """Where a part of the model is in double precision, so are the norms."""
+    double = torch.zeros(1, 1, 2, dtype=torch.float64)
+    terms: dict[str, Term] = {
+        "b": Outer(double, double, torch.Size((2, 2))),
+        "a": Outer(torch.full((1, 1, 3), 1e17), torch.full((1, 1, 4), 2e19), torch.Size((3, 4))),
+    }
+    tape = GradientTape(terms, torch.device("cpu"))
+    assert tape.norms(2.0).dtype == torch.float64
+    landed = float(hush.L2(norm=1e-7).clip(tape).total["a"].double().norm())
+    assert landed <= 1e-7 * (1 + 1e-5)
