@@ -32,11 +32,13 @@ def test_numbers_are_those_of_the_theorem() -> None:
 
 def test_what_does_not_pay_is_said_not_to() -> None:
     good = advice(found(0.95, 0.05))
+    assert "it did worse than equal noise" in good[0]
     assert good[0].startswith("subspaces pay")
     assert "gains all of what it can" in good[1]
     assert "most of what it can" in advice(found(0.95, 0.2))[1]
     assert "part of what it can" in advice(found(0.95, 0.5))[1]
     bad = advice(found(0.01, 0.9))
+    assert "it did worse" not in bad[0]
     assert bad[0].startswith("subspaces do not pay")
     assert bad[1].startswith("an l-infinity cap does not pay")
 

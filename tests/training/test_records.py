@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
@@ -54,3 +55,8 @@ def test_rows_that_do_not_match_are_refused() -> None:
         count((X, Y[:5]))
     with pytest.raises(DataError, match="3 tensors"):
         count((X, Y, Y))
+
+
+def test_arrays_are_told_to_become_tensors() -> None:
+    with pytest.raises(DataError, match="kinds ndarray and Tensor, and gradients are taken of tensors"):
+        count((np.zeros((3, 2)), torch.zeros(3)))

@@ -18,7 +18,10 @@ TestClip = Annotated[
     float | None, typer.Option(help="Largest change of the loss that counts: a record's, or the mean's.")
 ]
 Threshold = Annotated[
-    float | None, typer.Option(help="Accept what is below this many test clips; -1 by default.")
+    float | None,
+    typer.Option(
+        help="Accept what is below this many test clips; -1, the paper's, by default; 0 tells best."
+    ),
 ]
 TestKind = Annotated[
     str | None, typer.Option("--test", help="summed (by default) or mean, the DPSUR paper's.")

@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ def kept(
     if found is not None:
         return found
     draft = path.with_name(f"{path.name}.{os.getpid()}")
+    print(f"{name}: worked out once for {len(source):,} records, kept in {folder}", file=sys.stderr)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Opened before the work starts: that there is no room to keep it should be known by then.
@@ -59,9 +61,18 @@ def kept(
             f"{4 * np.prod(shape) / 1e9:.1f} GB."
         ) from error
     finally:
-        with suppress(OSError):
-            draft.unlink()
+        for left in (draft, *_abandoned(path)):
+            with suppress(OSError):
+                left.unlink()
     return made
+
+
+def _abandoned(path: Path) -> Iterator[Path]:
+    """Drafts of the file by processes that are no more."""
+    for draft in path.parent.glob(f"{path.name}.*"):
+        process = draft.suffix[1:]
+        if process.isdigit() and not Path("/proc", process).exists() and Path("/proc/self").exists():
+            yield draft
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32] | None:

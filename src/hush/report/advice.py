@@ -42,6 +42,12 @@ def advice(found: Geometry) -> list[str]:
         f"clipping each at its mean keeps {best.kept:.1%} of the norm: {best.gain:.3g} times less "
         "variance at equal length"
     ]
+    if best.gain >= WORTH:
+        lines[0] += (
+            ". Less in all is not less where it matters: shaped noise has more along the principal "
+            "directions, and in our training runs it did worse than equal noise "
+            "(docs/results/twice-sampling.md). Try both on public records"
+        )
     if found.entries < FEW:
         lines.append(
             f"an l-infinity cap does not pay: a cap of {found.cap:.3g} is needed to leave 99% of the "

@@ -38,8 +38,8 @@ def table2(
     levels = tuple(epsilons or ((1.0, 3.0) if short else EPSILONS))
     named = [way for way in WAYS[data] if only in way.name]
     if not named:
-        names = ", ".join(way.name for way in WAYS[data])
-        raise InvalidValue(f"no method has {only!r} in its name: choose from {names}.")
+        names = "; ".join(way.name for way in WAYS[data])
+        raise InvalidValue(f"no method has {only!r} in its name. There are: {names}.")
     ways = [way for way in named if way.quick or not short]
     if not ways:
         raise InvalidValue(f"a CPU trains none of this on {data} in good time: pass --device cuda.")

@@ -44,6 +44,12 @@ def count(data: Data) -> int:
                 "number of rows."
             )
         return _some(inputs[0])
+    if isinstance(data, tuple) and len(data) == 2:
+        kinds = " and ".join(type(part).__name__ for part in data)
+        raise DataError(
+            f"inputs and targets are of the kinds {kinds}, and gradients are taken of tensors. Pass "
+            "(torch.as_tensor(inputs), torch.as_tensor(targets))."
+        )
     if not isinstance(data, MapStyle) or isinstance(data, (tuple, list, dict, Tensor)):
         raise DataError(
             f"a {type(data).__name__} has no numbered records: sampling by chance needs to pick any "
