@@ -127,3 +127,16 @@ def test_weights_that_single_precision_cannot_hold_are_none() -> None:
     assert tape.norms(2.0).dtype == torch.float64
     landed = float(hush.L2(norm=1e-7).clip(tape).total["a"].double().norm())
     assert landed <= 1e-7 * (1 + 1e-5)
+
+
+def test_a_weight_does_not_take_the_last_bits_of_a_tiny_factor() -> None:
+    """Beside a factor near the largest number, a subnormal one is all rounding."""
+    left, right = torch.full((1, 1, 128), 2.8e-45), torch.full((1, 1, 128), 3e38)
+    shape = torch.Size((128, 128))
+    forms: list[Term] = [Outer(left, right, shape), pixels(left, right)]
+    for term in forms:
+        tape = GradientTape({"w": term}, torch.device("cpu"))
+        for clipping in (hush.L2(norm=1.08e-6), hush.L2Linf(l2=1.08e-6, linf=1.0)):
+            found = clipping.clip(tape)
+            assert int(found.skipped) == 1
+            assert float(found.total["w"].norm()) == 0

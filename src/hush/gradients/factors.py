@@ -103,7 +103,7 @@ class Outer:
     def lengths(self) -> Tensor:
         """A bound on each record's norm: the sum over positions of the norms."""
         left, right = (_lengths(part) for part in (self.left, self.right))
-        return (left * right).sum(1)
+        return product_bound(left, right, precise(self.left).dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,6 +239,16 @@ def cancelling_apart(term: Factored, weights: Tensor, most: float) -> Tensor:
     own = weights[apart]
     written = entrywise(term.take(apart), own, torch.full_like(own, math.inf), None)
     return term.take(~apart).direct(weights[~apart]) + written
+
+
+def product_bound(left: Tensor, right: Tensor, kind: torch.dtype) -> Tensor:
+    """The products of the factors' norms, summed over positions.
+
+    Infinite where a factor is beyond the root of the largest number: the other may be so small that a
+    weight takes its last bits.
+    """
+    beyond = torch.maximum(left, right) > torch.finfo(kind).max ** 0.5
+    return (left * right).sum(1).where(~beyond.any(1), torch.inf)
 
 
 def bounded(norms: Tensor, bound: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hush.core.tape import Thinning
-from hush.gradients.factors import believed, cancelling_apart, trusted
+from hush.gradients.factors import believed, cancelling_apart, product_bound, trusted
 from hush.gradients.terms import Dense, Term, entrywise, precise, written_out
 
 
@@ -144,18 +144,16 @@ class Patches:
         squares = (inner * (flat.mT @ flat)).sum((1, 2))
         seen = inner.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
         bound = (seen * torch.linalg.vector_norm(flat, dim=1)).sum(1)
-        return believed(self, squares, bound, precise(self.x).dtype)
+        return believed(self, squares, torch.maximum(bound, self.lengths()), precise(self.x).dtype)
 
     def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
         return cancelling_apart(self, weights, most)
 
     def lengths(self) -> Tensor:
         """A bound on what each number of a record's gradient can be on the way, place after place."""
-        each = [
-            torch.linalg.vector_norm(part.flatten(1).double(), dim=1) for part in (self.grad, self.x)
-        ]
-        bound: Tensor = each[0] * each[1]
-        return bound
+        factors = [part.flatten(1).double() for part in (self.grad, self.x)]
+        left, right = (torch.linalg.vector_norm(part, dim=1) for part in factors)
+        return product_bound(left[:, None], right[:, None], precise(self.x).dtype)
 
     def direct(self, weights: Tensor) -> Tensor:
         """The sum, place by place."""
