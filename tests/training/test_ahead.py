@@ -70,6 +70,12 @@ def test_only_noise_that_does_not_depend_on_the_sum_comes_before_it() -> None:
     names = {name for name, kind in kinds.items() if kind.additive}
     assert names == {"Gaussian", "Laplace", "GeneralizedGaussian", "BlockGaussian"}
 
+    class Rounded(hush.Gaussian):
+        pass
+
+    assert not Rounded.additive
+    del Noise.kinds["Rounded"]
+
 
 def test_coordinates_and_noise_are_not_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come from one generator, which two threads must not share."""

@@ -98,7 +98,12 @@ class Noise(Part):
     """What hides the push."""
 
     additive: ClassVar[bool] = False
-    """Whether a draw is the location plus what does not depend on it."""
+    """Whether a draw is the location plus what does not depend on it. Each class says so for itself: one
+    that is derived may draw in another way."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.additive = bool(vars(cls).get("additive", False))
 
     def with_multiplier(self, multiplier: float) -> "Noise":
         """The same noise, scaled to that multiplier."""
