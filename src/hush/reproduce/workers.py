@@ -30,4 +30,4 @@ def _share(processes: int, device: str) -> None:
     if device.startswith("cuda"):
         import torch
 
-        torch.cuda.set_per_process_memory_fraction(_SHARED / processes, torch.device(device))
+        torch.cuda.set_per_process_memory_fraction(_SHARED / processes, torch.device(device).index)
