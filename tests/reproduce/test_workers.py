@@ -11,7 +11,8 @@ def test_processes_take_a_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     for device in ("cpu", "cuda", "cuda:1"):
         _share(9, device)
-    assert taken == [(pytest.approx(0.1), None), (pytest.approx(0.1), 1)]
+    assert [share for share, _ in taken] == pytest.approx([0.1, 0.1])
+    assert [device for _, device in taken] == [None, 1]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
