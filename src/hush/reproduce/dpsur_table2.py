@@ -56,10 +56,12 @@ def table2(
     marked(rows)
 
     def draw(axes: Any) -> None:
-        for way in ways:
+        for place, way in enumerate(ways):
             own = [line for line in rows if line[1] == way.name]
             places, heights, spreads = ([line[k] or 0 for line in own] for k in (7, 3, 4))
-            axes.errorbar(places, heights, spreads, fmt="o-", ms=3, label=way.name)
+            # there are ten colours
+            style = "o-" if place < 10 else "s--"
+            axes.errorbar(places, heights, spreads, fmt=style, ms=3, label=way.name)
         axes.set(xlabel=f"epsilon that holds, at delta {DELTA:g}", ylabel="test accuracy, %")
         axes.legend(frameon=False, fontsize=7)
 

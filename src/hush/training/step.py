@@ -116,14 +116,16 @@ class PrivateStep:
             )
         self._views = views
         self._frames = frames_for(model, self.loss, public, plan.clipping)
-        if replay and secure and plan.sampling.thinning < 1:
+        self.generator = source_for(self._device, generator, secure=secure)
+        elsewhere = secure or self.generator.device.type != self._device.type
+        if replay and elsewhere and plan.sampling.thinning < 1:
             raise Unsupported(
                 f"replay=True repeats the same work, and {type(plan.sampling).__name__} draws which "
-                "coordinates take part: replayed, the same ones always would, as the operating system "
-                "cannot be asked for new ones from within. Leave out replay, or secure."
+                "coordinates take part: replayed, the same ones always would, as only a generator on "
+                "the GPU can be asked for new ones from within. Leave out replay, or secure=True and a "
+                "generator of your own."
             )
         self._replay = Replay(model, self.loss, plan.clipping, views) if replay else None
-        self.generator = source_for(self._device, generator, secure=secure)
         self.ledger = _ledger_of(ledger, plan)
         self.run = secrets.token_hex(8)
         self.steps = 0
