@@ -13,7 +13,7 @@ from typing import Any
 from hush.core.errors import InvalidValue
 from hush.reproduce.dpsur import DELTA, EPSILONS, Outcome, Way, outcomes
 from hush.reproduce.dpsur_ways import WAYS
-from hush.reproduce.figure import Figure
+from hush.reproduce.figure import Figure, cell
 from hush.reproduce.workers import workers
 
 _SHORT = 10
@@ -51,8 +51,8 @@ def table2(
         for (way, level), found in zip(cells, runs, strict=True):
             rows.append(row(way, level, found))
             # whole, so that what a run that is cut short has found is not lost
-            line = dict(zip(HEADER, rows[-1], strict=True))
-            print("  " + ", ".join(f"{key} {value}" for key, value in line.items() if value), flush=True)
+            line = zip(HEADER, rows[-1], strict=True)
+            print("  " + "; ".join(f"{key} {cell(value)}" for key, value in line if value), flush=True)
     marked(rows)
 
     def draw(axes: Any) -> None:

@@ -50,11 +50,12 @@ class Figure:
     def table(self) -> Table:
         """The rows, or their summary, as text."""
         return self.summary or Table(
-            header=self.header, rows=[[_cell(cell) for cell in row] for row in self.rows]
+            header=self.header, rows=[[cell(value) for value in row] for row in self.rows]
         )
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """A value of a row as text."""
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
