@@ -11,9 +11,11 @@ from hush.core.errors import InvalidValue
 from hush.reproduce import dpsur_table2
 from hush.reproduce.dpsur import DELTA, Kind, Outcome, Way, plan_for, run, with_least_noise
 from hush.reproduce.dpsur_inputs import normalised
+from hush.reproduce.dpsur_paid import Paid
 from hush.reproduce.dpsur_table2 import marked, row, table2
 from hush.reproduce.dpsur_ways import WAYS
-from hush.training.statistics import NoisyMoments, described
+from hush.training.statistics import NoisyMoments, described, finite
+from hush.training.whitening import related
 
 LINEAR = Way(name="linear", model="scattering-linear", batch=400, epochs=5, rates=(4.0, 4.0, 4.0, 4.0))
 
@@ -23,7 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUSH_CACHE", str(tmp_path))
 
 
-@pytest.mark.parametrize("kind", ["plain", "paid", "importance", "summed"])
+@pytest.mark.parametrize("kind", ["plain", "importance", "summed"])
 def test_runs_that_are_calibrated_use_the_budget_and_no_more(kind: Kind) -> None:
     way = replace(LINEAR, kind=kind, test_batch=50, threshold=0.0)
     outcome = run(way, "digits", 3.0, 0, "cpu", None)
@@ -32,9 +34,9 @@ def test_runs_that_are_calibrated_use_the_budget_and_no_more(kind: Kind) -> None
     assert (outcome.trials is None) == (kind != "summed")
 
 
-def test_statistics_of_every_feature_are_paid_as_those_of_channels_are() -> None:
-    way = replace(LINEAR, kind="paid", every_feature=True, statistics_noise=16.0)
-    outcome = run(way, "digits", 3.0, 0, "cpu", None)
+@pytest.mark.parametrize("paid", ["channels", "features", "whitening"])
+def test_statistics_are_paid_out_of_the_budget(paid: Paid) -> None:
+    outcome = run(replace(LINEAR, paid=paid, statistics_noise=16.0), "digits", 3.0, 0, "cpu", None)
     assert 2.99 <= outcome.sound <= 3.0
     assert outcome.accuracy > 0.5
 
@@ -93,9 +95,16 @@ def test_the_public_norms_of_normalised_features_hold_for_any_image() -> None:
     generator = torch.Generator().manual_seed(0)
     scales = torch.logspace(-3, 3, 81)[:, None, None]
     features = normalised(torch.randn(50, 81, 7, 7, generator=generator) ** 3 * scales)
-    ((first, second),) = described(features)
-    assert float(first.norm(dim=1).max()) <= 9.0
-    assert 9.0 < float(second.norm(dim=1).max()) <= 81 / 27**0.5  # nothing is cut off
+    (values,) = finite(features)
+    first, second = described(values)
+    assert float(first.norms(2).max()) <= 9.0
+    assert 9.0 < float(second.norms(2).max()) <= 81 / 27**0.5  # nothing is cut off
+    alike = normalised(torch.randn(50, 1, 7, 7, generator=generator).expand(50, 81, 7, 7))
+    for some, least in ((features, 0.0), (alike, 80.9)):
+        (values,) = finite(some)
+        everything, products = related(values)
+        assert 62.0 < float(everything.norms(2).max()) <= 63.0
+        assert least < float(products.norms(2).max()) <= 81.0
 
 
 def test_the_best_line_is_among_those_within_their_epsilon() -> None:

@@ -4,7 +4,6 @@ Everything is charged on one ledger a run. "published" is the one exception: it 
 updates are accepted as the paper's accounting allows, and says what its trials cost.
 """
 
-import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -20,22 +19,18 @@ from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.core.selective import Selective
-from hush.models.frozen import FrozenNorm
 from hush.noise import Gaussian
-from hush.reproduce.dpsur_inputs import GROUPS, Inputs, at_hand, network
+from hush.reproduce.dpsur_inputs import at_hand, network
+from hush.reproduce.dpsur_paid import Paid, normalised_by
 from hush.sampling import Poisson
 from hush.training.adaptive import Adaptive, AdaptiveDescent
 from hush.training.evaluate import evaluate
-from hush.training.statistics import NoisyMoments
 from hush.training.step import PrivateStep
 
 DELTA = 1e-5
 EPSILONS = (1.0, 2.0, 3.0, 4.0)
 Four = tuple[float, float, float, float]
-Kind = Literal["plain", "paid", "importance", "adaptive", "summed", "mean", "published"]
-# Squares of normalised features are held within this many times the root of their number; those of
-# normal numbers would be about 1.7 times it.
-_SQUARES = 2.4
+Kind = Literal["plain", "importance", "adaptive", "summed", "mean", "published"]
 # Trials of a published run for each update that it is to accept; beyond, it is given up.
 _MOST_TRIALS = 10
 
@@ -58,10 +53,10 @@ class Way:
     test_clip: float = 0.01
     threshold: float = -1.0
     clip: float = 0.1
+    paid: Paid | None = None
+    """Statistics of the inputs that are paid for and normalised by."""
     statistics_noise: float = 8.0
-    """Of statistics of the inputs that are paid for; the paper's by default."""
-    every_feature: bool = False
-    """Whether they are of every feature, or of every channel."""
+    """Theirs; the paper's by default."""
     adam: bool = False
     relu: bool = False
     printed: Four | None = None
@@ -101,8 +96,8 @@ def run(way: Way, data: str, level: float, seed: int, device: str, epochs: int |
         return Outcome(accuracy=accuracy, sound=descent.spent(DELTA).epsilon.upper)
 
     ledger = Ledger()
-    if way.kind == "paid":
-        _normalise_by_paid_statistics(model, inputs, ledger, way, seed)
+    if way.paid is not None:
+        inputs = normalised_by(way.paid, way.statistics_noise, inputs, ledger, seed)
     steps = max(1, (epochs or way.epochs) * inputs.records // way.batch)
     plan = plan_for(way, inputs.records, level)
     most, wanted = steps, -1
@@ -197,30 +192,3 @@ def with_least_noise(
             "for the statistics of the inputs, or allow a larger budget."
         )
     return noisy(found)
-
-
-def _normalise_by_paid_statistics(
-    model: nn.Module, inputs: Inputs, ledger: Ledger, way: Way, seed: int
-) -> None:
-    """By noisy moments of each channel, or of each feature: docs/guarantees/baselines.md, 1."""
-    shape = inputs.train[0].shape[1:]
-    if way.every_feature:
-        features = inputs.train[0].flatten(1)
-        root = math.sqrt(features.shape[1])
-        moments = NoisyMoments(
-            multiplier=way.statistics_noise, norm=root, square_norm=_SQUARES * root, floor=0.05
-        )
-    else:
-        features = inputs.train[0]
-        moments = NoisyMoments(
-            multiplier=way.statistics_noise,
-            norm=math.sqrt(shape[0]),
-            square_norm=shape[0] / math.sqrt(GROUPS),
-            floor=0.01,
-        )
-    # a source of its own: the moments are taken on the CPU
-    found = moments(features, ledger, generator=torch.Generator().manual_seed(2**32 - 1 - seed))
-    places = shape if way.every_feature else shape[:1]
-    assert isinstance(model, nn.Sequential)
-    normalise = FrozenNorm(found.mean.reshape(places), found.variance.reshape(places))
-    model[0] = normalise.to(inputs.train[0].device)

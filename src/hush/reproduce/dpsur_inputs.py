@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
 from torch import Tensor, nn
 
 from hush.data import load, tensors
@@ -40,11 +41,17 @@ def at_hand(data: str, features: bool, device: str) -> Inputs:
 
 
 def normalised(features: Tensor) -> Tensor:
-    """The features in groups of channels, each record's of mean 0 and variance 1; in place."""
-    normalise = nn.GroupNorm(GROUPS, features.shape[1], affine=False)
-    for part in features.split(_AT_ONCE):
-        part.copy_(normalise(part))
-    return features
+    """The features in groups of channels, each record's of mean 0 and variance 1."""
+    return changed(features, nn.GroupNorm(GROUPS, features.shape[1], affine=False))
+
+
+@torch.no_grad()
+def changed(features: Tensor, layer: nn.Module) -> Tensor:
+    """What a layer that keeps their shape makes of the features, some records at a time."""
+    found = torch.empty_like(features)
+    for part, made in zip(features.split(_AT_ONCE), found.split(_AT_ONCE), strict=True):
+        made.copy_(layer(part))
+    return found
 
 
 def network(name: str, inputs: Inputs, *, relu: bool = False) -> nn.Module:

@@ -34,6 +34,7 @@ def _images(
     rates: Four,
     linear_rates: Four,
     paid_rates: Four,
+    white_rates: Four,
     noise: Four,
     test_noise: Four,
     printed: dict[str, Four],
@@ -45,29 +46,37 @@ def _images(
     linear = Way(
         name="DPSGD-HF, linear", model="scattering-linear", batch=8192, rates=linear_rates, quick=True
     )
+    white = _whitened(linear, white_rates)
     halved: Four = (raw_rates[0] / 2, raw_rates[1] / 2, raw_rates[2] / 2, raw_rates[3] / 2)
     return (
         replace(pixels, name="DPSGD", relu=True, rates=halved, printed=printed["DPSGD"]),
         pixels,
         scattered,
-        replace(scattered, name="DPSGD-HF, paid statistics", kind="paid", printed=None),
+        replace(scattered, name="DPSGD-HF, paid statistics", paid="channels", printed=None),
+        replace(_whitened(scattered, rates), printed=None),
         linear,
         # at noise 8, the paper's, they would take two fifths of the budget's precision at epsilon 1
         replace(
             linear,
             name="DPSGD-HF, linear, paid statistics",
-            kind="paid",
-            rates=paid_rates,
+            paid="features",
             statistics_noise=16.0,
-            every_feature=True,
+            rates=paid_rates,
         ),
+        white,
         replace(scattered, name="DPIS", kind="importance", printed=printed["DPIS"]),
         replace(linear, name="DPIS, linear", kind="importance"),
         replace(pixels, name="DPAGD", kind="adaptive", rates=_ONES, printed=printed["DPAGD"]),
         replace(linear, name="DPAGD, linear", kind="adaptive", rates=_ONES, quick=False),
         *_dpsur(scattered, noise, test_noise, printed["DPSUR"]),
         replace(linear, name="DPSUR, linear, summed test", kind="summed"),
+        replace(white, name="DPSUR, linear, whitened, summed test", kind="summed"),
     )
+
+
+def _whitened(data: Way, rates: Four) -> Way:
+    name = f"{data.name}, whitened"
+    return replace(data, name=name, paid="whitening", statistics_noise=16.0, rates=rates)
 
 
 _ONES: Four = (1.0, 1.0, 1.0, 1.0)
@@ -81,6 +90,7 @@ WAYS: dict[str, tuple[Way, ...]] = {
         rates=(2.0, 4.0, 4.0, 4.0),
         linear_rates=(8.0, 12.0, 16.0, 16.0),
         paid_rates=(4.0, 8.0, 12.0, 16.0),
+        white_rates=(4.0, 8.0, 12.0, 16.0),
         noise=(4.0, 2.15, 2.15, 2.15),
         test_noise=(1.3, 1.3, 0.8, 0.8),
         printed={
@@ -100,6 +110,7 @@ WAYS: dict[str, tuple[Way, ...]] = {
         rates=(2.0, 2.0, 2.0, 2.0),
         linear_rates=(8.0, 12.0, 16.0, 16.0),
         paid_rates=(4.0, 8.0, 12.0, 16.0),
+        white_rates=(4.0, 8.0, 16.0, 16.0),
         noise=(2.0, 1.5, 1.35, 1.35),
         test_noise=(1.3, 1.0, 0.9, 0.8),
         printed={
@@ -116,9 +127,10 @@ WAYS: dict[str, tuple[Way, ...]] = {
         features="scattering-cifar",
         batch=8192,
         raw_rates=(2.0, 2.0, 2.0, 2.0),
-        rates=(4.0, 4.0, 4.0, 4.0),
+        rates=(4.0, 6.0, 8.0, 8.0),
         linear_rates=(4.0, 8.0, 8.0, 8.0),
         paid_rates=(4.0, 8.0, 8.0, 8.0),
+        white_rates=(2.0, 4.0, 8.0, 8.0),
         noise=(11.0, 9.0, 5.67, 5.67),
         test_noise=(1.3, 1.3, 1.1, 1.1),
         printed={

@@ -1,7 +1,7 @@
-"""Statistics of the inputs' channels, to normalise by: noisy, and paid for."""
+"""Statistics of the inputs, to normalise by: noisy, and paid for."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -18,11 +18,14 @@ from hush.core.plan import Plan
 from hush.core.randomness import source_for
 from hush.core.value import Value
 from hush.gradients.tape import GradientTape
-from hush.gradients.terms import Dense
+from hush.gradients.terms import Dense, Term
 from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch
 from hush.training.fingerprint import fingerprint
+
+Pair = tuple[Term, Term]
+"""What each record adds to the two sums."""
 
 _AT_ONCE = 1024
 _FLOOR = number(
@@ -42,24 +45,16 @@ class Moments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisyMoments(Value):
-    """Mean and variance of each channel over all records and places, from two noisy sums.
+class NoisySums(Value):
+    """Two sums over the records, of a vector each, released with noise.
 
-    What a record adds to the first is the mean of each of its channels, to the second the mean of the
-    squares, either vector scaled down to a Euclidean norm of `norm` and `square_norm` at most.
-    Variances below `floor` are set to it.
-
-    **Guarantee.** Two releases of full batches with Gaussian noise: docs/guarantees/baselines.md. The
-    norms and the floor must not depend on the records: a quantile of theirs is not public.
-
-    >>> print(NoisyMoments(multiplier=8.0).guarantee(delta=1e-5).epsilon)
-    <= 0.63398 (and >= 0.63398)
+    **Guarantee.** Two releases of full batches with Gaussian noise: docs/guarantees/baselines.md. What
+    is said of the vectors' norms must not depend on the records: a quantile of theirs is not public.
     """
 
     multiplier: float = field(metadata=MULTIPLIER)
     norm: float = field(default=1.0, metadata=NORM)
     square_norm: float = field(default=1.0, metadata=NORM)
-    floor: float = field(default=1e-5, metadata=_FLOOR)
 
     @property
     def plan(self) -> Plan:
@@ -74,6 +69,57 @@ class NoisyMoments(Value):
         """What both cost, on their own."""
         return epsilon(self.plan, 2, delta)
 
+    def _means(
+        self,
+        inputs: Tensor,
+        vectors: Callable[[Tensor], Pair],
+        ledger: Ledger,
+        generator: torch.Generator | None,
+        secure: bool,
+    ) -> list[Tensor]:
+        """The noisy sums of the records' vectors over their number, charged before they are known."""
+        if inputs.ndim < 2 or not inputs.numel() or not inputs.is_floating_point():
+            raise DataError(
+                f"inputs of shape {tuple(inputs.shape)} and type {inputs.dtype} must be real numbers, "
+                "records x channels x places: each record's own channels are what is bounded."
+            )
+        run, found = secrets.token_hex(8), []
+        source = source_for(torch.device("cpu"), generator, secure=secure)
+        for step, (norm, total) in enumerate(self._totals(inputs, vectors), start=1):
+            noisy = self.plan.noise.around(total, norm=norm, generator=source).div_(len(inputs))
+            ledger.charge(self.plan, run=run, step=step, release=fingerprint([noisy]))
+            found.append(noisy)
+        return found
+
+    def _totals(
+        self, inputs: Tensor, vectors: Callable[[Tensor], Pair]
+    ) -> Iterator[tuple[float, Tensor]]:
+        """Each norm, and the sum over the records of what is held within it."""
+        norms = self.norm, self.square_norm
+        totals = [torch.zeros((), dtype=torch.float64)] * 2
+        for values in finite(inputs):
+            for place, rows in enumerate(vectors(values)):
+                tape = GradientTape({"rows": rows}, values.device)
+                totals[place] = totals[place] + L2(norm=norms[place]).clip(tape).total["rows"].cpu()
+        return zip(norms, totals, strict=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyMoments(NoisySums):
+    """Mean and variance of each channel over all records and places, from two noisy sums.
+
+    What a record adds to the first is the mean of each of its channels, to the second the mean of the
+    squares, either vector scaled down to a Euclidean norm of `norm` and `square_norm` at most.
+    Variances below `floor` are set to it.
+
+    **Guarantee.** That of `NoisySums`; the floor must not depend on the records either.
+
+    >>> print(NoisyMoments(multiplier=8.0).guarantee(delta=1e-5).epsilon)
+    <= 0.63398 (and >= 0.63398)
+    """
+
+    floor: float = field(default=1e-5, metadata=_FLOOR)
+
     def __call__(
         self,
         inputs: Tensor,
@@ -82,38 +128,20 @@ class NoisyMoments(Value):
         generator: torch.Generator | None = None,
         secure: bool = False,
     ) -> Moments:
-        """The moments of `inputs` (records, channels, places...), charged before they are known."""
-        if inputs.ndim < 2 or not inputs.numel() or not inputs.is_floating_point():
-            raise DataError(
-                f"inputs of shape {tuple(inputs.shape)} and type {inputs.dtype} must be real numbers, "
-                "records x channels x places: each record's own channels are what is bounded."
-            )
-        run, found = secrets.token_hex(8), []
-        source = source_for(torch.device("cpu"), generator, secure=secure)
-        for step, (norm, total) in enumerate(self._sums(inputs), start=1):
-            noisy = self.plan.noise.around(total, norm=norm, generator=source).div_(len(inputs))
-            ledger.charge(self.plan, run=run, step=step, release=fingerprint([noisy]))
-            found.append(noisy)
-        first, second = found
+        """The moments of `inputs` (records, channels, places...)."""
+        first, second = self._means(inputs, described, ledger, generator, secure)
         variance = (second - first**2).clamp(min=self.floor)
         return Moments(mean=first, variance=variance)
 
-    def _sums(self, inputs: Tensor) -> list[tuple[float, Tensor]]:
-        """Each norm, and the sum over the records of what is held within it."""
-        norms = self.norm, self.square_norm
-        totals = torch.zeros(2, inputs.shape[1], dtype=torch.float64)
-        for rows in described(inputs):
-            for norm, total, values in zip(norms, totals, rows, strict=True):
-                tape = GradientTape({"rows": Dense(values)}, values.device)
-                total += L2(norm=norm).clip(tape).total["rows"]
-        return list(zip(norms, totals, strict=True))
+
+def described(values: Tensor) -> Pair:
+    """The mean of each channel of each record, and that of the squares."""
+    return Dense(values.mean(2)), Dense(values.square().mean(2))
 
 
-def described(inputs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The mean of each channel of each record, and that of the squares, some records at a time; what
-    is not finite counts 0."""
+def finite(inputs: Tensor) -> Iterator[Tensor]:
+    """Some records at a time, channels x places each; one that is not finite counts 0."""
     for some in inputs.split(_AT_ONCE):
-        flat = some.to("cpu", torch.float64).reshape(*some.shape[:2], -1)
+        flat = some.to(torch.float64).reshape(*some.shape[:2], -1)
         whole = flat.flatten(1).isfinite().all(1)
-        flat = flat.where(whole[:, None, None], 0.0)
-        yield flat.mean(2), flat.square().mean(2)
+        yield flat.where(whole[:, None, None], 0.0)
