@@ -155,3 +155,25 @@ def test_steps_of_a_plan_that_needs_the_dimension() -> None:
 def test_a_number_is_no_budget(find: Any, wrong: object) -> None:
     with pytest.raises(InvalidValue, match=r"^budget=.* must be a Budget, .*hush\.Budget\(epsilon=3"):
         find(plan(), wrong, steps=10)
+
+
+def test_noise_after_what_was_spent_is_larger_and_together_they_fit() -> None:
+    sampled, budget = plan(rate=0.3), hush.Budget(epsilon=1.0, delta=1e-5)
+    first = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=8.0)
+    )
+    alone = calibrate(sampled, budget, 20)
+    after = calibrate(sampled, budget, 20, spent={first: 2})
+    multipliers = [float(found.noise.to_plain()["multiplier"]) for found in (alone, after)]
+    assert multipliers[1] > 1.1 * multipliers[0]
+    ledger = hush.Ledger()
+    for step in (1, 2):
+        ledger.charge(first, run="a", step=step, release=f"{step}")
+    for step in range(1, 21):
+        ledger.charge(after, run="b", step=step, release=f"{step}")
+    assert 0.999 <= ledger.epsilon(1e-5).epsilon.upper <= 1.0
+    # steps of the plan that comes out may be among those before it
+    again = calibrate(after, budget, 5, spent={first: 2, after: 15})
+    assert spent({first: 2, after: 15, again: 5}, 1e-5).epsilon.upper <= 1.0
+    with pytest.raises(BudgetExceeded, match="after what was spent"):
+        calibrate(sampled, budget, 20, spent={first: 20})

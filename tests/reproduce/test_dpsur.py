@@ -9,12 +9,12 @@ import torch
 import hush
 from hush.core.errors import InvalidValue
 from hush.reproduce import dpsur_table2
-from hush.reproduce.dpsur import DELTA, Kind, Outcome, Way, plan_for, run, with_least_noise
+from hush.reproduce.dpsur import DELTA, Kind, Outcome, Way, plan_for, run
 from hush.reproduce.dpsur_inputs import normalised
 from hush.reproduce.dpsur_paid import Paid
 from hush.reproduce.dpsur_table2 import marked, row, table2
 from hush.reproduce.dpsur_ways import WAYS
-from hush.training.statistics import NoisyMoments, described, finite
+from hush.training.statistics import described, finite
 from hush.training.whitening import related
 
 LINEAR = Way(name="linear", model="scattering-linear", batch=400, epochs=5, rates=(4.0, 4.0, 4.0, 4.0))
@@ -71,24 +71,6 @@ def test_the_adaptive_run_stays_within_the_budget() -> None:
     outcome = run(way, "digits", 4.0, 0, "cpu", None)
     assert 3.99 <= outcome.sound <= 4.0
     assert outcome.accuracy > 0.5
-
-
-def test_noise_after_paid_statistics_is_larger_and_together_they_fit() -> None:
-    plan, moments = plan_for(LINEAR, 1437, 1.0), NoisyMoments(multiplier=8.0)
-    budget = hush.Budget(epsilon=1.0, delta=DELTA)
-    alone = with_least_noise(plan, budget, 20)
-    after = with_least_noise(plan, budget, 20, frozenset({(moments.plan, 2)}))
-    multipliers = [float(found.noise.to_plain()["multiplier"]) for found in (alone, after)]
-    assert multipliers[1] > 1.1 * multipliers[0]
-    assert hush.calibrate(plan, budget, 20).noise.to_plain()["multiplier"] == pytest.approx(
-        multipliers[0], rel=2e-3
-    )
-    ledger = hush.Ledger()
-    for step in (1, 2):
-        ledger.charge(moments.plan, run="a", step=step, release=f"{step}")
-    for step in range(1, 21):
-        ledger.charge(after, run="b", step=step, release=f"{step}")
-    assert 0.99 <= ledger.epsilon(DELTA).epsilon.upper <= 1.0
 
 
 def test_the_public_norms_of_normalised_features_hold_for_any_image() -> None:

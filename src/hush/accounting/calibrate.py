@@ -25,12 +25,19 @@ _SLACK = 1e-3
 _NOTHING: Mapping[Plan, int] = MappingProxyType({})
 
 
-def calibrate(plan: Plan, budget: Budget, steps: int, dimension: int | None = None) -> Plan:
+def calibrate(
+    plan: Plan,
+    budget: Budget,
+    steps: int,
+    dimension: int | None = None,
+    *,
+    spent: Mapping[Plan, int] = _NOTHING,
+) -> Plan:
     """The same plan with the least noise for which `steps` steps stay within `budget`.
 
     **Guarantee.** The upper bound on epsilon is at most `budget.epsilon`, and within 0.1% of it
     unless a multiplier of 0.001, the least considered, is private enough already. `dimension` as in
-    `hush.rdp`.
+    `hush.rdp`. What was `spent` before, as `Ledger.counts` has it, is within the budget too.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -50,16 +57,18 @@ def calibrate(plan: Plan, budget: Budget, steps: int, dimension: int | None = No
         return replace(plan, noise=plan.noise.with_multiplier(multiplier))
 
     def cost(precision: float) -> float:
-        noisy = with_noise(1 / precision)
-        return charge.epsilon(noisy, steps, budget.delta, dimension).epsilon.upper
+        counts = Counter(spent)
+        counts[with_noise(1 / precision)] += steps
+        return charge.spent(counts, budget.delta, dimension).epsilon.upper
 
     precision = largest(
         cost, budget.epsilon, start=1.0, low=1 / _MOST_NOISE, high=1 / _LEAST_NOISE, whole=False
     )
     if precision is None:
+        before = " after what was spent" if spent else ""
         raise BudgetExceeded(
             f"steps={steps} cost more than epsilon={budget.epsilon:g} at delta={budget.delta:g} even "
-            f"with noise {_MOST_NOISE:g} times the clipping norm: every step reveals something, "
+            f"with noise {_MOST_NOISE:g} times the clipping norm{before}: every step reveals something, "
             "and that many add up to more than the budget. Take fewer steps, sample at a smaller rate, "
             "or allow a larger budget."
         )

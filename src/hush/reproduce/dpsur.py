@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from hush.accounting import charge
-from hush.accounting.calibrate import largest, steps_within
+from hush.accounting.calibrate import calibrate, steps_within
 from hush.accounting.ledger import Ledger
 from hush.clipping import L2, Importance
-from hush.core.errors import BudgetExceeded, InvalidValue
+from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.core.selective import Selective
@@ -102,7 +102,7 @@ def run(way: Way, data: str, level: float, seed: int, device: str, epochs: int |
     plan = plan_for(way, inputs.records, level)
     most, wanted = steps, -1
     if way.noise is None:
-        plan = with_least_noise(plan, budget, steps, frozenset(ledger.counts.items()))
+        plan = calibrated(plan, budget, steps, frozenset(ledger.counts.items()))
     else:
         allowed = _within(said(plan) if way.kind == "published" else plan, budget)
         most, wanted = (_MOST_TRIALS * allowed, allowed) if way.kind == "published" else (allowed, -1)
@@ -174,21 +174,8 @@ _within = lru_cache(maxsize=1)(steps_within)
 
 
 @lru_cache(maxsize=1)
-def with_least_noise(
+def calibrated(
     plan: Plan, budget: Budget, steps: int, spent: frozenset[tuple[Plan, int]] = frozenset()
 ) -> Plan:
     """`plan` with the least noise for which `steps` of it fit the budget after what was spent."""
-
-    def noisy(precision: float) -> Plan:
-        return replace(plan, noise=Gaussian(multiplier=1 / precision))
-
-    def cost(precision: float) -> float:
-        return charge.spent({**dict(spent), noisy(precision): steps}, budget.delta).epsilon.upper
-
-    found = largest(cost, budget.epsilon, start=1.0, low=1e-6, high=1e3, whole=False)
-    if found is None:
-        raise BudgetExceeded(
-            f"what was spent leaves nothing of epsilon={budget.epsilon:g} for {steps} steps. Pay less "
-            "for the statistics of the inputs, or allow a larger budget."
-        )
-    return noisy(found)
+    return calibrate(plan, budget, steps, spent=dict(spent))

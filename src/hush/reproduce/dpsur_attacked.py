@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hush.accounting.calibrate import steps_within
 from hush.core.errors import BudgetExceeded
 from hush.core.guarantee import Budget
-from hush.reproduce.dpsur import DELTA, EPSILONS, Way, plan_for, with_least_noise
+from hush.reproduce.dpsur import DELTA, EPSILONS, Way, calibrated, plan_for
 from hush.reproduce.dpsur_inputs import Inputs, at_hand, network
 from hush.reproduce.dpsur_ways import WAYS
 from hush.training.step import PrivateStep
@@ -93,7 +93,7 @@ def _privately(case: Case, way: Way, model: nn.Module, records: Records, number:
     steps = max(1, case.size.epochs * many // scaled.batch)
     plan = plan_for(scaled, many, case.level)
     if way.noise is None:
-        plan = with_least_noise(plan, budget, steps)
+        plan = calibrated(plan, budget, steps)
     else:
         allowed = steps_within(plan, budget)
         if not allowed:
