@@ -177,3 +177,9 @@ def test_noise_after_what_was_spent_is_larger_and_together_they_fit() -> None:
     assert spent({first: 2, after: 15, again: 5}, 1e-5).epsilon.upper <= 1.0
     with pytest.raises(BudgetExceeded, match="after what was spent"):
         calibrate(sampled, budget, 20, spent={first: 20})
+
+
+@pytest.mark.parametrize("before", [{"a": 1}, 5, None, hush.Ledger(), {plan(): -1}, {plan(): 1.5}])
+def test_what_was_spent_is_counts_of_plans(before: Any) -> None:
+    with pytest.raises(InvalidValue, match=r"spent|steps"):
+        calibrate(plan(), hush.Budget(epsilon=1.0, delta=1e-5), 20, spent=before)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from hush.accounting import charge
 from hush.accounting.mechanism import mechanism
-from hush.core.errors import BudgetExceeded
+from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import Budget
 from hush.core.kind import check_kind
 from hush.core.number import check_count
@@ -51,6 +51,14 @@ def calibrate(
     """
     mechanism(check_kind("plan", plan, Plan), dimension)
     check_kind("budget", budget, Budget)
+    if not isinstance(spent, Mapping):
+        raise InvalidValue(
+            f"spent must be plans and how often each was run, not a {type(spent).__name__}: all of it "
+            "is part of what the budget bounds. Pass e.g. spent=ledger.counts.",
+            key="spent",
+        )
+    for run in spent:
+        check_kind("what was spent", run, Plan)
     steps = check_count("steps", steps, "with no step there is no noise to choose", at_least=1)
 
     def with_noise(multiplier: float) -> Plan:
