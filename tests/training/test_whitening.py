@@ -154,3 +154,29 @@ def test_inputs_without_places_and_a_private_step_behind_it() -> None:
         assert step(batch)
     assert isinstance(layer, FrozenWhitening)
     assert torch.equal(layer.matrix, before)
+
+
+def test_one_record_more_does_not_make_others_vanish(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms of factored products may depend in their last bit on a record's place; no edge is there."""
+    many = (torch.randn(1, 200, 3, generator=seeded()) * 2.0**50).repeat(60, 1, 1)
+    more = torch.cat([torch.zeros(1, 200, 3), many])
+    edge = float(related(next(finite(many)))[1].norms(2)[0]) * 2.0**-126
+    steps = [edge * (1 + k * 2.0**-52) for k in range(-4, 5)]
+
+    def moved() -> float:
+        def total(inputs: Tensor, square_norm: float) -> Tensor:
+            noisy = NoisyWhitening(multiplier=1.0, square_norm=square_norm)
+            return list(noisy._totals(inputs, related))[1][1]
+
+        return max(float((total(more, step) - total(many, step)).norm()) / step for step in steps)
+
+    assert moved() <= 1e-6
+
+    def cut(norm: float, norms: Tensor) -> Tensor:
+        weights = (norm / norms).clamp(max=1.0)
+        return weights.where(weights >= torch.finfo(torch.float32).tiny, 0.0)
+
+    # weights that end in a jump are caught, here where the norms differ at all
+    monkeypatch.setattr("hush.clipping.lp.weights_within", cut)
+    first, second = (related(next(finite(each)))[1].norms(2)[-60:] for each in (many, more))
+    assert moved() >= 1 or torch.equal(first, second)

@@ -31,14 +31,14 @@ def scaled_down(tape: Tape, order: float, norm: float) -> ClippedSum:
 def weights_within(norm: float, norms: "torch.Tensor") -> "torch.Tensor":
     """What gradients of these norms are multiplied by, so that none is longer than `norm`.
 
-    0 where a gradient is not finite, and where the weight is too small for its precision: such a
-    number is off by up to half of itself, and the gradient would end outside.
+    0 where a gradient is not finite, and where the weight would be too small for single precision:
+    such a number is off by up to half of itself, and the gradient would end outside. It falls to 0
+    without a jump: a norm's last bit may depend on who else is in the batch, and one record more
+    must not make others vanish.
     """
-    import torch
-
-    weights = (norm / norms).clamp(max=1.0)
-    # single precision, whatever the norms are in: some of the gradients may be
-    return weights.where(norms.isfinite() & (weights >= torch.finfo(torch.float32).tiny), 0.0)
+    far = min(2.0**100, norm * 2.0**101)
+    weights = (norm / norms).clamp(max=1.0) * (2 - norms / far).clamp(min=0.0, max=1.0)
+    return weights.where(norms.isfinite(), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

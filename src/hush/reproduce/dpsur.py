@@ -80,6 +80,11 @@ def run(way: Way, data: str, level: float, seed: int, device: str, epochs: int |
     """One training run of a method at an epsilon."""
     if level not in EPSILONS:
         raise InvalidValue(f"epsilon {level:g} is not in the table: choose from 1, 2, 3, 4.")
+    if way.paid is not None and (way.noise is not None or way.kind == "adaptive"):
+        raise InvalidValue(
+            f"{way.name}: statistics are paid for by more noise in training, and here that is fixed, or "
+            "the method's own. Leave out one of the two."
+        )
     inputs = at_hand(data, way.model.startswith("scattering"), device)
     torch.manual_seed(seed)
     model = network(way.model, inputs, relu=way.relu).to(device)

@@ -22,7 +22,8 @@ _SQUARES = 2.4
 def normalised_by(paid: Paid, noise: float, inputs: Inputs, ledger: Ledger, seed: int) -> Inputs:
     """The inputs by noisy moments of each channel or each feature, or whitened; charged to `ledger`.
 
-    The norms hold for features that are normalised in groups, whatever the image.
+    The norms hold for features that are normalised in groups, whatever the image; but for the squares
+    of every feature, of which a few may be cut off.
     """
     features = inputs.train[0]
     # a source of its own: noise is drawn on the CPU

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from hush.core.plan import Plan
 from hush.core.randomness import source_for
 from hush.core.value import Value
 from hush.gradients.tape import GradientTape
-from hush.gradients.terms import Dense, Term
+from hush.gradients.terms import Dense, Term, vector_norms
 from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch
@@ -28,6 +29,7 @@ Pair = tuple[Term, Term]
 """What each record adds to the two sums."""
 
 _AT_ONCE = 1024
+_FAR = 2.0**10
 _FLOOR = number(
     above=0,
     at_most=1e12,
@@ -129,14 +131,20 @@ class NoisyMoments(NoisySums):
         secure: bool = False,
     ) -> Moments:
         """The moments of `inputs` (records, channels, places...)."""
-        first, second = self._means(inputs, described, ledger, generator, secure)
+        first, second = self._means(inputs, partial(described, self.norm), ledger, generator, secure)
         variance = (second - first**2).clamp(min=self.floor)
         return Moments(mean=first, variance=variance)
 
 
-def described(values: Tensor) -> Pair:
-    """The mean of each channel of each record, and that of the squares."""
-    return Dense(values.mean(2)), Dense(values.square().mean(2))
+def described(norm: float, values: Tensor) -> Pair:
+    """The mean of each channel of each record, and that of the squares.
+
+    Places that cancel leave rounding in a mean, in an order that may depend on the other records. The
+    means of a record fall to 0 where their terms are more than a thousand times `norm` long.
+    """
+    terms = vector_norms(values.abs().mean(2), 2.0)
+    trust = (2 - terms / (_FAR * norm)).clamp(min=0.0, max=1.0).nan_to_num()
+    return Dense(values.mean(2) * trust[:, None]), Dense(values.square().mean(2))
 
 
 def finite(inputs: Tensor) -> Iterator[Tensor]:
