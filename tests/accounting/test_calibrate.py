@@ -1,5 +1,6 @@
 """The least noise and the most steps a budget allows."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -175,8 +176,21 @@ def test_noise_after_what_was_spent_is_larger_and_together_they_fit() -> None:
     # steps of the plan that comes out may be among those before it
     again = calibrate(after, budget, 5, spent={first: 2, after: 15})
     assert spent({first: 2, after: 15, again: 5}, 1e-5).epsilon.upper <= 1.0
-    with pytest.raises(BudgetExceeded, match="after what was spent"):
+    with pytest.raises(BudgetExceeded, match="was spent before"):
         calibrate(sampled, budget, 20, spent={first: 20})
+
+
+def test_a_dimension_is_not_taken_for_that_of_what_was_spent() -> None:
+    """An earlier, larger model: counted with the later one's dimension, the budget would be exceeded."""
+    first = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.Linf(norm=1.0), noise=hush.Gaussian(multiplier=300.0)
+    )
+    with pytest.raises(InvalidValue, match="dimension"):
+        calibrate(plan(), hush.Budget(epsilon=1.0, delta=1e-5), 20, dimension=10, spent={first: 1})
+    later = replace(first, noise=hush.Gaussian(multiplier=1.0))
+    private = calibrate(later, hush.Budget(epsilon=1.0, delta=1e-5), 20, dimension=10, spent={plan(): 3})
+    counts, sizes = {plan(): 3, private: 20}, {private: 10}
+    assert 0.999 <= spent(counts, 1e-5, sizes).epsilon.upper <= 1.0
 
 
 @pytest.mark.parametrize("before", [{"a": 1}, 5, None, hush.Ledger(), {plan(): -1}, {plan(): 1.5}])

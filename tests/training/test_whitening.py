@@ -1,6 +1,7 @@
 """Noisy whitening: what one record can change, the noise that is charged, and what is made of it."""
 
 import math
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -131,6 +132,14 @@ def test_what_has_no_channels_is_refused(inputs: Tensor) -> None:
         NoisyWhitening(multiplier=1.0)(inputs, hush.Ledger())
 
 
+def test_what_is_no_tensor_and_no_ledger_is_refused() -> None:
+    wrong: Any = np.ones((3, 2))
+    with pytest.raises(InvalidValue, match="inputs"):
+        NoisyWhitening(multiplier=1.0)(wrong, hush.Ledger())
+    with pytest.raises(InvalidValue, match="ledger"):
+        NoisyWhitening(multiplier=1.0)(images(3), cast("Any", "ledger.jsonl"))
+
+
 @pytest.mark.parametrize("name", ["multiplier", "norm", "square_norm"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_settings_out_of_range_are_refused(name: str, value: float) -> None:
@@ -142,6 +151,7 @@ def test_inputs_without_places_and_a_private_step_behind_it() -> None:
     inputs = images(30).flatten(1)
     layer = NoisyWhitening(multiplier=1e-6, norm=1e2, square_norm=1e3)(inputs, hush.Ledger())
     shown = layer(inputs).double()
+    assert layer(inputs.double()).numpy() == pytest.approx(shown.numpy(), abs=1e-4)
     assert (shown.T @ shown / 30).numpy() == pytest.approx(np.eye(12), abs=2e-2)
     model = torch.nn.Sequential(layer, torch.nn.Linear(12, 2))
     plan = hush.Plan(

@@ -37,7 +37,8 @@ def calibrate(
 
     **Guarantee.** The upper bound on epsilon is at most `budget.epsilon`, and within 0.1% of it
     unless a multiplier of 0.001, the least considered, is private enough already. `dimension` as in
-    `hush.rdp`. What was `spent` before, as `Ledger.counts` has it, is within the budget too.
+    `hush.rdp`. What was `spent` before, as `Ledger.counts` has it, is within the budget too;
+    not where a charge of it depends on a dimension.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -58,25 +59,32 @@ def calibrate(
             key="spent",
         )
     for run in spent:
-        check_kind("what was spent", run, Plan)
+        # a dimension is that of what is still to be trained: nothing here says theirs
+        mechanism(check_kind("what was spent", run, Plan))
     steps = check_count("steps", steps, "with no step there is no noise to choose", at_least=1)
 
     def with_noise(multiplier: float) -> Plan:
         return replace(plan, noise=plan.noise.with_multiplier(multiplier))
 
     def cost(precision: float) -> float:
-        counts = Counter(spent)
-        counts[with_noise(1 / precision)] += steps
-        return charge.spent(counts, budget.delta, dimension).epsilon.upper
+        noisy, counts = with_noise(1 / precision), Counter(spent)
+        counts[noisy] += steps
+        size = {noisy: dimension} if dimension else None
+        return charge.spent(counts, budget.delta, size).epsilon.upper
 
+    before = charge.spent(spent, budget.delta).epsilon.upper if spent else 0.0
+    if before > budget.epsilon:
+        raise BudgetExceeded(
+            f"epsilon={before:g} was spent before, more than epsilon={budget.epsilon:g} at "
+            f"delta={budget.delta:g}: what is released cannot be taken back. Allow a larger budget."
+        )
     precision = largest(
         cost, budget.epsilon, start=1.0, low=1 / _MOST_NOISE, high=1 / _LEAST_NOISE, whole=False
     )
     if precision is None:
-        before = " after what was spent" if spent else ""
         raise BudgetExceeded(
             f"steps={steps} cost more than epsilon={budget.epsilon:g} at delta={budget.delta:g} even "
-            f"with noise {_MOST_NOISE:g} times the clipping norm{before}: every step reveals something, "
+            f"with noise {_MOST_NOISE:g} times the clipping norm: every step reveals something, "
             "and that many add up to more than the budget. Take fewer steps, sample at a smaller rate, "
             "or allow a larger budget."
         )

@@ -12,6 +12,7 @@ _MADE = {
     "Budget": "hush.Budget(epsilon=3.0, delta=1e-5)",
     "Sampling": "hush.Coordinate(rate=0.5)",
     "Noise": "hush.Gaussian(multiplier=1.0)",
+    "Ledger": "hush.Ledger()",
     "Module": "torch.nn.Linear(64, 10)",
     "Optimizer": "torch.optim.SGD(model.parameters(), lr=0.1)",
     "Generator": "torch.Generator()",

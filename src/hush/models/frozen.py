@@ -41,4 +41,4 @@ class FrozenWhitening(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         centred = (inputs - self.mean).reshape(*inputs.shape[:2], -1)
-        return (self.matrix @ centred).view(inputs.shape)
+        return (self.matrix.to(centred.dtype) @ centred).view(inputs.shape)

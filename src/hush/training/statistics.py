@@ -14,6 +14,7 @@ from hush.clipping import L2
 from hush.clipping.lp import NORM
 from hush.core.errors import DataError
 from hush.core.guarantee import Guarantee
+from hush.core.kind import check_kind
 from hush.core.number import number
 from hush.core.plan import Plan
 from hush.core.randomness import source_for
@@ -80,10 +81,13 @@ class NoisySums(Value):
         secure: bool,
     ) -> list[Tensor]:
         """The noisy sums of the records' vectors over their number, charged before they are known."""
+        check_kind("ledger", ledger, Ledger)
+        check_kind("inputs", inputs, Tensor)
         if inputs.ndim < 2 or not inputs.numel() or not inputs.is_floating_point():
             raise DataError(
-                f"inputs of shape {tuple(inputs.shape)} and type {inputs.dtype} must be real numbers, "
-                "records x channels x places: each record's own channels are what is bounded."
+                f"inputs of shape {tuple(inputs.shape)} and type {inputs.dtype} must be floating-point "
+                "numbers, records x channels x places, one at least of each: each record's own channels "
+                "are what is bounded. Pass e.g. inputs.float()."
             )
         run, found = secrets.token_hex(8), []
         source = source_for(torch.device("cpu"), generator, secure=secure)
