@@ -1,7 +1,6 @@
 """The picture of dpsur.md, from its own tables: accuracy of each method by the epsilon that holds.
 
-    python docs/results/dpsur_plot.py
-
+Run it after changing a table: `python docs/results/dpsur_plot.py`.
 """
 
 from pathlib import Path
@@ -44,7 +43,9 @@ def draw(axes: plt.Axes, name: str, lines: list[list[str]]) -> None:
     printed = [(float(header[place].split()[1]), float(said[place + 1])) for place in columns]
     axes.plot(*zip(*printed, strict=True), "kx", label="DPSUR, printed (its epsilon does not hold)")
     axes.set(title=name, xlabel="epsilon at delta 1e-5", ylabel="test accuracy, %", xticks=(1, 2, 3, 4))
-    axes.legend(frameon=False, fontsize=6)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low - 0.6 * (high - low), high)  # room for the legend
+    axes.legend(frameon=False, fontsize=6, loc="lower right")
 
 
 def main() -> None:
