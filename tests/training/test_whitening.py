@@ -10,10 +10,9 @@ from torch import Tensor
 
 import hush
 from hush.core.errors import DataError, InvalidValue, LedgerError
-from hush.models.frozen import FrozenWhitening
 from hush.training import whitening
 from hush.training.statistics import finite
-from hush.training.whitening import NoisyWhitening, related
+from hush.training.whitening import FrozenWhitening, NoisyWhitening, related
 
 MIXING = torch.tensor([[2.0, 0.0, 0.0], [1.9, 0.3, 0.0], [-1.0, 0.5, 0.7]])
 

@@ -23,22 +23,3 @@ class FrozenNorm(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         places = (*self.mean.shape, *[1] * (inputs.ndim - 1 - self.mean.ndim))
         return (inputs - self.mean.view(places)) * self.scale.view(places)
-
-
-class FrozenWhitening(nn.Module):
-    """The features less a mean, their channels mixed by a matrix; nothing is learned.
-
-    The numbers must be public, or private ones that were paid for (`NoisyWhitening`).
-    """
-
-    mean: Tensor
-    matrix: Tensor
-
-    def __init__(self, mean: Tensor, matrix: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("mean", mean.to(torch.float32))
-        self.register_buffer("matrix", matrix.to(torch.float32))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        centred = (inputs - self.mean).reshape(*inputs.shape[:2], -1)
-        return (self.matrix.to(centred.dtype) @ centred).view(inputs.shape)

@@ -4,13 +4,31 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hush.accounting.ledger import Ledger
 from hush.gradients.factors import product
 from hush.gradients.terms import Dense
-from hush.models.frozen import FrozenWhitening
 from hush.training.statistics import NoisySums, Pair
+
+
+class FrozenWhitening(nn.Module):
+    """The features less a mean, their channels mixed by a matrix; nothing is learned.
+
+    The numbers must be public, or private ones that were paid for (`NoisyWhitening`).
+    """
+
+    mean: Tensor
+    matrix: Tensor
+
+    def __init__(self, mean: Tensor, matrix: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean.to(torch.float32))
+        self.register_buffer("matrix", matrix.to(torch.float32))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        centred = (inputs - self.mean).reshape(*inputs.shape[:2], -1)
+        return (self.matrix.to(centred.dtype) @ centred).view(inputs.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
