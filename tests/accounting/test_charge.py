@@ -25,7 +25,7 @@ def test_epsilon_is_a_full_statement() -> None:
     assert found.epsilon.lower <= 6.18775 + 1e-4
     assert found.epsilon.upper == pytest.approx(6.18775, abs=1e-3)
     assert (found.delta, found.notion, found.basis) == (1e-5, "dp", "proved")
-    assert found.neighbours is hush.Neighbours.ADD_REMOVE
+    assert found.neighbours is hush.Neighbours.ZERO_OUT
     assert not found.sensitive
 
 

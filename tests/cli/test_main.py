@@ -47,7 +47,7 @@ def test_account_gives_the_same_number_however_it_is_asked(plan_file: Path) -> N
         assert given["charged"] == [{"plan": plan.to_plain(), "steps": 1000}]
     text = call("account", *by_rate, *common).stdout
     assert f"epsilon <= {expected['upper']:.5g}" in text
-    assert "add/remove one record" in text
+    assert "zero-out one record" in text
     assert f"right at most {100 * given['attacker']['success']:.1f}% of the time" in text
 
 

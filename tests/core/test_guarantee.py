@@ -10,7 +10,7 @@ from hush.core.errors import InvalidValue
 def test_a_guarantee_prints_everything_in_one_line() -> None:
     text = str(hush.Guarantee(epsilon=hush.Bound(lower=1.9, upper=2.0), delta=1e-5))
     assert "\n" not in text
-    for part in ("<= 2 (and", ">= 1.9)", "1e-05", "dp", "add/remove", "one record", "proved"):
+    for part in ("<= 2 (and", ">= 1.9)", "1e-05", "dp", "zero-out", "one record", "proved"):
         assert part in text
     assert "publishable" in text
     sensitive = hush.Guarantee(

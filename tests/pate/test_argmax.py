@@ -59,7 +59,7 @@ def test_the_answers_have_the_law_that_is_charged(beta: float, noise: Noise) -> 
 
 def neighbours(scores: Array, relation: Neighbours) -> list[Array]:
     votes = np.eye(len(scores))
-    if relation is Neighbours.ADD_REMOVE:
+    if relation is not Neighbours.REPLACE:
         return [scores + vote for vote in votes]
     return [scores - a + b for a in votes for b in votes if not np.array_equal(a, b)]
 

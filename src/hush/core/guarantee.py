@@ -18,9 +18,19 @@ DELTA = number(
 )
 
 
-class Neighbours(StrEnum):
-    """Which data sets must look alike: those that differ by one record, in this sense."""
+Arithmetic = Literal["proved", "assumed"]
+"""`proved`: noise drawn exactly from a cryptographic stream, rounding of sums bounded and paid for."""
 
+
+class Neighbours(StrEnum):
+    """Adjacency relation: which data sets a guarantee makes hard to tell apart.
+
+    `ZERO_OUT`: the number of slots is public; an absent record leaves its slot empty, with a gradient of
+    zero. `ADD_REMOVE`: one record more or less, where nothing that is released follows the count.
+    `REPLACE`: one record is another one.
+    """
+
+    ZERO_OUT = "zero-out"
     ADD_REMOVE = "add/remove"
     REPLACE = "replace"
 
@@ -69,9 +79,11 @@ class Guarantee(Value):
     epsilon: Bound
     delta: float = field(metadata=DELTA)
     notion: Literal["dp", "per-instance", "fisher"] = "dp"
-    neighbours: Neighbours = Neighbours.ADD_REMOVE
+    neighbours: Neighbours = Neighbours.ZERO_OUT
     unit: str = "one record"
     basis: Literal["proved", "published"] = "proved"
+    arithmetic: Arithmetic = "proved"
+    """Whether rounding is part of the proof, or real-number arithmetic is assumed."""
     sensitive: bool = False
 
     @classmethod
@@ -83,7 +95,8 @@ class Guarantee(Value):
     def __str__(self) -> str:
         access = "sensitive: do not publish" if self.sensitive else "publishable"
         basis = "proved" if self.basis == "proved" else "as its paper claims it and not proved"
+        arithmetic = "" if self.arithmetic == "proved" else "arithmetic: assumed, "
         return (
             f"epsilon {self.epsilon} at delta {self.delta:g} "
-            f"({self.notion}, {self.neighbours} {self.unit}, {basis}, {access})"
+            f"({self.notion}, {self.neighbours} {self.unit}, {basis}, {arithmetic}{access})"
         )

@@ -56,7 +56,7 @@ class NoisyMax(Value):
     @classmethod
     def of_teachers(cls, *, noise: Noise) -> Self:
         """For votes of teachers on disjoint records: a record added or removed replaces one vote."""
-        return cls(noise=noise, moved=Entries(changed=2), neighbours=Neighbours.ADD_REMOVE)
+        return cls(noise=noise, moved=Entries(changed=2), neighbours=Neighbours.ZERO_OUT)
 
     @property
     def plan(self) -> Plan:

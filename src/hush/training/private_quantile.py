@@ -36,7 +36,7 @@ class NoisyQuantile(Value):
 
     >>> quantile = NoisyQuantile(multiplier=20.0)
     >>> print(quantile.guarantee(blocks=1, delta=1e-5))
-    epsilon <= 0.16004 (and >= 0) at delta 1e-05 (dp, add/remove one record, proved, publishable)
+    epsilon <= 0.16004 (and >= 0) at delta 1e-05 (dp, zero-out one record, proved, publishable)
     """
 
     multiplier: float = field(metadata=MULTIPLIER)
