@@ -13,6 +13,7 @@ from hush.audit.one_run import one_run
 from hush.audit.planted import Planted, run_with_canaries
 from hush.core.errors import DataError, InvalidValue
 from hush.noise import Gaussian
+from tests.gradients.oracle import one_at_a_time
 
 DELTA, CANARIES = 1e-5, 24
 POISSON, FULL, NORMAL = hush.Poisson(rate=0.3), hush.FullBatch(), hush.Gaussian(multiplier=2.0)
@@ -192,12 +193,8 @@ def test_directions_suit_the_clipping() -> None:
     assert isinstance(found, Spikes)
     assert sorted((found.coordinates % 10).tolist()) == [4] * 5
     quiet = quietness(model, each, data)
-    rows = []
-    for k in range(20):
-        model.zero_grad()
-        nn.functional.cross_entropy(model(data[0][k : k + 1]), data[1][k : k + 1]).backward()
-        rows.append(torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]))
-    torch.testing.assert_close(quiet, torch.stack(rows).abs().mean(0))
+    rows = one_at_a_time(model, each, *data, 20)
+    torch.testing.assert_close(quiet, rows.abs().mean(0))
     assert isinstance(directions_for(plans()["Linf"], model, each, data, 5, generator), Signs)
     with pytest.raises(InvalidValue, match="at most the 55"):
         directions_for(plans()["L2"], model, each, data, 56, generator)

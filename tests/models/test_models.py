@@ -97,11 +97,13 @@ def test_gradient_flows_to_every_parameter(model: str, data: str) -> None:
 @pytest.mark.parametrize(("model", "data"), PAIRS)
 def test_a_record_is_scored_alone(model: str, data: str) -> None:
     network, inputs, _ = made(model, data, records=5)
+    network = network.double()
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
     together = network(inputs)
     alone = torch.cat([network(record.unsqueeze(0)) for record in inputs])
-    torch.testing.assert_close(together, alone, atol=1e-6, rtol=0)
+    torch.testing.assert_close(together, alone, atol=1e-12, rtol=0)
     others = network(torch.cat([inputs[:1], inputs[1:].flip(0)]))
-    torch.testing.assert_close(together[0], others[0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(together[0], others[0], atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(("model", "data"), PAIRS)

@@ -21,9 +21,9 @@ def records(device: str = "cpu") -> Data:
 
 
 def clamped(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """One record's gradient by autograd, clamped."""
-    at = weights.clone().requires_grad_()
-    loss = torch.nn.functional.cross_entropy((x @ at.T)[None], y[None])
+    """One record's gradient by autograd in double precision, clamped."""
+    at = weights.double().clone().requires_grad_()
+    loss = torch.nn.functional.cross_entropy((x.double() @ at.T)[None], y[None])
     return torch.autograd.grad(loss, at, create_graph=True)[0].clamp(-CLIP, CLIP)
 
 

@@ -1,5 +1,6 @@
 """The loss of watched records against Jacobians written out, one record at a time."""
 
+import copy
 import math
 
 import numpy as np
@@ -45,9 +46,10 @@ def training(kind: str, moments: int = STEPS) -> Training:
 
 
 def clamped(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """One record's gradient by autograd, clamped."""
-    loss = nn.functional.cross_entropy(model(x[None]), y[None])
-    found = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    """One record's gradient by autograd in double precision, clamped."""
+    exact = copy.deepcopy(model).double()
+    loss = nn.functional.cross_entropy(exact(x.double()[None]), y[None])
+    found = torch.autograd.grad(loss, list(exact.parameters()), create_graph=True)
     return torch.cat([part.reshape(-1) for part in found]).clamp(-CLIP, CLIP)
 
 
@@ -56,10 +58,10 @@ def told(model: nn.Module, plan: hush.Plan, taken: set[int]) -> list[float]:
     x, y = records()
     squared = []
     for k in range(WATCHED):
-        location = sum(clamped(model, x[i], y[i]).detach().double() for i in taken | {k})
+        location = sum(clamped(model, x[i], y[i]).detach() for i in taken | {k})
         eta = torch.as_tensor(hush.fisher(plan, torch.as_tensor(location).numpy())).sqrt()
-        moved = torch.autograd.functional.jacobian(lambda v, k=k: clamped(model, v, y[k]), x[k])
-        squared.append(float(torch.linalg.matrix_norm(eta[:, None] * moved.double(), 2)) ** 2)
+        moved = torch.autograd.functional.jacobian(lambda v, k=k: clamped(model, v, y[k]), x[k].double())
+        squared.append(float(torch.linalg.matrix_norm(eta[:, None] * moved, 2)) ** 2)
     return squared
 
 
@@ -93,10 +95,10 @@ def test_a_batch_without_the_record_is_another_place(monkeypatch: pytest.MonkeyP
     x, y = records()
     batch, location = kept[0]  # of the first step, at the first weights
     model = network()
-    total = sum(clamped(model, x[i], y[i]).detach() for i in batch.indices.tolist())
-    torch.testing.assert_close(location, total)
+    rows = [clamped(model, x[i], y[i]).detach() for i in batch.indices.tolist()]
+    torch.testing.assert_close(location, torch.stack(rows).sum(0).float())
     out = next(k for k in range(WATCHED) if k not in batch.indices.tolist())
-    own = clamped(model, x[out], y[out]).detach()
+    own = clamped(model, x[out], y[out]).detach().float()
     plan = run.plan(len(x))
     assert (hush.fisher(plan, location.numpy()) != hush.fisher(plan, (location + own).numpy())).any()
 

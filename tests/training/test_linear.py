@@ -25,13 +25,13 @@ def plan(noise: Noise, norm: float = 0.3) -> hush.Plan:
 
 
 def gradients(weights: torch.Tensor, norm: float) -> torch.Tensor:
-    """Each record's clamped gradient, by autograd."""
+    """Each record's clamped gradient, by autograd in double precision."""
     rows = []
-    for x, y in zip(X, Y, strict=True):
-        at = weights.clone().requires_grad_()
+    for x, y in zip(X.double(), Y, strict=True):
+        at = weights.double().clone().requires_grad_()
         (row,) = torch.autograd.grad(nn.functional.cross_entropy((x @ at.T)[None], y[None]), at)
         rows.append(row.clamp(-norm, norm).reshape(-1))
-    return torch.stack(rows).double()
+    return torch.stack(rows)
 
 
 def test_steps_are_descent_on_the_clamped_sum() -> None:
