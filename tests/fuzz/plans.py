@@ -137,7 +137,7 @@ def _norm(pick: Random) -> float:
 
 
 def _multiplier(pick: Random) -> float:
-    return _spread(pick, 0.3, 30.0, 1e-300, 1e-3, 1e15)
+    return _spread(pick, 0.3, 30.0, 1e-12, 1e-3, 1e15)
 
 
 def _participation(pick: Random) -> Sampling:
@@ -196,7 +196,7 @@ def _parts(pick: Random, dimension: int) -> list[int]:
 
 def _powers(pick: Random, dimension: int, quick: bool) -> hush.Plan:
     """Noise exp(-|x / s|^beta) under the clippings that its charge is proved for."""
-    multiplier = _spread(pick, 0.5, 30.0, 1e-300, 1e-3, 1e15)
+    multiplier = _spread(pick, 0.5, 30.0, 1e-12, 1e-3, 1e15)
     beta = pick.choice([1.0, 2.0, pick.uniform(1, 2), pick.uniform(2, 4)])
     if not quick and dimension < 20 and pick.random() < 0.2:  # slow to price: tens of seconds
         beta = pick.choice([12.0, 12.1, 50.0])

@@ -37,6 +37,7 @@ def is_refused(wrong: Mistake, folder: Path) -> None:
     before = charges(folder)
     with pytest.raises(HushError) as raised:
         wrong.attempt()
-    assert wrong.named in str(raised.value), wrong.what
+    # long values are shortened
+    assert wrong.named[:100] in str(raised.value), wrong.what
     assert charges(folder) == before, wrong.what
     assert not list(folder.rglob("*.safetensors")), wrong.what

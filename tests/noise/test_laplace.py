@@ -22,5 +22,5 @@ def test_the_law_is_laplace_around_the_location(dtype: torch.dtype) -> None:
 
 
 def test_a_multiplier_must_be_positive() -> None:
-    with pytest.raises(InvalidValue, match=r"multiplier=0 must be .* > 0.*nothing is private"):
+    with pytest.raises(InvalidValue, match=r"multiplier=0 must be .* >= 1e-12.*nothing is private"):
         Laplace(multiplier=0)

@@ -24,7 +24,6 @@ from tests.gradients.test_layers import LAYERS
 
 LOSS = nn.CrossEntropyLoss()
 RECORDS = 64
-NO_NOISE = 1e-300
 
 
 def plan(rate: float = 0.25, norm: float = 1.0, multiplier: float = 1.0) -> hush.Plan:
@@ -68,6 +67,7 @@ def run(
     return weights(model), step
 
 
+@pytest.mark.usefixtures("without_noise")
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])
 def test_without_noise_and_clipping_it_is_plain_training(
     make: Callable[..., torch.optim.Optimizer],
@@ -76,7 +76,7 @@ def test_without_noise_and_clipping_it_is_plain_training(
     plain = copy.deepcopy(model)
     ours = make(model.parameters(), lr=0.5)
     theirs = make(plain.parameters(), lr=0.5)
-    step = hush.PrivateStep(model, LOSS, ours, plan(norm=1e9, multiplier=NO_NOISE), records=RECORDS)
+    step = hush.PrivateStep(model, LOSS, ours, plan(norm=1e9), records=RECORDS)
     for batch in step.batches((inputs, targets), steps=30):
         rows = batch.indices
         theirs.zero_grad()
@@ -134,8 +134,9 @@ def test_the_noise_is_the_noise_that_is_charged() -> None:
         assert not noise_fits(rows, charged * wrong), f"a scale of {wrong} must be noticed"
 
 
+@pytest.mark.usefixtures("without_noise")
 def test_the_divisor_is_fixed_whoever_takes_part() -> None:
-    chosen = plan(rate=0.5, norm=1e9, multiplier=NO_NOISE)
+    chosen = plan(rate=0.5, norm=1e9)
     model, (inputs, targets) = problem()
     for seed in range(5):
         generator = torch.Generator().manual_seed(seed)
@@ -147,8 +148,9 @@ def test_the_divisor_is_fixed_whoever_takes_part() -> None:
         torch.testing.assert_close((weights(model) - moved) / 0.5, expected / (0.5 * RECORDS))
 
 
+@pytest.mark.usefixtures("without_noise")
 def test_one_record_moves_the_sum_by_the_clipping_norm_at_most() -> None:
-    chosen = plan(rate=1.0, norm=0.2, multiplier=NO_NOISE)
+    chosen = plan(rate=1.0, norm=0.2)
     model, (inputs, targets) = problem()
     inputs[0] *= 1e6
     ends = []
@@ -174,10 +176,11 @@ def test_one_record_moves_the_sum_by_the_clipping_norm_at_most() -> None:
     assert influence == pytest.approx(0.2, rel=1e-9)
 
 
+@pytest.mark.usefixtures("without_noise")
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_record_without_a_finite_gradient_adds_nothing_and_is_counted(bad: float) -> None:
     model, (inputs, targets) = problem(torch.float32)
-    chosen = plan(rate=1.0, multiplier=NO_NOISE)
+    chosen = plan(rate=1.0)
     clone = copy.deepcopy(model)
     damaged = inputs.clone()
     damaged[:3] = bad
@@ -314,9 +317,10 @@ def test_a_loss_that_compares_records_is_refused_before_anything_is_charged() ->
     assert torch.equal(weights(model), before)
 
 
+@pytest.mark.usefixtures("without_noise")
 @pytest.mark.parametrize("name", ["LSTM", "transformer layer", "group norm", "language model, tied"])
 def test_every_trainable_parameter_moves(name: str) -> None:
-    """Without noise to speak of, so that what moves is moved by the records."""
+    """Without noise, so that what moves is moved by the records."""
     torch.manual_seed(0)
     make, shape = LAYERS[name]
     model = nn.Sequential(make(), nn.Flatten(), nn.LazyLinear(3))
@@ -324,7 +328,7 @@ def test_every_trainable_parameter_moves(name: str) -> None:
     model(inputs)
     before = {key: value.detach().clone() for key, value in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    step = hush.PrivateStep(model, LOSS, optimizer, plan(1, multiplier=NO_NOISE), records=8)
+    step = hush.PrivateStep(model, LOSS, optimizer, plan(1), records=8)
     step(next(step.batches((inputs, torch.randint(0, 3, (8,))))))
     for key, value in model.named_parameters():
         assert not torch.equal(value, before[key]), key

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from hush.core.errors import InvalidPlan
+from hush.core.errors import InvalidPlan, short_repr
 from hush.core.number import number
 from hush.core.part import Release
 
@@ -43,7 +43,7 @@ class Selective(Release):
     )
     clip: float = field(
         metadata=number(
-            above=0,
+            at_least=1e-12,
             at_most=1e15,
             why="with no bound on a record's influence on the test no noise hides it",
             example=0.001,
@@ -51,7 +51,7 @@ class Selective(Release):
     )
     multiplier: float = field(
         metadata=number(
-            above=0,
+            at_least=1e-12,
             at_most=1e15,
             why="without noise the verdict is a function of the records and nothing is private",
             example=1.3,
@@ -75,7 +75,7 @@ class Selective(Release):
             chosen = getattr(self, name)
             if not isinstance(chosen, str) or chosen not in allowed:
                 raise InvalidPlan(
-                    f"{name}={chosen!r} must be one of {', '.join(allowed)}: what is "
+                    f"{name}={short_repr(chosen)} must be one of {', '.join(allowed)}: what is "
                     f'charged must be what runs. Pass e.g. {name}="{allowed[0]}".',
                     key=name,
                 )

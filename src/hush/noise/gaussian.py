@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 MULTIPLIER = number(
-    above=0,
+    at_least=1e-12,
     at_most=1e15,
     why="without noise the update is a function of the records and nothing is private, and noise beyond "
     "any number leaves nothing to train",
