@@ -1,30 +1,16 @@
-"""The command line as a user meets it: in a process of its own."""
+"""The command line as a user meets it."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import hush
 from hush.cli.train import train
 from hush.core.plan_file import EXAMPLE, read_plan
-
-
-def call(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from hush.cli.main import main; main()", *map(str, arguments)]
-    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
-
-
-def answer(*arguments: str | Path, cwd: Path | None = None) -> dict[str, Any]:
-    result = call(*arguments, "--json", cwd=cwd)
-    assert result.returncode == 0, result.stderr
-    value: dict[str, Any] = json.loads(result.stdout)
-    return value
+from tests.cli.command import answer, call
 
 
 @pytest.fixture
@@ -83,7 +69,9 @@ def test_calibrate_finds_whichever_is_missing() -> None:
 
 
 def test_train_without_arguments_and_what_it_leaves(tmp_path: Path) -> None:
-    result = call("train", cwd=tmp_path)
+    """In a process of its own, as a user starts it."""
+    command = [sys.executable, "-m", "hush", "train"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "accuracy" in result.stdout
     folder = tmp_path / "runs" / "digits-1"
@@ -240,8 +228,8 @@ def test_reproduce_prints_a_table_and_leaves_its_files(tmp_path: Path) -> None:
 def test_a_plan_whose_cost_grows_with_the_dimension_is_asked_for_it(tmp_path: Path) -> None:
     steep = tmp_path / "plan.toml"
     steep.write_text(
-        '[sampling]\nkind = "FullBatch"\n\n[clipping]\nkind = "Lp"\np = 4.0\nnorm = 1.0\n\n'
-        '[noise]\nkind = "GeneralizedGaussian"\nbeta = 4.0\nmultiplier = 20.0\n'
+        '[sampling]\nkind = "FullBatch"\n\n[clipping]\nkind = "Lp"\np = 2.5\nnorm = 1.0\n\n'
+        '[noise]\nkind = "GeneralizedGaussian"\nbeta = 2.5\nmultiplier = 20.0\n'
     )
     without = call("account", "--plan", steep, "--steps", "1")
     assert without.returncode == 2

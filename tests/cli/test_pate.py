@@ -1,7 +1,6 @@
-"""`hush pate` as a user meets it: in a process of its own."""
+"""`hush pate` as a user meets it."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,20 +10,14 @@ from pathlib import Path
 import pytest
 
 from hush.accounting.ledger import Ledger
+from tests.cli.command import call
 
-COMMAND = [sys.executable, "-c", "from hush.cli.main import main; main()", "pate"]
+COMMAND = [sys.executable, "-m", "hush", "pate"]
 SMALL = ("--teachers", "30", "--queries", "40", "--epochs", "10", "--model", "logistic", "--lr", "0.05")
 
 
-def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, env=environment
-    )
-
-
 def test_a_run_prints_what_may_be_published_and_what_may_not(tmp_path: Path) -> None:
-    result = call(*SMALL, "--run-dir", tmp_path / "run", "--seed", "0")
+    result = call("pate", *SMALL, "--run-dir", tmp_path / "run", "--seed", "0")
     assert result.returncode == 0, result.stderr
     public, _, private = result.stdout.partition("sensitive, computed from the private records")
     assert "40 of 40 queries answered" in public
@@ -34,7 +27,7 @@ def test_a_run_prints_what_may_be_published_and_what_may_not(tmp_path: Path) -> 
     assert "of their votes right" in private
     assert "sensitive: do not publish" in private
     assert "known seed" in private
-    again = call(*SMALL, "--run-dir", tmp_path / "run", "--seed", "0", "--resume", "--json")
+    again = call("pate", *SMALL, "--run-dir", tmp_path / "run", "--seed", "0", "--resume", "--json")
     value = json.loads(again.stdout)
     assert value["answered"] == 40
     assert value["guarantee"]["epsilon"]["upper"] <= 8.0
@@ -52,7 +45,7 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     kept = {path: path.stat().st_mtime_ns for path in run.glob("teachers/*.safetensors")}
-    result = call(*arguments, "--resume")
+    result = call("pate", *arguments, "--resume")
     assert result.returncode == 0, result.stderr
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     value = json.loads(result.stdout)
@@ -80,7 +73,7 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
 def test_bad_input_is_a_sentence_before_any_work(
     arguments: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
-    result = call(*arguments, "--run-dir", tmp_path / "run")
+    result = call("pate", *arguments, "--run-dir", tmp_path / "run")
     assert result.returncode == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
@@ -88,7 +81,7 @@ def test_bad_input_is_a_sentence_before_any_work(
 
 
 def test_noise_and_a_budget_are_not_both_taken(tmp_path: Path) -> None:
-    result = call("--noise", "5", "--epsilon", "3", "--run-dir", tmp_path / "run")
+    result = call("pate", "--noise", "5", "--epsilon", "3", "--run-dir", tmp_path / "run")
     assert result.returncode != 0
     assert "--noise and --epsilon say the same thing twice" in " ".join(result.stderr.split())
     assert not (tmp_path / "run").exists()

@@ -7,7 +7,7 @@ import pytest
 from hush.cli.probe import probe
 from hush.cli.reproduce import reproduce
 from hush.core.errors import HushError, InvalidValue
-from tests.cli.test_main import answer
+from tests.cli.command import answer
 
 
 def test_probe_measures_and_leaves_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
