@@ -1,6 +1,7 @@
 """`hush audit` on runs of `hush train`: below the charge, and above it where noise is missing."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,27 @@ def test_what_train_was_given_is_kept(run: Path) -> None:
     kept = Settings.read(run)
     assert (kept.data, kept.model, kept.learning_rate, kept.momentum) == ("digits", "logistic", 0.5, 0.5)
     assert Settings.from_plain(kept.to_plain()) == kept
+
+
+def test_features_come_from_the_folder_that_is_named(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def embedded(images: Any, shape: tuple[int, ...], device: str, directory: Path | None) -> Any:
+        asked.append(directory)
+        return torch.randn(*shape).numpy()
+
+    monkeypatch.setenv("HUSH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("hush.data.features._embedded", embedded)
+    again = tmp_path / "run"
+    shutil.copytree(run, again)
+    kept = Settings.read(run).to_plain()
+    features = {"features": "efficientnet-lite0", "model": "efficientnet-linear"}
+    Settings.from_plain({**kept, **features}).write(again)
+    found = answer("audit", again, "--data-dir", tmp_path, "--no-others", "--canaries", 8)
+    assert found["canaries"] == 8
+    assert asked == [tmp_path, tmp_path]  # of training and of test records
 
 
 @pytest.mark.parametrize("options", [(), ("--no-others",), ("--kind", "input")])

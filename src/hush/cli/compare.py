@@ -18,6 +18,7 @@ from hush.cli.options import (
     steps_of,
 )
 from hush.cli.output import print_json
+from hush.cli.progress import progress_lines
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from hush.report.table import Table
@@ -60,7 +61,8 @@ def compare(
         cap=linf_ratio,
         subspaces=_subspaces(subspaces),
     )
-    rows = rows_of(setting)
+    with progress_lines("calibrating the noise of each mechanism"):
+        rows = rows_of(setting)
     if as_json:
         print_json({"rows": [vars(row) for row in rows]})
         return

@@ -1,6 +1,7 @@
 """`hush`: the commands, each in a file of its own."""
 
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from hush.cli.calibrate import calibrate
 from hush.cli.claims import claims
 from hush.cli.compare import compare
 from hush.cli.demo import demo
+from hush.cli.output import print_error, print_warning
 from hush.cli.pate import pate
 from hush.cli.probe import probe
 from hush.cli.reproduce import reproduce
@@ -43,9 +45,13 @@ for command in (
 
 
 def main() -> None:
-    """Run the command line; an error of the user's making is a sentence, not a traceback."""
+    """Run the command line; an error of the user's making, or a warning, is a line, not a traceback."""
+    warnings.showwarning = print_warning
     try:
         app()
     except (HushError, OSError) as error:
-        print(f"hush: {error}", file=sys.stderr)
+        print_error(error)
+        sys.exit(2)
+    except RecursionError:
+        print_error("a file is nested too deeply to be read, as no file that hush wrote is: damaged.")
         sys.exit(2)

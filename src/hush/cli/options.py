@@ -79,8 +79,9 @@ def device_of(name: str | None) -> "torch.device":
 
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()  # a device that keeps no values cannot train
+        torch.Generator(device)
+    except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).split("\n")[0]
         raise InvalidValue(f"--device {name}: {reason}. Pass e.g. --device cpu.") from None
     return device

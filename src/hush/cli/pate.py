@@ -1,6 +1,8 @@
 """`hush pate`: a student that learns from the noisy votes of teachers."""
 
+import contextlib
 import math
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +11,7 @@ import typer
 
 from hush.cli.options import AsJson, Delta, Seed, refuse_together
 from hush.cli.output import print_json
+from hush.cli.progress import progress_lines
 from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import DELTA, Budget
 from hush.core.part import Noise
@@ -91,7 +94,11 @@ def pate(
     if noise is None:
         budget = Budget(epsilon=8.0 if epsilon is None else epsilon, delta=delta)
         query = with_noise(query, budget, queries, queries if answers is None else answers)
-    with RunProgress(teachers, 0, shown=not as_json) as bar:
+    with contextlib.ExitStack() as stack:
+        if sys.stderr.isatty() and not as_json:
+            done = stack.enter_context(RunProgress(teachers, 0, shown=True)).advance
+        else:
+            done = stack.enter_context(progress_lines("teachers trained", teachers))
         run = run_pate(
             partial(build, model or models_for(data)[-1], classes=dataset.classes, shape=dataset.shape),
             (x_train, y_train),
@@ -107,7 +114,7 @@ def pate(
             processes=processes,
             resume=resume,
             generator=None if seed is None else torch.Generator().manual_seed(seed),
-            done=bar.advance,
+            done=done,
         )
     if as_json:
         print_json(

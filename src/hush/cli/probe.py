@@ -8,6 +8,7 @@ import typer
 
 from hush.cli.options import AsJson, device_of
 from hush.cli.output import print_json
+from hush.cli.progress import progress_lines
 from hush.core.errors import InvalidValue
 from hush.core.number import Range, check_count
 
@@ -71,7 +72,8 @@ def probe(
         (x[part].to(place), y[part].to(place)) for part in (slice(records), slice(records, 2 * records))
     )
     loss = torch.nn.CrossEntropyLoss()
-    found = measure(network, loss, reference, measured, steps=steps, learning_rate=learning_rate)
+    with progress_lines(f"measuring the gradients of {model} on {data}"):
+        found = measure(network, loss, reference, measured, steps=steps, learning_rate=learning_rate)
     title = f"gradients of {model} on {data} after {steps} steps, {found.dimension} parameters"
     figure = geometry_figure("probe", title, found, [_WARNING])
     files = [*figure.save(out), out / "probe.json"]

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from hush.cli.options import device_of
 from hush.core.errors import InvalidValue
 
 
@@ -53,6 +54,8 @@ def reproduce(
         "only": only,
         "processes": processes,
     }
+    if device is not None:
+        device_of(device)
     given = {name: value for name, value in choices.items() if value is not None}
     for name in names:
         unknown = [choice for choice in given if choice not in signature(RECIPES[name]).parameters]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hush.core.durable import replace_file
-from hush.core.errors import CheckpointError, HushError
+from hush.core.errors import CheckpointError, shorten
 from hush.core.guarantee import DELTA
 from hush.core.kind import check_kind
 from hush.core.number import Range, check_count
@@ -40,9 +40,15 @@ class Settings(Value):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("data", "model"):
+            check_kind(name, getattr(self, name), str)
         for name in ("adam", "secure"):
             check_kind(name, getattr(self, name), bool)
         check_count("public_records", self.public_records, "records are counted", at_least=0)
+        if self.features is not None:
+            check_kind("features", self.features, str)
+        if self.views is not None:
+            check_count("views", self.views, "views of a record are averaged", at_least=1)
 
     def write(self, folder: Path) -> None:
         """Put them beside the plan."""
@@ -53,9 +59,10 @@ class Settings(Value):
         """Those of a run."""
         try:
             return cls.from_plain(json.loads((folder / _NAME).read_text()))
-        except (OSError, ValueError, HushError, AttributeError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # HushError is a ValueError
+            reason = shorten(str(error), 500)
             raise CheckpointError(
-                f"{folder} has no {_NAME} that can be read ({error}): what was trained is not known. "
+                f"{folder} has no {_NAME} that can be read ({reason}): what was trained is not known. "
                 "Name the folder of a run that `hush train` has finished."
             ) from None
 
@@ -94,7 +101,7 @@ def made_again(settings: Settings, data_dir: Path | None, place: "torch.device")
 
     dataset = load(settings.data, data_dir)
     if settings.features is not None:
-        dataset = with_features(dataset, settings.features, device=str(place))
+        dataset = with_features(dataset, settings.features, device=str(place), directory=data_dir)
     x, y, x_test, y_test = (part.to(place) for part in tensors(dataset))
     some = settings.public_records
     seen = settings.views

@@ -8,7 +8,7 @@ from typing import Any, cast
 from hush.clipping.lp import NORM
 from hush.clipping.principal import Principal
 from hush.core.ball import Ball
-from hush.core.errors import HushError, InvalidValue
+from hush.core.errors import HushError, InvalidValue, short_repr
 from hush.core.number import check_count
 from hush.core.part import Clipping
 from hush.core.tape import ClippedSum, Tape, Thinning
@@ -82,8 +82,8 @@ class Subspaces(Clipping):
             norms = tuple(NORM["range"].check(name, value) for value in _listed(name, values))
             if len(norms) != len(ranks):
                 raise InvalidValue(
-                    f"{name}={values!r} must have {len(ranks)} numbers, one for each of the ranks: a "
-                    "subspace without a bound would not be hidden.",
+                    f"{name}={short_repr(values)} must have {len(ranks)} numbers, one for each of the "
+                    "ranks: a subspace without a bound would not be hidden.",
                     key=name,
                 )
             object.__setattr__(self, name, norms)
@@ -91,8 +91,8 @@ class Subspaces(Clipping):
             object.__setattr__(self, "bases", _principal(self.bases))
         if self.bases is not None and (not isinstance(self.bases, Principal) or len(ranks) < 2):
             raise InvalidValue(
-                f"bases={self.bases!r} must be Principal(...), with at least two ranks: the last is of "
-                "what the principal directions leave.",
+                f"bases={short_repr(self.bases)} must be Principal(...), with at least two ranks: the "
+                "last is of what the principal directions leave.",
                 key="bases",
             )
 
@@ -128,7 +128,7 @@ def _principal(plain: dict[str, Any]) -> Principal:
 def _listed(name: str, values: Any) -> Sequence[Any]:
     if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
         raise InvalidValue(
-            f"{name}={values!r} must be a list with something in it: it says what is bounded. "
+            f"{name}={short_repr(values)} must be a list with something in it: it says what is bounded. "
             f"Pass e.g. {name}=(1, 2).",
             key=name,
         )

@@ -1,5 +1,28 @@
 """The errors hush raises: each message gives the value, the limit, the reason and the way out."""
 
+_LONGEST_VALUE = 200
+_LONGEST_MESSAGE = 2000
+
+
+def shorten(text: str, longest: int = _LONGEST_MESSAGE) -> str:
+    """The text itself, or its two ends with its length between them."""
+    if len(text) <= longest:
+        return text
+    cut = f" ... {len(text)} characters ... "
+    end = longest // 4
+    return text[: longest - end - len(cut)] + cut + text[-end:]
+
+
+def short_repr(value: object) -> str:
+    """`repr` of a value of any size, in at most a few hundred characters.
+
+    A file may hold a number or a string of megabytes: whole, it would hide what the message says.
+    """
+    try:
+        return shorten(repr(value), _LONGEST_VALUE)
+    except (ValueError, RecursionError):  # integers of 4300 digits, and nesting, that Python won't write
+        return f"<{type(value).__name__} too large to write>"
+
 
 class HushError(ValueError):
     """Something asked of hush cannot be done, or not with a guarantee.
@@ -8,7 +31,7 @@ class HushError(ValueError):
     """
 
     def __init__(self, message: str, *, key: str = "") -> None:
-        super().__init__(message)
+        super().__init__(shorten(message))
         self.key = key
 
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import TypeVar
 
-from hush.core.errors import InvalidValue
+from hush.core.errors import InvalidValue, short_repr
 
 T = TypeVar("T")
 _MADE = {
@@ -27,7 +27,7 @@ def check_kind(name: str, value: object, kind: type[T]) -> T:
     """Return `value` if it is a `kind`; else raise an error that says what would be one."""
     if not isinstance(value, kind):
         # a value of some size may be records
-        shown = repr(value) if isinstance(value, str | float | int | None) else "..."
+        shown = short_repr(value) if isinstance(value, str | float | int | None) else "..."
         raise InvalidValue(
             f"{name}={shown} must be a {kind.__name__}, not a {type(value).__name__}. "
             f"Pass e.g. {_MADE[kind.__name__]}.",
@@ -40,7 +40,8 @@ def as_path(name: str, value: object) -> Path:
     """Return `value` as a path, or raise an error that says what would be one."""
     if not isinstance(value, str | os.PathLike):
         raise InvalidValue(
-            f'{name}={value!r} must be the name of a file or folder. Pass e.g. {name}="runs/first".',
+            f"{name}={short_repr(value)} must be the name of a file or folder. "
+            f'Pass e.g. {name}="runs/first".',
             key=name,
         )
     return Path(value)

@@ -8,7 +8,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 import numpy.typing as npt
 
-from hush.core.errors import InvalidValue
+from hush.core.errors import InvalidValue, short_repr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,8 @@ class Range:
         inside = self.above < number < self.below and self.at_least <= number <= self.at_most
         if not inside or not math.isfinite(number):
             raise InvalidValue(
-                f"{name}={value!r} must be {self}: {self.why}. Pass e.g. {name}={self.example:g}.",
+                f"{name}={short_repr(value)} must be {self}: {self.why}. "
+                f"Pass e.g. {name}={self.example:g}.",
                 key=name,
             )
         return number
@@ -83,7 +84,7 @@ def check_count(name: str, value: object, why: str, at_least: int = 0) -> int:
     number = as_float(value)
     if not math.isfinite(number) or number != int(number) or not at_least <= number <= MOST:
         raise InvalidValue(
-            f"{name}={value!r} must be a whole number >= {at_least} and <= {MOST:g}: {why}. "
+            f"{name}={short_repr(value)} must be a whole number >= {at_least} and <= {MOST:g}: {why}. "
             f"Pass e.g. {name}={max(at_least, 1000)}.",
             key=name,
         )

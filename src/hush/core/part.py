@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from hush.core.ball import Ball
-from hush.core.errors import InvalidPlan
+from hush.core.errors import InvalidPlan, short_repr
 from hush.core.randomness import Randomness
 from hush.core.tape import ClippedSum, Tape, Thinning
 from hush.core.value import Value
@@ -38,7 +38,7 @@ class Part(Value, ABC):
         found = cls.kinds.get(kind) if isinstance(kind, str) else None
         if found is None or not issubclass(found, cls):
             raise InvalidPlan(
-                f"'kind' = {kind!r} is not a {cls.__name__.lower()}; "
+                f"'kind' = {short_repr(kind)} is not a {cls.__name__.lower()}; "
                 f"choose from {', '.join(sorted(cls.kinds))}.",
                 key="kind",
             )

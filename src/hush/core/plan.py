@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Self
 
-from hush.core.errors import HushError, InvalidPlan
+from hush.core.errors import HushError, InvalidPlan, short_repr
 from hush.core.part import Always, Clipping, Noise, Part, Release, Sampling
 from hush.core.value import Value
 
@@ -35,8 +35,8 @@ class Plan(Value):
             part = getattr(self, name)
             if not isinstance(part, kind):
                 raise InvalidPlan(
-                    f"{name}={part!r} is not a {kind.__name__}: a plan is charged by what each of its "
-                    f"four parts proves. Choose from {', '.join(sorted(kind.kinds))}.",
+                    f"{name}={short_repr(part)} is not a {kind.__name__}: a plan is charged by what "
+                    f"each of its four parts proves. Choose from {', '.join(sorted(kind.kinds))}.",
                     key=name,
                 )
 
@@ -45,13 +45,14 @@ class Plan(Value):
         parts = {}
         if not isinstance(plain, dict):
             raise InvalidPlan(
-                f"{plain!r} is not a plan as plain data: that is a dictionary with the parts "
+                f"{short_repr(plain)} is not a plan as plain data: that is a dictionary with the parts "
                 f"{', '.join(_STAGES)}."
             )
         for name, part in plain.items():
             if name not in _STAGES or not isinstance(part, dict):
                 raise InvalidPlan(
-                    f"{name!r} is not a part of a plan; the parts are the tables {', '.join(_STAGES)}.",
+                    f"{short_repr(name)} is not a part of a plan; the parts are the tables "
+                    f"{', '.join(_STAGES)}.",
                     key=name,
                 )
             try:

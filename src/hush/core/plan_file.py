@@ -32,9 +32,16 @@ def read_plan(path: Path) -> Plan:
             f"cannot read the plan file {path}: {error}. It should look like this:\n\n{EXAMPLE}"
         ) from None
     try:
-        return Plan.from_plain(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+        plain = tomllib.loads(text)
+    except RecursionError:
+        raise InvalidPlan(
+            f"{path}: not a plan: its tables or lists are nested too deeply to be read, and a plan has "
+            f"two levels. It should look like this:\n\n{EXAMPLE}"
+        ) from None
+    except ValueError as error:  # of the format, and of integers of more digits than Python reads
         raise InvalidPlan(f"{path}: not a TOML file: {error}") from None
+    try:
+        return Plan.from_plain(plain)
     except HushError as error:
         line = _line_of(text, error.key)
         raise InvalidPlan(f"{path}, line {line}, key {error.key}: {error}", key=error.key) from None

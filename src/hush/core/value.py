@@ -3,7 +3,7 @@
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Self
 
-from hush.core.errors import InvalidPlan
+from hush.core.errors import InvalidPlan, short_repr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,15 @@ class Value:
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
         """The value that `to_plain` wrote."""
+        if not isinstance(plain, dict):
+            raise InvalidPlan(f"{short_repr(plain)} is no table of the settings of {cls.__name__}.")
         names = [field.name for field in fields(cls)]
         needed = [field.name for field in fields(cls) if field.default is MISSING]
         for key in plain:
             if key not in names:
-                raise InvalidPlan(f"{key!r} is not a setting of {cls.__name__}{_listed(names)}", key=key)
+                raise InvalidPlan(
+                    f"{short_repr(key)} is not a setting of {cls.__name__}{_listed(names)}", key=key
+                )
         for name in needed:
             if name not in plain:
                 raise InvalidPlan(f"{name!r} of {cls.__name__} is missing{_listed(names)}", key=name)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from hush.core.ball import Ball
-from hush.core.errors import InvalidValue, Unsupported
+from hush.core.errors import InvalidValue, Unsupported, short_repr
 from hush.core.part import Noise
 from hush.core.randomness import Randomness
 from hush.noise.gaussian import MULTIPLIER, Gaussian
@@ -31,8 +31,8 @@ class BlockGaussian(Noise):
         given = self.multipliers
         if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given:
             raise InvalidValue(
-                f"multipliers={given!r} must be a list of numbers, one for each block: a block without "
-                "noise would not be hidden. Pass e.g. multipliers=(1.0, 2.0).",
+                f"multipliers={short_repr(given)} must be a list of numbers, one for each block: a "
+                "block without noise would not be hidden. Pass e.g. multipliers=(1.0, 2.0).",
                 key="multipliers",
             )
         checked = tuple(MULTIPLIER["range"].check("multipliers", value) for value in given)
@@ -50,8 +50,8 @@ class BlockGaussian(Noise):
     def over(self, balls: Sequence[Ball], unit: float) -> list[tuple[Noise, float]]:
         if len(balls) != len(self.multipliers):
             raise InvalidValue(
-                f"multipliers={self.multipliers!r} must have {len(balls)} numbers, one for each block "
-                "that is clipped: a block without noise would not be hidden.",
+                f"multipliers={short_repr(self.multipliers)} must have {len(balls)} numbers, one for "
+                "each block that is clipped: a block without noise would not be hidden.",
                 key="multipliers",
             )
         return [
