@@ -1,8 +1,10 @@
 """Rough bounds are bounds: against the grid's, which share no more than the masses with them."""
 
 import math
+from typing import Any
 
 import pytest
+from scipy import stats
 
 from hush.accounting import pld, shortcut
 from hush.accounting.loss import Direction, Step
@@ -13,6 +15,7 @@ COUNTS: list[dict[Step, int]] = [
     {SampledNoise(1.0, 1.0, 5.0): 10},
     {SampledNoise(0.1, 1.5, 2.0): 30},
     {SampledNoise(0.1, 4.0, 3.0): 5, SampledGaussian(0.2, 2.0): 5},
+    {SampledGaussian(0.3, 1.0): 10, SampledNoise(0.01, 1.5, 5.0): 1},
 ]
 
 
@@ -23,8 +26,37 @@ def test_epsilon_is_no_less(counts: dict[Step, int], delta: float) -> None:
 
 
 @pytest.mark.parametrize("counts", COUNTS)
-def test_distance_is_no_less(counts: dict[Step, int]) -> None:
-    assert pld.delta(counts, 1e-9).lower <= shortcut.distance(counts)
+def test_distance_is_no_less(counts: dict[Step, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = shortcut.distance(counts)
+    # the grid's own answer: `pld.delta` would cut it off at this very distance
+    monkeypatch.setattr(shortcut, "distance", lambda _: 1.0)
+    grid = pld.delta(counts, 0.0).lower
+    assert 0.1 < grid <= found < 1
+
+
+@pytest.mark.parametrize(
+    ("step", "law"),
+    [
+        (SampledGaussian(0.1, 1.0), stats.norm(scale=1.0)),
+        (SampledGaussian(1.0, 20.0), stats.norm(scale=20.0)),
+        (SampledNoise(1.0, 1.0, 5.0), stats.laplace(scale=5.0)),
+        (SampledNoise(0.3, 1.5, 2.0), stats.gennorm(1.5, scale=2.0)),
+        (SampledNoise(0.1, 4.0, 3.0), stats.gennorm(4.0, scale=3.0)),
+    ],
+)
+def test_distance_of_one_step_is_the_total_variation(step: Step, law: Any) -> None:
+    """Symmetric unimodal noise moved by 1: all the mass within half of that around the middle."""
+    exact = step.rate * (law.cdf(0.5) - law.cdf(-0.5))
+    assert shortcut.distance({step: 1}) == pytest.approx(exact, rel=1e-9)
+    assert shortcut.distance({step: 1}) >= exact * (1 - 1e-13)
+
+
+@pytest.mark.parametrize("steps", [2, 10, 300])
+@pytest.mark.parametrize("multiplier", [2.0, 20.0])
+def test_distance_of_gaussians_is_no_less_than_in_closed_form(steps: int, multiplier: float) -> None:
+    separation = math.sqrt(steps) / multiplier
+    exact = stats.norm.cdf(separation / 2) - stats.norm.cdf(-separation / 2)
+    assert exact <= shortcut.distance({SampledGaussian(1.0, multiplier): steps}) <= 1
 
 
 def test_most_is_the_largest_loss_where_there_is_one() -> None:
