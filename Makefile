@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test test-slow lint types clean
+.PHONY: demo test test-avx2 test-slow lint types clean
 
 demo: $(READY)
 	$(BIN)/hush demo
@@ -13,6 +13,11 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 test: lint types
 	$(PYTEST) -m "not slow"
+
+# Kernels, and so rounding, differ between instruction sets: what is numerical, as an older machine does it.
+test-avx2: $(READY)
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -m "not slow" \
+		tests/gradients tests/models tests/clipping tests/noise
 
 test-slow: $(READY)
 	$(PYTEST)

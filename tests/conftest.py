@@ -1,13 +1,41 @@
-"""The same examples every time: a red build must mean that the code changed, not the dice."""
+"""The same examples every time, none without its data: a red build means that the code changed."""
+
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from torch import Tensor
 
+from hush.data.published import FILES
 from hush.noise import Gaussian
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "real_data(*names): reads published files; skipped where HUSH_DATA does not hold them"
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("real_data"):
+        absent = [name for name in mark.args if not at_hand(name)]
+        if absent:
+            pytest.skip(f"not below HUSH_DATA: {', '.join(absent)}")
+
+
+def at_hand(name: str) -> bool:
+    """Whether the published files of a data set are below HUSH_DATA, packed or not."""
+    if "HUSH_DATA" not in os.environ:
+        return False
+    folder = Path(os.environ["HUSH_DATA"])
+    if name == "cifar10" and (folder / "cifar10" / "cifar10.npz").is_file():
+        return True
+    paths = [(folder / file.path, bool(file.unpacked)) for file in FILES[name]]
+    return all(path.is_file() or (packed and path.with_suffix("").is_file()) for path, packed in paths)
 
 
 @pytest.fixture

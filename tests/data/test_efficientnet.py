@@ -18,10 +18,7 @@ from hush.data.features import with_features
 from hush.data.published import FILES
 
 _FOLDER = Path(os.environ.get("HUSH_DATA", ""))
-real = pytest.mark.skipif(
-    "HUSH_DATA" not in os.environ or not (_FOLDER / FILES[NAME][0].path).is_file(),
-    reason="the wheels are not below HUSH_DATA",
-)
+real = pytest.mark.real_data(NAME)
 
 
 class Places(nn.Module):

@@ -9,8 +9,6 @@ import pytest
 from hush.data import Dataset, load
 from hush.data.cifar10 import write_cifar10_npz
 
-real = pytest.mark.skipif("HUSH_DATA" not in os.environ, reason="HUSH_DATA is not set")
-
 
 def counts(dataset: Dataset) -> tuple[list[int], list[int]]:
     return np.bincount(dataset.y_train).tolist(), np.bincount(dataset.y_test).tolist()
@@ -46,7 +44,7 @@ def test_digits() -> None:
     assert np.array_equal(load("digits").x_train, digits.x_train)
 
 
-@real
+@pytest.mark.real_data("mnist")
 def test_mnist() -> None:
     mnist = load("mnist")
     check_images(mnist, (1, 28, 28), 60_000, 10_000)
@@ -55,14 +53,14 @@ def test_mnist() -> None:
     assert test == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 
 
-@real
+@pytest.mark.real_data("fashion-mnist")
 def test_fashion_mnist() -> None:
     fashion = load("fashion-mnist")
     check_images(fashion, (1, 28, 28), 60_000, 10_000)
     assert counts(fashion) == ([6000] * 10, [1000] * 10)
 
 
-@real
+@pytest.mark.real_data("adult")
 def test_adult() -> None:
     adult = load("adult")
     assert adult.x_train.shape == (32_561, 104)
@@ -72,7 +70,7 @@ def test_adult() -> None:
     assert (adult.x_train.min(), adult.x_train.max()) == (0, 1)
 
 
-@real
+@pytest.mark.real_data("imdb")
 def test_imdb() -> None:
     imdb = load("imdb")
     assert imdb.x_train.shape == imdb.x_test.shape == (25_000, 256)
@@ -86,7 +84,7 @@ def test_imdb() -> None:
 
 
 @pytest.mark.slow
-@real
+@pytest.mark.real_data("cifar10")
 def test_cifar10_and_its_unpacked_copy(tmp_path: Path) -> None:
     directory = Path(os.environ["HUSH_DATA"])
     cifar10 = load("cifar10")

@@ -1,6 +1,5 @@
 """The published votes of 250 teachers."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -9,10 +8,8 @@ from hush.core.errors import DataError
 from hush.data import load
 from hush.data.votes import TEACHERS, read_votes
 
-real = pytest.mark.skipif("HUSH_DATA" not in os.environ, reason="HUSH_DATA is not set")
 
-
-@real
+@pytest.mark.real_data("pate-votes", "mnist")
 def test_the_votes_are_those_of_250_teachers() -> None:
     mnist, svhn = read_votes()
     assert mnist.shape == (9000, 10)

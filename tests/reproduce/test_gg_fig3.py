@@ -1,17 +1,14 @@
 """Figure 3: real votes, few trials."""
 
 import csv
-import os
 from pathlib import Path
 
 import pytest
 
 from hush.reproduce import gg_fig3
 
-needs_data = pytest.mark.skipif("HUSH_DATA" not in os.environ, reason="HUSH_DATA is not set")
 
-
-@needs_data
+@pytest.mark.real_data("pate-votes", "mnist")
 def test_the_figure_on_real_votes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gg_fig3, "BETAS", (1.0, 2.0, 4.0))
     monkeypatch.setattr(gg_fig3, "EPSILONS", (0.3,))

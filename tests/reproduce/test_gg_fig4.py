@@ -1,7 +1,6 @@
 """Figure 4 and Table 1: real data and few steps, or small data that is always there."""
 
 import csv
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import pytest
 
 from hush.reproduce import beta_sgd, gg_fig4, gg_table1
 from hush.reproduce.beta_sgd import Noise, Setting
-
-needs_data = pytest.mark.skipif("HUSH_DATA" not in os.environ, reason="HUSH_DATA is not set")
 
 SMALL = Setting(
     data="digits",
@@ -30,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beta_sgd._at_hand.cache_clear()
 
 
-@needs_data
+@pytest.mark.real_data("adult")
 def test_a_run_learns_and_is_charged_soundly() -> None:
     noise = beta_sgd.enough((4.0, 4.0, 0.02, 60))
     assert noise.published < 0.7 * noise.budget.epsilon, "one dimension is not enough above beta 2"
@@ -64,7 +61,7 @@ def test_the_table_says_what_published_noise_truly_costs(tmp_path: Path) -> None
     assert [row["paper %"] for row in (gaussian, sound, published)] == ["69.2", "69.4", "69.4"]
 
 
-@needs_data
+@pytest.mark.real_data("imdb")
 @pytest.mark.slow
 def test_the_recurrent_network_runs() -> None:
     setting = replace(gg_fig4.IMDB, batch=25)

@@ -101,9 +101,24 @@ ON_A_GPU = (
     *("dpsur-table2-cifar10", "dpsur-table2-imdb"),
 )
 
+FASHION = ("bounded-fig3", "bounded-fig4", "twice-cosine", "twice-fig2", "twice-fig3")
+DATA = {
+    "gg-fig3": ("pate-votes", "mnist"),
+    "gg-fig4": ("adult",),
+    "dpsur-table2-mnist": ("mnist",),
+    **dict.fromkeys((*FASHION, "dpsur-fig9", "dpsur-table2", "dpsur-table3"), ("fashion-mnist",)),
+}
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in RECIPES if name not in ON_A_GPU])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.real_data(*DATA.get(name, ())))
+        for name in RECIPES
+        if name not in ON_A_GPU
+    ],
+)
 def test_every_recipe_runs(name: str, tmp_path: Path) -> None:
     figure = RECIPES[name]()
     assert figure.name == name
