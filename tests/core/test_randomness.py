@@ -8,7 +8,11 @@ from hush.core import randomness
 from hush.core.errors import InvalidValue, Unsupported
 from hush.core.randomness import (
     Randomness,
+    Stream,
     SystemSource,
+    coins,
+    cryptographic,
+    fill_state,
     fresh_generator,
     random_bits,
     source_for,
@@ -28,12 +32,6 @@ def test_torch_keeps_only_32_bits_of_a_seed() -> None:
     """Why a seed is not enough; should this ever fail, `fresh_generator` can be simpler."""
     pair = [torch.Generator().manual_seed(seed) for seed in (5, 5 + 2**32)]
     assert torch.equal(*(torch.randn(9, generator=each) for each in pair))
-
-
-def test_generators_of_one_seed_still_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(randomness.secrets, "randbits", lambda _: 5)  # type: ignore[attr-defined]
-    draws = [torch.randn(9, generator=fresh_generator()) for _ in range(2)]
-    assert not torch.equal(*draws)
 
 
 def test_the_state_survives_being_saved() -> None:
@@ -85,15 +83,83 @@ def test_the_system_s_source_is_asked_for_every_bit(monkeypatch: pytest.MonkeyPa
     assert asked == [40, 24]
 
 
-def test_secure_and_a_generator_exclude_each_other() -> None:
+def test_secure_and_what_can_be_repeated_exclude_each_other() -> None:
     device = torch.device("cpu")
-    assert source_for(device, None, secure=True) == SYSTEM
-    with pytest.raises(InvalidValue, match=r"secure=True .*generator was passed.*Pass one of the two"):
+    assert source_for(device, secure=True) == SYSTEM
+    with pytest.raises(InvalidValue, match=r"secure=True .*a generator .*Pass one of the two"):
         source_for(device, torch.Generator(), secure=True)
+    with pytest.raises(InvalidValue, match=r"secure=True .*Pass one of the two"):
+        source_for(device, secure=True, arithmetic="assumed")
+    with pytest.raises(InvalidValue, match='must be "proved" or "assumed"'):
+        source_for(device, arithmetic="exact")  # type: ignore[arg-type]
 
 
 def test_a_generator_that_everything_draws_from_is_refused() -> None:
+    device = torch.device("cpu")
     with pytest.raises(InvalidValue, match="which everything draws from"):
-        source_for(torch.device("cpu"), torch.default_generator, secure=False)
+        source_for(device, torch.default_generator)
     mine = torch.Generator()
-    assert source_for(torch.device("cpu"), mine, secure=False) is mine
+    assert source_for(device, mine, arithmetic="assumed") is mine
+    assert isinstance(source_for(device, arithmetic="assumed"), torch.Generator)
+
+
+def test_a_generator_seeds_a_stream() -> None:
+    device, mine = torch.device("cpu"), torch.Generator().manual_seed(3)
+    first, second = source_for(device, mine), source_for(device, mine)
+    again = source_for(device, torch.Generator().manual_seed(3))
+    words = [random_bits(4, source).tolist() for source in (first, second, again)]
+    assert words[0] == words[2] != words[1]
+    assert cryptographic(first)
+    assert not cryptographic(mine)
+
+
+def test_a_stream_is_chacha20() -> None:
+    # RFC 8439, appendix A.1, test vectors 1 and 2 are blocks 0 and 1 under a key and nonce of zeros
+    stream = Stream(torch.device("cpu"), bytes(32))
+    found = random_bits(16, stream).numpy().tobytes()
+    assert found[:8].hex() == "76b8e0ada0f13d90"
+    assert found[64:72].hex() == "9f07e7be5551387a"
+    # a call is a nonce: vector 5 has the last byte of the nonce 2, ours counts from its first
+    other = random_bits(8, stream).numpy().tobytes()
+    assert other != found[:64]
+
+
+def test_a_stream_goes_on_from_its_state() -> None:
+    stream = source_for(torch.device("cpu"))
+    assert isinstance(stream, Stream)
+    random_bits(7, stream)
+    state = stream.get_state()
+    expected = random_bits(5, stream)
+    other = Stream(torch.device("cpu"), bytes(32))
+    other.set_state(state)
+    assert torch.equal(random_bits(5, other), expected)
+    with pytest.raises(ValueError, match="no state"):
+        other.set_state(state[1:])
+
+
+def test_long_and_short_calls_are_prefixes_of_the_same_stream() -> None:
+    many, few = (Stream(torch.device("cpu"), bytes(range(32))) for _ in range(2))
+    assert torch.equal(random_bits(400_000, many)[:9], random_bits(9, few))
+
+
+@pytest.mark.parametrize("source", [SYSTEM, torch.Generator().manual_seed(0)])
+def test_coins_have_their_rate_and_no_more(source: Randomness, monkeypatch: pytest.MonkeyPatch) -> None:
+    thrown = coins(100_000, 0.3, source)
+    assert stats.binomtest(int(thrown.sum()), 100_000, 0.3).pvalue > 1e-6
+    assert bool(coins(1000, 1.0, source).all())
+    # the largest word that is heads is one below rate * 2**62
+    edge = int(1e-9 * 2.0**62)
+    words = torch.tensor([edge - 1, edge]) << 1
+    monkeypatch.setattr(randomness, "random_bits", lambda count, source: words)
+    assert coins(2, 1e-9, source).tolist() == [True, False]
+
+
+def test_the_whole_state_of_a_generator_is_drawn() -> None:
+    """Two states drawn from one stream differ in nearly every word, not in 32 bits of seed."""
+    stream = Stream(torch.device("cpu"), bytes(32))
+    states = []
+    for _ in range(2):
+        generator = torch.Generator()
+        fill_state(generator, stream)
+        states.append(generator.get_state().numpy().view("u8")[3:627])
+    assert (states[0] != states[1]).sum() > 620

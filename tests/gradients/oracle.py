@@ -47,7 +47,9 @@ def check_tape(tape: GradientTape | SplitTape, expected: Tensor, tolerance: floa
         torch.testing.assert_close(tape.norms(order), norms, rtol=tolerance, atol=0)
     weights = torch.rand(records, dtype=expected.dtype)
     total = flat(tape.weighted_sum(weights), 0)
-    torch.testing.assert_close(total, weights @ expected, rtol=tolerance, atol=tolerance * scale)
+    assert total.dtype == torch.float64
+    exact = weights.double() @ expected.double()
+    torch.testing.assert_close(total, exact, rtol=tolerance, atol=tolerance * scale)
     with torch.no_grad():
         nothing = flat(tape.nothing(), 0)
     torch.testing.assert_close(nothing, torch.zeros_like(total), rtol=0, atol=0)

@@ -61,7 +61,7 @@ def test_a_record_that_cancels_leaves_the_others_as_they_are(
     with_it, without = (clipping.clip(t).total["w"].double() for t in (tape, tape.take(others)))
     assert float((with_it - without).norm()) <= 1.01
     # added up position by position it takes the others with it
-    if size == 2.0**40 and isinstance(clipping, hush.L2):
+    if size == 2.0**40 and isinstance(clipping, hush.L2) and name != "rows":  # which adds in doubles
         term: Any = tape.terms["w"]
         weights = (1 / tape.norms(2.0).clamp(min=1e-30)).clamp(max=1.0)
         bare = term.direct(weights).double()

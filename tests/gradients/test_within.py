@@ -65,8 +65,8 @@ def test_sums_equal_one_record_at_a_time(
     loss = nn.CrossEntropyLoss(reduction="none")
     rows = one_at_a_time(model, loss, inputs, targets, RECORDS)
     assert rows.shape[1] == WIDTH
-    expected = torch.stack([held(row, clipping) for row in rows]).sum(0)
-    assert not torch.allclose(expected, rows.sum(0), rtol=1e-2), "nothing is clipped"
+    expected = torch.stack([held(row, clipping) for row in rows]).double().sum(0)
+    assert not torch.allclose(expected, rows.double().sum(0), rtol=1e-2), "nothing is clipped"
     tape = record(model, loss, inputs, targets)
     found = clipping.clip(tape)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-10
@@ -117,7 +117,7 @@ def test_factors_are_held_as_what_they_stand_for(tied: bool, linf: float) -> Non
     rows = one_at_a_time(model, loss, TOKENS, WANTED, len(TOKENS))
     tape = record(model, loss, TOKENS, WANTED)
     for clipping in (hush.Linf(norm=linf), hush.L2Linf(l2=0.3, linf=linf)):
-        expected = torch.stack([held(row, clipping) for row in rows]).sum(0)
+        expected = torch.stack([held(row, clipping) for row in rows]).double().sum(0)
         for thin in (None, lambda values: values):
             found = clipping.clip(tape, thin)
             torch.testing.assert_close(flat(found.total, 0), expected, rtol=1e-10, atol=1e-12)
@@ -153,7 +153,7 @@ def test_records_that_nothing_is_cut_off_of_are_not_written_out(monkeypatch: pyt
     monkeypatch.setattr(Outer, "dense", counted)
     clipping = hush.Linf(norm=5.0)
     rows = one_at_a_time(model, loss, inputs, targets, 6)
-    expected = torch.stack([held(row, clipping) for row in rows]).sum(0)
+    expected = torch.stack([held(row, clipping) for row in rows]).double().sum(0)
     torch.testing.assert_close(flat(clipping.clip(tape).total, 0), expected)
     assert written == [1]
 

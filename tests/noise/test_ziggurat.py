@@ -1,39 +1,36 @@
-"""The layers against exact areas, the draws against SciPy's law: right ones pass, wrong ones fail."""
+"""Exact draws against SciPy's law and against rational arithmetic: right ones pass, wrong ones fail."""
+
+import math
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 from scipy import stats
-from scipy.special import gamma, gammaincc
 
-from hush.core.randomness import SystemSource
-from hush.noise.ziggurat import edges, standard, tail
+import hush
+from hush.core.randomness import Stream, SystemSource, source_for
+from hush.noise import ziggurat
+from hush.noise.layers import layers, layers_beyond, tables
+from hush.noise.ziggurat import Draws, around, draws, grid
 from tests.noise.law import deviations
 
 BETAS = (1.0, 1.2, 1.5, 2.0, 2.33, 3.0, 4.0, 8.0)
 DRAWS = 250_000
+CPU = torch.device("cpu")
 
 
-def drawn(beta: float, dtype: torch.dtype, draws: int = DRAWS) -> npt.NDArray[np.float64]:
-    generator = torch.Generator().manual_seed(0)
-    values = standard(beta, (draws,), generator=generator, dtype=dtype)
+def stream(seed: int = 0) -> Stream:
+    return Stream(CPU, seed.to_bytes(32, "big"))
+
+
+def drawn(
+    beta: float, dtype: torch.dtype = torch.float64, draws: int = DRAWS
+) -> npt.NDArray[np.float64]:
+    values = around(torch.zeros(draws, dtype=dtype), beta, 1.0, stream())
     assert values.dtype == dtype
     return values.double().numpy()
-
-
-@pytest.mark.parametrize("beta", [*BETAS, 50.0, 1e4])
-def test_layers_have_equal_areas_that_add_up_to_the_area_under_the_curve(beta: float) -> None:
-    width = np.array(edges(beta))
-    height = np.exp(-(width[1:] ** beta))
-    tail = gamma(1 + 1 / beta) * gammaincc(1 / beta, width[1] ** beta)
-    areas = np.append(width[1] * height[0] + tail, width[1:-1] * np.diff(height))
-    assert areas == pytest.approx(np.full(1024, areas[0]), rel=1e-8)
-    # the lowest rectangle stands for the tail as well: it is as much wider as the tail is large
-    assert width[0] * height[0] == pytest.approx(areas[0], rel=1e-12)
-    # what the rectangles cover in excess of the curve is drawn again
-    curve = gamma(1 + 1 / beta)
-    assert 1 < areas.sum() / curve < 1.01
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -48,8 +45,8 @@ def test_the_law_is_the_one_named_and_no_other(beta: float, dtype: torch.dtype) 
         assert deviations(values * wrong, beta).max() > 6
     # A change of beta moves the cdf little but the likelihood much: exp(14) is a million to one. The
     # larger beta, the more draws it takes.
-    values = values if beta <= 3 else drawn(beta, dtype, 4_000_000)
-    for other in (beta - 0.1, beta + 0.1):
+    values = values if beta <= 3 or dtype == torch.float32 else drawn(beta, dtype, 4_000_000)
+    for other in (beta - 0.1, beta + 0.1) if len(values) > DRAWS or beta <= 3 else ():
         likelier = law.logpdf(values) - stats.gennorm.logpdf(values, other)
         assert likelier.sum() > 14
 
@@ -57,65 +54,158 @@ def test_the_law_is_the_one_named_and_no_other(beta: float, dtype: torch.dtype) 
 @pytest.mark.parametrize("beta", [1.0, 2.33, 4.0])
 def test_no_layer_is_over_or_underfilled(beta: float) -> None:
     # Chi-square over 1024 cells of equal chance, fine enough to see a layer that is left out.
-    values = drawn(beta, torch.float64)
+    values = drawn(beta)
     cells = np.floor(1024 * stats.gennorm(beta).cdf(values)).astype(int)
     assert stats.chisquare(np.bincount(cells, minlength=1024)).pvalue > 1e-3
-    # one in four of those in the highest layer's reach left out: one draw in some hundred
-    highest = np.abs(values) < edges(beta)[-2]
-    cells = cells[~highest | (np.arange(len(values)) % 4 > 0)]
+    # one in four of the places in the middle left out: one draw in some hundred
+    middle = np.abs(values) < layers(beta).inner[-2]
+    cells = cells[~middle | (np.arange(len(values)) % 4 > 0)]
     assert stats.chisquare(np.bincount(cells, minlength=1024)).pvalue < 1e-6
 
 
-@pytest.mark.parametrize("beta", BETAS)
-def test_the_tail_beyond_the_layers_is_the_law_s(beta: float) -> None:
-    edge, law = edges(beta)[1], stats.gennorm(beta)
-    generator = torch.Generator().manual_seed(3)
-    values = tail(beta, edge, 50_000, generator).numpy()
+@pytest.mark.parametrize("beta", [1.0, 1.5, 2.0, 4.0])
+def test_the_tail_beyond_the_layers_is_the_law_s(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    # layers that end near the peak, so that most draws are in the tail
+    near = layers_beyond(beta, 2.0)
+    assert near.heights[-1] >= 1
+    assert np.diff(near.strips).max() <= near.strip
+    table = tables(beta, CPU)
+    tables.cache_clear()
+    monkeypatch.setattr("hush.noise.layers.layers", lambda beta: near)
+    monkeypatch.setattr(ziggurat, "layers", lambda beta: near)
+    law = stats.gennorm(beta)
+    values = draws(beta, 100_000, stream(), CPU)
+    tables.cache_clear()
+    assert table is not tables(beta, CPU)
+    assert len(values.tails) > 500
+    assert stats.kstest(values.start.numpy(), law.cdf).pvalue > 1e-3
+    far = np.abs(values.start.numpy()[sorted(values.tails)])
+    assert far.min() >= near.edge
 
     def cdf(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        return np.asarray(1 - law.sf(x) / law.sf(edge))
+        return np.asarray(1 - law.sf(x) / law.sf(near.edge))
 
-    assert stats.kstest(values, cdf).pvalue > 1e-3
-    assert stats.kstest(edge + 0.95 * (values - edge), cdf).pvalue < 1e-6
-    if beta >= 2:  # the exponential that the draws are chosen from is not the law
-        slope = beta * edge ** (beta - 1)
-        assert stats.kstest((values - edge) * slope, "expon").pvalue < 1e-6
+    assert stats.kstest(far, cdf).pvalue > 1e-3
+    assert stats.kstest(near.edge + 0.8 * (far - near.edge), cdf).pvalue < 1e-6
 
 
-def test_single_precision_draws_are_not_coarse() -> None:
-    values = np.abs(drawn(2.33, torch.float32, 1_000_000))
-    # 24-bit uniforms leave ties among a million draws, and multiples of 2**-24 alone.
-    generator = torch.Generator().manual_seed(0)
-    coarse = torch.rand(1_000_000, generator=generator).numpy()
-    small = 2.0**-10
-    assert len(np.unique(coarse[coarse < small])) < 0.98 * (coarse < small).sum()
-    assert len(np.unique(values[values < small])) > 0.99 * (values < small).sum()
-    assert np.sum(values % 2.0**-24 != 0) > 0.9 * np.sum(values < 2.0**-2)
+def one(start: float, layer: int = 0, beta: float = 2.0) -> Draws:
+    return Draws(
+        beta, torch.tensor([start], dtype=torch.float64), torch.tensor([layer], dtype=torch.int16)
+    )
+
+
+def test_sums_are_rounded_as_real_numbers_are() -> None:
+    """Against rational arithmetic, for locations of every size, with all bits of the draw at hand."""
+    scale, source = 1.7, stream()
+    step = Fraction(grid(scale))
+    for size in (1e-9, 1.0, 1e3, 1e9, 1e18):
+        source_of = torch.Generator().manual_seed(1)
+        location = size * torch.randn(400, dtype=torch.float64, generator=source_of)
+        values = draws(2.0, 400, source, CPU)
+        ends = values.start.clone(), values.start.clone()
+        for i in range(400):
+            width = values.tails.get(i, float(layers(2.0).cells[int(values.layer[i])]))
+            ends[1][i] += width
+        result = location.clone()
+        values.around(result, scale, source)
+        for i in range(400):
+            centre = Fraction(float(location[i]))
+            both = [centre + Fraction(scale) * Fraction(float(end[i])) for end in ends]
+            least, most = sorted(math.floor(value / step + Fraction(1, 2)) for value in both)
+            nearest = [float(k * step) for k in (least, most)]
+            assert float(result[i]) in nearest
+
+
+def test_where_a_place_straddles_a_boundary_further_bits_decide() -> None:
+    scale = 1.0
+    step, width = grid(scale), float(layers(2.0).cells[0])
+    # a quarter of the place lies below the boundary between two multiples of the grid
+    start = 100.5 * step - width / 4
+    above = 0
+    for seed in range(2000):
+        result = torch.zeros(1, dtype=torch.float64)
+        one(start).around(result, scale, stream(seed))
+        assert float(result) in (100 * step, 101 * step)
+        above += float(result) == 101 * step
+    assert stats.binomtest(above, 2000, 0.75).pvalue > 1e-6
+    assert stats.binomtest(above, 2000, 0.5).pvalue < 1e-6
+
+
+def test_a_height_next_to_the_curve_is_settled_with_further_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With every height taken for unsure, the draws have the same law as with few."""
+    settled = []
+    accepted = ziggurat._accepted
+
+    def counted(*arguments: object) -> bool:
+        settled.append(1)
+        return accepted(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ziggurat, "_accepted", counted)
+    monkeypatch.setattr(ziggurat, "_SURE", 10.0)
+    values = draws(2.0, 60_000, stream(), CPU)
+    assert len(settled) > 200
+    assert len(values.known) > 50
+    result = torch.zeros(60_000, dtype=torch.float64)
+    values.around(result, 1.0, stream(1))
+    assert stats.kstest(result.numpy(), stats.gennorm(2.0).cdf).pvalue > 1e-3
+
+
+def test_draws_are_on_the_grid() -> None:
+    for scale in (1e-12, 0.3, 1.0, 7e9):
+        values = around(torch.zeros(1000, dtype=torch.float64), 2.0, scale, stream())
+        assert torch.equal(values / grid(scale), (values / grid(scale)).round())
+        assert 2.0**-15 < grid(scale) / scale <= 2.0**-14
+
+
+def whole(noise: torch.Tensor) -> float:
+    """How far pairs in the tail are from coming from 24-bit uniforms, as torch's; 1/4 if unrelated."""
+    z = noise.double().numpy()
+    z = z[: len(z) // 16 * 16].reshape(-1, 2, 8)
+    k = np.exp(-(z[:, 0] ** 2 + z[:, 1] ** 2) / 2).ravel() * 2**24
+    k = k[(k > 1.5) & (k < 200_000)]
+    return float(np.abs(k - k.round()).mean())
+
+
+def test_noise_cannot_be_told_by_the_uniforms_it_came_from() -> None:
+    shape = (2_000_000,)
+    noise = hush.Gaussian(multiplier=1.0)
+    assert abs(whole(hush.noise.sample(noise, shape)) - 0.25) < 0.05
+    # torch's own normal draws can: an attacker tells right from wrong sums by them
+    assert whole(hush.noise.sample(noise, shape, arithmetic="assumed")) < 0.05
 
 
 def test_every_shape_and_small_type() -> None:
-    generator = torch.Generator().manual_seed(0)
     for shape in ((), (0,), (3, 0), (2, 3, 4), (70_000, 2)):
-        assert standard(1.5, shape, generator=generator, dtype=torch.float32).shape == shape
+        assert around(torch.zeros(shape), 1.5, 1.0, stream()).shape == shape
     for dtype in (torch.float16, torch.bfloat16):
-        assert standard(1.5, (9,), generator=generator, dtype=dtype).dtype == dtype
+        assert around(torch.zeros(9, dtype=dtype), 1.5, 1.0, stream()).dtype == dtype
 
 
-def test_the_generator_decides_everything() -> None:
-    pair = [
-        standard(1.5, (100_000,), generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
-        for seed in (1, 1, 2)
-    ]
+def test_the_source_decides_everything() -> None:
+    pair = [around(torch.zeros(100_000), 1.5, 1.0, stream(seed)) for seed in (1, 1, 2)]
     assert torch.equal(pair[0], pair[1])
     assert not torch.equal(pair[0], pair[2])
     global_state = torch.get_rng_state()
-    standard(1.5, (1000,), generator=torch.Generator().manual_seed(1), dtype=torch.float32)
+    around(torch.zeros(1000), 1.5, 1.0, source_for(CPU))
     assert torch.equal(global_state, torch.get_rng_state())
 
 
+def test_prepared_noise_is_the_same_noise() -> None:
+    location = torch.randn(3000, dtype=torch.float64)
+    for noise in (
+        hush.Gaussian(multiplier=2.0),
+        hush.Laplace(multiplier=2.0),
+        hush.Rectified(scale=2.0, bound=1.0),
+    ):
+        now = noise.around(location.clone(), norm=0.5, generator=stream())
+        later = noise.prepare(3000, norm=0.5, generator=stream(), device=CPU)(location.clone())
+        assert torch.equal(now, later)
+
+
 def test_the_system_s_source_gives_the_same_law() -> None:
-    values = standard(
-        3.0, (200_000,), generator=SystemSource(torch.device("cpu")), dtype=torch.float32
-    ).numpy()
+    values = around(torch.zeros(200_000), 3.0, 1.0, SystemSource(CPU)).numpy()
     assert stats.kstest(values, stats.gennorm(3.0).cdf).pvalue > 1e-6
     assert stats.kstest(values * 1.05, stats.gennorm(3.0).cdf).pvalue < 1e-6

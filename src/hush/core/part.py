@@ -1,7 +1,7 @@
 """The four questions a private step answers; every mechanism is a value of one of these kinds."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -100,10 +100,14 @@ class Noise(Part):
     additive: ClassVar[bool] = False
     """Whether a draw is the location plus what does not depend on it. Each class says so for itself: one
     that is derived may draw in another way."""
+    exact: ClassVar[bool] = False
+    """Whether what is drawn from a cryptographic source has the law that is charged exactly, up to
+    post-processing: docs/guarantees/sampling.md. Each class says so for itself."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.additive = bool(vars(cls).get("additive", False))
+        cls.exact = bool(vars(cls).get("exact", False))
 
     def with_multiplier(self, multiplier: float) -> "Noise":
         """The same noise, scaled to that multiplier."""
@@ -120,6 +124,15 @@ class Noise(Part):
 
         It may be drawn in place: `location` is not to be used afterwards.
         """
+
+    def prepare(
+        self, count: int, *, norm: float, generator: Randomness, device: "torch.device"
+    ) -> "Callable[[torch.Tensor], torch.Tensor]":
+        """A function that does what `around` does for one flat location of `count` numbers.
+
+        Draws that do not depend on the location may be made now, while it is still being computed.
+        """
+        return lambda location: self.around(location, norm=norm, generator=generator)
 
 
 @dataclass(frozen=True, kw_only=True)

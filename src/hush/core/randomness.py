@@ -1,4 +1,4 @@
-"""Where random numbers come from: the one source that is passed down."""
+"""Sources of random bits: the one that a step draws all its randomness from."""
 
 import os
 import secrets
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from hush.core.errors import InvalidValue, Unsupported
+from hush.core.guarantee import Arithmetic
 from hush.core.kind import check_kind
 
 if TYPE_CHECKING:
@@ -16,27 +17,110 @@ if TYPE_CHECKING:
 # torch's CPU generator (a Mersenne twister): three 8-byte words, then 624 that hold 32 bits each.
 _STATE_BYTES = 5056
 _TWISTER = slice(3, 627)
+_KEY_BYTES = 32
+_MOST_BYTES = 2**38
+"""What ChaCha20 gives under one nonce: its block counter has 32 bits."""
+_ZEROS = memoryview(bytes(2**20))
+_KERNEL_FROM = 2**16
+"""Words from which a kernel on the GPU is faster than the CPU and a copy."""
 
 
 @dataclass(frozen=True)
 class SystemSource:
-    """The operating system's cryptographic source, for numbers on `device`.
+    """Operating system's cryptographic source, for numbers on `device`.
 
     It has no state to keep or repeat: every number comes from `os.urandom`.
     """
 
     device: "torch.device"
 
+    def words(self, count: int) -> "torch.Tensor":
+        """`count` 64-bit random integers."""
+        import torch
 
-Randomness: TypeAlias = "torch.Generator | SystemSource"
+        found = np.frombuffer(bytearray(os.urandom(8 * count)), dtype=np.int64)
+        return torch.from_numpy(found).to(self.device)
+
+
+class Stream:
+    """Cryptographic random stream of a secret 256-bit key (ChaCha20), for numbers on `device`.
+
+    Call number k uses nonce k, so the stream is a function of the key and the number of calls: a run
+    that resumes from a checkpoint draws the same numbers. Who has the key can compute all of them.
+    """
+
+    def __init__(self, device: "torch.device", key: bytes) -> None:
+        self.device = device
+        self._key = key
+        self._calls = 0
+
+    def words(self, count: int) -> "torch.Tensor":
+        """`count` 64-bit random integers."""
+        import torch
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+        if 8 * count > _MOST_BYTES:
+            raise Unsupported(
+                f"{count} random words at once are more than one nonce of ChaCha20 gives "
+                f"({_MOST_BYTES // 8}). Draw them in several parts."
+            )
+        nonce = self._calls
+        self._calls += 1
+        if self.device.type == "cuda" and count >= _KERNEL_FROM and _has_triton():
+            from hush.core.chacha_kernel import keystream
+
+            return keystream(self._key, nonce, count, self.device)
+        buffer = bytearray(8 * count)
+        cipher = Cipher(algorithms.ChaCha20(self._key, bytes(4) + nonce.to_bytes(12, "little")), None)
+        encryptor, view = cipher.encryptor(), memoryview(buffer)
+        for start in range(0, len(buffer), len(_ZEROS)):
+            part = view[start : start + len(_ZEROS)]
+            encryptor.update_into(_ZEROS[: len(part)], part)
+        found = np.frombuffer(buffer, dtype="<i8").astype(np.int64, copy=False)
+        return torch.from_numpy(found).to(self.device)
+
+    def get_state(self) -> "torch.Tensor":
+        """Key and number of calls, as secret as the records, in bytes."""
+        import torch
+
+        state = self._key + self._calls.to_bytes(8, "little")
+        return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+    def set_state(self, state: "torch.Tensor") -> None:
+        """Go on from a state that `get_state` gave."""
+        held = bytes(state.cpu().numpy().tobytes())
+        if len(held) != _KEY_BYTES + 8:
+            raise ValueError(f"{len(held)} bytes are no state of a Stream")
+        self._key, self._calls = held[:_KEY_BYTES], int.from_bytes(held[_KEY_BYTES:], "little")
+
+
+Randomness: TypeAlias = "torch.Generator | Stream | SystemSource"
 
 
 def source_for(
-    device: "torch.device", generator: "torch.Generator | None", *, secure: bool
+    device: "torch.device",
+    generator: "torch.Generator | None" = None,
+    *,
+    secure: bool = False,
+    arithmetic: Arithmetic = "proved",
 ) -> Randomness:
-    """The generator given, or a new source for that device."""
+    """Source of randomness for numbers on `device`.
+
+    Args:
+        device: where the numbers are wanted.
+        generator: seeds the source, so that a run can be repeated; who knows the seed knows the noise.
+        secure: take every bit from the operating system, and keep no state.
+        arithmetic: `proved` is a cryptographic stream, from which noise is drawn exactly; `assumed` is
+            torch's own generator, whose normal draws are faster and on a grid that can be recognised.
+    """
     import torch
 
+    if arithmetic not in ("proved", "assumed"):
+        raise InvalidValue(
+            f'arithmetic={arithmetic!r} must be "proved" or "assumed": a guarantee says which of them '
+            'holds. Leave it out for exact noise, or pass "assumed" for torch\'s faster draws.',
+            key="arithmetic",
+        )
     if generator is not None:
         check_kind("generator", generator, torch.Generator)
         if any(generator is each for each in (torch.default_generator, *torch.cuda.default_generators)):
@@ -46,62 +130,96 @@ def source_for(
                 "torch.Generator() seeded with a secret.",
                 key="generator",
             )
-    if not secure:
-        return fresh_generator(device) if generator is None else generator
-    if generator is not None:
+    if secure and (generator is not None or arithmetic == "assumed"):
         raise InvalidValue(
-            "secure=True takes all randomness from the operating system, and a generator was passed as "
-            "well: its draws could be repeated by whoever knows its state. Pass one of the two.",
+            "secure=True takes all randomness from the operating system, and a generator or "
+            'arithmetic="assumed" was passed as well: its draws could be repeated by whoever knows its '
+            "state. Pass one of the two.",
             key="secure",
         )
-    return SystemSource(device)
+    if secure:
+        return SystemSource(device)
+    if arithmetic == "assumed":
+        return fresh_generator(device) if generator is None else generator
+    if generator is None:
+        return Stream(device, secrets.token_bytes(_KEY_BYTES))
+    return Stream(device, random_bits(_KEY_BYTES // 8, generator).cpu().numpy().tobytes())
+
+
+def cryptographic(source: Randomness) -> bool:
+    """Whether noise is drawn exactly from this source."""
+    return isinstance(source, Stream | SystemSource)
 
 
 def random_bits(count: int, source: Randomness) -> "torch.Tensor":
-    """So many 64-bit integers, every bit of them random, on the source's device."""
+    """`count` 64-bit integers on the source's device, every bit of them random."""
     import torch
 
-    if isinstance(source, SystemSource):
-        words = np.frombuffer(bytearray(os.urandom(8 * count)), dtype=np.int64)
-        return torch.from_numpy(words).to(source.device)
+    if isinstance(source, Stream | SystemSource):
+        return source.words(count)
     empty = torch.empty(count, dtype=torch.int64, device=source.device)
     return empty.random_(-(2**63), None, generator=source)
 
 
 def seed_from(source: Randomness) -> int:
-    """A seed for another generator."""
+    """A 62-bit seed for another generator."""
     return int(random_bits(1, source)) & 2**62 - 1
 
 
 def uniform(count: int, source: Randomness) -> "torch.Tensor":
-    """So many numbers, evenly spread over [0, 1), in double precision: multiples of 2**-53."""
+    """`count` numbers, uniform on [0, 1), in double precision: multiples of 2**-53."""
     import torch
 
-    if isinstance(source, SystemSource):
-        return (random_bits(count, source) >> 11 & 2**53 - 1).to(torch.float64).mul_(2.0**-53)
-    return torch.rand(count, generator=source, device=source.device, dtype=torch.float64)
+    return (random_bits(count, source) >> 11 & 2**53 - 1).to(torch.float64).mul_(2.0**-53)
+
+
+def coins(count: int, rate: float, source: Randomness) -> "torch.Tensor":
+    """`count` independent booleans, each true with probability `rate`.
+
+    Rounded down to a multiple of 2**-62: a smaller sampling rate costs no more than the one charged.
+    """
+    return (random_bits(count, source) >> 1 & 2**62 - 1) < int(rate * 2.0**62)
 
 
 def fresh_generator(device: "torch.device | str" = "cpu") -> "torch.Generator":
-    """A generator whose state cannot be guessed, seeded by the operating system.
+    """A torch generator whose whole state was drawn from the operating system.
 
-    On the CPU a seed is not enough: torch keeps 32 bits of it, so the noise of a whole run would be
-    one of four billion, which a patient attacker tries one after another. The twister's whole state
-    is drawn instead. Other devices use 64 bits of seed. None of these generators is cryptographic:
-    who learns some thousand of its exact draws can compute the others. `SystemSource` is.
+    None of torch's generators is cryptographic: who learns some thousand of its exact draws can compute
+    the others.
     """
     import torch
 
-    seed = secrets.randbits(63)
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device)
+    fill_state(generator, SystemSource(torch.device("cpu")))
+    return generator
+
+
+def fill_state(generator: "torch.Generator", source: Randomness) -> None:
+    """Draw the generator's whole state from the source.
+
+    On the CPU a seed is not enough: torch keeps 32 bits of it, so all that the generator gives would be
+    one of four billion sequences, which an attacker tries one after another. Other devices keep 64 bits.
+    """
+    import torch
+
+    seed = seed_from(source)
+    generator.manual_seed(seed)
     if generator.device.type != "cpu":
-        return generator
+        return
     state = generator.get_state().numpy().copy()
     words = state.view(np.uint64)[_TWISTER] if len(state) == _STATE_BYTES else np.zeros(1, np.uint64)
     if words[0] != seed % 2**32:
         raise Unsupported(
             f"torch {torch.__version__} keeps its random state in a way hush does not know, and 32 bits "
-            "of seed can be guessed. Pass a generator of your own making, or another torch version."
+            "of seed can be guessed. Install a torch version that hush was tested with."
         )
-    words[:] = np.frombuffer(secrets.token_bytes(4 * len(words)), dtype=np.uint32)
-    return generator.set_state(torch.from_numpy(state))
+    bits = random_bits(len(words) // 2, source).cpu().numpy()
+    words[:] = bits.view(np.uint32)
+    generator.set_state(torch.from_numpy(state))
+
+
+def _has_triton() -> bool:
+    """Whether kernels can be compiled; torch brings the compiler along where it has CUDA."""
+    from importlib.util import find_spec
+
+    return find_spec("triton") is not None

@@ -1,69 +1,141 @@
-"""Models that decide by a value: records that decide alike can still be worked out together."""
+"""Models that decide by a value: each record decides for itself, in a batch of the same shape."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-CHOICES = {
-    Tensor.__bool__,
-    Tensor.__int__,
-    Tensor.__float__,
-    Tensor.__index__,
-    Tensor.item,
-    Tensor.is_nonzero,
-    torch.is_nonzero,
-}
-"""Calls that turn a tensor into a number, on which Python may then decide."""
+from hush.core.errors import Unsupported
+from hush.gradients.structure import each, tensors
+
+CONDITIONS = {Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero}
+"""Calls that turn a tensor into true or false, on which Python may then decide."""
+
+NUMBERS = {Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.item}
+"""Calls that turn a tensor into a number, which Python may then compute with."""
+
+T = TypeVar("T")
 
 
-class Watching(TorchFunctionMode):
-    """Notes whether a tensor was turned into a number: with several records, all would decide as one."""
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some records of a batch that were worked out together, and where they were."""
 
-    decided = False
+    rows: Tensor
+    """Which records of the batch."""
+    places: Tensor
+    """Which places of the batch that was worked out; the others held copies and count for nothing."""
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.decided = self.decided or func in CHOICES
-        return func(*args, **(kwargs or {}))
+    def spread(self, values: Tensor, size: int) -> Tensor:
+        """Values of the whole batch at these places of a batch of `size`, zero elsewhere."""
+        return values.new_zeros(size).index_put((self.places,), values[self.rows])
 
 
 class Undecided(BaseException):
-    """Raised where records would go different ways; no error, so that no model takes it for one."""
+    """Raised where records would go different ways; no error, so that no model takes it for one.
 
-    def __init__(self, values: list[object], device: torch.device) -> None:
+    `values` are what each record decides by, None if every record is to be worked out alone.
+    """
+
+    def __init__(self, values: list[bool] | None) -> None:
         super().__init__("records decide differently")
-        self._values = list(map(repr, values))
-        self._device = device
-
-    def groups(self) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
-        """The records with the same value, by their numbers, and how to take them from a batch."""
-        for value in dict.fromkeys(self._values):
-            rows = [i for i, other in enumerate(self._values) if other == value]
-            index = torch.tensor(rows, device=self._device)
-            yield index, partial(_taken, index)
+        self.values = values
 
 
-def agreed(each: Tensor) -> Tensor:
-    """The value that all records have; raises if they do not have the same one."""
-    if each[0].numel() != 1:
+def by_decision(
+    run: Callable[[Any, Any], T], inputs: Any, targets: Any, copied: Tensor | None = None
+) -> "list[tuple[Part, T]]":
+    """Results of `run` for parts of a batch whose records decide alike, every record in one part.
+
+    **Guarantee.** What is computed for a record is a function of that record, its place and the size of
+    the batch: others are replaced by copies of one that decides alike, not taken out, because a
+    kernel rounds by place and shape. A record whose decision is a number is worked out alone.
+
+    Args:
+        run: computes something for a batch; raises `Undecided` where its records decide differently.
+        inputs: of the batch.
+        targets: of the batch.
+        copied: which record each place holds a copy of, where some were replaced.
+    """
+    first = next(tensors(inputs))
+    everyone = torch.arange(len(first), device=first.device)
+    before = _random_state()
+    try:
+        return [(Part(everyone, everyone), run(inputs, targets))]
+    except Undecided as choice:
+        values = choice.values
+    if values is not None and copied is not None:
+        _check_not_by_chance(values, copied)
+    found = []
+    for rows, source in _groups(values, everyone):
+        if values is not None:
+            _set_random_state(before)  # whichever way a record goes, it draws what its place would
+        taken = each((inputs, targets), partial(_taken, source))
+        for part, result in by_decision(run, *taken, source):
+            own = part.rows if values is None else part.rows[torch.isin(part.rows, rows)]
+            kept = torch.isin(part.rows, own)
+            if bool(kept.any()):
+                mine = rows if values is None else part.rows[kept]
+                found.append((Part(mine, part.places[kept]), result))
+    return found
+
+
+def _groups(values: list[bool] | None, everyone: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Records that go one way, and which record to put at each place of the batch for it."""
+    if values is None:
+        yield from ((row, row) for row in everyone.split(1))
+        return
+    answers = torch.tensor(values, device=everyone.device)
+    for way in (True, False):
+        rows = everyone[answers == way]
+        if len(rows):
+            yield rows, everyone.where(answers == way, rows[0])
+
+
+def _check_not_by_chance(values: list[bool], copied: Tensor) -> None:
+    """Raise if copies of one record decide differently: then it is not the record that decides."""
+    seen: dict[int, bool] = {}
+    for value, record in zip(values, copied.tolist(), strict=True):
+        if seen.setdefault(record, value) != value:
+            raise Unsupported(
+                "the model decides by a value that it has drawn at random: records that decide alike "
+                "are worked out together, and would draw something else. Decide before drawing, or with "
+                "torch.where."
+            )
+
+
+def agreed(values: Tensor) -> Tensor:
+    """The truth value that all records have; raises `Undecided` if they do not have the same one."""
+    if values[0].numel() != 1:
         raise RuntimeError("the value of a tensor with more than one element is ambiguous")
-    values = each.flatten().tolist()
-    if len(set(map(repr, values))) > 1:
-        raise Undecided(values, each.device)
-    return each.flatten()[0]
+    answers = values.flatten().bool().tolist()
+    if len(set(answers)) > 1:
+        raise Undecided(answers)
+    return values.flatten()[0]
 
 
-def random_state() -> list[bytes]:
-    """Where torch's shared generators are."""
+def alone(values: Tensor) -> Tensor:
+    """The only record's number; raises `Undecided` where there are several."""
+    if len(values) > 1:
+        raise Undecided(None)
+    return values[0]
+
+
+def _random_state() -> list[Tensor]:
+    """States of torch's shared generators."""
     states = [torch.default_generator.get_state()]
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         states.append(torch.cuda.get_rng_state())
-    return [state.numpy().tobytes() for state in states]
+    return states
+
+
+def _set_random_state(states: list[Tensor]) -> None:
+    torch.default_generator.set_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state(states[1])
 
 
 def _taken(index: Tensor, rows: Tensor) -> Tensor:

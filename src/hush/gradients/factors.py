@@ -22,8 +22,10 @@ from hush.gradients.terms import (
     entrywise,
     held,
     precise,
+    summed,
     vector_norms,
     written_out,
+    zero_rows,
 )
 
 FEWER = 2
@@ -64,8 +66,16 @@ class Outer:
     def records(self) -> int:
         return len(self.left)
 
+    @property
+    def rounding_bounded(self) -> bool:
+        # several positions of a record may cancel, and their products are added up with all others
+        return self.left.shape[1] == 1 or self.left.dtype == torch.float64
+
     def take(self, rows: Tensor | slice) -> "Outer":
         return Outer(self.left[rows], self.right[rows], self.shape)
+
+    def zeroed(self, keep: Tensor) -> "Outer":
+        return Outer(zero_rows(self.left, keep), zero_rows(self.right, keep), self.shape)
 
     def dense(self) -> Tensor:
         return (precise(self.left).mT @ precise(self.right)).view(self.records, *self.shape)
@@ -87,7 +97,9 @@ class Outer:
     def direct(self, weights: Tensor) -> Tensor:
         """The sum, position by position."""
         left = (precise(self.left) * weights.to(precise(self.left).dtype)[:, None, None]).flatten(0, 1)
-        return (left.mT @ precise(self.right).flatten(0, 1)).view(self.shape)
+        right = precise(self.right).flatten(0, 1)
+        total = summed(left, right) if self.left.shape[1] == 1 else (left.mT @ right).double()
+        return total.view(self.shape)
 
     def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
         """Written out are only records that may have a number beyond their limit."""
@@ -97,7 +109,7 @@ class Outer:
         beyond = (tops[0] * tops[1]).sum(1) > limits
         if not bool(beyond.any()):
             return self.direct(weights)
-        inside = self.take(~beyond).direct(weights[~beyond])
+        inside = self.direct(weights.where(~beyond, 0.0))
         return inside + entrywise(self.take(beyond), weights[beyond], limits[beyond], None)
 
     def lengths(self) -> Tensor:
@@ -118,8 +130,15 @@ class Rows:
     def records(self) -> int:
         return len(self.index)
 
+    @property
+    def rounding_bounded(self) -> bool:
+        return True
+
     def take(self, rows: Tensor | slice) -> "Rows":
         return Rows(self.index[rows], self.right[rows], self.shape)
+
+    def zeroed(self, keep: Tensor) -> "Rows":
+        return Rows(self.index, zero_rows(self.right, keep), self.shape)
 
     def dense(self) -> Tensor:
         rows = precise(self.right).flatten(0, 1)
@@ -143,14 +162,14 @@ class Rows:
 
     def direct(self, weights: Tensor) -> Tensor:
         """The sum, position by position."""
-        rows = (precise(self.right) * weights[:, None, None]).flatten(0, 1)
+        rows = (self.right.double() * weights[:, None, None]).flatten(0, 1)
         return rows.new_zeros(self.shape).index_add_(0, self.index.flatten(), rows)
 
     def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
         """Rows that a record did not use are zero, cut off or not, thinned or not."""
         used, keys = self._used()
         record = keys // self.shape[0]
-        values = held(used, limits[record], thin) * weights.to(used.dtype)[record, None]
+        values = held(used, limits[record], thin).double() * weights[record, None]
         return values.new_zeros(self.shape).index_add_(0, keys % self.shape[0], values)
 
     def lengths(self) -> Tensor:
@@ -192,8 +211,15 @@ class Tied:
     def shape(self) -> torch.Size:
         return self.rows.shape
 
+    @property
+    def rounding_bounded(self) -> bool:
+        return self.outer.rounding_bounded
+
     def take(self, rows: Tensor | slice) -> "Tied":
         return Tied(self.rows.take(rows), self.outer.take(rows))
+
+    def zeroed(self, keep: Tensor) -> "Tied":
+        return Tied(self.rows.zeroed(keep), self.outer.zeroed(keep))
 
     def dense(self) -> Tensor:
         return self.rows.dense() + self.outer.dense()
@@ -238,7 +264,7 @@ def cancelling_apart(term: Factored, weights: Tensor, most: float) -> Tensor:
         return term.direct(weights)
     own = weights[apart]
     written = entrywise(term.take(apart), own, torch.full_like(own, math.inf), None)
-    return term.take(~apart).direct(weights[~apart]) + written
+    return term.direct(weights.where(~apart, 0.0)) + written
 
 
 def product_bound(left: Tensor, right: Tensor, kind: torch.dtype) -> Tensor:

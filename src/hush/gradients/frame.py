@@ -18,7 +18,7 @@ from hush.core.ball import Ball
 from hush.core.errors import InvalidValue
 from hush.core.tape import ClippedSum, Thinning
 from hush.gradients.exact import exactly
-from hush.gradients.tape import GradientTape, SplitTape
+from hush.gradients.tape import GradientTape, OccupiedTape, SplitTape
 from hush.gradients.terms import CHUNK
 from hush.gradients.within import flat_rows, in_blocks
 
@@ -118,7 +118,7 @@ class Frame:
 class FramedTape:
     """The gradients of a batch in the coefficients of a frame."""
 
-    tape: GradientTape | SplitTape
+    tape: GradientTape | SplitTape | OccupiedTape
     frame: Frame
 
     @property
@@ -143,7 +143,9 @@ class FramedTape:
     def nothing(self) -> dict[str, Tensor]:
         """The sum over no records."""
         basis = self.frame.groups[0].basis
-        return {name: basis.new_zeros(size) for name, size in self.frame.sizes.items()}
+        return {
+            name: basis.new_zeros(size, dtype=torch.float64) for name, size in self.frame.sizes.items()
+        }
 
     def within(self, balls: Sequence[Ball], thin: Thinning | None = None) -> ClippedSum:
         """The sum of the coefficients, each record's held in the balls, and then thinned."""

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from hush.core.tape import Thinning
 from hush.gradients.factors import believed, cancelling_apart, product_bound, trusted
-from hush.gradients.terms import Dense, Term, entrywise, precise, written_out
+from hush.gradients.terms import Dense, Term, entrywise, precise, written_out, zero_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +128,15 @@ class Patches:
     def shape(self) -> torch.Size:
         return self.geometry.shape
 
+    @property
+    def rounding_bounded(self) -> bool:
+        return self.x.dtype == torch.float64
+
     def take(self, rows: Tensor | slice) -> "Patches":
         return Patches(self.grad[rows], self.x[rows], self.geometry)
+
+    def zeroed(self, keep: Tensor) -> "Patches":
+        return Patches(zero_rows(self.grad, keep), zero_rows(self.x, keep), self.geometry)
 
     def dense(self) -> Tensor:
         return precise(self.geometry.weight_each(precise(self.grad), precise(self.x)))
@@ -159,9 +166,9 @@ class Patches:
         """The sum, place by place."""
         grad, x = precise(self.grad), precise(self.x)
         if len(x) == 0:
-            return x.new_zeros(self.shape)
+            return torch.zeros(self.shape, dtype=torch.float64, device=x.device)
         each = weights.to(grad.dtype).view(-1, *[1] * (grad.dim() - 1))
-        return self.geometry.weight(grad * each, x)
+        return self.geometry.weight(grad * each, x).double()
 
     def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
         return entrywise(self, weights, limits, thin)

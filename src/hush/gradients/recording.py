@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from hush.core.errors import Unsupported
 from hush.gradients.capture import Weight, capture
-from hush.gradients.choices import CHOICES, Undecided, agreed, random_state
+from hush.gradients.choices import CONDITIONS, NUMBERS, Undecided, agreed, alone, by_decision
 from hush.gradients.isolation import check_written, explained
 from hush.gradients.rules import RULES
 from hush.gradients.structure import called, each, tensors
@@ -42,18 +42,37 @@ def record(
 
     `inputs` is a tensor, or a tuple or dictionary of tensors for a model that takes several; records
     are along the first dimension of each. Only parameters that require a gradient take part. Where
-    the model decides by a value (`if mask.all():`), records that decide alike are recorded together.
+    the model decides by a value (`if mask.all():`), each record decides for itself (`by_decision`).
     With `views`, a record's loss is the mean over the views of it that the function returns.
     """
-    try:
-        return _record_alike(model, loss, inputs, targets, views or _alone_each)
-    except Undecided as choice:
-        return SplitTape(
-            [
-                (rows, record(model, loss, each(inputs, take), each(targets, take), views))
-                for rows, take in choice.groups()
-            ]
-        )
+    recorded = partial(_record_alike, model, loss, views or _alone_each)
+    parts = by_decision(recorded, inputs, targets)
+    return parts[0][1] if len(parts) == 1 else SplitTape(parts)
+
+
+@torch.no_grad()
+def per_record_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
+    """Loss of each record of a batch, whatever the other records are.
+
+    Each is given to the model alone, as on the tape, so that a model that mixes the records of a batch
+    cannot let one decide for others.
+    """
+    records = len(next(tensors(inputs)))
+    if records == 0:
+        return torch.zeros(0, device=next(model.parameters()).device)
+    parts = by_decision(partial(_losses_alike, model, loss), inputs, targets)
+    gathered = torch.cat([values[part.places] for part, values in parts])
+    return gathered[torch.cat([part.rows for part, _ in parts]).argsort()]
+
+
+def _losses_alike(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
+    records = len(next(tensors(inputs)))
+    recording = Recording({}, records, next(model.parameters()).device, _state(model))
+    return recording.losses(model, loss, inputs, targets, _alone_each)
+
+
+def _state(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
 
 
 def shown(views: Views, inputs: Any, targets: Any) -> tuple[Any, Any]:
@@ -65,7 +84,7 @@ def shown(views: Views, inputs: Any, targets: Any) -> tuple[Any, Any]:
     )
 
 
-def _record_alike(model: nn.Module, loss: Loss, inputs: Any, targets: Any, views: Views) -> GradientTape:
+def _record_alike(model: nn.Module, loss: Loss, views: Views, inputs: Any, targets: Any) -> GradientTape:
     trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
     device = next(iter(trainable.values())).device
     records = len(next(tensors(inputs)))
@@ -74,43 +93,10 @@ def _record_alike(model: nn.Module, loss: Loss, inputs: Any, targets: Any, views
             name: Dense(v.detach().new_zeros(0, *v.shape)) for name, v in trainable.items()
         }
         return GradientTape(empty, device)
-    state = [*model.parameters(), *model.buffers()]
-    recording = Recording(trainable, records, device, state)
+    recording = Recording(trainable, records, device, _state(model))
     versions = [value._version for value in model.parameters()]
-    given = [(value, value._version) for value in tensors((inputs, targets))]
-
-    def one_loss(x: Any, y: Any) -> Tensor:
-        recording.level = current_level()
-        with recording:
-            shown = views(x)
-            count = len(next(tensors(shown)))
-            values = loss(called(model, shown), each(y, partial(_repeated, count)))
-        if values.dim() == 0:
-            raise Unsupported(
-                "the loss returned shape () for a batch of one record, not (1,): each record's own "
-                "gradient is clipped, and a loss that is already reduced has no such thing. Pass one "
-                'with reduction="none", e.g. torch.nn.CrossEntropyLoss(reduction="none"), or a loss '
-                "module that says how it reduces."
-            )
-        if values.shape != (count,):
-            raise Unsupported(
-                f"the loss returned shape {tuple(values.shape)} for a batch of one record, not (1,): "
-                "sum or average its values within the record, e.g. with .flatten(1).mean(1)."
-            )
-        return values.mean()
-
-    with explained(model, lambda: recording.decided), torch.enable_grad():
-        try:
-            losses = torch.vmap(one_loss, randomness="different")(inputs, targets)
-        finally:
-            if recording.undecided is not None:
-                if any(value._version != before for value, before in given):
-                    raise Unsupported(
-                        "the model writes into its inputs and then decides by a value: records that "
-                        "decide differently are worked out again, and would be written twice. Copy the "
-                        "inputs first."
-                    )
-                raise recording.undecided
+    with torch.enable_grad():
+        losses = recording.losses(model, loss, inputs, targets, views)
         if [value._version for value in model.parameters()] != versions:
             raise Unsupported(
                 "the model changes its parameters in forward(), where gradients are still to be worked "
@@ -154,7 +140,6 @@ class Recording(TorchFunctionMode):
         self._copies: dict[int, _Copies] = {}
         self._own_state = own_state
         """The model's parameters and buffers."""
-        self._randomness = random_state()
         self.decided = False
         self.undecided: Undecided | None = None
 
@@ -168,8 +153,10 @@ class Recording(TorchFunctionMode):
                 "the model draws from a generator of its own: what a record gets from it depends on who "
                 "else is in the batch. Leave it out; dropout and its like draw from the step's."
             )
-        if func in CHOICES and is_batchedtensor(args[0]):
-            return func(self._decided(_unwrap_batched(args[0], self.level)[0]))
+        if func in CONDITIONS and is_batchedtensor(args[0]):
+            return func(self._decided(agreed, _unwrap_batched(args[0], self.level)[0]))
+        if func in NUMBERS and is_batchedtensor(args[0]):
+            return func(self._decided(alone, _unwrap_batched(args[0], self.level)[0]))
         if torch.is_grad_enabled():
             rule = RULES.get(func)
             if rule is not None:
@@ -183,17 +170,48 @@ class Recording(TorchFunctionMode):
                 args, kwargs = each((args, kwargs), self._own)
         return func(*args, **kwargs)
 
-    def _decided(self, value: Tensor) -> Tensor:
-        """The value that all records decide by."""
+    def losses(self, model: nn.Module, loss: Loss, inputs: Any, targets: Any, views: Views) -> Tensor:
+        """Loss of each record of a batch, the mean over its views; raises `Undecided`."""
+        given = [(value, value._version) for value in tensors((inputs, targets))]
+
+        def one_loss(x: Any, y: Any) -> Tensor:
+            self.level = current_level()
+            with self:
+                shown = views(x)
+                count = len(next(tensors(shown)))
+                values = loss(called(model, shown), each(y, partial(_repeated, count)))
+            if values.dim() == 0:
+                raise Unsupported(
+                    "the loss returned shape () for a batch of one record, not (1,): each record's own "
+                    "gradient is clipped, and a loss that is already reduced has no such thing. Pass "
+                    'one with reduction="none", e.g. torch.nn.CrossEntropyLoss(reduction="none"), or a '
+                    "loss module that says how it reduces."
+                )
+            if values.shape != (count,):
+                raise Unsupported(
+                    f"the loss returned shape {tuple(values.shape)} for a batch of one record, not "
+                    "(1,): sum or average its values within the record, e.g. with .flatten(1).mean(1)."
+                )
+            return values.mean()
+
+        with explained(model, lambda: self.decided):
+            try:
+                return torch.vmap(one_loss, randomness="different")(inputs, targets)
+            finally:
+                if self.undecided is not None:
+                    if any(value._version != before for value, before in given):
+                        raise Unsupported(
+                            "the model writes into its inputs and then decides by a value: records that "
+                            "decide differently are worked out again, and would be written twice. Copy "
+                            "the inputs first."
+                        )
+                    raise self.undecided
+
+    def _decided(self, rule: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+        """What the records decide by, where the rule says that they do so together."""
         self.decided = True
-        if random_state() != self._randomness:
-            raise Unsupported(
-                "the model decides by a value after it has drawn random numbers: records could decide "
-                "together only if their draws agreed, which would change what they draw. Decide before "
-                "drawing, or with torch.where."
-            )
         try:
-            return agreed(value)
+            return rule(value)
         except Undecided as choice:
             self.undecided = choice
             raise

@@ -5,46 +5,20 @@ batch is filled up to a round size with copies of its first record that count fo
 """
 
 import gc
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hush.core.ball import Ball
 from hush.core.errors import Unsupported
 from hush.core.part import Clipping
 from hush.core.tape import ClippedSum, Thinning
 from hush.gradients.recording import Loss, Views, record
-from hush.gradients.tape import GradientTape, SplitTape
-from hush.gradients.within import in_ball
+from hush.gradients.tape import OccupiedTape
 
 _ROUND = 64
 _WARM_UP = 3
-
-
-@dataclass(frozen=True, eq=False)
-class _Padded:
-    """A tape of which only some records count."""
-
-    tape: GradientTape | SplitTape
-    counts: Tensor
-
-    def norms(self, order: float) -> Tensor:
-        return self.tape.norms(order)
-
-    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> dict[str, Tensor]:
-        return self.tape.weighted_sum(weights * self.counts.to(weights.dtype), most)
-
-    def within(self, balls: Sequence[Ball], thin: Thinning | None) -> ClippedSum:
-        if len(balls) > 1:
-            raise Unsupported(
-                "replay=True is for clipping in one block, and blocks of a gradient are not replayed. "
-                "Leave replay out."
-            )
-        return in_ball(self.tape, balls[0], thin, self.counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +28,7 @@ class _Graph:
     graph: torch.cuda.CUDAGraph
     inputs: Tensor
     targets: Tensor
-    counts: Tensor
+    present: Tensor
     output: ClippedSum
 
 
@@ -76,6 +50,11 @@ class Replay:
                 "replay=True records CUDA graphs and the model is not on a GPU. Move the model there, "
                 "or leave replay out."
             )
+        if len(clipping.balls(sum(p.numel() for p in model.parameters() if p.requires_grad))) > 1:
+            raise Unsupported(
+                "replay=True is for clipping in one block, and blocks of a gradient are not replayed. "
+                "Leave replay out."
+            )
         self._model = model
         self._loss = loss
         self._clipping = clipping
@@ -91,6 +70,7 @@ class Replay:
         targets: Tensor,
         thin: Thinning | None = None,
         generator: torch.Generator | None = None,
+        present: Tensor | None = None,
     ) -> ClippedSum:
         state = self._now(generator)
         if state != self._state:
@@ -106,11 +86,13 @@ class Replay:
         for held, given in ((graph.inputs, inputs), (graph.targets, targets)):
             held[: len(given)] = given
             held[len(given) :] = given[0]
-        graph.counts[:] = torch.arange(size, device=graph.counts.device) < len(inputs)
+        graph.present[: len(inputs)] = True if present is None else present
+        graph.present[len(inputs) :] = False
         graph.graph.replay()
         if int(graph.output.skipped):
-            tape = record(self._model, self._loss, inputs, targets, self._views)
-            return self._clipping.clip(tape, thin)
+            # in the same places and shapes, by which kernels round
+            tape = record(self._model, self._loss, graph.inputs, graph.targets, self._views)
+            return self._clipping.clip(OccupiedTape(tape, graph.present), thin)
         return graph.output
 
     def _captured(
@@ -122,11 +104,11 @@ class Replay:
         generator: torch.Generator | None,
     ) -> _Graph:
         first, second = (given[:1].repeat(size, *[1] * (given.dim() - 1)) for given in (inputs, targets))
-        counts = torch.ones(size, device=inputs.device)
+        present = torch.ones(size, device=inputs.device, dtype=torch.bool)
 
         def work() -> ClippedSum:
             tape = record(self._model, self._loss, first, second, self._views)
-            return self._clipping.clip(_Padded(tape, counts), thin)
+            return self._clipping.clip(OccupiedTape(tape, present), thin)
 
         graph = torch.cuda.CUDAGraph()
         # what is drawn to warm up is thrown away, and drawn again: a resumed run draws the same
@@ -152,7 +134,7 @@ class Replay:
         finally:
             if collecting:
                 gc.enable()
-        return _Graph(graph, first, second, counts, output)
+        return _Graph(graph, first, second, present, output)
 
     def _now(self, generator: torch.Generator | None) -> Any:
         """What the recorded work took for granted."""

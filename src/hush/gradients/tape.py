@@ -10,9 +10,10 @@ from torch import Tensor
 from hush.core.ball import Ball
 from hush.core.tape import ClippedSum, Thinning
 from hush.gradients import structure
+from hush.gradients.choices import Part
 from hush.gradients.exact import exactly
 from hush.gradients.factors import Outer, Rows, Tied
-from hush.gradients.terms import CHUNK, Dense, Term, being_captured, vector_norms
+from hush.gradients.terms import CHUNK, Dense, Term, being_captured, vector_norms, zero_rows
 from hush.gradients.within import in_ball, in_blocks
 
 
@@ -28,6 +29,11 @@ class GradientTape:
     @property
     def records(self) -> int:
         return next(iter(self.terms.values())).records
+
+    @property
+    def rounding_bounded(self) -> bool:
+        """Whether rounding of a weighted sum is at most `ROUNDING` of what a record may add."""
+        return all(term.rounding_bounded for term in self.terms.values())
 
     def norms(self, order: float) -> Tensor:
         """The l_order norm of each record's whole gradient."""
@@ -45,25 +51,27 @@ class GradientTape:
         A record of weight 0 adds exactly zero, even where its gradient is not finite. None may be longer
         than `most` with its weight; by that is known of which more cancels than is left.
         """
-        terms, keep = self._counting(weights)
+        terms = self._counting(weights)
         with exactly(self.device):
-            return {name: term.weighted_sum(weights[keep], most) for name, term in terms.items()}
+            return {name: term.weighted_sum(weights, most) for name, term in terms.items()}
 
     def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> dict[str, Tensor]:
         """The sum of the gradients, each number cut off at its record's limit and then thinned, times
         the records' weights; one of weight 0 adds zero as in `weighted_sum`."""
-        terms, keep = self._counting(weights)
-        weights, limits = weights[keep], limits[keep]
+        terms = self._counting(weights)
         with exactly(self.device):
             return {name: term.held_sum(weights, limits, thin) for name, term in terms.items()}
 
-    def _counting(self, weights: Tensor) -> tuple[dict[str, Term], Tensor | slice]:
-        """The terms of the records of some weight, and which they are; of all in a replay, where what
-        is not finite is done anew."""
+    def _counting(self, weights: Tensor) -> dict[str, Term]:
+        """The terms with zeros for records of weight 0, whose gradients may not be finite.
+
+        They keep their places: a sum rounds by place and shape, and must not tell who is in it. In a
+        replay what is not finite is done anew.
+        """
         keep = weights != 0
         if being_captured() or bool(keep.all()):
-            return self.terms, slice(None)
-        return self.take(keep).terms, keep
+            return self.terms
+        return {name: term.zeroed(keep) for name, term in self.terms.items()}
 
     def nothing(self) -> dict[str, Tensor]:
         """The sum over no records."""
@@ -99,13 +107,13 @@ class GradientTape:
 
 @dataclass(frozen=True, eq=False)
 class SplitTape:
-    """The tapes of records that took different ways through the model, with who they are."""
+    """Tapes of records that took different ways through the model, with where they are on each."""
 
-    parts: "list[tuple[Tensor, GradientTape | SplitTape]]"
+    parts: "list[tuple[Part, GradientTape]]"
 
     @property
     def records(self) -> int:
-        return sum(len(rows) for rows, _ in self.parts)
+        return sum(len(part.rows) for part, _ in self.parts)
 
     @property
     def device(self) -> torch.device:
@@ -116,6 +124,11 @@ class SplitTape:
         """Parameters on which no record's loss depends."""
         first, *others = (tape.idle for _, tape in self.parts)
         return tuple(name for name in first if all(name in other for other in others))
+
+    @property
+    def rounding_bounded(self) -> bool:
+        """Whether rounding of a weighted sum is at most `ROUNDING` of what a record may add."""
+        return all(tape.rounding_bounded for _, tape in self.parts)
 
     def norms(self, order: float) -> Tensor:
         """The l_order norm of each record's whole gradient."""
@@ -128,18 +141,26 @@ class SplitTape:
 
     def weighted_sum(self, weights: Tensor, most: float = math.inf) -> dict[str, Tensor]:
         """The sum of the records' gradients times their weights, by parameter name."""
-        return _added([tape.weighted_sum(weights[rows], most) for rows, tape in self.parts])
+        sums = (tape.weighted_sum(part.spread(weights, tape.records), most) for part, tape in self.parts)
+        return _added(list(sums))
 
     def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> dict[str, Tensor]:
         """The sum of the gradients, each number cut off at its record's limit and then thinned, times
         the records' weights."""
-        return _added([tape.held_sum(weights[rows], limits[rows], thin) for rows, tape in self.parts])
+        sums = []
+        for part, tape in self.parts:
+            own = part.spread(weights, tape.records), part.spread(limits, tape.records)
+            sums.append(tape.held_sum(*own, thin))
+        return _added(sums)
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
         """The gradients written out, a few records at a time."""
-        for rows, tape in self.parts:
+        for part, tape in self.parts:
             for some, written in tape.chunks(entries):
-                yield rows[some], written
+                at = torch.arange(tape.records, device=tape.device)[some]
+                here = torch.isin(part.places, at)
+                inside = torch.isin(at, part.places)
+                yield part.rows[here], {name: value[inside] for name, value in written.items()}
 
     def nothing(self) -> dict[str, Tensor]:
         """The sum over no records."""
@@ -155,8 +176,53 @@ class SplitTape:
             yield from tape.tensors()
 
     def _gathered(self, each: list[Tensor]) -> Tensor:
-        order = torch.cat([rows for rows, _ in self.parts])
-        return torch.cat(each)[order.argsort()]
+        values = [own[part.places] for (part, _), own in zip(self.parts, each, strict=True)]
+        return torch.cat(values)[torch.cat([part.rows for part, _ in self.parts]).argsort()]
+
+
+@dataclass(frozen=True, eq=False)
+class OccupiedTape:
+    """A tape of slots of which some are empty: their records add exactly zero to every sum."""
+
+    tape: GradientTape | SplitTape
+    present: Tensor
+    """Whether each slot holds a record."""
+
+    @property
+    def records(self) -> int:
+        return self.tape.records
+
+    @property
+    def device(self) -> torch.device:
+        return self.tape.device
+
+    def norms(self, order: float) -> Tensor:
+        """The l_order norm of each record's gradient, 0 of an empty slot."""
+        norms = self.tape.norms(order)
+        return norms.where(self.present, torch.zeros_like(norms))
+
+    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> dict[str, Tensor]:
+        """The sum of the records' gradients times their weights, by parameter name."""
+        return self.tape.weighted_sum(weights * self.present.to(weights.dtype), most)
+
+    def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> dict[str, Tensor]:
+        """The sum of the gradients, each number cut off at its record's limit and then thinned, times
+        the records' weights."""
+        return self.tape.held_sum(weights * self.present.to(weights.dtype), limits, thin)
+
+    def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
+        """The gradients written out, a few records at a time, zero for an empty slot."""
+        for rows, written in self.tape.chunks(entries):
+            here = self.present[rows]
+            yield rows, {name: zero_rows(value, here) for name, value in written.items()}
+
+    def nothing(self) -> dict[str, Tensor]:
+        """The sum over no records."""
+        return self.tape.nothing()
+
+    def within(self, balls: Sequence[Ball], thin: Thinning | None = None) -> ClippedSum:
+        """The sum of the gradients, each held in the balls number by number, and then thinned."""
+        return in_ball(self, balls[0], thin) if len(balls) == 1 else in_blocks(self, balls, thin)
 
 
 def _added(sums: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """The forms in which a parameter's per-example gradients are kept, and what each can answer.
 
 Everything here is worked out in single precision at least: a sum rounded to half precision can jump
-by many clipping norms when one record joins it.
+by many clipping norms when one record joins it. Weighted sums are in double precision, of products of
+at most `SUMMED` records each.
 """
 
 import math
@@ -18,6 +19,13 @@ CHUNK = {"cpu": 2**22, "cuda": 2**28}
 
 PASSED = {"cpu": 2**20, "cuda": 2**28}
 """How many numbers of a parameter's gradients are passed over at once, one rule after the other."""
+
+SUMMED = 128
+"""Records that are added up in single precision; the sums of so many are added in double precision."""
+
+ROUNDING = 2.0**-9
+"""How much more than its bound one record can move a weighted sum in single precision by rounding, as a
+share of the bound, where a term says that its rounding is bounded: docs/guarantees/tape.md."""
 
 _RUN = 1024
 """How many numbers are summed in their own precision."""
@@ -36,8 +44,15 @@ class Term(Protocol):
     def shape(self) -> torch.Size:
         """The parameter's shape."""
 
+    @property
+    def rounding_bounded(self) -> bool:
+        """Whether rounding of `weighted_sum` is at most `ROUNDING` of what a record may add."""
+
     def take(self, rows: Tensor | slice) -> Self:
         """The same for some of the records."""
+
+    def zeroed(self, keep: Tensor) -> Self:
+        """The same with gradients of zero where `keep` is false."""
 
     def dense(self) -> Tensor:
         """The gradients written out: (records, *shape)."""
@@ -46,7 +61,7 @@ class Term(Protocol):
         """The l_order norm of each record's gradient."""
 
     def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
-        """The sum over records, each times its weight, with which it is `most` long: (*shape)."""
+        """The sum over records, each times its weight, with which it is `most` long, in doubles."""
 
     def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
         """The same of gradients whose numbers are cut off at the record's limit, and then thinned."""
@@ -66,8 +81,15 @@ class Dense:
     def shape(self) -> torch.Size:
         return self.gradients.shape[1:]
 
+    @property
+    def rounding_bounded(self) -> bool:
+        return True
+
     def take(self, rows: Tensor | slice) -> "Dense":
         return Dense(self.gradients[rows])
+
+    def zeroed(self, keep: Tensor) -> "Dense":
+        return Dense(zero_rows(self.gradients, keep))
 
     def dense(self) -> Tensor:
         return precise(self.gradients)
@@ -77,11 +99,32 @@ class Dense:
 
     def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
         gradients = self.dense()
-        total: Tensor = torch.tensordot(weights.to(gradients.dtype), gradients, dims=1)
-        return total
+        rows = gradients.reshape(len(gradients), math.prod(self.shape))
+        return summed(weights.to(rows.dtype)[:, None], rows).view(self.shape)
 
     def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
         return entrywise(self, weights, limits, thin)
+
+
+def zero_rows(values: Tensor, keep: Tensor) -> Tensor:
+    """The values with zeros in the rows that are not kept, which may not be finite."""
+    return values.where(keep.view(-1, *[1] * (values.dim() - 1)), torch.zeros_like(values[:1]))
+
+
+def summed(left: Tensor, right: Tensor) -> Tensor:
+    """left.T @ right in double precision, from products of `SUMMED` rows each in their own.
+
+    So rounding is that of one block of rows, however many there are.
+    """
+    blocks, rest = divmod(len(left), SUMMED)
+    whole = blocks * SUMMED
+    total = torch.zeros(left.shape[1], right.shape[1], dtype=torch.float64, device=left.device)
+    if blocks:
+        parts = left[:whole].unflatten(0, (blocks, SUMMED)).mT @ right[:whole].unflatten(
+            0, (blocks, SUMMED)
+        )
+        total = parts.sum(0, dtype=torch.float64)
+    return total.add_(left[whole:].mT @ right[whole:]) if rest else total
 
 
 def precise(values: Tensor) -> Tensor:
@@ -104,10 +147,23 @@ def vector_norms(values: Tensor, order: float) -> Tensor:
         sizes = [
             torch.linalg.vector_norm(run, ord=order, dim=2) for run in runs if run.shape[1:].numel()
         ]
-        return _double_norms(torch.cat(sizes, dim=1), order).to(values.dtype)
+        return _rescued(rows, _double_norms(torch.cat(sizes, dim=1), order), order).to(values.dtype)
     largest = rows.abs().amax(1, keepdim=True).double()
     shares = rows / largest.clamp(min=torch.finfo(torch.float64).tiny)
     return (largest[:, 0] * _double_norms(shares, order)).to(values.dtype)
+
+
+def _rescued(rows: Tensor, norms: Tensor, order: float) -> Tensor:
+    """The norms, worked out again in double precision where a square overflowed in single precision.
+
+    A gradient of that size is clipped to nearly nothing; taken for infinite it would jump to nothing.
+    """
+    if being_captured() or rows.dtype == torch.float64:
+        return norms
+    lost = ~norms.isfinite()
+    if bool(lost.any()):
+        norms[lost] = _double_norms(rows[lost], order)
+    return norms
 
 
 def _double_norms(rows: Tensor, order: float) -> Tensor:
@@ -127,12 +183,12 @@ def entrywise(term: Term, weights: Tensor, limits: Tensor, thin: Thinning | None
     """What `held_sum` wants, of gradients that are written out, some records at a time."""
     size = math.prod(term.shape)
     step = max(1, PASSED[weights.device.type] // max(1, size))
-    total = term.take(slice(0, 0)).weighted_sum(weights[:0])
+    total = torch.zeros(term.shape, dtype=torch.float64, device=weights.device)
     for start in range(0, term.records, step):
         some = slice(start, start + step)
         written = term.take(some).dense()
         values = held(written.reshape(len(written), size), limits[some], thin)
-        total += (weights[some].to(values.dtype) @ values).view(term.shape)
+        total += summed(weights[some].to(values.dtype)[:, None], values).view(term.shape)
     return total
 
 

@@ -17,7 +17,7 @@ from hush.core.ball import Ball
 from hush.core.errors import Unsupported
 from hush.core.tape import ClippedSum, Thinning
 from hush.gradients.exact import exactly
-from hush.gradients.terms import vector_norms
+from hush.gradients.terms import vector_norms, zero_rows
 
 
 class Written(Protocol):
@@ -41,17 +41,15 @@ class Held(Protocol):
     def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> dict[str, Tensor]: ...
 
 
-def in_ball(tape: Held, ball: Ball, thin: Thinning | None, counts: Tensor | None = None) -> ClippedSum:
+def in_ball(tape: Held, ball: Ball, thin: Thinning | None) -> ClippedSum:
     """The sum of the gradients, each scaled to the ball's Euclidean norm, cut off at its largest
-    number, and then thinned; records where `counts` is 0 are left out.
+    number, and then thinned.
 
     **Guarantee.** What one record adds lies in the ball, up to rounding in single precision; a record
     whose gradient is not finite adds nothing. One scaled by w adds w min(max(g, -top / w), top / w).
     """
     norms = tape.norms(2.0)
     weights = weights_within(ball.norm, norms) if ball.p == 2 else norms.isfinite().to(norms.dtype)
-    if counts is not None:
-        weights = weights * counts.to(weights.dtype)
     total = tape.held_sum(weights, ball.top / weights, thin)
     if ball.dimension is not None:
         _check_covered(total, ball.dimension)
@@ -80,14 +78,14 @@ def in_blocks(tape: Written, balls: Sequence[Ball], thin: Thinning | None) -> Cl
     with exactly(tape.device):
         for rows, written in tape.chunks():
             flat = flat_rows(written)
-            flat = flat if every else flat[finite[rows]]
+            flat = flat if every else zero_rows(flat, finite[rows])
             for start, end, norm in round_ones:
                 part = flat[:, start:end]
                 part.mul_(weights_within(norm, vector_norms(part, 2.0))[:, None])
             flat.clamp_(-limits.to(flat.dtype), limits.to(flat.dtype))
             if thin is not None:
                 flat = thin(flat)
-            summed = flat.sum(0).split([part.numel() for part in total.values()])
+            summed = flat.sum(0, dtype=torch.float64).split([part.numel() for part in total.values()])
             for part, addend in zip(total.values(), summed, strict=True):
                 part += addend.view_as(part)
     return ClippedSum(total=total, skipped=(~finite).sum())

@@ -24,6 +24,7 @@ class BlockGaussian(Noise):
     """
 
     additive: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
 
     multipliers: Sequence[float]
 

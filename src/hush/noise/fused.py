@@ -12,7 +12,7 @@ import numpy as np
 from numpy.polynomial import polynomial
 from numpy.typing import NDArray
 
-from hush.core.randomness import Randomness, SystemSource, random_bits
+from hush.core.randomness import Randomness, cryptographic, random_bits
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ def fits(location: "torch.Tensor", beta: float, generator: Randomness) -> bool:
         and location.dtype == torch.float32
         and location.is_contiguous()
         and 0 < location.numel() < _MOST
-        and not isinstance(generator, SystemSource)
+        and not cryptographic(generator)
         and generator.device.type == "cuda"
         and (generator.device.index or 0) == (location.device.index or 0)
         and _has_triton()

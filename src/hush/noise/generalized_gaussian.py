@@ -1,5 +1,6 @@
 """Generalized Gaussian noise: Laplace at beta 1, normal at beta 2, flatter-topped beyond."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -21,6 +22,7 @@ class GeneralizedGaussian(Noise):
     """
 
     additive: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
 
     beta: float = field(
         metadata=number(
@@ -35,3 +37,8 @@ class GeneralizedGaussian(Noise):
 
     def around(self, location: "torch.Tensor", *, norm: float, generator: Randomness) -> "torch.Tensor":
         return ziggurat.around(location, self.beta, self.multiplier * norm, generator)
+
+    def prepare(
+        self, count: int, *, norm: float, generator: Randomness, device: "torch.device"
+    ) -> "Callable[[torch.Tensor], torch.Tensor]":
+        return ziggurat.prepare(self.beta, count, self.multiplier * norm, generator, device)

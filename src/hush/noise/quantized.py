@@ -1,7 +1,7 @@
 """A normal draw rounded to the nearest of a few levels."""
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from hush.core.errors import InvalidValue
 from hush.core.number import check_count
@@ -23,6 +23,8 @@ class Quantized(Noise):
 
     With two levels it is `bound` times `StochasticSign`; with more and more it tends to `Rectified`.
     """
+
+    exact: ClassVar[bool] = True
 
     scale: float = field(metadata=SCALE)
     bound: float = field(metadata=BOUND)

@@ -1,7 +1,7 @@
 """Rectified Gaussian noise: a normal draw, cut off at the ends of a fixed support."""
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from hush.core.number import number
 from hush.core.part import Noise
@@ -32,6 +32,8 @@ class Rectified(Noise):
 
     `scale` and `bound` are absolute: they are of the sum, not of the clipping norm.
     """
+
+    exact: ClassVar[bool] = True
 
     scale: float = field(metadata=SCALE)
     bound: float = field(metadata=BOUND)

@@ -1,7 +1,7 @@
 """The sign of a normal draw."""
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from hush.core.part import Noise
 from hush.core.randomness import Randomness
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class StochasticSign(Noise):
     """-1 or 1: the sign of a normal draw around the sum, of standard deviation `scale` (absolute)."""
+
+    exact: ClassVar[bool] = True
 
     scale: float = field(metadata=SCALE)
 

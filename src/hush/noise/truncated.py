@@ -8,6 +8,7 @@ from hush.core.part import Noise
 from hush.core.randomness import Randomness, uniform
 from hush.noise.rectified import BOUND, SCALE
 from hush.noise.truncated_single import ABOVE, AT_ONCE, BELOW, NARROW, SingleTruncated, polynomial
+from hush.noise.ziggurat import grid
 
 if TYPE_CHECKING:
     import torch
@@ -49,10 +50,13 @@ class Truncated(Noise):
             for part in flat.split(at_once):
                 single.draw(part, generator)
             return location
+        step = grid(self.scale) * 2.0**-16
         for part in flat.split(_AT_ONCE[device.type]):
             share = uniform(len(part), generator).to(part.device)
             depth = quantile(part.double().abs().sub_(self.bound).div_(self.scale), self._width, share)
-            drawn = depth.mul_(-self.scale).add_(self.bound).clamp_(-self.bound, self.bound)
+            drawn = depth.mul_(-self.scale).add_(self.bound)
+            # on a grid: the lowest bits of a double tell which of two locations it was drawn around
+            drawn = drawn.div_(step).round_().mul_(step).clamp_(-self.bound, self.bound)
             part.copy_(drawn.where(part >= 0, -drawn))
         return location
 

@@ -1,165 +1,248 @@
-"""Draws of density proportional to exp(-|x|^beta), layer by layer (Marsaglia and Tsang 2000)."""
+"""Exact noise of density proportional to exp(-|x|^beta), rounded to a public grid.
+
+A draw is a real number of which only as many bits are drawn as it takes to round its sum with the
+location (rejection from layers, Marsaglia and Tsang 2000; lazy bits, Karney 2016). What comes out is
+the rounding of location + noise exactly: no statistical distance is left to be charged but that of the
+random bits, and nothing can be read from the lowest bits of a floating-point sum.
+"""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from decimal import Decimal, localcontext
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from hush.core.randomness import Randomness, random_bits, uniform
+from hush.core.randomness import Randomness, random_bits
 from hush.noise import fused
+from hush.noise.layers import DIGITS, LAYERS, PLACE_BITS, layers, tables
 
 if TYPE_CHECKING:
     import torch
 
-_LAYER_BITS = 10
-_LAYERS = 1 << _LAYER_BITS
-# What is left of 64 random bits once they have chosen a layer: a sign, and a place in the layer.
-_PLACE_BITS = 63 - _LAYER_BITS
-# On the CPU as many at a time as stay in its cache; elsewhere few calls are worth more.
-_CHUNK_CPU, _CHUNK = 1 << 16, 1 << 24
+GRID = 2.0**-14
+"""Spacing of the grid over the scale, before it is rounded down to a power of two."""
+CHUNK = {"cpu": 1 << 15, "cuda": 1 << 24}
+"""Numbers worked on at once: on the CPU as many as stay in its cache."""
+_PART = {"cpu": 1 << 20, "cuda": 1 << 24}
+"""Numbers of which the draws are kept at once."""
+_SHIFT = 63 - PLACE_BITS
+_SURE = 2.0**-30
+"""Relative distance of a height from the curve in which double precision is not asked (its error is
+2**-40 at most, see the proof)."""
 
 
-@dataclass(frozen=True)
-class Layers:
-    """Slices of equal area under exp(-x^beta), as tensors with one entry a layer.
+@dataclass(eq=False)
+class Draws:
+    """Standard draws of which some bits are still to be drawn: each lies in a place from `start` on.
 
-    Slice k > 0 is what lies under the curve in a rectangle of width `outer[k]`; up to `inner[k]` the
-    rectangle is all under the curve. Slice 0 is the rectangle up to `inner[0]` and the tail beyond.
+    `around` turns them into noise around a location and may be called once.
     """
 
     beta: float
-    outer: "torch.Tensor"
-    inner: "torch.Tensor"
+    start: "torch.Tensor"
+    """Where the place of each draw begins; exact in double precision."""
+    layer: "torch.Tensor"
+    tails: dict[int, float] = field(default_factory=dict)
+    """Signed widths of places in the tail, by the draw's index."""
+    known: dict[int, Fraction] = field(default_factory=dict)
+    """What is known of the position in the place where 64 of its bits were needed to accept it."""
+
+    def around(self, location: "torch.Tensor", scale: float, source: Randomness) -> None:
+        """Replace a flat double tensor by its rounded sum with `scale` times the draws."""
+        for first in range(0, len(location), CHUNK[location.device.type]):
+            part = slice(first, first + CHUNK[location.device.type])
+            self._round(location[part], first, scale, source)
+
+    def _round(self, location: "torch.Tensor", first: int, scale: float, source: Randomness) -> None:
+        import torch
+
+        step = grid(scale)
+        units = scale / step  # exact: a power of two
+        start = self.start[first : first + len(location)]
+        # the widest place, and more than the rounding of numbers below 2**22
+        unsure = layers(self.beta).widest * units + 2.0**-28
+        # the multiple of the grid below the location is kept apart, so that nothing of it is rounded
+        below = location.mul_(1 / step).floor()
+        rest = location.sub_(below)
+        total = torch.add(rest, start, alpha=units)
+        rounded = (total + 0.5).floor_()
+        off = total.sub_(rounded).abs_()
+        for index in (off > 0.5 - unsure).nonzero().flatten().tolist():
+            exact = self._exactly(first + index, Fraction(float(rest[index])), Fraction(units), source)
+            rounded[index] = float(exact)
+        torch.add(below, rounded, out=location).mul_(step)
+
+    def _exactly(self, index: int, rest: Fraction, units: Fraction, source: Randomness) -> int:
+        """Nearest integer to rest + units * draw, with further bits of the draw until it is sure."""
+        width = Fraction(self.tails[index]) if index in self.tails else self._cell(index)
+        begin = rest + units * Fraction(float(self.start[index])) + Fraction(1, 2)
+        place, size = self.known.get(index, Fraction(0)), Fraction(1)
+        if index in self.known:
+            size = Fraction(1, 2**64)
+        while True:
+            ends = begin + units * width * place, begin + units * width * (place + size)
+            if math.floor(ends[0]) == math.floor(ends[1]):
+                return math.floor(ends[0])
+            place += size * _fraction(source)
+            size /= 2**64
+
+    def _cell(self, index: int) -> Fraction:
+        return Fraction(float(layers(self.beta).cells[int(self.layer[index])]))
 
 
-def standard(
-    beta: float, shape: Sequence[int], *, generator: Randomness, dtype: "torch.dtype"
-) -> "torch.Tensor":
-    """A tensor of independent draws of density proportional to exp(-|x|^beta), beta >= 1.
+def around(location: "torch.Tensor", beta: float, scale: float, source: Randomness) -> "torch.Tensor":
+    """`location` plus noise of density ~ exp(-(|x| / scale)^beta), on multiples of `grid(scale)`.
 
-    **Guarantee.** The law is exact but for rounding in `dtype` (float64 where that is float64, else
-    float32): docs/guarantees/sampling.md. A draw is a multiple of 2**-53 of its layer's width before
-    it is rounded, and the tail is reached by further draws, so neither the middle nor the tail is
-    coarser than `dtype` itself. How long it takes depends on the draws alone.
+    In place where the location is in double precision; another type is rounded once more to that type.
     """
     import torch
 
-    working = dtype if dtype == torch.float64 else torch.float32
-    drawn = torch.empty(math.prod(shape), dtype=working, device=generator.device)
-    _fill(drawn, _layers(beta, working, generator.device), generator)
-    return drawn.view(torch.Size(shape)).to(dtype)
+    if fused.fits(location, beta, source):
+        return fused.around(location, beta, scale, source)
+    flat = location.view(-1)
+    for part in flat.split(_PART[flat.device.type]):
+        total = part if part.dtype == torch.float64 else part.double()
+        draws(beta, len(part), source, part.device).around(total, scale, source)
+        if total is not part:
+            part.copy_(total)
+    return location
 
 
-def around(location: "torch.Tensor", beta: float, scale: float, generator: Randomness) -> "torch.Tensor":
-    """A draw around `location`, each entry on its own, of density proportional to
-    exp(-(|x| / scale)^beta)."""
-    if fused.fits(location, beta, generator):
-        return fused.around(location, beta, scale, generator)
-    noise = standard(beta, location.shape, generator=generator, dtype=location.dtype)
-    return location.add_(noise.to(location.device), alpha=scale)
+def prepare(
+    beta: float, count: int, scale: float, source: Randomness, device: "torch.device"
+) -> "Callable[[torch.Tensor], torch.Tensor]":
+    """What `around` does for one flat location of `count` doubles, with the draws made now."""
+    drawn = draws(beta, count, source, device)
+
+    def rounded(location: "torch.Tensor") -> "torch.Tensor":
+        drawn.around(location, scale, source)
+        return location
+
+    return rounded
 
 
-def _fill(drawn: "torch.Tensor", layers: Layers, generator: Randomness) -> None:
-    """Fill a flat tensor with draws."""
+def grid(scale: float) -> float:
+    """Spacing of the grid that noise of this scale is rounded to: a power of two below scale / 2**14."""
+    return 2.0 ** math.floor(math.log2(scale * GRID))
+
+
+def draws(beta: float, count: int, source: Randomness, device: "torch.device") -> Draws:
+    """Independent draws of density proportional to exp(-|x|^beta), beta >= 1."""
     import torch
 
-    chunk = _CHUNK_CPU if drawn.device.type == "cpu" else _CHUNK
-    above, layer = zip(*(_inside(part, layers, generator) for part in drawn.split(chunk)), strict=True)
-    where = torch.cat([k * chunk + each for k, each in enumerate(above)])
-    if len(where):
-        drawn[where] = _beside(drawn[where].double(), torch.cat(layer), layers, generator)
+    found = Draws(
+        beta,
+        torch.empty(count, dtype=torch.float64, device=device),
+        torch.empty(count, dtype=torch.int16, device=device),
+    )
+    chunk = CHUNK[device.type]
+    parts = zip(found.start.split(chunk), found.layer.split(chunk), strict=True)
+    open_ = [
+        _propose(beta, start, layer, source).add_(k * chunk) for k, (start, layer) in enumerate(parts)
+    ]
+    undecided = torch.cat(open_) if open_ else torch.arange(0)
+    while len(undecided):
+        undecided = _settle(found, undecided, source)
+    return found
 
 
-def _inside(
-    drawn: "torch.Tensor", layers: Layers, generator: Randomness
+def _propose(
+    beta: float, start: "torch.Tensor", layer: "torch.Tensor", source: Randomness
+) -> "torch.Tensor":
+    """Fill both with random places in random layers; return the indices of those that need a height."""
+    import torch
+
+    table = tables(beta, start.device)
+    words = random_bits(len(start), source).to(start.device)
+    drawn = words & LAYERS - 1
+    layer.copy_(drawn)
+    torch.mul(words.bitwise_right_shift_(_SHIFT), table.cells.index_select(0, drawn), out=start)
+    return (start.abs() >= table.limits.index_select(0, drawn)).nonzero().flatten()
+
+
+def _settle(found: Draws, where: "torch.Tensor", source: Randomness) -> "torch.Tensor":
+    """Accept or reject draws by a random height; return which of those proposed anew are open."""
+    import torch
+
+    law, table = layers(found.beta), tables(found.beta, found.start.device)
+    start, layer = found.start[where], found.layer[where].long()
+    # the place of a negative start reaches towards zero: its far end is the start itself
+    beyond = (layer == 0) & (start.where(start >= 0, -start - law.cells[0]) >= law.edge)
+    low, high, width = table.heights[layer], table.heights[layer + 1], table.cells[layer]
+    inside = torch.ones_like(beyond)
+    if bool(beyond.any()):
+        strip, place = _tail(int(beyond.sum()), law.tail_bits, source, start.device)
+        cell = law.strip * 2.0**-law.tail_bits
+        far = table.strips[strip] + place * cell
+        sign = torch.where(start[beyond] < 0, -1.0, 1.0).to(torch.float64)
+        inside[beyond] = far < table.strips[strip + 1]
+        start[beyond], width[beyond] = sign * far, sign * cell
+        low[beyond], high[beyond] = 0.0, table.heights[1] * torch.exp2(-strip.double())
+        found.start[where] = start
+    share = (random_bits(len(where), source).to(start.device) >> 11 & 2**53 - 1).double() * 2.0**-53
+    height = low + share * (high - low)
+    size = start.abs()
+    curve = size.pow(found.beta).neg().exp()
+    # how much the curve changes within a place, relatively
+    steep = found.beta * (size + width.abs()).pow(found.beta - 1) * width.abs()
+    unsure = inside & ((height - curve).abs() <= (_SURE + 2 * steep) * curve)
+    kept = inside & (height < curve)
+    for row in unsure.nonzero().flatten().tolist():
+        strip_of = int(strip[int(beyond[:row].sum())]) if bool(beyond[row]) else None
+        kept[row] = _accepted(found, int(where[row]), float(width[row]), share[row], strip_of, source)
+    far_out = kept & beyond
+    found.tails.update(zip(where[far_out].tolist(), width[far_out].tolist(), strict=True))
+    rejected = where[~kept]
+    start, again = found.start[rejected], found.layer[rejected]
+    open_ = _propose(found.beta, start, again, source)
+    found.start[rejected], found.layer[rejected] = start, again
+    return rejected[open_]
+
+
+def _tail(
+    count: int, bits: int, source: Randomness, device: "torch.device"
 ) -> "tuple[torch.Tensor, torch.Tensor]":
-    """Fill a flat tensor with places in random layers; return which may be beside the curve, with
-    their layers."""
+    """Strips, number j with chance 2**-(j+1), and places in them."""
     import torch
 
-    bits = random_bits(len(drawn), generator)
-    layer = bits & _LAYERS - 1
-    torch.mul(bits.bitwise_right_shift_(_LAYER_BITS), layers.outer.index_select(0, layer), out=drawn)
-    above = (drawn.abs() >= layers.inner.index_select(0, layer)).nonzero().squeeze(1)
-    return above, layer[above]
+    words = random_bits(3 * count, source).cpu().view(3, count)
+    # the number of zero bits before the first one, over 126 bits
+    strip = torch.zeros(count, dtype=torch.int64)
+    for row, (one, two) in enumerate(words[:2].T.tolist()):
+        joined = (one & 2**63 - 1) << 63 | two & 2**63 - 1
+        strip[row] = 126 - joined.bit_length()
+    return strip.to(device), (words[2] & 2**bits - 1).to(device)
 
 
-def _beside(
-    places: "torch.Tensor", layer: "torch.Tensor", layers: Layers, generator: Randomness
-) -> "torch.Tensor":
-    """What becomes of places that may be beside the curve: kept, moved to the tail, or drawn again."""
-    import torch
-
-    beyond = layer == 0
-    far = tail(layers.beta, float(layers.inner[0]), int(beyond.sum()), generator)
-    places[beyond] = far.copysign(places[beyond])
-    # A place is kept if a random height of its rectangle is under the curve there.
-    kept = beyond | (_height(layers, layer, generator) < places.abs().pow(layers.beta).neg().exp())
-    again = torch.empty(int((~kept).sum()), dtype=layers.outer.dtype, device=places.device)
-    if len(again):
-        _fill(again, layers, generator)
-    places[~kept] = again.double()
-    return places.to(layers.outer.dtype)
-
-
-def _height(layers: Layers, layer: "torch.Tensor", generator: Randomness) -> "torch.Tensor":
-    """A random height in each of these layers' rectangles."""
-    outer = (layers.outer[layer].double() * 2.0**_PLACE_BITS).pow(layers.beta).neg().exp()
-    inner = layers.inner[layer].double().pow(layers.beta).neg().exp()
-    return outer + (inner - outer) * uniform(len(layer), generator)
-
-
-def tail(beta: float, edge: float, count: int, generator: Randomness) -> "torch.Tensor":
-    """Draws conditioned to lie beyond `edge` > 0, in double precision.
-
-    -x^beta is concave, so beyond the edge it is below its tangent there: an exponential draw is
-    kept with the probability that is missing.
-    """
-    slope = beta * edge ** (beta - 1)
-    excess = uniform(count, generator).neg().log1p().div(-slope)
-    drawn = excess.add(edge)
-    gap = drawn.pow(beta) - edge**beta - slope * excess
-    rejected = uniform(count, generator) >= gap.neg().exp()
-    if rejected.any():
-        drawn[rejected] = tail(beta, edge, int(rejected.sum()), generator)
-    return drawn
+def _accepted(
+    found: Draws,
+    index: int,
+    width: float,
+    share: "torch.Tensor",
+    strip: int | None,
+    source: Randomness,
+) -> bool:
+    """Whether a random height is below the curve, with 64 further bits of the place and the height."""
+    law, layer = layers(found.beta), int(found.layer[index])
+    position = _fraction(source)
+    finer = Fraction(float(share)) + _fraction(source) / 2**53
+    with localcontext(prec=DIGITS):
+        low, high = law.heights[layer], law.heights[layer + 1]
+        if strip is not None:
+            low, high = Decimal(0), law.heights[1] / 2**strip
+        height = low + _decimal(finer) * (high - low)
+        place = Fraction(float(found.start[index])) + Fraction(width) * position
+        below = height < law.curve(_decimal(abs(place)))
+    if below:
+        found.known[index] = position
+    return below
 
 
-@lru_cache(maxsize=64)
-def _layers(beta: float, dtype: "torch.dtype", device: "torch.device") -> Layers:
-    """The layers, worked out in double precision; widths are in units of the random places."""
-    import torch
-
-    found = torch.tensor(edges(beta), dtype=torch.float64)
-    outer = (found[:-1] * 2.0**-_PLACE_BITS).to(device, dtype)
-    return Layers(beta, outer, found[1:].to(device, dtype))
+def _fraction(source: Randomness) -> Fraction:
+    """A random number below 1 with 64 bits."""
+    return Fraction(int(random_bits(1, source)) % 2**64, 2**64)
 
 
-def edges(beta: float) -> list[float]:
-    """The widths of the layers from the lowest to the highest, and 0.
-
-    Bisection on where the tail begins: the farther out, the smaller the layers, the lower the stack.
-    """
-    low, high = 0.0, 50.0  # exp(-50): no layer is as thin
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if _stack(beta, middle)[1] >= 1 else (low, middle)
-    return [*_stack(beta, high)[0], 0.0]
-
-
-def _stack(beta: float, power: float) -> tuple[list[float], float]:
-    """Widths of layers of equal area, and how high they reach: beyond the peak of 1 no more are added.
-
-    The tail begins where the curve is exp(-power) high.
-    """
-    from scipy.special import gamma, gammaincc
-
-    last, height = power ** (1 / beta), math.exp(-power)
-    area = last * height + gamma(1 + 1 / beta) * gammaincc(1 / beta, power)
-    widths = [area / height]
-    width = last
-    while len(widths) < _LAYERS and height < 1:
-        widths.append(width)
-        height += area / width
-        width = max(-math.log(height), 0.0) ** (1 / beta)
-    return widths, height
+def _decimal(value: Fraction) -> Decimal:
+    return Decimal(value.numerator) / Decimal(value.denominator)

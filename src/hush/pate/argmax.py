@@ -1,6 +1,7 @@
 """Private argmax: which of several scores is the largest, after noise (GGNMax)."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from hush.accounting.charge import spent
 from hush.accounting.mechanism import mechanism
-from hush.clipping import Entries
-from hush.core.errors import DataError
+from hush.clipping import L2, Entries, Linf, Lp
+from hush.core.errors import DataError, Unproved
 from hush.core.guarantee import Bound, Guarantee, Neighbours
 from hush.core.part import Clipping, Noise
 from hush.core.plan import Plan
@@ -45,6 +46,7 @@ class NoisyMax(Value):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_additive(self.noise)
         mechanism(self.plan)  # raises for what cannot be charged
 
     @classmethod
@@ -65,18 +67,38 @@ class NoisyMax(Value):
 
     def __call__(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """One answer a row of `scores`; each row is a query to be charged."""
-        checked = as_scores(scores)
-        return (checked + draw(self.plan, checked.shape, generator)).argmax(1)
+        return noisy(self.plan, as_scores(scores), generator).argmax(1)
 
     def guarantee(self, queries: int, delta: float) -> Guarantee:
         """What `queries` answers guarantee at `delta`, whatever the scores are."""
         return charged({self.plan: queries}, delta, self.neighbours, self.unit)
 
 
-def draw(plan: Plan, shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
-    """The noise of queries under `plan`, in double precision; each entry is to be used once."""
-    zeros = torch.zeros(*shape, dtype=torch.float64)
-    return sample(plan.noise, shape, norm=plan.clipping.unit, location=zeros, generator=generator)
+def check_additive(noise: Noise) -> None:
+    """Raise for noise that is not added to the scores: nothing is proved of such answers."""
+    if not noise.additive:
+        raise Unproved(
+            f"noise={noise!r} is drawn on a fixed support, on which scores beyond it look alike: the "
+            "charge is for noise that is added to every score. Use Gaussian, Laplace or "
+            "GeneralizedGaussian.",
+            key="noise",
+        )
+
+
+def covers_a_vote(moved: Clipping) -> bool:
+    """Whether a sensitivity allows one vote to move from one class to another: two counts by 1."""
+    if isinstance(moved, Entries):
+        return moved.changed >= 2 and moved.norm >= 1
+    norms = {L2: math.sqrt(2), Linf: 1.0}
+    least = norms.get(type(moved), 2 ** (1 / moved.p) if isinstance(moved, Lp) else math.inf)
+    return moved.unit >= least
+
+
+def noisy(plan: Plan, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Scores plus the noise of queries under `plan`, in double precision; to be used once."""
+    return sample(
+        plan.noise, scores.shape, norm=plan.clipping.unit, location=scores, generator=generator
+    )
 
 
 def charged(counts: Mapping[Plan, int], delta: float, neighbours: Neighbours, unit: str) -> Guarantee:

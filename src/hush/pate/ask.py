@@ -9,7 +9,7 @@ from torch import Tensor
 from hush.accounting.ledger import Ledger
 from hush.core.errors import LedgerError
 from hush.core.plan import Plan
-from hush.pate.argmax import NoisyMax, as_scores, draw
+from hush.pate.argmax import NoisyMax, as_scores
 from hush.pate.confident import NO_ANSWER, Query
 
 
@@ -30,11 +30,10 @@ def ask(
     """
     rows = as_scores(scores)
     vote = query if isinstance(query, NoisyMax) else query.vote
-    noise = draw(vote.plan, rows.shape, generator)
-    answers = (rows + noise).argmax(1)
+    answers = vote(rows, generator)
     passes = torch.ones(len(rows), dtype=torch.bool)
     if not isinstance(query, NoisyMax):
-        passes = query.passes(rows, draw(query.test, (len(rows),), generator))
+        passes = query.passes(rows, generator)
     known = _known(ledger)
     run, step = secrets.token_hex(8), 0
 

@@ -17,7 +17,7 @@ from hush.core.number import check_count, number
 from hush.core.part import Noise
 from hush.core.plan import Plan
 from hush.core.value import Value
-from hush.pate.argmax import NoisyMax, as_scores, charged, draw
+from hush.pate.argmax import NoisyMax, as_scores, charged, check_additive, noisy
 from hush.sampling import FullBatch
 
 NO_ANSWER = -1
@@ -51,6 +51,7 @@ class Confident(Value):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_additive(self.noise)
         mechanism(self.test)  # raises for what cannot be charged
 
     @property
@@ -63,12 +64,11 @@ class Confident(Value):
     def __call__(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """One answer a row of `scores`, `NO_ANSWER` where the test fails; each row is a query."""
         checked = as_scores(scores)
-        passed = self.passes(checked, draw(self.test, (len(checked),), generator))
-        return self.vote(checked, generator).where(passed, NO_ANSWER)
+        return self.vote(checked, generator).where(self.passes(checked, generator), NO_ANSWER)
 
-    def passes(self, scores: Tensor, noise: Tensor) -> Tensor:
-        """Whether the largest score of each row, with that row's noise, reaches the threshold."""
-        return scores.amax(1) + noise >= self.threshold
+    def passes(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Whether the largest score of each row reaches the threshold after noise."""
+        return noisy(self.test, scores.amax(1), generator) >= self.threshold
 
     def guarantee(self, queries: int, delta: float, answers: int | None = None) -> Guarantee:
         """What `queries` queries guarantee of which `answers` at most (all by default) are answered."""

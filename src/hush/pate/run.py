@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from hush.accounting.ledger import Ledger
-from hush.core.errors import InvalidValue
+from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import Guarantee
 from hush.core.number import check_count
 from hush.noise import Gaussian
-from hush.pate.argmax import NoisyMax, charged
+from hush.pate.argmax import NoisyMax, charged, covers_a_vote
 from hush.pate.ask import ask
 from hush.pate.confident import NO_ANSWER, Confident, Query, planned
 from hush.pate.fit import Lesson, fit, predict
@@ -72,6 +72,12 @@ def pate(
     """
     inputs, truth = public
     vote = query if isinstance(query, NoisyMax) else query.vote
+    if not covers_a_vote(vote.moved):
+        raise Unproved(
+            f"moved={vote.moved!r} is less than one record can do: it may change its teacher's vote, "
+            "which moves two counts by 1. Pass NoisyMax.of_teachers(noise=...).",
+            key="moved",
+        )
     asked = count(public)
     plans = planned(query, asked, asked if answers is None else answers)
     guarantee = charged(plans, delta, vote.neighbours, vote.unit)

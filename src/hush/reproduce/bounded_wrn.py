@@ -9,7 +9,6 @@ weighed by q; one step in so many, drawn at random, stands for those around it.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +18,6 @@ import hush
 from hush.accounting.bounded import fisher
 from hush.accounting.fisher import FisherLoss
 from hush.core.part import Noise
-from hush.core.tape import ClippedSum
-from hush.gradients.frame import Frame
 from hush.gradients.information import Information
 from hush.gradients.jacobian import spectrum
 from hush.training.batch import Batch
@@ -67,18 +64,11 @@ class WatchedStep(PrivateStep):
     """A step that shows the batch and the sum of its clipped gradients, before there is noise on it."""
 
     show: Callable[[int, Batch, Tensor], None]
-    _location: Tensor
 
-    def _noisy_mean(self, batch: Batch) -> Tensor:
-        self._location = torch.zeros(self.dimension, device=self._device)
-        update = super()._noisy_mean(batch)
-        self.show(self.steps, batch, self._location)
-        return update
-
-    def _clipped(self, inputs: Any, targets: Any, frame: Frame | None) -> ClippedSum:
-        found = super()._clipped(inputs, targets, frame)
-        self._location += torch.cat([part.reshape(-1) for part in found.total.values()])
-        return found
+    def private_gradient(self, batch: Batch) -> Tensor:
+        total = self.clipped_sum(batch)
+        self.show(self.steps, batch, total)
+        return self.privatize(total)
 
 
 def passed_on(plan: hush.Plan) -> float:

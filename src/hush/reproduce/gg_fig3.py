@@ -19,7 +19,7 @@ from hush.core.guarantee import Budget, Neighbours
 from hush.data import load
 from hush.data.votes import read_votes
 from hush.noise import GeneralizedGaussian
-from hush.pate.argmax import NoisyMax, draw
+from hush.pate.argmax import NoisyMax, noisy
 from hush.report.table import Table
 from hush.reproduce.figure import Figure
 
@@ -96,7 +96,7 @@ def accuracies(data: str, votes: torch.Tensor, labels: torch.Tensor, beta: float
     generator = torch.Generator().manual_seed(SEED)
     right = np.zeros((TRIALS, len(settings)))
     for trial in range(TRIALS):
-        noise = draw(NoisyMax.of_votes(noise=unit).plan, votes.shape, generator)
+        noise = noisy(NoisyMax.of_votes(noise=unit).plan, torch.zeros_like(votes), generator)
         for column, scale in enumerate(scales):
             answers = (votes + scale * noise).argmax(1)
             right[trial, column] = float((answers == labels).double().mean())

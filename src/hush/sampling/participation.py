@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from hush.core.number import number
 from hush.core.part import Sampling
-from hush.core.randomness import Randomness, uniform
+from hush.core.randomness import Randomness, coins
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +30,8 @@ class Poisson(Sampling):
         return self.rate
 
     def draw(self, records: int, generator: Randomness) -> "torch.Tensor":
-        # Double precision: a single-precision uniform would run a rate up to 2**-24 off the charge.
-        return (uniform(records, generator) < self.rate).nonzero().squeeze(1)
+        # 62 bits: a single-precision uniform would run a rate up to 2**-24 off the charge.
+        return coins(records, self.rate, generator).nonzero().squeeze(1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,11 @@ from hush.clipping.lp import NORM
 from hush.core.guarantee import Budget, Guarantee
 from hush.core.number import check_count, number
 from hush.core.value import Value
-from hush.gradients.structure import called, each
+from hush.gradients.recording import per_record_losses
+from hush.gradients.structure import each
+from hush.gradients.terms import zero_rows
 from hush.noise import Gaussian
-from hush.training.batch import Batch
+from hush.training.batch import Batch, check_present
 from hush.training.records import Data, count
 from hush.training.step import PrivateStep
 
@@ -82,9 +84,10 @@ class AdaptiveDescent:
         generator: torch.Generator | None = None,
         secure: bool = False,
         physical_batch: int | None = None,
+        present: Tensor | None = None,
     ) -> None:
         self.filter = GaussianFilter(budget)
-        self.settings, self._data = settings, data
+        self.settings = settings
         model.eval()
         self._step = PrivateStep(
             model,
@@ -97,12 +100,17 @@ class AdaptiveDescent:
             secure=secure,
             physical_batch=physical_batch,
         )
-        self._physical = self._step._tried(data)
+        self._everyone = Batch(
+            torch.arange(self._step.records),
+            data,
+            self._step.probe(data),
+            check_present(present, count(data)),
+        )
         self._share = self.filter.precision / (2 * settings.splits)
 
     def run(self) -> Iterator[float]:
         """Descend; after each move yield its length."""
-        self._step._charge(f"filter {self.filter.precision!r}")
+        self._step.charge(f"filter {self.filter.precision!r}")
         precision, longest, taken = self._share, self.settings.longest, list[float]()
         while self.filter.admit(precision):
             total = self._gradient()
@@ -135,11 +143,7 @@ class AdaptiveDescent:
 
     def _gradient(self) -> Tensor:
         """The sum of all clipped gradients in one vector."""
-        total = self._step._nothing(self._step.dimension)
-        for inputs, targets in self._batch():
-            clipped = self._step._clipped(inputs, targets, None)
-            total += torch.cat([part.reshape(-1) for part in clipped.total.values()])
-        return total
+        return self._step.clipped_sum(self._everyone).clone()
 
     def _chosen(self, noisy: Tensor, longest: float) -> float | None:
         """The length whose noisy loss is least, 0 if none helps; None if there is no budget to ask."""
@@ -153,30 +157,27 @@ class AdaptiveDescent:
     def _changes(self, noisy: Tensor, lengths: list[float]) -> Tensor:
         """How each length changes the loss, summed over the records, each held within the clip."""
         step, clip = self._step, self.settings.loss_clip
-        start = [parameter.clone() for parameter in step._trainable().values()]
-        total = torch.zeros(len(lengths), dtype=torch.float64, device=step._device)
-        for inputs, targets in self._batch():
+        start = [parameter.clone() for parameter in step.trainable().values()]
+        total = torch.zeros(len(lengths), dtype=torch.float64, device=step.device)
+        for inputs, targets, present in each(list(self._everyone), step.to_device):
             losses = []
             for length in lengths:
                 self._move(noisy, length)
-                losses.append(step.loss(called(step.model, inputs), targets).double().reshape(-1))
-                for parameter, value in zip(step._trainable().values(), start, strict=True):
+                losses.append(per_record_losses(step.model, step.loss, inputs, targets).double())
+                for parameter, value in zip(step.trainable().values(), start, strict=True):
                     parameter.copy_(value)
-            total += held(torch.stack(losses, 1), clip).sum(0)
+            changes = held(torch.stack(losses, 1), clip)
+            total += (changes if present is None else zero_rows(changes, present)).sum(0)
         return total
 
     @torch.no_grad()
     def _move(self, noisy: Tensor, length: float) -> None:
         direction = noisy / torch.linalg.vector_norm(noisy)
-        parameters = list(self._step._trainable().values())
+        parameters = list(self._step.trainable().values())
         parts = direction.split([parameter.numel() for parameter in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
-            parameter.sub_(length * part.view_as(parameter))
-
-    def _batch(self) -> Iterator[tuple[Any, Any]]:
-        everyone = torch.arange(self._step.records)
-        for inputs, targets in Batch(everyone, self._data, self._physical):
-            yield each(inputs, self._step._here), each(targets, self._step._here)
+            parameter.sub_((length * part.view_as(parameter)).to(parameter.dtype))
+        self._step.adopt_weights()
 
 
 def held(losses: Tensor, clip: float) -> Tensor:

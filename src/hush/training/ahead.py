@@ -1,27 +1,29 @@
-"""Noise that is drawn while gradients are computed."""
+"""Work that does not depend on the records, done while gradients are computed."""
 
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 
+T = TypeVar("T")
+
 
 @contextmanager
-def ahead(work: Callable[[], None], early: bool) -> Iterator[Callable[[], None]]:
-    """Do the work after the block or, if `early`, before it: meanwhile, where there is a core to spare.
+def ahead(work: Callable[[], T], early: bool) -> Iterator[Callable[[], T]]:
+    """Give the block a function that returns the result of the work.
 
-    What an early work writes to may be used after a call of the function that the block is given. It
-    raises what the work raised. However the block ends, the work is over then.
+    With `early` the work is begun before the block, in another thread where there is a core to spare;
+    else when its result is asked for. However the block ends, the work is over then.
     """
     if not early:
-        yield lambda: None
-        work()
+        yield work
         return
     if not spare_core():
-        work()
-        yield lambda: None
+        result = work()
+        yield lambda: result
         return
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(work)
@@ -29,10 +31,9 @@ def ahead(work: Callable[[], None], early: bool) -> Iterator[Callable[[], None]]
             yield done.result
         finally:
             _finish(done)
-        done.result()
 
 
-def _finish(work: "Future[None]") -> None:
+def _finish(work: "Future[Any]") -> None:
     """Wait for it even if the user is impatient: what it draws from must not be used by two."""
     interrupt = None
     while not work.done():

@@ -45,7 +45,7 @@ def principal_frame(
     own = torch.Generator(next(model.parameters()).device).manual_seed(seed)
     found = []
     for group, split in zip(groups, columns, strict=True):
-        with own_randomness(seed, own.device):
+        with own_randomness(own, own.device):
             rows = finite(gradient_rows(model, loss, public, group))
         if len(rows) < sum(split):
             raise _too_few(len(rows), needed, len(groups))

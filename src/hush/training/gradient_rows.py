@@ -48,5 +48,9 @@ def finite(rows: Tensor) -> Tensor:
 def _only(tape: GradientTape | SplitTape, names: Sequence[str]) -> GradientTape | SplitTape:
     """The tape of some of the parameters."""
     if isinstance(tape, SplitTape):
-        return SplitTape([(rows, _only(part, names)) for rows, part in tape.parts])
+        return SplitTape([(part, _some(own, names)) for part, own in tape.parts])
+    return _some(tape, names)
+
+
+def _some(tape: GradientTape, names: Sequence[str]) -> GradientTape:
     return replace(tape, terms={name: tape.terms[name] for name in names})

@@ -1,6 +1,6 @@
 """The private mean of some records: the smallest thing a plan can run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,17 @@ from hush.accounting.bounded import individual_rdp
 from hush.accounting.charge import epsilon
 from hush.accounting.rdp import ORDERS, converted
 from hush.core.errors import DataError, InvalidPlan, Unsupported
-from hush.core.guarantee import DELTA, Bound, Guarantee
+from hush.core.guarantee import DELTA, Arithmetic, Bound, Guarantee
 from hush.core.part import Always
 from hush.core.plan import Plan
-from hush.core.randomness import Randomness, source_for
+from hush.core.randomness import Randomness, cryptographic, source_for
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense
+from hush.training.own_randomness import own_randomness
+
+_ROUNDING = 2.0**-20
+"""Share of its bound by which one row may move a sum more than that, in double precision, of up to 2**26
+rows: docs/guarantees/tape.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,7 @@ def mean(
     delta: float,
     generator: torch.Generator | None = None,
     secure: bool = False,
+    arithmetic: Arithmetic = "proved",
 ) -> PrivateMean:
     """The mean of the records, a row each, under any plan.
 
@@ -42,8 +48,16 @@ def mean(
     around the sum, and the result is divided by the expected number of rows. Noise on a fixed support
     bounds the *sum*: its `scale` and `bound` are as many times larger than those of the mean.
 
-    **Guarantee.** `hush.epsilon(plan, steps=1, delta=delta)`: the value may be published with it.
-    Assumes that the number of rows is public.
+    **Guarantee.** `hush.epsilon(plan, steps=1, delta=delta)`: the value may be published with it. The
+    number of rows is public; the row of an absent record is zero.
+
+    Args:
+        records: a row of finite numbers each.
+        plan: how rows are sampled and clipped, and the noise.
+        delta: of the guarantee.
+        generator: seeds the draws, so that they can be repeated.
+        secure: draw from the operating system.
+        arithmetic: `assumed` draws noise with torch's own, faster generator.
 
     >>> import hush, torch
     >>> rows = torch.rand(1000, 3, generator=torch.Generator().manual_seed(0))
@@ -64,14 +78,17 @@ def mean(
     rows = _rows(records)
     _check_shown(plan)
     promised = epsilon(plan, 1, delta, dimension=rows.shape[1])
-    source = source_for(rows.device, generator, secure=secure)
+    source = source_for(rows.device, generator, secure=secure, arithmetic=arithmetic)
+    if not cryptographic(source):
+        promised = replace(promised, arithmetic="assumed")
     taken = rows[plan.sampling.draw(len(rows), source).to(rows.device)]
-    total = _clipped_sum(taken, plan, source)
+    with own_randomness(source, rows.device):
+        total = _clipped_sum(taken, plan, source).mul_(1 - _ROUNDING)
     balls = plan.clipping.balls(len(total))
     blocks = total.split([ball.dimension or len(total) for ball in balls])
     for block, (noise, norm) in zip(blocks, plan.noise.over(balls, plan.clipping.unit), strict=True):
         block.copy_(noise.around(block, norm=norm, generator=source))
-    value = total.div_(plan.sampling.expected(len(rows))).cpu().numpy()
+    value = total.div_((1 - _ROUNDING) * plan.sampling.expected(len(rows))).cpu().numpy()
     return PrivateMean(value=value, guarantee=promised)
 
 

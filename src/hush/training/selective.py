@@ -1,17 +1,16 @@
 """Trials of a selective plan: propose, test both models on one fresh batch, keep or take back."""
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hush.core.errors import InvalidValue
-from hush.core.randomness import random_bits, seed_from
+from hush.core.randomness import random_bits
 from hush.core.selective import Selective
-from hush.gradients.choices import Watching
 from hush.gradients.isolation import indices_not_shown
-from hush.gradients.structure import called, each, tensors
+from hush.gradients.recording import per_record_losses
+from hush.gradients.structure import each, tensors
 from hush.noise import Gaussian
 from hush.sampling import Poisson
 from hush.training.batch import Batch
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 # More hidden trials for one update than this and a run may never end.
 _MOST_HIDDEN = 1_000_000
-Parts = list[tuple[Any, Any]]
+Parts = list[tuple[Any, Any, Tensor | None]]
 
 
 class Trials:
@@ -56,16 +55,15 @@ class Trials:
         """Run one step of the plan; return whether the model moved."""
         step = self._step
         for number in range(int(self._release.most_trials)):
-            if number:
-                again = step.plan.sampling.draw(step.records, step.generator)
-                batch = Batch(again, batch.data, batch.physical)
-            update = step._noisy_mean(batch)
+            batch = step.draw(batch) if number else batch
+            update = step.private_gradient(batch)
             drawn = self._sampling.draw(step.records, step.generator)
+            tested = Batch(drawn, batch.data, batch.physical, batch.present)
             # taken once: both models must see the very same records
-            parts = [each(part, step._here) for part in Batch(drawn, batch.data, batch.physical)]
+            parts = [each(part, step.to_device) for part in tested]
             name = self._masked_name(update, parts)
             if not number:
-                step._charge(name)
+                step.charge(name)
             if self._kept(update, parts):
                 self.accepted += 1
                 return True
@@ -85,7 +83,7 @@ class Trials:
         step = self._step
         before = Snapshot(step.model, step.optimizer)
         try:
-            step._move(update)
+            step.apply(update)
             after = Snapshot(step.model, step.optimizer)
             new = self._losses(parts)
             before.restore()
@@ -93,8 +91,11 @@ class Trials:
             accepted = self._passes(self._number(new, old))
         except BaseException:
             before.restore()
+            step.adopt_weights()
             raise
         (after if accepted else before).restore()
+        step.adopt_weights()
+        step.update = update if accepted else None
         return accepted
 
     @torch.no_grad()
@@ -104,27 +105,18 @@ class Trials:
         modes = [(module, module.training) for module in step.model.modules()]
         step.model.eval()
         try:
-            with own_randomness(seed_from(step.generator), step.generator.device), indices_not_shown():
-                values = [self._each_loss(inputs, targets) for inputs, targets in parts]
+            with own_randomness(step.generator, step.generator.device), indices_not_shown():
+                values = [self._each_loss(*part) for part in parts]
         finally:
             for module, mode in modes:
                 module.training = mode
-        nothing = torch.zeros(0, dtype=torch.float64, device=step._device)
+        nothing = torch.zeros(0, dtype=torch.float64, device=step.device)
         return torch.cat([nothing, *(value.double().reshape(-1) for value in values)])
 
-    def _each_loss(self, inputs: Any, targets: Any) -> Tensor:
-        """The loss of each record of a batch, whoever else is in it.
-
-        A model that decides by a value (`if mask.all():`) would let one record decide for all: there
-        each is given to it alone, as on the tape.
-        """
-        loss, model = self._step.loss, self._step.model
-        with Watching() as watching:
-            together = loss(called(model, inputs), targets)
-        if not watching.decided:
-            return together
-        alone = (each((inputs, targets), partial(_one, k)) for k in range(len(together)))
-        return torch.cat([loss(called(model, x), y) for x, y in alone])
+    def _each_loss(self, inputs: Any, targets: Any, present: Tensor | None) -> Tensor:
+        """Loss of each record, worked out as on the tape; 0 of an empty slot, before and after."""
+        losses = per_record_losses(self._step.model, self._step.loss, inputs, targets)
+        return losses if present is None else losses.where(present, torch.zeros_like(losses))
 
     def _number(self, new: Tensor, old: Tensor) -> Tensor:
         """What is tested: how much the loss rose, bounded. A loss that is not finite is the worst."""
@@ -143,10 +135,6 @@ class Trials:
         unit = release.clip * (2 if release.test == "mean" else 1)
         noisy = self._noise.around(number.reshape(1), norm=unit, generator=self._step.generator)
         return bool(noisy < release.threshold * release.clip)
-
-
-def _one(record: int, values: Tensor) -> Tensor:
-    return values[record : record + 1]
 
 
 def check_possible(release: Selective, records: int, trials: int) -> None:

@@ -92,7 +92,8 @@ class NoisySums(Value):
         run, found = secrets.token_hex(8), []
         source = source_for(torch.device("cpu"), generator, secure=secure)
         for step, (norm, total) in enumerate(self._totals(inputs, vectors), start=1):
-            noisy = self.plan.noise.around(total, norm=norm, generator=source).div_(len(inputs))
+            noisy = self.plan.noise.around(total, norm=norm * (1 + 2.0**-20), generator=source)
+            noisy.div_(len(inputs))
             ledger.charge(self.plan, run=run, step=step, release=fingerprint([noisy]))
             found.append(noisy)
         return found

@@ -1,9 +1,9 @@
 """One private step: draw, clip, add noise, put the charge on disk, and only then move the model."""
 
-import functools
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,11 +13,11 @@ from hush.accounting.charge import rdp
 from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import DataError, InvalidValue, LedgerError, Unsupported
-from hush.core.guarantee import Guarantee
+from hush.core.guarantee import Arithmetic, Guarantee
 from hush.core.kind import check_kind
 from hush.core.number import check_count
 from hush.core.plan import Plan
-from hush.core.randomness import SystemSource, fresh_generator, seed_from, source_for
+from hush.core.randomness import SystemSource, cryptographic, source_for
 from hush.core.selective import Selective
 from hush.core.tape import ClippedSum
 from hush.gradients.admissible import check_model, check_optimizer, per_record
@@ -26,8 +26,10 @@ from hush.gradients.isolation import check_apart
 from hush.gradients.recording import Views, record, shown
 from hush.gradients.replay import Replay
 from hush.gradients.structure import each
+from hush.gradients.tape import OccupiedTape
+from hush.gradients.terms import ROUNDING
 from hush.training.ahead import ahead
-from hush.training.batch import Batch
+from hush.training.batch import Batch, check_present
 from hush.training.fingerprint import fingerprint
 from hush.training.frames import frames_for
 from hush.training.labels import check_labels
@@ -40,20 +42,29 @@ from hush.training.state import load_state, settings_of, state_of
 
 _MANY = 2**17
 """So many numbers take longer to draw than a thread takes to start."""
+_DOUBLE = 2.0**-30
+"""Share of its bound by which rounding in double precision lets a record move a sum more than that."""
 
 
 class PrivateStep:
     """Runs the steps of a plan on a model and charges each one.
 
     **Guarantee.** Everything that the steps on its ledger released (the weights, the optimizer's
-    state, the ledger) satisfies `spent(delta)`, for neighbours that differ by one record. Assumes
-    that `records`, the model, the loss, the plan and the number of steps do not depend on the data;
-    that arithmetic is exact; and that the generator is random and used for nothing else. Proved in
+    state, the ledger) satisfies `spent(delta)`, for neighbours of which one has an empty slot where the
+    other has a record (zero-out): `records`, the number of slots, is public. Assumes that the model, the
+    loss, the plan and the number of steps do not depend on the data, and that a kernel's result for one
+    record is a function of that record and of shapes (docs/guarantees/tape.md). Noise is drawn exactly
+    from a cryptographic stream and the rounding of sums is paid for (docs/guarantees/sampling.md); where
+    that is not so, the guarantee says `arithmetic: assumed`. Proved in
     docs/guarantees/poisson-gaussian.md and ledger.md. Two steps on one model must share a ledger.
 
-    `secure` draws records and noise from the operating system's cryptographic source instead of a
-    generator: docs/guarantees/sampling.md. Such a step cannot be repeated, so a run that resumes
-    pays again for the steps since its checkpoint.
+    A step has five phases, each a method: `batches` draws, `clipped_sum` clips and adds up, `privatize`
+    adds noise, `charge` puts the step on the ledger, `apply` moves the model. `step(batch)` runs them.
+
+    `generator` seeds the stream, so that a run can be repeated by whoever knows the seed. `secure` draws
+    from the operating system instead of a stream: such a step cannot be repeated, so a run that resumes
+    pays again for the steps since its checkpoint. `arithmetic="assumed"` draws noise with torch's own
+    generator: faster, and on a grid that can be recognised.
 
         step = hush.PrivateStep(model, loss, optimizer, plan, records=len(inputs))
         for batch in step.batches((inputs, targets), steps=100):
@@ -80,6 +91,7 @@ class PrivateStep:
         ledger: Ledger | str | os.PathLike[str] | None = None,
         generator: torch.Generator | None = None,
         secure: bool = False,
+        arithmetic: Arithmetic = "proved",
         physical_batch: int | None = None,
         replay: bool = False,
         views: Views | None = None,
@@ -97,8 +109,8 @@ class PrivateStep:
         self.records = check_count(
             "records", records, "the divisor of the update is a public number of records", 1
         )
-        self._device = next(iter(self._trainable().values())).device
-        self.dimension = self._size()
+        self.device = next(iter(self.trainable().values())).device
+        self.dimension = self.size
         """How many numbers are trained: what a charge that grows with the dimension is for."""
         # raise for blocks of another model, and for a plan that cannot be charged
         plan.clipping.balls(self.dimension)
@@ -116,14 +128,17 @@ class PrivateStep:
             )
         self._views = views
         self._frames = frames_for(model, self.loss, public, plan.clipping)
-        self.generator = source_for(self._device, generator, secure=secure)
-        elsewhere = secure or self.generator.device.type != self._device.type
-        if replay and elsewhere and plan.sampling.thinning < 1:
+        self.generator = source_for(self.device, generator, secure=secure, arithmetic=arithmetic)
+        on_device = (
+            isinstance(self.generator, torch.Generator)
+            and self.generator.device.type == self.device.type
+        )
+        if replay and not on_device and plan.sampling.thinning < 1:
             raise Unsupported(
                 f"replay=True repeats the same work, and {type(plan.sampling).__name__} draws which "
-                "coordinates take part: replayed, the same ones always would, as only a generator on "
-                "the GPU can be asked for new ones from within. Leave out replay, or secure=True and a "
-                "generator of your own."
+                "coordinates take part: replayed, the same ones always would, as only torch's generator "
+                "on the GPU can be asked for new ones from within. Leave out replay, or pass "
+                'arithmetic="assumed" without a generator of your own.'
             )
         self._replay = Replay(model, self.loss, plan.clipping, views) if replay else None
         self.ledger = _ledger_of(ledger, plan)
@@ -131,31 +146,53 @@ class PrivateStep:
         self.steps = 0
         self.skipped = 0
         """How many records added nothing because their gradient was not finite (sensitive)."""
+        self.update: Tensor | None = None
+        """Private gradient that the last step released; valid until the next step."""
         self._drawn: Batch | None = None
         self._memory: Tensor | None = None
+        self._bounded = True
+        self._versions = self._weights_now()
         self._trials = Trials(self, plan.release) if isinstance(plan.release, Selective) else None
 
-    def batches(self, data: Data, steps: int | None = None) -> Iterator[Batch]:
+    def batches(
+        self, data: Data, steps: int | None = None, present: Tensor | None = None
+    ) -> Iterator[Batch]:
         """Draw one batch after another, each to be passed to this step once.
 
         Data that cannot be trained on is refused here, before the first is drawn.
+
+        Args:
+            data: inputs and targets, a row a slot.
+            steps: how many batches; None: without end.
+            present: which slots hold a record. What is in an empty slot counts for nothing.
         """
         if count(data) != self.records:
             raise DataError(
                 f"the data has {count(data)} records and the step was made for records="
-                f"{self.records}: the divisor and the charge are for that number. Pass the same data."
+                f"{self.records}: the divisor and the charge are for that number of slots. Pass the "
+                "same data; a record that is missing leaves its slot empty (present=)."
             )
         last = None if steps is None else self.steps + check_count("steps", steps, "steps are counted")
         if self._frames is not None:
             check_public(self._frames.public, data)
-        return self._draws(data, last, self._tried(data))
+        held = check_present(present, self.records)
+        return self._draws(data, last, self.probe(data), held)
 
-    def _draws(self, data: Data, last: int | None, physical: int) -> Iterator[Batch]:
+    def _draws(
+        self, data: Data, last: int | None, physical: int, present: Tensor | None
+    ) -> Iterator[Batch]:
         while last is None or self.steps < last:
             self._nothing_drawn()
-            indices = self.plan.sampling.draw(self.records, self.generator)
-            self._drawn = Batch(indices, data, physical)
+            self._drawn = self.draw(Batch(torch.arange(0), data, physical, present))
             yield self._drawn
+
+    def draw(self, like: Batch) -> Batch:
+        """A fresh draw of slots under the plan, on the data of another batch.
+
+        Coin i is of slot i, whoever is in it.
+        """
+        indices = self.plan.sampling.draw(self.records, self.generator)
+        return Batch(indices, like.data, like.physical, like.present)
 
     def __call__(self, batch: Batch) -> bool:
         """Update the model from a batch that `batches` has just drawn; return whether it moved.
@@ -170,18 +207,89 @@ class PrivateStep:
             )
         check_model(self.model)
         check_optimizer(self.optimizer, self.model)
-        if self._size() > self.dimension and grows_with_dimension(self.plan):
+        self._check_unmoved()
+        if self.size > self.dimension and grows_with_dimension(self.plan):
             raise Unsupported(
-                f"{self._size()} numbers are to be trained and the step was made for {self.dimension}: "
+                f"{self.size} numbers are to be trained and the step was made for {self.dimension}: "
                 f"{self.plan} costs more the more there are. Let all of them require gradients before "
                 "making the step."
             )
         if self._trials is not None:
             return self._trials(batch)
-        update = self._noisy_mean(batch)
-        self._charge(fingerprint([update]))
-        self._move(update)
+        update = self.private_gradient(batch)
+        self.charge(fingerprint([update]))
+        self.apply(update)
         return True
+
+    def private_gradient(self, batch: Batch) -> Tensor:
+        """Noisy mean of the clipped per-sample gradients of a batch, parameters one after the other.
+
+        `privatize(clipped_sum(batch))`, with the noise drawn while gradients are computed where it pays.
+        It must not be used before it is charged.
+        """
+        frame = None if self._frames is None else self._frames.at(self.steps, self.generator)
+        with (
+            own_randomness(self.generator, self.device),
+            ahead(self._noise, self._early()) as noise,
+        ):
+            total = self._sum(batch, frame)
+            return self._noisy(total, noise(), frame)
+
+    def clipped_sum(self, batch: Batch) -> Tensor:
+        """Sum of the clipped per-sample gradients of a batch, in double precision (sensitive).
+
+        Blocks of the clipping one after the other. One record moves it by (1 + `rounding`) times what
+        its clipping allows, at most.
+        """
+        frame = None if self._frames is None else self._frames.at(self.steps, self.generator)
+        with own_randomness(self.generator, self.device):
+            return self._sum(batch, frame)
+
+    def privatize(self, total: Tensor) -> Tensor:
+        """Noisy mean from a clipped sum, which is used up; not to be used before it is charged."""
+        frame = None if self._frames is None else self._frames.at(self.steps, self.generator)
+        return self._noisy(total, self._noise(), frame)
+
+    def charge(self, release: str) -> None:
+        """Put the step on the ledger, on disk: from here on what it releases may be used.
+
+        Args:
+            release: what is released, or a fingerprint of it; it must not tell more than the release.
+        """
+        self.ledger.charge(
+            self.plan,
+            run=self.run,
+            step=self.steps + 1,
+            release=release,
+            dimension=self.dimension,
+            arithmetic=self.arithmetic,
+        )
+        self.steps += 1
+        self._drawn = None
+
+    def apply(self, update: Tensor) -> None:
+        """Move the model by the optimizer's rule for this gradient; no gradient is left behind.
+
+        A gradient that stayed would be applied again by whoever calls the optimizer next.
+        """
+        self._give(update)
+        self.optimizer.step()
+        for parameter in self.trainable().values():
+            parameter.grad = None
+        self.update = update
+        self._versions = self._weights_now()
+
+    @property
+    def rounding(self) -> float:
+        """By which share of its bound rounding may let one record move a clipped sum more than that."""
+        double = all(value.dtype == torch.float64 for value in self.trainable().values())
+        return _DOUBLE if double else ROUNDING
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """Whether what ran so far rounded within what is paid for, under noise drawn exactly."""
+        exact = cryptographic(self.generator) and self.plan.noise.exact and self._bounded
+        return "proved" if exact else "assumed"
 
     @property
     def accepted(self) -> int:
@@ -190,7 +298,16 @@ class PrivateStep:
 
     def spent(self, delta: float) -> Guarantee:
         """The guarantee for everything on the ledger so far."""
+        self._check_unmoved()
         return self.ledger.epsilon(delta)
+
+    def adopt_weights(self) -> None:
+        """Declare that the model's weights were set outside of this step without looking at the records.
+
+        For weights that were loaded, averaged or clamped: functions of what was released before, or of
+        public data.
+        """
+        self._versions = self._weights_now()
 
     def state_dict(self) -> dict[str, Any]:
         """All that a step needs to go on exactly as it would have."""
@@ -201,11 +318,13 @@ class PrivateStep:
         """Go on from a state that `state_dict` gave, on the ledger that was charged for it."""
         self._nothing_drawn()
         load_state(self, state)
+        self.adopt_weights()
 
     def reseed(self) -> None:
         """Draw new randomness from here on; steps taken again are then charged again."""
         if not isinstance(self.generator, SystemSource):
-            self.generator = fresh_generator(self.generator.device)
+            kind: Arithmetic = "proved" if cryptographic(self.generator) else "assumed"
+            self.generator = source_for(self.generator.device, arithmetic=kind)
         self.run = secrets.token_hex(8)
 
     def _nothing_drawn(self) -> None:
@@ -217,18 +336,35 @@ class PrivateStep:
                 "interrupted can be passed again."
             )
 
-    def _trainable(self) -> dict[str, nn.Parameter]:
+    def _check_unmoved(self) -> None:
+        """Raise, and void the ledger, if the weights have changed since the last step."""
+        if self._weights_now() == self._versions:
+            return
+        reason = "the model's weights were changed outside of the private step, where nothing is charged"
+        self.ledger.void(reason)
+        raise LedgerError(
+            f"{reason}: no guarantee holds for the model. Only step(batch) may train it: leave out "
+            "other calls of optimizer.step(). If the change did not depend on the records (weights that "
+            "were loaded, averaged or clamped), call step.adopt_weights() right after it."
+        )
+
+    def _weights_now(self) -> list[tuple[int, int]]:
+        """Which tensors the weights are, and how often each was written."""
+        return [(value.data_ptr(), value._version) for value in self.model.parameters()]
+
+    def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters to train; which ones they are may change between steps."""
         return {k: v for k, v in self.model.named_parameters() if v.requires_grad}
 
-    def _size(self) -> int:
+    @property
+    def size(self) -> int:
         """How many numbers there are to train."""
-        return sum(parameter.numel() for parameter in self._trainable().values())
+        return sum(parameter.numel() for parameter in self.trainable().values())
 
-    def _tried(self, data: Data) -> int:
+    def probe(self, data: Data) -> int:
         """How many records to work on at once, after two of them have shown that the model will do."""
-        inputs, targets = each(take(data, torch.arange(min(2, self.records))), self._here)
-        with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+        inputs, targets = each(take(data, torch.arange(min(2, self.records))), self.to_device)
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             tape = record(self.model, self.loss, inputs, targets, self._views)
             if tape.idle:
                 raise Unsupported(
@@ -244,76 +380,81 @@ class PrivateStep:
                 inputs, targets = shown(self._views, inputs, targets)
             return fitting(self.model, self.loss, inputs, targets, tape)
 
-    def _noisy_mean(self, batch: Batch) -> Tensor:
-        """The update of all trainable parameters, one after the other in one vector."""
-        clipping = self.plan.clipping
-        balls = clipping.balls(self._size())
-        frame = None if self._frames is None else self._frames.at(self.steps, self.generator)
-        sizes = [ball.dimension or 0 for ball in balls]
-        total = self._nothing(sum(sizes))
-        seed = seed_from(self.generator)
+    def _sum(self, batch: Batch, frame: Frame | None) -> Tensor:
+        """Sum over the physical batches of a batch, in double precision."""
+        total = self._nothing(sum(self._sizes()))
+        for inputs, targets, present in batch:
+            here = each((inputs, targets, present), self.to_device)
+            clipped = self._clipped(here[0], here[1], frame, here[2])
+            self.skipped += int(clipped.skipped)
+            found = [part.reshape(-1) for part in clipped.total.values()]
+            torch._foreach_add_(total.split([len(part) for part in found]), found)
+        # rounding of the running total, which one record changes from its physical batch on
+        batches = -(-len(batch) // batch.physical)
+        self._bounded = self._bounded and batches * self.records * 2.0**-52 <= ROUNDING / 8
+        return total
 
-        def hide() -> None:
-            noises = self.plan.noise.over(balls, clipping.unit)
-            for block, (noise, norm) in zip(total.split(sizes), noises, strict=True):
-                block.copy_(noise.around(block, norm=norm, generator=self.generator))
+    def _noise(self) -> list[Callable[[Tensor], Tensor]]:
+        """What privatizes each block of a sum; draws that do not depend on it are made now, if early."""
+        clipping, source = self.plan.clipping, self.generator
+        noises = self.plan.noise.over(clipping.balls(self.size), clipping.unit)
+        if not self._early():
+            return [partial(noise.around, norm=norm, generator=source) for noise, norm in noises]
+        return [
+            noise.prepare(size, norm=norm, generator=source, device=self.device)
+            for size, (noise, norm) in zip(self._sizes(), noises, strict=True)
+        ]
 
-        with ahead(hide, self._early(total)) as ready, own_randomness(seed, self._device):
-            for inputs, targets in batch:
-                clipped = self._clipped(each(inputs, self._here), each(targets, self._here), frame)
-                self.skipped += int(clipped.skipped)
-                found = [part.reshape(-1) for part in clipped.total.values()]
-                ready()
-                torch._foreach_add_(total.split([len(part) for part in found]), found)
+    def _noisy(
+        self, total: Tensor, noise: list[Callable[[Tensor], Tensor]], frame: Frame | None
+    ) -> Tensor:
+        # scaled down, so that what rounding adds to a record's share is within the noise; and up again
+        share = 1 - self.rounding
+        for block, privatize in zip(total.mul_(share).split(self._sizes()), noise, strict=True):
+            block.copy_(privatize(block))
         total = total if frame is None else frame.restored(total)
-        return total.div_(self.plan.sampling.expected(self.records))
+        return total.div_(share * self.plan.sampling.expected(self.records))
 
-    def _early(self, total: Tensor) -> bool:
-        """Whether the noise is drawn while the gradients are computed, and they are added to it."""
+    def _sizes(self) -> list[int]:
+        """How many numbers each block of the clipping has."""
+        return [ball.dimension or 0 for ball in self.plan.clipping.balls(self.size)]
+
+    def _early(self) -> bool:
+        """Whether noise is drawn while gradients are computed."""
         return (
-            self._device.type == "cpu"
-            and len(total) >= _MANY
-            and self.plan.noise.additive
+            self.device.type == "cpu"
+            and self.dimension >= _MANY
             and self.plan.sampling.thinning == 1  # otherwise both would draw from the generator
         )
 
-    def _charge(self, release: str) -> None:
-        """Put the step on the ledger: from here on what it releases may be used."""
-        self.ledger.charge(
-            self.plan, run=self.run, step=self.steps + 1, release=release, dimension=self.dimension
-        )
-        self.steps += 1
-        self._drawn = None
-
-    def _move(self, update: Tensor) -> None:
-        self._give(update)
-        self.optimizer.step()
-
     def _nothing(self, size: int) -> Tensor:
-        """So many zeros, the sum over an empty batch; in the memory of the step before, if it fits."""
-        parameters = self._trainable().values()
-        dtype = functools.reduce(torch.promote_types, (p.dtype for p in parameters), torch.float32)
-        if self._memory is None or (len(self._memory), self._memory.dtype) != (size, dtype):
-            self._memory = torch.empty(size, dtype=dtype, device=self._device)
+        """Zeroed accumulator of the trainable parameters, in double precision; the buffer is reused."""
+        if self._memory is None or len(self._memory) != size:
+            self._memory = torch.empty(size, dtype=torch.float64, device=self.device)
         return self._memory.zero_()
 
-    def _clipped(self, inputs: Any, targets: Any, frame: Frame | None) -> ClippedSum:
+    def _clipped(
+        self, inputs: Any, targets: Any, frame: Frame | None, present: Tensor | None = None
+    ) -> ClippedSum:
         thin = None if self.plan.sampling.thinning == 1 else self._thin
         if self._replay is not None:
             source = self.generator if thin and isinstance(self.generator, torch.Generator) else None
-            return self._replay(inputs, targets, thin, source)
+            return self._replay(inputs, targets, thin, source, present)
         tape = record(self.model, self.loss, inputs, targets, self._views)
-        return self.plan.clipping.clip(tape if frame is None else FramedTape(tape, frame), thin)
+        self._bounded = self._bounded and tape.rounding_bounded
+        occupied = tape if present is None else OccupiedTape(tape, present)
+        return self.plan.clipping.clip(occupied if frame is None else FramedTape(occupied, frame), thin)
 
     def _thin(self, values: Tensor) -> Tensor:
         return self.plan.sampling.thin(values, self.generator)
 
-    def _here(self, value: Tensor) -> Tensor:
-        return value.to(self._device)
+    def to_device(self, value: Tensor) -> Tensor:
+        """A tensor where the model is."""
+        return value.to(self.device)
 
     def _give(self, update: Tensor) -> None:
         """Hand each parameter its part of the update as its gradient."""
-        parameters = list(self._trainable().values())
+        parameters = list(self.trainable().values())
         parts = update.split([parameter.numel() for parameter in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             if parameter.grad is None:

@@ -25,7 +25,7 @@ def add_fisher(step: PrivateStep, batch: Batch, loss: FisherLoss, *, iterations:
     information = torch.as_tensor(fisher(step.plan, _location(step, batch)))
     told = np.zeros(loss.records)
     start = 0
-    for inputs, targets in batch:
+    for inputs, targets, _ in batch:
         found = spectrum(
             step.model,
             step.loss,
@@ -54,7 +54,7 @@ def charges(step: PrivateStep, batch: Batch, orders: Array) -> Array:
     location = _location(step, batch)
     limit = step.plan.clipping.unit
     rows = []
-    for inputs, targets in batch:
+    for inputs, targets, _ in batch:
         for _, written in record(step.model, step.loss, inputs, targets).chunks():
             flat = torch.cat([part.flatten(1) for part in written.values()], dim=1).clamp(-limit, limit)
             rows.append(individual_rdp(step.plan, location, orders, change=-flat.double().cpu().numpy()))
@@ -64,7 +64,7 @@ def charges(step: PrivateStep, batch: Batch, orders: Array) -> Array:
 def _location(step: PrivateStep, batch: Batch) -> Array:
     """The clipped sum of the batch."""
     total: Tensor | float = 0.0
-    for inputs, targets in batch:
+    for inputs, targets, _ in batch:
         clipped = step.plan.clipping.clip(record(step.model, step.loss, inputs, targets)).total
         total = total + torch.cat([part.reshape(-1) for part in clipped.values()]).double()
     return np.asarray(torch.as_tensor(total).cpu())

@@ -1,0 +1,163 @@
+"""Rectangles of equal area that cover the curve exp(-x^beta): what exact draws are rejected from.
+
+Layer k has half-width W_k and reaches from height h_k to h_{k+1} = h_k + A / W_k, so every layer has
+the same area exactly, whatever W_k was rounded to. Rounding outward keeps the curve covered; a poor
+table costs speed, never the law. docs/guarantees/sampling.md.
+"""
+
+import math
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+LAYER_BITS = 10
+LAYERS = 1 << LAYER_BITS
+PLACE_BITS = 36
+"""Bits of the place in a layer, beside its sign. Widths have 17 bits, so places are exact doubles."""
+DIGITS = 50
+_WIDTH_BITS = 53 - PLACE_BITS
+_STRIPS = 128
+"""Strips of the tail: what lies beyond has less than 2**-128 of the tail's chance."""
+_MARGIN = 2.0**-40
+"""Relative error of an edge in double precision is far below this; edges are moved outward by it."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Covering of exp(-x^beta) by layers and, beyond the first layer's edge, strips of the tail."""
+
+    beta: float
+    cells: np.ndarray
+    """Width of a place in each layer: W_k / 2**36."""
+    inner: np.ndarray
+    """Places nearer to zero than this have their whole column under the curve."""
+    heights: list[Decimal]
+    """h_0 = 0, h_1, ..., h_LAYERS >= 1, to 50 digits."""
+    edge: float
+    """Where the tail begins; places of layer 0 beyond it are drawn again from the tail."""
+    strip: float
+    """Width of every strip of the tail."""
+    strips: np.ndarray
+    """Where strip j begins: the curve is at most h_1 / 2**j there."""
+    tail_bits: int
+    """Bits of the place in a strip, as many as keep it an exact double."""
+
+    @property
+    def widest(self) -> float:
+        """Width of the widest place."""
+        return max(float(self.cells[0]), self.strip * 2.0**-self.tail_bits)
+
+    def curve(self, x: Decimal) -> Decimal:
+        """exp(-x^beta) to nearly 50 digits."""
+        if not x:
+            return Decimal(1)
+        return (-((x.ln() * Decimal(self.beta)).exp())).exp()
+
+
+@lru_cache(maxsize=64)
+def layers(beta: float) -> Layers:
+    """Layers for exp(-x^beta), beta >= 1: as small as still reach the peak."""
+    low, high = 0.05, 40.0  # powers at the edge of the tail: too near the peak, and too far out
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _stack(beta, middle)[2][-1] >= 1 else (low, middle)
+    return layers_beyond(beta, low)
+
+
+def layers_beyond(beta: float, power: float) -> Layers:
+    """Layers whose tail begins about where the curve is exp(-power): valid if they reach the peak."""
+    wide, inner, _, edge, strip = _stack(beta, power)
+    with localcontext(prec=DIGITS):
+        first = Decimal(_up(math.exp(-(_edge_power(edge, beta))), 53))
+        area = first * Decimal(wide[0])
+        heights = [Decimal(0), first]
+        for width in wide[1:]:
+            heights.append(heights[-1] + area / Decimal(width))
+    reach = -math.log(float(first))
+    begins = [edge]
+    unit = strip * 2.0**-8
+    for j in range(1, _STRIPS + 1):
+        reached = (reach + j * math.log(2)) ** (1 / beta) * (1 + _MARGIN)
+        begins.append(max(edge, math.ceil(reached / unit) * unit))
+    return Layers(
+        beta,
+        np.array(wide) * 2.0**-PLACE_BITS,
+        np.array(inner),
+        heights,
+        edge,
+        strip,
+        np.array(begins),
+        PLACE_BITS - math.ceil(math.log2(begins[-1] / strip)),
+    )
+
+
+def _edge_power(edge: float, beta: float) -> float:
+    """A little less than edge^beta, so that the height found from it is no lower than the curve."""
+    return float(edge**beta * (1 - _MARGIN))
+
+
+def _stack(beta: float, power: float) -> tuple[list[float], list[float], list[float], float, float]:
+    """Widths, inner edges and heights of layers whose tail begins about where the curve is exp(-power).
+
+    The part of layer 0 beyond the edge has the area of all strips of the tail together, twice the first.
+    """
+    first_strip = (power + math.log(2)) ** (1 / beta) - power ** (1 / beta)
+    share = 1
+    about = power ** (1 / beta)
+    # the largest power of two that leaves strips of half that share of the base as wide as the first
+    while about / (1 - 2.0 ** -(share + 1)) * 2.0 ** -(share + 2) >= first_strip * (1 + 2.0**-12):
+        share += 1
+    base = _up(about / (1 - 2.0**-share), _WIDTH_BITS)
+    edge, strip = base * (1 - 2.0**-share), base * 2.0 ** -(share + 1)
+    height = _up(math.exp(-_edge_power(edge, beta)), 53)
+    area = height * base
+    wide, inner, heights = [base], [_place(beta, height) * (1 - _MARGIN)], [0.0, height]
+    while len(wide) < LAYERS:
+        width = _up(max(_place(beta, heights[-1]), 2.0**-30) * (1 + _MARGIN), _WIDTH_BITS)
+        wide.append(width)
+        heights.append(heights[-1] + area / width)
+        inner.append(_place(beta, heights[-1]) * (1 - _MARGIN))
+    return wide, inner, heights, edge, strip
+
+
+def _place(beta: float, height: float) -> float:
+    """Where the curve has this height, 0 above its peak."""
+    return float(max(-math.log(height), 0.0) ** (1 / beta))
+
+
+def _up(value: float, bits: int) -> float:
+    """The next larger number of so many bits."""
+    mantissa, exponent = math.frexp(value)
+    if bits == 53:
+        return math.nextafter(value, math.inf)
+    return math.ldexp(math.ceil(mantissa * 2**bits), exponent - bits)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Layers as tensors in double precision."""
+
+    cells: "torch.Tensor"
+    limits: "torch.Tensor"
+    """Places that begin nearer to zero than this are under the curve as a whole."""
+    heights: "torch.Tensor"
+    strips: "torch.Tensor"
+
+
+@lru_cache(maxsize=64)
+def tables(beta: float, device: "torch.device") -> Tables:
+    """Layers for exp(-x^beta) on a device."""
+    import torch
+
+    found = layers(beta)
+    limits = np.maximum(found.inner - found.cells, 0.0)
+    heights = np.array([float(height) for height in found.heights])
+    return Tables(
+        *(torch.from_numpy(part).to(device) for part in (found.cells, limits, heights, found.strips))
+    )
