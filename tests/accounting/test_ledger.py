@@ -1,13 +1,20 @@
+import copy
+import errno
+import gc
 import json
 import os
+import pickle
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import hush
-from hush.core.errors import HushError, LedgerError
+from hush.core.errors import HushError, LedgerError, Unsupported
 
 PLAN = hush.Plan(
     sampling=hush.Poisson(rate=0.02),
@@ -70,7 +77,7 @@ def test_a_ledger_in_memory_counts_too() -> None:
     assert ledger.counts == {PLAN: 1}
 
 
-@pytest.mark.parametrize("cut", range(1, 200, 7))
+@pytest.mark.parametrize("cut", range(1, 250, 7))
 def test_a_torn_last_line_stays_charged(path: Path, cut: int) -> None:
     charge(path, PLAN, range(1, 4))
     whole = path.read_bytes()
@@ -79,14 +86,55 @@ def test_a_torn_last_line_stays_charged(path: Path, cut: int) -> None:
     complete = [json.loads(line) for line in torn.split(b"\n")[:-1]]
     begun = sum("charge" in line for line in complete)
     tail = torn.split(b"\n")[-1]
-    stored = any("plan" in line for line in complete)
-    expected = begun + (stored and (b'"charge'.startswith(tail[1:9]) or b"charge" in tail))
-    if not tail:
-        expected = begun
-    assert counts(path).get(PLAN, 0) == expected
-    assert counts(path).get(PLAN, 0) == expected, "opening it again must not change the count"
+    assert any("plan" in line for line in complete)
+    expected = begun + bool(tail)
+    assert counts(path) == {PLAN: expected}
+    assert counts(path) == {PLAN: expected}, "opening it again must not change the count"
+    # another run, and so other noise: what is left of the torn line counts beside it if it names its run
     charge(path, PLAN, range(10, 12), run="another")
-    assert counts(path)[PLAN] == expected + 2
+    names_its_run = b'"run": "r' in tail
+    assert counts(path) == {PLAN: begun + names_its_run + 2}
+
+
+@pytest.mark.parametrize("cut", [2, 40, 48, 50, 60, 80, 120, 130])
+def test_a_torn_charge_that_is_repeated_counts_once(path: Path, cut: int) -> None:
+    charge(path, PLAN, range(1, 4))
+    charge(path, OTHER, range(1, 2), run="s")
+    charge(path, PLAN, range(4, 5))
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert counts(path)[PLAN] == 4
+    with hush.Ledger(path) as ledger:
+        assert ledger.last_step("r") == 3
+        assert ledger.counts_repeating(PLAN, "r", 4) == {PLAN: 3, OTHER: 1}
+    charge(path, PLAN, range(4, 5))
+    assert counts(path) == {PLAN: 4, OTHER: 1}
+    charge(path, PLAN, range(5, 6))
+    assert counts(path) == {PLAN: 5, OTHER: 1}
+
+
+def test_a_charge_torn_twice_and_then_repeated_counts_once(path: Path) -> None:
+    charge(path, PLAN, range(1, 4))
+    for cut in (30, 60):
+        charge(path, PLAN, range(3, 4))
+        path.write_bytes(path.read_bytes()[:-cut])
+        hush.Ledger(path).close()
+    assert counts(path) == {PLAN: 4}, "what is left of both counts, as long as neither is repeated"
+    charge(path, PLAN, range(3, 4))
+    assert counts(path) == {PLAN: 3}
+
+
+def test_a_torn_charge_is_not_repeated_with_another_release(path: Path) -> None:
+    charge(path, PLAN, range(1, 3))
+    with hush.Ledger(path) as ledger:
+        ledger.charge(PLAN, run="r", step=3, release="0123456789abcdef")
+    path.write_bytes(path.read_bytes()[:-56])
+    assert path.read_bytes().endswith(b'"release": "01234567')
+    with hush.Ledger(path) as ledger:
+        with pytest.raises(LedgerError, match="already released with another value"):
+            ledger.charge(PLAN, run="r", step=3, release="0123456f89abcdef")
+        assert ledger.counts == {PLAN: 3}
+        ledger.charge(PLAN, run="reseeded", step=3, release="0123456f89abcdef")
+        assert ledger.counts == {PLAN: 4}, "other noise: both were released"
 
 
 def test_a_line_torn_before_its_plan_is_readable_is_charged_to_every_plan(path: Path) -> None:
@@ -112,11 +160,36 @@ def test_a_torn_note_may_itself_be_torn(path: Path) -> None:
     assert counts(path) == {PLAN: 3}
 
 
-@pytest.mark.parametrize("keep", range(0, 32, 5))
-def test_a_crash_at_birth_leaves_a_ledger_that_opens(path: Path, keep: int) -> None:
-    with hush.Ledger(path):
-        header = path.read_bytes()
-    path.write_bytes(header[:keep])
+@pytest.mark.parametrize("keep", range(0, 90, 15))
+def test_a_ledger_that_was_emptied_is_refused_and_left_alone(path: Path, keep: int) -> None:
+    charge(path, PLAN, range(1, 6))
+    emptied = path.read_bytes()[:keep]
+    path.write_bytes(emptied)
+    for read_only in (False, True):
+        with pytest.raises(LedgerError, match="damaged at line 1"):
+            hush.Ledger(path, read_only=read_only)
+    assert path.read_bytes() == emptied
+
+
+@pytest.mark.parametrize("call", range(1, 5))
+def test_a_crash_at_birth_leaves_no_ledger_or_a_whole_one(path: Path, call: int) -> None:
+    code = f"""
+import os, signal, hush
+calls = 0
+def dying(function):
+    def call(*arguments):
+        global calls
+        calls += 1
+        if calls == {call}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments)
+    return call
+os.write, os.fsync = dying(os.write), dying(os.fsync)
+plan = hush.Plan.from_plain({PLAN.to_plain()!r})
+hush.Ledger({str(path)!r}).charge(plan, run="r", step=1, release="1")
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert not path.exists() or hush.Ledger(path, read_only=True).counts == {}
     charge(path, PLAN, range(1, 2))
     assert counts(path) == {PLAN: 1}
 
@@ -145,6 +218,18 @@ def lose_charge(lines: list[bytes]) -> list[bytes]:
     return [*lines[:4], *lines[5:]]
 
 
+def lose_first_charge(lines: list[bytes]) -> list[bytes]:
+    return [*lines[:2], *lines[3:]]
+
+
+def change_release(lines: list[bytes]) -> list[bytes]:
+    return [*lines[:4], lines[4].replace(b'"release": "3"', b'"release": "9"'), *lines[5:]]
+
+
+def of_another_ledger(lines: list[bytes]) -> list[bytes]:
+    return [hush.Ledger()._state.header.rstrip(), *lines[1:]]
+
+
 def charge_twice(lines: list[bytes]) -> list[bytes]:
     return [*lines, lines[-1].replace(b'"release": "5"', b'"release": "6"')]
 
@@ -161,6 +246,9 @@ def strange_entry(lines: list[bytes]) -> list[bytes]:
         lose_plan,
         lose_header,
         lose_charge,
+        lose_first_charge,
+        change_release,
+        of_another_ledger,
         charge_twice,
         damage_last,
         strange_entry,
@@ -249,10 +337,10 @@ def test_reading_needs_no_lock_and_changes_nothing(path: Path) -> None:
     assert path.read_bytes() == torn
 
 
-def test_an_empty_file_is_no_ledger_to_read(path: Path) -> None:
-    path.touch()
-    with pytest.raises(LedgerError, match="damaged at line 1"):
-        hush.Ledger(path, read_only=True)
+def test_a_ledger_without_digests_is_refused(path: Path) -> None:
+    path.write_text('{"ledger": "hush", "version": 1}\n')
+    with pytest.raises(LedgerError, match="version 1, whose lines carry no digest"):
+        hush.Ledger(path)
 
 
 STEEP = hush.Plan(
@@ -320,3 +408,110 @@ def test_a_charge_that_would_read_as_damage_is_refused(tmp_path: Path) -> None:
                 ledger.charge(PLAN, run="a", step=wrong, release="y")  # type: ignore[arg-type]
         ledger.charge(PLAN, run="a", step=2, release="y")
     assert hush.Ledger(tmp_path / "ledger", read_only=True).counts == {PLAN: 2}
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_would_close_the_file_of_the_original(
+    path: Path, duplicate: Callable[[Any], Any]
+) -> None:
+    with hush.Ledger(path) as ledger:
+        with pytest.raises(Unsupported, match=r"a Ledger cannot be copied or pickled.*state_dict"):
+            duplicate(ledger)
+        gc.collect()
+        with (path.parent / "log").open("w"):  # would get the number of a file that was closed
+            ledger.charge(PLAN, run="r", step=1, release="a")
+        assert not (path.parent / "log").read_bytes()
+    assert counts(path) == {PLAN: 1}
+
+
+def test_a_fork_does_not_charge(path: Path) -> None:
+    with hush.Ledger(path) as ledger:
+        child = os.fork()
+        if not child:
+            try:
+                ledger.charge(PLAN, run="r", step=1, release="a")
+            except LedgerError as error:
+                os._exit(3 if "a fork of it" in str(error) else 4)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        ledger.charge(PLAN, run="r", step=1, release="a")
+    assert counts(path) == {PLAN: 1}
+
+
+def test_one_charge_of_assumed_arithmetic_marks_the_guarantee(path: Path) -> None:
+    with hush.Ledger(path) as ledger:
+        ledger.charge(PLAN, run="r", step=1, release="a")
+        assert ledger.epsilon(1e-5).arithmetic == "proved"
+        ledger.charge(PLAN, run="r", step=2, release="b", arithmetic="assumed")
+        ledger.charge(PLAN, run="r", step=3, release="c")
+        with pytest.raises(HushError, match="arithmetic='exact' must be"):
+            ledger.charge(PLAN, run="r", step=4, release="d", arithmetic="exact")  # type: ignore[arg-type]
+    read = hush.Ledger(path, read_only=True).epsilon(1e-5)
+    assert read.arithmetic == "assumed"
+    assert read.epsilon == hush.epsilon(PLAN, steps=3, delta=1e-5).epsilon
+
+
+def test_a_torn_charge_of_assumed_arithmetic_stays_one(path: Path) -> None:
+    with hush.Ledger(path) as ledger:
+        ledger.charge(PLAN, run="r", step=1, release="a")
+        ledger.charge(PLAN, run="r", step=2, release="b", arithmetic="assumed")
+    path.write_bytes(path.read_bytes()[:-48])
+    assert path.read_bytes().endswith(b'"arithmetic": "assumed", "release": "b')
+    assert hush.Ledger(path, read_only=True).epsilon(1e-5).arithmetic == "assumed"
+
+
+def test_a_void_ledger_gives_no_epsilon_and_takes_no_charge(path: Path) -> None:
+    charge(path, PLAN, range(1, 4))
+    with hush.Ledger(path) as ledger:
+        assert ledger.voided is None
+        ledger.void("the model was moved outside of a private step")
+        with pytest.raises(LedgerError, match=r"void \(the model was moved .*new model on a new ledger"):
+            ledger.charge(PLAN, run="r", step=4, release="4")
+    with hush.Ledger(path) as ledger:
+        assert ledger.voided == "the model was moved outside of a private step"
+        assert ledger.counts == {PLAN: 3}
+        for refused in (
+            lambda: ledger.epsilon(1e-5),
+            lambda: ledger.charge(PLAN, run="r", step=4, release="4"),
+            lambda: ledger.counts_repeating(PLAN, "r", 4),
+        ):
+            with pytest.raises(LedgerError, match="is void"):
+                refused()
+        ledger.void("and once more")
+        assert ledger.voided == "the model was moved outside of a private step"
+
+
+def test_a_void_note_cut_short_still_voids(path: Path) -> None:
+    charge(path, PLAN, range(1, 4))
+    with hush.Ledger(path) as ledger:
+        ledger.void("moved")
+    path.write_bytes(path.read_bytes()[:-45])
+    for _ in range(2):
+        with (
+            hush.Ledger(path) as ledger,
+            pytest.raises(LedgerError, match=r"void \(the note that says why"),
+        ):
+            ledger.epsilon(1e-5)
+
+
+def test_a_void_note_that_cannot_be_written_holds_for_this_process(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hush.Ledger(path) as ledger:
+        ledger.charge(PLAN, run="r", step=1, release="a")
+        monkeypatch.setattr(os, "write", full_disk)
+        with pytest.raises(LedgerError, match=f"{path}.*No space left"):
+            ledger.void("moved")
+        with pytest.raises(LedgerError, match="is void"):
+            ledger.epsilon(1e-5)
+
+
+def full_disk(*_: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_ledger_that_cannot_be_created_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "write", full_disk)
+    with pytest.raises(OSError, match=f"No space left.*{path.name}"):
+        hush.Ledger(path)
+    assert not list(path.parent.iterdir())

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -57,7 +58,14 @@ class DyingLedger(Ledger):
     after = True
 
     def charge(
-        self, plan: hush.Plan, *, run: str, step: int, release: str, dimension: int | None = None
+        self,
+        plan: hush.Plan,
+        *,
+        run: str,
+        step: int,
+        release: str,
+        dimension: int | None = None,
+        arithmetic: Literal["proved", "assumed"] = "proved",
     ) -> None:
         self.left -= 1
         if self.left < 0 and not self.after:

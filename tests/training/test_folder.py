@@ -1,10 +1,13 @@
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 import hush
-from hush.core.errors import CheckpointError, InvalidPlan
-from hush.core.plan_file import read_plan
+from hush.core.errors import CheckpointError, InvalidPlan, LedgerError
+from hush.core.plan_file import read_plan, write_plan
+from hush.training import checkpoint
 from hush.training.folder import RunFolder
 
 PLAN = hush.Plan(
@@ -14,8 +17,8 @@ PLAN = hush.Plan(
 
 def test_it_keeps_its_plan_and_refuses_another(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a" / "run", PLAN, resume=False)
-    hush.Ledger(folder.ledger).close()
-    folder.begin(PLAN)
+    with hush.Ledger(folder.ledger) as ledger:
+        folder.begin(PLAN, ledger)
     assert read_plan(tmp_path / "a" / "run" / "plan.toml") == PLAN
     RunFolder(tmp_path / "a" / "run", PLAN, resume=True)
     with pytest.raises(CheckpointError, match="already holds a run"):
@@ -30,8 +33,91 @@ def test_metrics_after_the_checkpoint_are_dropped_and_torn_lines_too(tmp_path: P
     assert folder.metrics() == []
     for step in (5, 10, 15):
         folder.add_metrics({"step": step})
-    with (tmp_path / "metrics.jsonl").open("a") as file:
+    with (tmp_path / "metrics.jsonl").open("a") as file:  # cut short by a crash
         file.write('{"step": 2')
     assert folder.metrics(up_to=10) == [{"step": 5}, {"step": 10}]
     folder.add_metrics({"step": 15})
     assert folder.metrics() == [{"step": 5}, {"step": 10}, {"step": 15}]
+
+
+@pytest.mark.parametrize(
+    "line", ["oops}", "", "null", '{"loss": 1}', '{"step": "5"}', '{"step": 2{"step": 3}', "\udc80"]
+)
+def test_metrics_that_no_run_wrote_are_named_with_the_way_out(tmp_path: Path, line: str) -> None:
+    folder = RunFolder(tmp_path, PLAN, resume=True)
+    folder.add_metrics({"step": 5})
+    path = tmp_path / "metrics.jsonl"
+    with path.open("ab") as file:
+        file.write(line.encode(errors="surrogateescape") + b"\n")
+    folder.add_metrics({"step": 10})
+    before = path.read_bytes()
+    with pytest.raises(CheckpointError, match=rf"{path}, line 2.*delete the line, or the file"):
+        folder.metrics(up_to=10)
+    assert path.read_bytes() == before
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_reported_with_the_file_it_hit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path, PLAN, resume=True)
+    with hush.Ledger(folder.ledger) as ledger:
+        monkeypatch.setattr(os, "fsync", full_disk)
+        with pytest.raises(OSError, match=r"No space left.*unchanged.*resume.*anchor\.json"):
+            folder.begin(PLAN, ledger)
+        with pytest.raises(OSError, match=r"No space left.*plan\.toml"):
+            write_plan(PLAN, tmp_path / "plan.toml")
+        with pytest.raises(OSError, match=r"No space left.*checkpoint\.safetensors"):
+            checkpoint.save(folder.checkpoint, {"numbers": [1, 2]})
+        with pytest.raises(LedgerError, match=r"ledger\.jsonl.*No space left"):
+            ledger.charge(PLAN, run="r", step=1, release="a")
+    monkeypatch.undo()
+    monkeypatch.setattr(Path, "open", full_disk)
+    with pytest.raises(OSError, match=r"No space left.*metrics\.jsonl"):
+        folder.add_metrics({"step": 1})
+    monkeypatch.undo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.jsonl"]
+
+
+def test_a_crash_while_the_plan_is_written_leaves_a_folder_that_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "run", PLAN, resume=False)
+    with hush.Ledger(folder.ledger) as ledger:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", full_disk)
+            with pytest.raises(OSError, match="No space"):
+                folder.begin(PLAN, ledger)
+        again = RunFolder(tmp_path / "run", PLAN, resume=False)
+        again.begin(PLAN, ledger)
+    assert read_plan(tmp_path / "run" / "plan.toml") == PLAN
+
+
+def test_a_run_refused_before_it_began_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "a/run", PLAN, resume=False)
+    monkeypatch.setattr(RunFolder, "begin", lambda self, plan, ledger: full_disk())
+    with pytest.raises(OSError, match="No space"), hush.Ledger(folder.ledger) as ledger:
+        with folder.nothing_if_refused():
+            (tmp_path / "a/run/anchor.json").write_text("{}")
+            folder.begin(PLAN, ledger)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", [None, b"", b"[]", b'{"ledger": "other"}'])
+def test_another_ledger_than_the_run_s_is_noticed(tmp_path: Path, content: bytes | None) -> None:
+    folder = RunFolder(tmp_path, PLAN, resume=True)
+    with hush.Ledger(folder.ledger) as ledger:
+        folder.check_ledger(ledger)  # no run yet
+        folder.begin(PLAN, ledger)
+        folder.check_ledger(ledger)
+        if content is None:
+            (tmp_path / "anchor.json").unlink()
+        else:
+            (tmp_path / "anchor.json").write_bytes(content)
+        with pytest.raises(LedgerError, match=r"anchor\.json.*replaced.*Restore"):
+            folder.check_ledger(ledger)

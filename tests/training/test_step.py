@@ -579,3 +579,13 @@ def test_noise_and_norm_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(Unproved, match=r"clips in l_.*noise of exponent.*Clip with"):
             run(hush.Plan(sampling=hush.FullBatch(), clipping=clipping, noise=noise), 1)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_would_charge_and_draw_what_the_original_does(duplicate: Callable[[Any], Any]) -> None:
+    model, _ = problem()
+    step = hush.PrivateStep(
+        model, LOSS, torch.optim.SGD(model.parameters()), plan(), records=RECORDS
+    )
+    with pytest.raises(Unsupported, match="a PrivateStep cannot be copied or pickled"):
+        duplicate(step)

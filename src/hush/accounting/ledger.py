@@ -1,128 +1,226 @@
 """The ledger: an append-only file with one line per charge, on disk before the update is used.
 
-A line is one of
-
-    {"ledger": "hush", "version": 1}                            the first line
-    {"plan": DIGEST, "value": {...}}                            a plan, stored before its first charge
-    {"plan": DIGEST, "value": {...}, "dimension": D}            one whose cost grows with the dimension
-    {"charge": DIGEST, "run": RUN, "step": K, "release": R}     one step of that plan
-    {"torn": [DIGEST, ...]}                                     the line before was cut short
-
-`release` is what is released, or a fingerprint of it, which is public anyway. A run that resumes from
-a checkpoint repeats the steps after it with the same randomness: the same release costs nothing new,
-and another release under the same noise would reveal the difference of the two, so it is refused.
+`ledger_state.py` says what the lines are. A run that resumes from a checkpoint repeats the steps after
+it with the same randomness: the same release costs nothing new, and another release under the same
+noise would reveal the difference of the two, so it is refused.
 """
 
-import fcntl
-import json
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from hush.accounting.charge import spent
+from hush.accounting.hash_chain import chained, text_of
+from hush.accounting.ledger_state import Damaged, LedgerState, head_of
+from hush.accounting.locked_file import LockedFile
 from hush.accounting.mechanism import grows_with_dimension
-from hush.core.durable import sync_folder
-from hush.core.errors import HushError, LedgerError
-from hush.core.guarantee import Guarantee
+from hush.core.errors import InvalidValue, LedgerError
+from hush.core.guarantee import Arithmetic, Guarantee
 from hush.core.kind import as_path, check_kind
 from hush.core.number import check_count
 from hush.core.plan import Plan
+from hush.core.single_owner import SingleOwner
 
-_HEADER = {"ledger": "hush", "version": 1}
+_WORTH_FOLDING = 1000
+"""Fewer lines than this are read in less time than it takes to replace a file."""
 
 
-class Ledger:
-    """What has been charged; without a path it lives in memory only.
+class Ledger(SingleOwner):
+    """Append-only record of all charges; without a path it lives in memory only.
 
-    `read_only` looks at a file without locking or mending it, also while a run is writing to it.
+    Args:
+        path: the file, which is created if there is none. An empty file is refused: charges were lost.
+        read_only: look at the file without locking or mending it, also while a run is writing to it.
 
     **Guarantee.** `charge` returns only after the charge is on disk, so an update that is applied
     after it can never be missing from the file. docs/guarantees/ledger.md has the argument.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, read_only: bool = False) -> None:
-        self._file: int | None = None
-        self.path = None if path is None else as_path("path", path)
-        self._plans: dict[str, Plan] = {}
-        self._dimensions: dict[str, int] = {}
-        self._counts: Counter[str] = Counter()
-        self._releases: dict[tuple[str, int], tuple[str, str]] = {}
-        self._last: dict[str, int] = {}
+        self._file: LockedFile | None = None
         self._usable = not read_only
-        if self.path is not None and read_only:
-            self._read(self.path.read_bytes())
-        elif self.path is not None:
-            self._open(self.path)
+        self._process = os.getpid()
+        self._state = LedgerState()
+        self.path = None if path is None else as_path("path", path)
+        if self.path is None:
+            return
+        if not read_only:
+            self._file = LockedFile(self.path, self._state.header)
+        try:
+            self._read(self.path)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def counts(self) -> Mapping[Plan, int]:
         """How many steps of each plan have been charged."""
-        return {self._plans[digest]: count for digest, count in self._counts.items() if count}
+        return self._by_plan({})
 
     @property
     def releases(self) -> Sequence[str]:
-        """What was released by each charge whose line is whole, in order."""
-        return [release for _, release in self._releases.values()]
+        """The releases of each run's charges, in order; not those that were cut short or folded."""
+        return [release for run in self._state.runs.values() for release in run.releases]
 
     @property
     def dimensions(self) -> Mapping[Plan, int]:
         """The most parameters trained under each plan whose cost grows with their number."""
-        return {self._plans[digest]: size for digest, size in self._dimensions.items()}
+        return {self._state.plans[digest]: size for digest, size in self._state.dimensions.items()}
+
+    @property
+    def identity(self) -> str:
+        """The digest of the first line, which holds a random number: no two ledgers share it."""
+        return self._state.identity
+
+    @property
+    def voided(self) -> str | None:
+        """Why the guarantee no longer holds; None while it does."""
+        return self._state.void
 
     def epsilon(self, delta: float) -> Guarantee:
-        """The guarantee for everything charged so far, under all plans together."""
-        return spent(self.counts, delta, self.dimensions)
+        """The guarantee for everything charged so far, under all plans together.
+
+        Args:
+            delta: the probability that the bound on the privacy loss may fail.
+
+        Raises:
+            LedgerError: the ledger was declared void.
+        """
+        self._check_not_void()
+        guarantee = spent(self.counts, delta, self.dimensions)
+        return replace(guarantee, arithmetic="assumed") if self._state.assumed else guarantee
 
     def last_step(self, run: str) -> int:
         """The last step charged for a run, 0 if there is none."""
-        return self._last.get(run, 0)
+        return self._state.runs[run].last if run in self._state.runs else 0
+
+    def digest_at(self, run: str, step: int) -> str | None:
+        """The running digest just after a step was charged; None if that is not, or no longer, known.
+
+        A checkpoint that keeps it can tell whether a ledger still holds all charges up to that step.
+        """
+        known = self._state.runs.get(run)
+        if known is None:
+            return None
+        if known.folded is not None and known.folded[0] == step:
+            return known.folded[1]
+        index = known.kept(step)
+        return None if index is None else known.digest(index)
+
+    def check_charged(self, run: str, steps: int, digest: str | None) -> None:
+        """Raise unless all charges up to a checkpoint are here, as they were when it was written.
+
+        Args:
+            run: the checkpoint's run.
+            steps: how many steps it has taken; more on the ledger are fine, as they are repeated.
+            digest: what `digest_at` gave then.
+        """
+        if self.last_step(run) < steps:
+            raise LedgerError(
+                f"the checkpoint has taken {steps} steps of run {run} and the ledger {self.path} knows "
+                f"of {self.last_step(run)}: charges are missing. Use the ledger that was written beside "
+                "the checkpoint."
+            )
+        known = self.digest_at(run, steps)
+        if known is not None and digest is not None and known != digest:
+            raise LedgerError(
+                f"the ledger {self.path} is not the one that the checkpoint was charged to: at step "
+                f"{steps} of run {run} its digest is {known} and was {digest}. A charge may be missing. "
+                "Use the ledger that was written beside the checkpoint."
+            )
+
+    def counts_repeating(self, plan: Plan, run: str, step: int) -> Mapping[Plan, int]:
+        """The counts without charges cut short that a charge of this step will stand for.
+
+        Whoever plans how many steps a budget allows counts such a charge once: ledger.md, 4.
+        """
+        self._check_not_void()
+        return self._by_plan(self._state.settled(head_of(plan.digest, run, step)))
 
     def charge(
-        self, plan: Plan, *, run: str, step: int, release: str, dimension: int | None = None
+        self,
+        plan: Plan,
+        *,
+        run: str,
+        step: int,
+        release: str,
+        dimension: int | None = None,
+        arithmetic: Arithmetic = "proved",
     ) -> None:
         """Put one step of `plan` on disk; the very same release again costs nothing.
 
-        `dimension`, the number of parameters, is asked for where the cost grows with it.
+        Args:
+            plan: what is charged.
+            run: a name that stands for the randomness: another run draws other noise.
+            step: which step of the run; they are charged one after the other.
+            release: what is released, or a fingerprint of it.
+            dimension: the number of parameters, asked for where the cost grows with it.
+            arithmetic: whether the rounding of sums and noise is part of the proof.
+
+        Raises:
+            LedgerError: the step must not be applied.
         """
-        if not self._usable:
-            raise LedgerError(
-                f"the ledger {self.path} is closed or could not be written: without a charge on "
-                "record the step must not be applied. Open it again to go on."
-            )
+        self._check_usable()
+        self._check_not_void()
         check_kind("plan", plan, Plan)
         check_kind("run", run, str)
         check_kind("release", release, str)
         step = check_count("step", step, "the steps of a run are counted", 1)
-        known = self._releases.get((run, step))
-        if known == (plan.digest, release):
+        if arithmetic not in ("proved", "assumed"):
+            raise InvalidValue(
+                f'arithmetic={arithmetic!r} must be "proved" or "assumed": a guarantee says which.'
+            )
+        if self._repeated(plan, run, step, release):
             return
-        if known is not None:
-            raise LedgerError(
-                f"step {step} of run {run} was already released with another value or plan: two "
-                "releases under the same noise reveal the records' difference. Resume with the same "
-                "data, plan, machine and torch version, or reseed to draw (and pay for) new noise."
-            )
-        if step != self._last.get(run, step - 1) + 1:
-            raise LedgerError(
-                f"step {step} of run {run} does not follow step {self._last[run]}, the last charge: a "
-                "gap reads as a lost charge. Charge one step after the other."
-            )
+        # the release comes last: a line cut short before it discloses nothing of it
+        rounding = {} if arithmetic == "proved" else {"arithmetic": arithmetic}
+        entry = {"charge": plan.digest, "run": run, "step": step, **rounding, "release": release}
+        if not self._state.fits_torn(head_of(plan.digest, run, step), text_of(entry)):
+            raise self._another_release(run, step)
         size = self._size(plan, dimension)
-        if plan.digest not in self._plans or size > self._dimensions.get(plan.digest, 0):
+        if plan.digest not in self._state.plans or size > self._state.dimensions.get(plan.digest, 0):
             sized = {"dimension": size} if size else {}
             self._append({"plan": plan.digest, "value": plan.to_plain(), **sized})
-            self._know(plan, size)
-        self._append({"charge": plan.digest, "run": run, "step": step, "release": release})
-        self._count(plan.digest, run, step, release)
+        self._append(entry)
+
+    def void(self, reason: str) -> None:
+        """Put on record that the guarantee no longer holds: from here on none is given.
+
+        Args:
+            reason: what happened, e.g. that the model was moved outside of a private step.
+        """
+        check_kind("reason", reason, str)
+        self._check_usable()
+        self._state.void = self._state.void or reason  # holds here even if it cannot be written
+        self._append({"void": reason})
+
+    def compact(self, run: str, step: int) -> None:
+        """Fold all lines into one, without the releases of a run up to a step that is never repeated.
+
+        Called once a checkpoint of that step is on disk: a resumed run repeats only later ones. Counts,
+        plans, other runs and the running digest stay. A few lines are left as they are.
+        """
+        known = self._state.runs.get(run)
+        index = None if known is None else known.kept(step)
+        if not self._usable or known is None or index is None or index + 1 < _WORTH_FOLDING:
+            return
+        self._check_usable()
+        known.fold(step)
+        if self._file is not None:
+            try:
+                self._file.replace(self._state.folded_lines())
+            except BaseException:
+                self._usable = False  # what is here and what is on disk may differ
+                raise
 
     def close(self) -> None:
         """Let go of the file, so that another process may open it."""
         self._usable = False
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
             self._file = None
 
     def __enter__(self) -> Self:
@@ -139,84 +237,51 @@ class Ledger:
     def __del__(self) -> None:
         self.close()
 
-    def _open(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    def _read(self, path: Path) -> None:
+        state = self._state
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.close()
+            with path.open("rb") as file:
+                state.read(file)
+                file.seek(-1, os.SEEK_END)
+                if file.read() != b"\n":
+                    self._write(b"\n")
+            if state.unexplained:
+                self._append(state.torn_note())
+        except Damaged as damage:
+            reason = f" ({damage.reason})" if damage.reason else ""
             raise LedgerError(
-                f"the ledger {path} is open already, in this process or in another: two writers could "
-                "each spend the same budget. Close it there (step.ledger.close() where a PrivateStep "
-                "opened it), or wait for the other process to end."
+                f"the ledger {self.path} is damaged at line {damage.number}{reason}: charges may be "
+                "missing, so no epsilon can be given. Restore it from a copy, or start a new run on a "
+                "new ledger."
             ) from None
-        try:
-            self._read(path.read_bytes())
-        except HushError:
-            self.close()
-            raise
-        sync_folder(path.parent)
 
-    def _read(self, text: bytes) -> None:
-        *lines, tail = text.split(b"\n")
-        if not lines:
-            return self._begin(tail)
-        if tail:
-            self._write(b"\n")
-            lines.append(tail)
-        unreadable: list[bytes] = []  # lines that no "torn" note has explained yet
-        for number, line in enumerate(lines, start=1):
-            entry = _parse(line)
-            if entry is None and number > 1:
-                unreadable.append(line)
-            elif entry is None or (unreadable and "torn" not in entry):
-                raise self._damaged(number)
-            else:
-                unreadable.clear()
-                self._apply(entry, number)
-        if unreadable:
-            self._mend(unreadable, len(lines))
-        return None
+    def _by_plan(self, without: Mapping[str, int]) -> dict[Plan, int]:
+        counts = {digest: count - without.get(digest, 0) for digest, count in self._state.counts.items()}
+        return {self._state.plans[digest]: count for digest, count in counts.items() if count}
 
-    def _begin(self, tail: bytes) -> None:
-        """Write the first line; a first line cut short holds no charge and is written again."""
-        if self._file is None or not _header_line().startswith(tail):
-            raise self._damaged(1)
-        os.ftruncate(self._file, 0)
-        self._write(_header_line())
-
-    def _apply(self, entry: dict[str, Any], number: int) -> None:
-        """Take one readable line into account."""
-        if (entry == _HEADER) != (number == 1):
-            raise self._damaged(number)
-        match entry:
-            case {"ledger": _}:
-                pass
-            case {"plan": str(digest), "value": dict(value), **rest}:
-                try:
-                    plan, size = Plan.from_plain(value), rest.get("dimension", 0)
-                except HushError:
-                    raise self._damaged(number) from None
-                sized = isinstance(size, int) and size > 0
-                if plan.digest != digest or sized != grows_with_dimension(plan):
-                    raise self._damaged(number)
-                self._know(plan, size)
-            case {
-                "charge": str(digest),
-                "run": str(run),
-                "step": int(step),
-                "release": str(release),
-            }:
-                # A run charges one step after the other: a gap is a lost charge, and a step charged
-                # twice was released twice under the same noise.
-                if digest not in self._plans or step != self._last.get(run, step - 1) + 1:
-                    raise self._damaged(number)
-                self._count(digest, run, step, release)
-            case {"torn": list(digests)} if all(digest in self._plans for digest in digests):
-                self._counts.update(digests)
-            case _:
-                raise self._damaged(number)
+    def _repeated(self, plan: Plan, run: str, step: int, release: str) -> bool:
+        """Whether the very same step is on record; raise if another one is in its place."""
+        known = self._state.runs.get(run)
+        if known is None:
+            return False
+        index = known.kept(step)
+        if index is not None:
+            if (known.plans[index], known.releases[index]) != (plan.digest, release):
+                raise self._another_release(run, step)
+            return True
+        if known.folded is not None and step <= known.folded[0]:
+            raise LedgerError(
+                f"step {step} of run {run} was charged and a later checkpoint was written, up to step "
+                f"{known.folded[0]}: whether this is the same release is no longer on record, and "
+                "another one under the same noise would reveal the records' difference. Resume from "
+                "the newest checkpoint, or reseed to draw (and pay for) new noise."
+            )
+        if step != known.last + 1:
+            raise LedgerError(
+                f"step {step} of run {run} does not follow step {known.last}, the last charge: a gap "
+                "reads as a lost charge. Charge one step after the other."
+            )
+        return False
 
     def _size(self, plan: Plan, dimension: int | None) -> int:
         """The dimension to store with a plan: 0 where the cost has a limit without it."""
@@ -229,73 +294,49 @@ class Ledger:
             )
         return check_count("dimension", dimension, "parameters are counted", 1)
 
-    def _know(self, plan: Plan, size: int) -> None:
-        """Remember a plan, and the largest dimension it was charged for where that matters."""
-        self._plans[plan.digest] = plan
-        if size:
-            self._dimensions[plan.digest] = max(size, self._dimensions.get(plan.digest, 0))
-
-    def _mend(self, fragments: list[bytes], number: int) -> None:
-        """Keep a line cut short as charged, under every plan it may have named."""
-        digests = []
-        for fragment in fragments:
-            text = fragment.strip(b"\0")  # a power failure can leave zeros where a line was
-            candidates = [digest for digest in self._plans if _agrees(text, "charge", digest)]
-            if not candidates and not _agrees(text, "plan") and not _agrees(text, "torn"):
-                raise self._damaged(number)
-            digests += candidates
-        self._append({"torn": digests})
-        self._counts.update(digests)
-
-    def _count(self, digest: str, run: str, step: int, release: str) -> None:
-        self._counts[digest] += 1
-        self._releases[run, step] = (digest, release)
-        self._last[run] = step
-
-    def _append(self, entry: Mapping[str, Any]) -> None:
-        self._write(json.dumps(entry).encode() + b"\n")
+    def _append(self, entry: dict[str, Any]) -> None:
+        text = text_of(entry)
+        line, digest = chained(text, self._state.chain)
+        self._write(line)
+        self._state.apply(entry, text, digest)
 
     def _write(self, line: bytes) -> None:
         if self._file is None:
             return
         try:
-            written = os.write(self._file, line)
-            os.fsync(self._file)
+            self._file.append(line)
         except OSError as error:
             self._usable = False
-            raise self._unwritten(str(error)) from error
-        if written < len(line):
-            self._usable = False
-            raise self._unwritten(f"only {written} of {len(line)} bytes were written")
+            raise LedgerError(
+                f"the charge could not be written to {self.path} ({error}): a step that is not on "
+                "record must not be used, so it was not applied. Make room and resume from the last "
+                "checkpoint."
+            ) from error
 
-    def _unwritten(self, reason: str) -> LedgerError:
+    def _check_usable(self) -> None:
+        if not self._usable:
+            raise LedgerError(
+                f"the ledger {self.path} is closed or could not be written: without a charge on "
+                "record the step must not be applied. Open it again to go on."
+            )
+        if os.getpid() != self._process:
+            raise LedgerError(
+                f"the ledger {self.path} was opened by process {self._process} and this is a fork of "
+                "it: both would count on the same budget and draw the same noise. Charge in the process "
+                "that opened it, or give each process a ledger and a run of its own."
+            )
+
+    def _check_not_void(self) -> None:
+        if self._state.void is not None:
+            raise LedgerError(
+                f"the ledger {self.path} is void ({self._state.void}): what was charged no longer "
+                "covers what was released, so no epsilon can be given. Train a new model on a new "
+                "ledger."
+            )
+
+    def _another_release(self, run: str, step: int) -> LedgerError:
         return LedgerError(
-            f"the charge could not be written to {self.path} ({reason}): a step that is not on "
-            "record must not be used, so it was not applied. Make room and resume from the last "
-            "checkpoint."
+            f"step {step} of run {run} was already released with another value or plan: two "
+            "releases under the same noise reveal the records' difference. Resume with the same "
+            "data, plan, machine and torch version, or reseed to draw (and pay for) new noise."
         )
-
-    def _damaged(self, number: int) -> LedgerError:
-        return LedgerError(
-            f"the ledger {self.path} is damaged at line {number}: charges may be missing, so no "
-            "epsilon can be given. Restore it from a copy, or start a new run on a new ledger."
-        )
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """The line as an object, None if it is not one."""
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return None
-    return entry if isinstance(entry, dict) else None
-
-
-def _agrees(fragment: bytes, key: str, digest: str = "") -> bool:
-    """Whether a line cut short may have been the beginning of such an entry."""
-    beginning = (f'{{"{key}": "{digest}"' if digest else f'{{"{key}": ').encode()
-    return beginning.startswith(fragment) or fragment.startswith(beginning)
-
-
-def _header_line() -> bytes:
-    return json.dumps(_HEADER).encode() + b"\n"

@@ -1,7 +1,7 @@
 """`hush account`: what a plan, or a ledger, costs."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,8 +24,15 @@ from hush.cli.output import print_json
 from hush.core.errors import InvalidPlan
 from hush.core.plan_file import read_plan
 
+if TYPE_CHECKING:
+    from hush.accounting.ledger import Ledger
+
 
 def account(
+    run_dir: Annotated[
+        Path | None,
+        typer.Argument(help="Folder of a run: its ledger, checked against what is beside it."),
+    ] = None,
     noise: Noise = None,
     rate: Rate = None,
     records: Records = None,
@@ -42,22 +49,22 @@ def account(
 ) -> None:
     """Epsilon of a number of private steps, or of everything on a ledger.
 
+    A run's ledger is checked against its plan, anchor and checkpoint.
+
     Example: hush account --noise 1.0 --rate 0.01 --steps 10000
     """
     from hush.accounting.attacker import Attacker
     from hush.accounting.charge import spent
 
-    refuse_together(plan=plan, noise=noise)
-    refuse_together(ledger=ledger, dimension=dimension)
+    refuse_together(run_dir=run_dir, ledger=ledger, plan=plan, noise=noise)
+    refuse_together(run_dir=run_dir, ledger=ledger, dimension=dimension)
     refuse_together(plan=plan, rate=rate, batch_size=batch_size)
     refuse_together(steps=steps, epochs=epochs)
-    if ledger is not None:
-        from hush.accounting.ledger import Ledger
-
-        if not ledger.exists():
-            raise InvalidPlan(f"there is no ledger at {ledger}.")
-        held = Ledger(ledger, read_only=True)
+    notes: list[str] = []
+    if run_dir is not None or ledger is not None:
+        held, notes = _held(run_dir, ledger)
         counts, sizes = held.counts, held.dimensions
+        guarantee = held.epsilon(delta)
     else:
         if plan is not None:
             value = read_plan(plan)
@@ -66,18 +73,32 @@ def account(
         else:
             raise InvalidPlan(
                 "nothing to account for. Pass --noise with --rate and --steps, or --plan with "
-                "--steps, or --ledger."
+                "--steps, or a run's folder, or --ledger."
             )
         counts = {value: steps_of(steps, epochs, value)}
         sizes = {} if dimension is None else {value: dimension}
-    guarantee = spent(counts, delta, sizes)
+        guarantee = spent(counts, delta, sizes)
     attacker = Attacker(counts, sizes)
     if as_json:
         charged = [{"plan": each.to_plain(), "steps": count} for each, count in counts.items()]
         best = {"advantage": attacker.advantage, "success": attacker.success}
-        print_json({**guarantee.to_plain(), "attacker": best, "charged": charged})
+        print_json({**guarantee.to_plain(), "attacker": best, "charged": charged, "notes": notes})
         return
     print(guarantee)
     print(f"  {attacker}")
     for each, count in counts.items():
         print(f"  {count} steps of {each}")
+    for note in notes:
+        print(f"  {note}")
+
+
+def _held(run_dir: Path | None, path: Path | None) -> "tuple[Ledger, list[str]]":
+    """The ledger to account for, and what was or could not be checked."""
+    from hush.accounting.ledger import Ledger
+    from hush.training.run_check import checked_ledger
+
+    if run_dir is not None:
+        return checked_ledger(run_dir)
+    if path is None or not path.exists():
+        raise InvalidPlan(f"there is no ledger at {path}.")
+    return Ledger(path, read_only=True), []

@@ -1,22 +1,55 @@
 """Files that survive a crash: either the old content or the new, never half of one."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Put `content` at `path` in one step that a crash cannot split; `secret`: for its owner alone."""
+    """Put `content` at `path` in one step that a crash cannot split.
+
+    Args:
+        path: the file to write or replace.
+        content: all that it is to hold.
+        secret: whether its owner alone may read it.
+    """
     draft = path.with_name(path.name + ".draft")
-    with open(draft, "wb", opener=_for_owner if secret else None) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    sync_folder(path.parent)
+    with file_named(path, "what was there before is unchanged"):
+        try:
+            with open(draft, "wb", opener=_for_owner if secret else None) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)  # on a full disk it would keep the room that is missing
+            raise
+        sync_folder(path.parent)
 
 
-def _for_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+@contextmanager
+def file_named(path: Path, state: str) -> Iterator[None]:
+    """Name the file in an `OSError` from inside: "No space left on device" alone says of none.
+
+    Args:
+        path: the file that is written.
+        state: what is left of it if that fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        text = f"could not be written ({reason}): {state}. Make room or permit it, then resume"
+        raise type(error)(error.errno or 0, text, str(path)) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Create the folder and its parents so that their names survive a power failure."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in made:
+        sync_folder(each.parent)
 
 
 def sync_folder(folder: Path) -> None:
@@ -26,3 +59,7 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from hush.core.durable import replace_file
 from hush.core.errors import HushError, InvalidPlan
 from hush.core.plan import Plan
 
@@ -48,8 +49,8 @@ def read_plan(path: Path) -> Plan:
 
 
 def write_plan(plan: Plan, path: Path) -> None:
-    """Write the plan as TOML that `read_plan` gives back unchanged."""
-    path.write_text(plan_text(plan), encoding="utf-8")
+    """Write the plan as TOML that `read_plan` gives back unchanged; a crash leaves all of it or none."""
+    replace_file(path, plan_text(plan).encode())
 
 
 def plan_text(plan: Plan) -> str:

@@ -6,17 +6,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hush.core.durable import replace_file
+from hush.accounting.ledger import Ledger
+from hush.core.durable import file_named, replace_file
 from hush.core.errors import CheckpointError, InvalidPlan, LedgerError
 from hush.core.plan import Plan
 from hush.core.plan_file import read_plan, write_plan
+
+ANCHOR = "anchor.json"
 
 
 class RunFolder:
     """The files of one run (`hush train` adds `settings.json`, the choices that are in no plan).
 
-    `plan.toml`, `ledger.jsonl` and `metrics.jsonl` may be read by anyone who may see the model;
-    `checkpoint.safetensors` holds the generator and is secret; `model.safetensors` is the result.
+    `plan.toml`, `ledger.jsonl`, `anchor.json` (which ledger is the run's) and `metrics.jsonl` may be
+    read by anyone who may see the model; `checkpoint.safetensors` holds the generator and is secret;
+    `model.safetensors` is the result.
     """
 
     def __init__(self, path: Path, plan: Plan, *, resume: bool) -> None:
@@ -25,6 +29,7 @@ class RunFolder:
         self.weights = path / "model.safetensors"
         self._metrics = path / "metrics.jsonl"
         self._plan = path / "plan.toml"
+        self._anchor = path / ANCHOR
         self._made = [each for each in (path, *path.parents) if not each.exists()]
         self._first = not self.ledger.exists()
         if resume and not path.is_dir():
@@ -53,6 +58,11 @@ class RunFolder:
                 "ledger.jsonl, or start a new run in a new directory."
             )
 
+    def check_ledger(self, ledger: Ledger) -> None:
+        """Raise if there is a run and another ledger than the one that it began with."""
+        if self._plan.exists():
+            check_anchor(self._anchor, ledger.identity)
+
     @contextmanager
     def nothing_if_refused(self) -> Iterator[None]:
         """Take back the ledger, which must be locked, and folders of a run refused before it began.
@@ -64,21 +74,26 @@ class RunFolder:
         except BaseException:
             if self._first and not self._plan.exists():
                 self.ledger.unlink(missing_ok=True)
+                self._anchor.unlink(missing_ok=True)
                 for folder in self._made:
                     with suppress(OSError):
                         folder.rmdir()
             raise
 
-    def begin(self, plan: Plan) -> None:
-        """Put the plan beside the ledger, which must be there already: the plan says a run exists."""
+    def begin(self, plan: Plan, ledger: Ledger) -> None:
+        """Put the anchor and then the plan beside the ledger: the plan says that a run exists."""
+        replace_file(self._anchor, (json.dumps({"ledger": ledger.identity}) + "\n").encode())
         write_plan(plan, self._plan)
 
     def metrics(self, up_to: int | None = None) -> list[dict[str, Any]]:
         """The lines written so far; with `up_to`, those after that step are dropped for good."""
         if not self._metrics.exists():
             return []
-        lines = [line for line in self._metrics.read_text().split("\n") if line.endswith("}")]
-        kept = [entry for entry in map(json.loads, lines) if up_to is None or entry["step"] <= up_to]
+        *lines, _ = self._metrics.read_bytes().split(
+            b"\n"
+        )  # what follows the last newline was cut short
+        entries = [self._measured(line, number) for number, line in enumerate(lines, start=1)]
+        kept = [entry for entry in entries if up_to is None or entry["step"] <= up_to]
         if up_to is not None:
             text = "".join(json.dumps(entry) + "\n" for entry in kept)
             replace_file(self._metrics, text.encode())
@@ -86,5 +101,41 @@ class RunFolder:
 
     def add_metrics(self, entry: dict[str, Any]) -> None:
         """Append one line."""
-        with self._metrics.open("a") as file:
+        with (
+            file_named(
+                self._metrics, "its last line may be cut short, and a resumed run writes it again"
+            ),
+            self._metrics.open("a") as file,
+        ):
             file.write(json.dumps(entry) + "\n")
+
+    def _measured(self, line: bytes, number: int) -> dict[str, Any]:
+        """The metrics of one line."""
+        try:
+            entry = json.loads(line)
+            if type(entry["step"]) is int:
+                return dict(entry)
+            reason = "its step is no whole number"
+        except (ValueError, KeyError, TypeError) as error:
+            reason = str(error)
+        raise CheckpointError(
+            f"{self._metrics}, line {number}, is not what a run writes there ({reason}): it was changed "
+            "by something else. No charge depends on it: delete the line, or the file, and resume."
+        )
+
+
+def check_anchor(anchor: Path, identity: str) -> None:
+    """Raise unless the ledger of that identity is the one that the run began with."""
+    try:
+        known = json.loads(anchor.read_bytes())["ledger"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LedgerError(
+            f"{anchor} cannot be read ({error}), so that a ledger which was replaced would go "
+            "unnoticed. Restore it, or start a new run in a new directory."
+        ) from None
+    if known != identity:
+        raise LedgerError(
+            f"the ledger beside {anchor} begins with {identity} and the run with {known}: it was "
+            "replaced, and what the run spent is not on it. Restore ledger.jsonl, or start a new run in "
+            "a new directory."
+        )

@@ -137,7 +137,7 @@ def train(
         # before the folder says that a run exists: refused data must leave the name free
         batches = step.batches(data, steps=max(0, end - step.steps))
         if folder and not folder.checkpoint.exists():
-            folder.begin(plan)
+            folder.begin(plan, ledger)
             _keep(folder, step, scheduler)
         with RunProgress(end, step.steps, shown=progress) as bar:
             for batch in batches:
@@ -159,6 +159,7 @@ def train(
                 if folder:
                     folder.add_metrics(newest)
                     _keep(folder, step, scheduler)
+                ledger.compact(step.run, step.steps)  # no resumed run goes back before the checkpoint
         if folder:
             checkpoint.save_weights(folder.weights, model)
         return Run(
@@ -179,7 +180,15 @@ def _last_step(
     Steps on the ledger beyond the checkpoint are repeated, not paid again, so they always fit.
     """
     charged = max(step.ledger.last_step(step.run), step.steps)
-    counts, sizes = dict(step.ledger.counts), dict(step.ledger.dimensions)
+    before, sizes = step.ledger.counts, dict(step.ledger.dimensions)
+    once = step.ledger.counts_repeating(step.plan, step.run, charged + 1)
+    if (
+        once != before
+        and (wanted or charged + 1) > charged
+        and steps_within(step.plan, budget, once, sizes)
+    ):
+        before = once  # the next step is charged together with the one that was cut short
+    counts = dict(before)
     already = spent(counts, budget.delta, sizes).epsilon.upper
     if already > budget.epsilon:
         raise BudgetExceeded(
@@ -192,7 +201,7 @@ def _last_step(
         counts[step.plan] = counts.get(step.plan, 0) + max(0, wanted - charged)
         if spent(counts, budget.delta, sizes).epsilon.upper <= budget.epsilon:
             return wanted, "steps"
-    limit = charged + steps_within(step.plan, budget, step.ledger.counts, sizes)
+    limit = charged + steps_within(step.plan, budget, before, sizes)
     if limit == 0:
         one = spent({step.plan: 1}, budget.delta, sizes).epsilon.upper
         raise BudgetExceeded(
@@ -215,6 +224,7 @@ def _keep(folder: RunFolder, step: PrivateStep, scheduler: Scheduler | None) -> 
 
 def _resume(folder: RunFolder, step: PrivateStep, scheduler: Scheduler | None) -> list[dict[str, Any]]:
     """Bring everything to where the last checkpoint left it; return the metrics up to there."""
+    folder.check_ledger(step.ledger)
     if not folder.checkpoint.exists():
         return []
     state = checkpoint.load(folder.checkpoint)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hush.core.errors import CheckpointError, LedgerError
+from hush.core.errors import CheckpointError
 from hush.core.kind import check_kind
 from hush.core.randomness import SystemSource
 
@@ -28,6 +28,7 @@ def state_of(step: "PrivateStep") -> dict[str, Any]:
     return {
         **_facts(step),
         "run": step.run,
+        "ledger": step.ledger.digest_at(step.run, step.steps),
         "steps": step.steps,
         "skipped": step.skipped,
         "accepted": step.accepted,
@@ -91,12 +92,7 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
             raise CheckpointError(
                 f"the checkpoint has {name}={state[name]!r}, which is no number: damaged."
             )
-    if step.ledger.last_step(state["run"]) < state["steps"]:
-        raise LedgerError(
-            f"the checkpoint has taken {state['steps']} steps of run {state['run']} and the ledger "
-            f"{step.ledger.path} knows of {step.ledger.last_step(state['run'])}: charges are missing. "
-            "Use the ledger that was written beside the checkpoint."
-        )
+    step.ledger.check_charged(state["run"], state["steps"], state["ledger"])
 
 
 def _facts(step: "PrivateStep") -> dict[str, Any]:

@@ -19,6 +19,7 @@ from hush.core.number import check_count
 from hush.core.plan import Plan
 from hush.core.randomness import SystemSource, cryptographic, source_for
 from hush.core.selective import Selective
+from hush.core.single_owner import SingleOwner
 from hush.core.tape import ClippedSum
 from hush.gradients.admissible import check_model, check_optimizer, per_record
 from hush.gradients.frame import Frame, FramedTape
@@ -46,7 +47,7 @@ _DOUBLE = 2.0**-30
 """Share of its bound by which rounding in double precision lets a record move a sum more than that."""
 
 
-class PrivateStep:
+class PrivateStep(SingleOwner):
     """Runs the steps of a plan on a model and charges each one.
 
     **Guarantee.** Everything that the steps on its ledger released (the weights, the optimizer's

@@ -1,0 +1,84 @@
+"""A run's ledger held against the plan, the anchor and the checkpoint beside it; needs no torch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors
+
+from hush.accounting.ledger import Ledger
+from hush.core.errors import HushError, LedgerError
+from hush.core.plan import Plan
+from hush.core.plan_file import read_plan
+from hush.training.folder import ANCHOR, check_anchor
+
+
+def checked_ledger(folder: Path) -> tuple[Ledger, list[str]]:
+    """The ledger of a run, read-only, and notes on what it was checked against.
+
+    Args:
+        folder: the run's directory, as `hush.train` or `hush train` wrote it.
+
+    Raises:
+        LedgerError: something does not fit; the error says all that does not.
+    """
+    ledger = folder / "ledger.jsonl"
+    if not ledger.is_file():
+        raise LedgerError(
+            f"{folder} has no ledger.jsonl: what was spent is not known. Name the folder of a run, or "
+            "restore the file."
+        )
+    held = Ledger(ledger, read_only=True)
+    plan, misfits = None, []
+    try:
+        plan = read_plan(folder / "plan.toml")
+    except HushError as error:
+        misfits.append(str(error))
+    try:
+        check_anchor(folder / ANCHOR, held.identity)
+    except HushError as error:
+        misfits.append(str(error))
+    try:
+        notes = _check_checkpoint(folder / "checkpoint.safetensors", held, plan)
+    except HushError as error:
+        misfits.append(str(error))
+    if misfits:
+        raise LedgerError(
+            f"{folder} does not fit together:\n" + "\n".join(f"- {each}" for each in misfits)
+        )
+    return held, notes
+
+
+def _check_checkpoint(path: Path, ledger: Ledger, plan: Plan | None) -> list[str]:
+    """Notes on the comparison with the checkpoint; raise where it does not fit."""
+    try:
+        state = _state(path)
+    except (FileNotFoundError, PermissionError) as error:
+        return [
+            f"fits its plan and anchor; not held against the checkpoint ({error.strerror}), so that the "
+            "newest charges may be missing"
+        ]
+    except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise LedgerError(
+            f"{path} is damaged ({error}): whether the newest charges are missing cannot be told. "
+            "Restore it, or move it away to account for the ledger alone."
+        ) from None
+    if plan is not None and state["plan"] != plan.digest:
+        raise LedgerError(
+            f"{path} is of a run of another plan than plan.toml, {plan}. Restore the one that was "
+            "replaced."
+        )
+    ledger.check_charged(state["run"], state["steps"], state["ledger"])
+    if state["steps"] and plan is not None and plan not in ledger.counts:
+        raise LedgerError(f"{ledger.path} has no charge of plan.toml, {plan}. Restore that plan.toml.")
+    return [f"fits its plan, anchor and checkpoint (of step {state['steps']})"]
+
+
+def _state(path: Path) -> dict[str, Any]:
+    """The plain values of the step's state in a checkpoint, without the tensors."""
+    with path.open("rb"):  # says which of missing and forbidden it is
+        pass
+    with safetensors.safe_open(path, framework="numpy") as file:
+        whole = dict(json.loads(file.metadata()["state"])["dict"])
+    state = dict(whole["step"]["dict"])
+    return {name: state[name] for name in ("plan", "run", "steps", "ledger")}
