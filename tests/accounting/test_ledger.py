@@ -132,6 +132,8 @@ def test_a_torn_charge_is_not_repeated_with_another_release(path: Path) -> None:
     with hush.Ledger(path) as ledger:
         with pytest.raises(LedgerError, match="already released with another value"):
             ledger.charge(PLAN, run="r", step=3, release="0123456f89abcdef")
+        with pytest.raises(LedgerError, match="already released with another value"):
+            ledger.charge(OTHER, run="r", step=3, release="0123456789abcdef")
         assert ledger.counts == {PLAN: 3}
         ledger.charge(PLAN, run="reseeded", step=3, release="0123456f89abcdef")
         assert ledger.counts == {PLAN: 4}, "other noise: both were released"

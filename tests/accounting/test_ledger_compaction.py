@@ -212,3 +212,24 @@ def test_a_full_disk_while_compacting_is_named_and_loses_nothing(
             fill(ledger, range(21, 22))
     with hush.Ledger(path) as ledger:
         assert ledger.counts == {PLAN: 20}
+
+
+def test_a_void_ledger_stays_void(path: Path) -> None:
+    with hush.Ledger(path) as ledger:
+        fill(ledger, range(1, 21))
+        ledger.void("moved")
+        ledger.compact("r", 20)
+    assert hush.Ledger(path, read_only=True).voided == "moved"
+
+
+def test_a_link_to_the_file_and_its_permissions_stay(tmp_path: Path) -> None:
+    link, real = tmp_path / "link.jsonl", tmp_path / "elsewhere" / "real.jsonl"
+    link.symlink_to(real)
+    with hush.Ledger(link) as ledger:
+        real.chmod(0o640)
+        fill(ledger, range(1, 21))
+        ledger.compact("r", 20)
+        fill(ledger, range(21, 22))
+    assert link.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o640
+    assert hush.Ledger(real, read_only=True).counts == {PLAN: 21}

@@ -100,11 +100,14 @@ def test_a_run_refused_before_it_began_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(tmp_path / "a/run", PLAN, resume=False)
-    monkeypatch.setattr(RunFolder, "begin", lambda self, plan, ledger: full_disk())
-    with pytest.raises(OSError, match="No space"), hush.Ledger(folder.ledger) as ledger:
-        with folder.nothing_if_refused():
-            (tmp_path / "a/run/anchor.json").write_text("{}")
+
+    def refused() -> None:
+        with hush.Ledger(folder.ledger) as ledger, folder.nothing_if_refused():
             folder.begin(PLAN, ledger)
+
+    monkeypatch.setattr("hush.training.folder.write_plan", full_disk)  # the anchor is there already
+    with pytest.raises(OSError, match="No space"):
+        refused()
     assert not list(tmp_path.iterdir())
 
 

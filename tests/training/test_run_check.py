@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import hush
-from hush.core.errors import LedgerError
+from hush.core.errors import BudgetExceeded, LedgerError
+from hush.training.loop import Run
 from hush.training.run_check import checked_ledger
 
 PLAN = hush.Plan(
@@ -20,7 +21,7 @@ ENOUGH = hush.Budget(epsilon=1e3, delta=1e-5)
 
 def train(
     folder: Path, steps: int, *, resume: bool = False, budget: hush.Budget = ENOUGH, seed: int = 7
-) -> hush.training.loop.Run:
+) -> Run:
     torch.manual_seed(5)
     data = torch.randn(20, 3), torch.randint(0, 2, (20,))
     model = nn.Linear(3, 2)
@@ -128,14 +129,14 @@ def test_what_does_not_fit_is_neither_accounted_for_nor_resumed(
 def test_another_plan_beside_it_is_noticed(run: Path) -> None:
     plan = run / "plan.toml"
     plan.write_text(plan.read_text().replace("multiplier = 1.0", "multiplier = 9.0"))
-    with pytest.raises(LedgerError, match="another plan than plan.toml"):
+    with pytest.raises(LedgerError, match=r"another plan than plan\.toml"):
         checked_ledger(run)
 
 
 def test_a_damaged_checkpoint_is_named_and_a_missing_one_noted(run: Path) -> None:
     path = run / "checkpoint.safetensors"
     path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(LedgerError, match="checkpoint.safetensors is damaged"):
+    with pytest.raises(LedgerError, match=r"checkpoint\.safetensors is damaged"):
         checked_ledger(run)
     path.unlink()
     assert "not held against the checkpoint" in checked_ledger(run)[1][0]
@@ -190,5 +191,5 @@ def test_a_torn_charge_that_will_not_be_repeated_stays_within_the_budget(run: Pa
     ledger = run / "ledger.jsonl"
     ledger.write_bytes(ledger.read_bytes()[:-60])
     less = hush.Budget(epsilon=hush.epsilon(PLAN, steps=8, delta=1e-5).epsilon.upper, delta=1e-5)
-    with pytest.raises(hush.errors.BudgetExceeded, match="the ledger holds charges"):
+    with pytest.raises(BudgetExceeded, match="the ledger holds charges"):
         train(run, 8, resume=True, budget=less)

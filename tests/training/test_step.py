@@ -1,7 +1,9 @@
 import copy
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -584,8 +586,6 @@ def test_noise_and_norm_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_copy_would_charge_and_draw_what_the_original_does(duplicate: Callable[[Any], Any]) -> None:
     model, _ = problem()
-    step = hush.PrivateStep(
-        model, LOSS, torch.optim.SGD(model.parameters()), plan(), records=RECORDS
-    )
+    step = hush.PrivateStep(model, LOSS, torch.optim.SGD(model.parameters()), plan(), records=RECORDS)
     with pytest.raises(Unsupported, match="a PrivateStep cannot be copied or pickled"):
         duplicate(step)

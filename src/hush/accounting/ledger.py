@@ -178,7 +178,7 @@ class Ledger(SingleOwner):
         # the release comes last: a line cut short before it discloses nothing of it
         rounding = {} if arithmetic == "proved" else {"arithmetic": arithmetic}
         entry = {"charge": plan.digest, "run": run, "step": step, **rounding, "release": release}
-        if not self._state.fits_torn(head_of(plan.digest, run, step), text_of(entry)):
+        if not self._state.fits_torn(run, step, text_of(entry)):
             raise self._another_release(run, step)
         size = self._size(plan, dimension)
         if plan.digest not in self._state.plans or size > self._state.dimensions.get(plan.digest, 0):
@@ -205,7 +205,9 @@ class Ledger(SingleOwner):
         """
         known = self._state.runs.get(run)
         index = None if known is None else known.kept(step)
-        if not self._usable or known is None or index is None or index + 1 < _WORTH_FOLDING:
+        if known is None or index is None or index + 1 < _WORTH_FOLDING:
+            return
+        if not self._usable or self._state.void is not None:  # nothing more is charged to it
             return
         self._check_usable()
         known.fold(step)

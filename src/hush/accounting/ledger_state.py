@@ -139,12 +139,10 @@ class LedgerState:
         self.chain = digest
         self.lines += 1
 
-    def fits_torn(self, head: bytes, text: bytes) -> bool:
-        """Whether a charge agrees with all that was cut short of the same run and step.
-
-        `head` is the beginning of the charge's text, up to and with the step.
-        """
-        return all(_agree(text, torn) for torn, _ in self._torn if torn.startswith(head))
+    def fits_torn(self, run: str, step: int, text: bytes) -> bool:
+        """Whether a charge agrees with all that was cut short of the same run and step."""
+        heads = tuple(head_of(plan, run, step) for plan in self.plans) if self._torn else ()
+        return all(_agree(text, torn) for torn, _ in self._torn if torn.startswith(heads))
 
     def settled(self, head: bytes) -> Counter[str]:
         """The charges that were cut short and will not count beside one that begins like this."""

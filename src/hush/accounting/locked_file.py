@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,8 +22,8 @@ class LockedFile:
 
     def __init__(self, path: Path, beginning: bytes) -> None:
         """Open and lock the file at `path`; one that is not there is made to hold `beginning`."""
+        self.path = path = path.resolve()  # a new file takes the place of the file, not of a link to it
         make_folder(path.parent)
-        self.path = path
         self._handle = -1
         while self._handle < 0:
             try:
@@ -43,6 +44,7 @@ class LockedFile:
         draft = self.path.with_name(self.path.name + ".compact")
         with file_named(self.path, "no charge was lost"):
             handle = _locked(draft, self.path, os.O_CREAT)
+            os.fchmod(handle, stat.S_IMODE(os.fstat(self._handle).st_mode))
             self._rename(handle, draft, b"".join(lines))
             os.close(self._handle)
             self._handle = handle
