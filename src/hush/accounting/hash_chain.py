@@ -41,7 +41,7 @@ def entry_of(line: bytes, before: str) -> tuple[dict[str, Any], bytes, str] | No
         BrokenChain: the line is whole and something before it, or it, is not as it was written.
     """
     try:
-        entry = json.loads(line)
+        entry = json.loads(line.decode())
     except ValueError:
         return None
     text, key, rest = line.rstrip(b"\n").rpartition(_KEY)
