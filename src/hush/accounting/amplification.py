@@ -25,8 +25,16 @@ class Pair(Enum):
     ANY = "nothing"
 
 
-def amplify(base: npt.ArrayLike, rate: float, pair: Pair) -> Array:
-    """D_a of one sampled step at a = 2, 3, ..., from `base`, its D_a at the same orders unsampled.
+def amplify(
+    base: npt.ArrayLike, rate: float, pair: Pair, orders: npt.ArrayLike | None = None
+) -> Array:
+    """Rényi divergences D_a of one Poisson-subsampled step, from those without sampling.
+
+    Args:
+        base: D_a without sampling at a = 2, 3, ..., each whole order up to the largest.
+        rate: the probability that a record takes part.
+        pair: what is known of the two laws before sampling.
+        orders: the whole orders that are wanted; every order of `base` unless given.
 
     **Guarantee.** An upper bound on both directions, if `base` bounds both (each order may have its
     own worst case): docs/guarantees/coordinate-wise.md, "Input sampling".
@@ -41,9 +49,10 @@ def amplify(base: npt.ArrayLike, rate: float, pair: Pair) -> Array:
             f"base={base!r} must be a list of divergences >= 0 at the orders 2, 3, ...: the sum over "
             "who takes part needs every whole order up to the largest. Pass e.g. base=[0.5, 0.75]."
         )
+    wanted = np.arange(2, len(unsampled) + 2) if orders is None else np.asarray(orders).astype(int)
     if rate == 1:
-        return unsampled.copy()
-    return np.array([_one(unsampled[: a - 1], rate, pair) for a in range(2, len(unsampled) + 2)])
+        return unsampled[wanted - 2]
+    return np.array([_one(unsampled[: a - 1], rate, pair) for a in wanted])
 
 
 def _one(unsampled: Array, rate: float, pair: Pair) -> float:

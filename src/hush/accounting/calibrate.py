@@ -70,9 +70,9 @@ def calibrate(
         noisy, counts = with_noise(1 / precision), Counter(spent)
         counts[noisy] += steps
         size = {noisy: dimension} if dimension else None
-        return charge.spent(counts, budget.delta, size).epsilon.upper
+        return charge.upper_epsilon(counts, budget.delta, size)
 
-    before = charge.spent(spent, budget.delta).epsilon.upper if spent else 0.0
+    before = charge.upper_epsilon(spent, budget.delta) if spent else 0.0
     if before > budget.epsilon:
         raise BudgetExceeded(
             f"epsilon={before:g} was spent before, more than epsilon={budget.epsilon:g} at "
@@ -106,7 +106,7 @@ def steps_within(
     def cost(further: float) -> float:
         counts = Counter(spent)
         counts[plan] += int(further)
-        return charge.spent(counts, budget.delta, dimension).epsilon.upper
+        return charge.upper_epsilon(counts, budget.delta, dimension)
 
     if cost(1) > budget.epsilon:
         return 0
@@ -135,7 +135,7 @@ def rate_within(plan: Plan, budget: Budget, steps: int, dimension: int | None = 
         return replace(plan, sampling=Poisson(rate=rate))
 
     def cost(rate: float) -> float:
-        return charge.epsilon(with_rate(rate), steps, budget.delta, dimension).epsilon.upper
+        return charge.upper_epsilon({with_rate(rate): steps}, budget.delta, dimension)
 
     rate = largest(cost, budget.epsilon, start=0.01, low=_LEAST_RATE, high=1.0, whole=False)
     if rate is None:

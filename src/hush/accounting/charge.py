@@ -48,9 +48,9 @@ _EPSILON = Range(at_least=0, why="a privacy loss below zero is none", example=1.
 Dimension = int | Mapping[Plan, int] | None
 """The number of parameters: of all models, or of those trained by some of the plans, or not known."""
 
-# High orders take long: they are worked out as long as higher ones are better.
+# High orders take long: a few more are worked out at a time, as long as higher ones could be better.
 _COARSE = 6
-_STAGES = (20, 36, 44, 52, len(WHOLE_ORDERS))
+_STAGES = (8, 14, 20, 26, *range(31, len(WHOLE_ORDERS), 3), len(WHOLE_ORDERS))
 # Trials are charged at any order above 1; the low ones decide where epsilon is large.
 _TRIAL_ORDERS: Array = np.append([1.1, 1.2, 1.35, 1.5, 1.75], WHOLE_ORDERS)
 
@@ -149,20 +149,37 @@ def spent(counts: Mapping[Plan, int], delta: float, dimension: Dimension = None)
     if _drawn(steps) <= delta:
         return Guarantee(epsilon=Bound(lower=0.0, upper=0.0), delta=delta)
     bound = pld.epsilon(_one_hot(steps), delta)
-    if any(isinstance(step, CoordinateWise | Trial) for step in steps):
-        missed = _given_up(steps)
-        upper = math.inf
-        if missed < delta:
-            upper = 2 * missed + _renyi(
-                steps,
-                lambda total, orders: converted(total, orders, delta - missed),
-                lambda one_hot: pld.epsilon(one_hot, delta).lower,
-            )
-        whole = _unthinned(steps)
-        if whole is not None:
-            upper = min(upper, pld.epsilon(whole, delta).upper)
-        bound = _agreed(bound.lower, upper)
+    if _by_renyi(steps):
+        bound = _agreed(bound.lower, _upper(steps, delta))
     return Guarantee(epsilon=_attained(counts, bound), delta=delta, basis=_basis(steps))
+
+
+def upper_epsilon(counts: Mapping[Plan, int], delta: float, dimension: Dimension = None) -> float:
+    """The upper end of `spent`'s epsilon: all that a search needs, and often much cheaper."""
+    delta = DELTA["range"].check("delta", delta)
+    steps = _merged(counts, dimension)
+    if _drawn(steps) <= delta:
+        return 0.0
+    return _upper(steps, delta) if _by_renyi(steps) else pld.epsilon(_one_hot(steps), delta).upper
+
+
+def _by_renyi(steps: Mapping[Simple, int]) -> bool:
+    """Whether a step's upper bound comes from Rényi divergences, for want of a dominating pair."""
+    return any(isinstance(step, CoordinateWise | Trial) for step in steps)
+
+
+def _upper(steps: Mapping[Simple, int], delta: float) -> float:
+    """The upper bound on epsilon at `delta` of steps of which some are charged by Rényi divergences."""
+    missed = _given_up(steps)
+    upper = math.inf
+    if missed < delta:
+        upper = 2 * missed + _renyi(
+            steps,
+            lambda total, orders: converted(total, orders, delta - missed),
+            lambda one_hot: pld.epsilon(one_hot, delta).lower,
+        )
+    whole = _unthinned(steps)
+    return upper if whole is None else min(upper, pld.epsilon(whole, delta).upper)
 
 
 def delta(counts: Mapping[Plan, int], epsilon: float, dimension: Dimension = None) -> Bound:
@@ -170,7 +187,7 @@ def delta(counts: Mapping[Plan, int], epsilon: float, dimension: Dimension = Non
     epsilon = _EPSILON.check("epsilon", epsilon)
     steps = _merged(counts, dimension)
     bound = pld.delta(_one_hot(steps), epsilon)
-    if any(isinstance(step, CoordinateWise | Trial) for step in steps):
+    if _by_renyi(steps):
         missed = _given_up(steps)
         upper = _renyi(
             steps,
@@ -287,10 +304,11 @@ def _renyi(
         unsampled[whole] += count
     best = math.inf
     for few in _STAGES if unsampled != steps else ():
-        found = convert(*_total(steps, WHOLE_ORDERS[:few]))
-        if found >= best:
+        total, orders = _total(steps, WHOLE_ORDERS[:few])
+        best = min(best, convert(total, orders))
+        later = WHOLE_ORDERS[few:]
+        if not len(later) or convert(_extrapolated(total, orders, later), later) >= best:
             break
-        best = found
     if certain(_one_hot(unsampled)) < best:
         some = np.arange(0, len(ORDERS), _COARSE)
         total, orders = _total(unsampled, ORDERS[some])
@@ -299,6 +317,19 @@ def _renyi(
         near = some[int(np.argmin(each))]
         best = min(best, convert(*_total(unsampled, ORDERS[max(0, near - _COARSE) : near + _COARSE])))
     return best
+
+
+def _extrapolated(divergences: Array, orders: Array, later: Array) -> Array:
+    """Divergences at `later` orders if (a - 1) D_a went on as a straight line: being convex, no less.
+
+    It decides only whether higher orders are worth working out.
+    """
+    if not np.isfinite(divergences[-2:]).all():
+        return np.full(len(later), np.inf)
+    before, last = ((orders - 1) * divergences)[-2:]
+    slope = (last - before) / (orders[-1] - orders[-2])
+    found: Array = (last + slope * (later - orders[-1])) / (later - 1)
+    return found
 
 
 def _total(steps: Mapping[Simple, int], orders: Array) -> tuple[Array, Array]:
