@@ -25,9 +25,7 @@ class Pair(Enum):
     ANY = "nothing"
 
 
-def amplify(
-    base: npt.ArrayLike, rate: float, pair: Pair, orders: npt.ArrayLike | None = None
-) -> Array:
+def amplify(base: npt.ArrayLike, rate: float, pair: Pair, orders: npt.ArrayLike | None = None) -> Array:
     """Rényi divergences D_a of one Poisson-subsampled step, from those without sampling.
 
     Args:
@@ -51,7 +49,8 @@ def amplify(
         )
     wanted = np.arange(2, len(unsampled) + 2) if orders is None else np.asarray(orders).astype(int)
     if rate == 1:
-        return unsampled[wanted - 2]
+        chosen: Array = unsampled[wanted - 2]
+        return chosen
     return np.array([_one(unsampled[: a - 1], rate, pair) for a in wanted])
 
 

@@ -21,6 +21,14 @@ _MOST_STEPS = 10**12
 _LEAST_RATE = 1e-9
 # How far below the budget a calibrated charge may end, relatively.
 _SLACK = 1e-3
+# Interpolations in a row that may fail to halve the bracket before it is bisected.
+_PATIENCE = 2
+# A bracket narrower than this, relatively, is not worth a further evaluation.
+_NARROW = 1e-6
+# A cost that is certainly this many times the budget need not be known more closely.
+_FAR = 8.0
+
+Point = tuple[float, float]
 
 _NOTHING: Mapping[Plan, int] = MappingProxyType({})
 
@@ -70,7 +78,7 @@ def calibrate(
         noisy, counts = with_noise(1 / precision), Counter(spent)
         counts[noisy] += steps
         size = {noisy: dimension} if dimension else None
-        return charge.upper_epsilon(counts, budget.delta, size)
+        return charge.upper_epsilon(counts, budget.delta, size, ceiling=_FAR * budget.epsilon)
 
     before = charge.upper_epsilon(spent, budget.delta) if spent else 0.0
     if before > budget.epsilon:
@@ -106,7 +114,7 @@ def steps_within(
     def cost(further: float) -> float:
         counts = Counter(spent)
         counts[plan] += int(further)
-        return charge.upper_epsilon(counts, budget.delta, dimension)
+        return charge.upper_epsilon(counts, budget.delta, dimension, ceiling=_FAR * budget.epsilon)
 
     if cost(1) > budget.epsilon:
         return 0
@@ -135,7 +143,8 @@ def rate_within(plan: Plan, budget: Budget, steps: int, dimension: int | None = 
         return replace(plan, sampling=Poisson(rate=rate))
 
     def cost(rate: float) -> float:
-        return charge.upper_epsilon({with_rate(rate): steps}, budget.delta, dimension)
+        counts = {with_rate(rate): steps}
+        return charge.upper_epsilon(counts, budget.delta, dimension, ceiling=_FAR * budget.epsilon)
 
     rate = largest(cost, budget.epsilon, start=0.01, low=_LEAST_RATE, high=1.0, whole=False)
     if rate is None:
@@ -158,40 +167,67 @@ def largest(
 ) -> float | None:
     """The largest argument in [low, high] whose rising `cost` is within `limit`, or None.
 
-    Whole arguments are found exactly, others until the cost is within `_SLACK` of the limit.
+    Whole arguments are found exactly, others until the cost is within `_SLACK` of the limit, or the
+    argument within `_NARROW` of one that costs more.
     """
-    aim = limit if whole else limit * (1 - _SLACK / 2)
     inside = outside = start
     inside_cost = outside_cost = cost(start)
+    # The end of the bracket that was replaced last: a third point to interpolate through.
+    spare = (start, math.inf)
     while inside_cost > limit:
         if inside == low:
             return None
+        spare = (outside, outside_cost)
         outside, outside_cost = inside, inside_cost
         inside = max(low, inside / min(8.0, 1.2 * outside_cost / limit))
         inside_cost = cost(inside)
     while outside_cost <= limit:
         if outside == high:
             return high
+        spare = (inside, inside_cost)
         inside, inside_cost = outside, outside_cost
         outside = min(high, outside * min(8.0, 1.2 * limit / inside_cost if inside_cost else 8.0))
         outside_cost = cost(outside)
 
-    stalled = False
+    aim = limit if whole else limit * (1 - _SLACK / 2)
+    slow = 0
     while (outside - inside > 1) if whole else (inside_cost < limit * (1 - _SLACK)):
-        # False position in logarithms, in which costs are nearly straight lines; after a step
-        # that hardly moved the bracket, plain bisection.
         share = 0.5
-        if not stalled and inside_cost > 0 and outside_cost < math.inf:
-            share = math.log(aim / inside_cost) / math.log(outside_cost / inside_cost)
+        if slow < _PATIENCE:
+            share = _share((inside, inside_cost), (outside, outside_cost), spare, aim)
         trial = inside * (outside / inside) ** share
         if whole:
             trial = min(max(math.floor(trial), inside + 1), outside - 1)
-        if not inside < trial < outside:
+        elif outside < inside * (1 + _NARROW):
+            # the cost jumps over the budget here, as it does where too little is sampled to be seen
             break
         price, before = cost(trial), outside / inside
         if price <= limit:
-            inside, inside_cost = trial, price
+            spare, inside, inside_cost = (inside, inside_cost), trial, price
         else:
-            outside, outside_cost = trial, price
-        stalled = not stalled and math.log(outside / inside) > 0.7 * math.log(before)
+            spare, outside, outside_cost = (outside, outside_cost), trial, price
+        slow = slow + 1 if share != 0.5 and math.log(outside / inside) > 0.5 * math.log(before) else 0
     return inside
+
+
+def _share(inside: Point, outside: Point, spare: Point, aim: float) -> float:
+    """Where between `inside` and `outside` the cost is about `aim`, as a share of their log-ratio.
+
+    Inverse quadratic interpolation in logarithms, in which costs are nearly straight lines; else linear;
+    else one half. Any share is sound: what is tried is priced.
+    """
+    known = [point for point in (inside, outside, spare) if 0 < point[1] < math.inf]
+    if inside not in known or outside not in known:
+        return 0.5
+    places = [math.log(x / inside[0]) / math.log(outside[0] / inside[0]) for x, _ in known]
+    heights = [math.log(cost / aim) for _, cost in known]
+    for points in (len(known), 2):
+        if len(set(heights[:points])) < points:
+            continue
+        share = 0.0
+        for k in range(points):
+            others = [heights[j] for j in range(points) if j != k]
+            share += places[k] * math.prod(y / (y - heights[k]) for y in others)
+        if 0 < share < 1:
+            return share
+    return 0.5

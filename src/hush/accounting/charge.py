@@ -154,13 +154,32 @@ def spent(counts: Mapping[Plan, int], delta: float, dimension: Dimension = None)
     return Guarantee(epsilon=_attained(counts, bound), delta=delta, basis=_basis(steps))
 
 
-def upper_epsilon(counts: Mapping[Plan, int], delta: float, dimension: Dimension = None) -> float:
-    """The upper end of `spent`'s epsilon: all that a search needs, and often much cheaper."""
+def upper_epsilon(
+    counts: Mapping[Plan, int],
+    delta: float,
+    dimension: Dimension = None,
+    *,
+    ceiling: float = math.inf,
+) -> float:
+    """The upper end of `spent`'s epsilon: all that a search needs, and often much cheaper.
+
+    Args:
+        counts: how often each plan is run.
+        delta: the delta of the guarantee.
+        dimension: the number of parameters, where the charge depends on it.
+        ceiling: an epsilon beyond which the value does not matter.
+
+    Returns:
+        The upper bound; or infinity, if the true epsilon is certainly beyond `ceiling`.
+    """
     delta = DELTA["range"].check("delta", delta)
     steps = _merged(counts, dimension)
     if _drawn(steps) <= delta:
         return 0.0
-    return _upper(steps, delta) if _by_renyi(steps) else pld.epsilon(_one_hot(steps), delta).upper
+    shown = _one_hot(steps)
+    if pld.exceeds(shown, delta, ceiling):
+        return math.inf
+    return _upper(steps, delta) if _by_renyi(steps) else pld.epsilon(shown, delta).upper
 
 
 def _by_renyi(steps: Mapping[Simple, int]) -> bool:
@@ -309,7 +328,8 @@ def _renyi(
         later = WHOLE_ORDERS[few:]
         if not len(later) or convert(_extrapolated(total, orders, later), later) >= best:
             break
-    if certain(_one_hot(unsampled)) < best:
+    alone = _one_hot(unsampled)
+    if not pld.seems_beyond(alone, best) and certain(alone) < best:
         some = np.arange(0, len(ORDERS), _COARSE)
         total, orders = _total(unsampled, ORDERS[some])
         each = [convert(total[k : k + 1], orders[k : k + 1]) for k in range(len(some))]

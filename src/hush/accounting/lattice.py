@@ -5,8 +5,9 @@ Both are proved in docs/guarantees/poisson-gaussian.md.
 """
 
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from hush.accounting.loss import UNIT, Array, Direction, Step, cells, ends, loss
 SNAP = 1e-13
 _ROUNDS = 60
 _LEAST_CELLS = 4
+# Points of the lattices that are kept for reuse: 32 MB of those above the steps, and of those below.
+_MOST_KEPT = 1 << 22
 # What two ways of computing one loss may differ by.
 _CLOSE = 64 * UNIT
 
@@ -35,7 +38,31 @@ class Lattice:
         return _points(self.origin, self.first, len(self.masses), self.width)
 
 
-@lru_cache(maxsize=32)
+class _Make(Protocol):
+    def __call__(self, step: Step, direction: Direction, width: float, tail: float, /) -> Lattice: ...
+
+
+class _Reused:
+    """A function whose latest lattices are kept, as many as `_MOST_KEPT` points hold."""
+
+    def __init__(self, make: _Make) -> None:
+        self._make = make
+        self._kept: OrderedDict[tuple[Step, Direction, float, float], Lattice] = OrderedDict()
+
+    def __call__(self, step: Step, direction: Direction, width: float, tail: float) -> Lattice:
+        key = (step, direction, width, tail)
+        found = self._kept.pop(key, None) or self._make(*key)
+        self._kept[key] = found
+        while sum(len(lattice.masses) for lattice in self._kept.values()) > _MOST_KEPT:
+            self._kept.popitem(last=False)
+        return found
+
+    def cache_clear(self) -> None:
+        """Forget all of them."""
+        self._kept.clear()
+
+
+@_Reused
 def above(step: Step, direction: Direction, width: float, tail: float) -> Lattice:
     """A lattice that dominates the step.
 
@@ -57,7 +84,7 @@ def above(step: Step, direction: Direction, width: float, tail: float) -> Lattic
     return Lattice(0.0, first, width, masses, float(cut.first[-1]) * (1 + 1e-9))
 
 
-@lru_cache(maxsize=32)
+@_Reused
 def below(step: Step, direction: Direction, width: float, tail: float) -> Lattice:
     """A lattice that the step dominates.
 
@@ -76,10 +103,12 @@ def below(step: Step, direction: Direction, width: float, tail: float) -> Lattic
     # below the first cut is lowered out of sight.
     lowered = (cut.second < 1e-290) & (cut.first > 0)
     lowered[-1] = True
-    fused = ~lowered
-    fused[0] = False
-    masses = _fused(cut.first * fused, cut.second * fused, points, width)
-    masses[:-1] += (cut.first * lowered)[1:]
+    places = np.flatnonzero(lowered[1:])
+    moved = cut.first[1:][places]
+    for law in (cut.first, cut.second):
+        law[lowered], law[0] = 0.0, 0.0
+    masses = _fused(cut.first, cut.second, points, width)
+    masses[places] += moved
     masses /= 1 + cut.error / -math.expm1(-width)
     return Lattice(origin, first, width, masses)
 
@@ -126,10 +155,12 @@ def _points(origin: float, first: int, count: int, width: float) -> Array:
 
 def _at_loss(second_law: Array, losses: Array) -> Array:
     """The first law's mass if all of `second_law` had the given losses."""
-    scaled = np.zeros(len(losses))
-    some = second_law > 0
-    scaled[some] = np.exp(np.minimum(losses[some] + np.log(second_law[some]), 700.0))
-    return scaled
+    # in place: these arrays are as long as the grid
+    with np.errstate(divide="ignore"):
+        scaled: Array = np.log(second_law)
+    scaled += losses
+    np.minimum(scaled, 700.0, out=scaled)
+    return np.exp(scaled, out=scaled)
 
 
 def _origin(step: Step, direction: Direction, width: float) -> float:
@@ -156,29 +187,49 @@ def _fused(first_law: Array, second_law: Array, points: Array, width: float) -> 
     # The outermost bins have no neighbour beyond them to be joined to. Merge bins there until
     # the top atom is not below its point and the bottom atom not above (up to SNAP), but not so
     # far that a value would be negative.
-    tops, second_tops = (np.cumsum(law[::-1])[::-1] for law in (first_law, second_law))
-    falling = tops - _at_loss(second_tops, points) < -SNAP * tops
-    top = int(np.argmax(falling | (tops == 0)))
-    bottoms, second_bottoms = np.cumsum(first_law), np.cumsum(second_law)
-    rising = bottoms - _at_loss(second_bottoms, points) > SNAP * bottoms
-    negative = tops[0] < _at_loss(np.full(len(points), second_tops[0]), points)
-    bottom = min(int(np.argmin(rising | (bottoms == 0))), int(np.argmax(negative)) - 1)
-    lowered = np.append(first_law[1:], 0.0)
+    top, heaviest = _top(first_law, second_law, points)
+    bottom, lightest = _bottom(first_law, second_law, points)
     if bottom < 0 or top - bottom < 2:
-        return lowered
-    first_law, second_law = first_law[:top].copy(), second_law[:top].copy()
-    first_law[-1], second_law[-1] = tops[top - 1], second_tops[top - 1]
-    first_law[:bottom], second_law[:bottom] = 0.0, 0.0
-    first_law[bottom], second_law[bottom] = bottoms[bottom], second_bottoms[bottom]
+        return np.append(first_law[1:], 0.0)
+    merged, second_merged = first_law[:top].copy(), second_law[:top].copy()
+    merged[-1], second_merged[-1] = heaviest
+    merged[:bottom], second_merged[:bottom] = 0.0, 0.0
+    merged[bottom], second_merged[bottom] = lightest
 
-    masses = _at_loss(second_law, points[:top])
-    gap = first_law - masses
+    masses = _at_loss(second_merged, points[:top])
+    gap = merged - masses
+    del merged, second_merged
     gap[-1] = max(gap[-1], 0.0)
     bend = (np.maximum(-gap[:-1], 0.0) - np.maximum(gap[1:], 0.0)) / -math.expm1(-width)
     masses[:-1] += bend * math.exp(-width)
     masses[1:] -= bend
+    del gap, bend
     joined = _convex(masses, width)
-    return lowered if joined is None else np.append(joined, np.zeros(len(points) - top))
+    if joined is None:
+        return np.append(first_law[1:], 0.0)
+    return np.append(joined, np.zeros(len(points) - top))
+
+
+def _top(first_law: Array, second_law: Array, points: Array) -> tuple[int, tuple[float, float]]:
+    """How many bins are left when those at the top are merged, and both laws' mass in the last one."""
+    tops, second_tops = (np.cumsum(law[::-1])[::-1] for law in (first_law, second_law))
+    excess = _at_loss(second_tops, points)
+    np.subtract(tops, excess, out=excess)
+    top = int(np.argmax((excess < -SNAP * tops) | (tops == 0)))
+    return top, (float(tops[top - 1]), float(second_tops[top - 1]))
+
+
+def _bottom(first_law: Array, second_law: Array, points: Array) -> tuple[int, tuple[float, float]]:
+    """The first bin that is left when those at the bottom are merged, and both laws' mass in it."""
+    # the totals summed from the top, as in `_top`
+    total, second_total = (float(np.cumsum(law[::-1])[-1]) for law in (first_law, second_law))
+    negative = total < _at_loss(np.full(len(points), second_total), points)
+    bottoms, second_bottoms = np.cumsum(first_law), np.cumsum(second_law)
+    excess = _at_loss(second_bottoms, points)
+    np.subtract(bottoms, excess, out=excess)
+    rising = excess > SNAP * bottoms
+    bottom = min(int(np.argmin(rising | (bottoms == 0))), int(np.argmax(negative)) - 1)
+    return bottom, (float(bottoms[bottom]), float(second_bottoms[bottom]))
 
 
 def _convex(masses: Array, width: float) -> Array | None:

@@ -18,6 +18,8 @@ Array = npt.NDArray[np.float64]
 
 UNIT = float(np.finfo(float).eps) / 2
 _SMALL = 1e-8
+# Cuts that are worked on at a time, to bound the memory: a grid may have millions.
+_AT_ONCE = 1 << 16
 
 
 class Law(Protocol):
@@ -132,6 +134,20 @@ def reach(step: Step, direction: Direction, tail: float) -> tuple[float, float]:
 
 def cells(step: Step, direction: Direction, cuts: Array) -> Cells:
     """The masses of both laws between the `cuts`, with relative accuracy in both tails."""
+    if len(cuts) <= _AT_ONCE:
+        return _cells(step, direction, cuts)
+    # Neighbouring parts share a cut: what is beyond it belongs to the other part.
+    first, second, error = (np.empty(len(cuts) + 1) for _ in range(3))
+    for start in range(0, len(cuts) - 1, _AT_ONCE):
+        stop = min(start + _AT_ONCE, len(cuts) - 1)
+        part = _cells(step, direction, cuts[start : stop + 1])
+        low, high = int(start > 0), len(part.first) - int(stop < len(cuts) - 1)
+        for whole, some in ((first, part.first), (second, part.second), (error, part.error)):
+            whole[start + low : start + high] = some[low:high]
+    return Cells(first, second, error)
+
+
+def _cells(step: Step, direction: Direction, cuts: Array) -> Cells:
     forward = direction is Direction.REMOVE
     without, with_record = step.law.cuts(_log_growth(step.rate, cuts if forward else -cuts[::-1]))
     null = _masses(step.law, without)

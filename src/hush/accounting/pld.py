@@ -63,6 +63,27 @@ def delta(counts: Mapping[AnyStep, int], epsilon: float) -> Bound:
     return Bound(lower=min(lower, upper), upper=upper)
 
 
+def exceeds(counts: Mapping[AnyStep, int], delta: float, epsilon: float) -> bool:
+    """Whether the steps certainly are not (epsilon, delta)-private; if not, nothing is known.
+
+    Needs no grid: one test, whether any step's privacy loss is large, tells the two laws apart.
+    """
+    sampled, separation = _merged(counts)
+    noisier = _noisier(_pieces(sampled, separation))
+    return bool(noisier) and shortcut.least_delta(noisier, epsilon) > delta
+
+
+def seems_beyond(counts: Counts, epsilon: float) -> bool:
+    """Whether nearly every outcome's privacy loss is above `epsilon`: an estimate, not a bound.
+
+    For deciding what is worth working out; the mean loss is ten deviations above `epsilon`.
+    """
+    if not counts or math.isinf(epsilon):
+        return False
+    mean, deviation = Cumulants(_noisier(counts), Direction.REMOVE, BEYOND).scale(0.0)
+    return mean - 10 * deviation > epsilon
+
+
 def _merged(counts: Mapping[AnyStep, int]) -> tuple[dict[Step, int], float]:
     """The steps, but for all full-batch Gaussian ones as one separation of unit normals."""
     others: dict[Step, int] = {}

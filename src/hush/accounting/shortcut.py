@@ -7,10 +7,12 @@ import numpy as np
 
 from hush.accounting import rdp
 from hush.accounting.loss import Direction, Step, cells, ends, reach
-from hush.accounting.mechanism import SampledGaussian
+from hush.accounting.mechanism import LARGEST_LOSS, SampledGaussian
 
 # Each bound is a few roundings away from what is written here; this outweighs them.
 OUTWARD = 1 + 1e-12
+# How far above epsilon, and above the logarithm of the number of steps, a loss is called large.
+_ABOVE = np.array([0.5, 2.0, 8.0, 32.0])
 
 
 def distance(counts: Mapping[Step, int]) -> float:
@@ -28,6 +30,27 @@ def distance(counts: Mapping[Step, int]) -> float:
 def most(counts: Mapping[Step, int], direction: Direction) -> float:
     """No less than any loss; infinite if there is no such number."""
     return OUTWARD * sum(count * ends(step, direction)[1] for step, count in counts.items() if count)
+
+
+def least_delta(counts: Mapping[Step, int], epsilon: float) -> float:
+    """No more than delta at `epsilon`; 0 if nothing better is known.
+
+    Of the event that any step's privacy loss exceeds a cut, the first law's probability less
+    exp(epsilon) times the second's, for some cuts. The second's is at most the sum over the steps.
+    """
+    if not epsilon < LARGEST_LOSS:
+        return 0.0
+    cuts = epsilon + math.log(sum(counts.values())) + _ABOVE
+    log_none, second = np.zeros(len(cuts)), np.zeros(len(cuts))
+    for step, count in counts.items():
+        cut = cells(step, Direction.REMOVE, cuts)
+        # masses above each cut: sums of positive terms, each with its bounded rounding
+        first = np.cumsum(cut.first[::-1])[::-1][1:] * (1 - 2 * cut.error.max())
+        log_none += count * np.log1p(-np.clip(first, 0.0, 1 - 2.0**-53))
+        second += count * np.cumsum(cut.second[::-1])[::-1][1:] * (1 + 2 * cut.error.max())
+    with np.errstate(divide="ignore", over="ignore"):
+        gap = -np.expm1(log_none) / OUTWARD - np.exp(epsilon + np.log(second)) * OUTWARD
+    return max(0.0, float(gap.max()))
 
 
 def epsilon(counts: Mapping[Step, int], delta: float) -> float:
