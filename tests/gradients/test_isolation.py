@@ -1,8 +1,11 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hush.core.errors import Unsupported
+import hush
+from hush.core.errors import DataError, Unsupported
 from hush.gradients.isolation import check_apart
 from hush.gradients.recording import record
 
@@ -103,3 +106,110 @@ def test_a_loss_of_the_whole_batch_as_a_list_of_one_is_refused() -> None:
     # alone it looks like one value for each record; a test of several would clip their mean
     with pytest.raises(Unsupported, match="who else is in the batch"):
         check_apart(nn.Linear(4, 3), averaged, INPUTS, TARGETS)
+
+
+class Autoencoder(nn.Module):
+    """A variational one, which draws in evaluation mode as well."""
+
+    def __init__(self, mixing: bool = False) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(4, 4), nn.Linear(2, 4)
+        self.mixing = mixing
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, log_variance = self.encoder(x - x.mean(0) if self.mixing else x).chunk(2, -1)
+        code = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
+        return self.decoder(code), mean, log_variance
+
+
+def evidence_bound(outputs: tuple[Tensor, Tensor, Tensor], targets: Tensor) -> Tensor:
+    decoded, mean, log_variance = outputs
+    divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)
+    return (decoded - targets).square().sum(1) + divergence
+
+
+def test_a_model_that_draws_is_compared_under_the_same_draws() -> None:
+    check_apart(Autoencoder(), evidence_bound, INPUTS, INPUTS)
+    with pytest.raises(Unsupported, match="who else is in the batch"):
+        check_apart(Autoencoder(mixing=True), evidence_bound, INPUTS, INPUTS)
+
+
+def test_a_model_that_draws_trains() -> None:
+    model = Autoencoder()
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = hush.PrivateStep(model, evidence_bound, optimizer, plan, records=3)
+    for batch in step.batches((INPUTS, INPUTS.clone()), steps=2):
+        step(batch)
+    assert step.steps == 2
+
+
+class Through(nn.Module):
+    """A buffer that is written through a view of it, by a value that was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("largest", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.get_buffer("largest").data[:1].fill_(x.max().item())
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+def test_a_buffer_may_not_be_written_through_a_view_either() -> None:
+    model = Through()
+    with pytest.raises(Unsupported, match="all records share"):
+        record(model, LOSS, INPUTS[:1], TARGETS[:1])
+    assert model.get_buffer("largest").tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "inputs", "targets", "reason"),
+    [
+        (nn.Linear(4, 3), LOSS, INPUTS.double(), TARGETS, r"inputs\.to\(torch\.float32\)"),
+        (nn.Linear(4, 3), LOSS, INPUTS.long(), TARGETS, r"inputs\.to\(torch\.float32\)"),
+        (nn.LayerNorm(4), LOSS, INPUTS.double(), TARGETS, r"inputs\.to\(torch\.float32\)"),
+        (nn.Linear(4, 3), LOSS, INPUTS, TARGETS.to(torch.uint8), r"targets\.long\(\)"),
+        (nn.Linear(5, 3), LOSS, INPUTS, TARGETS, "do not fit each other or the model"),
+        (
+            nn.Linear(4, 1),
+            lambda o, t: nn.functional.binary_cross_entropy_with_logits(o, t, reduction="none"),
+            INPUTS,
+            TARGETS.float(),
+            r"targets\.unsqueeze\(1\)",
+        ),
+    ],
+    ids=["float64", "integers", "layer norm", "bytes", "sizes", "broadcast"],
+)
+def test_types_and_shapes_that_do_not_fit_are_named(
+    model: nn.Module, loss: Any, inputs: Tensor, targets: Tensor, reason: str
+) -> None:
+    with pytest.raises(DataError, match=reason):
+        record(model, loss, inputs, targets)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int32])
+def test_labels_that_only_a_batched_loss_would_take_are_refused(kind: torch.dtype) -> None:
+    with pytest.raises(DataError, match=r"targets\.long\(\)"):
+        check_apart(nn.Linear(4, 3), LOSS, INPUTS, TARGETS.to(kind))
+
+
+class Tripled(nn.Module):
+    """Uses a value derived from its parameter, then changes it in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight * 2
+        scores = nn.functional.linear(x, weight)
+        return scores + nn.functional.linear(x, weight.mul_(3))
+
+
+def test_a_derived_value_may_not_be_changed_in_place_after_its_use() -> None:
+    with pytest.raises(Unsupported, match=r"in place .* Make a new tensor"):
+        record(Tripled(), LOSS, INPUTS, TARGETS)

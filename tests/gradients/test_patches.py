@@ -47,3 +47,20 @@ def test_both_ways_to_write_out_agree(
     term, gradients = example(geometry, sizes)
     torch.testing.assert_close(term.dense(), gradients)
     assert term.take(slice(0, 0)).weighted_sum(torch.ones(0)).shape == geometry.shape
+
+
+@pytest.mark.parametrize(
+    "images", [torch.randn(5, 1, 6).mT, torch.randn(5, 1, 1, 6).permute(0, 3, 1, 2)]
+)
+def test_one_position_with_its_channels_last_is_written_out(images: Tensor) -> None:
+    """torch's own kernel for double precision takes such strides for another layout of the weight."""
+    sizes = images.dim() - 2
+    geometry = Geometry(torch.Size((6, 6, *[3] * sizes)), (1,) * sizes, (1,) * sizes, (1,) * sizes, 1)
+    x = images.double()
+    weight = torch.randn(geometry.shape, dtype=torch.float64, requires_grad=True)
+    grad = torch.randn_like(geometry.apply(x, weight, None))
+    each = [
+        torch.autograd.grad(geometry.apply(x[i : i + 1], weight, None), weight, grad[i : i + 1])[0]
+        for i in range(5)
+    ]
+    torch.testing.assert_close(geometry.weight_each(grad, x), torch.stack(each))

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from hush.core.errors import Unsupported
 from hush.gradients.structure import each, tensors
@@ -18,6 +19,18 @@ NUMBERS = {Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.item}
 """Calls that turn a tensor into a number, which Python may then compute with."""
 
 T = TypeVar("T")
+
+
+class Watching(TorchFunctionMode):
+    """Notes whether a tensor was turned into a truth value or a number."""
+
+    decided = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.decided = self.decided or func in CONDITIONS or func in NUMBERS
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,7 +45,8 @@ class Geometry:
         if self.groups == 1 and (small or math.prod(self.shape) >= _LARGE):
             return (grad.flatten(2) @ self.unfolded(x, grad.shape[2:]).mT).view(images, *self.shape)
         # All images side by side as the channels of one, a group of channels to each.
-        wide, seen = (part.reshape(1, -1, *part.shape[2:]) for part in (grad, x))
+        # Strides afresh: those of one position could still say "channels last", and torch believes it.
+        wide, seen = (part.reshape(-1).view(1, -1, *part.shape[2:]) for part in (grad, x))
         like = grad.new_empty(1).expand(images * out, *self.shape[1:])
         _, each, _ = self._backward(wide, seen, like, images * self.groups, [False, True, False])
         return each.view(images, *self.shape)

@@ -24,10 +24,11 @@ from hush.core.tape import ClippedSum
 from hush.gradients.admissible import check_model, check_optimizer, per_record
 from hush.gradients.frame import Frame, FramedTape
 from hush.gradients.isolation import check_apart
+from hush.gradients.module_state import ModuleState
 from hush.gradients.recording import Views, record, shown
 from hush.gradients.replay import Replay
 from hush.gradients.structure import each
-from hush.gradients.tape import OccupiedTape
+from hush.gradients.tape import GradientTape, OccupiedTape, SplitTape
 from hush.gradients.terms import ROUNDING
 from hush.training.ahead import ahead
 from hush.training.batch import Batch, check_present
@@ -104,6 +105,7 @@ class PrivateStep(SingleOwner):
         self.model = model
         self.loss = per_record(loss)
         self._given_loss = loss
+        self._state = ModuleState(model, getattr(self.loss, "loss", self.loss))
         self.optimizer = optimizer
         self._settings = settings_of(optimizer)
         self.plan = plan
@@ -209,6 +211,7 @@ class PrivateStep(SingleOwner):
         check_model(self.model)
         check_optimizer(self.optimizer, self.model)
         self._check_unmoved()
+        self._state.begin()
         if self.size > self.dimension and grows_with_dimension(self.plan):
             raise Unsupported(
                 f"{self.size} numbers are to be trained and the step was made for {self.dimension}: "
@@ -257,6 +260,7 @@ class PrivateStep(SingleOwner):
         Args:
             release: what is released, or a fingerprint of it; it must not tell more than the release.
         """
+        self._state.check()
         self.ledger.charge(
             self.plan,
             run=self.run,
@@ -366,7 +370,7 @@ class PrivateStep(SingleOwner):
         """How many records to work on at once, after two of them have shown that the model will do."""
         inputs, targets = each(take(data, torch.arange(min(2, self.records))), self.to_device)
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            tape = record(self.model, self.loss, inputs, targets, self._views)
+            tape = self._state.probe(self._recorded, inputs, targets)
             if tape.idle:
                 raise Unsupported(
                     f"the loss does not depend on {', '.join(tape.idle)}: noise alone would move it. "
@@ -380,6 +384,9 @@ class PrivateStep(SingleOwner):
             if self._views is not None:
                 inputs, targets = shown(self._views, inputs, targets)
             return fitting(self.model, self.loss, inputs, targets, tape)
+
+    def _recorded(self, inputs: Any, targets: Any) -> GradientTape | SplitTape:
+        return record(self.model, self.loss, inputs, targets, self._views)
 
     def _sum(self, batch: Batch, frame: Frame | None) -> Tensor:
         """Sum over the physical batches of a batch, in double precision."""
@@ -441,7 +448,7 @@ class PrivateStep(SingleOwner):
         if self._replay is not None:
             source = self.generator if thin and isinstance(self.generator, torch.Generator) else None
             return self._replay(inputs, targets, thin, source, present)
-        tape = record(self.model, self.loss, inputs, targets, self._views)
+        tape = self._recorded(inputs, targets)
         self._bounded = self._bounded and tape.rounding_bounded
         occupied = tape if present is None else OccupiedTape(tape, present)
         return self.plan.clipping.clip(occupied if frame is None else FramedTape(occupied, frame), thin)

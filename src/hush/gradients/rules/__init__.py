@@ -9,7 +9,7 @@ from torch.nn import functional
 from hush.gradients.rules import written_out
 from hush.gradients.rules.attention import attention, dot_product
 from hush.gradients.rules.convolution import convolution
-from hush.gradients.rules.embedding import embedding
+from hush.gradients.rules.embedding import embedding, embedding_bag
 from hush.gradients.rules.linear import addmm, linear, matmul
 from hush.gradients.rules.normalisation import group_norm, instance_norm, layer_norm, rms_norm
 from hush.gradients.rules.recurrent import gru, lstm, rnn_relu, rnn_tanh
@@ -24,6 +24,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     torch.conv2d: convolution,
     torch.conv3d: convolution,
     functional.embedding: embedding,
+    functional.embedding_bag: embedding_bag,
     functional.layer_norm: layer_norm,
     functional.group_norm: group_norm,
     functional.instance_norm: instance_norm,

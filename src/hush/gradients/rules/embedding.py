@@ -48,14 +48,10 @@ def embedding(
     sparse: bool = False,
 ) -> Any:
     """The rule for `F.embedding`; `sparse` makes no difference to a sum that gets noise everywhere."""
+    _check_not_rescaled(max_norm)
     weights = recording.weights(weight)
     if weights is None or weights[0] is None:
         return NotImplemented
-    if max_norm is not None:
-        raise Unsupported(
-            "an Embedding with max_norm rescales the rows that a batch uses, so the weights show which "
-            "rows those were. Leave max_norm out."
-        )
     if scale_grad_by_freq:
         raise Unsupported(
             "an Embedding with scale_grad_by_freq divides a record's gradient by how often the whole "
@@ -64,3 +60,26 @@ def embedding(
     padding = None if padding_idx is None else padding_idx % weight.shape[0]
     layer = Lookup(weights[0], padding)
     return recording.at_once(partial(capture, layer), index)
+
+
+def embedding_bag(
+    recording: "Recording",
+    index: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    *others: Any,
+    **options: Any,
+) -> Any:
+    """The rule for `F.embedding_bag`: the general way, once it is known to change no row."""
+    _check_not_rescaled(max_norm)
+    return NotImplemented
+
+
+def _check_not_rescaled(max_norm: float | None) -> None:
+    """Raise before torch rescales the rows in place, which it does to frozen ones too."""
+    if max_norm is not None:
+        raise Unsupported(
+            "an embedding with max_norm rescales the rows that a batch uses, so the weights show which "
+            "rows those were. Leave max_norm out."
+        )
