@@ -4,7 +4,8 @@ import math
 import pytest
 
 import hush
-from hush.core.errors import InvalidValue
+from hush.core.errors import InvalidValue, PrivacyWarning
+from hush.core.guarantee import check_delta
 
 
 def test_a_guarantee_prints_everything_in_one_line() -> None:
@@ -41,3 +42,25 @@ def test_a_bound_has_its_ends_in_order(lower: float, upper: float) -> None:
 def test_an_infinite_bound_says_so() -> None:
     assert str(hush.Bound(lower=math.inf, upper=math.inf)) == "infinite"
     assert str(hush.Bound(lower=3.0, upper=math.inf)) == ">= 3"
+
+
+@pytest.mark.parametrize("delta", [0.5, 0.9, 1.0])
+def test_a_delta_that_a_coin_satisfies_is_refused_everywhere(delta: float) -> None:
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+    for use in (
+        lambda: hush.Budget(epsilon=1.0, delta=delta),
+        lambda: hush.epsilon(plan, steps=1, delta=delta),
+        lambda: check_delta(delta, records=1),
+    ):
+        with pytest.raises(
+            InvalidValue, match=r"must be a finite number > 0 and < 0\.5.*toss of a coin"
+        ):
+            use()
+
+
+def test_a_delta_above_one_over_the_records_is_warned_of() -> None:
+    with pytest.warns(PrivacyWarning, match=r"delta=1e-05 is above 1/100000000 = 1e-08: .*e\.g\. 1e-09"):
+        assert check_delta(1e-5, records=10**8) == 1e-5
+    assert check_delta(1e-5, records=10**5) == 1e-5, "1/n itself is not above"

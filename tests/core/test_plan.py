@@ -71,8 +71,8 @@ def test_a_rate_above_one_is_refused(rate: float) -> None:
 
 
 @pytest.mark.parametrize("delta", [1, 1.5])
-def test_delta_lies_below_one(delta: float) -> None:
-    with pytest.raises(InvalidValue, match="< 1"):
+def test_delta_lies_below_a_half(delta: float) -> None:
+    with pytest.raises(InvalidValue, match=r"< 0\.5"):
         hush.Budget(epsilon=1.0, delta=delta)
 
 

@@ -7,6 +7,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import hush
 from hush.core.errors import (
@@ -17,6 +18,7 @@ from hush.core.errors import (
     InvalidPlan,
     InvalidValue,
     LedgerError,
+    PrivacyWarning,
     Unsupported,
 )
 from hush.training.loop import Run
@@ -229,9 +231,40 @@ def test_a_plateau_scheduler_needs_evaluation_data() -> None:
 
 def test_the_training_data_is_not_evaluated() -> None:
     model, optimizer, data = problem()
-    for same in (data, (data[0], data[1])):
+    for same in (data, (data[0], data[1]), TensorDataset(*data), (data[0][:], data[1])):
         with pytest.raises(DataError, match="without being charged"):
             train(of=(model, optimizer, data), steps=2, evaluation=same)
+
+
+def test_a_split_of_one_tensor_is_evaluated() -> None:
+    model, optimizer, (x, y) = problem()
+    run = train(of=(model, optimizer, (x[:40], y[:40])), steps=2, evaluation=(x[40:], y[40:]))
+    assert "accuracy" in run.metrics[-1]
+
+
+def test_a_delta_above_one_over_the_records_is_warned_of() -> None:
+    with pytest.warns(PrivacyWarning, match=r"delta=0\.1 is above 1/50 .*drawn at random"):
+        train(budget=hush.Budget(epsilon=50.0, delta=0.1), steps=1)
+
+
+def test_a_printed_run_does_not_show_how_many_records_were_left_out() -> None:
+    model, optimizer, (x, y) = problem()
+    x[:7] = torch.nan
+    plan = hush.Plan(sampling=hush.FullBatch(), clipping=PLAN.clipping, noise=PLAN.noise)
+    run = train(plan, of=(model, optimizer, (x, y)), steps=3)
+    assert run.skipped == 21
+    assert "skipped" not in repr(run)
+    assert "21" not in f"{run}"
+
+
+def test_an_entry_that_no_record_has_is_refused_before_training(tmp_path: Path) -> None:
+    model, optimizer, (x, y) = problem()
+    x[:, 2] = torch.nan
+    with pytest.raises(DataError, match=r"1 of the 4 entries .* NaN in every record"):
+        train(of=(model, optimizer, (x, y)), steps=2, directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    x[49, 2] = 0.0
+    assert train(of=(model, optimizer, (x, y)), steps=2).steps == 2
 
 
 def test_there_must_be_something_to_resume(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The errors hush raises: each message gives the value, the limit, the reason and the way out."""
+"""The errors and warnings of hush: each gives the value, the limit, the reason and the way out."""
 
 _LONGEST_VALUE = 200
 _LONGEST_MESSAGE = 2000
@@ -65,3 +65,7 @@ class Unsupported(HushError):
 
 class DataError(HushError):
     """Data that is missing, damaged or of the wrong shape."""
+
+
+class PrivacyWarning(UserWarning):
+    """A guarantee that holds and promises less than it seems to."""

@@ -1,21 +1,48 @@
 """What was promised: bounds on epsilon, the budget they are held against, and the statement itself."""
 
 import math
+import warnings
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Self
 
-from hush.core.errors import InvalidValue
+from hush.core.errors import InvalidValue, PrivacyWarning
 from hush.core.number import as_float, number
 from hush.core.value import Value
 
 DELTA = number(
     above=0,
-    below=1,
-    why="delta is the probability that the promise may fail, so it must be small and cannot be 0 "
-    "under Gaussian noise",
+    below=0.5,
+    why="delta is the probability that the promise fails, so it must be small (publishing all records "
+    "or none by the toss of a coin satisfies 0.5) and cannot be 0 under Gaussian noise",
     example=1e-5,
 )
+
+
+def check_delta(delta: float, records: int) -> float:
+    """The delta, which must be below 0.5, with a warning where it is above one over the records.
+
+    **Guarantee.** None is lost: the statement holds at its delta. But publishing one record, drawn at
+    random, satisfies epsilon 0 at delta 1/n, so a larger delta promises less than it seems to.
+
+    Args:
+        delta: The delta of a budget or a statement.
+        records: How many records it is about.
+
+    Returns:
+        The delta as a float.
+    """
+    checked = DELTA["range"].check("delta", delta)
+    if checked * records > 1:
+        warnings.warn(
+            f"delta={checked:g} is above 1/{records} = {1 / records:.2g}: publishing one of the "
+            f"{records} records outright, drawn at random, would satisfy it at epsilon 0. Pass a delta "
+            "well below, "
+            f"e.g. {0.1 / records:.0e}.",
+            PrivacyWarning,
+            stacklevel=3,
+        )
+    return checked
 
 
 Arithmetic = Literal["proved", "assumed"]

@@ -2,7 +2,7 @@
 
 import os
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -13,15 +13,15 @@ from hush.accounting.calibrate import steps_within
 from hush.accounting.charge import spent
 from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
-from hush.core.errors import BudgetExceeded, CheckpointError, DataError, InvalidValue, Unsupported
-from hush.core.guarantee import Budget, Guarantee
+from hush.core.errors import BudgetExceeded, CheckpointError, InvalidValue, Unsupported
+from hush.core.guarantee import Budget, Guarantee, check_delta
 from hush.core.kind import as_path, check_kind
 from hush.core.number import check_count
 from hush.core.plan import Plan
 from hush.core.selective import Selective
 from hush.gradients.recording import Views
 from hush.training import checkpoint
-from hush.training.evaluate import evaluate
+from hush.training.evaluate import check_held_out, evaluate
 from hush.training.folder import RunFolder
 from hush.training.progress import RunProgress
 from hush.training.records import Data, count
@@ -39,7 +39,7 @@ class Run:
     steps: int
     stopped: Literal["steps", "budget"]
     metrics: list[dict[str, Any]]
-    skipped: int
+    skipped: int = field(repr=False)
     """Records left out because their gradient was not finite, over all steps (sensitive)."""
     accepted: int | None = None
     """How many trials were accepted, where that is public: under a selective plan charged per trial."""
@@ -85,6 +85,7 @@ def train(
     check_kind("plan", plan, Plan)
     check_kind("budget", budget, Budget)
     records = count(data)
+    check_delta(budget.delta, records)
     wanted = None if steps is None else check_count("steps", steps, "steps are counted", 1)
     period = max(1, round(1 / plan.sampling.participation))
     if evaluate_every is not None:
@@ -99,11 +100,8 @@ def train(
             "ReduceLROnPlateau follows a loss, and that of the training records is not released. "
             "Pass evaluation data."
         )
-    if evaluation is data or (isinstance(evaluation, tuple) and evaluation[0] is _first(data)):
-        raise DataError(
-            "the evaluation data is the training data: its loss and accuracy would be reported without "
-            "being charged. Pass records that need no protection."
-        )
+    if evaluation is not None:
+        check_held_out(evaluation, data)
     if (resume and directory is None) or (reseed and not resume):
         raise CheckpointError(
             "there is nothing to resume or reseed: only a run with a directory can go on. Pass "
@@ -210,11 +208,6 @@ def _last_step(
             "(hush.calibrate finds how much), lower the sampling rate, or raise the budget."
         )
     return limit, "budget"
-
-
-def _first(data: Data) -> Any:
-    """The inputs, where data is a pair of tensors."""
-    return data[0] if isinstance(data, tuple) else None
 
 
 def _keep(folder: RunFolder, step: PrivateStep, scheduler: Scheduler | None) -> None:

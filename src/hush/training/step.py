@@ -37,7 +37,7 @@ from hush.training.frames import frames_for
 from hush.training.labels import check_labels
 from hush.training.own_randomness import own_randomness
 from hush.training.public import check_public
-from hush.training.records import Data, count, take
+from hush.training.records import Data, check_some_number, count, take
 from hush.training.selective import Trials
 from hush.training.sizing import fitting
 from hush.training.state import load_state, settings_of, state_of
@@ -368,6 +368,7 @@ class PrivateStep(SingleOwner):
 
     def probe(self, data: Data) -> int:
         """How many records to work on at once, after two of them have shown that the model will do."""
+        check_some_number(data)
         inputs, targets = each(take(data, torch.arange(min(2, self.records))), self.to_device)
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             tape = self._state.probe(self._recorded, inputs, targets)
