@@ -1,6 +1,10 @@
 """What the README shows must work as it stands."""
 
+import ast
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +29,34 @@ def test_the_table_lists_the_parts_there_are() -> None:
         kinds = field.type.kinds.values()  # type: ignore[union-attr]
         ours = {each.__name__ for each in kinds if each.__module__.startswith("hush.")}
         assert set(re.findall(r"`(\w+)\(", row)) == ours
+
+
+def messages() -> Iterator[str]:
+    """All strings in the library that are not docstrings."""
+    for path in Path(hush.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value:
+                yield node.value
+
+
+def test_every_name_in_the_readme_and_in_messages_is_there_after_importing_hush() -> None:
+    """In a process of its own: other tests import the modules that a name might need."""
+    text = "\n".join([README, *messages()])
+    names = set(re.findall(r"(?<![\w/.-])hush(?:\.[A-Za-z]\w*)+(?![\w/])", text))
+    assert {"hush.data.views.flips_and_shifts", "hush.training.mean.individual_mean"} <= names
+    code = (
+        "import hush, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    try: eval(name)\n"
+        "    except AttributeError: print(name)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *sorted(names)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    for package in (hush, hush.data, hush.training):
+        with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+            package.nothing  # noqa: B018

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hush.clipping import L2, Box, Entries, Importance, L2Linf, Linf, Lp, Principal, Subspaces
 from hush.core.guarantee import Bound, Budget, Guarantee, Neighbours
+from hush.core.lazy import lazy_modules
 from hush.core.part import Always
 from hush.core.plan import Plan
 from hush.core.selective import Selective
@@ -90,10 +91,11 @@ _LAZY = {
 }
 
 
+_modules = lazy_modules(__name__)
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'hush' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    return getattr(import_module(_LAZY[name]), name) if name in _LAZY else _modules(name)
 
 
 def __dir__() -> list[str]:

@@ -1,1 +1,5 @@
 """Teachers, noisy votes, student."""
+
+from hush.core.lazy import lazy_modules
+
+__getattr__ = lazy_modules(__name__)
