@@ -75,7 +75,7 @@ def by_decision(
     """
     first = next(tensors(inputs))
     everyone = torch.arange(len(first), device=first.device)
-    before = _random_state()
+    before = random_state()
     try:
         return [(Part(everyone, everyone), run(inputs, targets))]
     except Undecided as choice:
@@ -87,7 +87,7 @@ def by_decision(
         if values is not None:
             _set_random_state(before)  # whichever way a record goes, it draws what its place would
         taken = each((inputs, targets), partial(_taken, source))
-        for part, result in by_decision(run, *taken, source):
+        for part, result in by_decision(run, taken[0], taken[1], source):
             own = part.rows if values is None else part.rows[torch.isin(part.rows, rows)]
             kept = torch.isin(part.rows, own)
             if bool(kept.any()):
@@ -137,7 +137,7 @@ def alone(values: Tensor) -> Tensor:
     return values[0]
 
 
-def _random_state() -> list[Tensor]:
+def random_state() -> list[Tensor]:
     """States of torch's shared generators."""
     states = [torch.default_generator.get_state()]
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():

@@ -190,7 +190,7 @@ def check_apart(model: nn.Module, loss: Callable[[Any, Any], Tensor], inputs: An
         with types_named(model):
             before = random_state()
             together = values(0, 1)
-            draws = random_state() != before
+            draws = not all(map(torch.equal, random_state(), before))
             alone = [values(0), values(1)]
             if any(value.shape != (1,) for value in alone):
                 return  # a loss that is already reduced, which the tape explains
