@@ -97,7 +97,7 @@ def test_the_first_sum_against_one_record_at_a_time() -> None:
     torch.manual_seed(0)
     rows = one_at_a_time(nn.Linear(4, 2), nn.CrossEntropyLoss(), inputs, targets, len(targets)).double()
     expected = (SETTINGS.clip / rows.norm(dim=1)).clamp(max=1) @ rows
-    assert torch.allclose(run.seen[0][0], expected.float(), atol=1e-4)
+    assert torch.allclose(run.seen[0][0], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("strange", [0.0, 1e4, math.nan])

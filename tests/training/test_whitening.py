@@ -86,8 +86,9 @@ def test_one_record_moves_either_sum_by_its_norm_at_most(
             noisy(inputs, hush.Ledger(), generator=seeded(3))
         return [(10 * seen[2 + k] - 9 * seen[k]).norm() for k in (0, 1)]
 
+    # up to the grid that noisy sums are rounded to
     for moved, norm in zip(sums(), (0.5, 0.25), strict=True):
-        assert moved <= norm + 1e-9
+        assert moved <= norm * (1 + 1e-3)
     # a version that takes the products of what was not held is caught
     if math.isfinite(strange):
         _, products = related(next(finite(one)))

@@ -88,7 +88,8 @@ def mean(
     blocks = total.split([ball.dimension or len(total) for ball in balls])
     for block, (noise, norm) in zip(blocks, plan.noise.over(balls, plan.clipping.unit), strict=True):
         block.copy_(noise.around(block, norm=norm, generator=source))
-    value = total.div_((1 - _ROUNDING) * plan.sampling.expected(len(rows))).cpu().numpy()
+    share = 1 - _ROUNDING if plan.noise.additive else 1.0
+    value = total.div_(share * plan.sampling.expected(len(rows))).cpu().numpy()
     return PrivateMean(value=value, guarantee=promised)
 
 

@@ -417,12 +417,14 @@ class PrivateStep(SingleOwner):
     def _noisy(
         self, total: Tensor, noise: list[Callable[[Tensor], Tensor]], frame: Frame | None
     ) -> Tensor:
-        # scaled down, so that what rounding adds to a record's share is within the noise; and up again
+        # scaled down, so that what rounding adds to a record's share is within the noise; and up again,
+        # unless that would leave the noise's support
         share = 1 - self.rounding
         for block, privatize in zip(total.mul_(share).split(self._sizes()), noise, strict=True):
             block.copy_(privatize(block))
         total = total if frame is None else frame.restored(total)
-        return total.div_(share * self.plan.sampling.expected(self.records))
+        again = share if self.plan.noise.additive else 1.0
+        return total.div_(again * self.plan.sampling.expected(self.records))
 
     def _sizes(self) -> list[int]:
         """How many numbers each block of the clipping has."""
