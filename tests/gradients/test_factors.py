@@ -4,7 +4,7 @@ from torch import Tensor
 
 from hush.gradients.factors import Outer, Rows, Tied, product
 from hush.gradients.tape import joined
-from hush.gradients.terms import Dense, Term
+from hush.gradients.terms import SUMMED, Dense, Term, summed, vector_norms
 from tests.gradients.oracle import ORDERS
 
 
@@ -103,3 +103,32 @@ def test_records_that_are_not_finite_have_no_finite_norm() -> None:
         term.right[1, 0, 0] = torch.nan
         for order in ORDERS:
             assert term.norms(order).isfinite().tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("width", [8, 2000])
+@pytest.mark.parametrize("size", [1e18, 9e18, 1e19, 1e25, 1e35])
+def test_norms_beyond_the_root_of_the_largest_number_are_finite(size: float, width: int) -> None:
+    rows = torch.full((2, width), size)
+    rows[1] = 1.0
+    norms = vector_norms(rows, 2.0)
+    assert norms.tolist() == pytest.approx([size * width**0.5, width**0.5], rel=1e-6)
+    assert vector_norms(torch.full((1, width), torch.inf), 2.0).isinf()
+
+
+@pytest.mark.parametrize("records", [1, SUMMED - 1, SUMMED, 3 * SUMMED, 3 * SUMMED + 5])
+def test_rounding_of_a_sum_is_that_of_one_block(records: int) -> None:
+    """The bound of docs/guarantees/tape.md, for sums with one record and without it."""
+    torch.manual_seed(0)
+    rows = torch.nn.functional.normalize(torch.rand(records, 50), dim=1)
+    weights = torch.ones(records, 1)
+    exact = rows.double().sum(0)
+    found = summed(weights, rows)[0]
+    block = min(records, SUMMED)
+    assert found.dtype == torch.float64
+    blocks = -(-records // SUMMED)
+    assert float((found - exact).norm()) <= blocks * 2.0**-24 * (block**2 / 2 + block)
+    # the blocks without the record that is left out are the same numbers
+    without = weights.clone()
+    without[0] = 0.0
+    moved = found - summed(without, rows)[0]
+    assert float((moved - rows[0].double()).norm()) <= 2.0**-24 * (block**2 + 2 * block)

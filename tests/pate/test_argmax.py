@@ -15,7 +15,8 @@ from hush.accounting.charge import delta as delta_of
 from hush.core.errors import DataError, Unproved
 from hush.core.guarantee import Neighbours
 from hush.core.part import Noise
-from hush.pate.argmax import NoisyMax
+from hush.pate.argmax import NoisyMax, covers_a_vote
+from hush.pate.confident import Confident
 
 Array = NDArray[np.float64]
 NOISES: list[tuple[float, Noise]] = [
@@ -155,3 +156,46 @@ def test_scores_whose_whole_change_is_bounded() -> None:
 def test_what_is_no_table_of_scores_is_refused(scores: torch.Tensor) -> None:
     with pytest.raises(DataError, match="must be finite numbers, one row a query"):
         NoisyMax.of_votes(noise=hush.Gaussian(multiplier=1.0))(scores)
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        hush.Rectified(scale=200.0, bound=0.25),
+        hush.Truncated(scale=200.0, bound=0.25),
+        hush.StochasticSign(scale=200.0),
+        hush.Quantized(scale=200.0, bound=0.25, levels=3),
+    ],
+    ids=str,
+)
+def test_noise_on_a_fixed_support_decides_nothing(noise: Noise) -> None:
+    """Drawn around 0 and added it changes no answer; drawn around the scores it makes all alike."""
+    with pytest.raises(Unproved, match="fixed support"):
+        NoisyMax(
+            noise=noise,
+            moved=hush.L2(norm=math.sqrt(2)),
+            neighbours=Neighbours.REPLACE,
+            unit="one vote",
+        )
+    vote = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=1.0))
+    with pytest.raises(Unproved, match="fixed support"):
+        Confident(vote=vote, threshold=10.0, noise=noise)
+
+
+def test_one_record_moves_two_counts_of_its_teacher() -> None:
+    for enough in (
+        hush.Entries(changed=2),
+        hush.Entries(changed=5, norm=3.0),
+        hush.L2(norm=1.5),
+        hush.Linf(norm=1.0),
+        hush.Lp(p=1.0, norm=2.0),
+    ):
+        assert covers_a_vote(enough)
+    for less in (
+        hush.Entries(changed=1),
+        hush.Entries(changed=2, norm=0.5),
+        hush.L2(norm=1.4),
+        hush.Linf(norm=0.9),
+        hush.Lp(p=1.0, norm=1.9),
+    ):
+        assert not covers_a_vote(less)

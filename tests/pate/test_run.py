@@ -9,7 +9,8 @@ import torch
 
 import hush
 from hush.accounting.ledger import Ledger
-from hush.core.errors import CheckpointError, DataError, InvalidValue, LedgerError
+from hush.core.errors import CheckpointError, DataError, InvalidValue, LedgerError, Unproved
+from hush.core.guarantee import Neighbours
 from hush.data import load, tensors
 from hush.models import build
 from hush.pate.argmax import NoisyMax
@@ -161,3 +162,14 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
     (folder / "ledger.jsonl").unlink()
     with pytest.raises(LedgerError, match="ledger is missing"):
         run(folder, resume=True)
+
+
+def test_a_query_that_says_less_than_a_record_can_do_is_refused(tmp_path: Path) -> None:
+    query = NoisyMax(
+        noise=hush.Gaussian(multiplier=20.0),
+        moved=hush.Entries(changed=1, norm=0.01),
+        neighbours=Neighbours.ZERO_OUT,
+    )
+    with pytest.raises(Unproved, match="less than one record can do"):
+        run(tmp_path / "run", query=query)
+    assert not (tmp_path / "run").exists()

@@ -121,3 +121,33 @@ def test_a_mean_is_not_charged_as_a_release_that_hides() -> None:
     for work in (hush.mean, individual_mean):
         with pytest.raises(Unsupported, match="a mean is always shown"):
             work(ROWS, hidden, delta=1e-5)
+
+
+def test_coins_do_not_come_from_the_program_s_own_generator() -> None:
+    """Seeded before every call, or at torch's fixed default, the coins of a rerun are still others."""
+    importance = plan(hush.Importance(norm=1.0), hush.Gaussian(multiplier=1e-6))
+    sums = set()
+    for _ in range(3):
+        torch.manual_seed(1234)
+        before = torch.get_rng_state()
+        sums.add(float(hush.mean(np.full((400, 1), 0.5), importance, delta=1e-5, secure=True).value[0]))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert len(sums) == 3
+
+
+def test_a_mean_cannot_be_told_by_the_uniforms_its_noise_came_from() -> None:
+    """Of torch's double normal draws, pairs in the tail come from uniforms that can be recognised."""
+    rows = np.zeros((1, 40_000))
+    noisy = plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=1.0))
+
+    def off(**options: Any) -> float:
+        z = hush.mean(rows, noisy, delta=1e-5, **options).value
+        z = z[: len(z) // 16 * 16].reshape(-1, 2, 8)
+        squares = (z[:, 0] ** 2 + z[:, 1] ** 2).ravel()
+        k = np.exp(-squares[squares > 13] / 2) * 2.0**53
+        k = k[k < 2.0**43]
+        return float(np.abs(k - k.round()).mean())
+
+    assert abs(off() - 0.25) < 0.1
+    assert hush.mean(rows, noisy, delta=1e-5).guarantee.arithmetic == "proved"
+    assert hush.mean(rows, noisy, delta=1e-5, arithmetic="assumed").guarantee.arithmetic == "assumed"

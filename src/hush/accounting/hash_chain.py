@@ -42,7 +42,7 @@ def entry_of(line: bytes, before: str) -> tuple[dict[str, Any], bytes, str] | No
     """
     try:
         entry = json.loads(line.decode())
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     text, key, rest = line.rstrip(b"\n").rpartition(_KEY)
     digest = link(before, text)

@@ -4,7 +4,7 @@ import sys
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -29,7 +29,7 @@ from hush.cli.output import print_json
 from hush.cli.selective import TestBatch, TestClip, TestKind, TestNoise, Threshold, release_of
 from hush.cli.settings import MOMENTUM, RATE, Made, Settings
 from hush.core.errors import InvalidValue
-from hush.core.guarantee import Budget
+from hush.core.guarantee import Arithmetic, Budget
 from hush.core.number import Range
 from hush.core.plan_file import read_plan
 
@@ -101,6 +101,9 @@ def train(
     secure: Annotated[
         bool, typer.Option(help="Records and noise from the system's cryptographic source.")
     ] = False,
+    arithmetic: Annotated[
+        str, typer.Option(help="'assumed' for torch's faster noise, whose rounding is not proved.")
+    ] = "proved",
     as_json: AsJson = False,
 ) -> None:
     """Train a model with differential privacy; without arguments, on the bundled digits.
@@ -214,6 +217,7 @@ def train(
             reseed=reseed,
             generator=generator,
             secure=secure,
+            arithmetic=cast(Arithmetic, arithmetic),
             physical_batch=physical_batch,
             views=seen,
             public=made.public,

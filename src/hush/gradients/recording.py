@@ -264,6 +264,12 @@ class Recording(TorchFunctionMode):
             _, *direct = torch.autograd.grad(
                 losses.sum(), [self._anchor, *parameters], allow_unused=True
             )
+        if any(copies.value._version != copies.version for copies in self._copies.values()):
+            raise Unsupported(
+                "the model changes a value in place that it derives from its parameters, after it was "
+                "used (w = self.weight * 2, then w[0] = 0): each record's gradient would be of other "
+                "weights. Make a new tensor instead."
+            )
         for copies in self._copies.values():
             self._trace(copies)
             del copies.output, copies.gradients
@@ -306,6 +312,7 @@ class _Copies:
 
     def __init__(self, value: Tensor, records: int) -> None:
         self.value = value
+        self.version = value._version
         self.records = records
         self.gradients: Tensor | None = None
 

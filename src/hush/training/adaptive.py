@@ -110,10 +110,10 @@ class AdaptiveDescent:
 
     def run(self) -> Iterator[float]:
         """Descend; after each move yield its length."""
+        total = self._gradient()
         self._step.charge(f"filter {self.filter.precision!r}")
         precision, longest, taken = self._share, self.settings.longest, list[float]()
         while self.filter.admit(precision):
-            total = self._gradient()
             noisy = self._noisy(total, self.settings.clip, precision)
             length = self._chosen(noisy, longest)
             while length == 0:
@@ -131,6 +131,7 @@ class AdaptiveDescent:
             if len(taken) % _AFTER == 0:
                 longest = (1 + self.settings.growth) * max(taken[-_AFTER:])
             yield length
+            total = self._gradient()
 
     def spent(self, delta: float) -> Guarantee:
         """The guarantee for everything on the ledger, the filter's whole budget among it."""
@@ -139,7 +140,8 @@ class AdaptiveDescent:
     def _noisy(self, total: Tensor, norm: float, precision: float) -> Tensor:
         """A sum in which each record counts for `norm` at most, with noise that was admitted."""
         noise = Gaussian(multiplier=precision**-0.5)
-        return noise.around(total.clone(), norm=norm, generator=self._step.generator)
+        wide = norm / (1 - self._step.rounding)
+        return noise.around(total.clone(), norm=wide, generator=self._step.generator)
 
     def _gradient(self) -> Tensor:
         """The sum of all clipped gradients in one vector."""
@@ -159,7 +161,9 @@ class AdaptiveDescent:
         step, clip = self._step, self.settings.loss_clip
         start = [parameter.clone() for parameter in step.trainable().values()]
         total = torch.zeros(len(lengths), dtype=torch.float64, device=step.device)
-        for inputs, targets, present in each(list(self._everyone), step.to_device):
+        step.module_state.begin()
+        for part in self._everyone:
+            inputs, targets, present = each(part, step.to_device)
             losses = []
             for length in lengths:
                 self._move(noisy, length)
@@ -168,6 +172,7 @@ class AdaptiveDescent:
                     parameter.copy_(value)
             changes = held(torch.stack(losses, 1), clip)
             total += (changes if present is None else zero_rows(changes, present)).sum(0)
+        step.module_state.check()
         return total
 
     @torch.no_grad()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hush.accounting.calibrate import steps_within
@@ -14,7 +14,7 @@ from hush.accounting.charge import spent
 from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import BudgetExceeded, CheckpointError, InvalidValue, Unsupported
-from hush.core.guarantee import Budget, Guarantee, check_delta
+from hush.core.guarantee import Arithmetic, Budget, Guarantee, check_delta
 from hush.core.kind import as_path, check_kind
 from hush.core.number import check_count
 from hush.core.plan import Plan
@@ -62,6 +62,8 @@ def train(
     reseed: bool = False,
     generator: torch.Generator | None = None,
     secure: bool = False,
+    arithmetic: Arithmetic = "proved",
+    present: Tensor | None = None,
     physical_batch: int | None = None,
     views: Views | None = None,
     public: Data | None = None,
@@ -77,7 +79,8 @@ def train(
     `resume=True` goes on from the checkpoint as if nothing had happened. `reseed=True` goes on with
     new randomness instead, and pays again for the steps since the checkpoint. `secure=True` draws
     records and noise from the operating system's cryptographic source; resuming such a run always
-    reseeds it. `views` and `public` as in `PrivateStep`. The scheduler moves once a step that moved
+    reseeds it. `arithmetic`, `views` and `public` as in `PrivateStep`; `present` says which slots of the
+    data hold a record. The scheduler moves once a step that moved
     the model, or once an evaluation if it wants a metric. Under a selective plan charged per trial a
     step is a trial, and the metrics say how many were accepted; if charged per acceptance it is an
     accepted update, and nothing is said of the rejected ones.
@@ -122,6 +125,7 @@ def train(
             ledger=ledger,
             generator=generator,
             secure=secure,
+            arithmetic=arithmetic,
             physical_batch=physical_batch,
             views=views,
             public=public,
@@ -133,7 +137,7 @@ def train(
         if isinstance(plan.release, Selective):
             check_possible(plan.release, records, end)
         # before the folder says that a run exists: refused data must leave the name free
-        batches = step.batches(data, steps=max(0, end - step.steps))
+        batches = step.batches(data, steps=max(0, end - step.steps), present=present)
         if folder and not folder.checkpoint.exists():
             folder.begin(plan, ledger)
             _keep(folder, step, scheduler)

@@ -105,8 +105,10 @@ class Trials:
         modes = [(module, module.training) for module in step.model.modules()]
         step.model.eval()
         try:
-            with own_randomness(step.generator, step.generator.device), indices_not_shown():
+            step.module_state.begin()
+            with own_randomness(step.generator, step.device), indices_not_shown():
                 values = [self._each_loss(*part) for part in parts]
+            step.module_state.check()
         finally:
             for module, mode in modes:
                 module.training = mode

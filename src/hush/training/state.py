@@ -7,7 +7,7 @@ import torch
 
 from hush.core.errors import CheckpointError
 from hush.core.kind import check_kind
-from hush.core.randomness import SystemSource
+from hush.core.randomness import SystemSource, cryptographic
 
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
@@ -17,6 +17,7 @@ _FACTS = {
     "records": "so many records,",
     "kind": "optimizer",
     "secure": "secure randomness",
+    "exact": "exact noise",
     "settings": "an optimizer of the settings",
     "views": "views",
 }
@@ -102,6 +103,7 @@ def _facts(step: "PrivateStep") -> dict[str, Any]:
         "records": step.records,
         "kind": type(step.optimizer).__name__,
         "secure": isinstance(step.generator, SystemSource),
+        "exact": cryptographic(step.generator),
         "settings": step._settings,
         "views": None if step._views is None else getattr(step._views, "__qualname__", "of a kind"),
     }

@@ -105,7 +105,8 @@ class PrivateStep(SingleOwner):
         self.model = model
         self.loss = per_record(loss)
         self._given_loss = loss
-        self._state = ModuleState(model, getattr(self.loss, "loss", self.loss))
+        self.module_state = ModuleState(model, getattr(self.loss, "loss", self.loss))
+        """Watches that forward passes keep nothing of a record in the model's attributes."""
         self.optimizer = optimizer
         self._settings = settings_of(optimizer)
         self.plan = plan
@@ -211,7 +212,6 @@ class PrivateStep(SingleOwner):
         check_model(self.model)
         check_optimizer(self.optimizer, self.model)
         self._check_unmoved()
-        self._state.begin()
         if self.size > self.dimension and grows_with_dimension(self.plan):
             raise Unsupported(
                 f"{self.size} numbers are to be trained and the step was made for {self.dimension}: "
@@ -260,7 +260,6 @@ class PrivateStep(SingleOwner):
         Args:
             release: what is released, or a fingerprint of it; it must not tell more than the release.
         """
-        self._state.check()
         self.ledger.charge(
             self.plan,
             run=self.run,
@@ -371,7 +370,7 @@ class PrivateStep(SingleOwner):
         check_some_number(data)
         inputs, targets = each(take(data, torch.arange(min(2, self.records))), self.to_device)
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            tape = self._state.probe(self._recorded, inputs, targets)
+            tape = self.module_state.probe(self._recorded, inputs, targets)
             if tape.idle:
                 raise Unsupported(
                     f"the loss does not depend on {', '.join(tape.idle)}: noise alone would move it. "
@@ -392,12 +391,14 @@ class PrivateStep(SingleOwner):
     def _sum(self, batch: Batch, frame: Frame | None) -> Tensor:
         """Sum over the physical batches of a batch, in double precision."""
         total = self._nothing(sum(self._sizes()))
+        self.module_state.begin()
         for inputs, targets, present in batch:
             here = each((inputs, targets, present), self.to_device)
             clipped = self._clipped(here[0], here[1], frame, here[2])
             self.skipped += int(clipped.skipped)
             found = [part.reshape(-1) for part in clipped.total.values()]
             torch._foreach_add_(total.split([len(part) for part in found]), found)
+        self.module_state.check()
         # rounding of the running total, which one record changes from its physical batch on
         batches = -(-len(batch) // batch.physical)
         self._bounded = self._bounded and batches * self.records * 2.0**-52 <= ROUNDING / 8
