@@ -173,17 +173,18 @@ class Ledger(SingleOwner):
             raise InvalidValue(
                 f'arithmetic={arithmetic!r} must be "proved" or "assumed": a guarantee says which.'
             )
-        if self._repeated(plan, run, step, release):
+        digest = plan.digest
+        if self._repeated(digest, run, step, release):
             return
         # the release comes last: a line cut short before it discloses nothing of it
         rounding = {} if arithmetic == "proved" else {"arithmetic": arithmetic}
-        entry = {"charge": plan.digest, "run": run, "step": step, **rounding, "release": release}
+        entry = {"charge": digest, "run": run, "step": step, **rounding, "release": release}
         if not self._state.fits_torn(run, step, text_of(entry)):
             raise self._another_release(run, step)
         size = self._size(plan, dimension)
-        if plan.digest not in self._state.plans or size > self._state.dimensions.get(plan.digest, 0):
+        if digest not in self._state.plans or size > self._state.dimensions.get(digest, 0):
             sized = {"dimension": size} if size else {}
-            self._append({"plan": plan.digest, "value": plan.to_plain(), **sized})
+            self._append({"plan": digest, "value": plan.to_plain(), **sized})
         self._append(entry)
 
     def void(self, reason: str) -> None:
@@ -261,14 +262,14 @@ class Ledger(SingleOwner):
         counts = {digest: count - without.get(digest, 0) for digest, count in self._state.counts.items()}
         return {self._state.plans[digest]: count for digest, count in counts.items() if count}
 
-    def _repeated(self, plan: Plan, run: str, step: int, release: str) -> bool:
+    def _repeated(self, plan: str, run: str, step: int, release: str) -> bool:
         """Whether the very same step is on record; raise if another one is in its place."""
         known = self._state.runs.get(run)
         if known is None:
             return False
         index = known.kept(step)
         if index is not None:
-            if (known.plans[index], known.releases[index]) != (plan.digest, release):
+            if (known.plans[index], known.releases[index]) != (plan, release):
                 raise self._another_release(run, step)
             return True
         if known.folded is not None and step <= known.folded[0]:
