@@ -50,6 +50,7 @@ Dimension = int | Mapping[Plan, int] | None
 
 # High orders take long: a few more are worked out at a time, as long as higher ones could be better.
 _COARSE = 6
+_LAST = 4
 _STAGES = (8, 14, 20, 26, *range(31, len(WHOLE_ORDERS), 3), len(WHOLE_ORDERS))
 # Trials are charged at any order above 1; the low ones decide where epsilon is large.
 _TRIAL_ORDERS: Array = np.append([1.1, 1.2, 1.35, 1.5, 1.75], WHOLE_ORDERS)
@@ -342,13 +343,18 @@ def _renyi(
 def _extrapolated(divergences: Array, orders: Array, later: Array) -> Array:
     """Divergences at `later` orders if (a - 1) D_a went on as a straight line: being convex, no less.
 
-    It decides only whether higher orders are worth working out.
+    It decides only whether higher orders are worth working out. Bounds on D_a may lie higher at odd
+    orders than at even ones (`Pair.POSITIVE`), so the flattest line through the last points counts.
     """
-    if not np.isfinite(divergences[-2:]).all():
+    if not np.isfinite(divergences[-_LAST:]).all():
         return np.full(len(later), np.inf)
-    before, last = ((orders - 1) * divergences)[-2:]
-    slope = (last - before) / (orders[-1] - orders[-2])
-    found: Array = (last + slope * (later - orders[-1])) / (later - 1)
+    a, moments = orders[-_LAST:], ((orders - 1) * divergences)[-_LAST:]
+    lines = [
+        moments[k] + (moments[k] - moments[j]) / (a[k] - a[j]) * (later - a[k])
+        for k in (len(a) - 2, len(a) - 1)
+        for j in range(k)
+    ]
+    found: Array = np.maximum(np.min(lines, axis=0), 0.0) / (later - 1)
     return found
 
 

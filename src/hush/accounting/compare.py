@@ -19,7 +19,7 @@ from hush.accounting.rdp import Conversion, converted, divergence
 from hush.accounting.shaping import proportions, shaped
 from hush.clipping import L2, Lp
 from hush.core.ball import Ball
-from hush.core.errors import InvalidValue
+from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import Budget
 from hush.core.number import Range, check_count
 from hush.core.part import Clipping, Noise
@@ -74,7 +74,7 @@ class Row:
     mechanism: str
     accountant: str
     deviation: float
-    """Root mean square noise per coordinate, as charged by a proof."""
+    """Root mean square noise per coordinate, as charged by a proof; infinite if none is enough."""
     published: float | None
     """The same under its paper's accounting: larger where that is loose, smaller where it is wrong."""
     variance: float
@@ -150,14 +150,13 @@ def _generalized(setting: Setting) -> Iterator[Row]:
         noise = Laplace(multiplier=1.0) if beta == 1 else GeneralizedGaussian(beta=beta, multiplier=1.0)
         own = setting.plan(Lp(p=beta, norm=norm), noise)
         fitting = own if beta <= 2 else setting.plan(L2(norm=1.0), noise)
-        found = calibrate(fitting, setting.budget, setting.steps, setting.dimension)
         published = None
         if beta > 2:
             # As printed: clipped in l_beta and charged as if there were one dimension.
-            printed = calibrate(own, setting.budget, setting.steps, dimension=1)
-            published = _multiplier(printed) * norm * spread
+            published = _calibrated(setting, own, dimension=1) * norm * spread
         name = "Laplace, l1" if beta == 1 else f"generalized Gaussian {beta:g}, l{min(beta, 2):g}"
-        deviation = _multiplier(found) * fitting.clipping.unit * spread
+        found = _calibrated(setting, fitting, setting.dimension)
+        deviation = found * fitting.clipping.unit * spread
         yield _row(setting, name, "PLD" if beta == 1 else _RENYI, deviation, published)
 
 
@@ -178,21 +177,38 @@ def _twice(setting: Setting) -> Iterator[Row]:
             kinds["Gaussian, shaped to the subspaces"] = _subspaces(setting)
         for kind, blocks in kinds.items():
             sound, published = (
-                math.sqrt(
-                    shaped(
-                        blocks,
-                        rate=record_rate,
-                        coordinate_rate=coordinate_rate,
-                        budget=setting.budget,
-                        steps=setting.steps,
-                        conversion=conversion,
-                    ).variance
-                    / setting.dimension
-                )
+                _thinned(setting, blocks, record_rate, coordinate_rate, conversion)
                 for conversion in _CONVERSIONS
             )
             name = f"{kind}, twice sampling at {coordinate_rate:.3f}"
             yield _row(setting, name, _RENYI, sound, published)
+
+
+def _thinned(
+    setting: Setting, blocks: list[Ball], rate: float, coordinate_rate: float, conversion: Conversion
+) -> float:
+    """The deviation that twice sampling needs; infinite where no noise keeps the budget."""
+    try:
+        found = shaped(
+            blocks,
+            rate=rate,
+            coordinate_rate=coordinate_rate,
+            budget=setting.budget,
+            steps=setting.steps,
+            conversion=conversion,
+        )
+    except BudgetExceeded:
+        return math.inf
+    return math.sqrt(found.variance / setting.dimension)
+
+
+def _calibrated(setting: Setting, plan: Plan, dimension: int) -> float:
+    """The multiplier that keeps the budget; infinite where none does."""
+    try:
+        found = calibrate(plan, setting.budget, setting.steps, dimension)
+    except BudgetExceeded:
+        return math.inf
+    return float(found.noise.to_plain()["multiplier"])
 
 
 def _whole(setting: Setting) -> list[Ball]:
@@ -236,7 +252,3 @@ def typical_norm(p: float, dimension: int) -> float:
     """The l_p norm of a vector of Euclidean norm 1 whose entries spread like a normal law."""
     moment = p / 2 * math.log(2) + gammaln((p + 1) / 2) - math.log(math.pi) / 2
     return math.exp((math.log(dimension) + float(moment)) / p - math.log(dimension) / 2)
-
-
-def _multiplier(plan: Plan) -> float:
-    return float(plan.noise.to_plain()["multiplier"])

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hush.accounting.loss import UNIT, Array, Direction, Step, cells, ends, loss, reach
+from hush.accounting.loss import UNIT, Array, Cells, Direction, Step, cells, ends, loss, reach
 
 # An atom this close to its grid point, relatively, counts as being on it; `compose` pays for it.
 SNAP = 1e-13
@@ -21,6 +21,8 @@ _LEAST_CELLS = 4
 _MOST_KEPT = 1 << 22
 # What two ways of computing one loss may differ by.
 _CLOSE = 64 * UNIT
+# Sums over a grid are off by less than this.
+_OUTWARD = 1 + 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +82,7 @@ def above(step: Step, direction: Direction, width: float, tail: float) -> Lattic
     masses[:-1] = inside - upward
     masses[1:] += upward
     masses[0] += cut.first[0]
-    masses *= 1 + cut.error[:-1] / -math.expm1(-width)
+    masses += _slack(cut, width)
     return Lattice(0.0, first, width, masses, float(cut.first[-1]) * (1 + 1e-9))
 
 
@@ -101,6 +103,7 @@ def below(step: Step, direction: Direction, width: float, tail: float) -> Lattic
     # Lowering an atom's loss by one point is always allowed. It is done where the second law's
     # mass underflows, so that the atom's place is unknown, and above the last cut; what lies
     # below the first cut is lowered out of sight.
+    tails = _tails(cut.first)
     lowered = (cut.second < 1e-290) & (cut.first > 0)
     lowered[-1] = True
     places = np.flatnonzero(lowered[1:])
@@ -109,8 +112,46 @@ def below(step: Step, direction: Direction, width: float, tail: float) -> Lattic
         law[lowered], law[0] = 0.0, 0.0
     masses = _fused(cut.first, cut.second, points, width)
     masses[places] += moved
-    masses /= 1 + cut.error / -math.expm1(-width)
+    error = cut.error
+    del cut, cuts, points, lowered
+    masses *= _kept(masses, tails, error, width)
     return Lattice(origin, first, width, masses)
+
+
+def _slack(cut: Cells, width: float) -> Array:
+    """Mass to add at each point, so that no rounding leaves too little at a point and above it.
+
+    What is above a point is off by `error` of all the mass above the point before: what is added there
+    and above is the largest of these from there on. docs/guarantees/poisson-gaussian.md, step 8.
+    """
+    off = _OUTWARD * cut.error[:-1] * _tails(cut.first)[:-1] / -math.expm1(-width)
+    most = np.maximum.accumulate(off[::-1])[::-1]
+    added: Array = most - np.append(most[1:], 0.0)
+    return added
+
+
+def _kept(masses: Array, tails: Array, error: Array, width: float) -> Array:
+    """Which share of each mass to keep, so that no rounding leaves too much at a point and above it.
+
+    `tails` are what all bins from each on hold. What is left above a point is off by `error` of the tail
+    at the point before it that holds any mass: there the line through the two begins.
+    """
+    before = np.maximum.accumulate(np.where(masses > 0, np.arange(len(masses)), 0))
+    off = tails[np.append(0, before[:-1])]
+    del before
+    off *= error
+    off *= _OUTWARD / -math.expm1(-width)
+    left = _tails(masses)
+    share = np.divide(off, left, out=np.full(len(left), np.inf), where=left > 0)
+    np.maximum.accumulate(share, out=share)
+    # 1 / (1 + 2 x) <= 1 - x up to x = 1/2; beyond, nothing is certain of what is left
+    kept: Array = np.where(share < 0.5, 1 / (1 + 2 * share), 0.0)
+    return kept
+
+
+def _tails(masses: Array) -> Array:
+    """The mass at each place and above it."""
+    return np.cumsum(masses[::-1])[::-1]
 
 
 def fitted(step: Step, direction: Direction, width: float) -> float:

@@ -154,7 +154,8 @@ def _cells(step: Step, direction: Direction, cuts: Array) -> Cells:
     mixed = step.rate * _masses(step.law, with_record) + (1 - step.rate) * null
     # A mass between two cuts, and its twin of the other law, suffer rounding at both.
     far = without if forward else -with_record
-    error = 4 * UNIT * step.law.rounding(np.maximum(np.append(far, far[-1:]), 0.0))
+    rounding = 4 * UNIT * step.law.rounding(np.maximum(far, 0.0))
+    error = np.maximum(np.append(rounding, rounding[-1:]), np.append(rounding[:1], rounding))
     if forward:
         return Cells(mixed, null, error)
     return Cells(null[::-1], mixed[::-1], error[::-1])

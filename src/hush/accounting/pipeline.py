@@ -56,7 +56,7 @@ def _at_every_order(blocks: Blocks, highest: int) -> Array:
     (a - 1) D_a is convex in a, for each change and so for the worst one: a chord lies above it.
     """
     every = np.arange(2, highest + 1, dtype=float)
-    some = np.append(_WORKED_OUT[float(highest) > _WORKED_OUT], float(highest))
+    some = np.append(_WORKED_OUT[: int(np.searchsorted(_WORKED_OUT, highest))], float(highest))
     moments = _moments(blocks, some)
     finite = np.isfinite(moments)
     # Divergences grow with the order, so what is infinite stays infinite from there on.
