@@ -7,7 +7,7 @@ import pytest
 
 import hush
 from hush.accounting import pld
-from hush.accounting.calibrate import calibrate, rate_within, steps_within
+from hush.accounting.calibrate import calibrate, largest, rate_within, steps_within
 from hush.accounting.charge import epsilon, spent
 from hush.accounting.mechanism import SampledNoise
 from hush.core.errors import BudgetExceeded, InvalidValue
@@ -197,3 +197,60 @@ def test_a_dimension_is_not_taken_for_that_of_what_was_spent() -> None:
 def test_what_was_spent_is_counts_of_plans(before: Any) -> None:
     with pytest.raises(InvalidValue, match=r"spent|steps"):
         calibrate(plan(), hush.Budget(epsilon=1.0, delta=1e-5), 20, spent=before)
+
+
+def test_a_cost_that_jumps_over_the_budget_is_not_searched_to_the_last_digit() -> None:
+    tried = []
+
+    def cost(argument: float) -> float:
+        tried.append(argument)
+        return 0.0 if argument <= 0.3 else 1e6
+
+    found = largest(cost, 1.0, start=0.01, low=1e-9, high=1.0, whole=False)
+    assert found is not None
+    assert 0.3 * (1 - 1e-6) <= found <= 0.3
+    assert len(tried) <= 30
+
+
+def test_a_smooth_cost_is_met_in_a_few_evaluations() -> None:
+    tried = []
+
+    def cost(argument: float) -> float:
+        tried.append(argument)
+        return argument + argument**2
+
+    found = largest(cost, 0.5, start=1.0, low=1e-9, high=1e3, whole=False)
+    assert found is not None
+    assert 0.4995 <= found + found**2 <= 0.5
+    assert len(tried) <= 5
+
+
+def test_a_rate_under_hardly_any_noise_needs_no_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a grid of losses up to 500,000 is long")
+
+    monkeypatch.setattr(pld, "compose", refuse)
+    found = rate_within(plan(multiplier=1e-3), hush.Budget(epsilon=3.0, delta=1e-5), steps=100)
+    assert found.sampling.participation == pytest.approx(1e-7, rel=1e-3)
+
+
+@pytest.mark.parametrize("multiplier", [1e-300, 1e-12])
+@pytest.mark.parametrize("rate", [1e-9, 1.0])
+@pytest.mark.parametrize(("steps", "delta"), [(1, 1e-5), (10**12, 1e-5), (1000, 1e-300)])
+def test_extremes_cost_a_number_or_infinity(
+    multiplier: float, rate: float, steps: int, delta: float
+) -> None:
+    sampling = hush.FullBatch() if rate == 1 else hush.Poisson(rate=rate)
+    extreme = replace(plan(multiplier=multiplier), sampling=sampling)
+    bound = epsilon(extreme, steps=steps, delta=delta).epsilon
+    assert 0 <= bound.lower <= bound.upper
+
+
+@pytest.mark.parametrize(("target", "steps"), [(1e-300, 10**12), (1e300, 10**12), (1e-9, 1)])
+def test_extreme_budgets_are_met_or_refused(target: float, steps: int) -> None:
+    budget = hush.Budget(epsilon=target, delta=1e-5)
+    try:
+        found = calibrate(plan(rate=1e-9), budget, steps)
+    except BudgetExceeded:
+        return
+    assert epsilon(found, steps=steps, delta=1e-5).epsilon.upper <= target

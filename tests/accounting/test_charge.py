@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import hush
-from hush.accounting.charge import delta, epsilon, rdp, spent
+from hush.accounting.charge import delta, epsilon, rdp, spent, upper_epsilon
 from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.pipeline import WHOLE_ORDERS
 from hush.accounting.rdp import ORDERS, converted, divergence
@@ -180,3 +180,28 @@ def test_next_to_no_noise_on_sampled_coordinates_costs_next_to_everything(sampli
     # a change of one norm is 1e12 deviations: order times its square over 2, but for sampling
     assert (rdp(bare, [2.0, 8.0]) > 0.1 * np.array([1e24, 4e24])).all()
     assert epsilon(bare, steps=3, delta=1e-5).epsilon.upper > 1e23
+
+
+def test_no_order_is_left_out_that_would_lower_epsilon() -> None:
+    """At odd orders the bound of sampled coordinates lies higher than at the even ones beside them."""
+    sampled = hush.Plan(
+        sampling=hush.Twice(rate=0.95, coordinate_rate=0.5),
+        clipping=hush.L2Linf(l2=1.0, linf=0.1),
+        noise=hush.Gaussian(multiplier=17.3),
+    )
+    found = epsilon(sampled, steps=470, delta=2e-9, dimension=5000).epsilon.upper
+    every = 470 * rdp(sampled, WHOLE_ORDERS, dimension=5000)
+    assert found <= converted(every, WHOLE_ORDERS, 2e-9) * (1 + 1e-12)
+
+
+def test_an_upper_bound_alone_is_that_of_both() -> None:
+    vector = hush.Plan(
+        sampling=hush.Poisson(rate=0.1),
+        clipping=hush.L2(norm=1.0),
+        noise=hush.GeneralizedGaussian(beta=3.0, multiplier=4.0),
+    )
+    for each in (plan(), vector):
+        whole = spent({each: 50}, 1e-5, 100).epsilon
+        assert upper_epsilon({each: 50}, 1e-5, 100) == whole.upper
+        assert upper_epsilon({each: 50}, 1e-5, 100, ceiling=2 * whole.upper) == whole.upper
+    assert upper_epsilon({plan(multiplier=0.01): 50}, 1e-5, ceiling=10.0) == np.inf

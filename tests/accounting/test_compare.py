@@ -135,3 +135,14 @@ def test_bad_settings() -> None:
         replace(SETTING, cap=2)
     with pytest.raises(InvalidValue, match="steps=0"):
         replace(SETTING, steps=0)
+
+
+def test_a_mechanism_for_which_no_noise_is_enough_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SMALL_BETAS", ())
+    monkeypatch.setattr(module, "LARGE_BETAS", ())
+    monkeypatch.setattr(module, "COORDINATE_RATES", (0.5,))
+    tiny = replace(SETTING, budget=hush.Budget(epsilon=0.001, delta=1e-5), subspaces=())
+    last = compare(tiny)[-1]
+    assert last.mechanism.endswith("twice sampling at 0.500")
+    assert last.deviation == last.cost == math.inf
+    assert last.signal_to_noise == 0

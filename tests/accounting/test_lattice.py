@@ -1,6 +1,7 @@
 """One step on a grid: `above` must dominate the true curve and `below` must be dominated."""
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import mpmath as mp
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hush.accounting import lattice, loss
 from hush.accounting.lattice import SNAP, Lattice, above, below
-from hush.accounting.loss import Array, Direction, cells
+from hush.accounting.loss import Array, Cells, Direction, cells
 from hush.accounting.mechanism import SampledGaussian
 
 BOTH = list(Direction)
@@ -154,3 +156,53 @@ def test_masses_between_cuts_have_relative_accuracy_in_the_tails(direction: Dire
             null.reverse()
         law = found.second if direction is Direction.REMOVE else found.first
         assert law[1:-1] == pytest.approx([float(mass) for mass in null], rel=1e-13)
+
+
+@pytest.mark.parametrize("direction", BOTH)
+def test_masses_worked_out_in_parts_are_those_of_the_whole(
+    direction: Direction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, cuts = SampledGaussian(0.1, 1.0), np.linspace(-1, 3, 50)
+    whole = cells(step, direction, cuts)
+    monkeypatch.setattr(loss, "_AT_ONCE", 7)
+    parts = cells(step, direction, cuts)
+    for name in ("first", "second", "error"):
+        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-14)
+
+
+@pytest.mark.parametrize("direction", BOTH)
+@pytest.mark.parametrize("width", [0.02, 1.0])
+def test_rounding_of_the_masses_is_paid_for(
+    direction: Direction, width: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every tail off by 1e-6, in turns; on the wide grid, tails fall by much from point to point."""
+    step, size = SampledGaussian(0.5, 3.0), 1e-6
+    true = {make: make.__wrapped__(step, direction, width, 1e-12) for make in (above, below)}
+
+    def rounded(sign: int) -> Callable[[SampledGaussian, Direction, Array], Cells]:
+        def found(step: SampledGaussian, direction: Direction, cuts: Array) -> Cells:
+            cut = cells(step, direction, cuts)
+            turns = sign * size * (-1.0) ** np.arange(len(cut.first))
+            first, second = (
+                -np.diff(np.append(np.cumsum(law[::-1])[::-1] * (1 + turn), 0.0))
+                for law, turn in ((cut.first, turns), (cut.second, -turns))
+            )
+            error = np.full(len(cut.first), 4 * size)
+            return Cells(np.maximum(first, 0), np.maximum(second, 0), error)
+
+        return found
+
+    for sign in (-1, 1):
+        monkeypatch.setattr(lattice, "cells", rounded(sign))
+        high, low = (make.__wrapped__(step, direction, width, 1e-12) for make in (above, below))
+        for epsilon in high.losses:
+            assert curve(high, epsilon) >= curve(true[above], epsilon) * (1 - 1e-9)
+            assert curve(low, epsilon) <= curve(true[above], epsilon)
+
+
+def test_few_lattices_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lattice, "_MOST_KEPT", 10_000)
+    above.cache_clear()
+    for count in range(1, 9):
+        above(SampledGaussian(0.1, 1.0), Direction.REMOVE, 0.01 / count, 1e-9)
+    assert sum(len(kept.masses) for kept in above._kept.values()) <= 10_000

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hush.accounting import rdp
+from hush.accounting import pipeline, rdp
+from hush.accounting.allocation import together
 from hush.accounting.coordinate import Profile
 from hush.accounting.loss import Array
 from hush.accounting.mechanism import SampledGaussian
@@ -78,3 +79,18 @@ def test_orders_are_whole_under_sampling() -> None:
     for orders in ([1.5], [2.5]):
         with pytest.raises(InvalidValue, match=r"whole numbers >= 2 under sampling.*Pass e\.g\."):
             coordinate_wise([block], 0.5, orders)
+
+
+def test_an_order_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = [(Profile(law=Law(beta=1.5, scale=3.25)), Ball(p=1.5, norm=1.0, dimension=10))]
+    asked: list[float] = []
+
+    def counted(blocks: object, orders: Array) -> Array:
+        asked.extend(orders)
+        return together(blocks, orders)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pipeline, "together", counted)
+    few = coordinate_wise(blocks, 0.1, [2, 5])
+    many = coordinate_wise(blocks, 0.1, [2, 5, 12])
+    assert asked == list(range(2, 13))
+    assert few.tolist() == many[:2].tolist()

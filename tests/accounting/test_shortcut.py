@@ -75,3 +75,17 @@ def test_losses_that_no_number_holds() -> None:
     counts: dict[Step, int] = {SampledNoise(0.5, 3.0, 1e-300): 10}
     assert shortcut.epsilon(counts, 1e-5) == math.inf
     assert shortcut.most({SampledNoise(1.0, 1.0, 1e-5): 1}, Direction.REMOVE) == pytest.approx(1e5)
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("epsilon", [1e-3, 0.5, 3.0, 40.0])
+def test_least_delta_is_no_more(counts: dict[Step, int], epsilon: float) -> None:
+    assert shortcut.least_delta(counts, epsilon) <= pld.delta(counts, epsilon).upper
+
+
+def test_least_delta_sees_whoever_takes_part_under_little_noise() -> None:
+    counts: dict[Step, int] = {SampledGaussian(1e-4, 0.01): 100}
+    drawn = -math.expm1(100 * math.log1p(-1e-4))
+    assert 0.999 * drawn < shortcut.least_delta(counts, 20.0) <= drawn
+    assert pld.exceeds(counts, 0.999 * drawn, 20.0)
+    assert not pld.exceeds(counts, drawn, 20.0)

@@ -48,12 +48,12 @@ class _Reused:
     """A function whose latest lattices are kept, as many as `_MOST_KEPT` points hold."""
 
     def __init__(self, make: _Make) -> None:
-        self._make = make
+        self.__wrapped__ = make
         self._kept: OrderedDict[tuple[Step, Direction, float, float], Lattice] = OrderedDict()
 
     def __call__(self, step: Step, direction: Direction, width: float, tail: float) -> Lattice:
         key = (step, direction, width, tail)
-        found = self._kept.pop(key, None) or self._make(*key)
+        found = self._kept.pop(key, None) or self.__wrapped__(*key)
         self._kept[key] = found
         while sum(len(lattice.masses) for lattice in self._kept.values()) > _MOST_KEPT:
             self._kept.popitem(last=False)
@@ -83,7 +83,7 @@ def above(step: Step, direction: Direction, width: float, tail: float) -> Lattic
     masses[1:] += upward
     masses[0] += cut.first[0]
     masses += _slack(cut, width)
-    return Lattice(0.0, first, width, masses, float(cut.first[-1]) * (1 + 1e-9))
+    return Lattice(0.0, first, width, masses, float(cut.first[-1] * (1 + 1e-9 + cut.error[-1])))
 
 
 @_Reused
