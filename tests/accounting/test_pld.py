@@ -223,7 +223,7 @@ def test_a_window_in_the_wrong_place_gives_no_lower_bound() -> None:
     step = SampledGaussian(0.01, 1.0)
     honest = window(Cumulants({step: 1000}, Direction.REMOVE, 1e-15), log_delta=-11.5, epsilon=0.0)
     wrong = dataclasses.replace(honest, bottom=5.0, top=12.0)
-    curve = pld._curve(below, {step: 1000}, Direction.REMOVE, wrong, 1e-3, 1e-15)
+    curve = compose([(below(step, Direction.REMOVE, 1e-3, 1e-15), 1000)], wrong)
     assert pld._crossing(curve, curve.lower, 1e-5) == -math.inf
 
 
@@ -232,3 +232,8 @@ def test_losses_far_beyond_every_tilt_warn_of_nothing() -> None:
     bound = pld.epsilon({step: 10**12}, 1e-5)
     assert 0 <= bound.lower <= bound.upper
     assert bound.upper > 1e12
+
+
+def test_a_lower_bound_that_is_lost_in_rounding_is_nothing() -> None:
+    bound = pld.epsilon({SampledGaussian(1e-9, 1e9): 1000}, 1e-300)
+    assert bound.lower == 0 < bound.upper < 1e-3

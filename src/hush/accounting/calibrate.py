@@ -174,12 +174,15 @@ def largest(
     inside_cost = outside_cost = cost(start)
     # The end of the bracket that was replaced last: a third point to interpolate through.
     spare = (start, math.inf)
+    most = 1.0
     while inside_cost > limit:
         if inside == low:
             return None
+        # A smaller argument is cheaper to price, so that going too far is cheaper than many moves.
+        most *= 8.0
         spare = (outside, outside_cost)
         outside, outside_cost = inside, inside_cost
-        inside = max(low, inside / min(8.0, 1.2 * outside_cost / limit))
+        inside = max(low, inside / min(most, 1.2 * outside_cost / limit))
         inside_cost = cost(inside)
     while outside_cost <= limit:
         if outside == high:

@@ -180,7 +180,9 @@ def upper_epsilon(
     shown = _one_hot(steps)
     if pld.exceeds(shown, delta, ceiling):
         return math.inf
-    return _upper(steps, delta) if _by_renyi(steps) else pld.epsilon(shown, delta).upper
+    if _by_renyi(steps):
+        return _upper(steps, delta, ceiling)
+    return pld.epsilon(shown, delta).upper
 
 
 def _by_renyi(steps: Mapping[Simple, int]) -> bool:
@@ -188,8 +190,11 @@ def _by_renyi(steps: Mapping[Simple, int]) -> bool:
     return any(isinstance(step, CoordinateWise | Trial) for step in steps)
 
 
-def _upper(steps: Mapping[Simple, int], delta: float) -> float:
-    """The upper bound on epsilon at `delta` of steps of which some are charged by Rényi divergences."""
+def _upper(steps: Mapping[Simple, int], delta: float, ceiling: float = math.inf) -> float:
+    """The upper bound on epsilon at `delta` of steps of which some are charged by Rényi divergences.
+
+    Infinite if epsilon is certainly beyond `ceiling`.
+    """
     missed = _given_up(steps)
     upper = math.inf
     if missed < delta:
@@ -197,6 +202,7 @@ def _upper(steps: Mapping[Simple, int], delta: float) -> float:
             steps,
             lambda total, orders: converted(total, orders, delta - missed),
             lambda one_hot: pld.epsilon(one_hot, delta).lower,
+            ceiling,
         )
     whole = _unthinned(steps)
     return upper if whole is None else min(upper, pld.epsilon(whole, delta).upper)
@@ -308,11 +314,13 @@ def _renyi(
     steps: Mapping[Simple, int],
     convert: Callable[[Array, Array], float],
     certain: Callable[[Mapping[Step, int]], float],
+    ceiling: float = math.inf,
 ) -> float:
     """What Rényi divergences give for all steps: with sampling, or without it where that is less.
 
     Sampling never adds to a divergence (it is quasi-convex in the two laws), and without it there
-    are more orders to choose from. `certain` is a lower bound that tells when this cannot help.
+    are more orders to choose from. `certain` is a lower bound that tells when this cannot help, and
+    when the answer is beyond `ceiling`, which is all that is then said.
     """
     if not any(isinstance(step, CoordinateWise) for step in steps):
         return convert(*_total(steps, _TRIAL_ORDERS))
@@ -326,6 +334,8 @@ def _renyi(
     for few in _STAGES if unsampled != steps else ():
         total, orders = _total(steps, WHOLE_ORDERS[:few])
         best = min(best, convert(total, orders))
+        if few == _STAGES[0] and best > ceiling and certain(_one_hot(steps)) > ceiling:
+            return math.inf
         later = WHOLE_ORDERS[few:]
         if not len(later) or convert(_extrapolated(total, orders, later), later) >= best:
             break

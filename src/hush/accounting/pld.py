@@ -122,12 +122,14 @@ def _epsilon(pieces: Counts, direction: Direction, delta: float, known: float) -
     tail = _tail(pieces, math.log(delta))
     view = window(Cumulants(pieces, direction, tail), log_delta=math.log(delta), epsilon=0.0)
     for width in _widths(pieces, direction, view, tail, max(known, view.top)):
-        upper = _curve(above, pieces, direction, view, width, tail)
+        upper = compose(_parts(above, pieces, direction, width, tail), view)
         highest = min(highest, max(0.0, _crossing(upper, upper.upper, delta) + upper.drift))
         if highest <= known:
             break
-        lower = _curve(below, pieces, direction, view, width, tail)
-        lowest = max(lowest, _crossing(lower, lower.lower, delta) - lower.drift)
+        parts = _parts(below, pieces, direction, width, tail)
+        if _any_mass(parts):
+            lower = compose(parts, view)
+            lowest = max(lowest, _crossing(lower, lower.lower, delta) - lower.drift)
         if highest - lowest <= 2 * _aim(max(known, highest)):
             break
     return min(lowest, highest), highest
@@ -142,10 +144,12 @@ def _delta(pieces: Counts, direction: Direction, epsilon: float) -> tuple[float,
     view = window(Cumulants(pieces, direction, tail), log_delta=None, epsilon=epsilon)
     lowest, highest = 0.0, 1.0
     for width in _widths(pieces, direction, view, tail, epsilon + view.spread):
-        upper = _curve(above, pieces, direction, view, width, tail)
-        lower = _curve(below, pieces, direction, view, width, tail)
+        upper = compose(_parts(above, pieces, direction, width, tail), view)
         highest = min(highest, _height(upper, upper.upper, epsilon - upper.drift, outside=1.0))
-        lowest = max(lowest, _height(lower, lower.lower, epsilon + lower.drift, outside=0.0))
+        parts = _parts(below, pieces, direction, width, tail)
+        if _any_mass(parts):
+            lower = compose(parts, view)
+            lowest = max(lowest, _height(lower, lower.lower, epsilon + lower.drift, outside=0.0))
         if highest <= 1.01 * lowest:
             break
     return min(lowest, highest), highest
@@ -189,16 +193,19 @@ def _widths(
             return
 
 
-def _curve(
+def _parts(
     lattice: Callable[[Step, Direction, float, float], Lattice],
     pieces: Counts,
     direction: Direction,
-    view: Window,
     width: float,
     tail: float,
-) -> Curve:
-    parts = [(lattice(step, direction, width, tail), count) for step, count in pieces.items()]
-    return compose(parts, view)
+) -> list[tuple[Lattice, int]]:
+    return [(lattice(step, direction, width, tail), count) for step, count in pieces.items()]
+
+
+def _any_mass(parts: list[tuple[Lattice, int]]) -> bool:
+    """Whether each lattice has some mass left; one from below has none where all is lost in rounding."""
+    return all(lattice.masses.any() for lattice, _ in parts)
 
 
 def _crossing(curve: Curve, bound: Callable[[int], float], delta: float) -> float:
