@@ -30,6 +30,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 import hush
+from hush.core.guarantee import Arithmetic
 from hush.core.part import Clipping, Sampling
 from hush.models import build
 from hush.models.lstm import ImdbLstm
@@ -147,11 +148,14 @@ def private(
     replay: bool = False,
     sampling: Sampling = EVERYONE,
     clipping: Clipping = EUCLIDEAN,
+    arithmetic: Arithmetic = "proved",
 ) -> Step:
     """A step as a user takes it, charge and all."""
     plan = hush.Plan(sampling=sampling, clipping=clipping, noise=hush.Gaussian(multiplier=SIGMA))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    step = hush.PrivateStep(model, LOSS, optimizer, plan, records=len(x), replay=replay)
+    step = hush.PrivateStep(
+        model, LOSS, optimizer, plan, records=len(x), replay=replay, arithmetic=arithmetic
+    )
     batches = step.batches((x, y))
     return lambda: step(next(batches))
 
@@ -221,12 +225,14 @@ def opacus(mode: str) -> Callable[[nn.Module, Tensor, Tensor], Step]:
 STEPS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
     "plain": plain,
     "hush": private,
+    "hush, torch's noise": partial(private, arithmetic="assumed"),
     "hush, replayed": partial(private, replay=True),
+    "hush, torch's noise, replayed": partial(private, replay=True, arithmetic="assumed"),
     "hush, clamped": partial(private, **CLAMPED),
     "hush, clamped, replayed": partial(private, **CLAMPED, replay=True),
     "hush, capped": partial(private, **CAPPED),
     "hush, coordinates": partial(private, **COORDINATES),
-    "hush, coordinates, replayed": partial(private, **COORDINATES, replay=True),
+    "hush, coordinates, replayed": partial(private, **COORDINATES, replay=True, arithmetic="assumed"),
     "vmap by hand": by_hand,
     "Opacus hooks": opacus("hooks"),
     "Opacus functorch": opacus("functorch"),

@@ -342,7 +342,7 @@ def test_the_ledger_does_not_name_a_rejected_proposal(monkeypatch: pytest.Monkey
         step(batch)
     assert not {*names} & {*step.ledger.releases}
     # the mask changes with the generator, so the name of the same proposal does
-    parts = [(*data, None)]
+    parts: list[tuple[Any, Any, Tensor | None]] = [(*data, None)]
     assert step._trials is not None
     update = torch.ones(3)
     assert step._trials._masked_name(update, parts) != step._trials._masked_name(update, parts)

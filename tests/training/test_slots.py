@@ -112,20 +112,21 @@ def test_what_an_empty_slot_holds_does_not_matter() -> None:
 def kinked(records: int) -> tuple[nn.Module, Tensor]:
     """A model and records at a kink of it, active or not by how a product of their place rounds."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(10, 4), nn.ReLU(), nn.Linear(4, 2))
+    first, second = nn.Linear(10, 4), nn.Linear(4, 2)
+    model = nn.Sequential(first, nn.ReLU(), second)
     with torch.no_grad():
-        model[0].bias.zero_()
-        model[2].bias.zero_()
-        model[0].weight[1:].zero_()
-        model[0].weight[1:, 0] = -1.0
-    weight, seed = model[0].weight[0].double().detach(), torch.Generator().manual_seed(1)
+        first.bias.zero_()
+        second.bias.zero_()
+        first.weight[1:].zero_()
+        first.weight[1:, 0] = -1.0
+    weight, seed = first.weight[0].double().detach(), torch.Generator().manual_seed(1)
     largest = int(weight.abs().argmax())
     for _ in range(3000):
         x = torch.randn(10, generator=seed)
         x[0] = x[0].abs() + 0.5
         x[largest] = 0.0
         x[largest] = float(-(x.double() @ weight) / weight[largest])
-        active = model[0](x.repeat(8, 1)).detach()[:, 0] > 0
+        active = first(x.repeat(8, 1)).detach()[:, 0] > 0
         if bool(active[0::2].all()) and not bool(active[1::2].any()):
             blank = torch.zeros(10)
             blank[0] = 1e-30
@@ -143,7 +144,8 @@ def test_rounding_by_place_tells_nothing_of_who_is_there() -> None:
         parameter.requires_grad_(name == "0.weight")
 
     def total(rows: Tensor, present: Tensor | None) -> Tensor:
-        optimizer = torch.optim.SGD([model[0].weight], lr=1.0)  # type: ignore[index, arg-type]
+        trained = [value for value in model.parameters() if value.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=1.0)
         step = hush.PrivateStep(
             model, LOSS, optimizer, plan_of(), records=len(rows), physical_batch=1000
         )
@@ -271,9 +273,9 @@ def test_weights_moved_outside_of_the_step_void_the_guarantee() -> None:
     assert step.spent(1e-5).epsilon.upper > 0, "without a gradient nothing moved"
     nn.functional.cross_entropy(model(inputs), targets).backward()
     step.optimizer.step()
-    for attempt in (lambda: step.spent(1e-5), lambda: step.ledger.epsilon(1e-5)):
+    for spent in (step.spent, step.ledger.epsilon):
         with pytest.raises(LedgerError, match="outside of the private step"):
-            attempt()
+            spent(1e-5)
 
 
 def test_weights_that_are_loaded_may_be_adopted() -> None:

@@ -142,9 +142,22 @@ def draws(beta: float, count: int, source: Randomness, device: "torch.device") -
         _propose(beta, start, layer, source).add_(k * chunk) for k, (start, layer) in enumerate(parts)
     ]
     undecided = torch.cat(open_) if open_ else torch.arange(0)
+    if device.type != "cpu" and len(undecided):
+        # few numbers and many small operations, for which a GPU is slower to ask than a CPU is to do
+        few = Draws(beta, found.start[undecided].cpu(), found.layer[undecided].cpu())
+        _settle_all(few, torch.arange(len(undecided)), source)
+        found.start[undecided], found.layer[undecided] = few.start.to(device), few.layer.to(device)
+        places = undecided.tolist()
+        found.tails.update({places[k]: width for k, width in few.tails.items()})
+        found.known.update({places[k]: share for k, share in few.known.items()})
+        return found
+    _settle_all(found, undecided, source)
+    return found
+
+
+def _settle_all(found: Draws, undecided: "torch.Tensor", source: Randomness) -> None:
     while len(undecided):
         undecided = _settle(found, undecided, source)
-    return found
 
 
 def _propose(
