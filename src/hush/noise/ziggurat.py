@@ -68,20 +68,24 @@ class Draws:
         total = torch.add(rest, start, alpha=units)
         rounded = (total + 0.5).floor_()
         off = total.sub_(rounded).abs_()
-        for index in (off > 0.5 - unsure).nonzero().flatten().tolist():
-            exact = self._exactly(first + index, Fraction(float(rest[index])), Fraction(units), source)
-            rounded[index] = float(exact)
+        near = (off > 0.5 - unsure).nonzero().flatten()
+        if len(near):
+            places = [first + index for index in near.tolist()]
+            known = zip(places, rest[near].tolist(), start[near].tolist(), strict=True)
+            exact = [self._exactly(*each, units, source) for each in known]
+            rounded[near] = torch.tensor(exact, dtype=torch.float64, device=rounded.device)
         torch.add(below, rounded, out=location).mul_(step)
 
-    def _exactly(self, index: int, rest: Fraction, units: Fraction, source: Randomness) -> int:
+    def _exactly(self, index: int, rest: float, start: float, units: float, source: Randomness) -> int:
         """Nearest integer to rest + units * draw, with further bits of the draw until it is sure."""
         width = Fraction(self.tails[index]) if index in self.tails else self._cell(index)
-        begin = rest + units * Fraction(float(self.start[index])) + Fraction(1, 2)
+        width *= Fraction(units)
+        begin = Fraction(rest) + Fraction(units) * Fraction(start) + Fraction(1, 2)
         place, size = self.known.get(index, Fraction(0)), Fraction(1)
         if index in self.known:
             size = Fraction(1, 2**64)
         while True:
-            ends = begin + units * width * place, begin + units * width * (place + size)
+            ends = begin + width * place, begin + width * (place + size)
             if math.floor(ends[0]) == math.floor(ends[1]):
                 return math.floor(ends[0])
             place += size * _fraction(source)
