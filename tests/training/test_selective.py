@@ -236,7 +236,7 @@ def accepts_as_charged(test: str, multiplier: float, charged: float) -> bool:
     repeats, fits = 4000, True
     for end in (-1.0, 1.0):
         number = torch.tensor(end * 0.01, dtype=torch.float64)
-        seen = sum(trials._passes(number.clone()) for _ in range(repeats))
+        seen = sum(trials.passes(number.clone()) for _ in range(repeats))
         least, most = hush.Selective(
             rate=0.5,
             clip=0.01,
@@ -456,13 +456,13 @@ def test_a_run_counts_its_trials_and_the_schedule_its_updates() -> None:
 
 def test_hidden_trials_leave_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tests = []
-    passes = Trials._passes
+    passes = Trials.passes
 
     def noted(self: Trials, number: Tensor) -> bool:
         tests.append(passes(self, number))
         return tests[-1]
 
-    monkeypatch.setattr(Trials, "_passes", noted)
+    monkeypatch.setattr(Trials, "passes", noted)
     chosen = plan(noise=2.0, accounting="per-acceptance")
     run, _, scheduler = train(chosen, steps=6, directory=tmp_path / "run", evaluate_every=2)
     assert sum(tests) == run.steps == scheduler.last_epoch == 6
@@ -493,7 +493,7 @@ def test_a_crash_after_the_charge_is_repeated_not_paid_again(
     chosen = plan(noise=2.0)
     whole, *_ = train(chosen, steps=9, directory=tmp_path / "whole", evaluate_every=3)
     calls = 0
-    passes = Trials._passes
+    passes = Trials.passes
 
     def crash(self: Trials, number: Tensor) -> bool:
         nonlocal calls
@@ -503,7 +503,7 @@ def test_a_crash_after_the_charge_is_repeated_not_paid_again(
         return passes(self, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trials, "_passes", crash)
+        patch.setattr(Trials, "passes", crash)
         with pytest.raises(KeyboardInterrupt):
             train(chosen, steps=9, directory=tmp_path / "run", evaluate_every=3)
     again, *_ = train(chosen, steps=9, directory=tmp_path / "run", evaluate_every=3, resume=True)

@@ -57,10 +57,8 @@ class Trials:
         for number in range(int(self._release.most_trials)):
             batch = step.draw(batch) if number else batch
             update = step.private_gradient(batch)
-            drawn = self._sampling.draw(step.records, step.generator)
-            tested = Batch(drawn, batch.data, batch.physical, batch.present)
             # taken once: both models must see the very same records
-            parts = [each(part, step.to_device) for part in tested]
+            parts = [each(part, step.to_device) for part in self.draw_test(batch)]
             name = self._masked_name(update, parts)
             if not number:
                 step.charge(name)
@@ -68,6 +66,11 @@ class Trials:
                 self.accepted += 1
                 return True
         return False
+
+    def draw_test(self, batch: Batch) -> Batch:
+        """Batch of slots that both models are tested on, drawn independently of the training batch."""
+        drawn = self._sampling.draw(self._step.records, self._step.generator)
+        return Batch(drawn, batch.data, batch.physical, batch.present)
 
     def _masked_name(self, update: Tensor, parts: Parts) -> str:
         """A name for the trial on the ledger that tells nothing of a proposal which may be rejected.
@@ -88,7 +91,7 @@ class Trials:
             new = self._losses(parts)
             before.restore()
             old = self._losses(parts)
-            accepted = self._passes(self._number(new, old))
+            accepted = self.passes(self._number(new, old))
         except BaseException:
             before.restore()
             step.adopt_weights()
@@ -132,7 +135,8 @@ class Trials:
         # both a loss that became infinite and one that ceased to be: worst
         return torch.where(mean.isnan(), torch.full_like(mean, clip), mean).clamp(-clip, clip)
 
-    def _passes(self, number: Tensor) -> bool:
+    def passes(self, number: Tensor) -> bool:
+        """Noisy verdict on a bounded rise of the loss: whether the proposal is accepted."""
         release = self._release
         unit = release.clip * (2 if release.test == "mean" else 1)
         noisy = self._noise.around(number.reshape(1), norm=unit, generator=self._step.generator)

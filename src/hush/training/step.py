@@ -296,6 +296,11 @@ class PrivateStep(SingleOwner):
         return "proved" if exact else "assumed"
 
     @property
+    def trials(self) -> Trials | None:
+        """Trials of a selective plan; None where every step is released."""
+        return self._trials
+
+    @property
     def accepted(self) -> int:
         """How many steps moved the model."""
         return self.steps if self._trials is None else self._trials.accepted
@@ -394,7 +399,7 @@ class PrivateStep(SingleOwner):
         self.module_state.begin()
         for inputs, targets, present in batch:
             here = each((inputs, targets, present), self.to_device)
-            clipped = self._clipped(here[0], here[1], frame, here[2])
+            clipped = self.clip_physical_batch(here[0], here[1], frame, here[2])
             self.skipped += int(clipped.skipped)
             found = [part.reshape(-1) for part in clipped.total.values()]
             torch._foreach_add_(total.split([len(part) for part in found]), found)
@@ -445,9 +450,21 @@ class PrivateStep(SingleOwner):
             self._memory = torch.empty(size, dtype=torch.float64, device=self.device)
         return self._memory.zero_()
 
-    def _clipped(
-        self, inputs: Any, targets: Any, frame: Frame | None, present: Tensor | None = None
+    def clip_physical_batch(
+        self, inputs: Any, targets: Any, frame: Frame | None, present: Tensor | None
     ) -> ClippedSum:
+        """Clipped sum of one physical batch, on the model's device (sensitive).
+
+        A subclass may override it, as the audit does to put canaries in. What it adds for a slot must
+        depend on that slot, the weights and its own randomness alone, lie in the plan's sensitivity set,
+        and be exactly zero for a slot that is empty: the charge is for that.
+
+        Args:
+            inputs: of the slots drawn, a row a slot.
+            targets: likewise.
+            frame: public basis that gradients are clipped in; None: that of the parameters.
+            present: which of the slots hold a record; None: all do.
+        """
         thin = None if self.plan.sampling.thinning == 1 else self._thin
         if self._replay is not None:
             source = self.generator if thin and isinstance(self.generator, torch.Generator) else None
