@@ -77,8 +77,12 @@ def test_a_run_goes_on_as_if_there_had_been_no_rehearsal(release: Release | None
         run(step, 3)
         assert step.steps == 4
         step.model.calls.add_(1)  # type: ignore[operator]
+        step.model.register_buffer("seen", torch.ones(1))
+        step.model.kept = [1]  # type: ignore[assignment]
         torch.rand(1)
     assert torch.equal(torch.get_rng_state(), shared)
+    assert not hasattr(step.model, "seen")
+    assert not hasattr(step.model, "kept")
     assert float(step.model.calls) == 0  # type: ignore[arg-type]
     assert sum(step.ledger.counts.values()) == step.steps == 1
     assert torch.equal(step.state_dict()["generator"], state["generator"])
@@ -91,9 +95,14 @@ def test_a_batch_that_was_drawn_is_still_to_be_used_after_an_error_inside() -> N
     step = made(None, generator=seeded())
     batch = next(step.batches(DATA))
     before = [value.detach().clone() for value in step.model.parameters()]
-    with pytest.raises(RuntimeError, match="inside"), rehearsal(step):
-        run(step, 2)
-        raise RuntimeError("inside")
+
+    def interrupted() -> None:
+        with rehearsal(step):
+            run(step, 2)
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        interrupted()
     assert all(map(torch.equal, before, step.model.parameters()))
     assert step.update is None
     assert step(batch)

@@ -19,10 +19,13 @@ def rehearsal(step: "PrivateStep") -> Iterator[None]:
     """Let the step run, charged to a ledger in memory, and put everything back at the end.
 
     Weights, buffers, gradients, optimizer state, randomness, counters and the batch that was drawn are
-    those before, bit for bit. Noise that was drawn inside is drawn again afterwards: **nothing that a
-    step gives inside may be released**, nor anything that depends on it beyond whether it ran at all.
+    those before, bit for bit; attributes of modules are the same objects.
+    Noise that was drawn inside is drawn again afterwards: **nothing that a step gives inside may be
+    released**, nor anything that depends on it beyond whether it ran at all.
     """
     before = Snapshot(step.model, step.optimizer)
+    held = [(vars(module), dict(vars(module))) for module in step.model.modules()]
+    held += [(module._buffers, dict(module._buffers)) for module in step.model.modules()]
     source, ledger, loss = step.generator, step.ledger, step.loss
     state = None if isinstance(source, SystemSource) else source.get_state()
     counted = step.run, step.steps, step.skipped, step.accepted, step._bounded, step._drawn
@@ -33,6 +36,9 @@ def rehearsal(step: "PrivateStep") -> Iterator[None]:
         with torch.random.fork_rng([step.device] if step.device.type == "cuda" else []):
             yield
     finally:
+        for attributes, kept in held:
+            attributes.clear()
+            attributes.update(kept)
         before.restore()
         step.generator, step.ledger, step.loss, step.update = source, ledger, loss, update
         if not isinstance(source, SystemSource) and state is not None:
