@@ -9,15 +9,20 @@ import torch
 from torch import Tensor
 
 import hush
+from hush.accounting.ledger import Ledger
+from hush.clipping import lp
+from hush.core.randomness import Stream, coins, uniform
 from hush.core.tape import ClippedSum
+from hush.noise import ziggurat
 from hush.sampling import coordinates
 from hush.training.batch import Batch
 from hush.training.selective import Trials
 from hush.training.snapshot import Snapshot
 from hush.training.step import PrivateStep
 
-NOISY_MEAN, AROUND, KEPT = PrivateStep._noisy_mean, hush.Gaussian.around, coordinates._kept
-RESTORE = Snapshot.restore
+PRIVATE, AROUND, KEPT = PrivateStep.private_gradient, hush.Gaussian.around, coordinates._kept
+RESTORE, CHARGE, PASSES = Snapshot.restore, Ledger.charge, Trials.passes
+WITHIN, DRAWS = lp.weights_within, ziggurat.draws
 
 
 def a_quarter_of_the_noise(patch: pytest.MonkeyPatch) -> None:
@@ -28,19 +33,19 @@ def a_quarter_of_the_noise(patch: pytest.MonkeyPatch) -> None:
 
 
 def noise_per_physical_batch(patch: pytest.MonkeyPatch) -> None:
-    def noisy_mean(self: PrivateStep, batch: Batch) -> Tensor:
+    def private(self: PrivateStep, batch: Batch) -> Tensor:
         return _parts(self, batch, [*batch.indices.split(batch.physical)] if len(batch) else [])
 
-    patch.setattr(PrivateStep, "_noisy_mean", noisy_mean)
+    patch.setattr(PrivateStep, "private_gradient", private)
 
 
 def noise_per_rank(patch: pytest.MonkeyPatch) -> None:
     """Two ranks, each with half of the records, that add noise and then are summed."""
 
-    def noisy_mean(self: PrivateStep, batch: Batch) -> Tensor:
+    def private(self: PrivateStep, batch: Batch) -> Tensor:
         return _parts(self, batch, [batch.indices[::2], batch.indices[1::2]])
 
-    patch.setattr(PrivateStep, "_noisy_mean", noisy_mean)
+    patch.setattr(PrivateStep, "private_gradient", private)
 
 
 def clipping_after_averaging(patch: pytest.MonkeyPatch) -> None:
@@ -48,7 +53,7 @@ def clipping_after_averaging(patch: pytest.MonkeyPatch) -> None:
         everyone = torch.ones(tape.records)
         total = tape.weighted_sum(everyone)
         length = math.sqrt(sum(float(part.square().sum()) for part in total.values())) / len(everyone)
-        share = min(1.0, self.norm / length)
+        share = min(1.0, self.norm / max(length, 1e-30))
         return ClippedSum(
             total={name: share * part for name, part in total.items()}, skipped=torch.tensor(0)
         )
@@ -57,29 +62,69 @@ def clipping_after_averaging(patch: pytest.MonkeyPatch) -> None:
 
 
 def divided_by_who_came(patch: pytest.MonkeyPatch) -> None:
-    def noisy_mean(self: PrivateStep, batch: Batch) -> Tensor:
+    def private(self: PrivateStep, batch: Batch) -> Tensor:
         expected = self.plan.sampling.expected(self.records)
-        return NOISY_MEAN(self, batch) * expected / max(1, len(batch))
+        return PRIVATE(self, batch) * expected / max(1, len(batch))
 
-    patch.setattr(PrivateStep, "_noisy_mean", noisy_mean)
+    patch.setattr(PrivateStep, "private_gradient", private)
 
 
 def reseeded_every_step(patch: pytest.MonkeyPatch) -> None:
-    def noisy_mean(self: PrivateStep, batch: Batch) -> Tensor:
-        assert isinstance(self.generator, torch.Generator)
-        self.generator.manual_seed(0)
-        return NOISY_MEAN(self, batch)
+    def private(self: PrivateStep, batch: Batch) -> Tensor:
+        _reseed(self, 0)
+        return PRIVATE(self, batch)
 
-    patch.setattr(PrivateStep, "_noisy_mean", noisy_mean)
+    patch.setattr(PrivateStep, "private_gradient", private)
 
 
 def two_seeds_in_turn(patch: pytest.MonkeyPatch) -> None:
-    def noisy_mean(self: PrivateStep, batch: Batch) -> Tensor:
-        assert isinstance(self.generator, torch.Generator)
-        self.generator.manual_seed(self.steps % 2)
-        return NOISY_MEAN(self, batch)
+    def private(self: PrivateStep, batch: Batch) -> Tensor:
+        _reseed(self, self.steps % 2)
+        return PRIVATE(self, batch)
 
-    patch.setattr(PrivateStep, "_noisy_mean", noisy_mean)
+    patch.setattr(PrivateStep, "private_gradient", private)
+
+
+def a_cycle_of_thirty_seeds(patch: pytest.MonkeyPatch) -> None:
+    """The noise of step k is that of step k - 30."""
+
+    def private(self: PrivateStep, batch: Batch) -> Tensor:
+        _reseed(self, self.steps % 30)
+        return PRIVATE(self, batch)
+
+    patch.setattr(PrivateStep, "private_gradient", private)
+
+
+def noise_that_repeats_along_the_numbers(patch: pytest.MonkeyPatch) -> None:
+    """The same 65,536 draws over and over, as of a buffer that is filled once."""
+
+    def draws(beta: float, count: int, source: Any, device: Any) -> ziggurat.Draws:
+        drawn = DRAWS(beta, min(count, 2**16), source, device)
+        times = -(-count // 2**16)
+        drawn.start, drawn.layer = (part.repeat(times)[:count] for part in (drawn.start, drawn.layer))
+        return drawn
+
+    patch.setattr(ziggurat, "draws", draws)
+
+
+def _noise_times(patch: pytest.MonkeyPatch, factor: Callable[[float], float]) -> None:
+    """Noise multiplied by a function of how many were drawn over how many are on average."""
+
+    def private(self: PrivateStep, batch: Batch) -> Tensor:
+        expected = self.plan.sampling.expected(self.records)
+        total = self.clipped_sum(batch).clone()
+        noise = self.privatize(total.clone()) - total / expected
+        return total / expected + factor(len(batch) / expected) * noise
+
+    patch.setattr(PrivateStep, "private_gradient", private)
+
+
+def noise_in_proportion_to_the_batch(patch: pytest.MonkeyPatch) -> None:
+    _noise_times(patch, lambda share: share)
+
+
+def no_noise_for_an_empty_draw(patch: pytest.MonkeyPatch) -> None:
+    _noise_times(patch, lambda share: float(share > 0))
 
 
 def _other_noise(patch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
@@ -95,7 +140,7 @@ def the_same_noise_for_both_halves(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_number_without_noise(patch: pytest.MonkeyPatch) -> None:
-    _other_noise(patch, lambda noise: torch.cat([torch.zeros(1), noise[1:]]))
+    _other_noise(patch, lambda noise: torch.cat([torch.zeros_like(noise[:1]), noise[1:]]))
 
 
 def coins_for_noise(patch: pytest.MonkeyPatch) -> None:
@@ -108,9 +153,30 @@ def drawn_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hush.Poisson, "draw", lambda self, *given: draw(self, *given).repeat_interleave(2))
 
 
+def records_drawn_in_pairs(patch: pytest.MonkeyPatch) -> None:
+    """Each at the rate charged, and always with its neighbour."""
+
+    def draw(self: hush.Poisson, records: int, generator: Any) -> Tensor:
+        tossed = coins((records + 1) // 2, self.rate, generator)
+        return tossed.repeat_interleave(2)[:records].nonzero().squeeze(1)
+
+    patch.setattr(hush.Poisson, "draw", draw)
+
+
+def records_drawn_in_hidden_pairs(patch: pytest.MonkeyPatch) -> None:
+    """The same for pairs that stand at no fixed distance."""
+
+    def draw(self: hush.Poisson, records: int, generator: Any) -> Tensor:
+        order = torch.randperm(records, generator=torch.Generator().manual_seed(5))
+        tossed = coins((records + 1) // 2, self.rate, generator)
+        return order[tossed.repeat_interleave(2)[:records]]
+
+    patch.setattr(hush.Poisson, "draw", draw)
+
+
 def batches_of_one_size(patch: pytest.MonkeyPatch) -> None:
     def draw(self: hush.Poisson, records: int, generator: Any) -> Tensor:
-        return torch.randperm(records, generator=generator)[: round(records * self.rate)]
+        return uniform(records, generator).argsort()[: round(records * self.rate)]
 
     patch.setattr(hush.Poisson, "draw", draw)
 
@@ -120,7 +186,7 @@ def shuffled_epochs(patch: pytest.MonkeyPatch) -> None:
 
     def draw(self: hush.Poisson, records: int, generator: Any) -> Tensor:
         if not left:
-            left.extend(torch.randperm(records, generator=generator).split(round(records * self.rate)))
+            left.extend(uniform(records, generator).argsort().split(round(records * self.rate)))
         return left.pop()
 
     patch.setattr(hush.Poisson, "draw", draw)
@@ -170,10 +236,76 @@ def stale_loss(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Trials, "_number", number)
 
 
+def no_clipping_far_out(patch: pytest.MonkeyPatch) -> None:
+    """Gradients longer than a thousand norms are added as they are."""
+
+    def within(norm: float, norms: Tensor) -> Tensor:
+        return torch.where(norms > 1e3 * norm, torch.ones_like(norms), WITHIN(norm, norms))
+
+    patch.setattr(lp, "weights_within", within)
+
+
+def every_second_step_uncharged(patch: pytest.MonkeyPatch) -> None:
+    def charge(self: Ledger, plan: hush.Plan, *, step: int, **given: Any) -> None:
+        if step % 2:
+            CHARGE(self, plan, step=step // 2 + 1, **given)
+
+    patch.setattr(Ledger, "charge", charge)
+
+
+def a_bare_number_in_a_buffer(patch: pytest.MonkeyPatch) -> None:
+    """A number of the sum before noise, in a buffer that is published with the weights."""
+
+    def private(self: PrivateStep, batch: Batch) -> Tensor:
+        self.model.register_buffer("largest", self.clipped_sum(batch).max().clone())
+        return PRIVATE(self, batch)
+
+    patch.setattr(PrivateStep, "private_gradient", private)
+
+
+def a_bare_number_in_an_attribute(patch: pytest.MonkeyPatch) -> None:
+    def private(self: PrivateStep, batch: Batch) -> Tensor:
+        self.model.seen = [self.clipped_sum(batch).max().clone()]  # type: ignore[assignment]
+        return PRIVATE(self, batch)
+
+    patch.setattr(PrivateStep, "private_gradient", private)
+
+
+def tested_on_the_training_batch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Trials, "draw_test", lambda self, batch: batch)
+
+
+def a_quarter_of_the_noise_in_the_test(patch: pytest.MonkeyPatch) -> None:
+    def passes(self: Trials, number: Tensor) -> bool:
+        with pytest.MonkeyPatch.context() as inside:
+            a_quarter_of_the_noise(inside)
+            return PASSES(self, number)
+
+    patch.setattr(Trials, "passes", passes)
+
+
+def an_empty_slot_that_counts(patch: pytest.MonkeyPatch) -> None:
+    """What is in an empty slot moves the others' share in the last bits."""
+    clip = hush.L2.clip
+
+    def rounded(self: hush.L2, tape: Any, thin: Any = None) -> ClippedSum:
+        clipped = clip(self, tape, thin)
+        bare = float(getattr(tape, "tape", tape).norms(2.0).sum())
+        total = {name: part * (1 + bare * 2.0**-50) for name, part in clipped.total.items()}
+        return ClippedSum(total=total, skipped=clipped.skipped)
+
+    patch.setattr(hush.L2, "clip", rounded)
+
+
+def _reseed(step: PrivateStep, seed: int) -> None:
+    assert isinstance(step.generator, Stream)
+    step.generator.set_state(Stream(step.device, bytes([seed] * 32)).get_state())
+
+
 def _parts(step: PrivateStep, batch: Batch, parts: list[Tensor]) -> Tensor:
     """The sum of noisy means, one for each part of the records."""
-    found = [NOISY_MEAN(step, Batch(part, batch.data, batch.physical)).clone() for part in parts]
-    return torch.stack(found).sum(0) if found else step._nothing(step._size())
+    found = [PRIVATE(step, Batch(part, batch.data, batch.physical)).clone() for part in parts]
+    return torch.stack(found).sum(0) if found else torch.zeros(step.size, dtype=torch.float64)
 
 
 Sabotage = Callable[[pytest.MonkeyPatch], None]

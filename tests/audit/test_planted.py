@@ -12,6 +12,7 @@ from hush.audit.canaries import Signs, Spikes, directions_for, mislabelled, quie
 from hush.audit.one_run import one_run
 from hush.audit.planted import Planted, run_with_canaries
 from hush.core.errors import DataError, InvalidValue
+from hush.core.randomness import Randomness
 from hush.noise import Gaussian
 from tests.gradients.oracle import one_at_a_time
 
@@ -136,9 +137,11 @@ def test_canaries_fill_every_subspace(bases: hush.Principal | None) -> None:
     assert float(found.scores) * 21 / 3 == pytest.approx(1.0**2 + 0.5**2, rel=1e-3)
 
 
-def quarter(self: Gaussian, location: Tensor, *, norm: float, generator: torch.Generator) -> Tensor:
-    noise = torch.randn(location.shape, generator=generator) * self.multiplier * norm
-    return location + noise / 4
+AROUND = Gaussian.around
+
+
+def quarter(self: Gaussian, location: Tensor, *, norm: float, generator: Randomness) -> Tensor:
+    return AROUND(self, location, norm=norm / 4, generator=generator)
 
 
 def test_noise_over_four_is_caught_and_what_runs_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,18 +18,24 @@ import hush
 from hush.audit.checks import (
     LEVEL,
     Check,
-    draws_poisson,
-    influence,
-    masks_independent,
-    noise_apart,
+    Observed,
+    noise_at_any_size,
     noise_fresh,
     noise_law,
     noise_scale,
     observe,
 )
-from hush.audit.selective_checks import no_change_measured, rollback_complete
+from hush.audit.draw_checks import draws_independent, masks_independent
+from hush.audit.selective_checks import (
+    fresh_test_batches,
+    no_change_measured,
+    noisy_verdicts,
+    rollback_complete,
+)
+from hush.audit.step_checks import charged, influence, nothing_kept
 from hush.core.errors import InvalidValue, Unsupported
-from hush.core.part import Always, Clipping, Noise, Release
+from hush.core.part import Always, Clipping, Noise, Release, Sampling
+from hush.core.randomness import Stream
 from hush.training.step import PrivateStep
 from tests.audit import sabotage
 
@@ -43,14 +49,21 @@ def problem(
     noise: Noise | None = None,
     clipping: Clipping | None = None,
     seed: int = 0,
+    numbers: tuple[int, int] = (8, 5),
+    sampling: Sampling | None = None,
+    model: nn.Module | None = None,
 ) -> tuple[PrivateStep, tuple[Tensor, Tensor]]:
     """A step on gradients that are mostly longer than the norm, in physical batches of five."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = nn.Linear(8, 5)
-        data = 3 * torch.randn(RECORDS, 8), torch.randint(0, 5, (RECORDS,))
+        model = model or nn.Linear(*numbers)
+        dtype = next(model.parameters()).dtype
+        data = (
+            3 * torch.randn(RECORDS, numbers[0], dtype=dtype),
+            torch.randint(0, numbers[1], (RECORDS,)),
+        )
     plan = hush.Plan(
-        sampling=hush.Poisson(rate=RATE),
+        sampling=sampling or hush.Poisson(rate=RATE),
         clipping=clipping or hush.L2(norm=1.0),
         noise=noise or hush.Gaussian(multiplier=1.0),
         release=release or Always(),
@@ -74,12 +87,17 @@ def scale(seed: int) -> Check:
 
 def fresh(seed: int) -> Check:
     step, data = problem(seed=seed)
-    return noise_fresh(observe(step, data, STEPS))
+    return noise_fresh(observe(step, data, 40))
 
 
-def apart(seed: int) -> Check:
+def fresh_of_many(seed: int) -> Check:
+    step, data = problem(seed=seed, numbers=(1599, 100))
+    return noise_fresh(observe(step, data, 2))
+
+
+def sizes(seed: int) -> Check:
     step, data = problem(seed=seed)
-    return noise_apart(observe(step, data, STEPS))
+    return noise_at_any_size(step, data, repeats=4)
 
 
 def law(seed: int) -> Check:
@@ -88,13 +106,22 @@ def law(seed: int) -> Check:
 
 
 def draws(seed: int) -> Check:
-    step, data = problem(seed=seed)
-    return draws_poisson(observe(step, data, 2 * STEPS))
+    return draws_independent(*problem(seed=seed))
 
 
 def one_record(seed: int) -> Check:
     step, data = problem(seed=seed)
-    return influence(step, next(step.batches(data)))
+    return influence(step, next(step.batches(data)), places=(0, 3))
+
+
+def charges(seed: int) -> Check:
+    step, data = problem(seed=seed)
+    return charged(step, data, 3)
+
+
+def kept(seed: int) -> Check:
+    step, data = problem(seed=seed)
+    return nothing_kept(step, data, 2)
 
 
 def masks(seed: int) -> Check:
@@ -117,18 +144,36 @@ def no_change(seed: int) -> Check:
     return no_change_measured(step, data, 5)
 
 
+def batches_of_tests(seed: int) -> Check:
+    step, data = problem(hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0), seed=seed)
+    return fresh_test_batches(step, data)
+
+
+def verdicts(seed: int) -> Check:
+    step, _ = problem(hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0), seed=seed)
+    return noisy_verdicts(step)
+
+
 CAUGHT: list[tuple[sabotage.Sabotage, Callable[[int], Check]]] = [
     (sabotage.a_quarter_of_the_noise, scale),
     (sabotage.noise_per_physical_batch, scale),
     (sabotage.noise_per_rank, scale),
-    (sabotage.divided_by_who_came, one_record),
+    (sabotage.divided_by_who_came, sizes),
+    (sabotage.noise_in_proportion_to_the_batch, sizes),
+    (sabotage.no_noise_for_an_empty_draw, sizes),
+    (sabotage.no_clipping_far_out, one_record),
+    (sabotage.an_empty_slot_that_counts, one_record),
     (sabotage.clipping_after_averaging, one_record),
     (sabotage.reseeded_every_step, fresh),
     (sabotage.two_seeds_in_turn, fresh),
-    (sabotage.the_same_noise_for_both_halves, apart),
+    (sabotage.a_cycle_of_thirty_seeds, fresh),
+    (sabotage.the_same_noise_for_both_halves, fresh),
+    (sabotage.noise_that_repeats_along_the_numbers, fresh_of_many),
     (sabotage.one_number_without_noise, law),
     (sabotage.coins_for_noise, law),
     (sabotage.drawn_twice, draws),
+    (sabotage.records_drawn_in_pairs, draws),
+    (sabotage.records_drawn_in_hidden_pairs, draws),
     (sabotage.batches_of_one_size, draws),
     (sabotage.shuffled_epochs, draws),
     (sabotage.one_mask_for_all_numbers, masks),
@@ -137,6 +182,11 @@ CAUGHT: list[tuple[sabotage.Sabotage, Callable[[int], Check]]] = [
     (sabotage.a_rate_a_fifth_too_high, masks),
     (sabotage.momentum_kept, rejection),
     (sabotage.stale_loss, no_change),
+    (sabotage.tested_on_the_training_batch, batches_of_tests),
+    (sabotage.a_quarter_of_the_noise_in_the_test, verdicts),
+    (sabotage.every_second_step_uncharged, charges),
+    (sabotage.a_bare_number_in_a_buffer, kept),
+    (sabotage.a_bare_number_in_an_attribute, kept),
 ]
 
 
@@ -205,25 +255,57 @@ def test_other_noise_and_clipping_pass_and_fail_alike(
 ) -> None:
     step, data = problem(noise=noise, clipping=clipping)
     seen = observe(step, data, STEPS)
-    for check in (
-        look(seen) for look in (noise_scale, noise_law, noise_fresh, noise_apart, draws_poisson)
-    ):
+    for check in (look(seen) for look in (noise_scale, noise_law, noise_fresh)):
         assert check.passed, check
-    assert influence(step, next(step.batches(data))).passed
+    assert influence(step, next(step.batches(data)), places=(1,)).passed
     sabotage.noise_per_rank(monkeypatch)
     step, data = problem(noise=noise, clipping=clipping)
     assert not noise_scale(observe(step, data, STEPS)).passed
 
 
+class Dropping(nn.Module):
+    """A model that draws at random for each record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.5), nn.Linear(6, 5))
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.layers(inputs)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "clipping", "model"),
+    [
+        (hush.Poisson(rate=0.5), hush.L2(norm=1.0), Dropping()),
+        (hush.Poisson(rate=0.5), hush.Importance(norm=1.0), None),
+        (hush.Twice(rate=0.5, coordinate_rate=0.5), hush.L2(norm=1.0), None),
+        (hush.Poisson(rate=0.5), hush.L2(norm=1.0), nn.Linear(8, 5).double()),
+    ],
+    ids=["dropout", "coins", "masks", "double precision"],
+)
+def test_dropout_coins_and_masks_are_those_of_the_step(
+    sampling: Sampling, clipping: Clipping, model: nn.Module | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a step draws at random beside its noise is drawn again, not taken for noise or influence."""
+    step, data = problem(clipping=clipping, sampling=sampling, model=model)
+    assert all(check(observe(step, data, 8)).passed for check in (noise_scale, noise_law))
+    batch = next(step.batches(data))
+    assert isinstance(step.generator, Stream)
+    state = step.generator.get_state()
+    assert influence(step, batch, places=(0, 2)).passed
+    assert torch.equal(step.generator.get_state(), state)
+    step(batch)
+    sabotage.a_quarter_of_the_noise(monkeypatch)
+    assert not noise_scale(observe(step, data, 8)).passed
+
+
 def test_p_values_are_even_where_nothing_is_wrong() -> None:
     """The alarm rate is what is said: 200 p-values of exact laws are evenly spread."""
     rng, found = np.random.default_rng(0), []
-    step, data = problem()
-    seen = observe(step, data, 2)
     for _ in range(200):
         noise = rng.normal(0, 0.5**0.5, size=(5, 40))
-        fake = type(seen)(plan=step.plan, records=RECORDS, drawn=seen.drawn, noise=noise, exponent=2.0)
-        found.append(noise_scale(fake).p_value)
+        found.append(noise_scale(Observed(noise=noise, exponent=2.0)).p_value)
     assert stats.kstest(found, "uniform").pvalue > 1e-3
 
 

@@ -1,5 +1,21 @@
 """Attacks on what the library runs: what they find never exceeds what is charged."""
 
+from typing import TYPE_CHECKING, Any
+
 from hush.core.lazy import lazy_modules
 
-__getattr__ = lazy_modules(__name__)
+if TYPE_CHECKING:
+    from hush.audit.before_run import self_test
+
+__all__ = ["self_test"]
+
+_modules = lazy_modules(__name__)
+
+
+def __getattr__(name: str) -> Any:
+    # when it is first used: most of what is here needs no torch
+    if name != "self_test":
+        return _modules(name)
+    from hush.audit.before_run import self_test
+
+    return self_test

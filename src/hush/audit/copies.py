@@ -35,10 +35,12 @@ class Tables(nn.Module):
     def forward(self, index: Tensor) -> Tensor:
         return torch.cat([block(index) for block in self.blocks], 1)
 
-    def updates(self) -> Tensor:
-        """What the last step gave each row."""
-        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-        return torch.cat([gradient.double() for gradient in gradients], 1)
+    def rows(self, update: Tensor) -> Tensor:
+        """What an update of all numbers, one after the other, has for each row."""
+        parameters = list(self.parameters())
+        parts = update.split([parameter.numel() for parameter in parameters])
+        shaped = [part.view_as(own) for part, own in zip(parts, parameters, strict=True)]
+        return torch.cat(shaped, 1)
 
 
 def widths(plan: Plan, touched: int) -> tuple[int, ...]:
@@ -101,7 +103,8 @@ def released(
     found = []
     for batch in step.batches((index, signs), steps=rounds * steps):
         step(batch)
-        found.append(table.updates() * plan.sampling.expected(len(index)))
+        assert step.update is not None
+        found.append(table.rows(step.update) * plan.sampling.expected(len(index)))
     # rounds x steps x rows x touched -> runs x (steps, touched)
     each = torch.stack(found).view(rounds, steps, 2, rows, touched).permute(2, 0, 3, 1, 4)
     present, absent = each.reshape(2, rounds * rows, steps * touched).numpy()

@@ -1,10 +1,11 @@
 """A private run that canaries were put into: the very step that trains, with records of another kind.
 
-Every slot of a canary is there whether it is in or not, so that the number of records, which divides the
-update, says nothing. What is drawn of an absent one adds nothing to any sum: it was removed.
+A canary that is out leaves its slot empty: neighbours are zero-out, as in every charge. What is in the
+slot of one that is out adds nothing to any sum.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from hush.gradients.tape import GradientTape
 from hush.gradients.terms import CHUNK, Dense
 from hush.training.step import PrivateStep
 
-ORDINARY, ABSENT = -1, -2
+ORDINARY = -1
+"""Mark of a record that is no canary."""
 Pair = tuple[Tensor, Tensor]
 
 
@@ -58,8 +60,8 @@ def run_with_canaries(
 
     Canaries that are records of the auditor's own (`Pair`) are scored by how much their loss fell; those
     that are `Directions` by how much of their clipped trace is in the updates, which are released.
-    Without `others` the ordinary records are removed as well, and canaries stand out as far as they ever
-    could: the guarantee is for any records.
+    Without `others` the slots of the ordinary records are empty as well, and canaries stand out as far
+    as they ever could: the guarantee is for any records.
     """
     each = per_record(loss)
     aimed = None if isinstance(canaries, tuple) else canaries
@@ -79,15 +81,16 @@ def run_with_canaries(
         public=None if public is None else _marked(public, torch.full((len(public[1]),), ORDINARY)),
     )
     step.aimed = aimed
-    who = torch.full((len(data[1]),), ORDINARY if others else ABSENT)
-    coins = torch.arange(len(included)).where(included.cpu(), ABSENT)
-    records = tuple(torch.cat([a, b.to(a.device)]) for a, b in zip(data, own, strict=True))
+    coins, ordinary = included.cpu(), len(data[1])
+    who = torch.cat([torch.full((ordinary,), ORDINARY), torch.arange(len(coins))])
+    present = torch.cat([torch.full((ordinary,), others), coins])
+    slots = tuple(torch.cat([a, b.to(a.device)]) for a, b in zip(data, own, strict=True))
     before = _losses(model, each, own) if aimed is None else None
     scores = torch.zeros(len(included), dtype=torch.float64)
-    for batch in step.batches(_marked((records[0], records[1]), torch.cat([who, coins])), steps=steps):
+    for batch in step.batches(_marked((slots[0], slots[1]), who), steps=steps, present=present):
         if step(batch) and aimed is not None:
-            update = [value.grad.reshape(-1) for value in model.parameters() if value.grad is not None]
-            scores += step.scores(torch.cat(update)).cpu()
+            assert step.update is not None
+            scores += step.scores(step.update).cpu()
     if before is not None:
         scores = (before - _losses(model, each, own)).cpu()
     return Planted(scores=scores, charge=step.spent(delta), steps=step.steps)
@@ -105,13 +108,12 @@ class Marked(nn.Module):
 
 
 def marked_loss(loss: Loss) -> Loss:
-    """The loss of each record, nothing where a canary is absent."""
+    """The loss of each record, whoever it is of."""
 
-    def present(outputs: tuple[Any, Tensor], targets: Tensor) -> Tensor:
-        values = loss(outputs[0], targets)
-        return torch.where(outputs[1] == ABSENT, torch.zeros_like(values), values)
+    def unmarked(outputs: tuple[Any, Tensor], targets: Tensor) -> Tensor:
+        return loss(outputs[0], targets)
 
-    return present
+    return unmarked
 
 
 class _PlantedStep(PrivateStep):
@@ -126,35 +128,36 @@ class _PlantedStep(PrivateStep):
         if isinstance(self.aimed, Spikes):
             return self.aimed.scores(update)
         assert self.aimed is not None
-        if self._frames is not None and self._frame is None:
-            # nobody was drawn yet: this was noise alone
-            return torch.zeros(self.aimed.canaries, dtype=torch.float64, device=self._device)
         if self._traces is None or self._traces[0] is not self._frame:
             self._traces = self._frame, self._each_alone()
-        return (self._traces[1] @ update.to(self._traces[1].dtype)).double()
+        return self._traces[1] @ update
 
     def _each_alone(self) -> Tensor:
         """What each canary alone would add to the sum: clipped, and with all of its coordinates."""
         assert self.aimed is not None
         found = []
-        for who in torch.arange(self.aimed.canaries, device=self._device).split(1):
+        for who in torch.arange(self.aimed.canaries, device=self.device).split(1):
             total = self._canaries(who, self._frame, None).total.values()
             flat = torch.cat([part.reshape(-1) for part in total])
             found.append(flat if self._frame is None else self._frame.restored(flat))
         return torch.stack(found)
 
-    def _clipped(self, inputs: Any, targets: Any, frame: Frame | None) -> ClippedSum:
+    def clip_physical_batch(
+        self, inputs: Any, targets: Any, frame: Frame | None, present: Tensor | None
+    ) -> ClippedSum:
+        """Clipped sum of a physical batch, in which canaries with a direction have it for a gradient."""
         self._frame = frame
-        thin = None if self.plan.sampling.thinning == 1 else self._thin
-        rows, who = inputs
-        taped = who != ABSENT if self.aimed is None else who == ORDINARY
-        parts = [super()._clipped((rows[taped], who[taped]), targets[taped], frame)]
-        if self.aimed is not None and bool((who >= 0).any()):
-            at_once = max(1, CHUNK[self._device.type] // self.dimension)
-            parts += [self._canaries(some, frame, thin) for some in who[who >= 0].split(at_once)]
+        if self.aimed is None or present is None:
+            return super().clip_physical_batch(inputs, targets, frame, present)
+        who = inputs[1]
+        sampling = self.plan.sampling
+        thin = None if sampling.thinning == 1 else partial(sampling.thin, generator=self.generator)
+        parts = [super().clip_physical_batch(inputs, targets, frame, present & (who == ORDINARY))]
+        at_once = max(1, CHUNK[self.device.type] // self.dimension)
+        drawn = who[present & (who != ORDINARY)]
+        parts += [self._canaries(some, frame, thin) for some in drawn.split(at_once) if len(some)]
         total = {
-            name: sum(part.total[name] for part in parts[1:]) + parts[0].total[name]
-            for name in parts[0].total
+            name: torch.stack([part.total[name] for part in parts]).sum(0) for name in parts[0].total
         }
         return ClippedSum(total=total, skipped=torch.stack([part.skipped for part in parts]).sum())
 
@@ -163,13 +166,13 @@ class _PlantedStep(PrivateStep):
         # beyond every bound, so that it is the clipping that holds them
         length = 2 * max(ball.norm for ball in self.plan.clipping.balls(self.dimension))
         rows = self.aimed.rows(who, length)
-        trained = self._trainable()
+        trained = self.trainable()
         parts = rows.split([value.numel() for value in trained.values()], dim=1)
         terms = {
             name: Dense(part.reshape(len(who), *value.shape))
             for (name, value), part in zip(trained.items(), parts, strict=True)
         }
-        tape = GradientTape(dict(terms), self._device)
+        tape = GradientTape(dict(terms), self.device)
         return self.plan.clipping.clip(tape if frame is None else FramedTape(tape, frame), thin)
 
 

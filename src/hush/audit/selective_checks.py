@@ -1,14 +1,27 @@
-"""Checks of selective steps: a rejection leaves nothing behind, and both models see the same records."""
+"""Checks of selective steps: rejections leave nothing, tests are of fresh records and under noise."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor
 
+from hush.audit import laws
 from hush.audit.checks import Check
+from hush.audit.draw_checks import drawn_as_charged
 from hush.core.errors import Unsupported
+from hush.core.number import check_count
+from hush.core.selective import Selective
 from hush.gradients.structure import tensors
+from hush.training.batch import Batch
 from hush.training.records import Data
+from hush.training.rehearsal import rehearsal
 from hush.training.selective import Trials
 from hush.training.step import PrivateStep
+
+_DRAWS = 400
 
 
 def rollback_complete(step: PrivateStep, data: Data, steps: int) -> Check:
@@ -38,30 +51,85 @@ def no_change_measured(step: PrivateStep, data: Data, steps: int) -> Check:
     """
     trials = _trials(step)
     seen: list[float] = []
-    passes = trials._passes
+    passes = trials.passes
 
     def watched(number: Tensor) -> bool:
         seen.append(float(number))
         return passes(number)
 
-    rates = [group["lr"] for group in step.optimizer.param_groups]
-    trials._passes = watched  # type: ignore[method-assign]
+    trials.passes = watched  # type: ignore[method-assign]
     try:
-        for group in step.optimizer.param_groups:
-            group["lr"] = 0.0
-        for batch in step.batches(data, steps=steps):
-            step(batch)
+        with _no_moves(step):
+            for batch in step.batches(data, steps=steps):
+                step(batch)
     finally:
-        del trials._passes
-        for group, rate in zip(step.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        del trials.passes
     return Check(name="the test of no change", p_value=float(not any(seen)))
 
 
+def fresh_test_batches(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Check:
+    """Whether a test's records are drawn at its rate, and independently of the training batch.
+
+    How many records are in both is binomial with the product of the rates, exactly. Only draws are
+    made: nothing is trained, tested or charged.
+    """
+    trials, release = _trials(step), _release(step)
+    check_count("draws", draws, "they are counted", at_least=2)
+    nobody, both, tested = Batch(torch.arange(0), data, 1), 0, []
+    with rehearsal(step):
+        for _ in range(draws):
+            batch = step.draw(nobody)
+            other = trials.draw_test(batch)
+            tested.append(other.indices.cpu().numpy())
+            both += int(torch.isin(batch.indices, other.indices).sum())
+    rate = step.plan.sampling.participation * release.rate
+    joint = float(stats.binomtest(both, draws * step.records, rate).pvalue)
+    alone = drawn_as_charged(tested, step.records, release.rate)
+    return Check(name="draws of the test", p_value=laws.least(np.array([joint, alone])))
+
+
+def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
+    """Whether a verdict has as much noise as is charged.
+
+    A rise of the loss one deviation of the noise beyond the threshold, on either side, is accepted with
+    a chance of Phi(-1) or Phi(1): the number of verdicts is binomial, exactly.
+    """
+    trials, release = _trials(step), _release(step)
+    check_count("tries", tries, "they are counted", at_least=1)
+    deviation = release.multiplier * release.clip * (2 if release.test == "mean" else 1)
+    found = []
+    with rehearsal(step):
+        for side in (-1.0, 1.0):
+            rise = torch.tensor(
+                release.threshold * release.clip + side * deviation, dtype=torch.float64
+            ).to(step.device)
+            accepted = sum(trials.passes(rise.clone()) for _ in range(tries))
+            found.append(stats.binomtest(accepted, tries, float(stats.norm.cdf(-side))).pvalue)
+    return Check(name="noise of the verdict", p_value=laws.least(np.array(found)))
+
+
+@contextmanager
+def _no_moves(step: PrivateStep) -> Iterator[None]:
+    """Learning rates of 0."""
+    rates = [group["lr"] for group in step.optimizer.param_groups]
+    try:
+        for group in step.optimizer.param_groups:
+            group["lr"] = 0.0
+        yield
+    finally:
+        for group, rate in zip(step.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
 def _trials(step: PrivateStep) -> Trials:
-    if step._trials is None:
+    if step.trials is None:
         raise Unsupported("this check is of selective steps: pass one whose plan has release=Selective.")
-    return step._trials
+    return step.trials
+
+
+def _release(step: PrivateStep) -> Selective:
+    assert isinstance(step.plan.release, Selective)
+    return step.plan.release
 
 
 def _state(step: PrivateStep) -> list[Tensor]:

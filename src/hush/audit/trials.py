@@ -18,6 +18,7 @@ from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.core.selective import Selective
 from hush.training.adaptive import Adaptive, AdaptiveDescent
+from hush.training.batch import Batch
 from hush.training.records import Data
 from hush.training.step import PrivateStep
 
@@ -43,9 +44,15 @@ def audit_steps(
     without, on either side. The attacker sees the model if it moved, and learns from examples how to
     tell; of trials that are not public, nothing.
     """
+    present = _step(plan, touched, runs, public, seed)
+    absent = _step(plan, touched, runs, public, seed + 1)
+    if public is not None:
+        # public and the same with and without the record: bases of their own would tell the two apart
+        present.clipped_sum(Batch(torch.arange(0), _records(touched, 0.0, 0.0), 1))
+        absent.load_state_dict({**absent.state_dict(), "frame": present.state_dict()["frame"]})
     outputs = Draws(
-        present=_released(plan, touched, runs, public, pull=STRENGTH, turn=2 * _TURN, seed=seed),
-        absent=_released(plan, touched, runs, public, pull=0.0, turn=0.0, seed=seed + 1),
+        present=_released(present, _records(touched, STRENGTH, 2 * _TURN), runs),
+        absent=_released(absent, _records(touched, 0.0, 0.0), runs),
     )
     learnt = by_trees if isinstance(plan.release, Selective) else by_line
     lower = refuted(learnt(outputs), delta, confidence)
@@ -53,34 +60,36 @@ def audit_steps(
     return Audit(lower=lower, charge=charge, delta=delta, confidence=confidence, runs=runs // 2)
 
 
-def _released(
-    plan: Plan, touched: int, runs: int, public: Data | None, *, pull: float, turn: float, seed: int
-) -> np.ndarray:
-    """For each run whether the model moved, and where to."""
+def _step(plan: Plan, touched: int, runs: int, public: Data | None, seed: int) -> PrivateStep:
+    """A step on a model of weights 0, whose learning rate undoes the divisor: it moves by noisy sums."""
     model = nn.Linear(touched, 1, bias=False)
-    inputs = torch.ones(2, touched)
-    targets = torch.tensor([[0.0, -_TURN], [pull, turn]])
     nn.init.zeros_(model.weight)
-    plan = _with_one_frame(plan, runs)
-    step = PrivateStep(
+    return PrivateStep(
         model,
         _loss,
-        # the length undoes the divisor: the model moves by the noisy sum
-        torch.optim.SGD(model.parameters(), lr=plan.sampling.expected(len(inputs))),
-        plan,
-        records=len(inputs),
+        torch.optim.SGD(model.parameters(), lr=plan.sampling.expected(2)),
+        _with_one_frame(plan, runs),
+        records=2,
         generator=torch.Generator().manual_seed(seed),
-        physical_batch=len(inputs),
+        physical_batch=2,
         public=public,
     )
-    if step._frames is not None:
-        # public and the same with and without the record: frames of their own would tell two sides apart
-        step._frames.at(0, torch.Generator().manual_seed(0))
+
+
+def _records(touched: int, pull: float, turn: float) -> tuple[Tensor, Tensor]:
+    """The record in question after one that turns the other way."""
+    return torch.ones(2, touched), torch.tensor([[0.0, -_TURN], [pull, turn]])
+
+
+def _released(step: PrivateStep, records: tuple[Tensor, Tensor], runs: int) -> np.ndarray:
+    """For each run whether the model moved, and where to."""
     found = []
-    for batch in step.batches((inputs, targets), steps=runs):
+    for batch in step.batches(records, steps=runs):
         moved = step(batch)
-        found.append([float(moved), *model.weight.detach()[0].tolist()])
-        nn.init.zeros_(model.weight)
+        (weight,) = step.trainable().values()
+        found.append([float(moved), *weight.detach()[0].tolist()])
+        nn.init.zeros_(weight)
+        step.adopt_weights()
     return np.array(found)
 
 

@@ -104,6 +104,9 @@ def train(
     arithmetic: Annotated[
         str, typer.Option(help="'assumed' for torch's faster noise, whose rounding is not proved.")
     ] = "proved",
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Begin only if the step is found to do what is charged.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model with differential privacy; without arguments, on the bundled digits.
@@ -113,6 +116,7 @@ def train(
     import torch
 
     from hush.accounting.calibrate import calibrate
+    from hush.audit import self_test as tried
     from hush.data import load, tensors
     from hush.data.features import with_features
     from hush.data.views import flips_and_shifts
@@ -221,6 +225,7 @@ def train(
             physical_batch=physical_batch,
             views=seen,
             public=made.public,
+            self_test=tried if self_test else None,
             progress=not as_json,
         )
     except KeyboardInterrupt:

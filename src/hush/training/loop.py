@@ -1,6 +1,7 @@
 """The loop around a private step, for people who do not want to write one."""
 
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -67,6 +68,7 @@ def train(
     physical_batch: int | None = None,
     views: Views | None = None,
     public: Data | None = None,
+    self_test: Callable[[PrivateStep, Data], None] | None = None,
     progress: bool = False,
 ) -> Run:
     """Train until `steps` are done or the budget is used, whichever comes first.
@@ -84,6 +86,9 @@ def train(
     the model, or once an evaluation if it wants a metric. Under a selective plan charged per trial a
     step is a trial, and the metrics say how many were accepted; if charged per acceptance it is an
     accepted update, and nothing is said of the rejected ones.
+
+    `self_test` is called with the step and the data before the first batch is drawn, and what it raises
+    stops the run with nothing charged: hush.audit.self_test tries whether the step does what is charged.
     """
     check_kind("plan", plan, Plan)
     check_kind("budget", budget, Budget)
@@ -102,6 +107,12 @@ def train(
         raise Unsupported(
             "ReduceLROnPlateau follows a loss, and that of the training records is not released. "
             "Pass evaluation data."
+        )
+    if self_test is not None and not callable(self_test):
+        raise InvalidValue(
+            f"self_test={self_test!r} cannot be called: it is to look at the step before it runs. Pass "
+            "self_test=hush.audit.self_test, or leave it out.",
+            key="self_test",
         )
     if evaluation is not None:
         check_held_out(evaluation, data)
@@ -138,6 +149,8 @@ def train(
             check_possible(plan.release, records, end)
         # before the folder says that a run exists: refused data must leave the name free
         batches = step.batches(data, steps=max(0, end - step.steps), present=present)
+        if self_test is not None:
+            self_test(step, data)
         if folder and not folder.checkpoint.exists():
             folder.begin(plan, ledger)
             _keep(folder, step, scheduler)
