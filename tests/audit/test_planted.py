@@ -70,6 +70,7 @@ def planted(
     classes: int = 5,
     seed: int = 0,
     others: bool = True,
+    physical_batch: int = 16,
 ) -> tuple[Planted, Tensor]:
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -90,7 +91,7 @@ def planted(
         delta=DELTA,
         others=others,
         generator=torch.Generator().manual_seed(seed + 1000),
-        physical_batch=16,
+        physical_batch=physical_batch,
         public=records(30, 7) if wanted else None,
     )
     return found, included
@@ -146,7 +147,7 @@ def quarter(self: Gaussian, location: Tensor, *, norm: float, generator: Randomn
 
 def test_noise_over_four_is_caught_and_what_runs_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every record in 25 steps of normal noise 20 is a separation of 1/4; with a quarter of it, of 1."""
-    settings = {"steps": 25, "canaries": 400, "classes": 60}
+    settings = {"steps": 25, "canaries": 400, "classes": 60, "physical_batch": 420}
     ran, included = planted(plan_of(20.0), others=False, **settings)
     charge = ran.charge.epsilon.upper
     assert charge == pytest.approx(gaussian.epsilon(0.25, DELTA).upper)

@@ -85,8 +85,10 @@ def test_a_run_stays_below_its_charge(run: Path, options: tuple[str, ...]) -> No
 
 
 def test_missing_noise_is_caught_and_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def less(self: Gaussian, location: Tensor, *, norm: float, generator: torch.Generator) -> Tensor:
-        return location + torch.randn(location.shape, generator=generator) * self.multiplier * norm / 32
+    around = Gaussian.around
+
+    def less(self: Gaussian, location: Tensor, *, norm: float, generator: Randomness) -> Tensor:
+        return around(self, location, norm=norm / 32, generator=generator)
 
     monkeypatch.setattr(Gaussian, "around", less)
     found = answer("audit", run, "--seed", 1, "--no-others")
@@ -160,9 +162,9 @@ def test_a_secure_run_is_audited_with_the_secure_source(
     assert Settings.read(tmp_path / "run").secure
     asked = []
 
-    def noted(device: torch.device, generator: torch.Generator | None, *, secure: bool) -> Randomness:
+    def noted(*given: Any, secure: bool, **others: Any) -> Randomness:
         asked.append(secure)
-        return source_for(device, generator, secure=secure)
+        return source_for(*given, secure=secure, **others)
 
     monkeypatch.setattr("hush.training.step.source_for", noted)
     assert call("audit", tmp_path / "run", "--canaries", 8).exit_code == 0

@@ -24,8 +24,8 @@ from hush.training.records import Data
 from hush.training.rehearsal import rehearsal
 from hush.training.step import PrivateStep
 
-_NUMBERS = 2000
-"""Numbers of noise to look at; a scale off by a sixth shows in so many."""
+_NUMBERS = 1000
+"""Numbers of noise to look at; a scale off by a fifth shows in so many."""
 _MOST_NUMBERS = 2**18
 _COINS = 2_000_000
 _VERDICTS = 200
@@ -70,7 +70,7 @@ def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
         rows = min(16, max(2, -(-_NUMBERS // step.size)))
         seen = proposals(step, [step.draw(nobody) for _ in range(rows)])
         yield noise_scale(seen)
-        yield noise_at_any_size(step, data, rows, sorted({0, 1, some}))
+        yield noise_at_any_size(step, data, max(2, rows // 4), sorted({0, 1, some}))
         fewer = replace(seen, noise=seen.noise[:, :_MOST_NUMBERS])
         yield noise_law(fewer)
         yield noise_fresh(fewer)
