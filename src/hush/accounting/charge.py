@@ -30,7 +30,7 @@ from hush.accounting.trial import Both, Trial
 from hush.clipping import L2, Entries, Lp
 from hush.core.ball import Ball
 from hush.core.errors import InvalidValue
-from hush.core.guarantee import DELTA, Bound, Guarantee
+from hush.core.guarantee import DELTA, Arithmetic, Bound, Guarantee
 from hush.core.kind import check_kind
 from hush.core.number import Range, as_floats, check_count
 from hush.core.plan import Plan
@@ -147,12 +147,16 @@ def spent(counts: Mapping[Plan, int], delta: float, dimension: Dimension = None)
     """What running each plan as often as `counts` says guarantees at `delta`, all together."""
     delta = DELTA["range"].check("delta", delta)
     steps = _merged(counts, dimension)
+    exact = all(plan.noise.exact for plan, count in counts.items() if count)
+    arithmetic: Arithmetic = "proved" if exact else "assumed"
     if _drawn(steps) <= delta:
-        return Guarantee(epsilon=Bound(lower=0.0, upper=0.0), delta=delta)
+        return Guarantee(epsilon=Bound(lower=0.0, upper=0.0), delta=delta, arithmetic=arithmetic)
     bound = pld.epsilon(_one_hot(steps), delta)
     if _by_renyi(steps):
         bound = _agreed(bound.lower, _upper(steps, delta))
-    return Guarantee(epsilon=_attained(counts, bound), delta=delta, basis=_basis(steps))
+    return Guarantee(
+        epsilon=_attained(counts, bound), delta=delta, basis=_basis(steps), arithmetic=arithmetic
+    )
 
 
 def upper_epsilon(

@@ -91,6 +91,8 @@ class RenyiFilter:
             delta=delta,
             notion="dp" if self.knows == "record" else "per-instance",
             unit="one record" if self.knows == "record" else "the record that is watched",
+            # what a location costs is bounded for the unrounded law
+            arithmetic="proved" if self.knows == "record" else "assumed",
         )
 
     def odometer(self) -> Array:

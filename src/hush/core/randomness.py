@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from hush.core.errors import InvalidValue, Unsupported
 from hush.core.guarantee import Arithmetic
@@ -21,7 +22,7 @@ _KEY_BYTES = 32
 _MOST_BYTES = 2**38
 """What ChaCha20 gives under one nonce: its block counter has 32 bits."""
 _ZEROS = memoryview(bytes(2**20))
-_KERNEL_FROM = 2**16
+_KERNEL_FROM = 2**12
 """Words from which a kernel on the GPU is faster than the CPU and a copy."""
 
 
@@ -34,12 +35,9 @@ class SystemSource:
 
     device: "torch.device"
 
-    def words(self, count: int) -> "torch.Tensor":
-        """`count` 64-bit random integers."""
-        import torch
-
-        found = np.frombuffer(bytearray(os.urandom(8 * count)), dtype=np.int64)
-        return torch.from_numpy(found).to(self.device)
+    def array(self, count: int) -> npt.NDArray[np.int64]:
+        """`count` 64-bit random integers, on the CPU."""
+        return np.frombuffer(bytearray(os.urandom(8 * count)), dtype=np.int64)
 
 
 class Stream:
@@ -54,30 +52,38 @@ class Stream:
         self._key = key
         self._calls = 0
 
-    def words(self, count: int) -> "torch.Tensor":
-        """`count` 64-bit random integers."""
-        import torch
+    def array(self, count: int) -> npt.NDArray[np.int64]:
+        """`count` 64-bit random integers, on the CPU."""
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-        if 8 * count > _MOST_BYTES:
-            raise Unsupported(
-                f"{count} random words at once are more than one nonce of ChaCha20 gives "
-                f"({_MOST_BYTES // 8}). Draw them in several parts."
-            )
-        nonce = self._calls
-        self._calls += 1
-        if self.device.type == "cuda" and count >= _KERNEL_FROM and _has_triton():
-            from hush.core.chacha_kernel import keystream
-
-            return keystream(self._key, nonce, count, self.device)
+        nonce = self._next(count)
         buffer = bytearray(8 * count)
         cipher = Cipher(algorithms.ChaCha20(self._key, bytes(4) + nonce.to_bytes(12, "little")), None)
         encryptor, view = cipher.encryptor(), memoryview(buffer)
         for start in range(0, len(buffer), len(_ZEROS)):
             part = view[start : start + len(_ZEROS)]
             encryptor.update_into(_ZEROS[: len(part)], part)
-        found = np.frombuffer(buffer, dtype="<i8").astype(np.int64, copy=False)
-        return torch.from_numpy(found).to(self.device)
+        return np.frombuffer(buffer, dtype="<i8").astype(np.int64, copy=False)
+
+    def made_on_gpu(self, count: int) -> bool:
+        """Whether so many words are faster made on the GPU than copied there."""
+        return self.device.type == "cuda" and count >= _KERNEL_FROM and _has_triton()
+
+    def on_gpu(self, count: int) -> "torch.Tensor":
+        """The same stream as `array` gives, made on the GPU."""
+        from hush.core.chacha_kernel import keystream
+
+        return keystream(self._key, self._next(count), count, self.device)
+
+    def _next(self, count: int) -> int:
+        """The nonce of a call for so many words."""
+        if 8 * count > _MOST_BYTES:
+            raise Unsupported(
+                f"{count} random words at once are more than one nonce of ChaCha20 gives "
+                f"({_MOST_BYTES // 8}). Draw them in several parts."
+            )
+        self._calls += 1
+        return self._calls - 1
 
     def get_state(self) -> "torch.Tensor":
         """Key and number of calls, as secret as the records, in bytes."""
@@ -143,7 +149,7 @@ def source_for(
         return fresh_generator(device) if generator is None else generator
     if generator is None:
         return Stream(device, secrets.token_bytes(_KEY_BYTES))
-    return Stream(device, random_bits(_KEY_BYTES // 8, generator).cpu().numpy().tobytes())
+    return Stream(device, random_words(_KEY_BYTES // 8, generator).tobytes())
 
 
 def cryptographic(source: Randomness) -> bool:
@@ -155,15 +161,24 @@ def random_bits(count: int, source: Randomness) -> "torch.Tensor":
     """`count` 64-bit integers on the source's device, every bit of them random."""
     import torch
 
+    if isinstance(source, Stream) and source.made_on_gpu(count):
+        return source.on_gpu(count)
     if isinstance(source, Stream | SystemSource):
-        return source.words(count)
+        return torch.from_numpy(source.array(count)).to(source.device)
     empty = torch.empty(count, dtype=torch.int64, device=source.device)
     return empty.random_(-(2**63), None, generator=source)
 
 
+def random_words(count: int, source: Randomness) -> npt.NDArray[np.int64]:
+    """`count` 64-bit integers on the CPU, every bit of them random."""
+    if isinstance(source, Stream | SystemSource):
+        return source.array(count)
+    return np.asarray(random_bits(count, source).cpu())
+
+
 def seed_from(source: Randomness) -> int:
     """A 62-bit seed for another generator."""
-    return int(random_bits(1, source)) & 2**62 - 1
+    return int(random_words(1, source)[0]) & 2**62 - 1
 
 
 def uniform(count: int, source: Randomness) -> "torch.Tensor":
@@ -213,8 +228,7 @@ def fill_state(generator: "torch.Generator", source: Randomness) -> None:
             f"torch {torch.__version__} keeps its random state in a way hush does not know, and 32 bits "
             "of seed can be guessed. Install a torch version that hush was tested with."
         )
-    bits = random_bits(len(words) // 2, source).cpu().numpy()
-    words[:] = bits.view(np.uint32)
+    words[:] = random_words(len(words) // 2, source).view(np.uint32)
     generator.set_state(torch.from_numpy(state))
 
 

@@ -13,7 +13,7 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from hush.core.randomness import Randomness, random_bits
+from hush.core.randomness import Randomness, Stream, random_bits, random_words
 from hush.noise import fused
 from hush.noise.layers import DIGITS, LAYERS, PLACE_BITS, layers, tables
 
@@ -107,10 +107,98 @@ def around(location: "torch.Tensor", beta: float, scale: float, source: Randomne
     flat = location.view(-1)
     for part in flat.split(_PART[flat.device.type]):
         total = part if part.dtype == torch.float64 else part.double()
-        draws(beta, len(part), source, part.device).around(total, scale, source)
+        if _by_kernel(total, source):
+            _around_by_kernel(total, beta, scale, source)
+        else:
+            draws(beta, len(part), source, part.device).around(total, scale, source)
         if total is not part:
             part.copy_(total)
     return location
+
+
+def _by_kernel(location: "torch.Tensor", source: Randomness) -> bool:
+    """Whether a kernel on the GPU draws the noise: the words it reads are made there, too."""
+    return (
+        location.is_cuda
+        and isinstance(source, Stream)
+        and source.made_on_gpu(len(location))
+        and location.is_contiguous()
+    )
+
+
+def _around_by_kernel(location: "torch.Tensor", beta: float, scale: float, source: Randomness) -> None:
+    from hush.noise.ziggurat_kernel import propose_and_settle
+
+    step = grid(scale)
+    table = tables(beta, location.device)
+    left, first, further = propose_and_settle(location, beta, scale / step, step, table, source)
+    for index, word, more in zip(left.tolist(), first.tolist(), further.tolist(), strict=True):
+        location[index] = settled(beta, float(location[index]), scale, word, more, source)
+
+
+def settled(
+    beta: float, location: float, scale: float, word: int, further: list[int], source: Randomness
+) -> float:
+    """The rounded sum of a location and the draw that these words give, in exact arithmetic.
+
+    Args:
+        beta: exponent of the law.
+        location: what noise is added to.
+        scale: of the noise.
+        word: the proposal: layer, sign and place.
+        further: for each attempt a height, a strip of the tail, a place in it and the next proposal;
+            last the first bits of the position within the place.
+        source: of the bits that are needed beyond these.
+    """
+    law, step = layers(beta), grid(scale)
+    below = math.floor(location / step)
+    rest, units = Fraction(location) / Fraction(step) - below, Fraction(scale) / Fraction(step)
+    position, size = Fraction(further[-1] >> 11 & 2**53 - 1, 2**53), Fraction(1, 2**53)
+    attempt = 0
+    while True:
+        drawn = further[4 * attempt : 4 * attempt + 4] if 4 * attempt + 4 < len(further) else []
+        drawn = drawn or random_words(4, source).tolist()
+        layer, width = word & LAYERS - 1, Fraction(float(law.cells[word & LAYERS - 1]))
+        start, sign = (word >> _SHIFT) * width, 1
+        reach = start if start >= 0 else -start - width
+        low, high = law.heights[layer], law.heights[layer + 1]
+        open_, inside = abs(start) >= Fraction(law.inner[layer]) - width, True
+        if layer == 0 and open_ and reach >= Fraction(law.edge):
+            sign = -1 if start < 0 else 1
+            strip = _leading_zeros(drawn[1] >> 12 & 2**52 - 1, source)
+            width = Fraction(law.strip) / 2**law.tail_bits
+            far = Fraction(float(law.strips[strip])) + (drawn[2] & 2**law.tail_bits - 1) * width
+            start, width = sign * far, sign * width
+            inside = far < Fraction(float(law.strips[strip + 1]))
+            with localcontext(prec=DIGITS):
+                low, high = Decimal(0), law.heights[1] / 2**strip
+        if not open_:
+            break
+        if inside:
+            share = Fraction(drawn[0] >> 11 & 2**53 - 1, 2**53) + _fraction(source) / 2**53
+            position, size = position + size * _fraction(source), size / 2**64
+            with localcontext(prec=DIGITS):
+                height = low + _decimal(share) * (high - low)
+                if height < law.curve(_decimal(abs(start + width * position))):
+                    break
+        # what was looked at to reject a place says nothing of the next one
+        position, size = Fraction(0), Fraction(1)
+        word, attempt = drawn[3], attempt + 1
+    begin = rest + units * start + Fraction(1, 2)
+    while True:
+        ends = begin + units * width * position, begin + units * width * (position + size)
+        if math.floor(ends[0]) == math.floor(ends[1]):
+            return float(below + math.floor(ends[0])) * step
+        position, size = position + size * _fraction(source), size / 2**64
+
+
+def _leading_zeros(bits: int, source: Randomness) -> int:
+    """Zeros before the first one of 52 bits, and of further ones if there is none."""
+    return (
+        52 - bits.bit_length()
+        if bits
+        else 52 + _leading_zeros(int(random_words(1, source)[0]) >> 12 & 2**52 - 1, source)
+    )
 
 
 def prepare(
@@ -258,7 +346,7 @@ def _accepted(
 
 def _fraction(source: Randomness) -> Fraction:
     """A random number below 1 with 64 bits."""
-    return Fraction(int(random_bits(1, source)) % 2**64, 2**64)
+    return Fraction(int(random_words(1, source)[0]) % 2**64, 2**64)
 
 
 def _decimal(value: Fraction) -> Decimal:

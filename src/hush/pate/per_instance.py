@@ -45,6 +45,7 @@ def per_instance(query: Query, scores: Tensor, delta: float, answers: int | None
         notion="per-instance",
         neighbours=vote.neighbours,
         unit=vote.unit,
+        arithmetic="assumed",  # its bound is for unrounded scores
         sensitive=True,
     )
 

@@ -112,9 +112,9 @@ class LinearDescent:
         """Take so many steps; each yields the weights after it, which may be published."""
         for _ in range(check_count("steps", steps, "they are counted", at_least=1)):
             total = self._step_sum()
-            around = self.plan.noise.around(
-                total.reshape(-1), norm=self.plan.clipping.unit, generator=self.generator
-            )
+            # more than what rounding in double precision adds to a record: docs/guarantees/tape.md
+            flat = total.reshape(-1).mul_(1 - 2.0**-20)
+            around = self.plan.noise.around(flat, norm=self.plan.clipping.unit, generator=self.generator)
             update = around.div_(self.plan.sampling.expected(len(self.inputs)))
             self.ledger.charge(
                 self.plan,
@@ -122,6 +122,7 @@ class LinearDescent:
                 step=self._steps + 1,
                 release=fingerprint([update]),
                 dimension=self.weights.numel(),
+                arithmetic="proved" if self.plan.noise.exact else "assumed",
             )
             self._steps += 1
             self._velocity.mul_(self.momentum).add_(update.view_as(self.weights).to(self.weights.dtype))
@@ -179,7 +180,7 @@ class LinearDescent:
             for k in range(len(self.weights)):
                 torch.mul(features, error[start : start + rows, k, None], out=held)
                 held.clamp_(-limit, limit)
-                total[k] += held.sum(0)
+                total[k] += held.sum(0, dtype=torch.float64)
                 if measured:
                     squares[start : start + rows] += torch.linalg.vector_norm(held, dim=1) ** 2
         return total, squares

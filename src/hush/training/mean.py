@@ -107,6 +107,7 @@ def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guar
         epsilon=Bound(lower=0.0, upper=min(upper, at_worst)),
         delta=delta,
         notion="per-instance",
+        arithmetic="assumed",  # its bound is for the unrounded law
         sensitive=True,
     )
 
