@@ -3,11 +3,12 @@
     python benchmarks/noise_grid.py [--trials 40] [--sigma 16]
 
 torch draws normal numbers on a CPU in blocks of 16: the radius of entries i and i + 8 is
-sqrt(-2 log(k / 2^b)), with k a whole number and b = 24 bits in single precision, 53 in double. An attacker
-who knows every record but one subtracts the clipped sum under each hypothesis (the record took part, or
-its slot is empty), and asks under which of the two the k of the far pairs are whole numbers. One release is
-enough, however large the noise. Exact noise, rounded to a grid that does not depend on it, has no such k:
-then half of the guesses are right. Opacus takes part where it is installed.
+sqrt(-2 log(k / 2^b)), with k a whole number and b = 24 bits in single precision, 53 in double. An
+attacker who knows every record but one subtracts the clipped sum under each hypothesis (the record
+took part, or its slot is empty), and asks under which of the two the k of the far pairs are whole
+numbers. One release is enough, however large the noise. Exact noise, rounded to a grid that does not
+depend on it, has no such k: then half of the guesses are right. Opacus takes part where it is
+installed.
 """
 
 import argparse
@@ -94,7 +95,7 @@ def of_opacus(taking_part: bool, sigma: float) -> Release:
 
 
 def off(noise: Tensor, bits: int) -> float:
-    """Mean distance of the k of far pairs from whole numbers: 1/4 if they have nothing to do with them."""
+    """Mean distance of the k of far pairs from whole numbers: 1/4 if they are unrelated."""
     pairs = noise[: len(noise) // 16 * 16].view(-1, 2, 8)
     k = (pairs.square().sum(1) / -2).exp().flatten() * 2.0**bits
     k = k[(k > 1.5) & (k < FAR[bits])]
