@@ -96,7 +96,7 @@ def test_a_batch_without_the_record_is_another_place(monkeypatch: pytest.MonkeyP
     batch, location = kept[0]  # of the first step, at the first weights
     model = network()
     rows = [clamped(model, x[i], y[i]).detach() for i in batch.indices.tolist()]
-    torch.testing.assert_close(location, torch.stack(rows).sum(0).float())
+    torch.testing.assert_close(location, torch.stack(rows).sum(0).double(), rtol=1e-5, atol=1e-6)
     out = next(k for k in range(WATCHED) if k not in batch.indices.tolist())
     own = clamped(model, x[out], y[out]).detach().float()
     plan = run.plan(len(x))

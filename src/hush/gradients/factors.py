@@ -45,6 +45,11 @@ such a record would also leave its rounding in their sum. It is written out.
 """
 
 
+MANY = 2**28
+"""Square of the records times their positions up to which sums in double precision round within 2**-15
+of what a record may add: 2**-53 times this, times 2**10 for positions that cancel."""
+
+
 def product(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
     """The term `sum_t left[:, t] (x) right[:, t]` in the cheaper form."""
     positions, rows, columns = left.shape[1], left.shape[2], right.shape[2]
@@ -68,8 +73,7 @@ class Outer:
 
     @property
     def rounding_bounded(self) -> bool:
-        # several positions of a record may cancel, and their products are added up with all others
-        return self.left.shape[1] == 1 or self.left.dtype == torch.float64
+        return self.left.shape[1] == 1 or few_enough(self.left, self.left.shape[1])
 
     def take(self, rows: Tensor | slice) -> "Outer":
         return Outer(self.left[rows], self.right[rows], self.shape)
@@ -132,7 +136,7 @@ class Rows:
 
     @property
     def rounding_bounded(self) -> bool:
-        return True
+        return len(self.index) ** 2 * self.index.shape[1] <= MANY  # added in double precision
 
     def take(self, rows: Tensor | slice) -> "Rows":
         return Rows(self.index[rows], self.right[rows], self.shape)
@@ -213,7 +217,8 @@ class Tied:
 
     @property
     def rounding_bounded(self) -> bool:
-        return self.outer.rounding_bounded
+        # what is looked up and what is multiplied with may cancel, each too large on its own
+        return few_enough(self.outer.left, self.outer.left.shape[1] + self.rows.index.shape[1])
 
     def take(self, rows: Tensor | slice) -> "Tied":
         return Tied(self.rows.take(rows), self.outer.take(rows))
@@ -250,6 +255,14 @@ class Factored(Term, Protocol):
     def lengths(self) -> Tensor: ...
 
     def direct(self, weights: Tensor) -> Tensor: ...
+
+
+def few_enough(factor: Tensor, positions: int) -> bool:
+    """Whether positions that are added up with those of all records round within `ROUNDING`.
+
+    They may cancel within a record, so that each is up to 2**10 times as long as what the record adds.
+    """
+    return factor.dtype == torch.float64 and len(factor) ** 2 * positions <= MANY
 
 
 def cancelling_apart(term: Factored, weights: Tensor, most: float) -> Tensor:

@@ -102,7 +102,8 @@ def _record_alike(model: nn.Module, loss: Loss, views: Views, inputs: Any, targe
                 "the model changes its parameters in forward(), where gradients are still to be worked "
                 "out with them. Change them between steps."
             )
-        recording.run_back(losses)
+        with explained(model, lambda: recording.decided):
+            recording.run_back(losses)
     terms = {name: joined(each) for name, each in recording.terms.items() if each}
     idle = tuple(name for name in trainable if name not in terms)
     for name in idle:

@@ -188,7 +188,9 @@ def entrywise(term: Term, weights: Tensor, limits: Tensor, thin: Thinning | None
         some = slice(start, start + step)
         written = term.take(some).dense()
         values = held(written.reshape(len(written), size), limits[some], thin)
-        total += summed(weights[some].to(values.dtype)[:, None], values).view(term.shape)
+        # in double precision: which records are here may depend on one of them
+        values.mul_(weights[some].to(values.dtype)[:, None])
+        total += values.sum(0, dtype=torch.float64).view(term.shape)
     return total
 
 

@@ -62,8 +62,8 @@ class Draws:
         start = self.start[first : first + len(location)]
         # the widest place, and more than the rounding of numbers below 2**22
         unsure = layers(self.beta).widest * units + 2.0**-28
-        # the multiple of the grid below the location is kept apart, so that nothing of it is rounded
-        below = location.mul_(1 / step).floor()
+        # the whole multiples of the grid are kept apart, so that nothing of the location is rounded
+        below = location.mul_(1 / step).trunc()
         rest = location.sub_(below)
         total = torch.add(rest, start, alpha=units)
         rounded = (total + 0.5).floor_()
@@ -151,7 +151,7 @@ def settled(
         source: of the bits that are needed beyond these.
     """
     law, step = layers(beta), grid(scale)
-    below = math.floor(location / step)
+    below = math.trunc(location / step)
     rest, units = Fraction(location) / Fraction(step) - below, Fraction(scale) / Fraction(step)
     position, size = Fraction(further[-1] >> 11 & 2**53 - 1, 2**53), Fraction(1, 2**53)
     attempt = 0

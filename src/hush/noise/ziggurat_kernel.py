@@ -77,9 +77,9 @@ def _propose(location, words, cells, limits, open_, count, step, units, unsure, 
 
 @triton.jit
 def _summed(value, start, step, units):
-    """The multiple of the grid below a location, and the rest of it plus noise, in units of the grid."""
+    """Whole multiples of the grid in a location, and the rest of it plus noise, in units of the grid."""
     scaled = value / step
-    below = tl.floor(scaled)
+    below = tl.where(scaled < 0, tl.ceil(scaled), tl.floor(scaled))
     return below, (scaled - below) + start * units
 
 

@@ -97,6 +97,9 @@ class LinearDescent:
         self.ledger = Ledger() if ledger is None else ledger
         self.generator = source_for(inputs.device, generator, secure=secure)
         self._run, self._steps = secrets.token_hex(8), 0
+        self._few = (
+            len(inputs) <= 2**18
+        )  # so that sums in double precision round within what is paid for
         if individual is not None and (individual.knows, individual.records) != ("record", len(inputs)):
             raise Unproved(
                 f"the filter is for {individual.records} records and knows the {individual.knows}: "
@@ -113,7 +116,7 @@ class LinearDescent:
         for _ in range(check_count("steps", steps, "they are counted", at_least=1)):
             total = self._step_sum()
             # more than what rounding in double precision adds to a record: docs/guarantees/tape.md
-            flat = total.reshape(-1).mul_(1 - 2.0**-20)
+            flat = total.reshape(-1).mul_(1 - 2.0**-16)
             around = self.plan.noise.around(flat, norm=self.plan.clipping.unit, generator=self.generator)
             update = around.div_(self.plan.sampling.expected(len(self.inputs)))
             self.ledger.charge(
@@ -122,7 +125,7 @@ class LinearDescent:
                 step=self._steps + 1,
                 release=fingerprint([update]),
                 dimension=self.weights.numel(),
-                arithmetic="proved" if self.plan.noise.exact else "assumed",
+                arithmetic="proved" if self.plan.noise.exact and self._few else "assumed",
             )
             self._steps += 1
             self._velocity.mul_(self.momentum).add_(update.view_as(self.weights).to(self.weights.dtype))

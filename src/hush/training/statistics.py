@@ -30,6 +30,8 @@ Pair = tuple[Term, Term]
 """What each record adds to the two sums."""
 
 _AT_ONCE = 1024
+_ROUNDING, _MOST_RECORDS = 2.0**-16, 2**21
+"""Share of a record's bound that rounding in double precision may add, in sums of so many records."""
 _FAR = 2.0**10
 _FLOOR = number(
     above=0,
@@ -92,9 +94,15 @@ class NoisySums(Value):
         run, found = secrets.token_hex(8), []
         source = source_for(torch.device("cpu"), generator, secure=secure)
         for step, (norm, total) in enumerate(self._totals(inputs, vectors), start=1):
-            noisy = self.plan.noise.around(total, norm=norm * (1 + 2.0**-20), generator=source)
+            noisy = self.plan.noise.around(total, norm=norm * (1 + _ROUNDING), generator=source)
             noisy.div_(len(inputs))
-            ledger.charge(self.plan, run=run, step=step, release=fingerprint([noisy]))
+            ledger.charge(
+                self.plan,
+                run=run,
+                step=step,
+                release=fingerprint([noisy]),
+                arithmetic="proved" if len(inputs) <= _MOST_RECORDS else "assumed",
+            )
             found.append(noisy)
         return found
 

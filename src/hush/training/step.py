@@ -44,7 +44,7 @@ from hush.training.state import load_state, settings_of, state_of
 
 _MANY = 2**17
 """So many numbers take longer to draw than a thread takes to start."""
-_DOUBLE = 2.0**-30
+_DOUBLE = 2.0**-12
 """Share of its bound by which rounding in double precision lets a record move a sum more than that."""
 
 
@@ -406,7 +406,7 @@ class PrivateStep(SingleOwner):
         self.module_state.check()
         # rounding of the running total, which one record changes from its physical batch on
         batches = -(-len(batch) // batch.physical)
-        self._bounded = self._bounded and batches * self.records * 2.0**-52 <= ROUNDING / 8
+        self._bounded = self._bounded and batches * self.records * 2.0**-52 <= self.rounding / 8
         return total
 
     def _noise(self) -> list[Callable[[Tensor], Tensor]]:
@@ -468,7 +468,9 @@ class PrivateStep(SingleOwner):
         thin = None if self.plan.sampling.thinning == 1 else self._thin
         if self._replay is not None:
             source = self.generator if thin and isinstance(self.generator, torch.Generator) else None
-            return self._replay(inputs, targets, thin, source, present)
+            clipped = self._replay(inputs, targets, thin, source, present)
+            self._bounded = self._bounded and self._replay.rounding_bounded
+            return clipped
         tape = self._recorded(inputs, targets)
         self._bounded = self._bounded and tape.rounding_bounded
         occupied = tape if present is None else OccupiedTape(tape, present)
