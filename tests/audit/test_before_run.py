@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner, Result
 
 import hush
 from hush.audit import self_test
+from hush.cli.main import app
 from hush.core.errors import InvalidValue, Unsupported
 from hush.core.part import Clipping, Noise, Release, Sampling
 from hush.core.plan import Plan
@@ -155,3 +157,16 @@ def test_a_run_begins_only_if_it_passes(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "broken").exists()
     with pytest.raises(InvalidValue, match="self_test=True"):
         train(None, True)
+
+
+def test_the_command_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(folder: Path) -> Result:
+        given = ["train", "--self-test", "--steps", 1, "--run-dir", folder]
+        return CliRunner().invoke(app, list(map(str, given)))
+
+    sabotage.every_second_step_uncharged(monkeypatch)
+    refused = call(tmp_path / "broken")
+    assert isinstance(refused.exception, Unsupported)
+    assert not (tmp_path / "broken").exists()
+    monkeypatch.undo()
+    assert call(tmp_path / "sound").exit_code == 0
