@@ -305,13 +305,13 @@ def test_the_guarantee_says_what_is_assumed() -> None:
     # many positions, of which a sum in single precision may cancel
     model = nn.Sequential(nn.Linear(64, 64), nn.Flatten(), nn.Linear(64 * 4, 3))
     tape = record(model, nn.CrossEntropyLoss(reduction="none"), torch.randn(2, 4, 64), targets[:2])
-    assert not tape.rounding_bounded
+    assert not tape.rounding_bounded(20)
     step = step_of(model, plan_of(), 20)
     step(next(step.batches((torch.randn(20, 4, 64), targets))))
     assert step.spent(1e-5).arithmetic == "assumed"
     assert record(
         model.double(), LOSS_EACH, torch.randn(2, 4, 64).double(), targets[:2]
-    ).rounding_bounded
+    ).rounding_bounded(20)
 
 
 LOSS_EACH = nn.CrossEntropyLoss(reduction="none")

@@ -45,5 +45,7 @@ class Importance(Clipping):
         kept = torch.rand_like(norms) * self.norm < norms
         # Scaling up what is next to nothing would scale up the rounding of its norm.
         kept &= finite & (norms > _LEAST * self.norm)
-        weights = (self.norm / norms).where(kept, 0.0)
+        # falls to 0 where a weight would be too small for single precision, as in weights_within
+        far = min(2.0**100, self.norm * 2.0**101)
+        weights = (self.norm / norms * (2 - norms / far).clamp(min=0.0, max=1.0)).where(kept, 0.0)
         return ClippedSum(total=tape.weighted_sum(weights, self.norm), skipped=(~finite).sum())

@@ -49,7 +49,7 @@ class Stream:
 
     def __init__(self, device: "torch.device", key: bytes) -> None:
         self.device = device
-        self._key = key
+        self.key = key
         self._calls = 0
 
     def array(self, count: int) -> npt.NDArray[np.int64]:
@@ -58,7 +58,7 @@ class Stream:
 
         nonce = self._next(count)
         buffer = bytearray(8 * count)
-        cipher = Cipher(algorithms.ChaCha20(self._key, bytes(4) + nonce.to_bytes(12, "little")), None)
+        cipher = Cipher(algorithms.ChaCha20(self.key, bytes(4) + nonce.to_bytes(12, "little")), None)
         encryptor, view = cipher.encryptor(), memoryview(buffer)
         for start in range(0, len(buffer), len(_ZEROS)):
             part = view[start : start + len(_ZEROS)]
@@ -73,7 +73,7 @@ class Stream:
         """The same stream as `array` gives, made on the GPU."""
         from hush.core.chacha_kernel import keystream
 
-        return keystream(self._key, self._next(count), count, self.device)
+        return keystream(self.key, self._next(count), count, self.device)
 
     def _next(self, count: int) -> int:
         """The nonce of a call for so many words."""
@@ -89,7 +89,7 @@ class Stream:
         """Key and number of calls, as secret as the records, in bytes."""
         import torch
 
-        state = self._key + self._calls.to_bytes(8, "little")
+        state = self.key + self._calls.to_bytes(8, "little")
         return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
     def set_state(self, state: "torch.Tensor") -> None:
@@ -97,7 +97,7 @@ class Stream:
         held = bytes(state.cpu().numpy().tobytes())
         if len(held) != _KEY_BYTES + 8:
             raise ValueError(f"{len(held)} bytes are no state of a Stream")
-        self._key, self._calls = held[:_KEY_BYTES], int.from_bytes(held[_KEY_BYTES:], "little")
+        self.key, self._calls = held[:_KEY_BYTES], int.from_bytes(held[_KEY_BYTES:], "little")
 
 
 Randomness: TypeAlias = "torch.Generator | Stream | SystemSource"
@@ -149,7 +149,12 @@ def source_for(
         return fresh_generator(device) if generator is None else generator
     if generator is None:
         return Stream(device, secrets.token_bytes(_KEY_BYTES))
-    return Stream(device, random_words(_KEY_BYTES // 8, generator).tobytes())
+    return Stream(device, substream(generator).key)
+
+
+def substream(source: Randomness) -> Stream:
+    """A stream of its own, with a key that is drawn from the source."""
+    return Stream(source.device, random_words(_KEY_BYTES // 8, source).tobytes())
 
 
 def cryptographic(source: Randomness) -> bool:

@@ -71,9 +71,8 @@ class Outer:
     def records(self) -> int:
         return len(self.left)
 
-    @property
-    def rounding_bounded(self) -> bool:
-        return self.left.shape[1] == 1 or few_enough(self.left, self.left.shape[1])
+    def rounding_bounded(self, records: int) -> bool:
+        return self.left.shape[1] == 1 or few_enough(self.left, records, self.left.shape[1])
 
     def take(self, rows: Tensor | slice) -> "Outer":
         return Outer(self.left[rows], self.right[rows], self.shape)
@@ -134,9 +133,8 @@ class Rows:
     def records(self) -> int:
         return len(self.index)
 
-    @property
-    def rounding_bounded(self) -> bool:
-        return len(self.index) ** 2 * self.index.shape[1] <= MANY  # added in double precision
+    def rounding_bounded(self, records: int) -> bool:
+        return records**2 * self.index.shape[1] <= MANY  # added in double precision
 
     def take(self, rows: Tensor | slice) -> "Rows":
         return Rows(self.index[rows], self.right[rows], self.shape)
@@ -215,10 +213,9 @@ class Tied:
     def shape(self) -> torch.Size:
         return self.rows.shape
 
-    @property
-    def rounding_bounded(self) -> bool:
+    def rounding_bounded(self, records: int) -> bool:
         # what is looked up and what is multiplied with may cancel, each too large on its own
-        return few_enough(self.outer.left, self.outer.left.shape[1] + self.rows.index.shape[1])
+        return few_enough(self.outer.left, records, self.outer.left.shape[1] + self.rows.index.shape[1])
 
     def take(self, rows: Tensor | slice) -> "Tied":
         return Tied(self.rows.take(rows), self.outer.take(rows))
@@ -257,12 +254,12 @@ class Factored(Term, Protocol):
     def direct(self, weights: Tensor) -> Tensor: ...
 
 
-def few_enough(factor: Tensor, positions: int) -> bool:
+def few_enough(factor: Tensor, records: int, positions: int) -> bool:
     """Whether positions that are added up with those of all records round within `ROUNDING`.
 
     They may cancel within a record, so that each is up to 2**10 times as long as what the record adds.
     """
-    return factor.dtype == torch.float64 and len(factor) ** 2 * positions <= MANY
+    return factor.dtype == torch.float64 and records**2 * positions <= MANY
 
 
 def cancelling_apart(term: Factored, weights: Tensor, most: float) -> Tensor:

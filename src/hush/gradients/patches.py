@@ -129,9 +129,8 @@ class Patches:
     def shape(self) -> torch.Size:
         return self.geometry.shape
 
-    @property
-    def rounding_bounded(self) -> bool:
-        return few_enough(self.x, self.grad[0, 0].numel() if len(self.grad) else 1)
+    def rounding_bounded(self, records: int) -> bool:
+        return few_enough(self.x, records, self.grad[0, 0].numel())
 
     def take(self, rows: Tensor | slice) -> "Patches":
         return Patches(self.grad[rows], self.x[rows], self.geometry)

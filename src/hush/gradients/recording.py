@@ -109,7 +109,7 @@ def _record_alike(model: nn.Module, loss: Loss, views: Views, inputs: Any, targe
     for name in idle:
         zero = torch.zeros((), dtype=trainable[name].dtype, device=device)
         terms[name] = Dense(zero.expand(records, *trainable[name].shape))
-    return GradientTape({name: terms[name] for name in trainable}, device, idle)
+    return GradientTape({name: terms[name] for name in trainable}, device, idle, recording.decided)
 
 
 def _alone_each(inputs: Any) -> Any:
@@ -173,7 +173,8 @@ class Recording(TorchFunctionMode):
 
     def losses(self, model: nn.Module, loss: Loss, inputs: Any, targets: Any, views: Views) -> Tensor:
         """Loss of each record of a batch, the mean over its views; raises `Undecided`."""
-        given = [(value, value._version) for value in tensors((inputs, targets))]
+        written = (inputs, targets, list(self._own_state))
+        given = [(value, value._version) for value in tensors(written)]
 
         def one_loss(x: Any, y: Any) -> Tensor:
             self.level = current_level()
@@ -202,9 +203,9 @@ class Recording(TorchFunctionMode):
                 if self.undecided is not None:
                     if any(value._version != before for value, before in given):
                         raise Unsupported(
-                            "the model writes into its inputs and then decides by a value: records that "
-                            "decide differently are worked out again, and would be written twice. Copy "
-                            "the inputs first."
+                            "the model writes into its inputs or buffers and then decides by a value: "
+                            "records that decide differently are worked out again, and what is written "
+                            "twice would tell that there are some. Decide first, or write nothing."
                         )
                     raise self.undecided
 

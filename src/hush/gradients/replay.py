@@ -63,8 +63,6 @@ class Replay:
         # one after the other, the graphs share their memory
         self._pool = torch.cuda.graph_pool_handle()
         self._state: Any = None
-        self.rounding_bounded = True
-        """Whether all tapes so far said that the rounding of their sums is bounded."""
 
     def __call__(
         self,
@@ -110,7 +108,6 @@ class Replay:
 
         def work() -> ClippedSum:
             tape = record(self._model, self._loss, first, second, self._views)
-            self.rounding_bounded = self.rounding_bounded and tape.rounding_bounded
             return self._clipping.clip(OccupiedTape(tape, present), thin)
 
         graph = torch.cuda.CUDAGraph()

@@ -25,15 +25,21 @@ class GradientTape:
     device: torch.device
     idle: tuple[str, ...] = ()
     """Parameters on which no record's loss depends."""
+    decided: bool = False
+    """Whether the model asked for a value, by which records may go different ways."""
 
     @property
     def records(self) -> int:
         return next(iter(self.terms.values())).records
 
-    @property
-    def rounding_bounded(self) -> bool:
-        """Whether rounding of a weighted sum is at most `ROUNDING` of what a record may add."""
-        return all(term.rounding_bounded for term in self.terms.values())
+    def rounding_bounded(self, records: int) -> bool:
+        """Whether rounding of a sum over so many records is at most `ROUNDING` of what one may add.
+
+        Of a model that decides by a value it is not: its terms may differ from record to record, and
+        what is said of rounding must not tell which there are.
+        """
+        bounded = all(term.rounding_bounded(records) for term in self.terms.values())
+        return bounded and not self.decided
 
     def norms(self, order: float) -> Tensor:
         """The l_order norm of each record's whole gradient."""
@@ -120,15 +126,19 @@ class SplitTape:
         return self.parts[0][1].device
 
     @property
+    def decided(self) -> bool:
+        """Whether the model asked for a value: it did."""
+        return True
+
+    @property
     def idle(self) -> tuple[str, ...]:
         """Parameters on which no record's loss depends."""
         first, *others = (tape.idle for _, tape in self.parts)
         return tuple(name for name in first if all(name in other for other in others))
 
-    @property
-    def rounding_bounded(self) -> bool:
-        """Whether rounding of a weighted sum is at most `ROUNDING` of what a record may add."""
-        return all(tape.rounding_bounded for _, tape in self.parts)
+    def rounding_bounded(self, records: int) -> bool:
+        """Whether rounding of a sum is bounded: not of a model that decides by a value."""
+        return False
 
     def norms(self, order: float) -> Tensor:
         """The l_order norm of each record's whole gradient."""

@@ -44,9 +44,8 @@ class Term(Protocol):
     def shape(self) -> torch.Size:
         """The parameter's shape."""
 
-    @property
-    def rounding_bounded(self) -> bool:
-        """Whether rounding of `weighted_sum` is at most `ROUNDING` of what a record may add."""
+    def rounding_bounded(self, records: int) -> bool:
+        """Whether rounding of `weighted_sum` over so many records is bounded (`ROUNDING`)."""
 
     def take(self, rows: Tensor | slice) -> Self:
         """The same for some of the records."""
@@ -81,8 +80,7 @@ class Dense:
     def shape(self) -> torch.Size:
         return self.gradients.shape[1:]
 
-    @property
-    def rounding_bounded(self) -> bool:
+    def rounding_bounded(self, records: int) -> bool:
         return True
 
     def take(self, rows: Tensor | slice) -> "Dense":

@@ -52,8 +52,8 @@ class Gaussian(Noise):
         return lambda location: location.add_(noise)
 
     def _scale(self, norm: float) -> float:
-        """s in exp(-(|x| / s)^2), rounded up: more noise costs no more."""
-        return math.nextafter(self.multiplier * norm * math.sqrt(2), math.inf) * (1 + 2.0**-51)
+        """s in exp(-(|x| / s)^2)."""
+        return self.multiplier * norm * math.sqrt(2)
 
 
 _AT_ONCE = {"cpu": 2**16, "cuda": 2**26}

@@ -27,6 +27,8 @@ CHUNK = {"cpu": 1 << 15, "cuda": 1 << 24}
 _PART = {"cpu": 1 << 20, "cuda": 1 << 24}
 """Numbers of which the draws are kept at once."""
 _SHIFT = 63 - PLACE_BITS
+_OUTWARD = 1 + 2.0**-50
+"""More noise costs no more: scales are rounded up."""
 _SURE = 2.0**-30
 """Relative distance of a height from the curve in which double precision is not asked (its error is
 2**-40 at most, see the proof)."""
@@ -102,6 +104,7 @@ def around(location: "torch.Tensor", beta: float, scale: float, source: Randomne
     """
     import torch
 
+    scale *= _OUTWARD
     if fused.fits(location, beta, source):
         return fused.around(location, beta, scale, source)
     flat = location.view(-1)
@@ -205,10 +208,10 @@ def prepare(
     beta: float, count: int, scale: float, source: Randomness, device: "torch.device"
 ) -> "Callable[[torch.Tensor], torch.Tensor]":
     """What `around` does for one flat location of `count` doubles, with the draws made now."""
-    drawn = draws(beta, count, source, device)
+    unused = [draws(beta, count, source, device)]
 
     def rounded(location: "torch.Tensor") -> "torch.Tensor":
-        drawn.around(location, scale, source)
+        unused.pop().around(location, scale * _OUTWARD, source)  # two sums under one noise tell both
         return location
 
     return rounded

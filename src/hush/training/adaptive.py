@@ -24,6 +24,7 @@ from hush.gradients.structure import each
 from hush.gradients.terms import zero_rows
 from hush.noise import Gaussian
 from hush.training.batch import Batch, check_present
+from hush.training.own_randomness import own_randomness
 from hush.training.records import Data, count
 from hush.training.step import PrivateStep
 
@@ -167,7 +168,9 @@ class AdaptiveDescent:
             losses = []
             for length in lengths:
                 self._move(noisy, length)
-                losses.append(per_record_losses(step.model, step.loss, inputs, targets).double())
+                with own_randomness(step.generator, step.device):
+                    found = per_record_losses(step.model, step.loss, inputs, targets)
+                losses.append(found.double())
                 for parameter, value in zip(step.trainable().values(), start, strict=True):
                     parameter.copy_(value)
             changes = held(torch.stack(losses, 1), clip)

@@ -1,9 +1,12 @@
 """Trials of a selective plan: propose, test both models on one fresh batch, keep or take back."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hush.core.errors import InvalidValue
 from hush.core.randomness import random_bits
@@ -101,26 +104,27 @@ class Trials:
         step.update = update if accepted else None
         return accepted
 
+    def probe(self, inputs: Any, targets: Any) -> None:
+        """Raise if the model keeps something of a record when it is evaluated."""
+        with _evaluating(self._step.model):
+            losses = partial(per_record_losses, self._step.model, self._step.loss)
+            self._step.module_state.probe(losses, inputs, targets)
+
     @torch.no_grad()
     def _losses(self, parts: Parts) -> Tensor:
         """The loss of each record, in double precision, without dropout."""
         step = self._step
-        modes = [(module, module.training) for module in step.model.modules()]
-        step.model.eval()
-        try:
-            step.module_state.begin()
-            with own_randomness(step.generator, step.device), indices_not_shown():
-                values = [self._each_loss(*part) for part in parts]
-            step.module_state.check()
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        step.module_state.begin()
+        with _evaluating(step.model), indices_not_shown():
+            values = [self._each_loss(*part) for part in parts]
+        step.module_state.check()
         nothing = torch.zeros(0, dtype=torch.float64, device=step.device)
         return torch.cat([nothing, *(value.double().reshape(-1) for value in values)])
 
     def _each_loss(self, inputs: Any, targets: Any, present: Tensor | None) -> Tensor:
         """Loss of each record, worked out as on the tape; 0 of an empty slot, before and after."""
-        losses = per_record_losses(self._step.model, self._step.loss, inputs, targets)
+        with own_randomness(self._step.generator, self._step.device):
+            losses = per_record_losses(self._step.model, self._step.loss, inputs, targets)
         return losses if present is None else losses.where(present, torch.zeros_like(losses))
 
     def _number(self, new: Tensor, old: Tensor) -> Tensor:
@@ -142,6 +146,18 @@ class Trials:
         unit = release.clip * (2 if release.test == "mean" else 1) * (1 + 2.0**-20)
         noisy = self._noise.around(number.reshape(1), norm=unit, generator=self._step.generator)
         return bool(noisy < release.threshold * release.clip)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and then the modes as they were."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def check_possible(release: Selective, records: int, trials: int) -> None:

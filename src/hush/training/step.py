@@ -17,7 +17,7 @@ from hush.core.guarantee import Arithmetic, Guarantee
 from hush.core.kind import check_kind
 from hush.core.number import check_count
 from hush.core.plan import Plan
-from hush.core.randomness import SystemSource, cryptographic, source_for
+from hush.core.randomness import Randomness, SystemSource, cryptographic, source_for, substream
 from hush.core.selective import Selective
 from hush.core.single_owner import SingleOwner
 from hush.core.tape import ClippedSum
@@ -44,6 +44,8 @@ from hush.training.state import load_state, settings_of, state_of
 
 _MANY = 2**17
 """So many numbers take longer to draw than a thread takes to start."""
+_DECIDING = 64
+"""Physical batch of models that decide by a value, where two records do not tell what others take."""
 _DOUBLE = 2.0**-12
 """Share of its bound by which rounding in double precision lets a record move a sum more than that."""
 
@@ -154,7 +156,10 @@ class PrivateStep(SingleOwner):
         """Private gradient that the last step released; valid until the next step."""
         self._drawn: Batch | None = None
         self._memory: Tensor | None = None
-        self._bounded = True
+        self._masks: Randomness = self.generator
+        """Of dropout, views and coins: for them alone, as noise is drawn at the same time."""
+        self._bounded = False
+        """Whether rounding is within what is paid for, by what is public: known after `probe`."""
         self._versions = self._weights_now()
         self._trials = Trials(self, plan.release) if isinstance(plan.release, Selective) else None
 
@@ -232,10 +237,8 @@ class PrivateStep(SingleOwner):
         It must not be used before it is charged.
         """
         frame = None if self._frames is None else self._frames.at(self.steps, self.generator)
-        with (
-            own_randomness(self.generator, self.device),
-            ahead(self._noise, self._early()) as noise,
-        ):
+        self._masks = substream(self.generator)
+        with ahead(self._noise, self._early()) as noise:
             total = self._sum(batch, frame)
             return self._noisy(total, noise(), frame)
 
@@ -246,8 +249,8 @@ class PrivateStep(SingleOwner):
         its clipping allows, at most.
         """
         frame = None if self._frames is None else self._frames.at(self.steps, self.generator)
-        with own_randomness(self.generator, self.device):
-            return self._sum(batch, frame)
+        self._masks = substream(self.generator)
+        return self._sum(batch, frame)
 
     def privatize(self, total: Tensor) -> Tensor:
         """Noisy mean from a clipped sum, which is used up; not to be used before it is charged."""
@@ -357,9 +360,18 @@ class PrivateStep(SingleOwner):
             "were loaded, averaged or clamped), call step.adopt_weights() right after it."
         )
 
-    def _weights_now(self) -> list[tuple[int, int]]:
-        """Which tensors the weights are, and how often each was written."""
-        return [(value.data_ptr(), value._version) for value in self.model.parameters()]
+    @torch.no_grad()
+    def _weights_now(self) -> list[tuple[int, int, str]]:
+        """Which tensors the weights are, how often each was written, and how long each is.
+
+        Writes by way of `.data` are not counted by torch; they change the length.
+        """
+        values: list[Tensor] = list(self.model.parameters())
+        lengths = torch.stack([length.double() for length in torch._foreach_norm(values)]).tolist()
+        return [
+            (value.data_ptr(), value._version, repr(length))
+            for value, length in zip(values, lengths, strict=True)
+        ]
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters to train; which ones they are may change between steps."""
@@ -381,14 +393,24 @@ class PrivateStep(SingleOwner):
                     f"the loss does not depend on {', '.join(tape.idle)}: noise alone would move it. "
                     "Freeze it with requires_grad_(False), or use it in forward()."
                 )
+            if self._trials is not None:
+                self._trials.probe(inputs, targets)
             check_labels(self.model, self._given_loss, inputs, data)
             if tape.records == 2:
                 check_apart(self.model, self.loss, inputs, targets)
-            if self.physical_batch:
-                return self.physical_batch
-            if self._views is not None:
-                inputs, targets = shown(self._views, inputs, targets)
-            return fitting(self.model, self.loss, inputs, targets, tape)
+            physical = self.physical_batch or self._fitting(inputs, targets, tape)
+        batches = -(-self.records // physical)
+        running = batches * self.records * 2.0**-52 <= self.rounding / 8
+        self._bounded = running and tape.rounding_bounded(min(physical, self.records))
+        return physical
+
+    def _fitting(self, inputs: Any, targets: Any, tape: GradientTape | SplitTape) -> int:
+        """How many records to work on at once: what fits, if that does not depend on the records."""
+        if tape.decided:
+            return _DECIDING
+        if self._views is not None:
+            inputs, targets = shown(self._views, inputs, targets)
+        return fitting(self.model, self.loss, inputs, targets, tape)
 
     def _recorded(self, inputs: Any, targets: Any) -> GradientTape | SplitTape:
         return record(self.model, self.loss, inputs, targets, self._views)
@@ -404,9 +426,6 @@ class PrivateStep(SingleOwner):
             found = [part.reshape(-1) for part in clipped.total.values()]
             torch._foreach_add_(total.split([len(part) for part in found]), found)
         self.module_state.check()
-        # rounding of the running total, which one record changes from its physical batch on
-        batches = -(-len(batch) // batch.physical)
-        self._bounded = self._bounded and batches * self.records * 2.0**-52 <= self.rounding / 8
         return total
 
     def _noise(self) -> list[Callable[[Tensor], Tensor]]:
@@ -468,13 +487,16 @@ class PrivateStep(SingleOwner):
         thin = None if self.plan.sampling.thinning == 1 else self._thin
         if self._replay is not None:
             source = self.generator if thin and isinstance(self.generator, torch.Generator) else None
-            clipped = self._replay(inputs, targets, thin, source, present)
-            self._bounded = self._bounded and self._replay.rounding_bounded
-            return clipped
-        tape = self._recorded(inputs, targets)
-        self._bounded = self._bounded and tape.rounding_bounded
+            with own_randomness(self._masks, self.device):
+                return self._replay(inputs, targets, thin, source, present)
+        # fresh for each: how much a model draws may depend on a record, and so would what comes after
+        with own_randomness(self._masks, self.device):
+            tape = self._recorded(inputs, targets)
         occupied = tape if present is None else OccupiedTape(tape, present)
-        return self.plan.clipping.clip(occupied if frame is None else FramedTape(occupied, frame), thin)
+        with own_randomness(self._masks, self.device):
+            return self.plan.clipping.clip(
+                occupied if frame is None else FramedTape(occupied, frame), thin
+            )
 
     def _thin(self, values: Tensor) -> Tensor:
         return self.plan.sampling.thin(values, self.generator)
