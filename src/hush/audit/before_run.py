@@ -1,5 +1,6 @@
 """Self-test of a private step just before it runs: it passes, or the run does not begin."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -64,7 +65,9 @@ def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
     physical = step.probe(data)
     nobody = Batch(torch.arange(0), data, physical)
     draws = min(400, max(32, _COINS // step.records))
-    some = min(step.records, physical)
+    # as many as a step is likely to work on at once: kernels are chosen by shape
+    drawn = math.ceil(step.plan.sampling.participation * step.records)
+    some = min(step.records, physical, max(2, drawn))
     yield draws_independent(step, data, draws)
     if observable(step):
         rows = min(16, max(2, -(-_NUMBERS // step.size)))
@@ -82,4 +85,5 @@ def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
     if isinstance(step.generator, SystemSource):
         step.generator = source_for(step.device)  # coins and masks of a sum that is repeated
     batch = Batch(torch.arange(some), data, physical)
-    yield influence(step, batch, places=sorted({0, some // 2, some - 1}))
+    yield influence(step, batch, places=sorted({0, some // 2, some - 1}), lengths=(1.0,))
+    yield influence(step, batch, places=(0,), lengths=(1e4, 1e8))

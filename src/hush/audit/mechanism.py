@@ -46,7 +46,7 @@ def audit(
     ...     clipping=hush.L2(norm=1.0),
     ...     noise=hush.Gaussian(multiplier=1.0),
     ... )
-    >>> found = audit(plan)
+    >>> found = audit(plan, confidence=0.999)
     >>> found.holds, found.tightness > 0.7
     (True, True)
     """
