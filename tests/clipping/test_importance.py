@@ -106,3 +106,12 @@ def test_coordinates_and_selection_are_not_proved() -> None:
     tape = GradientTape(terms={"w": Dense(torch.ones(1, 2))}, device=torch.device("cpu"))
     with pytest.raises(Unsupported, match="whole records"):
         hush.Importance(norm=1.0).clip(tape, thin=lambda values: values)
+
+
+@pytest.mark.parametrize(("norm", "size"), [(1e-7, 1e38), (1e-10, 1e35), (1e-12, 1e33), (1.0, 3e38)])
+def test_weights_too_small_for_single_precision_let_nobody_out(norm: float, size: float) -> None:
+    rows = torch.tensor([[size / 2, size / 2]])
+    tape = GradientTape(terms={"w": Dense(rows)}, device=rows.device)
+    for _ in range(20):
+        added = hush.Importance(norm=norm).clip(tape).total["w"]
+        assert float(added.norm()) <= norm * (1 + 1e-6)

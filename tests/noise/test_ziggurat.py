@@ -209,3 +209,10 @@ def test_the_system_s_source_gives_the_same_law() -> None:
     values = around(torch.zeros(200_000), 3.0, 1.0, SystemSource(CPU)).numpy()
     assert stats.kstest(values, stats.gennorm(3.0).cdf).pvalue > 1e-6
     assert stats.kstest(values * 1.05, stats.gennorm(3.0).cdf).pvalue < 1e-6
+
+
+def test_prepared_noise_hides_one_sum() -> None:
+    hide = hush.Gaussian(multiplier=1.0).prepare(5, norm=1.0, generator=stream(), device=CPU)
+    hide(torch.zeros(5, dtype=torch.float64))
+    with pytest.raises(IndexError):
+        hide(torch.ones(5, dtype=torch.float64))

@@ -140,8 +140,9 @@ def test_where_no_step_helps_the_same_gradient_is_measured_again() -> None:
     assert again[2] == pytest.approx(first[2] / 2)
     # steps are then chosen along the average of least variance
     average = (first[2] * first[3] + again[2] * again[3]) / (first[2] + again[2])
-    assert torch.allclose(run.directions[1], average, rtol=1e-5)
-    assert not torch.allclose(run.directions[1], (first[3] + again[3]) / 2, rtol=1e-2)
+    assert any(torch.allclose(one, average, rtol=1e-5) for one in run.directions)
+    plain = (first[3] + again[3]) / 2
+    assert not any(torch.allclose(one, plain, rtol=1e-2) for one in run.directions)
     assert sum(entry[2] for entry in run.seen) <= run.filter.precision
 
 

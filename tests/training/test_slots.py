@@ -1,13 +1,13 @@
 """Neighbours that differ by one slot's record, run through the step itself: what one record can move."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import LedgerError
+from hush.core.errors import LedgerError, Unsupported
 from hush.core.plan import Plan
 from hush.core.randomness import Stream
 from hush.data.views import flips_and_shifts
@@ -327,3 +327,94 @@ def test_a_batch_is_drawn_by_slot() -> None:
         batch: Batch = next(step.batches((inputs, targets), present=present))
         drawn.append(batch.indices.tolist())
     assert drawn[0] == drawn[1]
+
+
+class OddDraws(nn.Module):
+    """Dropout in one way of two, so that how much is drawn depends on a record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if (x[:, 0] > 50).all():
+            return cast(Tensor, self.linear(x))
+        return cast(Tensor, self.linear(nn.functional.dropout(x, 0.5, self.training)))
+
+
+def test_what_one_record_draws_moves_nobody_else_s_draws() -> None:
+    """A record that goes its own way leaves the masks of later batches and all coins as they were."""
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(48, 6), torch.randint(0, 3, (48,))
+    for clipping in (hush.L2(norm=1.0), hush.Importance(norm=1.0)):
+        sums = []
+        for first in (0.0, 100.0):
+            inputs[5, 0] = first
+            torch.manual_seed(0)
+            step = step_of(OddDraws(), plan_of(clipping), 48, physical_batch=16)
+            batch = next(step.batches((inputs, targets), present=all_but(48, 5)))
+            sums.append(step.clipped_sum(batch).clone())
+        # the slot is empty: whichever way what lies in it goes, the sum is of the others
+        assert float((sums[0] - sums[1]).norm()) < 1e-5
+
+
+class Counting(nn.Module):
+    """Counts its calls before it decides: the ways would be counted, too."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return cast(Tensor, self.linear(x * 2 if (x[:, 0] > 50).all() else x))
+
+
+def test_how_many_ways_there_were_is_not_counted() -> None:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))
+    inputs[7, 0] = 100.0
+    step = step_of(Counting(), plan_of(), 20)
+    batch = next(step.batches((inputs, targets)))
+    with pytest.raises(Unsupported, match=r"inputs or buffers and then decides"):
+        step(batch)
+    assert not step.ledger.counts
+
+
+def test_what_is_said_of_rounding_does_not_depend_on_the_records() -> None:
+    """A record that goes a way of several positions must not show in what the ledger says."""
+
+    class Ways(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 64)
+            self.last = nn.Linear(64, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if (x[:, 0, 0] > 50).all():
+                return cast(Tensor, self.last(self.linear(x).mean(1)))
+            return cast(Tensor, self.last(self.linear(x.mean(1))))
+
+    said = []
+    for first in (0.0, 100.0):
+        torch.manual_seed(0)
+        inputs, targets = torch.randn(20, 4, 64), torch.randint(0, 3, (20,))
+        inputs[5, 0, 0] = first
+        step = step_of(Ways(), plan_of(), 20)
+        step(next(step.batches((inputs, targets))))
+        said.append(step.spent(1e-5).arithmetic)
+    assert said == ["assumed", "assumed"]
+
+
+def test_writes_that_torch_does_not_count_are_noticed() -> None:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))
+    model = nn.Linear(6, 3)
+    step = step_of(model, plan_of(), 20)
+    step(next(step.batches((inputs, targets))))
+    model.weight.data.add_(1.0)
+    with pytest.raises(LedgerError, match="outside of the private step"):
+        step.spent(1e-5)

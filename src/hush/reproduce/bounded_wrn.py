@@ -67,7 +67,7 @@ class WatchedStep(PrivateStep):
 
     def private_gradient(self, batch: Batch) -> Tensor:
         total = self.clipped_sum(batch)
-        self.show(self.steps, batch, total)
+        self.show(self.steps, batch, total.clone())
         return self.privatize(total)
 
 
