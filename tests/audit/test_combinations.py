@@ -128,9 +128,9 @@ def test_a_verdict_without_noise_is_found_out(monkeypatch: pytest.MonkeyPatch) -
         noise=hush.Gaussian(multiplier=8.0),
         release=release,
     )
-    assert audit_steps(chosen, runs=60).holds
+    assert audit_steps(chosen, runs=80).holds
     monkeypatch.setattr(Trials, "passes", lambda self, number: bool(number < 0))
-    assert not audit_steps(chosen, runs=60).holds
+    assert not audit_steps(chosen, runs=80).holds
 
 
 def test_records_that_always_take_part_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def test_signs_fill_a_box_and_scores_see_it() -> None:
     plan = hush.Plan(sampling=FULL, clipping=LINF, noise=hush.Rectified(scale=1e-6, bound=9.0))
     found, included = planted(plan, steps=1, canaries=1, others=False, seed=0)
     assert bool(included)
-    assert float(found.scores) == pytest.approx(55 * 0.1**2 / 21, rel=1e-3)
+    assert float(found.scores) == pytest.approx(55 * 0.1**2 / 21, rel=3e-3)
 
 
 @pytest.mark.parametrize("bases", [None, hush.Principal(groups=1, every=5)])

@@ -159,7 +159,7 @@ def test_rounding_by_place_tells_nothing_of_who_is_there() -> None:
 
 
 def test_sums_of_many_physical_batches_do_not_lose_a_record() -> None:
-    records, width = 60_000, 4
+    records, width = 20_000, 4
     seed = torch.Generator().manual_seed(0)
     inputs = (torch.rand(records, width, generator=seed) * 0.2 + 0.9) * 0.45
     model = nn.Linear(width, 1, bias=False)
@@ -170,7 +170,7 @@ def test_sums_of_many_physical_batches_do_not_lose_a_record() -> None:
     single = torch.zeros(width)
     for part in inputs.split(8):
         single += part.sum(0)
-    assert float((single.double() - exact).norm()) > 1e-2, "added up in single precision"
+    assert float((single.double() - exact).norm()) > 3e-3, "added up in single precision"
 
 
 def test_views_follow_the_slot() -> None:

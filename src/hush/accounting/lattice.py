@@ -142,7 +142,8 @@ def _kept(masses: Array, tails: Array, error: Array, width: float) -> Array:
     off *= error
     off *= _OUTWARD / -math.expm1(-width)
     left = _tails(masses)
-    share = np.divide(off, left, out=np.full(len(left), np.inf), where=left > 0)
+    with np.errstate(over="ignore"):  # beyond any number: nothing is certain there
+        share = np.divide(off, left, out=np.full(len(left), np.inf), where=left > 0)
     np.maximum.accumulate(share, out=share)
     # 1 / (1 + 2 x) <= 1 - x up to x = 1/2; beyond, nothing is certain of what is left
     kept: Array = np.where(share < 0.5, 1 / (1 + 2 * share), 0.0)
