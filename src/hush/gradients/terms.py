@@ -116,12 +116,16 @@ def summed(left: Tensor, right: Tensor) -> Tensor:
     """
     blocks, rest = divmod(len(left), SUMMED)
     whole = blocks * SUMMED
-    total = torch.zeros(left.shape[1], right.shape[1], dtype=torch.float64, device=left.device)
-    if blocks:
-        parts = left[:whole].unflatten(0, (blocks, SUMMED)).mT @ right[:whole].unflatten(
-            0, (blocks, SUMMED)
-        )
+    if not blocks:
+        return (left.mT @ right).double()
+    shape = blocks, SUMMED
+    parts = left[:whole].unflatten(0, shape).mT @ right[:whole].unflatten(0, shape)
+    if parts.is_cuda:
         total = parts.sum(0, dtype=torch.float64)
+    else:  # where sum() would write out all parts in double precision first
+        total = parts[0].double()
+        for part in parts[1:]:
+            total += part
     return total.add_(left[whole:].mT @ right[whole:]) if rest else total
 
 
