@@ -329,3 +329,24 @@ def test_what_cannot_be_looked_at_is_said() -> None:
     step, data = problem(eager)
     with pytest.raises(Unsupported, match="accepted"):
         rollback_complete(step, data, 2)
+
+
+def test_weights_that_a_recurrent_layer_lists_twice_are_not_kept_state() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.linear = nn.LSTM(4, 3, batch_first=True), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores: Tensor = self.linear(self.lstm(x)[0][:, -1])
+            return scores
+
+    torch.manual_seed(0)
+    model = Last()
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, records=8)
+    data = torch.randn(8, 5, 4), torch.randint(0, 2, (8,))
+    assert nothing_kept(step, data, 2).passed

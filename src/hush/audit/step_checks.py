@@ -151,7 +151,8 @@ def _beside_weights(step: PrivateStep) -> dict[str, Tensor]:
         for key, own in vars(module).items():
             if key not in ("_parameters", "_modules"):
                 for number, value in enumerate(tensors(own)):
-                    found[f"{path}.{key} {number}"] = value.detach()
+                    if id(value) not in trained:  # a recurrent layer lists its weights a second time
+                        found[f"{path}.{key} {number}"] = value.detach()
     return found
 
 

@@ -120,12 +120,13 @@ def summed(left: Tensor, right: Tensor) -> Tensor:
         return (left.mT @ right).double()
     shape = blocks, SUMMED
     parts = left[:whole].unflatten(0, shape).mT @ right[:whole].unflatten(0, shape)
+    total: Tensor
     if parts.is_cuda:
         total = parts.sum(0, dtype=torch.float64)
     else:  # where sum() would write out all parts in double precision first
         total = parts[0].double()
         for part in parts[1:]:
-            total += part
+            total.add_(part)
     return total.add_(left[whole:].mT @ right[whole:]) if rest else total
 
 

@@ -25,8 +25,8 @@ def checked_ledger(folder: Path) -> tuple[Ledger, list[str]]:
     ledger = folder / "ledger.jsonl"
     if not ledger.is_file():
         raise LedgerError(
-            f"{folder} has no ledger.jsonl: what was spent is not known. Name the folder of a run, or "
-            "restore the file."
+            f"{folder} has no ledger.jsonl: what was spent is not known. Name the folder of a run, "
+            "restore the file, or name a ledger with --ledger FILE."
         )
     held = Ledger(ledger, read_only=True)
     plan, misfits = None, []
