@@ -217,3 +217,18 @@ def test_a_filter_says_nothing_of_other_steps_on_the_ledger() -> None:
     for each in (first, descent(RenyiFilter(orders=ORDERS, budget=0.01 * ORDERS, records=len(X)))):
         assert each.spent(1e-5) == ledger.epsilon(1e-5)
         assert each.spent(1e-5).epsilon.lower > own.guarantee(1e-5).epsilon.upper
+
+
+def test_a_filter_s_budget_says_what_the_ledger_says_of_rounding() -> None:
+    for noise, said in (
+        (hush.Gaussian(multiplier=1.0), "proved"),
+        (hush.Truncated(scale=0.1, bound=20.0), "assumed"),
+    ):
+        chosen = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(norm=0.1), noise=noise)
+        guard = RenyiFilter(
+            orders=ORDERS, budget=np.full(len(ORDERS), 1e-3), records=len(X), knows="record"
+        )
+        descent = LinearDescent(X, Y, chosen, classes=3, lr=0.1, individual=guard)
+        list(descent.run(steps=1))
+        assert descent.spent(1e-5).epsilon.upper < descent.ledger.epsilon(1e-5).epsilon.upper
+        assert descent.spent(1e-5).arithmetic == said

@@ -7,7 +7,7 @@ take a second or two a step on one core.
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -140,7 +140,9 @@ class LinearDescent:
         charged = self.ledger.epsilon(delta)
         if self.individual is None or sum(self.ledger.counts.values()) != self._steps:
             return charged
-        return min(charged, self.individual.guarantee(delta), key=lambda each: each.epsilon.upper)
+        # what ran is on the ledger; the filter does not know how its steps' noise was drawn
+        filtered = replace(self.individual.guarantee(delta), arithmetic=charged.arithmetic)
+        return min(charged, filtered, key=lambda each: each.epsilon.upper)
 
     def charges(self) -> Charges:
         """What was spent on the records at hand, at the `orders` asked for (sensitive)."""
