@@ -88,11 +88,12 @@ def by_decision(
             _set_random_state(before)  # whichever way a record goes, it draws what its place would
         taken = each((inputs, targets), partial(_taken, source))
         for part, result in by_decision(run, taken[0], taken[1], source):
-            own = part.rows if values is None else part.rows[torch.isin(part.rows, rows)]
-            kept = torch.isin(part.rows, own)
+            if values is None:  # the only record of its batch
+                found.append((Part(rows, part.places), result))
+                continue
+            kept = torch.isin(part.rows, rows)
             if bool(kept.any()):
-                mine = rows if values is None else part.rows[kept]
-                found.append((Part(mine, part.places[kept]), result))
+                found.append((Part(part.rows[kept], part.places[kept]), result))
     return found
 
 
