@@ -1,0 +1,33 @@
+"""Whether two recordings are equal: `python -m tests.unchanged.compare BEFORE.json AFTER.json`."""
+
+import json
+import sys
+from pathlib import Path
+
+_ABSENT = "(absent)"
+
+
+def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """A line for every entry that is not the same in both, or in one of them only."""
+    names = sorted(before.keys() | after.keys())
+    pairs = ((name, before.get(name, _ABSENT), after.get(name, _ABSENT)) for name in names)
+    return [f"{name}: {_shown(old)} -> {_shown(new)}" for name, old, new in pairs if old != new]
+
+
+def _shown(text: str) -> str:
+    """The entry, with a decimal number beside a hexadecimal one."""
+    return f"{text} ({float.fromhex(text)!r})" if "0x" in text else text
+
+
+def main(before: str, after: str) -> int:
+    """Print how many entries are equal, and every difference; return the exit code."""
+    old, new = (json.loads(Path(path).read_text()) for path in (before, after))
+    found = differences(old, new)
+    for line in found:
+        print(line)
+    print(f"{len(old.keys() | new.keys()) - len(found)} entries are equal, {len(found)} differ")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
