@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hush.accounting.allocation import together, worst
 from hush.accounting.coordinate import Profile
 from hush.accounting.loss import Array
+from hush.accounting.majorant import Cells
 from hush.accounting.profile import Law
 from hush.core.ball import Ball
 from hush.core.errors import InvalidValue
@@ -121,6 +122,40 @@ def test_the_grid_is_rigorous_and_its_slack_small(p: float, beta: float, rate: f
         truth = dense_majorant(law, ball, order)
         found = float(worst(law, ball, [order]).bound[0])
         assert truth * (1 - 1e-9) <= found <= truth * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("p", [2.0, 2.33, 4.0])
+@pytest.mark.parametrize(("beta", "scale"), [(2.33, 30.0), (2.33, 1000.0), (4.0, 30.0), (12.0, 100.0)])
+def test_a_nearly_quadratic_cost(p: float, beta: float, scale: float) -> None:
+    law, ball = noise(beta, scale), Ball(p=p, norm=1, dimension=50)
+    for order in (2.0, 30.0):
+        truth = dense_majorant(law, ball, order)
+        found = float(worst(law, ball, [order]).bound[0])
+        assert truth * (1 - 1e-8) <= found <= truth * (1 + 1e-3)
+
+
+def lowest(law: Profile, p: float, bend: float) -> float:
+    """The least ratio of the majorant on a coarse grid to the cost, between its points."""
+    order, grid = 5.0, np.array([0.05, 0.2, 0.5, 1.0])
+    costs, ratios = law(order, grid), []
+    for shift in np.linspace(0.06, 0.99, 60):
+        cells = Cells(p, shift**p, grid, float(costs[0]), order, bend)
+        cells.learn(grid, costs)
+        ratios.append(cells.upper() / float(law(order, shift)))
+    return min(ratios)
+
+
+@pytest.mark.parametrize(("p", "beta", "scale"), [(2.0, 2.33, 3.0), (2.33, 2.33, 4.0), (4.0, 4.0, 6.0)])
+def test_between_grid_points_the_majorant_is_above_the_cost(p: float, beta: float, scale: float) -> None:
+    law = noise(beta, scale)
+    assert law.least_bend(5.0, 1.0) > 0
+    assert lowest(law, p, law.least_bend(5.0, 1.0)) >= 1 - 1e-8
+
+
+def test_a_bend_that_is_not_there_is_caught() -> None:
+    law = noise(1.0, 2.0)
+    assert lowest(law, 2.0, law.least_bend(5.0, 1.0)) >= 1 - 1e-8
+    assert lowest(law, 2.0, 20 * law.law.fisher) < 0.999
 
 
 def in_ball(rng: np.random.Generator, ball: Ball, dimension: int) -> Array:

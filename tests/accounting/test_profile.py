@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hush.accounting.integrand import Integrand
-from hush.accounting.profile import Law, curvature, profile
+from hush.accounting.profile import Law, curvature, least_bend, nearly_quadratic, profile
 from hush.accounting.quadrature import log_excess
 from hush.core.errors import InvalidValue
 
 BETAS = st.one_of(st.sampled_from([1.0, 2.0, 2.33, 3.0, 4.0]), st.floats(1, 5))
 ORDERS = st.floats(-1.5, 1.5).map(lambda power: 1 + 10**power)
 SHIFTS = st.floats(-4, 0.7).map(lambda power: 10**power)
-RATES = st.one_of(st.just(1.0), st.floats(-3, -0.01).map(lambda power: 10**power))
+SOME_RATES = st.floats(-3, -0.01).map(lambda power: 10**power)
+RATES = st.one_of(st.just(1.0), SOME_RATES)
 
 
 def exact(beta: float, rate: float, order: float, shift: float, forward: bool = True) -> mp.mpf:
@@ -175,9 +176,9 @@ def test_it_grows_with_order_and_shift_and_is_convex_in_the_shift(
     assert profile(law, order, -shift) == at[0]
 
 
-@given(beta=BETAS, rate=RATES, order=ORDERS, small=st.floats(-6, -0.5))
+@given(beta=BETAS, rate=SOME_RATES, order=ORDERS, small=st.floats(-6, -0.5))
 @settings(max_examples=60, deadline=None)
-def test_the_quadratic_bound_near_zero(beta: float, rate: float, order: float, small: float) -> None:
+def test_the_quadratic_bound_with_sampling(beta: float, rate: float, order: float, small: float) -> None:
     law = Law(beta=beta, scale=2.0)
     reach = 10**small * law.scale / beta / max(order, 4 - order)
     bound = float(curvature(law, rate, np.array([order]), np.array([reach]))[0])
@@ -187,6 +188,39 @@ def test_the_quadratic_bound_near_zero(beta: float, rate: float, order: float, s
         assert cost <= bound * (part * reach) ** 2 * (1 + 1e-9)
     if small < -3:
         assert bound == pytest.approx(order * rate**2 * law.fisher / 2, rel=5e-3)
+
+
+@pytest.mark.parametrize("beta", [1.0, 1.25, 2.33, 4.0, 12.0])
+@pytest.mark.parametrize("order", [1.03, 1.5, 2.0, 10.0, 32.0])
+def test_the_quadratic_bound_is_of_second_order(beta: float, order: float) -> None:
+    law = Law(beta=beta, scale=1.0)
+    limit = order * law.fisher / 2
+    for reach in (nearly_quadratic(law, 1.0, order), 0.3 / beta / (order - 0.5)):
+        bound = float(curvature(law, 1.0, np.array([order]), np.array([reach]))[0])
+        for part in (1.0, 0.1):
+            assert exact(beta, 1.0, order, part * reach) <= (order - 1) * bound * (part * reach) ** 2
+    near = np.array([nearly_quadratic(law, 1.0, order)])
+    assert curvature(law, 1.0, np.array([order]), near)[0] == pytest.approx(limit, rel=6e-5)
+
+
+@pytest.mark.parametrize("beta", [2.0, 2.33, 4.0, 12.0])
+@pytest.mark.parametrize("order", [1.03, 2.0, 10.0])
+def test_the_least_bend_is_below_the_second_derivative(beta: float, order: float) -> None:
+    law, step = Law(beta=beta, scale=1.0), 1e-5
+    for reach in (0.01 / beta, 0.1 / beta, 1 / beta):
+        least = order * (order - 1) * least_bend(law, reach)
+        for part in (0.02, 0.5, 1.0):
+            below, at, above = (
+                mp.exp(exact(beta, 1.0, order, part * reach + k * step)) for k in (-1, 0, 1)
+            )
+            bend = (above - 2 * at + below) / step**2
+            assert least <= bend * (1 + 1e-8)
+    # and no factor too low: 2% more is seen
+    reach = 0.01 / beta / order
+    below, at, above = (mp.exp(exact(beta, 1.0, order, reach + k * reach / 100)) for k in (-1, 0, 1))
+    bend = (above - 2 * at + below) / (reach / 100) ** 2
+    assert 1.02 * order * (order - 1) * least_bend(law, reach) > bend
+    assert least_bend(Law(beta=1.9, scale=1.0), reach) == 0
 
 
 def test_nothing_overflows() -> None:

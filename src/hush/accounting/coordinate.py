@@ -7,7 +7,15 @@ import numpy.typing as npt
 from scipy.special import gammaln
 
 from hush.accounting.loss import Array
-from hush.accounting.profile import OUTWARD, Law, checked, curvature, sampled
+from hush.accounting.profile import (
+    OUTWARD,
+    Law,
+    checked,
+    curvature,
+    least_bend,
+    nearly_quadratic,
+    sampled,
+)
 from hush.core.number import number
 from hush.core.value import Value
 
@@ -48,6 +56,14 @@ class Profile(Value):
     def curvature(self, order: Array, reach: Array) -> Array:
         """K such that the profile is at most K shift^2 up to `reach`."""
         return curvature(self.law, self.rate, order, reach)
+
+    def nearly_quadratic(self, order: float) -> float:
+        """A shift up to which `curvature` hardly grows with its reach."""
+        return nearly_quadratic(self.law, self.rate, order)
+
+    def least_bend(self, order: float, reach: float) -> float:
+        """m >= 0 with M'' >= m at shifts up to `reach`, M = exp((order - 1) D); 0 if none is proved."""
+        return order * (order - 1) * least_bend(self.law, reach) if self.rate == 1 else 0.0
 
     @property
     def quadratic(self) -> bool:

@@ -15,8 +15,6 @@ import numpy.typing as npt
 from hush.accounting.coordinate import Profile
 from hush.accounting.loss import Array
 
-# Where the quadratic bound takes over from the grid: its relative slack is about twice this.
-_NEAR = 2e-5
 _FIRST_RATIO = 1.6
 
 
@@ -26,8 +24,12 @@ class Cells:
     `at` = 0 asks for its slope at 0 instead, which is what unlimited coordinates cost per budget.
     """
 
-    def __init__(self, p: float, at: float, shifts: Array, first: float) -> None:
+    def __init__(
+        self, p: float, at: float, shifts: Array, first: float, order: float, bend: float
+    ) -> None:
         self.p, self.at, self.shifts = p, at, shifts
+        # exp((order - 1) h) has a second derivative of at least `bend`
+        self.order, self.bend = order, bend
         # what the shifts below the first grid point cost at most, at that point
         self.first = first
         self.known = np.zeros(0)
@@ -37,8 +39,7 @@ class Cells:
     def start(cls, profile: Profile, p: float, top: float, at: float, order: float) -> "Cells":
         """A coarse grid from where the profile is quadratic up to `top`."""
         alike = at ** (1 / p)
-        scale = profile.law.scale / profile.law.beta / max(order, 4 - order)
-        low = top if profile.quadratic and p <= 2 else min(top, _NEAR * scale)
+        low = top if profile.quadratic and p <= 2 else min(top, profile.nearly_quadratic(order))
         if p > 2 and at > 0:
             low = min(low, 0.005 * alike)
         steps = max(1, math.ceil(math.log(top / low) / math.log(_FIRST_RATIO)))
@@ -47,7 +48,9 @@ class Cells:
         if low < alike < top:
             grid = np.unique(np.append(grid, alike))
         rise = profile.curvature(np.array([order]), np.array([low]))[0] * low**2
-        return cls(p, at, grid, float(rise))
+        # in y = s^p a parabola in s is concave from p = 2 on
+        bend = profile.least_bend(order, top) if p >= 2 else 0.0
+        return cls(p, at, grid, float(rise), order, bend)
 
     def learn(self, shifts: Array, costs: Array) -> None:
         """Take in what these shifts cost."""
@@ -112,20 +115,46 @@ class Cells:
         return np.where(np.abs(y - self.at) <= 1e-12 * self.at, self.at, y)
 
     def _vertices(self) -> tuple[Array, Array, npt.NDArray[np.intp]]:
-        """Where the tangents of each cell's chord cross, how high, and which cell."""
+        """Where the tangents of each cell's bound cross, how high, and which cell.
+
+        A cell's bound is the chord of h; or, where that is lower, the chord of exp((a - 1) h) less what
+        its least bend takes off.
+        """
         cell = np.arange(len(self.known) - 1)
         low, high = self.known[:-1], self.known[1:]
         below, above = self.costs[:-1], np.maximum(self.costs[1:], self.costs[:-1])
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            rise = (above - below) / (high - low) / self.p
-            steep, flat = rise * low ** (1 - self.p), rise * high ** (1 - self.p)
-            y_low, y_high = self._powers()[:-1], self._powers()[1:]
-            cross = (above - flat * y_high - below + steep * y_low) / (steep - flat)
-            middle = (y_low + y_high) / 2
-            # any point of the cell will do, as long as both tangents are below the vertex
-            x = np.where(np.isfinite(cross), np.clip(cross, y_low, y_high), middle)
-            value = np.maximum(below + steep * (x - y_low), above - flat * (y_high - x))
+            rise = (above - below) / (high - low)
+            x, value, over = self._crossing(below, above, rise, rise)
+            if self.bend > 0:
+                power = self.order - 1
+                start, end = np.expm1(power * below), np.expm1(power * above)
+                slope = (end - start) / (high - low)
+                # no more than that, or the bound would not be concave in y
+                half = np.minimum(self.bend * (high - low) / 2, slope * (high - low) / (high + low))
+                bent = self._crossing(
+                    below,
+                    above,
+                    (slope - half) / power / (1 + start),
+                    (slope + half) / power / (1 + end),
+                )
+                lower = bent[2] < over
+                x, value = np.where(lower, bent[0], x), np.where(lower, bent[1], value)
         return x, np.where(np.isnan(value), np.inf, value), cell
+
+    def _crossing(
+        self, below: Array, above: Array, rise: Array, last: Array
+    ) -> tuple[Array, Array, Array]:
+        """Where tangents of slopes `rise`, `last` in the shift cross, how high, and above the chord."""
+        steep = rise / self.p * self.known[:-1] ** (1 - self.p)
+        flat = last / self.p * self.known[1:] ** (1 - self.p)
+        y_low, y_high = self._powers()[:-1], self._powers()[1:]
+        cross = (above - flat * y_high - below + steep * y_low) / (steep - flat)
+        middle = (y_low + y_high) / 2
+        # any point of the cell will do, as long as both tangents are below the vertex
+        x = np.where(np.isfinite(cross), np.clip(cross, y_low, y_high), middle)
+        value = np.maximum(below + steep * (x - y_low), above - flat * (y_high - x))
+        return x, value, value - below - (above - below) / (y_high - y_low) * (x - y_low)
 
     def _hull(self, points: Array, heights: Array) -> tuple[float, float, float]:
         """The concave majorant at `at` (its slope at 0 if that is 0), and the points that span it."""

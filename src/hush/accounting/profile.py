@@ -107,9 +107,49 @@ def curvature(law: Law, rate: float, order: Array, reach: Array) -> Array:
     limit = order * rate**2 * law.fisher / 2
     if law.beta == 2 and rate == 1:
         return limit
-    e = np.maximum(order, 4 - order) * law.beta * reach / law.scale
-    room = np.maximum(1 - e, 1e-300)
-    return np.where(e < 1, limit * np.exp(e) * room ** -(2 - 1 / law.beta) * OUTWARD, np.inf)
+    power = 2 - 1 / law.beta
+    if rate == 1:
+        wide = (1 + reach / law.scale / 2) ** (law.beta - 1)
+        e = (order - 0.5) * law.beta * reach / law.scale * wide
+        e = np.minimum(e, 1.0)
+        rise = (np.exp(e) * _room(e) ** -power + np.exp(-e) * (1 + e) ** -power) / 2
+    else:
+        e = np.minimum(np.maximum(order, 4 - order) * law.beta * reach / law.scale, 1.0)
+        rise = np.exp(e) * _room(e) ** -power
+    return np.where(e < 1, limit * rise * OUTWARD, np.inf)
+
+
+def least_bend(law: Law, reach: float) -> float:
+    """c >= 0 with M''(s) >= a (a - 1) c at shifts s up to `reach` and every order a, M = E r^a.
+
+    About the Fisher information if `reach` is small; 0 below beta = 2, where nothing is proved.
+    docs/guarantees/coordinate-wise.md, "Bent at least so much".
+    """
+    beta, d = law.beta, reach / law.scale / 2
+    if beta < 2 or d * beta >= 1:
+        return 0.0
+
+    def moment(power: float) -> float:
+        return math.exp(gammaln((power + 1) / beta) - gammaln(1 / beta))
+
+    fisher = moment(2 * beta - 2)
+    wide = (1 + d) ** (beta - 2) * (fisher + moment(3 * beta - 4))
+    lost = (beta - 1) * d**2 * (moment(2 * beta - 4) + beta / 2 * wide)
+    kink = 2 * d ** (2 * beta - 1) * beta / math.gamma(1 / beta)
+    return float(max(0.0, beta**2 * (fisher - lost - kink)) / law.scale**2 / OUTWARD)
+
+
+def _room(e: Array) -> Array:
+    room: Array = np.maximum(1 - e, 1e-100)
+    return room
+
+
+def nearly_quadratic(law: Law, rate: float, order: float) -> float:
+    """A shift up to which `curvature` is within 5e-5 of its limit, relatively; about the largest one."""
+    if rate == 1:
+        # the rise is 1 + (1/2 + g + g (g + 1) / 2) e^2 + ..., g = 2 - 1/beta < 2
+        return 3e-3 * law.scale / law.beta / (order - 0.5)
+    return 2e-5 * law.scale / law.beta / max(order, 4 - order)
 
 
 def _log_excess_laplace(order: Array, shift: Array) -> Array:
