@@ -57,9 +57,13 @@ class Curve:
 
     @cached_property
     def _kernel(self) -> Array:
-        distance = np.arange(len(self.tilted)) * self.width
-        kernel: Array = -np.expm1(-distance) * np.exp(-self.tilt * distance)
-        return kernel
+        # in place: these arrays are as long as the window
+        fall = np.arange(len(self.tilted), dtype=float)
+        fall *= -self.width
+        kernel: Array = np.expm1(fall)
+        fall *= self.tilt
+        kernel *= np.exp(fall, out=fall)
+        return np.negative(kernel, out=kernel)
 
     def _sum(self, k: int) -> float:
         # einsum, not @: threads of a linear algebra library cost more here than they save
@@ -82,10 +86,9 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> Curve:
 
     unit_error = 8 * UNIT * math.log2(size)
     log_scale = log_above = log_below = drift = log_rounding = infinite = 0.0
-    log_size = np.zeros(size // 2 + 1)
-    relative = np.zeros(size // 2 + 1)
-    angle = np.zeros(size // 2 + 1)
-    log_bound = np.zeros(size // 2 + 1)
+    # Of the coefficients that are not faint after the parts so far: which, and sums over the parts.
+    kept = np.arange(size // 2 + 1)
+    log_size, log_bound, relative, angle = (np.zeros(len(kept)) for _ in range(4))
     for lattice, count in parts:
         tilted, log_mass, rising, falling = _tilt(lattice, window)
         log_scale += count * log_mass
@@ -95,20 +98,25 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> Curve:
         drift += count * (2 * SNAP + 32 * UNIT * (1 + farthest))
         log_rounding += count * UNIT * (64 + 8 * window.tilt * farthest)
         infinite += count * lattice.infinite
-        places = (lattice.first + np.arange(len(tilted))) % size
-        spectrum = np.fft.rfft(np.bincount(places, weights=tilted, minlength=size))
+        spectrum = np.fft.rfft(_wrapped(tilted, lattice.first, size))[kept]
         modulus = np.abs(spectrum)
-        log_size += count * np.log(np.maximum(modulus, 1e-300))
         log_bound += count * np.log(modulus + unit_error)
-        relative += count * (unit_error / (modulus + unit_error) + 16 * UNIT)
-        angle += count * np.angle(spectrum)
+        some = log_bound > -FAINT
+        kept, log_bound, spectrum, modulus = kept[some], log_bound[some], spectrum[some], modulus[some]
+        log_size = log_size[some] + count * np.log(np.maximum(modulus, 1e-300))
+        relative = relative[some] + count * (unit_error / (modulus + unit_error) + 16 * UNIT)
+        angle = angle[some] + count * np.angle(spectrum)
 
-    kept = log_bound > -FAINT
     product = np.zeros(size // 2 + 1, dtype=complex)
-    product[kept] = np.exp(log_size[kept] + 1j * angle[kept])
+    product[kept] = np.exp(log_size + 1j * angle)
     bound = np.exp(np.minimum(log_bound, 1.0))
-    per_mass = 2 * float(bound @ (relative + unit_error)) / size + math.exp(-FAINT)
-    masses = np.maximum(np.roll(np.fft.irfft(product, size), -(first % size)), 0.0)
+    # parts that came after a coefficient had become faint may have raised its bound by so much
+    later = 4 * unit_error * sum(count for _, count in parts)
+    per_mass = 2 * float(bound @ (relative + unit_error)) / size + 2 * math.exp(later - FAINT)
+    turned = np.fft.irfft(product, size)
+    del product
+    masses = np.concatenate([turned[first % size :], turned[: first % size]])
+    np.maximum(masses, 0.0, out=masses)
     kernel_sum = 1 / -math.expm1(-window.tilt * width) if window.tilt * width * size > 1 else size
     above = math.exp(min(log_above - window.rising * top, 0.0))
     below = math.exp(min(log_below + window.falling * bottom, 0.0))
@@ -125,6 +133,18 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> Curve:
         infinite=infinite,
         drift=drift,
     )
+
+
+def _wrapped(masses: Array, first: int, size: int) -> Array:
+    """The masses, the first one at place `first`, added up on a circle of `size` places."""
+    circle = np.zeros(size)
+    start = 0
+    while start < len(masses):
+        place = (first + start) % size
+        stop = min(start + size - place, len(masses))
+        circle[place : place + stop - start] += masses[start:stop]
+        start = stop
+    return circle
 
 
 def _tilt(lattice: Lattice, window: Window) -> tuple[Array, float, float, float]:

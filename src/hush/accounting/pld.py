@@ -124,6 +124,7 @@ def _epsilon(pieces: Counts, direction: Direction, delta: float, known: float) -
     for width in _widths(pieces, direction, view, tail, max(known, view.top)):
         upper = compose(_parts(above, pieces, direction, width, tail), view)
         highest = min(highest, max(0.0, _crossing(upper, upper.upper, delta) + upper.drift))
+        del upper  # as long as the window, like the curve that follows
         if highest <= known:
             break
         parts = _parts(below, pieces, direction, width, tail)
@@ -146,6 +147,7 @@ def _delta(pieces: Counts, direction: Direction, epsilon: float) -> tuple[float,
     for width in _widths(pieces, direction, view, tail, epsilon + view.spread):
         upper = compose(_parts(above, pieces, direction, width, tail), view)
         highest = min(highest, _height(upper, upper.upper, epsilon - upper.drift, outside=1.0))
+        del upper
         parts = _parts(below, pieces, direction, width, tail)
         if _any_mass(parts):
             lower = compose(parts, view)
