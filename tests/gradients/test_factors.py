@@ -132,3 +132,22 @@ def test_rounding_of_a_sum_is_that_of_one_block(records: int) -> None:
     without[0] = 0.0
     moved = found - summed(without, rows)[0]
     assert float((moved - rows[0].double()).norm()) <= 2.0**-24 * (block**2 + 2 * block)
+
+
+@pytest.mark.parametrize("records", [0, 1, SUMMED, 2 * SUMMED + 3])
+@pytest.mark.parametrize(("high", "wide"), [(1, 1), (1, 50), (7, 5), (20, 3), (3, 20)])
+def test_a_sum_has_every_tile_once_and_adds_blocks_in_double_precision(
+    records: int, high: int, wide: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hush.gradients.terms._TILE", 16)
+    torch.manual_seed(0)
+    # small whole numbers: exact in single precision, in any order
+    left, right = (torch.randint(-3, 4, (records, size)).float() for size in (high, wide))
+    if records > SUMMED:
+        # beside these the others' sum is lost in single precision, and in double precision is not
+        left[0], right[0] = 2.0**15, 2.0**15
+        left[1:SUMMED] = 0.0
+    exact = (left.double()[:, :, None] * right.double()[:, None]).sum(0)
+    found = summed(left, right)
+    assert found.dtype == torch.float64
+    assert torch.equal(found, exact)

@@ -7,6 +7,7 @@ at most `SUMMED` records each.
 
 import math
 from dataclasses import dataclass
+from itertools import product
 from typing import Protocol, Self
 
 import torch
@@ -26,6 +27,9 @@ SUMMED = 128
 ROUNDING = 2.0**-9
 """How much more than its bound one record can move a weighted sum in single precision by rounding, as a
 share of the bound, where a term says that its rounding is bounded: docs/guarantees/tape.md."""
+
+_TILE = 2**18
+"""How many numbers of a sum are worked out at once on a CPU, in the cache."""
 
 _RUN = 1024
 """How many numbers are summed in their own precision."""
@@ -114,20 +118,35 @@ def summed(left: Tensor, right: Tensor) -> Tensor:
 
     So rounding is that of one block of rows, however many there are.
     """
+    return _block_sums(left, right) if left.is_cuda else _tiled_block_sums(left, right)
+
+
+def _block_sums(left: Tensor, right: Tensor) -> Tensor:
+    """The products of all blocks at once, and then their sum."""
     blocks, rest = divmod(len(left), SUMMED)
     whole = blocks * SUMMED
     if not blocks:
         return (left.mT @ right).double()
     shape = blocks, SUMMED
     parts = left[:whole].unflatten(0, shape).mT @ right[:whole].unflatten(0, shape)
-    total: Tensor
-    if parts.is_cuda:
-        total = parts.sum(0, dtype=torch.float64)
-    else:  # where sum() would write out all parts in double precision first
-        total = parts[0].double()
-        for part in parts[1:]:
-            total.add_(part)
+    total: Tensor = parts.sum(0, dtype=torch.float64)
     return total.add_(left[whole:].mT @ right[whole:]) if rest else total
+
+
+def _tiled_block_sums(left: Tensor, right: Tensor) -> Tensor:
+    """The products a tile of the result at a time, so that each is added while it is in the cache."""
+    total = torch.empty(left.shape[1], right.shape[1], dtype=torch.float64)
+    wide = max(1, min(right.shape[1], _TILE))
+    high = max(1, _TILE // wide)
+    memory = left.new_empty(min(high * wide, total.numel()))
+    for top, first in product(range(0, len(total), high), range(0, total.shape[1], wide)):
+        tile = total[top : top + high, first : first + wide]
+        part = memory[: tile.numel()].view(tile.shape)
+        for block in range(0, max(1, len(left)), SUMMED):
+            some = slice(block, block + SUMMED)
+            torch.mm(left[some, top : top + high].mT, right[some, first : first + wide], out=part)
+            tile.add_(part) if block else tile.copy_(part)
+    return total
 
 
 def precise(values: Tensor) -> Tensor:
