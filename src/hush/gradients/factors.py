@@ -86,6 +86,8 @@ class Outer:
     def norms(self, order: float) -> Tensor:
         kind, bound = precise(self.left).dtype, self.lengths()
         if self.left.shape[1] == 1:
+            if order == 2:
+                return trusted(bound.to(kind), bound)
             # in double precision: what underflows in one factor can be large in the other
             left, right = (vector_norms(part.double(), order) for part in (self.left, self.right))
             return trusted((left * right).to(kind), bound)

@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 _BLOCK = 4096
+_AT_ONCE = {"cpu": 64, "cuda": 2**14}
+"""Blocks worked on at once: on the CPU few enough to stay in the cache."""
 # An odd 64-bit constant (the golden ratio), written as a signed integer.
 _STRIDE = -7046029254386353131
 
@@ -33,9 +35,9 @@ def _hash(tensor: Tensor) -> Tensor:
     blocks, rest = divmod(len(words), _BLOCK)
     whole = words[: blocks * _BLOCK].view(blocks, _BLOCK)
     weights = _weights(words.device)
-    sums = torch.cat(
-        [(whole * weights).sum(1), (words[blocks * _BLOCK :] * weights[:rest]).sum(0, True)]
-    )
+    several = whole.split(_AT_ONCE[words.device.type])
+    tail = words[blocks * _BLOCK :] * weights[:rest]
+    sums = torch.cat([*((some * weights).sum(1) for some in several), tail.sum(0, True)])
     places = torch.arange(1, blocks + 2, device=words.device)
     return (sums * _mixed(places)).sum() + flat.numel() + 1
 

@@ -417,14 +417,19 @@ class PrivateStep(SingleOwner):
 
     def _sum(self, batch: Batch, frame: Frame | None) -> Tensor:
         """Sum over the physical batches of a batch, in double precision."""
-        total = self._nothing(sum(self._sizes()))
+        total = self._accumulator(sum(self._sizes()))
+        if not len(batch):
+            total.zero_()
         self.module_state.begin()
-        for inputs, targets, present in batch:
+        for number, (inputs, targets, present) in enumerate(batch):
             here = each((inputs, targets, present), self.to_device)
             clipped = self.clip_physical_batch(here[0], here[1], frame, here[2])
             self.skipped += int(clipped.skipped)
             found = [part.reshape(-1) for part in clipped.total.values()]
-            torch._foreach_add_(total.split([len(part) for part in found]), found)
+            if number:
+                torch._foreach_add_(total.split([len(part) for part in found]), found)
+            else:
+                torch.cat(found, out=total)
         self.module_state.check()
         return total
 
@@ -463,11 +468,11 @@ class PrivateStep(SingleOwner):
             and self.plan.sampling.thinning == 1  # otherwise both would draw from the generator
         )
 
-    def _nothing(self, size: int) -> Tensor:
-        """Zeroed accumulator of the trainable parameters, in double precision; the buffer is reused."""
+    def _accumulator(self, size: int) -> Tensor:
+        """Accumulator of the trainable parameters, in double precision, as the last step left it."""
         if self._memory is None or len(self._memory) != size:
             self._memory = torch.empty(size, dtype=torch.float64, device=self.device)
-        return self._memory.zero_()
+        return self._memory
 
     def clip_physical_batch(
         self, inputs: Any, targets: Any, frame: Frame | None, present: Tensor | None
