@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hush.gradients.factors import Outer, Rows, Tied, product
+from hush.gradients.factors import _ADDED, Outer, Rows, Tied, product
 from hush.gradients.tape import joined
 from hush.gradients.terms import SUMMED, Dense, Term, summed, vector_norms
 from tests.gradients.oracle import ORDERS
@@ -151,3 +151,15 @@ def test_a_sum_has_every_tile_once_and_adds_blocks_in_double_precision(
     found = summed(left, right)
     assert found.dtype == torch.float64
     assert torch.equal(found, exact)
+
+
+@pytest.mark.parametrize("added", [1, 40, 10**6])
+def test_a_table_adds_every_record_however_many_at_once(
+    added: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(_ADDED, "cpu", added)
+    torch.manual_seed(0)
+    term, weights = table(7, 4, 3, 5), torch.rand(7)
+    exact = torch.tensordot(weights.double(), written(term), dims=1)
+    torch.testing.assert_close(term.direct(weights), exact)
+    assert term.take(slice(0, 0)).direct(weights[:0]).eq(0).all()

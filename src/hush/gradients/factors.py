@@ -50,6 +50,10 @@ MANY = 2**28
 of what a record may add: 2**-53 times this, times 2**10 for positions that cancel."""
 
 
+_ADDED = {"cpu": 2**17, "cuda": 2**28}
+"""How many numbers of a table's rows are added up at once: on a CPU as many as stay in its cache."""
+
+
 def product(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
     """The term `sum_t left[:, t] (x) right[:, t]` in the cheaper form."""
     positions, rows, columns = left.shape[1], left.shape[2], right.shape[2]
@@ -166,8 +170,13 @@ class Rows:
 
     def direct(self, weights: Tensor) -> Tensor:
         """The sum, position by position."""
-        rows = (self.right.double() * weights[:, None, None]).flatten(0, 1)
-        return rows.new_zeros(self.shape).index_add_(0, self.index.flatten(), rows)
+        total = torch.zeros(self.shape, dtype=torch.float64, device=weights.device)
+        several = max(1, _ADDED[weights.device.type] // max(1, self.right.shape[1:].numel()))
+        for start in range(0, self.records, several):
+            some = slice(start, start + several)
+            rows = self.right[some].double() * weights[some, None, None]
+            total.index_add_(0, self.index[some].flatten(), rows.flatten(0, 1))
+        return total
 
     def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
         """Rows that a record did not use are zero, cut off or not, thinned or not."""
@@ -185,14 +194,15 @@ class Rows:
 
         They are filled from the front; what is left over is zero and may belong to any record.
         """
-        # stable, so that a record's rows are the same numbers whoever else is there
-        keys, sources = self._keys().sort(stable=True)
+        keys, sources = self._keys().sort()
         place = (keys[1:] != keys[:-1]).long().cumsum(0)
         place = torch.cat([torch.zeros_like(keys[:1]), place])
         rows = precise(self.right).flatten(0, 1)
+        # in the order of positions, so that a record's rows are the same numbers whoever else is there;
         # a GPU adds in any order
         wide = rows.double() if rows.is_cuda else rows
-        used = torch.zeros_like(wide).index_add_(0, place, wide[sources]).to(rows.dtype)
+        places = torch.empty_like(place).index_copy_(0, sources, place)
+        used = torch.zeros_like(wide).index_add_(0, places, wide).to(rows.dtype)
         return used, torch.zeros_like(keys).index_copy_(0, place, keys)
 
     def _keys(self) -> Tensor:
