@@ -9,12 +9,21 @@ where there is one position: the norm of an outer product is the product of the 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from hush.core.tape import Thinning
+from hush.gradients.cancellation import (
+    MANY,
+    believed,
+    bounded,
+    cancelling_apart,
+    few_enough,
+    position_norms,
+    product_bound,
+    trusted,
+)
 from hush.gradients.terms import (
     Dense,
     Term,
@@ -35,20 +44,6 @@ Up to there writing out is the faster way too: it costs the arithmetic of the pl
 and then one pass each for the norms and the sum, while the Gram matrices take T^2 (m + n) on top of it.
 Measured in docs/results/step.md.
 """
-
-_CANCELLED = 2.0**-10
-"""The share of its upper bound below which a norm is of positions that mostly cancel each other.
-
-Then rounding could be seen in its square, though Gram matrices are formed in double precision, and a
-record whose norm is understated would not be clipped enough. Added up position by position with others,
-such a record would also leave its rounding in their sum. It is written out.
-"""
-
-
-MANY = 2**28
-"""Square of the records times their positions up to which sums in double precision round within 2**-15
-of what a record may add: 2**-53 times this, times 2**10 for positions that cancel."""
-
 
 _ADDED = {"cpu": 2**17, "cuda": 2**28}
 """How many numbers of a table's rows are added up at once: on a CPU as many as stay in its cache."""
@@ -123,7 +118,7 @@ class Outer:
 
     def lengths(self) -> Tensor:
         """A bound on each record's norm: the sum over positions of the norms."""
-        left, right = (_lengths(part) for part in (self.left, self.right))
+        left, right = (position_norms(part) for part in (self.left, self.right))
         return product_bound(left, right, precise(self.left).dtype)
 
 
@@ -187,7 +182,7 @@ class Rows:
 
     def lengths(self) -> Tensor:
         """A bound on each record's norm: the sum over positions of the norms."""
-        return _lengths(self.right).sum(1)
+        return position_norms(self.right).sum(1)
 
     def _used(self) -> tuple[Tensor, Tensor]:
         """The rows of each record's table that it used, each once, and where they belong.
@@ -258,65 +253,6 @@ class Tied:
         return entrywise(self, weights, limits, thin)
 
 
-class Factored(Term, Protocol):
-    """A term of which the positions can be added up without writing records out."""
-
-    def lengths(self) -> Tensor: ...
-
-    def direct(self, weights: Tensor) -> Tensor: ...
-
-
-def few_enough(factor: Tensor, records: int, positions: int) -> bool:
-    """Whether positions that are added up with those of all records round within `ROUNDING`.
-
-    They may cancel within a record, so that each is up to 2**10 times as long as what the record adds.
-    """
-    return factor.dtype == torch.float64 and records**2 * positions <= MANY
-
-
-def cancelling_apart(term: Factored, weights: Tensor, most: float) -> Tensor:
-    """The weighted sum, with records written out of which more cancels than is left.
-
-    `most` is the longest that a record is with its weight. (In a replay such a record's norm is NaN.)
-    """
-    if most == math.inf or being_captured():
-        return term.direct(weights)
-    apart = _CANCELLED * weights * term.lengths() > most
-    if not bool(apart.any()):
-        return term.direct(weights)
-    own = weights[apart]
-    written = entrywise(term.take(apart), own, torch.full_like(own, math.inf), None)
-    return term.direct(weights.where(~apart, 0.0)) + written
-
-
-def product_bound(left: Tensor, right: Tensor, kind: torch.dtype) -> Tensor:
-    """The products of the factors' norms, summed over positions.
-
-    Infinite where a factor is beyond the root of the largest number: the other may be so small that a
-    weight takes its last bits.
-    """
-    beyond = torch.maximum(left, right) > torch.finfo(kind).max ** 0.5
-    return (left * right).sum(1).where(~beyond.any(1), torch.inf)
-
-
-def bounded(norms: Tensor, bound: Tensor) -> Tensor:
-    """The norms, infinite where positions, or what they add up to on the way, may be too large for
-    their precision: bounds of 2^-6 of the largest number are."""
-    return norms.where(bound <= torch.finfo(norms.dtype).max / 64, torch.inf)
-
-
-def trusted(norms: Tensor, bound: Tensor) -> Tensor:
-    """The same, and NaN in a replay where most of a record cancels: it is then done anew."""
-    norms = bounded(norms, bound)
-    return norms.where(norms >= _CANCELLED * bound, torch.nan) if being_captured() else norms
-
-
-def _lengths(positions: Tensor) -> Tensor:
-    """The Euclidean norm at each position."""
-    each: Tensor = torch.linalg.vector_norm(precise(positions), dim=-1, dtype=torch.float64)
-    return each
-
-
 def euclidean(term: Term, parts: Sequence[Outer | Rows], bound: Tensor) -> Tensor:
     """The Euclidean norms of the sum of the parts from inner products between positions."""
     squares = torch.zeros_like(bound)
@@ -326,15 +262,6 @@ def euclidean(term: Term, parts: Sequence[Outer | Rows], bound: Tensor) -> Tenso
             inner = (_left_gram(one, other) * right).sum((1, 2))
             squares += inner if one is other else 2 * inner
     return believed(term, squares, bound, precise(parts[0].right).dtype)
-
-
-def believed(term: Term, squares: Tensor, bound: Tensor, kind: torch.dtype) -> Tensor:
-    """The roots of the squares; where most has cancelled, the norms of what is written out."""
-    cancelled = squares < (_CANCELLED * bound).square()
-    roots = squares.clamp(min=0).sqrt().to(kind)
-    if not being_captured() and bool(cancelled.any()):
-        roots[cancelled] = written_out(term.take(cancelled), 2)
-    return trusted(roots, bound)
 
 
 def _left_gram(one: Outer | Rows, other: Outer | Rows) -> Tensor:

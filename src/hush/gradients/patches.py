@@ -9,7 +9,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from hush.core.tape import Thinning
-from hush.gradients.factors import believed, cancelling_apart, few_enough, product_bound, trusted
+from hush.gradients.cancellation import (
+    believed,
+    cancelling_apart,
+    few_enough,
+    product_bound,
+    trusted,
+)
 from hush.gradients.terms import Dense, Term, entrywise, precise, written_out, zero_rows
 
 

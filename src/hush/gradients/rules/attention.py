@@ -10,7 +10,7 @@ from torch.nn import functional
 from hush.gradients.capture import unmerged
 
 if TYPE_CHECKING:
-    from hush.gradients.recording import Recording
+    from hush.gradients.interception import Recording
 
 _whole = functional.multi_head_attention_forward
 _inside = FunctionType(

@@ -13,7 +13,7 @@ from hush.gradients.patches import Geometry, patches
 from hush.gradients.terms import Dense
 
 if TYPE_CHECKING:
-    from hush.gradients.recording import Recording
+    from hush.gradients.interception import Recording
 
 
 @dataclass(frozen=True, eq=False)

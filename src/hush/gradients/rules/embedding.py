@@ -12,7 +12,7 @@ from hush.gradients.capture import Weight, capture
 from hush.gradients.factors import Rows
 
 if TYPE_CHECKING:
-    from hush.gradients.recording import Recording
+    from hush.gradients.interception import Recording
 
 
 @dataclass(frozen=True, eq=False)

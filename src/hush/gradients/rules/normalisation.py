@@ -14,7 +14,7 @@ from hush.gradients.capture import Weight, capture, unmerged
 from hush.gradients.terms import Dense
 
 if TYPE_CHECKING:
-    from hush.gradients.recording import Recording
+    from hush.gradients.interception import Recording
 
 _Backward = tuple[Tensor | None, ...]
 

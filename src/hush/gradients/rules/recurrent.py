@@ -22,7 +22,7 @@ from hush.gradients.rules.scan import scan
 from hush.gradients.terms import Dense
 
 if TYPE_CHECKING:
-    from hush.gradients.recording import Recording
+    from hush.gradients.interception import Recording
 
 _CUDNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from hush.gradients.recording import Recording
+    from hush.gradients.interception import Recording
 
 
 def bilinear(
