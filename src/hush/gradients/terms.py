@@ -24,7 +24,7 @@ PASSED = {"cpu": 2**20, "cuda": 2**28}
 SUMMED = 128
 """Records that are added up in single precision; the sums of so many are added in double precision."""
 
-ROUNDING = 2.0**-9
+ROUNDING = 0.0024
 """How much more than its bound one record can move a weighted sum in single precision by rounding, as a
 share of the bound, where a term says that its rounding is bounded: docs/guarantees/tape.md."""
 
