@@ -1,14 +1,30 @@
-"""Noise on a GPU: number by number the one that exact arithmetic makes of the same words."""
+"""Noise on a GPU: number by number the one that exact arithmetic makes of the same words.
+
+Without one, Triton's interpreter runs the kernels:
+TRITON_INTERPRET=1 pytest tests/noise/test_ziggurat_kernel.py
+"""
+
+import os
+from importlib.util import find_spec
 
 import pytest
 import torch
 from scipy import stats
 
 from hush.core.randomness import Stream, random_bits
-from hush.noise import ziggurat
-from hush.noise.layers import LAYERS, layers
+from hush.noise import exact_draw, ziggurat
+from hush.noise import layers as layers_module
+from hush.noise.exact_draw import Words, reserve
+from hush.noise.layers import LAYERS, layers, layers_beyond
 
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
+GPU = pytest.mark.skipif(DEVICE.type != "cuda", reason="there is no GPU")
+KERNEL = pytest.mark.skipif(
+    find_spec("triton") is None or not (DEVICE.type == "cuda" or INTERPRETED),
+    reason="there is no GPU, nor Triton's interpreter",
+)
+KEY = bytes(range(32))
 
 
 @pytest.mark.parametrize("beta", [1.0, 2.0, 4.0])
@@ -43,59 +59,151 @@ def test_exact_arithmetic_reaches_the_tail(beta: float) -> None:
     assert stats.kstest(found, lambda x: 1 - tail.sf(x) / tail.sf(edge)).pvalue > 1e-3
 
 
-@GPU
-@pytest.mark.parametrize("beta", [1.0, 1.5, 2.0, 4.0])
-def test_a_gpu_settles_as_exact_arithmetic_does(beta: float) -> None:
-    key, count, scale = bytes(range(32)), 2**17, 1.7
-    location = 50 * torch.randn(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = ziggurat.around(location.cuda(), beta, scale, Stream(torch.device("cuda"), key)).cpu()
-    # the same words: the first call is the proposals, the second what those need that are open
-    twin = Stream(torch.device("cuda"), key)
-    words = random_bits(count, twin).cpu().tolist()
-    law = layers(beta)
-    units = scale / ziggurat.grid(scale)
-    sure, row = [], 0
-    spare = Stream(torch.device("cpu"), key)
-    zeros = [0] * 25
-    for i, word in enumerate(words):
-        start = (word >> ziggurat._SHIFT) * float(law.cells[word % LAYERS])
-        if abs(start) < law.inner[word % LAYERS] - law.cells[word % LAYERS]:
-            sure.append(i)
-        else:
-            row += 1
-    assert 0.001 < row / count < 0.02
-    for i in sure[:3000]:
-        exact = ziggurat.settled(beta, float(location[i]), scale, words[i], zeros, spare)
-        assert abs(float(found[i]) - exact) <= ziggurat.grid(scale) * (1 + law.widest * units)
-    residue = (found - location).numpy() / scale
-    assert stats.kstest(residue, stats.gennorm(beta).cdf).pvalue > 1e-3
+@pytest.mark.parametrize("beta", [1.0, 2.0, 4.0])
+def test_a_draw_from_its_own_blocks_has_the_law(beta: float) -> None:
+    words = reserve(3000, Stream(torch.device("cpu"), KEY))
+    found = [exact_draw.settled(0.25, beta, 1.0, 2.0**-14, words, i) - 0.25 for i in range(3000)]
+    assert stats.kstest(found, stats.gennorm(beta).cdf).pvalue > 1e-3
+    assert stats.kstest([1.2 * value for value in found], stats.gennorm(beta).cdf).pvalue < 1e-3
 
 
-@GPU
-def test_every_open_number_is_the_oracle_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all numbers left to exact arithmetic after the kernel, nothing changes."""
+@pytest.mark.parametrize("beta", [1.0, 2.0, 4.0])
+def test_a_draw_from_its_own_blocks_reaches_the_tail(beta: float) -> None:
+    class Far(Words):
+        """All proposals at the far end of layer 0: they are drawn again from the tail."""
+
+        def proposal(self, index: int) -> int:
+            return (2**36 - 1) << ziggurat._SHIFT
+
+    stream = Stream(torch.device("cpu"), KEY)
+    words = Far(stream, stream.reserve(1), stream.reserve(1))
+    edge, tail = layers(beta).edge + 1e-3, stats.gennorm(beta)
+    drawn = [exact_draw.settled(0.0, beta, 1.0, 2.0**-14, words, i) for i in range(2000)]
+    found = [value for value in drawn if value > edge]
+    assert len(found) > 500
+    assert stats.kstest(found, lambda x: 1 - tail.sf(x) / tail.sf(edge)).pvalue > 1e-3
+
+
+def test_blocks_are_those_of_the_stream() -> None:
+    stream = Stream(torch.device("cpu"), KEY)
+    words = stream.array(4 * 8)
+    assert [stream.block(0, k) for k in range(4)] == words.reshape(4, 8).tolist()
+
+
+def launched(
+    location: torch.Tensor, beta: float, scale: float, dtype: torch.dtype
+) -> tuple[list[float], list[int], list[int], list[float]]:
+    """What the kernels make of a location, which numbers they listed and left, and the oracle's."""
+    from hush.noise.ziggurat_kernel import launch
+
+    step = ziggurat.grid(scale)
+    given = location.to(dtype)
+    words = reserve(len(location), Stream(DEVICE, KEY))
+    found = given.clone().to(DEVICE)
+    counts, listed = launch(found, beta, scale, step, words)
+    rows = listed[: int(counts[0])].tolist()
+    exact = torch.tensor(
+        [
+            exact_draw.settled(value, beta, scale, step, words, index)
+            for index, value in enumerate(given.tolist())
+        ],
+        dtype=torch.float64,
+    )
+    assert int(counts[1]) == sum(row < 0 for row in rows)
+    left = [-1 - row for row in rows if row < 0]
+    return found.tolist(), [max(row, -1 - row) for row in rows], left, exact.to(dtype).tolist()
+
+
+def locations(count: int) -> torch.Tensor:
+    """From far below the grid to far above the noise."""
+    seeded = torch.Generator().manual_seed(0)
+    sizes = 10 ** torch.empty(count, dtype=torch.float64).uniform_(-8, 9, generator=seeded)
+    return sizes * torch.randn(count, dtype=torch.float64, generator=seeded)
+
+
+@KERNEL
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("beta", [1.0, 1.5, 2.0, 4.0, 50.0])
+def test_every_number_is_the_oracle_s(beta: float, dtype: torch.dtype) -> None:
+    """A scale of many digits: in single precision it would show."""
+    count = 20_003 if DEVICE.type == "cuda" else 3001
+    found, listed, left, exact = launched(locations(count), beta, 1.7 / 3, dtype)
+    assert 0.0005 < len(listed) / count < 0.03
+    assert len(set(listed)) == len(listed)
+    assert not left
+    assert found == exact
+
+
+@KERNEL
+@pytest.mark.parametrize("beta", [1.0, 2.0, 3.3])
+def test_every_number_is_the_oracle_s_where_most_are_settled(
+    beta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With layers that leave most draws to heights and to the tail."""
     from hush.noise import ziggurat_kernel
 
-    key, count = bytes(range(32)), 2**17
-    location = torch.zeros(count, dtype=torch.float64, device="cuda")
-    seen: dict[str, torch.Tensor] = {}
-    settle = ziggurat_kernel._settle
+    poor = layers_beyond(beta, 0.3)
+    for module in (layers_module, exact_draw, ziggurat_kernel):
+        monkeypatch.setattr(module, "layers", lambda _: poor)
+    for cached in (layers_module.tables, ziggurat_kernel._law):
+        cached.cache_clear()
+    try:
+        found, listed, left, exact = launched(locations(3001), beta, 1.7 / 3, torch.float64)
+    finally:
+        monkeypatch.undo()
+        for cached in (layers_module.tables, ziggurat_kernel._law):
+            cached.cache_clear()
+    assert len(listed) > 1000
+    assert not left
+    assert found == exact
 
-    class Noted:
-        def __getitem__(self, grid: object) -> object:
-            def launch(location, where, first, further, left, *rest):  # type: ignore[no-untyped-def]
-                seen.update(where=where, first=first, further=further)
-                settle[grid](location, where, first, further, left, *rest)
 
-            return launch
+@GPU
+def test_what_is_left_is_settled_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some numbers are given back as if double precision had not decided: nothing changes."""
+    from hush.noise import ziggurat_kernel
 
-    monkeypatch.setattr(ziggurat_kernel, "_settle", Noted())
-    found = ziggurat.around(location, 2.0, 1.0, Stream(torch.device("cuda"), key)).cpu()
-    spare = Stream(torch.device("cpu"), key)
-    rows = zip(*(seen[name].tolist() for name in ("where", "first", "further")), strict=True)
-    checked = 0
-    for index, word, further in rows:
-        exact = ziggurat.settled(2.0, 0.0, 1.0, word, further, spare)
-        assert float(found[index]) == exact
-        checked += 1
-    assert checked > 300
+    count, launch = 2**16, ziggurat_kernel.launch
+    before = locations(count).to(DEVICE)
+    expected = ziggurat.around(before.clone(), 2.0, 1.7, Stream(DEVICE, KEY))
+
+    def undecided(
+        location: torch.Tensor, beta: float, scale: float, step: float, words: Words
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        counts, listed = launch(location, beta, scale, step, words)
+        back = listed[:20].clone()
+        location[back.long()] = before[back.long()]
+        listed[:20] = -1 - back
+        counts[1] = 20
+        return counts, listed
+
+    monkeypatch.setattr(ziggurat_kernel, "launch", undecided)
+    found = ziggurat.around(before.clone(), 2.0, 1.7, Stream(DEVICE, KEY))
+    assert torch.equal(found, expected)
+
+
+@GPU
+@pytest.mark.parametrize("count", [2**12, 2**16 + 1])
+def test_a_call_uses_as_many_nonces_whatever_is_drawn(count: int) -> None:
+    """So a run that resumes goes on with the same words."""
+    source = Stream(DEVICE, KEY)
+    for calls in range(3):
+        assert source.reserve(1) == 3 * calls
+        ziggurat.around(torch.zeros(count, device=DEVICE), 2.0, 1.0, source)
+
+
+@GPU
+@pytest.mark.parametrize("beta", [1.0, 1.5, 2.0, 4.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gpu_s_noise_has_the_law(beta: float, dtype: torch.dtype) -> None:
+    zeros = torch.zeros(2**22, dtype=dtype, device=DEVICE)
+    found = ziggurat.around(zeros, beta, 1.7, Stream(DEVICE, KEY)).double().cpu().numpy() / 1.7
+    assert stats.kstest(found, stats.gennorm(beta).cdf).pvalue > 1e-3
+    assert stats.kstest(1.005 * found, stats.gennorm(beta).cdf).pvalue < 1e-3
+
+
+@GPU
+def test_a_smaller_type_is_rounded_once_more() -> None:
+    half, double = (torch.ones(5000, dtype=d, device=DEVICE) for d in (torch.bfloat16, torch.float64))
+    found = [ziggurat.around(each, 2.0, 1.7, Stream(DEVICE, KEY)) for each in (half, double)]
+    assert torch.equal(found[0], found[1].to(torch.bfloat16))

@@ -56,7 +56,7 @@ class Stream:
         """`count` 64-bit random integers, on the CPU."""
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-        nonce = self._next(count)
+        nonce = self.reserve(count)
         buffer = bytearray(8 * count)
         cipher = Cipher(algorithms.ChaCha20(self.key, bytes(4) + nonce.to_bytes(12, "little")), None)
         encryptor, view = cipher.encryptor(), memoryview(buffer)
@@ -73,9 +73,17 @@ class Stream:
         """The same stream as `array` gives, made on the GPU."""
         from hush.core.chacha_kernel import keystream
 
-        return keystream(self.key, self._next(count), count, self.device)
+        return keystream(self.key, self.reserve(count), count, self.device)
 
-    def _next(self, count: int) -> int:
+    def block(self, nonce: int, counter: int) -> list[int]:
+        """The eight words of one block under a nonce that was reserved."""
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+        start = counter.to_bytes(4, "little") + nonce.to_bytes(12, "little")
+        stream = Cipher(algorithms.ChaCha20(self.key, start), None).encryptor().update(bytes(64))
+        return [int(word) for word in np.frombuffer(stream, dtype="<i8")]
+
+    def reserve(self, count: int) -> int:
         """The nonce of a call for so many words."""
         if 8 * count > _MOST_BYTES:
             raise Unsupported(

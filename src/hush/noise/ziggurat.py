@@ -107,36 +107,22 @@ def around(location: "torch.Tensor", beta: float, scale: float, source: Randomne
     scale *= _OUTWARD
     if fused.fits(location, beta, source):
         return fused.around(location, beta, scale, source)
+    if isinstance(source, Stream) and _by_kernel(location, source):
+        from hush.noise import ziggurat_kernel
+
+        return ziggurat_kernel.around(location, beta, scale, grid(scale), source)
     flat = location.view(-1)
     for part in flat.split(_PART[flat.device.type]):
         total = part if part.dtype == torch.float64 else part.double()
-        if _by_kernel(total, source):
-            _around_by_kernel(total, beta, scale, source)
-        else:
-            draws(beta, len(part), source, part.device).around(total, scale, source)
+        draws(beta, len(part), source, part.device).around(total, scale, source)
         if total is not part:
             part.copy_(total)
     return location
 
 
-def _by_kernel(location: "torch.Tensor", source: Randomness) -> bool:
+def _by_kernel(location: "torch.Tensor", source: Stream) -> bool:
     """Whether a kernel on the GPU draws the noise: the words it reads are made there, too."""
-    return (
-        location.is_cuda
-        and isinstance(source, Stream)
-        and source.made_on_gpu(len(location))
-        and location.is_contiguous()
-    )
-
-
-def _around_by_kernel(location: "torch.Tensor", beta: float, scale: float, source: Randomness) -> None:
-    from hush.noise.ziggurat_kernel import propose_and_settle
-
-    step = grid(scale)
-    table = tables(beta, location.device)
-    left, first, further = propose_and_settle(location, beta, scale / step, step, table, source)
-    for index, word, more in zip(left.tolist(), first.tolist(), further.tolist(), strict=True):
-        location[index] = settled(beta, float(location[index]), scale, word, more, source)
+    return location.is_cuda and source.made_on_gpu(location.numel()) and location.is_contiguous()
 
 
 def settled(

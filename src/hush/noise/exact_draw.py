@@ -1,0 +1,115 @@
+"""One exact draw from random words, in rational arithmetic: what a GPU's noise is, number by number."""
+
+import math
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from fractions import Fraction
+
+from hush.core.randomness import Stream, random_words
+from hush.noise.layers import DIGITS, LAYERS, PLACE_BITS, layers
+
+ATTEMPTS = 8
+"""Blocks that each number has of its own. More are needed with a chance below 2**-60."""
+SIZE = 128
+"""Blocks of proposals that are made together."""
+WORDS = 8
+"""64-bit words of a block: proposals of as many numbers, or all that one attempt needs."""
+_SHIFT = 63 - PLACE_BITS
+
+
+@dataclass(frozen=True)
+class Words:
+    """Random words of the numbers of one call: a proposal each, and a block of its own an attempt."""
+
+    source: Stream
+    proposals: int
+    """Nonce of the proposals."""
+    attempts: int
+    """Nonce of the blocks for attempts."""
+
+    def proposal(self, index: int) -> int:
+        """The first proposal of a number: word k of SIZE blocks is for as many numbers in a row."""
+        group, place = divmod(index, WORDS * SIZE)
+        word, block = divmod(place, SIZE)
+        return self.source.block(self.proposals, group * SIZE + block)[word]
+
+    def attempt(self, index: int, attempt: int) -> list[int]:
+        """For an attempt to accept a proposal: a height, a strip of the tail, a place in it, a position
+        within the place and the next proposal; then further bits of the height and of the position."""
+        if attempt < ATTEMPTS:
+            return self.source.block(self.attempts, index * ATTEMPTS + attempt)
+        return [int(word) for word in random_words(WORDS, self.source)]
+
+
+def reserve(count: int, source: Stream) -> Words:
+    """Words for the next `count` numbers: two nonces, however many attempts there are."""
+    return Words(source, source.reserve(count), source.reserve(count * ATTEMPTS * WORDS))
+
+
+def settled(location: float, beta: float, scale: float, step: float, words: Words, index: int) -> float:
+    """The rounded sum of a location and the draw that a number's words give.
+
+    Args:
+        location: what noise is added to.
+        beta: exponent of the law.
+        scale: of the noise.
+        step: spacing of the grid, a power of two.
+        words: of all numbers of the call.
+        index: of this number.
+    """
+    below = math.trunc(Fraction(location) / Fraction(step))
+    rest, units = Fraction(location) / Fraction(step) - below, Fraction(scale) / Fraction(step)
+    start, width, position, size = _drawn(beta, words, index)
+    begin = rest + units * start + Fraction(1, 2)
+    while True:
+        ends = begin + units * width * position, begin + units * width * (position + size)
+        if math.floor(ends[0]) == math.floor(ends[1]):
+            return float(below + math.floor(ends[0])) * step
+        position += size * _share(int(random_words(1, words.source)[0]), 64)
+        size /= 2**64
+
+
+def _drawn(beta: float, words: Words, index: int) -> tuple[Fraction, Fraction, Fraction, Fraction]:
+    """A standard draw: begin and width of its place, the position in it and how much of that is open."""
+    law = layers(beta)
+    word, attempt = words.proposal(index), 0
+    while True:
+        height, zeros, spot, position, again, finer_height, finer_position, _ = words.attempt(
+            index, attempt
+        )
+        layer = word & LAYERS - 1
+        low, high = law.heights[layer], law.heights[layer + 1]
+        width = Fraction(float(law.cells[layer]))
+        start, inside = (word >> _SHIFT) * width, True
+        if layer == 0 and (start if start >= 0 else -start - width) >= Fraction(law.edge):
+            sign = -1 if start < 0 else 1
+            strip = _leading_zeros(zeros >> 12 & 2**52 - 1, words.source)
+            width = Fraction(law.strip) / 2**law.tail_bits
+            far = Fraction(float(law.strips[strip])) + (spot & 2**law.tail_bits - 1) * width
+            inside = far < Fraction(float(law.strips[strip + 1]))
+            start, width = sign * far, sign * width
+            with localcontext(prec=DIGITS):
+                low, high = Decimal(0), law.heights[1] / 2**strip
+        place = _share(position, 53) + _share(finer_position, 64) / 2**53
+        share = _share(height, 53) + _share(finer_height, 64) / 2**53
+        if inside:
+            with localcontext(prec=DIGITS):
+                size_of = abs(start + width * place)
+                curve = law.curve(Decimal(size_of.numerator) / size_of.denominator)
+                if low + Decimal(share.numerator) / share.denominator * (high - low) < curve:
+                    return start, width, place, Fraction(1, 2**117)
+        word, attempt = again, attempt + 1
+
+
+def _share(word: int, bits: int) -> Fraction:
+    """A number in [0, 1) of the highest bits of a signed 64-bit word."""
+    return Fraction(word % 2**64 >> 64 - bits, 2**bits)
+
+
+def _leading_zeros(bits: int, source: Stream) -> int:
+    """Zeros before the first one of 52 bits, and of further ones if there is none."""
+    return (
+        52 - bits.bit_length()
+        if bits
+        else 52 + _leading_zeros(int(random_words(1, source)[0]) >> 12 & 2**52 - 1, source)
+    )
