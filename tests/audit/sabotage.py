@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from hush.accounting.ledger import Ledger
 from hush.clipping import lp
 from hush.core.randomness import Stream, coins, uniform
 from hush.core.tape import ClippedSum
-from hush.noise import ziggurat
+from hush.noise import ziggurat_cpu
 from hush.sampling import coordinates
 from hush.training.batch import Batch
 from hush.training.selective import Trials
@@ -22,7 +23,7 @@ from hush.training.step import PrivateStep
 
 PRIVATE, AROUND, KEPT = PrivateStep.private_gradient, hush.Gaussian.around, coordinates._kept
 RESTORE, CHARGE, PASSES = Snapshot.restore, Ledger.charge, Trials.passes
-WITHIN, DRAWS = lp.weights_within, ziggurat.draws
+WITHIN, DRAWS = lp.weights_within, ziggurat_cpu.draws
 
 
 def a_quarter_of_the_noise(patch: pytest.MonkeyPatch) -> None:
@@ -98,13 +99,13 @@ def a_cycle_of_thirty_seeds(patch: pytest.MonkeyPatch) -> None:
 def noise_that_repeats_along_the_numbers(patch: pytest.MonkeyPatch) -> None:
     """The same 65,536 draws over and over, as of a buffer that is filled once."""
 
-    def draws(beta: float, count: int, source: Any, device: Any) -> ziggurat.Draws:
-        drawn = DRAWS(beta, min(count, 2**16), source, device)
-        times = -(-count // 2**16)
-        drawn.start, drawn.layer = (part.repeat(times)[:count] for part in (drawn.start, drawn.layer))
+    def draws(beta: float, count: int, units: float, source: Any) -> ziggurat_cpu.Draws:
+        drawn = DRAWS(beta, min(count, 2**16), units, source)
+        again = np.arange(count) % 2**16
+        drawn.start, drawn.words = drawn.start[again], drawn.words[again]
         return drawn
 
-    patch.setattr(ziggurat, "draws", draws)
+    patch.setattr("hush.noise.ziggurat.draws", draws)
 
 
 def _noise_times(patch: pytest.MonkeyPatch, factor: Callable[[float], float]) -> None:

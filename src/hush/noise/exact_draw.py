@@ -1,12 +1,13 @@
-"""One exact draw from random words, in rational arithmetic: what a GPU's noise is, number by number."""
+"""One exact draw from random words, in rational arithmetic: what all noise is, number by number."""
 
 import math
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
+from typing import Protocol
 
-from hush.core.randomness import Stream, random_words
-from hush.noise.layers import DIGITS, LAYERS, PLACE_BITS, layers
+from hush.core.randomness import Randomness, Stream, random_words
+from hush.noise.layers import DIGITS, LAYERS, PLACE_SHIFT, layers
 
 ATTEMPTS = 8
 """Blocks that each number has of its own. More are needed with a chance below 2**-60."""
@@ -14,12 +15,26 @@ SIZE = 128
 """Blocks of proposals that are made together."""
 WORDS = 8
 """64-bit words of a block: proposals of as many numbers, or all that one attempt needs."""
-_SHIFT = 63 - PLACE_BITS
+
+
+class RandomWords(Protocol):
+    """Random words that numbers are drawn from."""
+
+    @property
+    def source(self) -> Randomness:
+        """Of the words that are needed beyond these."""
+
+    def proposal(self, index: int) -> int:
+        """The first proposal of a number: layer, sign and place."""
+
+    def attempt(self, index: int, attempt: int) -> list[int]:
+        """For an attempt to accept a proposal: a height, a strip of the tail, a place in it, a position
+        within the place and the next proposal; then further bits of the height and of the position."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """Random words of the numbers of one call: a proposal each, and a block of its own an attempt."""
+    """Words of a stream for the numbers of one call: a proposal each, and a block an attempt."""
 
     source: Stream
     proposals: int
@@ -34,8 +49,7 @@ class Words:
         return self.source.block(self.proposals, group * SIZE + block)[word]
 
     def attempt(self, index: int, attempt: int) -> list[int]:
-        """For an attempt to accept a proposal: a height, a strip of the tail, a place in it, a position
-        within the place and the next proposal; then further bits of the height and of the position."""
+        """The words of a block that is this attempt's own."""
         if attempt < ATTEMPTS:
             return self.source.block(self.attempts, index * ATTEMPTS + attempt)
         return [int(word) for word in random_words(WORDS, self.source)]
@@ -46,7 +60,9 @@ def reserve(count: int, source: Stream) -> Words:
     return Words(source, source.reserve(count), source.reserve(count * ATTEMPTS * WORDS))
 
 
-def settled(location: float, beta: float, scale: float, step: float, words: Words, index: int) -> float:
+def settled(
+    location: float, beta: float, scale: float, step: float, words: RandomWords, index: int
+) -> float:
     """The rounded sum of a location and the draw that a number's words give.
 
     Args:
@@ -69,7 +85,7 @@ def settled(location: float, beta: float, scale: float, step: float, words: Word
         size /= 2**64
 
 
-def _drawn(beta: float, words: Words, index: int) -> tuple[Fraction, Fraction, Fraction, Fraction]:
+def _drawn(beta: float, words: RandomWords, index: int) -> tuple[Fraction, Fraction, Fraction, Fraction]:
     """A standard draw: begin and width of its place, the position in it and how much of that is open."""
     law = layers(beta)
     word, attempt = words.proposal(index), 0
@@ -80,7 +96,7 @@ def _drawn(beta: float, words: Words, index: int) -> tuple[Fraction, Fraction, F
         layer = word & LAYERS - 1
         low, high = law.heights[layer], law.heights[layer + 1]
         width = Fraction(float(law.cells[layer]))
-        start, inside = (word >> _SHIFT) * width, True
+        start, inside = (word >> PLACE_SHIFT) * width, True
         if layer == 0 and (start if start >= 0 else -start - width) >= Fraction(law.edge):
             sign = -1 if start < 0 else 1
             strip = _leading_zeros(zeros >> 12 & 2**52 - 1, words.source)
@@ -106,7 +122,7 @@ def _share(word: int, bits: int) -> Fraction:
     return Fraction(word % 2**64 >> 64 - bits, 2**bits)
 
 
-def _leading_zeros(bits: int, source: Stream) -> int:
+def _leading_zeros(bits: int, source: Randomness) -> int:
     """Zeros before the first one of 52 bits, and of further ones if there is none."""
     return (
         52 - bits.bit_length()

@@ -20,6 +20,8 @@ LAYER_BITS = 10
 LAYERS = 1 << LAYER_BITS
 PLACE_BITS = 36
 """Bits of the place in a layer, beside its sign. Widths have 17 bits, so places are exact doubles."""
+PLACE_SHIFT = 63 - PLACE_BITS
+"""A word has the layer in its lowest bits, and from this bit on the place with its sign."""
 DIGITS = 50
 _WIDTH_BITS = 53 - PLACE_BITS
 _STRIPS = 128

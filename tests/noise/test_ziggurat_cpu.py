@@ -1,0 +1,246 @@
+"""Noise on a CPU: number by number the one that exact arithmetic makes of the same words."""
+
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from scipy import stats
+
+from hush.core.randomness import Stream, random_words
+from hush.noise import ziggurat, ziggurat_cpu
+from hush.noise.exact_draw import settled
+from hush.noise.layers import LAYERS, PLACE_SHIFT, layers, layers_beyond, tables
+from hush.noise.ziggurat import around, grid
+from hush.noise.ziggurat_cpu import Draws, Integers, draws
+
+CPU = torch.device("cpu")
+Floats = npt.NDArray[np.floating]
+
+
+def stream(seed: int = 0) -> Stream:
+    return Stream(CPU, seed.to_bytes(32, "big"))
+
+
+class Replay:
+    """The words that draws and their sums were made of, from a twin of their source."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.near: list[int] = []
+        refine = Draws._refine
+
+        def noted(drawn: Draws, location: object, rows: Integers, *others: object) -> object:
+            self.near.extend(rows.tolist())
+            return refine(drawn, location, rows, *others)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Draws, "_refine", noted)
+
+    def exact(self, drawn: Draws, before: Floats, scale: float, others: set[int]) -> dict[int, float]:
+        """Sums in exact arithmetic of all that needed a height or further bits, and of `others`."""
+        twin = stream()
+        words = random_words(len(before), twin).tolist()
+        compared = []
+        for rows, _ in drawn.compared:
+            fours = random_words(4 * len(rows), twin).reshape(-1, 4).tolist()
+            compared += list(zip(rows.tolist(), fours, strict=True))
+        position = dict(zip(self.near, random_words(len(self.near), twin).tolist(), strict=True))
+        own = Own(words, attempts_of(compared, position))
+        assert 0.001 < len(own.attempts) / len(before) < 0.02
+        return {
+            i: settled(float(before[i]), drawn.beta, scale, grid(scale), own, i)
+            for i in {*own.attempts, *others}
+        }
+
+
+@dataclass(frozen=True)
+class Own:
+    """Words of each number, by attempt; zeros where none are needed."""
+
+    words: list[int]
+    attempts: dict[int, list[list[int]]]
+    source: Stream = field(default_factory=lambda: stream(1))
+
+    def proposal(self, index: int) -> int:
+        return self.words[index]
+
+    def attempt(self, index: int, attempt: int) -> list[int]:
+        return self.attempts.get(index, [[0] * 8])[attempt]
+
+
+def attempts_of(
+    compared: list[tuple[int, list[int]]], position: dict[int, int]
+) -> dict[int, list[list[int]]]:
+    """Words of each attempt; the last may be a proposal that needs no height."""
+    found: dict[int, list[list[int]]] = {}
+    for row, (height, zeros, spot, again) in compared:
+        found.setdefault(row, []).append([height, zeros, spot, position.get(row, 0), again, 0, 0, 0])
+    for row in {*found, *position}:
+        found.setdefault(row, []).append([0, 0, 0, position.get(row, 0), 0, 0, 0, 0])
+    return found
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("beta", [1.0, 1.5, 2.0, 4.0])
+def test_every_number_is_the_oracle_s(
+    beta: float, dtype: type[np.floating], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that needed a height or further bits, all of them; of the others the first thousand."""
+    count, scale = 2**17, 1.99
+    before: Floats = (50 * np.random.default_rng(0).normal(size=count)).astype(dtype)
+    source, replay = stream(), Replay(monkeypatch)
+    monkeypatch.setattr(ziggurat_cpu, "_ROUNDING", 1e-3)  # so that many are near a middle
+    drawn, after = draws(beta, count, scale / grid(scale), source), before.copy()
+    left = drawn.around(after, grid(scale), source)
+    assert len(left) > 100
+    assert {each.index for each in left} <= set(replay.near)
+    assert len(drawn.tails) > 2
+    for index, exact in replay.exact(drawn, before, scale, set(range(1000))).items():
+        assert after[index] == dtype(exact)
+    for one in left:
+        exact = settled(one.location, beta, scale, grid(scale), one, one.index)
+        assert after[one.index] == dtype(exact)
+
+
+@pytest.mark.parametrize("beta", [1.0, 1.5, 2.0, 4.0])
+def test_places_that_straddle_a_middle_are_the_oracle_s(
+    beta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Locations that put a middle between two points of the grid into places, also of the tail."""
+    count, scale, source, replay = 2**17, 1.99, stream(), Replay(monkeypatch)
+    drawn, before = draws(beta, count, scale / grid(scale), source), np.zeros(count)
+    rows = sorted({*drawn.tails, *range(500)})
+    cells = layers(beta).cells[drawn.words[rows] & LAYERS - 1].tolist()
+    widths = [drawn.tails.get(row, cell) for row, cell in zip(rows, cells, strict=True)]
+    share = np.random.default_rng(0).uniform(0.2, 0.8, len(rows))
+    inside = drawn.start[rows] + np.array(widths) * drawn.units * share
+    before[rows] = (np.rint(inside) + 0.5 - inside) * grid(scale)
+    after = before.copy()
+    left = {each.index for each in drawn.around(after, grid(scale), source)}
+    assert set(rows) <= set(replay.near)
+    assert sum(row in drawn.tails for row in rows) > 2
+    assert {width < 0 for width in widths} == {True, False}
+    exact = replay.exact(drawn, before, scale, set(rows))
+    assert [row for row in rows if after[row] != exact[row] and row not in left] == []
+    assert len(left) < 0.05 * len(rows)
+    up = np.array([exact[row] for row in rows]) > (np.rint(inside) + 0.5) * grid(scale)
+    assert 0.3 < up.mean() < 0.7  # the position decides
+
+
+@pytest.mark.parametrize("beta", [1.0, 2.0, 4.0])
+def test_places_at_the_edges_are_the_oracle_s(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the tail begins, and where a place of a layer is under the curve as a whole."""
+    law = layers(beta)
+    tail = round(law.edge / law.cells[0])
+    assert tail * law.cells[0] == law.edge
+    ends = {0: [tail + k for k in (-2, -1, 0, 1)]}
+    for layer in range(1, LAYERS, 9):
+        full = int(max(law.inner[layer] / law.cells[layer], 2))
+        ends[layer] = [full + k for k in (-2, -1, 0, 1)]
+    words = [
+        place << PLACE_SHIFT | layer
+        for layer, places in ends.items()
+        for place in (*places, *(-place for place in places))
+    ]
+    source = stream()
+    calls: list[list[int]] = []
+
+    def crafted(count: int, source: Stream) -> Integers:
+        calls.append(random_words(count, source).tolist() if calls else words)
+        return np.array(calls[-1], np.int64)
+
+    monkeypatch.setattr(ziggurat_cpu, "random_words", crafted)
+    drawn, after = draws(beta, len(words), 1.5 * 2.0**14, source), np.full(len(words), 0.25)
+    left = {each.index for each in drawn.around(after, 2.0**-14, source)}
+    compared = [
+        pair
+        for rows, fours in drawn.compared
+        for pair in zip(rows.tolist(), fours.tolist(), strict=True)
+    ]
+    own = Own(words, attempts_of(compared, {}))
+    assert len(left) < 5
+    assert len(own.attempts) < len(words)
+    for i in set(range(len(words))) - left:
+        assert after[i] == settled(0.25, beta, 1.5, 2.0**-14, own, i)
+
+
+@pytest.mark.parametrize("beta", [1.0, 1.5, 2.0, 4.0])
+def test_the_tail_beyond_the_layers_is_the_law_s(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    # layers that end near the peak, so that most draws are in the tail
+    near = layers_beyond(beta, 2.0)
+    assert near.heights[-1] >= 1
+    assert np.diff(near.strips).max() <= near.strip
+    table = tables(beta, CPU)
+    tables.cache_clear()
+    monkeypatch.setattr("hush.noise.layers.layers", lambda beta: near)
+    monkeypatch.setattr(ziggurat_cpu, "layers", lambda beta: near)
+    law = stats.gennorm(beta)
+    values = draws(beta, 100_000, 1.0, stream())
+    tables.cache_clear()
+    assert table is not tables(beta, CPU)
+    assert len(values.tails) > 500
+    assert stats.kstest(values.start, law.cdf).pvalue > 1e-3
+    far = np.abs(values.start[sorted(values.tails)])
+    assert far.min() >= near.edge
+
+    def cdf(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return np.asarray(1 - law.sf(x) / law.sf(near.edge))
+
+    assert stats.kstest(far, cdf).pvalue > 1e-3
+    assert stats.kstest(near.edge + 0.8 * (far - near.edge), cdf).pvalue < 1e-6
+
+
+def test_sums_are_rounded_as_real_numbers_are() -> None:
+    """Against rational arithmetic, for locations of every size, with all bits of the draw at hand."""
+    scale, source = 1.7, stream()
+    step = Fraction(grid(scale))
+    for size in (1e-9, 1.0, 1e3, 1e9, 1e18):
+        location = size * np.random.default_rng(1).normal(size=400)
+        values = draws(2.0, 400, scale / grid(scale), source)
+        layer, place = values.words & LAYERS - 1, values.words >> PLACE_SHIFT
+        result = location.copy()
+        assert values.around(result, grid(scale), source) == []
+        for i in set(range(400)) - set(values.tails):
+            width = Fraction(float(layers(2.0).cells[layer[i]]))
+            ends = int(place[i]) * width, (int(place[i]) + 1) * width
+            both = [Fraction(float(location[i])) + Fraction(scale) * end for end in ends]
+            least, most = sorted(math.floor(value / step + Fraction(1, 2)) for value in both)
+            assert float(result[i]) in [float(k * step) for k in (least, most)]
+
+
+def test_where_a_place_straddles_a_boundary_further_bits_decide() -> None:
+    step, width = grid(1.0), float(layers(2.0).cells[0])
+    # a quarter of the place lies below the boundary between two multiples of the grid
+    start = 100.5 * step - width / 4
+    above = left = 0
+    for seed in range(2000):
+        result = np.zeros(1)
+        one = Draws(2.0, 1 / step, np.zeros(1, np.int64), np.array([start / step]))
+        left += len(one.around(result, step, stream(seed)))
+        assert float(result[0]) in (100 * step, 101 * step)
+        above += float(result[0]) == 101 * step
+    assert left < 50  # nearer than 2**-28 to the boundary, with 53 further bits
+    assert stats.binomtest(above, 2000, 0.75).pvalue > 1e-6
+    assert stats.binomtest(above, 2000, 0.5).pvalue < 1e-6
+
+
+def test_a_height_next_to_the_curve_is_settled_with_further_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With every height taken for unsure, the draws are the same but where a third proposal is made."""
+    left: list[float] = []
+
+    def counted(*arguments: object) -> float:
+        left.append(settled(*arguments))  # type: ignore[arg-type]
+        return left[-1]
+
+    few = around(torch.zeros(60_000, dtype=torch.float64), 2.0, 1.0, stream())
+    monkeypatch.setattr(ziggurat, "settled", counted)
+    monkeypatch.setattr(ziggurat_cpu, "_SURE", 10.0)
+    result = around(torch.zeros(60_000, dtype=torch.float64), 2.0, 1.0, stream())
+    assert len(left) > 200
+    assert set(left) <= set(result.tolist())
+    assert stats.kstest(result.numpy(), stats.gennorm(2.0).cdf).pvalue > 1e-3
+    assert int((result != few).sum()) < 6
