@@ -2,10 +2,13 @@
 
 Run: OMP_NUM_THREADS=1 .venv/bin/python benchmarks/noise.py [cpu] [cuda]
 
-Times are medians of interleaved repeats, as multiples of torch.randn of the same size and type on
-the same device, on all there are unless some are named. On a GPU also for 32 million draws, and for
+Times are medians of interleaved repeats (on a CPU the time of the process, whoever else uses the
+machine), as multiples of torch.randn of the same size and type on the same device, on all there are
+unless some are named. On a GPU also for 32 million draws, and for
 noise that is added to a tensor in place, as a multiple of torch.randn and an addition.
 """
+
+import time
 
 import numpy as np
 import torch
@@ -68,8 +71,10 @@ def main() -> None:
     for device in devices():
         for dtype in (torch.float32, torch.float64):
             for draws in DRAWS[device.type]:
+                clock = time.process_time if device.type == "cpu" else time.perf_counter
                 spent = [
-                    medians(contenders(beta, dtype, device, draws), device, REPEATS) for beta in BETAS
+                    medians(contenders(beta, dtype, device, draws), device, REPEATS, clock)
+                    for beta in BETAS
                 ]
                 kind = f"{device.type} | {str(dtype).removeprefix('torch.')} | {draws:,}"
                 print_rows(kind, spent, lambda way: ADDED if way.endswith("added") else "torch.randn")

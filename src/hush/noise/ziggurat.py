@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 GRID = 2.0**-14
 """Spacing of the grid over the scale, before it is rounded down to a power of two."""
-_PART = 1 << 20
-"""Numbers that are drawn on a CPU at once: their draws are kept until all are settled."""
+_PART = 1 << 18
+"""Numbers that are drawn on a CPU at once: more take memory that the system has to clear every time."""
 _OUTWARD = 1 + 2.0**-50
 """More noise costs no more: scales are rounded up."""
 
