@@ -11,6 +11,7 @@ class SingleOwner:
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise Unsupported(
             f"a {type(self).__name__} cannot be copied or pickled: it holds a ledger's open file and "
-            "a run's randomness, and two owners would charge, or close, the same one. Copy the model, "
-            "or keep state_dict() and load it into a new PrivateStep."
+            "a run's randomness, and two owners would charge, or close, the same one. Copy the model "
+            "alone and make a new PrivateStep for the copy with ledger=step.ledger, so that both "
+            "charges add up; or load state_dict() into a new PrivateStep with that ledger."
         )
