@@ -1,6 +1,7 @@
 """The command line as a user meets it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,25 @@ def test_train_by_plan_file_repeats_resumes_and_stops(tmp_path: Path, plan_file:
     assert stopped["guarantee"]["epsilon"]["upper"] <= 1
 
 
+def test_resuming_with_other_steps_says_which_and_how_to_go_on(tmp_path: Path) -> None:
+    asked = ("train", "--run-dir", "run", "--seed", "1", "--batch-size", "100")
+    assert answer(*asked, "--steps", "4", cwd=tmp_path)["steps"] == 4
+    refused = call(*asked, "--steps", "8", "--resume", cwd=tmp_path)
+    assert refused.returncode == 2
+    for part in (
+        r"noise\.multiplier is \d.* there and \d.* here",
+        "steps 4 there -> 8 here",
+        r"8 steps of it cost epsilon (\d\.\d+)",
+        r"--plan run/plan\.toml --steps 8",
+    ):
+        assert re.search(part, refused.stderr), refused.stderr
+    more = ("train", "--run-dir", "run", "--plan", "run/plan.toml", "--steps", "8", "--resume")
+    gone_on = answer(*more, "--epsilon", "6", cwd=tmp_path)
+    cost = float(re.findall(r"8 steps of it cost epsilon (\d\.\d+)", refused.stderr)[0])
+    assert gone_on["steps"] == 8
+    assert gone_on["guarantee"]["epsilon"]["upper"] == pytest.approx(cost, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -162,7 +182,10 @@ def test_train_by_plan_file_repeats_resumes_and_stops(tmp_path: Path, plan_file:
         ),
         ("train --public-records 1437", "--public-records 1437 must be"),
         ("account --noise 1 --rate 0.1 --batch-size 5 --records 9 --steps 1", "--rate and --batch-size"),
-        ("account --ledger .", "directory"),
+        (
+            "account --ledger .",
+            "is a folder, and a ledger is a file. For a run's folder: hush account .",
+        ),
         ("account --noise 1 --rate 0.1 --steps 10000000000000", "must be a whole number"),
     ],
 )

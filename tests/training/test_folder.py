@@ -1,4 +1,6 @@
 import errno
+import json
+import math
 import os
 from pathlib import Path
 
@@ -24,7 +26,7 @@ def test_it_keeps_its_plan_and_refuses_another(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="already holds a run"):
         RunFolder(tmp_path / "a" / "run", PLAN, resume=False)
     other = hush.Plan(sampling=PLAN.sampling, clipping=hush.L2(norm=2.0), noise=PLAN.noise)
-    with pytest.raises(InvalidPlan, match="another plan"):
+    with pytest.raises(InvalidPlan, match=r"another plan .*clipping\.norm is 1\.0 there and 2\.0 here"):
         RunFolder(tmp_path / "a" / "run", other, resume=True)
 
 
@@ -38,6 +40,19 @@ def test_metrics_after_the_checkpoint_are_dropped_and_torn_lines_too(tmp_path: P
     assert folder.metrics(up_to=10) == [{"step": 5}, {"step": 10}]
     folder.add_metrics({"step": 15})
     assert folder.metrics() == [{"step": 5}, {"step": 10}, {"step": 15}]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_null_in_the_file(tmp_path: Path, loss: float) -> None:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    folder = RunFolder(tmp_path, PLAN, resume=True)
+    folder.add_metrics({"step": 5, "loss": loss})
+    for _ in range(2):
+        lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line, parse_constant=refuse) for line in lines] == [{"step": 5, "loss": None}]
+        assert math.isnan(folder.metrics(up_to=5)[0]["loss"])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import nn
 import hush
 from hush.core.errors import BudgetExceeded, LedgerError
 from hush.training.loop import Run
-from hush.training.run_check import checked_ledger
+from hush.training.run_check import checked_ledger, ledger_at
 
 PLAN = hush.Plan(
     sampling=hush.Poisson(rate=0.25), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
@@ -124,6 +124,26 @@ def test_what_does_not_fit_is_neither_accounted_for_nor_resumed(
     with pytest.raises(LedgerError, match=message):
         train(run, 9, resume=True)
     assert {path.name: path.read_bytes() for path in run.iterdir()} == files
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "backup.jsonl"])
+def test_a_ledger_named_by_its_file_is_held_against_the_run_beside_it(run: Path, name: str) -> None:
+    kept = (run / "ledger.jsonl").read_bytes()
+    (run / name).write_bytes(kept)
+    assert ledger_at(run / name)[1] == ["fits its plan, anchor and checkpoint (of step 6)"]
+    (run / name).write_bytes(b"".join(kept.splitlines(keepends=True)[:-1]))
+    with pytest.raises(LedgerError, match=r"taken 6 steps .* knows of 5: charges are missing"):
+        ledger_at(run / name)
+
+
+def test_a_ledger_without_its_run_is_noted(run: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "ledger.jsonl"
+    alone.write_bytes((run / "ledger.jsonl").read_bytes())
+    (tmp_path / "plan.toml").write_bytes((run / "plan.toml").read_bytes())
+    with hush.Ledger(run / "other.jsonl") as other:
+        other.charge(PLAN, run="r", step=1, release="x")
+    for path in (alone, run / "other.jsonl"):
+        assert "the newest charges may be missing" in ledger_at(path)[1][0]
 
 
 def test_another_plan_beside_it_is_noticed(run: Path) -> None:

@@ -49,7 +49,7 @@ def account(
 ) -> None:
     """Epsilon of a number of private steps, or of everything on a ledger.
 
-    A run's ledger is checked against its plan, anchor and checkpoint.
+    A run's ledger is checked against its plan, anchor and checkpoint, also if it is named by --ledger.
 
     Example: hush account --noise 1.0 --rate 0.01 --steps 10000
     """
@@ -94,11 +94,9 @@ def account(
 
 def _held(run_dir: Path | None, path: Path | None) -> "tuple[Ledger, list[str]]":
     """The ledger to account for, and what was or could not be checked."""
-    from hush.accounting.ledger import Ledger
-    from hush.training.run_check import checked_ledger
+    from hush.training.run_check import checked_ledger, ledger_at
 
     if run_dir is not None:
         return checked_ledger(run_dir)
-    if path is None or not path.exists():
-        raise InvalidPlan(f"there is no ledger at {path}.")
-    return Ledger(path, read_only=True), []
+    assert path is not None
+    return ledger_at(path)

@@ -1,16 +1,16 @@
 """How commands print."""
 
 import json
-import math
 import sys
 from typing import Any, TextIO
 
 from hush.core.errors import shorten
+from hush.core.number import finite_or_none
 
 
 def print_json(value: dict[str, Any]) -> None:
     """Print one JSON object; what is infinite becomes null, which every reader understands."""
-    print(json.dumps(_finite(value)))
+    print(json.dumps(finite_or_none(value)))
 
 
 def print_error(message: object) -> None:
@@ -31,11 +31,3 @@ def print_warning(
     Takes the place of `warnings.showwarning`, whose arguments these are.
     """
     print_error(f"warning: {' '.join(str(message).split())}")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

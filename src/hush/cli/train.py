@@ -26,6 +26,7 @@ from hush.cli.options import (
     steps_of,
 )
 from hush.cli.output import print_json
+from hush.cli.resume import check_plan_kept
 from hush.cli.selective import TestBatch, TestClip, TestKind, TestNoise, Threshold, release_of
 from hush.cli.settings import MOMENTUM, RATE, Made, Settings
 from hush.core.errors import InvalidValue
@@ -206,6 +207,8 @@ def train(
     folder = run_dir or next(
         path for n in count(1) if not (path := Path("runs") / f"{data}-{n}").exists()
     )
+    if resume:
+        check_plan_kept(folder, value, budget, total, dimension)
     try:
         result = run_loop(
             network,

@@ -57,6 +57,15 @@ def number(**limits: Any) -> Mapping[str, Range]:
     return {"range": Range(**limits)}
 
 
+def finite_or_none(value: Any) -> Any:
+    """Plain data with None in place of numbers that are not finite, for which JSON has no word."""
+    if isinstance(value, dict):
+        return {key: finite_or_none(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite_or_none(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def as_float(value: object) -> float:
     """`value` as a float, NaN when it is not one real number (NaN lies in no range)."""
     if isinstance(value, (bool, str, bytes)) or not isinstance(value, SupportsFloat):

@@ -1,6 +1,7 @@
 """What a run leaves on disk, and in which file."""
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from hush.accounting.ledger import Ledger
 from hush.core.durable import file_named, replace_file
 from hush.core.errors import CheckpointError, InvalidPlan, LedgerError
+from hush.core.number import finite_or_none
 from hush.core.plan import Plan
 from hush.core.plan_file import read_plan, write_plan
 
@@ -47,10 +49,12 @@ class RunFolder:
                 f"{path} already holds a run: starting over would spend its budget a second time "
                 "without saying so. Resume it, or name another directory."
             )
-        if read_plan(self._plan) != plan:
+        kept = read_plan(self._plan)
+        if kept != plan:
             raise InvalidPlan(
-                f"{self._plan} is another plan than this run's ({plan}): a run keeps the plan it was "
-                "charged for. Resume with that plan file, or name another directory."
+                f"{self._plan} is another plan than the one to resume with ({differences(kept, plan)}): "
+                "a run keeps the plan it was charged for. Resume with that plan file, or name another "
+                "directory."
             )
         if not self.ledger.exists():
             raise LedgerError(
@@ -95,7 +99,7 @@ class RunFolder:
         entries = [self._measured(line, number) for number, line in enumerate(lines, start=1)]
         kept = [entry for entry in entries if up_to is None or entry["step"] <= up_to]
         if up_to is not None:
-            text = "".join(json.dumps(entry) + "\n" for entry in kept)
+            text = "".join(map(_line, kept))
             replace_file(self._metrics, text.encode())
         return kept
 
@@ -107,14 +111,14 @@ class RunFolder:
             ),
             self._metrics.open("a") as file,
         ):
-            file.write(json.dumps(entry) + "\n")
+            file.write(_line(entry))
 
     def _measured(self, line: bytes, number: int) -> dict[str, Any]:
         """The metrics of one line."""
         try:
             entry = json.loads(line)
             if type(entry["step"]) is int:
-                return dict(entry)
+                return {name: math.nan if value is None else value for name, value in entry.items()}
             reason = "its step is no whole number"
         except (ValueError, KeyError, TypeError) as error:
             reason = str(error)
@@ -124,15 +128,44 @@ class RunFolder:
         )
 
 
-def check_anchor(anchor: Path, identity: str) -> None:
-    """Raise unless the ledger of that identity is the one that the run began with."""
+def _line(entry: dict[str, Any]) -> str:
+    """One line of metrics; a number that is not finite is null there and NaN when read back."""
+    return json.dumps(finite_or_none(entry)) + "\n"
+
+
+def differences(kept: Plan, given: Plan) -> str:
+    """Settings in which two plans differ: what the run's folder has, and what was given instead."""
+    ours, theirs = _settings(kept.to_plain()), _settings(given.to_plain())
+    return ", ".join(
+        f"{name} is {ours.get(name, 'not set')} there and {theirs.get(name, 'not set')} here"
+        for name in {**ours, **theirs}
+        if ours.get(name) != theirs.get(name)
+    )
+
+
+def _settings(plain: dict[str, Any], place: str = "") -> dict[str, Any]:
+    """Settings of a plan by their dotted paths."""
+    found = {}
+    for name, value in plain.items():
+        inner = _settings(value, f"{place}{name}.") if isinstance(value, dict) else {place + name: value}
+        found.update(inner)
+    return found
+
+
+def known_ledger(anchor: Path) -> str:
+    """Identity of the ledger that a run began with."""
     try:
-        known = json.loads(anchor.read_bytes())["ledger"]
+        return str(json.loads(anchor.read_bytes())["ledger"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LedgerError(
             f"{anchor} cannot be read ({error}), so that a ledger which was replaced would go "
             "unnoticed. Restore it, or start a new run in a new directory."
         ) from None
+
+
+def check_anchor(anchor: Path, identity: str) -> None:
+    """Raise unless the ledger of that identity is the one that the run began with."""
+    known = known_ledger(anchor)
     if known != identity:
         raise LedgerError(
             f"the ledger beside {anchor} begins with {identity} and the run with {known}: it was "

@@ -10,7 +10,9 @@ from hush.accounting.ledger import Ledger
 from hush.core.errors import HushError, LedgerError
 from hush.core.plan import Plan
 from hush.core.plan_file import read_plan
-from hush.training.folder import ANCHOR, check_anchor
+from hush.training.folder import ANCHOR, check_anchor, known_ledger
+
+_NAME = "ledger.jsonl"
 
 
 def checked_ledger(folder: Path) -> tuple[Ledger, list[str]]:
@@ -22,13 +24,43 @@ def checked_ledger(folder: Path) -> tuple[Ledger, list[str]]:
     Raises:
         LedgerError: something does not fit; the error says all that does not.
     """
-    ledger = folder / "ledger.jsonl"
+    ledger = folder / _NAME
     if not ledger.is_file():
         raise LedgerError(
-            f"{folder} has no ledger.jsonl: what was spent is not known. Name the folder of a run, "
+            f"{folder} has no {_NAME}: what was spent is not known. Name the folder of a run, "
             "restore the file, or name a ledger with --ledger FILE."
         )
     held = Ledger(ledger, read_only=True)
+    return held, _fits(folder, held)
+
+
+def ledger_at(path: Path) -> tuple[Ledger, list[str]]:
+    """A ledger by its file, read-only, and notes; where a run is beside it, checked as the run's.
+
+    Args:
+        path: the file. Under a name of its own in a run's folder it is checked if the anchor names it.
+
+    Raises:
+        LedgerError: there is none, or it does not fit the run beside it.
+    """
+    if path.is_dir():
+        raise LedgerError(
+            f"{path} is a folder, and a ledger is a file. For a run's folder: hush account {path}"
+        )
+    if not path.exists():
+        raise LedgerError(
+            f"there is no ledger at {path}: what was spent is not known. Name the ledger.jsonl of a run."
+        )
+    held, folder = Ledger(path, read_only=True), path.parent
+    anchor = folder / ANCHOR
+    # under another name it may be a copy of the run's ledger, or one that has nothing to do with it
+    if anchor.exists() and (path.name == _NAME or known_ledger(anchor) == held.identity):
+        return held, _fits(folder, held)
+    return held, ["no run of this ledger is beside it, so that the newest charges may be missing"]
+
+
+def _fits(folder: Path, held: Ledger) -> list[str]:
+    """Notes on the comparison of a ledger with the run in a folder; raise where it does not fit."""
     plan, misfits = None, []
     try:
         plan = read_plan(folder / "plan.toml")
@@ -46,7 +78,7 @@ def checked_ledger(folder: Path) -> tuple[Ledger, list[str]]:
         raise LedgerError(
             f"{folder} does not fit together:\n" + "\n".join(f"- {each}" for each in misfits)
         )
-    return held, notes
+    return notes
 
 
 def _check_checkpoint(path: Path, ledger: Ledger, plan: Plan | None) -> list[str]:
