@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import hush
+from hush.cli.options import MODELS
 from hush.cli.train import train
 from hush.core.plan_file import EXAMPLE, read_plan
 from tests.cli.command import answer, call
@@ -155,13 +156,13 @@ def test_resuming_with_other_steps_says_which_and_how_to_go_on(tmp_path: Path) -
             "--subspaces a:1",
         ),
         ("compare --records 9 --dimension 5 --rate 0.1 --steps 1 --linf-ratio 2", "cap=2.0 must be"),
-        ("train --data none", "no data set called 'none'"),
-        ("train --model none", "none"),
-        ("train --features none", "no features called 'none'"),
+        ("train --data none", "--data none must be one of digits, mnist"),
+        ("train --model none", "--model none must be one of logistic, mlp"),
+        ("train --features none", "--features none must be one of scattering, eff"),
         ("train --batch-size 5000", "<= the 1437 records"),
         ("train --epsilon 0", "epsilon=0"),
         ("train --noise 0.3 --epsilon 0.1", "below what one step costs"),
-        ("train --device warp", "warp"),
+        ("train --device warp", "--device warp must be cpu, cuda or cuda:N"),
         ("train --lr -1", "--lr=-1.0 must be"),
         ("train --lr nan", "--lr=nan must be"),
         ("train --momentum 2", "--momentum=2.0 must be"),
@@ -182,6 +183,13 @@ def test_resuming_with_other_steps_says_which_and_how_to_go_on(tmp_path: Path) -
         ),
         ("train --public-records 1437", "--public-records 1437 must be"),
         ("account --noise 1 --rate 0.1 --batch-size 5 --records 9 --steps 1", "--rate and --batch-size"),
+        ("train --device meta", "--device meta must be cpu, cuda or cuda:N"),
+        ("train --device cuda:99", "numbered from 0"),
+        ("train --arithmetic exact", "--arithmetic exact must be one of proved, assumed"),
+        ("train --test-batch 9 --test both", "--test both must be one of summed, mean"),
+        ("pate --data none", "--data none must be one of digits"),
+        ("audit runs --kind all", "--kind all must be one of gradient, input"),
+        ("probe --model none", "--model none must be one of logistic"),
         (
             "account --ledger .",
             "is a folder, and a ledger is a file. For a run's folder: hush account .",
@@ -195,6 +203,27 @@ def test_mistakes_are_answered_with_a_sentence(arguments: str, message: str, tmp
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.rglob("*.safetensors")), "nothing was trained"
+
+
+def test_values_of_options_are_in_the_help_and_checked_before_torch_is_loaded(tmp_path: Path) -> None:
+    """In a process of its own: here torch is loaded already."""
+    from hush.models.registry import NAMES
+
+    assert MODELS == NAMES
+    wrong = [("--arithmetic", "exact"), ("--data", "x"), ("--device", "x"), ("--features", "x")]
+    wrong += [("--model", "x"), ("--test", "x")]
+    code = (
+        "import sys\nfrom unittest import mock\nfrom hush.cli.main import main\n"
+        f"for option in {wrong}:\n"
+        "    with mock.patch.object(sys, 'argv', ['hush', 'train', *option]):\n"
+        "        try:\n            main()\n        except SystemExit as end:\n"
+        "            print(option[0], end.code, 'torch' in sys.modules)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert result.stdout.splitlines() == [f"{option} 2 False" for option, _ in wrong], result.stderr
+    described = " ".join(call("train", "--help").stdout.replace("│", "").split())
+    for value in ("proved, or assumed", "summed", "efficientnet-lite0", "wrn-10-2", "fashion-mnist"):
+        assert value in described
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from hush.gradients.recording import record
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.SyncBatchNorm(4), nn.LazyBatchNorm1d()])
 def test_batch_normalisation_is_refused_with_its_replacement(layer: nn.Module) -> None:
-    with pytest.raises(Unsupported, match=r"1 is a .*BatchNorm.*mixes the records.*GroupNorm"):
+    with pytest.raises(Unsupported, match=r"^layer '1' is a .*BatchNorm.*mixes the records.*GroupNorm"):
         check_model(nn.Sequential(nn.Linear(4, 4), layer))
 
 
@@ -77,7 +77,7 @@ def test_an_embedding_that_rescales_its_rows_is_refused_before_it_does(
     kind: type[nn.Embedding] | type[nn.EmbeddingBag], frozen: bool
 ) -> None:
     table = kind(9, 5, max_norm=0.5).requires_grad_(not frozen)
-    with pytest.raises(Unsupported, match=r"0 is a Embedding.* max_norm"):
+    with pytest.raises(Unsupported, match=r"^layer '0' is an Embedding.* max_norm"):
         check_model(nn.Sequential(table, nn.Linear(5, 3)))
 
 
@@ -128,7 +128,7 @@ def test_optimizers_for_other_gradients_are_refused() -> None:
 def test_models_of_several_processes_or_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unsupported, match=r"DataParallel: each process .* its own epsilon"):
         check_model(nn.DataParallel(nn.Linear(2, 2)))
-    with pytest.raises(Unsupported, match=r"0 is wrapped in DataParallel"):
+    with pytest.raises(Unsupported, match=r"^layer '0' is wrapped in DataParallel"):
         check_model(nn.Sequential(nn.DataParallel(nn.Linear(2, 2))))
 
     class FullyShardedDataParallel(nn.Module):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hush.cli.options import AsJson, Seed, device_of
+from hush.cli.options import AsJson, Device, Seed, device_of, one_of
 from hush.cli.output import print_json
 from hush.core.errors import InvalidValue, LedgerError
 from hush.core.number import check_count
@@ -13,7 +13,6 @@ from hush.core.plan_file import read_plan
 
 _FEW_RUNS = 32
 _FEW_CANARIES = 8
-_KINDS = ("gradient", "input")
 
 
 def audit(
@@ -22,7 +21,11 @@ def audit(
         int | None, typer.Option(help="How many; 256 by default, or half of what there is room for.")
     ] = None,
     kind: Annotated[
-        str, typer.Option(help="gradient: seen in every update; input: mislabelled records, by loss.")
+        str,
+        typer.Option(
+            help="gradient: seen in every update; input: mislabelled records, by loss.",
+            callback=one_of("--kind", "gradient", "input", why="canaries are made in these two ways"),
+        ),
     ] = "gradient",
     others: Annotated[
         bool, typer.Option(help="With the run's own records, or the canaries alone, which tell more.")
@@ -34,7 +37,7 @@ def audit(
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with the data files; else HUSH_DATA.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda if there is one.")] = None,
+    device: Device = None,
     seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
@@ -57,8 +60,6 @@ def audit(
         # all right by chance must be rarer than what a share of 1 - confidence allows
         least = 1 if runs > 1 else _FEW_CANARIES
         check_count("--canaries", canaries, "fewer refute nothing", at_least=least)
-    if kind not in _KINDS:
-        raise InvalidValue(f"--kind {kind} must be one of {', '.join(_KINDS)}.")
     if 1 < runs < _FEW_RUNS:
         raise InvalidValue(
             f"--runs {runs} must be 1 or at least {_FEW_RUNS}: fewer refute nothing. One run with many "

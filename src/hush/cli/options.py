@@ -1,5 +1,7 @@
 """Options that several commands share, and how they become a plan."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,12 +11,68 @@ from hush.clipping import L2
 from hush.core.errors import InvalidPlan, InvalidValue
 from hush.core.part import Sampling
 from hush.core.plan import Plan
+from hush.data.registry import NAMES
 from hush.noise import Gaussian
 from hush.sampling import FullBatch, Poisson
 
 if TYPE_CHECKING:
     import torch
 
+MODELS = (
+    *("logistic", "mlp", "mnist-cnn", "cifar-cnn", "resnet22", "wrn-10-2"),
+    *("imdb-plain-lstm", "imdb-lstm"),
+    *("scattering-linear", "scattering-mnist", "scattering-cifar", "efficientnet-linear"),
+)
+"""Names of the networks: the registry of them takes seconds to import."""
+
+
+def one_of(option: str, *names: str, why: str) -> Callable[[str | None], str | None]:
+    """Callback of an option with few values: raises for others before the command imports anything.
+
+    Args:
+        option: its name, with the dashes.
+        names: its values.
+        why: what is wrong with others.
+    """
+
+    def check(value: str | None) -> str | None:
+        if value is not None and value not in names:
+            raise InvalidValue(
+                f"{option} {value} must be one of {', '.join(names)}: {why}. Pass e.g. {option} "
+                f"{names[0]}."
+            )
+        return value
+
+    return check
+
+
+def _device_named(value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", value):
+        raise InvalidValue(
+            f"--device {value} must be cpu, cuda or cuda:N: noise is exact in double precision and "
+            "drawn from a cryptographic stream, which hush has for these alone. Pass e.g. --device cpu."
+        )
+    return value
+
+
+Data = Annotated[
+    str,
+    typer.Option(
+        help=f"Data set: {', '.join(NAMES)}.",
+        callback=one_of("--data", *NAMES, why="it is read by that name, from files with known sums"),
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Network: {', '.join(MODELS)}; one that fits by default.",
+        callback=one_of("--model", *MODELS, why="it is built by that name"),
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda or cuda:N; cuda if there is one.", callback=_device_named),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 PlanFile = Annotated[
     Path | None, typer.Option("--plan", help="Plan file (TOML) in place of rate, noise and clip.")
@@ -77,11 +135,11 @@ def device_of(name: str | None) -> "torch.device":
     """The device by that name, or the best one there is."""
     import torch
 
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.zeros(1, device=device).item()  # a device that keeps no values cannot train
-        torch.Generator(device)
-    except (RuntimeError, AssertionError, ImportError) as error:
-        reason = str(error).split("\n")[0]
-        raise InvalidValue(f"--device {name}: {reason}. Pass e.g. --device cpu.") from None
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = torch.device(_device_named(name) or ("cuda" if there else "cpu"))
+    if device.type == "cuda" and (device.index or 0) >= there:
+        raise InvalidValue(
+            f"--device {name}: torch finds {there} CUDA device(s), numbered from 0. Pass e.g. --device "
+            "cpu, or install a torch that was built for the GPU at hand."
+        )
     return device

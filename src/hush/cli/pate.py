@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hush.cli.options import AsJson, Delta, Seed, refuse_together
+from hush.cli.options import AsJson, Data, Delta, Model, Seed, refuse_together
 from hush.cli.output import print_json
 from hush.cli.progress import progress_lines
 from hush.core.errors import DataError, InvalidValue
@@ -19,11 +19,11 @@ from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 
 
 def pate(
-    data: Annotated[str, typer.Option(help="Data set: digits, mnist, fashion-mnist, ...")] = "digits",
+    data: Data = "digits",
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with the data files; else HUSH_DATA.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Network; one that fits by default.")] = None,
+    model: Model = None,
     teachers: Annotated[int, typer.Option(help="Teachers, each with records of its own.")] = 100,
     queries: Annotated[
         int, typer.Option(help="Public inputs to ask about: the first of the test records.")

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hush.cli.options import AsJson, device_of
+from hush.cli.options import MODELS, AsJson, Device, device_of, one_of
 from hush.cli.output import print_json
 from hush.cli.progress import progress_lines
 from hush.core.errors import InvalidValue
 from hush.core.number import Range, check_count
+from hush.data.registry import NAMES
 
 if TYPE_CHECKING:
     from hush.data.dataset import Dataset
@@ -24,12 +25,22 @@ _WARNING = (
 
 def probe(
     data: Annotated[
-        str, typer.Option(help="Public data set by name, or `synthetic`: noise with random labels.")
+        str,
+        typer.Option(
+            help=f"Public data set ({', '.join(NAMES)}), or `synthetic`: noise with random labels.",
+            callback=one_of("--data", *NAMES, "synthetic", why="it is read or made by that name"),
+        ),
     ] = "digits",
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with the data files; else HUSH_DATA.")
     ] = None,
-    model: Annotated[str, typer.Option(help="Network.")] = "mlp",
+    model: Annotated[
+        str,
+        typer.Option(
+            help=f"Network: {', '.join(MODELS)}.",
+            callback=one_of("--model", *MODELS, why="it is built by that name"),
+        ),
+    ] = "mlp",
     shape: Annotated[
         str, typer.Option(help="Of synthetic records: channels, height and width.")
     ] = "1,28,28",
@@ -38,7 +49,7 @@ def probe(
     ] = 400,
     steps: Annotated[int, typer.Option(help="Steps of gradient descent before measuring.")] = 100,
     learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate.")] = 0.05,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda if there is one.")] = None,
+    device: Device = None,
     seed: Annotated[int, typer.Option(help="Of the initial weights.")] = 0,
     out: Annotated[Path, typer.Option(help="Where CSV, JSON and PNG files go.")] = Path("runs/probe"),
     as_json: AsJson = False,

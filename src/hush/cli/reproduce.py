@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hush.cli.options import device_of
+from hush.cli.options import Device, device_of
 from hush.core.errors import InvalidValue
 
 
@@ -16,9 +16,7 @@ def reproduce(
     model: Annotated[
         str | None, typer.Option(help="Network in place of the recipe's own, where it has one.")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Where recipes that train do it: cpu, cuda.")
-    ] = None,
+    device: Device = None,
     betas: Annotated[str | None, typer.Option(help="Only these shapes, as 1,2,3.")] = None,
     epsilons: Annotated[str | None, typer.Option(help="Only these epsilons, as 1,3.")] = None,
     seeds: Annotated[int | None, typer.Option(help="So many runs of each kind.", min=1)] = None,

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hush.cli.options import one_of
 from hush.core.errors import InvalidPlan, InvalidValue
 from hush.core.part import Always, Release
 from hush.core.selective import Selective
@@ -24,7 +25,12 @@ Threshold = Annotated[
     ),
 ]
 TestKind = Annotated[
-    str | None, typer.Option("--test", help="summed (by default) or mean, the DPSUR paper's.")
+    str | None,
+    typer.Option(
+        "--test",
+        help="summed (by default) or mean, the DPSUR paper's.",
+        callback=one_of("--test", "summed", "mean", why="its charge is proved for these two"),
+    ),
 ]
 
 # The summed test by default: docs/results/selective.md compares the two at equal epsilon.

@@ -11,15 +11,19 @@ import typer
 from hush.cli.options import (
     AsJson,
     BatchSize,
+    Data,
     Delta,
+    Device,
     Epochs,
     Epsilon,
+    Model,
     Noise,
     PlanFile,
     Rate,
     Seed,
     Steps,
     device_of,
+    one_of,
     plan_of,
     refuse_together,
     sampling_of,
@@ -33,6 +37,7 @@ from hush.core.errors import InvalidValue
 from hush.core.guarantee import Arithmetic, Budget
 from hush.core.number import Range
 from hush.core.plan_file import read_plan
+from hush.data.features import FEATURES
 
 _VIEWS = Range(
     at_least=1,
@@ -52,15 +57,18 @@ _MODELS = {
 
 
 def train(
-    data: Annotated[str, typer.Option(help="Data set: " + ", ".join(_MODELS) + ".")] = "digits",
+    data: Data = "digits",
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with the data files; else HUSH_DATA.")
     ] = None,
     features: Annotated[
         str | None,
-        typer.Option(help="Features of images, worked out once: scattering, efficientnet-lite0."),
+        typer.Option(
+            help=f"Features of images, worked out once: {', '.join(FEATURES)}.",
+            callback=one_of("--features", *FEATURES, why="they are worked out by that name"),
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Network; one that fits by default.")] = None,
+    model: Model = None,
     epsilon: Epsilon = 3.0,
     delta: Delta = 1e-5,
     noise: Noise = None,
@@ -90,7 +98,7 @@ def train(
         int | None,
         typer.Option(help="Training records given up as public ones, for plans with public bases."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda if there is one.")] = None,
+    device: Device = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder of the run; a new one below runs by default.")
     ] = None,
@@ -103,7 +111,11 @@ def train(
         bool, typer.Option(help="Records and noise from the system's cryptographic source.")
     ] = False,
     arithmetic: Annotated[
-        str, typer.Option(help="'assumed' for torch's faster noise, whose rounding is not proved.")
+        str,
+        typer.Option(
+            help="proved, or assumed: torch's faster noise, whose rounding is not proved.",
+            callback=one_of("--arithmetic", "proved", "assumed", why="a guarantee says which it is"),
+        ),
     ] = "proved",
     self_test: Annotated[
         bool, typer.Option("--self-test", help="Begin only if the step is found to do what is charged.")

@@ -23,13 +23,20 @@ _MADE = {
 }
 
 
+def with_article(name: str) -> str:
+    """A class's name after "a" or "an", by how it is spoken: an LSTM, an Embedding, a Linear."""
+    spelled = name[:2].isupper() and name[0] in "AEFHILMNORSX"
+    return f"{'an' if spelled or name[:1] in 'AEIOaeio' else 'a'} {name}"
+
+
 def check_kind(name: str, value: object, kind: type[T]) -> T:
     """Return `value` if it is a `kind`; else raise an error that says what would be one."""
     if not isinstance(value, kind):
         # a value of some size may be records
         shown = short_repr(value) if isinstance(value, str | float | int | None) else "..."
         raise InvalidValue(
-            f"{name}={shown} must be a {kind.__name__}, not a {type(value).__name__}. "
+            f"{name}={shown} must be {with_article(kind.__name__)}, not "
+            f"{with_article(type(value).__name__)}. "
             f"Pass e.g. {_MADE[kind.__name__]}.",
             key=name,
         )

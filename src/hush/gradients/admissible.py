@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hush.core.errors import DataError, Unsupported
+from hush.core.kind import with_article
 from hush.gradients.recording import Loss
 
 
@@ -16,12 +17,12 @@ def check_model(model: nn.Module) -> None:
     """Raise for a module that mixes records or keeps what it saw of them."""
     _check_one_process(model)
     for name, module in model.named_modules():
-        kind = type(module).__name__
+        kind, layer = with_article(type(module).__name__), _layer(name)
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
             module.training or not module.track_running_stats
         ):
             raise Unsupported(
-                f"{name or 'the model'} is a {kind} in training mode: it mixes the records of a batch, "
+                f"{layer} is {kind} in training mode: it mixes the records of a batch, "
                 "so clipping one record's gradient does not bound its influence. Use "
                 "torch.nn.GroupNorm, or freeze it with .eval()."
             )
@@ -29,12 +30,12 @@ def check_model(model: nn.Module) -> None:
             module.track_running_stats and module.training
         ):
             raise Unsupported(
-                f"{name or 'the model'} is a {kind} with track_running_stats=True: its running "
+                f"{layer} is {kind} with track_running_stats=True: its running "
                 "statistics leave the room without noise. Pass track_running_stats=False."
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise Unsupported(
-                f"{name or 'the model'} is a {kind} with max_norm: it rescales the rows that a batch "
+                f"{layer} is {kind} with max_norm: it rescales the rows that a batch "
                 "uses, trained or frozen, so the weights show which rows those were. Leave max_norm out."
             )
     lazy = [name for name, value in model.named_parameters() if is_lazy(value)]
@@ -70,13 +71,18 @@ def check_model(model: nn.Module) -> None:
         )
 
 
+def _layer(name: str) -> str:
+    """How a message calls a module by its place in the model."""
+    return f"layer {name!r}" if name else "the model"
+
+
 def _check_one_process(model: nn.Module) -> None:
     """Raise for a model that is trained by several processes or devices."""
     for name, module in model.named_modules():
         kind = next((k.__name__ for k in type(module).__mro__ if k.__name__ in _DISTRIBUTED), None)
         if kind is not None:
             raise Unsupported(
-                f"{name or 'the model'} is wrapped in {kind}: each process would draw its own records "
+                f"{_layer(name)} is wrapped in {kind}: each process would draw its own records "
                 "and noise and report its own epsilon, for an update that is averaged over all. "
                 "Distributed training is not built yet: pass the plain module, in one process."
             )

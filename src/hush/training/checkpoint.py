@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hush.core.durable import replace_file
 from hush.core.errors import CheckpointError
+from hush.core.kind import with_article
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -64,9 +65,9 @@ def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
             items = [_pack(v, f"{place}/{i}", tensors) for i, v in enumerate(value)]
             return {"tuple" if isinstance(value, tuple) else "list": items}
     raise CheckpointError(
-        f"{place} is a {type(value).__name__}, which is neither a tensor nor plain data: a checkpoint "
-        "holds no code. Use an optimizer or scheduler whose state_dict holds numbers, strings, lists, "
-        "dictionaries and tensors."
+        f"{place} is {with_article(type(value).__name__)}, which is neither a tensor nor plain data: a "
+        "checkpoint holds no code. Use an optimizer or scheduler whose state_dict holds numbers, "
+        "strings, lists, dictionaries and tensors."
     )
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
 from hush.core.errors import DataError
+from hush.core.kind import with_article
 from hush.gradients.structure import each, tensors
 
 
@@ -53,9 +54,9 @@ def count(data: Data) -> int:
         )
     if not isinstance(data, MapStyle) or isinstance(data, (tuple, list, dict, Tensor)):
         raise DataError(
-            f"a {type(data).__name__} has no numbered records: sampling by chance needs to pick any "
-            "record at any time. Pass two tensors (inputs, targets) or a map-style data set (of a "
-            "DataLoader, its .dataset)."
+            f"{with_article(type(data).__name__)} has no numbered records: sampling by chance needs "
+            "to pick any record at any time. Pass two tensors (inputs, targets) or a map-style data set "
+            "(of a DataLoader, its .dataset)."
         )
     return _some(len(data))
 
