@@ -101,6 +101,71 @@ def test_a_refused_run_leaves_nothing(wrong: dict[str, Any], tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
+X, Y = torch.randn(8, 4), torch.arange(8) % 3
+
+
+class Rows:
+    """A data set whose last record is found out only when it is taken."""
+
+    def __init__(self, labels: Tensor) -> None:
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return X[index], self.labels[index]
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "said"),
+    [
+        ((X.double(), Y), r"float64 \(4,\) -> int64 \(\), .* float32 \(4,\) -> int64 \(\)"),
+        ((X[:, :3], Y), r"float32 \(3,\) -> int64 \(\)"),
+        ((X, Y + 1), r"Target 3 is out of bounds"),
+        ((X, Y.float()), r"float32 \(4,\) -> float32 \(\)"),
+        (Rows(Y + (torch.arange(8) == 7) * 9), "out of bounds"),
+    ],
+    ids=["kind", "shape", "label", "float label", "last record of a data set"],
+)
+def test_evaluation_data_that_cannot_be_evaluated_is_refused_before_a_charge(
+    evaluation: Any, said: str, tmp_path: Path
+) -> None:
+    model, optimizer, data = problem()
+    before = [value.clone() for value in model.parameters()]
+    with pytest.raises(DataError, match=rf"evaluation data cannot .*{said}.*nothing was charged"):
+        train(of=(model, optimizer, data), steps=2, evaluation=evaluation, directory=tmp_path / "run")
+    assert all(map(torch.equal, before, model.parameters()))
+    assert not (tmp_path / "run").exists()
+
+
+class Counting(nn.Linear):
+    """Counts its evaluations in a buffer, and draws in each."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.training:
+            self.calls += 1
+        return super().forward(inputs) + torch.rand(()) * 0
+
+
+def test_the_rehearsed_evaluation_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model, (_, _, data) = Counting(), problem()
+        of = (model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+        train(of=of, steps=2, evaluate_every=2, evaluation=held_out(data))
+        found.append((*model.state_dict().values(), torch.rand(1)))
+        monkeypatch.setattr("hush.training.loop.check_evaluation", lambda *_: None)
+    assert all(map(torch.equal, *found))
+
+
 def test_a_refused_resume_leaves_everything(tmp_path: Path) -> None:
     train(directory=tmp_path / "run", steps=2)
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}

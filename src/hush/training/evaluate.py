@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hush.core.errors import DataError
 from hush.gradients.admissible import per_record
-from hush.gradients.structure import called, each
+from hush.gradients.structure import called, each, tensors
 from hush.training.holders import holders, overlapping
 from hush.training.records import Data, count, take
 
@@ -32,6 +32,36 @@ def check_held_out(evaluation: Data, data: Data) -> None:
                     "accuracy would be reported without being charged. Pass records that need no "
                     "protection and are in other rows."
                 )
+
+
+def check_evaluation(model: nn.Module, loss: Any, evaluation: Data, data: Data) -> None:
+    """Raise if the model cannot be evaluated: once at the start, not after steps were charged.
+
+    All of it is run, as one record of a wrong kind is enough to stop a run. Nothing is reported.
+
+    Args:
+        model: The model to train; what evaluating changes in it is the caller's to put back.
+        loss: As it was given.
+        evaluation: Records that have no protection, so that what is wrong with them may be said.
+        data: The private records, of which kinds and shapes are said.
+    """
+    try:
+        evaluate(model, loss, evaluation)
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+        reason = str(error).split("\n", maxsplit=1)[0]
+        raise DataError(
+            f"the evaluation data cannot be evaluated ({reason}): a record of it is "
+            f"{_described(evaluation)}, and a training record is {_described(data)}. The run would stop "
+            "at its first evaluation, with steps charged; nothing was charged yet. Pass evaluation data "
+            "of the training data's kinds, shapes and classes, or leave it out."
+        ) from error
+
+
+def _described(data: Data) -> str:
+    """Kinds and shapes of a record, which are public."""
+    inputs, targets = (list(tensors(part)) for part in take(data, torch.arange(1)))
+    kinds = [f"{str(part.dtype)[6:]} {tuple(part.shape[1:])}" for part in (*inputs, *targets)]
+    return f"{', '.join(kinds[: len(inputs)])} -> {', '.join(kinds[len(inputs) :])}"
 
 
 @torch.no_grad()

@@ -22,10 +22,11 @@ from hush.core.plan import Plan
 from hush.core.selective import Selective
 from hush.gradients.recording import Views
 from hush.training import checkpoint
-from hush.training.evaluate import check_held_out, evaluate
+from hush.training.evaluate import check_evaluation, check_held_out, evaluate
 from hush.training.folder import RunFolder
 from hush.training.progress import RunProgress
 from hush.training.records import Data, count
+from hush.training.rehearsal import rehearsal
 from hush.training.selective import check_possible
 from hush.training.step import PrivateStep
 
@@ -149,6 +150,9 @@ def train(
             check_possible(plan.release, records, end)
         # before the folder says that a run exists: refused data must leave the name free
         batches = step.batches(data, steps=max(0, end - step.steps), present=present)
+        if evaluation is not None:
+            with rehearsal(step):
+                check_evaluation(model, loss, evaluation, data)
         if self_test is not None:
             self_test(step, data)
         if folder and not folder.checkpoint.exists():
