@@ -517,3 +517,55 @@ def test_a_ledger_that_cannot_be_created_is_named(path: Path, monkeypatch: pytes
     with pytest.raises(OSError, match=f"No space left.*{path.name}"):
         hush.Ledger(path)
     assert not list(path.parent.iterdir())
+
+
+def test_it_keeps_that_noise_was_seeded_and_how_many_slots_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with hush.Ledger(path) as ledger:
+        ledger.charge(PLAN, run="a", step=1, release="x")
+        assert (ledger.epsilon(1e-3).randomness, ledger.epsilon(1e-3).records) == ("secret", None)
+        ledger.charge(PLAN, run="a", step=2, release="y", randomness="seeded", records=900)
+        ledger.charge(PLAN, run="a", step=3, release="z", records=2000)
+        ledger.charge(PLAN, run="a", step=4, release="z", records=1000)
+    for held in (hush.Ledger(path, read_only=True), ledger):
+        said = held.epsilon(1e-3)
+        assert (said.randomness, said.records, held.counts) == ("seeded", 2000, {PLAN: 4})
+        assert "randomness: seeded, delta: above 1/2000" in str(said)
+
+
+def test_a_torn_charge_still_says_that_it_was_seeded(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with hush.Ledger(path) as ledger:
+        ledger.charge(PLAN, run="a", step=1, release="x")
+        ledger.charge(PLAN, run="a", step=2, release="y" * 9, randomness="seeded")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.rindex(b"yyyy")])
+    with hush.Ledger(path) as ledger:
+        assert ledger.epsilon(1e-5).randomness == "seeded"
+        assert ledger.counts == {PLAN: 2}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [({"randomness": "known"}, "secret"), ({"records": 0}, "records=0")]
+)
+def test_a_charge_that_says_nonsense_is_refused(wrong: Any, said: str) -> None:
+    ledger = hush.Ledger()
+    with pytest.raises(HushError, match=said):
+        ledger.charge(PLAN, run="a", step=1, release="x", **wrong)
+    assert not ledger.counts
+
+
+def test_streams_of_a_ledger_have_labels_of_their_own(tmp_path: Path) -> None:
+    path, used = tmp_path / "ledger.jsonl", set()
+    for opened in range(3):
+        with hush.Ledger(path) as ledger:
+            labels = [ledger.stream_label() for _ in range(3)]
+            assert (labels[0] == b"") == (opened == 0)
+            # the second of the three is used, and the others are not: they may come again
+            ledger.charge(PLAN, run=f"run {opened}", step=1, release="x")
+            assert len(set(labels)) == 3
+            assert labels[1] not in used
+            used |= {labels[1]}
+            assert not used & {ledger.stream_label()}
+    memory = hush.Ledger()
+    assert memory.stream_label() == b"", "a run in memory draws what one on disk does"

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from hush.core.randomness import (
     fill_state,
     fresh_generator,
     random_bits,
+    random_words,
+    set_apart,
     source_for,
     uniform,
 )
@@ -163,3 +166,17 @@ def test_the_whole_state_of_a_generator_is_drawn() -> None:
         fill_state(generator, stream)
         states.append(generator.get_state().numpy().view("u8")[3:627])
     assert (states[0] != states[1]).sum() > 620
+
+
+@pytest.mark.parametrize("arithmetic", ["proved", "assumed"])
+def test_equal_sources_with_different_labels_draw_unrelated_numbers(arithmetic: Any) -> None:
+    def source() -> Any:
+        return source_for(torch.device("cpu"), torch.Generator().manual_seed(5), arithmetic=arithmetic)
+
+    plain = random_words(64, source())
+    assert (random_words(64, set_apart(source(), b"")) == plain).all()
+    one, other = (random_words(64, set_apart(source(), label)) for label in (b"1:0", b"0:1"))
+    assert (random_words(64, set_apart(source(), b"1:0")) == one).all(), "a run can be repeated"
+    for a, b in ((one, plain), (other, plain), (one, other)):
+        assert not set(a.tolist()) & set(b.tolist())
+    assert set_apart(SystemSource(torch.device("cpu")), b"x") == SystemSource(torch.device("cpu"))

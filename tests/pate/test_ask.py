@@ -66,6 +66,8 @@ class DyingLedger(Ledger):
         release: str,
         dimension: int | None = None,
         arithmetic: Literal["proved", "assumed"] = "proved",
+        randomness: Literal["secret", "seeded"] = "secret",
+        records: int | None = None,
     ) -> None:
         self.left -= 1
         if self.left < 0 and not self.after:

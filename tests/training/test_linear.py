@@ -1,5 +1,7 @@
 """Closed-form descent and what it tells, against gradients taken one record at a time."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -55,7 +57,9 @@ def test_it_learns_and_pays() -> None:
     )
     weights = list(descent.run(steps=10))[-1]
     assert float(((x @ weights.T).argmax(1) == y).float().mean()) > 0.93
-    assert descent.spent(1e-5) == hush.epsilon(descent.plan, 10, 1e-5, dimension=20)
+    assert descent.spent(1e-5) == replace(
+        hush.epsilon(descent.plan, 10, 1e-5, dimension=20), randomness="seeded"
+    )
 
 
 def test_charges_of_every_record() -> None:

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def test_the_epsilon_of_a_run_is_the_epsilon_of_its_plan() -> None:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     run = train(steps=40)
-    assert run.guarantee == hush.epsilon(PLAN, steps=40, delta=1e-5)
+    assert run.guarantee == replace(hush.epsilon(PLAN, steps=40, delta=1e-5), randomness="seeded")
     peer = pld.from_gaussian_mechanism(2.0, sampling_prob=0.2, value_discretization_interval=1e-4)
     reference = peer.self_compose(40).get_epsilon_for_delta(1e-5)
     assert run.guarantee.epsilon.upper == pytest.approx(reference, abs=1e-3)
@@ -437,7 +438,9 @@ def test_l_beta_clipping_above_two_is_trained_within_its_dimension_s_budget(tmp_
     fitting = hush.calibrate(plan, budget, steps=4, dimension=15)
     result = train(fitting, budget, steps=4, directory=tmp_path / "run")
     assert (result.steps, result.stopped) == (4, "steps")
-    assert result.guarantee == hush.epsilon(fitting, steps=4, delta=1e-5, dimension=15)
+    assert result.guarantee == replace(
+        hush.epsilon(fitting, steps=4, delta=1e-5, dimension=15), randomness="seeded"
+    )
     # resumed, the dimension is known from the ledger, and nothing more fits
     again = train(fitting, budget, steps=9, directory=tmp_path / "run", resume=True)
     assert (again.steps, again.stopped) == (4, "budget")
@@ -473,3 +476,31 @@ def test_a_schedule_is_no_other_setting(tmp_path: Path) -> None:
         )
     assert run.steps == 4
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.3 / 2**4)
+
+
+def test_runs_that_share_a_ledger_add_up_and_others_are_warned_of(tmp_path: Path) -> None:
+    of, ledger = problem(), hush.Ledger()
+    first = train(of=of, steps=3, ledger=ledger)
+    both = train(of=of, steps=4, ledger=ledger)
+    assert first.guarantee.epsilon == hush.epsilon(PLAN, steps=3, delta=1e-5).epsilon
+    assert both.guarantee.epsilon == hush.epsilon(PLAN, steps=7, delta=1e-5).epsilon
+    assert both.steps == 4
+    cost = both.guarantee.epsilon.upper
+    with pytest.raises(BudgetExceeded, match="with what is on the ledger"):
+        train(of=of, steps=1, ledger=ledger, budget=hush.Budget(epsilon=cost, delta=1e-5))
+    assert ledger.counts == {PLAN: 7}, "still open, and nothing was added"
+    with pytest.warns(PrivacyWarning, match="two charges add up"):
+        assert train(of=of, steps=2).guarantee.epsilon.upper < cost
+    with pytest.raises(InvalidValue, match="ledger and directory were both passed"):
+        train(of=of, steps=1, ledger=ledger, directory=tmp_path / "run")
+    with pytest.raises(InvalidValue, match="must be a Ledger"):
+        train(of=of, steps=1, ledger="ledger.jsonl")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_seeded_run_says_so_also_when_it_is_resumed_without_the_seed(tmp_path: Path) -> None:
+    assert train(steps=2, directory=tmp_path / "run").guarantee.randomness == "seeded"
+    again = train(steps=3, directory=tmp_path / "run", resume=True, generator=None)
+    assert again.guarantee.randomness == "seeded"
+    assert train(steps=1, generator=None).guarantee.randomness == "secret"
+    assert again.guarantee.records == RECORDS

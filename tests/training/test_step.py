@@ -2,6 +2,7 @@ import copy
 import math
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hush.core.errors import (
     DataError,
     InvalidValue,
     LedgerError,
+    PrivacyWarning,
     Unproved,
     Unsupported,
 )
@@ -521,7 +523,7 @@ def test_other_noise_runs_and_is_charged(clipping: Clipping, noise: Noise) -> No
     moved, step = run(chosen, 3)
     assert moved.isfinite().all()
     assert (moved != weights(problem()[0])).all()
-    assert step.spent(1e-5) == hush.epsilon(chosen, steps=3, delta=1e-5)
+    assert step.spent(1e-5) == replace(hush.epsilon(chosen, steps=3, delta=1e-5), randomness="seeded")
 
 
 @pytest.mark.parametrize("beta", [2.33, 4.0])
@@ -534,7 +536,9 @@ def test_l_beta_clipping_above_two_trains_and_is_charged_for_its_dimension(beta:
     after, step = run(chosen, 2)
     assert (after != weights(problem()[0])).all()
     assert step.dimension == 39
-    assert step.spent(1e-5) == hush.epsilon(chosen, steps=2, delta=1e-5, dimension=39)
+    assert step.spent(1e-5) == replace(
+        hush.epsilon(chosen, steps=2, delta=1e-5, dimension=39), randomness="seeded"
+    )
     # what a broken version would say: that the dimension does not matter
     one = hush.epsilon(chosen, steps=2, delta=1e-5, dimension=1).epsilon.upper
     assert step.spent(1e-5).epsilon.upper > 1.05 * one
@@ -591,3 +595,87 @@ def test_a_copy_would_charge_and_draw_what_the_original_does(duplicate: Callable
     step = hush.PrivateStep(model, LOSS, torch.optim.SGD(model.parameters()), plan(), records=RECORDS)
     with pytest.raises(Unsupported, match=r"a PrivateStep cannot be copied.*ledger=step\.ledger"):
         duplicate(step)
+
+
+@pytest.mark.parametrize("arithmetic", ["proved", "assumed"])
+def test_two_steps_with_one_seed_on_one_ledger_do_not_share_their_noise(
+    arithmetic: Any, tmp_path: Path
+) -> None:
+    """Released under one noise, the difference of two sums is that of the records."""
+
+    def update(ledger: hush.Ledger) -> Tensor:
+        model, data = problem()
+        step = hush.PrivateStep(
+            model,
+            LOSS,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            plan(rate=1.0),
+            records=RECORDS,
+            ledger=ledger,
+            generator=torch.Generator().manual_seed(1),
+            arithmetic=arithmetic,
+        )
+        step(next(step.batches(data)))
+        assert step.update is not None
+        return step.update.clone()
+
+    with hush.Ledger(tmp_path / "ledger.jsonl") as ledger:
+        first, second = update(ledger), update(ledger)
+    with hush.Ledger(tmp_path / "ledger.jsonl") as ledger:
+        third = update(ledger)
+    assert torch.equal(first, update(hush.Ledger())), "the seed still repeats a run"
+    for one, other in ((first, second), (first, third), (second, third)):
+        assert (one != other).all()
+
+
+def test_a_state_kept_right_after_reseeding_can_be_loaded_again(tmp_path: Path) -> None:
+    for secure in (True, False):
+        path = tmp_path / f"{secure}.jsonl"
+
+        def step(path: Path = path, secure: bool = secure) -> hush.PrivateStep:
+            model, _ = problem()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            return hush.PrivateStep(
+                model, LOSS, optimizer, plan(), records=RECORDS, ledger=path, secure=secure
+            )
+
+        taken = step()
+        for batch in taken.batches(problem()[1], steps=3):
+            taken(batch)
+        state = taken.state_dict()
+        taken.ledger.close()
+        for _ in range(2):
+            again = step()
+            again.load_state_dict(state)
+            if not secure:
+                again.reseed()
+            state = again.state_dict()
+            again.ledger.close()
+        last = step()
+        last.load_state_dict(state)
+        for batch in last.batches(problem()[1], steps=1):
+            last(batch)
+        assert last.ledger.counts == {plan(): 4}
+        last.ledger.close()
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(lines[:-2]))  # without the last charge before, too
+        with pytest.raises(LedgerError, match="charges are missing"):
+            step().load_state_dict(state)
+
+
+def test_weights_of_another_run_are_trained_on_with_a_warning() -> None:
+    model, data = problem()
+
+    def run_on(model: nn.Module, ledger: hush.Ledger | None = None) -> hush.PrivateStep:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = hush.PrivateStep(model, LOSS, optimizer, plan(), records=RECORDS, ledger=ledger)
+        for batch in step.batches(data, steps=2):
+            step(batch)
+        return step
+
+    first = run_on(model)
+    run_on(model, first.ledger)
+    for trained in (model, copy.deepcopy(model)):
+        with pytest.warns(PrivacyWarning, match=r"two charges add up.*ledger=ledger"):
+            run_on(trained)
+    run_on(problem()[0])  # fresh weights

@@ -18,7 +18,7 @@ from hush.accounting.ledger_state import Damaged, LedgerState, head_of
 from hush.accounting.locked_file import LockedFile
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import InvalidValue, LedgerError
-from hush.core.guarantee import Arithmetic, Guarantee
+from hush.core.guarantee import Arithmetic, Guarantee, Secrecy
 from hush.core.kind import as_path, check_kind
 from hush.core.number import check_count
 from hush.core.plan import Plan
@@ -44,6 +44,8 @@ class Ledger(SingleOwner):
         self._usable = not read_only
         self._process = os.getpid()
         self._state = LedgerState()
+        self._streams = 0
+        """How many labels of random streams were asked for."""
         self.path = None if path is None else as_path("path", path)
         if self.path is None:
             return
@@ -91,7 +93,23 @@ class Ledger(SingleOwner):
         """
         self._check_not_void()
         guarantee = spent(self.counts, delta, self.dimensions)
-        return replace(guarantee, arithmetic="assumed") if self._state.assumed else guarantee
+        return replace(
+            guarantee,
+            arithmetic="assumed" if self._state.assumed else guarantee.arithmetic,
+            randomness="seeded" if self._state.seeded else "secret",
+            records=max(self._state.records.values(), default=None),
+        )
+
+    def stream_label(self) -> bytes:
+        """Label of a new run's random stream, unlike that of every other run charged to this ledger.
+
+        Empty for the first one asked for on a new ledger. Two runs with one seed would otherwise draw
+        the same noise: docs/guarantees/ledger.md, 11.
+        """
+        lines = self._state.lines + (self.path is None)  # the first line of a file is its name
+        label = b"" if lines <= 1 and not self._streams else b"%d:%d" % (lines, self._streams)
+        self._streams += 1
+        return label
 
     def last_step(self, run: str) -> int:
         """The last step charged for a run, 0 if there is none."""
@@ -149,6 +167,8 @@ class Ledger(SingleOwner):
         release: str,
         dimension: int | None = None,
         arithmetic: Arithmetic = "proved",
+        randomness: Secrecy = "secret",
+        records: int | None = None,
     ) -> None:
         """Put one step of `plan` on disk; the very same release again costs nothing.
 
@@ -159,6 +179,8 @@ class Ledger(SingleOwner):
             release: what is released, or a fingerprint of it.
             dimension: the number of parameters, asked for where the cost grows with it.
             arithmetic: whether the rounding of sums and noise is part of the proof.
+            randomness: whether the noise is from the operating system or from a seed that was given.
+            records: the number of slots, which is public: what a delta is held against.
 
         Raises:
             LedgerError: the step must not be applied.
@@ -173,18 +195,27 @@ class Ledger(SingleOwner):
             raise InvalidValue(
                 f'arithmetic={arithmetic!r} must be "proved" or "assumed": a guarantee says which.'
             )
+        if randomness not in ("secret", "seeded"):
+            raise InvalidValue(
+                f'randomness={randomness!r} must be "secret" or "seeded": a guarantee says which.'
+            )
+        slots = 0 if records is None else check_count("records", records, "slots are counted", 1)
         digest = plan.digest
         if self._repeated(digest, run, step, release):
             return
         # the release comes last: a line cut short before it discloses nothing of it
-        rounding = {} if arithmetic == "proved" else {"arithmetic": arithmetic}
-        entry = {"charge": digest, "run": run, "step": step, **rounding, "release": release}
+        notes: dict[str, str] = {} if arithmetic == "proved" else {"arithmetic": arithmetic}
+        notes |= {} if randomness == "secret" else {"randomness": randomness}
+        entry = {"charge": digest, "run": run, "step": step, **notes, "release": release}
         if not self._state.fits_torn(run, step, text_of(entry)):
             raise self._another_release(run, step)
         size = self._size(plan, dimension)
-        if digest not in self._state.plans or size > self._state.dimensions.get(digest, 0):
-            sized = {"dimension": size} if size else {}
-            self._append({"plan": digest, "value": plan.to_plain(), **sized})
+        if (
+            digest not in self._state.plans
+            or size > self._state.dimensions.get(digest, 0)
+            or slots > self._state.records.get(digest, 0)
+        ):
+            self._append(self._state.plan_entry(digest, plan, size, slots))
         self._append(entry)
 
     def void(self, reason: str) -> None:

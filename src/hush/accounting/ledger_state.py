@@ -6,7 +6,9 @@ A line is one of (each ends with its digest, `hash_chain.py`)
     {"plan": DIGEST, "value": {...}}                            a plan, stored before its first charge
     {"plan": DIGEST, "value": {...}, "dimension": D}            one whose cost grows with the dimension
     {"charge": DIGEST, "run": RUN, "step": K, "release": R}     one step of that plan
+    {"plan": DIGEST, "value": {...}, "records": N}              one whose number of slots was given
     {"charge": ..., "arithmetic": "assumed", "release": R}      one whose rounding is not proved
+    {"charge": ..., "randomness": "seeded", "release": R}       one whose noise came from a given seed
     {"torn": [[DIGEST, ...], ...]}                              lines before were cut short
     {"void": REASON}                                            the guarantee no longer holds
     {"folded": LINES, "counts": ..., "runs": ..., "torn": ..., "through": CHAIN}
@@ -85,7 +87,10 @@ class LedgerState:
         self.dimensions: dict[str, int] = {}
         self.counts: Counter[str] = Counter()
         self.runs: dict[str, RunCharges] = {}
+        self.records: dict[str, int] = {}
+        """The most slots that steps of each plan were run on, where that was said."""
         self.assumed = False
+        self.seeded = False
         self.void: str | None = None
         self.lines = 0
         """How many lines were ever written, those that were folded among them."""
@@ -173,8 +178,7 @@ class LedgerState:
         yield self.header
         digest = self.identity
         for name, plan in self.plans.items():
-            size = {"dimension": self.dimensions[name]} if name in self.dimensions else {}
-            line, digest = chained(text_of({"plan": name, "value": plan.to_plain(), **size}), digest)
+            line, digest = chained(text_of(self.plan_entry(name, plan)), digest)
             yield line
         entry: dict[str, Any] = {
             "folded": self.lines,
@@ -182,9 +186,21 @@ class LedgerState:
             "runs": {name: run.to_plain() for name, run in self.runs.items()},
             "torn": [[torn.hex(), digests] for torn, digests in self._torn],
             "arithmetic": "assumed" if self.assumed else "proved",
+            "randomness": "seeded" if self.seeded else "secret",
             "through": self.chain,
         }
         yield chained(text_of(entry), digest)[0]
+
+    def plan_entry(self, digest: str, plan: Plan, size: int = 0, records: int = 0) -> dict[str, Any]:
+        """The line of a plan, with the largest dimension and number of slots that are known of it."""
+        size = max(size, self.dimensions.get(digest, 0))
+        records = max(records, self.records.get(digest, 0))
+        return {
+            "plan": digest,
+            "value": plan.to_plain(),
+            **({"dimension": size} if size else {}),
+            **({"records": records} if records else {}),
+        }
 
     def _begin(self, known: tuple[dict[str, Any], bytes, str] | None, line: bytes) -> None:
         entry, _, digest = known or ({}, b"", "")
@@ -194,12 +210,16 @@ class LedgerState:
         self.identity = self.chain = digest
         self.lines = 1
 
-    def _plan(self, plan: str, value: dict[str, Any], dimension: int = 0) -> None:
+    def _plan(self, plan: str, value: dict[str, Any], dimension: int = 0, records: int = 0) -> None:
         known = Plan.from_plain(value)
         sized = type(dimension) is int and dimension > 0
         if known.digest != plan or sized != grows_with_dimension(known):
             raise ValueError
+        if type(records) is not int or records < 0:
+            raise ValueError
         self.plans[plan] = known
+        if records:
+            self.records[plan] = max(records, self.records.get(plan, 0))
         if dimension:
             self.dimensions[plan] = max(dimension, self.dimensions.get(plan, 0))
 
@@ -212,6 +232,7 @@ class LedgerState:
         step: int,
         release: str,
         arithmetic: str = "proved",
+        randomness: str = "secret",
     ) -> None:
         # A run charges one step after the other: a gap is a lost charge, and a step charged twice was
         # released twice under the same noise.
@@ -226,6 +247,7 @@ class LedgerState:
             self.counts.subtract(torn[1])
         self.counts[charge] += 1
         self.assumed |= arithmetic == "assumed"
+        self.seeded |= randomness == "seeded"
         known.add(charge, step, str(release), digest)
 
     def _note(self, torn: list[list[str]], void: str | None = None) -> None:
@@ -235,6 +257,7 @@ class LedgerState:
             self.counts.update(digests)
             # the text before the release discloses nothing, so that only a whole key is of interest
             self.assumed |= bool(digests) and b'"arithmetic": "assumed"' in fragment
+            self.seeded |= bool(digests) and b'"randomness": "seeded"' in fragment
             if digests:
                 self._torn.append((fragment.rstrip(b"\0"), digests))
         self.unexplained.clear()
@@ -252,6 +275,7 @@ class LedgerState:
         torn: list[tuple[str, list[str]]],
         arithmetic: str,
         through: str,
+        randomness: str = "secret",
     ) -> str:
         if self.runs or self.counts or not self.plans.keys() >= counts.keys():
             raise ValueError
@@ -263,6 +287,7 @@ class LedgerState:
                 known.add(plan, step, release, digest)
         self._torn = [(bytes.fromhex(text), digests) for text, digests in torn]
         self.assumed = arithmetic == "assumed"
+        self.seeded = randomness == "seeded"
         self.lines = folded - 1
         return through
 

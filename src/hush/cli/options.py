@@ -86,7 +86,7 @@ BatchSize = Annotated[int | None, typer.Option(help="Expected batch size, in pla
 Steps = Annotated[int | None, typer.Option(help="Number of steps.")]
 Seed = Annotated[
     int | None,
-    typer.Option(help="To repeat a run; who knows the seed knows the noise.", min=0, max=2**63 - 1),
+    typer.Option(help="To repeat a run, for tests: who knows it knows the noise.", min=0, max=2**63 - 1),
 ]
 Epochs = Annotated[float | None, typer.Option(help="Passes over the data, in place of steps.")]
 

@@ -49,6 +49,10 @@ Arithmetic = Literal["proved", "assumed"]
 """`proved`: noise drawn exactly from a cryptographic stream, rounding of sums bounded and paid for."""
 
 
+Secrecy = Literal["secret", "seeded"]
+"""`seeded`: noise from a seed that was given, so that the statement holds while nobody knows it."""
+
+
 class Neighbours(StrEnum):
     """Adjacency relation: which data sets a guarantee makes hard to tell apart.
 
@@ -111,6 +115,10 @@ class Guarantee(Value):
     basis: Literal["proved", "published"] = "proved"
     arithmetic: Arithmetic = "proved"
     """Whether rounding is part of the proof, or real-number arithmetic is assumed."""
+    randomness: Secrecy = "secret"
+    """Whether the noise came from the operating system, or from a seed that must stay secret."""
+    records: int | None = field(default=None, compare=False)
+    """Number of slots, where it is known: a delta above one over it promises less than it seems to."""
     sensitive: bool = False
 
     @classmethod
@@ -122,8 +130,11 @@ class Guarantee(Value):
     def __str__(self) -> str:
         access = "sensitive: do not publish" if self.sensitive else "publishable"
         basis = "proved" if self.basis == "proved" else "as its paper claims it and not proved"
-        arithmetic = "" if self.arithmetic == "proved" else "arithmetic: assumed, "
-        return (
-            f"epsilon {self.epsilon} at delta {self.delta:g} "
-            f"({self.notion}, {self.neighbours} {self.unit}, {basis}, {arithmetic}{access})"
-        )
+        notes = [self.notion, f"{self.neighbours} {self.unit}", basis]
+        if self.arithmetic != "proved":
+            notes.append("arithmetic: assumed")
+        if self.randomness != "secret":
+            notes.append("randomness: seeded")
+        if self.records is not None and self.delta * self.records > 1:
+            notes.append(f"delta: above 1/{self.records}, one record of {self.records} published")
+        return f"epsilon {self.epsilon} at delta {self.delta:g} ({', '.join(notes)}, {access})"

@@ -1,5 +1,6 @@
 """Sources of random bits: the one that a step draws all its randomness from."""
 
+import hashlib
 import os
 import secrets
 from dataclasses import dataclass
@@ -163,6 +164,26 @@ def source_for(
 def substream(source: Randomness) -> Stream:
     """A stream of its own, with a key that is drawn from the source."""
     return Stream(source.device, random_words(_KEY_BYTES // 8, source).tobytes())
+
+
+def set_apart(source: Randomness, label: bytes) -> Randomness:
+    """A source under a key of its own: equal sources with different labels draw unrelated numbers.
+
+    Args:
+        source: what to derive it from; the operating system's needs no label.
+        label: names the use. With an empty one, the source itself.
+    """
+    import torch
+
+    if not label or isinstance(source, SystemSource):
+        return source
+    key = source.key if isinstance(source, Stream) else substream(source).key
+    stream = Stream(source.device, hashlib.sha256(key + label).digest())
+    if isinstance(source, Stream):
+        return stream
+    generator = torch.Generator(source.device)
+    fill_state(generator, stream)
+    return generator
 
 
 def cryptographic(source: Randomness) -> bool:

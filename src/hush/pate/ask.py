@@ -45,7 +45,13 @@ def ask(
             if ledger.counts.get(plan, 0) >= counts[plan]:
                 return None
             step += 1
-            ledger.charge(plan, run=run, step=step, release=f"{row}:{outcome}")
+            ledger.charge(
+                plan,
+                run=run,
+                step=step,
+                release=f"{row}:{outcome}",
+                randomness="secret" if generator is None else "seeded",
+            )
             known[question] = outcome
         return known[question]
 

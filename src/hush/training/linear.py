@@ -21,10 +21,10 @@ from hush.accounting.ledger import Ledger
 from hush.accounting.loss import Array
 from hush.clipping import Linf
 from hush.core.errors import DataError, Unproved, Unsupported
-from hush.core.guarantee import Guarantee
+from hush.core.guarantee import Guarantee, Secrecy
 from hush.core.number import check_count
 from hush.core.plan import Plan
-from hush.core.randomness import source_for
+from hush.core.randomness import set_apart, source_for
 from hush.sampling import FullBatch
 from hush.training.fingerprint import fingerprint
 
@@ -95,7 +95,9 @@ class LinearDescent:
         self._velocity = torch.zeros_like(self.weights)
         rdp(plan, [2.0], self.weights.numel())  # raises for a plan that cannot be charged
         self.ledger = Ledger() if ledger is None else ledger
-        self.generator = source_for(inputs.device, generator, secure=secure)
+        source = source_for(inputs.device, generator, secure=secure)
+        self.generator = set_apart(source, self.ledger.stream_label())
+        self._randomness: Secrecy = "secret" if generator is None else "seeded"
         self._run, self._steps = secrets.token_hex(8), 0
         self._few = (
             len(inputs) <= 2**18
@@ -126,6 +128,8 @@ class LinearDescent:
                 release=fingerprint([update]),
                 dimension=self.weights.numel(),
                 arithmetic="proved" if self.plan.noise.exact and self._few else "assumed",
+                randomness=self._randomness,
+                records=len(self.inputs),
             )
             self._steps += 1
             self._velocity.mul_(self.momentum).add_(update.view_as(self.weights).to(self.weights.dtype))
@@ -141,7 +145,12 @@ class LinearDescent:
         if self.individual is None or sum(self.ledger.counts.values()) != self._steps:
             return charged
         # what ran is on the ledger; the filter does not know how its steps' noise was drawn
-        filtered = replace(self.individual.guarantee(delta), arithmetic=charged.arithmetic)
+        filtered = replace(
+            self.individual.guarantee(delta),
+            arithmetic=charged.arithmetic,
+            randomness=charged.randomness,
+            records=charged.records,
+        )
         return min(charged, filtered, key=lambda each: each.epsilon.upper)
 
     def charges(self) -> Charges:

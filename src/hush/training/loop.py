@@ -59,6 +59,7 @@ def train(
     scheduler: Scheduler | None = None,
     evaluation: Data | None = None,
     evaluate_every: int | None = None,
+    ledger: Ledger | None = None,
     directory: str | os.PathLike[str] | None = None,
     resume: bool = False,
     reseed: bool = False,
@@ -87,6 +88,9 @@ def train(
     the model, or once an evaluation if it wants a metric. Under a selective plan charged per trial a
     step is a trial, and the metrics say how many were accepted; if charged per acceptance it is an
     accepted update, and nothing is said of the rejected ones.
+
+    `ledger` is for runs that add up, on one model or on the same records: the guarantee, and the budget,
+    are then of everything charged to it. A run with a directory keeps a ledger of its own there.
 
     `self_test` is called with the step and the data before the first batch is drawn, and what it raises
     stops the run with nothing charged: hush.audit.self_test tries whether the step does what is charged.
@@ -122,12 +126,22 @@ def train(
             "there is nothing to resume or reseed: only a run with a directory can go on. Pass "
             "directory= and resume=True."
         )
+    if ledger is not None:
+        check_kind("ledger", ledger, Ledger)
+    if ledger is not None and directory is not None:
+        raise InvalidValue(
+            "ledger and directory were both passed: a run with a directory is charged to the ledger in "
+            "it, which resuming and `hush account` hold against the run. Pass one of the two; runs that "
+            "add up share a ledger without a directory.",
+            key="ledger",
+        )
     verdicts = isinstance(plan.release, Selective) and plan.release.accounting == "per-trial"
     folder = (
         None if directory is None else RunFolder(as_path("directory", directory), plan, resume=resume)
     )
     refused = folder.nothing_if_refused() if folder else nullcontext()
-    with Ledger(folder.ledger if folder else None) as ledger, refused:
+    opened = nullcontext(ledger) if ledger is not None else Ledger(folder.ledger if folder else None)
+    with opened as ledger, refused:
         step = PrivateStep(
             model,
             loss,
@@ -222,10 +236,12 @@ def _last_step(
             return wanted, "steps"
     limit = charged + steps_within(step.plan, budget, before, sizes)
     if limit == 0:
-        one = spent({step.plan: 1}, budget.delta, sizes).epsilon.upper
+        counts = {**before, step.plan: before.get(step.plan, 0) + 1}
+        one = spent(counts, budget.delta, sizes).epsilon.upper
+        added = ", with what is on the ledger" if before else ""
         raise BudgetExceeded(
             f"the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} is below what one "
-            f"step costs ({one:.4g}): not even the first step may be taken. Add noise "
+            f"step costs ({one:.4g}{added}): not even the first step may be taken. Add noise "
             "(hush.calibrate finds how much), lower the sampling rate, or raise the budget."
         )
     return limit, "budget"

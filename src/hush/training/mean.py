@@ -12,7 +12,7 @@ from hush.accounting.bounded import individual_rdp
 from hush.accounting.charge import epsilon
 from hush.accounting.rdp import ORDERS, converted
 from hush.core.errors import DataError, InvalidPlan, Unsupported
-from hush.core.guarantee import DELTA, Arithmetic, Bound, Guarantee
+from hush.core.guarantee import DELTA, Arithmetic, Bound, Guarantee, Secrecy
 from hush.core.part import Always
 from hush.core.plan import Plan
 from hush.core.randomness import Randomness, cryptographic, source_for
@@ -82,6 +82,8 @@ def mean(
     source = source_for(rows.device, generator, secure=secure, arithmetic=arithmetic)
     if not cryptographic(source) or len(rows) > _MOST_ROWS:
         promised = replace(promised, arithmetic="assumed")
+    secrecy: Secrecy = "secret" if generator is None else "seeded"
+    promised = replace(promised, randomness=secrecy, records=len(rows))
     taken = rows[plan.sampling.draw(len(rows), source).to(rows.device)]
     with own_randomness(source, rows.device):
         total = _clipped_sum(taken, plan, source).mul_(1 - _ROUNDING)

@@ -13,8 +13,9 @@ from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import Bound, Guarantee
 from hush.core.number import check_count, number
 from hush.core.plan import Plan
+from hush.core.randomness import set_apart, source_for
 from hush.core.value import Value
-from hush.noise import Gaussian, sample
+from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch
 from hush.training.fingerprint import fingerprint
@@ -96,15 +97,16 @@ class NoisyQuantile(Value):
                 "a record may count once in each block only."
             )
         counts, plan = self.counts(norms), self.plan(norms.shape[1])
-        noisy = sample(
-            plan.noise,
-            counts.shape,
-            norm=plan.clipping.unit,
-            location=counts,
-            generator=generator,
-            secure=secure,
+        source = set_apart(source_for(counts.device, generator, secure=secure), ledger.stream_label())
+        noisy = plan.noise.around(counts.clone(), norm=plan.clipping.unit, generator=source)
+        ledger.charge(
+            plan,
+            run=secrets.token_hex(8),
+            step=1,
+            release=fingerprint([noisy]),
+            randomness="secret" if generator is None else "seeded",
+            records=len(norms),
         )
-        ledger.charge(plan, run=secrets.token_hex(8), step=1, release=fingerprint([noisy]))
         below = noisy.cumsum(1)
         reached = below >= quantile * below[:, -1:]
         reached[:, -1] = True

@@ -29,6 +29,7 @@ def rehearsal(step: "PrivateStep") -> Iterator[None]:
     source, ledger, loss = step.generator, step.ledger, step.loss
     state = None if isinstance(source, SystemSource) else source.get_state()
     counted = step.run, step.steps, step.skipped, step.accepted, step._bounded, step._drawn
+    charged = step.charged_run, step.randomness
     update = None if step.update is None else step.update.clone()  # its memory is used again
     frame = None if step._frames is None else step._frames.state_dict()
     step.ledger, step._drawn = Ledger(None), None
@@ -44,6 +45,7 @@ def rehearsal(step: "PrivateStep") -> Iterator[None]:
         if not isinstance(source, SystemSource) and state is not None:
             source.set_state(state)
         step.run, step.steps, step.skipped, accepted, step._bounded, step._drawn = counted
+        step.charged_run, step.randomness = charged
         if step.trials is not None:
             step.trials.accepted = accepted
         if step._frames is not None and frame is not None and step._frames.state_dict() is not frame:

@@ -100,7 +100,7 @@ def _check_checkpoint(path: Path, ledger: Ledger, plan: Plan | None) -> list[str
             f"{path} is of a run of another plan than plan.toml, {plan}. Restore the one that was "
             "replaced."
         )
-    ledger.check_charged(state["run"], state["steps"], state["ledger"])
+    ledger.check_charged(state["charged_run"], state["steps"], state["ledger"])
     if state["steps"] and plan is not None and plan not in ledger.counts:
         raise LedgerError(f"{ledger.path} has no charge of plan.toml, {plan}. Restore that plan.toml.")
     return [f"fits its plan, anchor and checkpoint (of step {state['steps']})"]
@@ -113,4 +113,4 @@ def _state(path: Path) -> dict[str, Any]:
     with safetensors.safe_open(path, framework="numpy") as file:
         whole = dict(json.loads(file.metadata()["state"])["dict"])
     state = dict(whole["step"]["dict"])
-    return {name: state[name] for name in ("plan", "run", "steps", "ledger")}
+    return {name: state[name] for name in ("plan", "charged_run", "steps", "ledger")}

@@ -29,7 +29,9 @@ def state_of(step: "PrivateStep") -> dict[str, Any]:
     return {
         **_facts(step),
         "run": step.run,
-        "ledger": step.ledger.digest_at(step.run, step.steps),
+        "charged_run": step.charged_run,
+        "ledger": step.ledger.digest_at(step.charged_run, step.steps),
+        "randomness": step.randomness,
         "steps": step.steps,
         "skipped": step.skipped,
         "accepted": step.accepted,
@@ -66,6 +68,7 @@ def _load(step: "PrivateStep", state: dict[str, Any]) -> None:
     if not isinstance(step.generator, SystemSource):
         step.generator.set_state(state["generator"])
     step.run, step.steps, step.skipped = state["run"], state["steps"], state["skipped"]
+    step.charged_run, step.randomness = state["charged_run"], state["randomness"]
     if step._trials is not None:
         step._trials.accepted = state["accepted"]
     if isinstance(step.generator, SystemSource):
@@ -93,7 +96,7 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
             raise CheckpointError(
                 f"the checkpoint has {name}={state[name]!r}, which is no number: damaged."
             )
-    step.ledger.check_charged(state["run"], state["steps"], state["ledger"])
+    step.ledger.check_charged(state["charged_run"], state["steps"], state["ledger"])
 
 
 def _facts(step: "PrivateStep") -> dict[str, Any]:

@@ -17,7 +17,7 @@ from hush.core.guarantee import Guarantee
 from hush.core.kind import check_kind
 from hush.core.number import number
 from hush.core.plan import Plan
-from hush.core.randomness import source_for
+from hush.core.randomness import set_apart, source_for
 from hush.core.value import Value
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense, Term, vector_norms
@@ -93,6 +93,7 @@ class NoisySums(Value):
             )
         run, found = secrets.token_hex(8), []
         source = source_for(torch.device("cpu"), generator, secure=secure)
+        source = set_apart(source, ledger.stream_label())
         for step, (norm, total) in enumerate(self._totals(inputs, vectors), start=1):
             noisy = self.plan.noise.around(total, norm=norm * (1 + _ROUNDING), generator=source)
             noisy.div_(len(inputs))
@@ -102,6 +103,8 @@ class NoisySums(Value):
                 step=step,
                 release=fingerprint([noisy]),
                 arithmetic="proved" if len(inputs) <= _MOST_RECORDS else "assumed",
+                randomness="secret" if generator is None else "seeded",
+                records=len(inputs),
             )
             found.append(noisy)
         return found

@@ -13,11 +13,18 @@ from hush.accounting.charge import rdp
 from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import DataError, InvalidValue, LedgerError, Unsupported
-from hush.core.guarantee import Arithmetic, Guarantee
+from hush.core.guarantee import Arithmetic, Guarantee, Secrecy
 from hush.core.kind import check_kind
 from hush.core.number import check_count
 from hush.core.plan import Plan
-from hush.core.randomness import Randomness, SystemSource, cryptographic, source_for, substream
+from hush.core.randomness import (
+    Randomness,
+    SystemSource,
+    cryptographic,
+    set_apart,
+    source_for,
+    substream,
+)
 from hush.core.selective import Selective
 from hush.core.single_owner import SingleOwner
 from hush.core.tape import ClippedSum
@@ -38,6 +45,7 @@ from hush.training.labels import check_labels
 from hush.training.own_randomness import own_randomness
 from hush.training.public import check_public
 from hush.training.records import Data, check_some_number, count, take
+from hush.training.released_weights import Lengths, note_released, warn_of_other_ledger
 from hush.training.selective import Trials
 from hush.training.sizing import fitting
 from hush.training.state import load_state, settings_of, state_of
@@ -60,12 +68,14 @@ class PrivateStep(SingleOwner):
     record is a function of that record and of shapes (docs/guarantees/tape.md). Noise is drawn exactly
     from a cryptographic stream and the rounding of sums is paid for (docs/guarantees/sampling.md); where
     that is not so, the guarantee says `arithmetic: assumed`. Proved in
-    docs/guarantees/poisson-gaussian.md and ledger.md. Two steps on one model must share a ledger.
+    docs/guarantees/poisson-gaussian.md and ledger.md. Two steps on one model must share a ledger: the
+    weights of another one's run are trained further with a `PrivacyWarning`.
 
     A step has five phases, each a method: `batches` draws, `clipped_sum` clips and adds up, `privatize`
     adds noise, `charge` puts the step on the ledger, `apply` moves the model. `step(batch)` runs them.
 
-    `generator` seeds the stream, so that a run can be repeated by whoever knows the seed. `secure` draws
+    `generator` seeds the stream, so that a run can be repeated by whoever knows the seed: for tests, and
+    the guarantee says `randomness: seeded`. `secure` draws
     from the operating system instead of a stream: such a step cannot be repeated, so a run that resumes
     pays again for the steps since its checkpoint. `arithmetic="assumed"` draws noise with torch's own
     generator: faster, and on a grid that can be recognised.
@@ -148,7 +158,12 @@ class PrivateStep(SingleOwner):
             )
         self._replay = Replay(model, self.loss, plan.clipping, views) if replay else None
         self.ledger = _ledger_of(ledger, plan)
+        self.generator = set_apart(self.generator, self.ledger.stream_label())
+        self.randomness: Secrecy = "secret" if generator is None else "seeded"
+        """Whether the stream's key came from the operating system or from a seed that was given."""
         self.run = secrets.token_hex(8)
+        self.charged_run = self.run
+        """Run that the last step was charged to: another one right after `reseed`."""
         self.steps = 0
         self.skipped = 0
         """How many records added nothing because their gradient was not finite (sensitive)."""
@@ -161,6 +176,7 @@ class PrivateStep(SingleOwner):
         self._bounded = False
         """Whether rounding is within what is paid for, by what is public: known after `probe`."""
         self._versions = self._weights_now()
+        warn_of_other_ledger(self._lengths(), self.ledger)
         self._trials = Trials(self, plan.release) if isinstance(plan.release, Selective) else None
 
     def batches(
@@ -270,8 +286,11 @@ class PrivateStep(SingleOwner):
             release=release,
             dimension=self.dimension,
             arithmetic=self.arithmetic,
+            randomness=self.randomness,
+            records=self.records,
         )
         self.steps += 1
+        self.charged_run = self.run
         self._drawn = None
 
     def apply(self, update: Tensor) -> None:
@@ -284,7 +303,9 @@ class PrivateStep(SingleOwner):
         for parameter in self.trainable().values():
             parameter.grad = None
         self.update = update
-        self._versions = self._weights_now()
+        before, self._versions = self._lengths(), self._weights_now()
+        if self._lengths() != before:
+            note_released(self.model, self._lengths(), self.ledger)
 
     @property
     def rounding(self) -> float:
@@ -337,6 +358,7 @@ class PrivateStep(SingleOwner):
         if not isinstance(self.generator, SystemSource):
             kind: Arithmetic = "proved" if cryptographic(self.generator) else "assumed"
             self.generator = source_for(self.generator.device, arithmetic=kind)
+        self.randomness = "secret"
         self.run = secrets.token_hex(8)
 
     def _nothing_drawn(self) -> None:
@@ -372,6 +394,10 @@ class PrivateStep(SingleOwner):
             (value.data_ptr(), value._version, repr(length))
             for value, length in zip(values, lengths, strict=True)
         ]
+
+    def _lengths(self) -> Lengths:
+        """Euclidean norms of the weights when they were last written by this step."""
+        return tuple(length for _, _, length in self._versions)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters to train; which ones they are may change between steps."""
