@@ -90,6 +90,26 @@ def test_a_repeated_step_is_recognised_after_the_fold_and_refused_before_it(path
         assert ledger.counts == {PLAN: 20}
 
 
+def test_a_fold_keeps_what_the_guarantee_says_of_its_assumptions(path: Path) -> None:
+    with hush.Ledger(path) as ledger:
+        for step in range(1, 8):
+            ledger.charge(
+                PLAN,
+                run="r",
+                step=step,
+                release="x",
+                randomness="seeded",
+                records=3,
+                arithmetic="assumed",
+            )
+        before = str(ledger.epsilon(0.4))
+        ledger.compact("r", 6)
+    assert "folded" in lines(path)[-1]
+    with hush.Ledger(path) as ledger:
+        assert str(ledger.epsilon(0.4)) == before
+        assert "arithmetic: assumed, randomness: seeded, delta: above 1/3" in before
+
+
 def test_other_runs_keep_all_their_releases(path: Path) -> None:
     with hush.Ledger(path) as ledger:
         fill(ledger, range(1, 9), run="answers")

@@ -17,9 +17,9 @@ code { background: #f3f3f3; padding: .1rem .3rem; }
 
 
 def write_page(
-    path: Path, *, title: str, lead: str, table: Table, plot: Path, notes: Sequence[str]
+    path: Path, *, title: str, lead: str, table: Table, plot: Path, settings: Table, notes: Sequence[str]
 ) -> None:
-    """Write a page with a sentence, a table, a plot and notes."""
+    """Write a page with a sentence, a table of results, a plot, the settings of the runs and notes."""
     picture = base64.b64encode(plot.read_bytes()).decode()
     items = "\n".join(f"<li>{escape(note)}</li>" for note in notes)
     path.write_text(
@@ -32,6 +32,7 @@ def write_page(
 <p>{escape(lead)}</p>
 {table.html()}
 <img alt="{escape(title)}" src="data:image/png;base64,{picture}">
+{settings.html()}
 <ul>
 {items}
 </ul>

@@ -8,7 +8,7 @@ from torch import nn
 
 from hush.accounting.calibrate import calibrate
 from hush.clipping import L2
-from hush.core.guarantee import Budget
+from hush.core.guarantee import Budget, Guarantee
 from hush.core.plan import Plan
 from hush.data import load, tensors
 from hush.models import build
@@ -93,11 +93,26 @@ def demo(out: Path) -> None:
         lead="A linear classifier on scikit-learn's digits, trained with and without privacy.",
         table=table,
         plot=out / "plot.png",
+        settings=_settings(len(x_train), run.guarantee),
         notes=NOTES,
     )
     print(f"\n{table.markdown()}\n\nreport: {out / 'report.html'}\n\nwhere to look next:")
     for note in NOTES:
         print(f"  {note}")
+
+
+def _settings(records: int, promised: Guarantee) -> Table:
+    """What the private runs have in common: what it takes to run them again, and to read epsilon."""
+    rows = {
+        "steps": f"{STEPS}",
+        "sampling": f"Poisson, rate {RATE:g}: {RATE * records:g} of {records} records expected a step",
+        "clipping": f"Euclidean norm {CLIP:g} of each record's gradient",
+        "learning rate": f"{LEARNING_RATE:g} (SGD)",
+        "neighbours": f"{promised.neighbours}, {promised.unit}",
+        "delta": f"{promised.delta:g}",
+        "randomness": promised.randomness,
+    }
+    return Table(header=["setting", "value"], rows=[[name, value] for name, value in rows.items()])
 
 
 def fresh_model(classes: int, inputs: torch.Tensor) -> nn.Module:
