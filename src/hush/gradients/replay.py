@@ -85,9 +85,11 @@ class Replay:
         graph = self._graphs[key]
         for held, given in ((graph.inputs, inputs), (graph.targets, targets)):
             held[: len(given)] = given
-            held[len(given) :] = given[0]
         graph.present[: len(inputs)] = True if present is None else present
-        graph.present[len(inputs) :] = False
+        if len(inputs) < size:
+            graph.inputs[len(inputs) :] = inputs[0]
+            graph.targets[len(inputs) :] = targets[0]
+            graph.present[len(inputs) :] = False
         graph.graph.replay()
         if int(graph.output.skipped):
             # in the same places and shapes, by which kernels round

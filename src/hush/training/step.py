@@ -372,7 +372,8 @@ class PrivateStep(SingleOwner):
 
     def _check_unmoved(self) -> None:
         """Raise, and void the ledger, if the weights have changed since the last step."""
-        if self._weights_now() == self._versions:
+        tensors, lengths = self._weights_now()
+        if tensors == self._versions[0] and torch.equal(lengths, self._versions[1]):
             return
         reason = "the model's weights were changed outside of the private step, where nothing is charged"
         self.ledger.void(reason)
@@ -383,17 +384,17 @@ class PrivateStep(SingleOwner):
         )
 
     @torch.no_grad()
-    def _weights_now(self) -> list[tuple[int, int, str]]:
-        """Which tensors the weights are, how often each was written, and how long each is.
+    def _weights_now(self) -> tuple[list[tuple[int, int]], Tensor]:
+        """Which tensors the weights are and how often each was written; the bits of their lengths.
 
-        Writes by way of `.data` are not counted by torch; they change the length.
+        Writes by way of `.data` are not counted by torch; they change the length. The bits stay on the
+        device until they are compared, so that a step does not wait for what it has just moved.
         """
         values: list[Tensor] = list(self.model.parameters())
-        lengths = torch.stack([length.double() for length in torch._foreach_norm(values)]).tolist()
-        return [
-            (value.data_ptr(), value._version, repr(length))
-            for value, length in zip(values, lengths, strict=True)
-        ]
+        lengths = torch._foreach_norm(values)
+        if len({length.dtype for length in lengths}) > 1:
+            lengths = tuple(length.double() for length in lengths)
+        return [(value.data_ptr(), value._version) for value in values], _bits(torch.stack(lengths))
 
     def _lengths(self) -> Lengths:
         """Euclidean norms of the weights when they were last written by this step."""
@@ -540,10 +541,16 @@ class PrivateStep(SingleOwner):
         """Hand each parameter its part of the update as its gradient."""
         parameters = list(self.trainable().values())
         parts = update.split([parameter.numel() for parameter in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            if parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter)
-            parameter.grad.copy_(part.view_as(parameter))
+        gradients = [torch.empty_like(parameter) for parameter in parameters]
+        shaped = [part.view_as(parameter) for parameter, part in zip(parameters, parts, strict=True)]
+        torch._foreach_copy_(gradients, shaped)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+
+def _bits(values: Tensor) -> Tensor:
+    """Bytes of a flat tensor: those of a NaN are equal to themselves."""
+    return values.view(torch.uint8)
 
 
 def _ledger_of(ledger: Ledger | str | os.PathLike[str] | None, plan: Plan) -> Ledger:
