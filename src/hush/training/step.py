@@ -48,6 +48,7 @@ from hush.training.records import Data, check_some_number, count, take
 from hush.training.released_weights import Lengths, note_released, warn_of_other_ledger
 from hush.training.selective import Trials
 from hush.training.sizing import fitting
+from hush.training.stand_ins import stand_ins
 from hush.training.state import load_state, settings_of, state_of
 
 _MANY = 2**17
@@ -410,26 +411,45 @@ class PrivateStep(SingleOwner):
         return sum(parameter.numel() for parameter in self.trainable().values())
 
     def probe(self, data: Data) -> int:
-        """How many records to work on at once, after two of them have shown that the model will do."""
+        """How many records to work on at once, after made-up ones have shown that the model will do.
+
+        Where the model does not take those, two records decide: docs/guarantees/tape.md, 10.
+        """
         check_some_number(data)
-        inputs, targets = each(take(data, torch.arange(min(2, self.records))), self.to_device)
+        records = each(take(data, torch.arange(min(2, self.records))), self.to_device)
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            tape = self.module_state.probe(self._recorded, inputs, targets)
+            inputs, targets = stand_ins(*records)
+            try:
+                tape = self._probed(inputs, targets)
+                # what is not finite cannot be compared, and a branch may have been left out
+                made_up = bool(tape.norms(2.0).isfinite().all()) and not tape.idle
+            except Unsupported:
+                raise
+            except Exception:  # whatever the model raises for an input that it does not take
+                made_up = False
+            if not made_up:
+                inputs, targets = records
+                tape = self._probed(inputs, targets)
             if tape.idle:
                 raise Unsupported(
                     f"the loss does not depend on {', '.join(tape.idle)}: noise alone would move it. "
                     "Freeze it with requires_grad_(False), or use it in forward()."
                 )
-            if self._trials is not None:
-                self._trials.probe(inputs, targets)
             check_labels(self.model, self._given_loss, inputs, data)
-            if tape.records == 2:
-                check_apart(self.model, self.loss, inputs, targets)
             physical = self.physical_batch or self._fitting(inputs, targets, tape)
         batches = -(-self.records // physical)
         running = batches * self.records * 2.0**-52 <= self.rounding / 8
         self._bounded = running and tape.rounding_bounded(min(physical, self.records))
         return physical
+
+    def _probed(self, inputs: Any, targets: Any) -> GradientTape | SplitTape:
+        """The tape of one or two records, after checks that the model keeps them apart."""
+        tape: GradientTape | SplitTape = self.module_state.probe(self._recorded, inputs, targets)
+        if self._trials is not None:
+            self._trials.probe(inputs, targets)
+        if tape.records == 2:
+            check_apart(self.model, self.loss, inputs, targets)
+        return tape
 
     def _fitting(self, inputs: Any, targets: Any, tape: GradientTape | SplitTape) -> int:
         """How many records to work on at once: what fits, if that does not depend on the records."""
