@@ -3,35 +3,41 @@
 import warnings
 from weakref import WeakKeyDictionary
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from hush.accounting.ledger import Ledger
 from hush.core.errors import PrivacyWarning
 
-Lengths = tuple[str, ...]
-"""Euclidean norms of a model's weights, in full precision: they tell one set of weights from another."""
-
-_RELEASED: "WeakKeyDictionary[nn.Module, dict[str, Lengths]]" = WeakKeyDictionary()
-"""Of each model that still exists, the last weights charged to each ledger, by its identity."""
-
-
-def note_released(model: nn.Module, lengths: Lengths, ledger: Ledger) -> None:
-    """Remember that weights of these lengths came out of a step on this ledger."""
-    _RELEASED.setdefault(model, {})[ledger.identity] = lengths
+_RELEASED: "WeakKeyDictionary[nn.Module, dict[str, tuple[Tensor, Tensor]]]" = WeakKeyDictionary()
+"""Norms of the weights of each model that still exists, before the first step and after the last one on
+each ledger, by its identity. They tell one set of weights from another, and stay on the model's device
+until they are compared, so that no step waits for them."""
 
 
-def warn_of_other_ledger(lengths: Lengths, ledger: Ledger) -> None:
+def note_released(model: nn.Module, before: Tensor, after: Tensor, ledger: Ledger) -> None:
+    """Remember that a step on this ledger moved weights of some norms to weights of others."""
+    steps = _RELEASED.setdefault(model, {})
+    start, _ = steps.get(ledger.identity, (before, before))
+    steps[ledger.identity] = start, after
+
+
+def warn_of_other_ledger(lengths: Tensor, ledger: Ledger) -> None:
     """Warn if weights of these lengths came out of a private run that is on another ledger.
 
     The model itself and copies of it are recognised while it exists; weights that were read from a
     file in another process are not.
 
     Args:
-        lengths: of the weights to be trained, as they are now.
+        lengths: bits of the norms of the weights to be trained, as they are now.
         ledger: what their steps will be charged to.
     """
     known = [pair for released in _RELEASED.values() for pair in released.items()]
-    others = {name for name, held in known if held == lengths} - {ledger.identity}
+    others = {
+        name
+        for name, (start, last) in known
+        if _equal(last, lengths) and not _equal(start, last) and name != ledger.identity
+    }
     if others:
         warnings.warn(
             "the model's weights came out of an earlier private run, which was charged to another "
@@ -41,3 +47,7 @@ def warn_of_other_ledger(lengths: Lengths, ledger: Ledger) -> None:
             PrivacyWarning,
             stacklevel=3,
         )
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    return first.device == second.device and torch.equal(first, second)

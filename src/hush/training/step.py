@@ -45,7 +45,7 @@ from hush.training.labels import check_labels
 from hush.training.own_randomness import own_randomness
 from hush.training.public import check_public
 from hush.training.records import Data, check_some_number, count, take
-from hush.training.released_weights import Lengths, note_released, warn_of_other_ledger
+from hush.training.released_weights import note_released, warn_of_other_ledger
 from hush.training.selective import Trials
 from hush.training.sizing import fitting
 from hush.training.stand_ins import stand_ins
@@ -177,7 +177,7 @@ class PrivateStep(SingleOwner):
         self._bounded = False
         """Whether rounding is within what is paid for, by what is public: known after `probe`."""
         self._versions = self._weights_now()
-        warn_of_other_ledger(self._lengths(), self.ledger)
+        warn_of_other_ledger(self._versions[1], self.ledger)
         self._trials = Trials(self, plan.release) if isinstance(plan.release, Selective) else None
 
     def batches(
@@ -304,9 +304,8 @@ class PrivateStep(SingleOwner):
         for parameter in self.trainable().values():
             parameter.grad = None
         self.update = update
-        before, self._versions = self._lengths(), self._weights_now()
-        if self._lengths() != before:
-            note_released(self.model, self._lengths(), self.ledger)
+        before, self._versions = self._versions, self._weights_now()
+        note_released(self.model, before[1], self._versions[1], self.ledger)
 
     @property
     def rounding(self) -> float:
@@ -396,10 +395,6 @@ class PrivateStep(SingleOwner):
         if len({length.dtype for length in lengths}) > 1:
             lengths = tuple(length.double() for length in lengths)
         return [(value.data_ptr(), value._version) for value in values], _bits(torch.stack(lengths))
-
-    def _lengths(self) -> Lengths:
-        """Euclidean norms of the weights when they were last written by this step."""
-        return tuple(length for _, _, length in self._versions)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters to train; which ones they are may change between steps."""
