@@ -2,6 +2,7 @@
 again."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def holds(case: Case, folder: Path) -> None:
     ledger = runs_and_resumes(case, folder)
     assert ledger.counts == {case.plan: 3}
     guarantee = is_charged(case, ledger.dimensions.get(case.plan))
-    assert ledger.epsilon(case.delta) == guarantee
+    assert ledger.epsilon(case.delta) == replace(guarantee, randomness="seeded")
     if case.seed % 7 == 0:
         trains_and_resumes(case, folder, guarantee.epsilon.upper)
 
@@ -79,7 +80,8 @@ def runs_and_resumes(case: Case, folder: Path) -> hush.Ledger:
     take(second, case, 1)
     states = [step.state_dict() for step in (second, straight)]
     for state in states:
-        del state["run"], state["ledger"]  # drawn anew for each run, and what follows from it
+        for name in ("run", "charged_run", "ledger"):  # drawn anew for each run, and what follows
+            del state[name]
     assert bits(states[0]) == bits(states[1])
     assert list(second.ledger.releases) == list(straight.ledger.releases)
     second.ledger.close()
