@@ -14,9 +14,11 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from hush.accounting import calibrate, lattice, pld
+from hush.accounting import calibrate
 from hush.accounting.mechanism import SampledGaussian
-from hush.accounting.profile import Law, profile
+from hush.accounting.pld import accountant as pld
+from hush.accounting.pld import lattice
+from hush.accounting.rdp.profile import NoiseDensity, profile
 from hush.clipping import L2
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
@@ -31,8 +33,8 @@ Answer = tuple[float | None, float]  # a lower end, if there is one, and an uppe
 
 
 def hush_answer(sigma: float, rate: float, steps: int) -> Answer:
-    lattice.above.cache_clear()
-    lattice.below.cache_clear()
+    lattice.pessimistic.cache_clear()
+    lattice.optimistic.cache_clear()
     found = pld.epsilon({SampledGaussian(rate, sigma): steps}, DELTA)
     return found.lower, found.upper
 
@@ -117,7 +119,7 @@ def main() -> None:
     orders, shifts = np.arange(2.0, 62.0), np.array([[1.0]])
     spans = []
     for repeat in range(REPEATS):
-        law = Law(beta=1.5 + 1e-9 * repeat, scale=2.0)  # never seen before, so not cached
+        law = NoiseDensity(beta=1.5 + 1e-9 * repeat, scale=2.0)  # never seen before, so not cached
         start = time.perf_counter()
         profile(law, orders, shifts)
         spans.append(time.perf_counter() - start)

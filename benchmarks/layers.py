@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hush.gradients import patches
-from hush.gradients.factors import Outer
-from hush.gradients.patches import Geometry, Patches
+from hush.gradients import convolution as patches
+from hush.gradients.convolution import ConvolutionShape, Patches
+from hush.gradients.factors import OuterFactors
 from hush.gradients.terms import Dense
 
 REPEATS = 7
@@ -49,7 +49,7 @@ def medians(ways: Sequence[Callable[[], object]]) -> list[float]:
 
 def of_product(records: int, positions: int, rows: int, columns: int) -> str:
     left, right = torch.randn(records, positions, rows), torch.randn(records, positions, columns)
-    term, weights = Outer(left, right, torch.Size((rows, columns))), torch.rand(records)
+    term, weights = OuterFactors(left, right, torch.Size((rows, columns))), torch.rand(records)
 
     def written() -> None:
         dense = Dense(term.dense())
@@ -70,7 +70,7 @@ def of_convolution(
     records: int, channels: int, size: int, filters: int, kernel: int, stride: int, padding: int
 ) -> str:
     shape = torch.Size((filters, channels, kernel, kernel))
-    geometry = Geometry(shape, (stride, stride), (padding, padding), (1, 1), 1)
+    geometry = ConvolutionShape(shape, (stride, stride), (padding, padding), (1, 1), 1)
     x, weights = torch.randn(records, channels, size, size), torch.rand(records)
     grad = torch.randn_like(geometry.apply(x, torch.randn(shape), None))
     term = Patches(grad, x, geometry)

@@ -32,9 +32,9 @@ from torch.nn import functional
 
 import hush
 from hush.core.guarantee import Arithmetic
-from hush.core.part import Clipping, Sampling
+from hush.core.parts import Clipping, Sampling
 from hush.models import build
-from hush.models.lstm import ImdbLstm
+from hush.models.networks import ImdbLstm
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIGMA = 1.0

@@ -45,4 +45,4 @@ def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     def location_itself(self: Gaussian, location: Tensor, **_: object) -> Tensor:
         return location
 
-    monkeypatch.setattr(Gaussian, "around", location_itself)
+    monkeypatch.setattr(Gaussian, "privatize", location_itself)

@@ -43,7 +43,7 @@ def test_every_name_in_the_readme_and_in_messages_is_there_after_importing_hush(
     """In a process of its own: other tests import the modules that a name might need."""
     text = "\n".join([README, *messages()])
     names = set(re.findall(r"(?<![\w/.-])hush(?:\.[A-Za-z]\w*)+(?![\w/])", text))
-    assert {"hush.data.views.flips_and_shifts", "hush.training.mean.individual_mean"} <= names
+    assert {"hush.data.views.flips_and_shifts", "hush.training.methods.mean.individual_mean"} <= names
     code = (
         "import hush, sys\n"
         "for name in sys.argv[1:]:\n"

@@ -10,32 +10,32 @@ import torch
 from torch import nn
 
 import hush
-from hush.accounting.individual import RenyiFilter
-from hush.training.linear import LinearDescent
-from hush.training.mean import individual_mean
+from hush.accounting.filters import RenyiFilter
+from hush.training.methods.linear import LinearDescent
+from hush.training.methods.mean import individual_mean
 
 SOURCE = Path(hush.__file__).parent
 NAMES = r"\b(individual_rdp|individual_mean|sampled_rdp|odometer|FisherLoss|add_fisher|charges)\b"
 MADE_HERE = {
     "__init__.py",
-    "accounting/bounded.py",
-    "accounting/fisher.py",
-    "accounting/individual.py",
-    "accounting/sampled_bounded.py",
-    "training/linear.py",
-    "training/mean.py",
+    "accounting/per_instance/bounded.py",
+    "accounting/per_instance/fisher.py",
+    "accounting/filters.py",
+    "accounting/per_instance/sampled.py",
+    "training/methods/linear.py",
+    "training/methods/mean.py",
     "training/told.py",
     # attacks on made-up records
-    "audit/mechanism.py",
+    "audit/mechanisms/distinguisher.py",
     # recipes on made-up records
-    "reproduce/bounded_fig1.py",
-    "reproduce/bounded_fig2.py",
-    "reproduce/bounded_sampling.py",
+    "recipes/bounded/fig1.py",
+    "recipes/bounded/fig2.py",
+    "recipes/bounded/sampling.py",
     # and on published data sets
-    "reproduce/bounded_fig3_cifar10.py",
-    "reproduce/bounded_fig4.py",
-    "reproduce/bounded_probe.py",
-    "reproduce/bounded_wrn.py",
+    "recipes/bounded/fig3_cifar10.py",
+    "recipes/bounded/fig4.py",
+    "recipes/bounded/probe.py",
+    "recipes/bounded/wide_resnet.py",
 }
 
 
@@ -45,7 +45,7 @@ def test_nothing_else_in_the_library_asks_for_them() -> None:
         for path in SOURCE.rglob("*.py")
         if re.search(NAMES + r"\(", path.read_text()) and "PATE" not in path.read_text()
     }
-    assert "accounting/bounded.py" in found, "the search finds what is there"
+    assert "accounting/per_instance/bounded.py" in found, "the search finds what is there"
     assert found <= MADE_HERE, "whoever prints, logs or stores must not compute per-instance numbers"
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from hush.clipping import L2, Box, Entries, Importance, L2Linf, Linf, Lp, Principal, Subspaces
 from hush.core.guarantee import Bound, Budget, Guarantee, Neighbours
 from hush.core.lazy import lazy_modules
-from hush.core.part import Always
+from hush.core.parts import Always
 from hush.core.plan import Plan
-from hush.core.selective import Selective
+from hush.core.release import Selective
 from hush.noise import (
     BlockGaussian,
     Gaussian,
@@ -25,13 +25,13 @@ from hush.noise import (
 from hush.sampling import Coordinate, FullBatch, Poisson, Twice
 
 if TYPE_CHECKING:
-    from hush.accounting.bounded import fisher, individual_rdp
     from hush.accounting.calibrate import calibrate
-    from hush.accounting.charge import epsilon, rdp
-    from hush.accounting.ledger import Ledger
-    from hush.accounting.shaping import fit_noise
+    from hush.accounting.epsilon import epsilon, rdp
+    from hush.accounting.ledger.ledger import Ledger
+    from hush.accounting.per_instance.bounded import fisher, individual_rdp
+    from hush.accounting.shaping.fit import fit_noise
     from hush.training.loop import train
-    from hush.training.mean import mean
+    from hush.training.methods.mean import mean
     from hush.training.step import PrivateStep
 
 __version__ = "0.1.0"
@@ -78,15 +78,15 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Ledger": "hush.accounting.ledger",
+    "Ledger": "hush.accounting.ledger.ledger",
     "PrivateStep": "hush.training.step",
     "calibrate": "hush.accounting.calibrate",
-    "epsilon": "hush.accounting.charge",
-    "fisher": "hush.accounting.bounded",
-    "fit_noise": "hush.accounting.shaping",
-    "individual_rdp": "hush.accounting.bounded",
-    "mean": "hush.training.mean",
-    "rdp": "hush.accounting.charge",
+    "epsilon": "hush.accounting.epsilon",
+    "fisher": "hush.accounting.per_instance.bounded",
+    "fit_noise": "hush.accounting.shaping.fit",
+    "individual_rdp": "hush.accounting.per_instance.bounded",
+    "mean": "hush.training.methods.mean",
+    "rdp": "hush.accounting.epsilon",
     "train": "hush.training.loop",
 }
 

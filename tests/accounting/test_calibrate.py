@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 import hush
-from hush.accounting import pld
 from hush.accounting.calibrate import calibrate, largest, rate_within, steps_within
-from hush.accounting.charge import epsilon, spent
+from hush.accounting.epsilon import compose, epsilon
 from hush.accounting.mechanism import SampledNoise
+from hush.accounting.pld import accountant
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.noise import Gaussian
 
@@ -76,7 +76,7 @@ def test_what_was_spent_counts() -> None:
     before = {plan(rate=1.0, multiplier=4.0): 2}
     after = steps_within(step, budget, spent=before)
     assert 0 < after < most
-    assert spent({**before, step: after}, 1e-5).epsilon.upper <= 2.0
+    assert compose({**before, step: after}, 1e-5).epsilon.upper <= 2.0
 
 
 def test_no_step_fits_a_budget_that_is_gone() -> None:
@@ -118,8 +118,8 @@ def test_the_scale_of_one_number_for_any_beta(beta: float, rate: float) -> None:
     found = hush.calibrate(plan, budget, steps=3, dimension=1)
     scale = found.noise.to_plain()["multiplier"]
     # the certified distribution of the scalar mechanism meets the budget there and not with less noise
-    assert pld.epsilon({SampledNoise(rate, beta, scale): 3}, 1e-5).upper <= 1.0
-    assert pld.epsilon({SampledNoise(rate, beta, 0.99 * scale): 3}, 1e-5).lower > 1.0
+    assert accountant.epsilon({SampledNoise(rate, beta, scale): 3}, 1e-5).upper <= 1.0
+    assert accountant.epsilon({SampledNoise(rate, beta, 0.99 * scale): 3}, 1e-5).lower > 1.0
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_noise_after_what_was_spent_is_larger_and_together_they_fit() -> None:
     assert 0.999 <= ledger.epsilon(1e-5).epsilon.upper <= 1.0
     # steps of the plan that comes out may be among those before it
     again = calibrate(after, budget, 5, spent={first: 2, after: 15})
-    assert spent({first: 2, after: 15, again: 5}, 1e-5).epsilon.upper <= 1.0
+    assert compose({first: 2, after: 15, again: 5}, 1e-5).epsilon.upper <= 1.0
     with pytest.raises(BudgetExceeded, match="was spent before"):
         calibrate(sampled, budget, 20, spent={first: 20})
 
@@ -190,7 +190,7 @@ def test_a_dimension_is_not_taken_for_that_of_what_was_spent() -> None:
     later = replace(first, noise=hush.Gaussian(multiplier=1.0))
     private = calibrate(later, hush.Budget(epsilon=1.0, delta=1e-5), 20, dimension=10, spent={plan(): 3})
     counts, sizes = {plan(): 3, private: 20}, {private: 10}
-    assert 0.999 <= spent(counts, 1e-5, sizes).epsilon.upper <= 1.0
+    assert 0.999 <= compose(counts, 1e-5, sizes).epsilon.upper <= 1.0
 
 
 @pytest.mark.parametrize("before", [{"a": 1}, 5, None, hush.Ledger(), {plan(): -1}, {plan(): 1.5}])
@@ -229,7 +229,7 @@ def test_a_rate_under_hardly_any_noise_needs_no_grid(monkeypatch: pytest.MonkeyP
     def refuse(*_: object) -> None:
         raise AssertionError("a grid of losses up to 500,000 is long")
 
-    monkeypatch.setattr(pld, "compose", refuse)
+    monkeypatch.setattr(accountant, "compose", refuse)
     found = rate_within(plan(multiplier=1e-3), hush.Budget(epsilon=3.0, delta=1e-5), steps=100)
     assert found.sampling.participation == pytest.approx(1e-7, rel=1e-3)
 

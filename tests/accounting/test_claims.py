@@ -10,9 +10,9 @@ from scipy.integrate import quad
 from scipy.special import gamma
 from scipy.stats import norm
 
-from hush.accounting import pld
 from hush.accounting.claims import CLAIMS
 from hush.accounting.mechanism import SampledGaussian
+from hush.accounting.pld import accountant
 
 
 def check(printed: float, true: float) -> None:
@@ -128,7 +128,7 @@ def test_sampled_histograms_miss_the_tail() -> None:
 def test_the_central_limit_is_not_a_bound() -> None:
     sigma, rate, steps = 0.6, 0.001, 100_000
     mu = rate * math.sqrt(steps * math.expm1(1 / sigma**2))
-    limit = pld.epsilon({SampledGaussian(1.0, 1 / mu): 1}, 1e-5)
-    truth = pld.epsilon({SampledGaussian(rate, sigma): steps}, 1e-5)
+    limit = accountant.epsilon({SampledGaussian(1.0, 1 / mu): 1}, 1e-5)
+    truth = accountant.epsilon({SampledGaussian(rate, sigma): steps}, 1e-5)
     assert limit.upper < truth.lower
     check(limit.upper, truth.upper)

@@ -14,9 +14,9 @@ from hush.accounting.mechanism import (
     ellipsoid,
     mechanism,
 )
-from hush.core.ball import Ball
 from hush.core.errors import Unproved
-from hush.core.part import Clipping, Noise
+from hush.core.parts import Clipping, Noise
+from hush.core.sensitivity import SensitivitySet
 
 
 def plan(**parts: object) -> hush.Plan:
@@ -85,7 +85,7 @@ def test_other_noise_is_charged_coordinate_by_coordinate(
     clipping: Clipping, noise: Noise, beta: float, p: float
 ) -> None:
     found = mechanism(plan(clipping=clipping, noise=noise))
-    assert found == CoordinateWise(0.1, (Block(beta, 2.0, Ball(p=p, norm=1.0)),))
+    assert found == CoordinateWise(0.1, (Block(beta, 2.0, SensitivitySet(p=p, norm=1.0)),))
 
 
 def test_laplace_noise_in_l1_is_one_noisy_number() -> None:

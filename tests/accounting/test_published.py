@@ -9,8 +9,8 @@ import torch
 from scipy import stats
 
 import hush
-from hush.accounting import pld
 from hush.accounting.mechanism import SampledNoise
+from hush.accounting.pld import accountant
 from hush.core.errors import InvalidValue
 
 DIMENSION, BETA, DELTA = 1000, 4.0, 1e-5
@@ -30,7 +30,7 @@ def test_a_published_number_is_that_of_one_dimension_and_says_so(rate: float) ->
     assert found.basis == "published"
     assert "not proved" in str(found)
     assert "one record, proved" not in str(found)
-    assert found.epsilon == pld.epsilon({SampledNoise(rate, 3.0, 3.0): 10}, DELTA)
+    assert found.epsilon == accountant.epsilon({SampledNoise(rate, 3.0, 3.0): 10}, DELTA)
     one, many = (float(hush.rdp(plan(3.0, 3.0, rate), [2.0], d)[0]) for d in (1, 1000))
     assert many > 4 * one
 

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 import hush
-from hush.accounting.ledger import Ledger
-from hush.clipping import lp
+from hush.accounting.ledger.ledger import Ledger
+from hush.clipping import norms as lp
 from hush.core.randomness import Stream, coins, uniform
 from hush.core.tape import ClippedSum
 from hush.noise import ziggurat_cpu
 from hush.sampling import coordinates
-from hush.training.batch import Batch
-from hush.training.selective import Trials
-from hush.training.snapshot import Snapshot
+from hush.training.data import Batch
+from hush.training.methods.selective import Trials
+from hush.training.resume import Snapshot
 from hush.training.step import PrivateStep
 
-PRIVATE, AROUND, KEPT = PrivateStep.private_gradient, hush.Gaussian.around, coordinates._kept
+PRIVATE, AROUND, KEPT = PrivateStep.private_gradient, hush.Gaussian.privatize, coordinates._kept
 RESTORE, CHARGE, PASSES = Snapshot.restore, Ledger.charge, Trials.passes
 WITHIN, DRAWS = lp.weights_within, ziggurat_cpu.draws
 
@@ -30,7 +30,7 @@ def a_quarter_of_the_noise(patch: pytest.MonkeyPatch) -> None:
     def around(self: hush.Gaussian, location: Tensor, *, norm: float, generator: Any) -> Tensor:
         return AROUND(self, location, norm=norm / 4, generator=generator)
 
-    patch.setattr(hush.Gaussian, "around", around)
+    patch.setattr(hush.Gaussian, "privatize", around)
 
 
 def noise_per_physical_batch(patch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def _other_noise(patch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) 
         noise = AROUND(self, torch.zeros_like(location), norm=norm, generator=generator)
         return location + change(noise / (norm * self.multiplier)) * norm * self.multiplier
 
-    patch.setattr(hush.Gaussian, "around", around)
+    patch.setattr(hush.Gaussian, "privatize", around)
 
 
 def the_same_noise_for_both_halves(patch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import pytest
 from scipy.special import ndtr, ndtri
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from hush.accounting import gaussian
+from hush.accounting.pld import analytic_gaussian
 from hush.audit.roc import Roc, ceiling
 from hush.core.errors import DataError, InvalidValue
 
@@ -54,7 +54,7 @@ def test_no_normal_mechanism_is_above_its_ceiling_which_it_touches() -> None:
     for separation in (0.5, 1.0, 3.0):
         exact = ndtr(ndtri(false) + separation)
         for epsilon in (0.1, 0.8, 2.0):
-            delta = gaussian.delta(separation, epsilon).upper
+            delta = analytic_gaussian.delta(separation, epsilon).upper
             if delta >= 0.5:  # no guarantee has such a delta
                 continue
             above = ceiling(false, epsilon, delta)

@@ -15,7 +15,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 import hush
-from hush.audit.checks import (
+from hush.audit.checks.draws import draws_independent, masks_independent
+from hush.audit.checks.noise import (
     LEVEL,
     Check,
     Observed,
@@ -25,16 +26,15 @@ from hush.audit.checks import (
     noise_scale,
     observe,
 )
-from hush.audit.draw_checks import draws_independent, masks_independent
-from hush.audit.selective_checks import (
+from hush.audit.checks.selective import (
     fresh_test_batches,
     no_change_measured,
     noisy_verdicts,
     rollback_complete,
 )
-from hush.audit.step_checks import charged, influence, nothing_kept
+from hush.audit.checks.step import charged, influence, nothing_kept
 from hush.core.errors import InvalidValue, Unsupported
-from hush.core.part import Always, Clipping, Noise, Release, Sampling
+from hush.core.parts import Always, Clipping, Noise, Release, Sampling
 from hush.core.randomness import Stream
 from hush.training.step import PrivateStep
 from tests.audit import sabotage

@@ -11,10 +11,10 @@ from torch import Tensor
 from typer.testing import CliRunner, Result
 
 import hush
+from hush.cli.experiment import Settings
 from hush.cli.main import app
-from hush.cli.settings import Settings
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError
-from hush.core.plan_file import plan_text
+from hush.core.plan import plan_text
 from hush.core.randomness import Randomness, source_for
 from hush.noise import Gaussian
 
@@ -85,12 +85,12 @@ def test_a_run_stays_below_its_charge(run: Path, options: tuple[str, ...]) -> No
 
 
 def test_missing_noise_is_caught_and_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    around = Gaussian.around
+    around = Gaussian.privatize
 
     def less(self: Gaussian, location: Tensor, *, norm: float, generator: Randomness) -> Tensor:
         return around(self, location, norm=norm / 32, generator=generator)
 
-    monkeypatch.setattr(Gaussian, "around", less)
+    monkeypatch.setattr(Gaussian, "privatize", less)
     found = answer("audit", run, "--seed", 1, "--no-others")
     assert found["exceeded"]
     assert found["exit"] == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import hush
-from hush.core.plan_file import EXAMPLE
+from hush.core.plan import EXAMPLE
 from hush.report.signal import signal_to_noise
 from tests.cli.command import Result, call
 

@@ -11,7 +11,7 @@ import pytest
 import hush
 from hush.cli.options import MODELS
 from hush.cli.train import train
-from hush.core.plan_file import EXAMPLE, read_plan
+from hush.core.plan import EXAMPLE, read_plan
 from tests.cli.command import answer, call
 
 

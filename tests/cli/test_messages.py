@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hush.cli.progress import progress_lines
+from hush.cli.output import progress_lines
 from tests.cli.command import call
 
 
@@ -33,7 +33,7 @@ def test_a_warning_is_one_line_and_no_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hush.cli.progress._SECONDS", 0.01)
+    monkeypatch.setattr("hush.cli.output._SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("_often")
@@ -67,7 +67,7 @@ PATE = ("pate", "--teachers", "5", "--queries", "10", "--epochs", "1", "--model"
     [
         (
             ("probe", "--records", "20", "--steps", "1"),
-            "hush.training.probe.probe",
+            "hush.training.methods.probe.probe",
             "measuring the grad",
         ),
         (

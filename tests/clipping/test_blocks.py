@@ -7,26 +7,26 @@ from typing import Any
 import pytest
 
 import hush
-from hush.core.ball import Ball
 from hush.core.errors import InvalidValue
-from hush.core.plan_file import plan_text
+from hush.core.plan import plan_text
+from hush.core.sensitivity import SensitivitySet
 
 
 def test_each_knows_its_set() -> None:
-    assert hush.Linf(norm=0.1).balls(400) == (Ball(p=math.inf, norm=0.1, dimension=400),)
-    assert hush.Linf(norm=0.1).balls(400)[0].radius == pytest.approx(2.0)
+    assert hush.Linf(norm=0.1).sensitivity(400) == (SensitivitySet(p=math.inf, norm=0.1, dimension=400),)
+    assert hush.Linf(norm=0.1).sensitivity(400)[0].l2_radius == pytest.approx(2.0)
     both = hush.L2Linf(l2=1.0, linf=0.1)
-    assert [ball.radius for ball in both.balls(400)] == [1.0]
-    assert [ball.radius for ball in both.balls(25)] == [0.5], "the box is the smaller one"
+    assert [ball.l2_radius for ball in both.sensitivity(400)] == [1.0]
+    assert [ball.l2_radius for ball in both.sensitivity(25)] == [0.5], "the box is the smaller one"
     box = hush.Box(bounds=(0.1, 0.1, (3, 0.2)))
     assert box.bounds == ((2, 0.1), (3, 0.2))
-    assert [ball.radius for ball in box.balls(5)] == pytest.approx([0.1 * 2**0.5, 0.2 * 3**0.5])
-    assert box.unit == 0.2
+    assert [ball.l2_radius for ball in box.sensitivity(5)] == pytest.approx([0.1 * 2**0.5, 0.2 * 3**0.5])
+    assert box.reference_norm == 0.2
     hybrid = hush.Subspaces(ranks=(2, 8), l2=(3.0, 4.0), linf=(3.0, 1.0))
-    assert hybrid.unit == 5.0
-    assert [ball.radius for ball in hybrid.balls(10)] == pytest.approx([3.0, 8**0.5])
+    assert hybrid.reference_norm == 5.0
+    assert [ball.l2_radius for ball in hybrid.sensitivity(10)] == pytest.approx([3.0, 8**0.5])
     framed = hush.Subspaces(ranks=(2, 8), l2=(3.0, 4.0), bases=hush.Principal())
-    assert [ball.dimension for ball in framed.balls(10)] == [2, 10], "the rest in all coordinates"
+    assert [ball.dimension for ball in framed.sensitivity(10)] == [2, 10], "the rest in all coordinates"
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_bad_bounds_are_refused(make: Any, says: str) -> None:
     with pytest.raises(InvalidValue, match=says):
         make()
     with pytest.raises(InvalidValue, match="bounds 5 numbers and 6 are trained"):
-        hush.Subspaces(ranks=(2, 3), l2=(1.0, 1.0)).balls(6)
+        hush.Subspaces(ranks=(2, 3), l2=(1.0, 1.0)).sensitivity(6)

@@ -10,7 +10,7 @@ import hush
 SOURCE = Path(hush.__file__).parent
 ROOMS = [
     *("core", "noise", "clipping", "sampling", "accounting", "gradients", "training", "pate", "audit"),
-    *("data", "models", "report", "reproduce", "cli"),
+    *("data", "models", "report", "cli"),
 ]
 NO_TORCH = {"core", "noise", "clipping", "sampling", "accounting", "data"}
 

@@ -7,8 +7,7 @@ import torch
 
 from hush.core.errors import DataError
 from hush.data import Dataset, tensors
-from hush.data.order import public_order
-from hush.data.pixels import unit_pixels
+from hush.data.dataset import public_order, unit_pixels
 
 
 def tiny(**changes: object) -> Dataset:

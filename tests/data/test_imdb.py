@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from hush.core.errors import DataError, InvalidValue
+from hush.data.dataset import public_order
 from hush.data.imdb import read_imdb
-from hush.data.order import public_order
 from hush.data.published import FILES, Published
 
 REVIEWS = [[1, 2, 3, 4, 5], [7], [], [5, 6]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.part import Clipping, Noise, Release, Sampling
+from hush.core.parts import Clipping, Noise, Release, Sampling
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def _blocks(pick: Random, dimension: int, quick: bool) -> hush.Plan:
             linf=None if pick.random() < 0.5 else [_spread(pick, 0.01, 10.0) for _ in sizes],
             bases=hush.Principal(groups=1, every=pick.choice([1, 2, 100])) if principal else None,
         )
-    blocks = len(clipping.balls(dimension))
+    blocks = len(clipping.sensitivity(dimension))
     noise: Noise = hush.Gaussian(multiplier=_multiplier(pick))
     if pick.random() < 0.5:
         noise = hush.BlockGaussian(multipliers=[_multiplier(pick) for _ in range(blocks)])

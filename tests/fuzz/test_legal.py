@@ -12,7 +12,7 @@ import torch
 
 import hush
 from hush.core.errors import BudgetExceeded, InvalidValue
-from hush.core.plan_file import plan_text, read_plan
+from hush.core.plan import plan_text, read_plan
 from hush.training import checkpoint
 from hush.training.loop import Run
 from tests.fuzz.plans import Case, legal

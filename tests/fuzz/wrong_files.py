@@ -5,7 +5,7 @@ from pathlib import Path
 from random import Random
 
 import hush
-from hush.core.plan_file import plan_text, read_plan
+from hush.core.plan import plan_text, read_plan
 from hush.training import checkpoint
 from tests.fuzz.mistake import Mistake
 from tests.fuzz.plans import legal

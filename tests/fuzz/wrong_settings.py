@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import hush
-from hush.core.part import Part
+from hush.core.parts import Part
 from tests.fuzz.mistake import NUMBERS, STRANGE, Attempt, Mistake
 from tests.fuzz.wrong_arguments import a_run, a_step
 

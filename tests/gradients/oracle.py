@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hush.gradients.structure import called, each
 from hush.gradients.tape import GradientTape, SplitTape
+from hush.gradients.tree import call_model, tree_map
 
 ORDERS = (1.0, 1.5, 2.0, 3.0, torch.inf)
 
@@ -31,7 +31,7 @@ def one_at_a_time(
             one = values[i : i + 1]
             return one.double() if one.is_floating_point() else one
 
-        value = loss(called(exact, each(inputs, row)), each(targets, row)).sum()
+        value = loss(call_model(exact, tree_map(inputs, row)), tree_map(targets, row)).sum()
         parts = torch.autograd.grad(value, parameters)
         rows.append(torch.cat([part.to_dense().reshape(-1) for part in parts])[None])
     return torch.cat(rows).to(own)
@@ -51,7 +51,7 @@ def check_tape(tape: GradientTape | SplitTape, expected: Tensor, tolerance: floa
     exact = weights.double() @ expected.double()
     torch.testing.assert_close(total, exact, rtol=tolerance, atol=tolerance * scale)
     with torch.no_grad():
-        nothing = flat(tape.nothing(), 0)
+        nothing = flat(tape.zeros(), 0)
     torch.testing.assert_close(nothing, torch.zeros_like(total), rtol=0, atol=0)
     whole = torch.full_like(expected, torch.nan)
     for rows, written in tape.chunks(entries=3 * expected.shape[1]):

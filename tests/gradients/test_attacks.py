@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import hush
 from hush.core.errors import Unsupported
-from hush.gradients.factors import Outer
+from hush.gradients.factors import OuterFactors
 from hush.gradients.recording import record
 from hush.gradients.terms import Dense
 from tests.gradients.oracle import check_tape, one_at_a_time
@@ -182,7 +182,7 @@ def test_long_sums_that_cancel_do_not_understate_a_norm() -> None:
     right = torch.stack([torch.full((50_000,), value), torch.full((50_000,), value * (1 - 1 / 30))])[
         None
     ]
-    term = Outer(left, right, torch.Size((8, 50_000)))
+    term = OuterFactors(left, right, torch.Size((8, 50_000)))
     exact = (left.double().mT @ right.double()).norm()
     assert abs(term.norms(2.0)[0].double() / exact - 1) < 1e-6
 
@@ -198,7 +198,9 @@ def test_small_numbers_in_high_powers_do_not_vanish() -> None:
     assert Dense(torch.full((1, 5), 1e-3)).norms(16.0)[0] == pytest.approx(
         1e-3 * 5 ** (1 / 16), rel=1e-5
     )
-    tiny = Outer(torch.full((1, 100, 50), 2e-23), torch.full((1, 100, 50), 5e17), torch.Size((50, 50)))
+    tiny = OuterFactors(
+        torch.full((1, 100, 50), 2e-23), torch.full((1, 100, 50), 5e17), torch.Size((50, 50))
+    )
     assert tiny.norms(2.0)[0] == pytest.approx(float(tiny.dense().double().norm()), rel=1e-5)
 
 

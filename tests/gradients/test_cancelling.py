@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.part import Clipping
-from hush.gradients.factors import Outer, Rows, Tied
-from hush.gradients.patches import Geometry, Patches
+from hush.core.parts import Clipping
+from hush.gradients.convolution import ConvolutionShape, Patches
+from hush.gradients.factors import OuterFactors, RowFactors, TiedFactors
 from hush.gradients.recording import record
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Term
@@ -23,7 +23,7 @@ def pixels(grad: Tensor, x: Tensor) -> Patches:
     """A convolution that looks at one pixel at a time."""
     grad, x = (part.transpose(1, 2).unsqueeze(-1) for part in (grad, x))
     shape = torch.Size((grad.shape[1], x.shape[1], 1, 1))
-    return Patches(grad, x, Geometry(shape, (1, 1), (0, 0), (1, 1), 1))
+    return Patches(grad, x, ConvolutionShape(shape, (1, 1), (0, 0), (1, 1), 1))
 
 
 def terms(size: float) -> dict[str, Term]:
@@ -43,9 +43,11 @@ def terms(size: float) -> dict[str, Term]:
     looked = right[:, :1].clone()
     looked[20] *= size
     return {
-        "outer": Outer(left, right, shape),
-        "rows": Rows(index, apart, shape),
-        "tied": Tied(Rows(index[:, :1], looked, shape), Outer(only, right[:, :1], shape)),
+        "outer": OuterFactors(left, right, shape),
+        "rows": RowFactors(index, apart, shape),
+        "tied": TiedFactors(
+            RowFactors(index[:, :1], looked, shape), OuterFactors(only, right[:, :1], shape)
+        ),
         "patches": pixels(left, right),
     }
 
@@ -94,7 +96,7 @@ def test_what_may_overflow_on_the_way_is_left_out(clipping: Clipping) -> None:
 @pytest.mark.parametrize("norm", [1e-3, 1e-6])
 def test_a_factor_too_small_to_be_squared_is_measured(norm: float) -> None:
     left, right = torch.full((1, 1, 50), 1.2e-23), torch.full((1, 1, 1000), 5e17)
-    tape = GradientTape({"w": Outer(left, right, torch.Size((50, 1000)))}, torch.device("cpu"))
+    tape = GradientTape({"w": OuterFactors(left, right, torch.Size((50, 1000)))}, torch.device("cpu"))
     for order in (1.0, 1.5, 2.0):
         exact = float(torch.linalg.vector_norm((left.double().mT @ right.double()).flatten(), ord=order))
         assert float(tape.norms(order)) == pytest.approx(exact, rel=1e-5)
@@ -109,7 +111,7 @@ def test_a_table_is_the_same_whoever_else_is_there() -> None:
         index, right = torch.zeros(30, 40, dtype=torch.long), torch.randn(30, 40, 8) * 1e8
         right[:, 20:] = -right[:, torch.randperm(20)]
         right[0] = math.nan
-        tape = GradientTape({"w": Rows(index, right, torch.Size((3, 8)))}, torch.device("cpu"))
+        tape = GradientTape({"w": RowFactors(index, right, torch.Size((3, 8)))}, torch.device("cpu"))
         for k in range(1, 30):
             pair = tape.take(torch.tensor([0, k]))
             worst = max(worst, float(hush.L2Linf(l2=1.0, linf=1.0).clip(pair).total["w"].norm()))
@@ -120,8 +122,8 @@ def test_weights_that_single_precision_cannot_hold_are_none() -> None:
     """Where a part of the model is in double precision, so are the norms."""
     double = torch.zeros(1, 1, 2, dtype=torch.float64)
     terms: dict[str, Term] = {
-        "b": Outer(double, double, torch.Size((2, 2))),
-        "a": Outer(torch.full((1, 1, 3), 1e17), torch.full((1, 1, 4), 2e19), torch.Size((3, 4))),
+        "b": OuterFactors(double, double, torch.Size((2, 2))),
+        "a": OuterFactors(torch.full((1, 1, 3), 1e17), torch.full((1, 1, 4), 2e19), torch.Size((3, 4))),
     }
     tape = GradientTape(terms, torch.device("cpu"))
     assert tape.norms(2.0).dtype == torch.float64
@@ -133,7 +135,7 @@ def test_a_weight_does_not_take_the_last_bits_of_a_tiny_factor() -> None:
     """Beside a factor near the largest number, a subnormal one is all rounding."""
     left, right = torch.full((1, 1, 128), 2.8e-45), torch.full((1, 1, 128), 3e38)
     shape = torch.Size((128, 128))
-    forms: list[Term] = [Outer(left, right, shape), pixels(left, right)]
+    forms: list[Term] = [OuterFactors(left, right, shape), pixels(left, right)]
     for term in forms:
         tape = GradientTape({"w": term}, torch.device("cpu"))
         for clipping in (hush.L2(norm=1.08e-6), hush.L2Linf(l2=1.08e-6, linf=1.0)):

@@ -2,31 +2,33 @@ import pytest
 import torch
 from torch import Tensor
 
-from hush.gradients.factors import _ADDED, Outer, Rows, Tied, product
+from hush.gradients.factors import _ADDED, OuterFactors, RowFactors, TiedFactors, product
 from hush.gradients.tape import joined
-from hush.gradients.terms import SUMMED, Dense, Term, summed, vector_norms
+from hush.gradients.terms import SUMMED, Dense, Term, blocked_product, vector_norms
 from tests.gradients.oracle import ORDERS
 
 
-def outer(records: int, positions: int, rows: int, columns: int) -> Outer:
+def outer(records: int, positions: int, rows: int, columns: int) -> OuterFactors:
     left, right = torch.randn(records, positions, rows), torch.randn(records, positions, columns)
-    return Outer(left.double(), right.double(), torch.Size((rows, columns)))
+    return OuterFactors(left.double(), right.double(), torch.Size((rows, columns)))
 
 
-def table(records: int, positions: int, rows: int, columns: int) -> Rows:
+def table(records: int, positions: int, rows: int, columns: int) -> RowFactors:
     index = torch.randint(0, rows, (records, positions))
-    return Rows(index, torch.randn(records, positions, columns).double(), torch.Size((rows, columns)))
+    return RowFactors(
+        index, torch.randn(records, positions, columns).double(), torch.Size((rows, columns))
+    )
 
 
 def written(term: Term) -> Tensor:
     """The oracle: one position after the other."""
     total = torch.zeros(term.records, *term.shape, dtype=torch.float64)
-    for part in (term.rows, term.outer) if isinstance(term, Tied) else (term,):
+    for part in (term.rows, term.outer) if isinstance(term, TiedFactors) else (term,):
         for b in range(term.records):
-            if isinstance(part, Outer):
+            if isinstance(part, OuterFactors):
                 for left, right in zip(part.left[b], part.right[b], strict=True):
                     total[b] += torch.outer(left, right)
-            if isinstance(part, Rows):
+            if isinstance(part, RowFactors):
                 for row, right in zip(part.index[b], part.right[b], strict=True):
                     total[b, row] += right
     return total
@@ -39,7 +41,7 @@ def written(term: Term) -> Tensor:
         lambda: outer(5, 3, 4, 6),
         lambda: table(5, 9, 4, 6),
         lambda: table(5, 1, 4, 6),
-        lambda: Tied(table(5, 9, 4, 6), outer(5, 3, 4, 6)),
+        lambda: TiedFactors(table(5, 9, 4, 6), outer(5, 3, 4, 6)),
     ],
 )
 def test_every_form_answers_as_if_written_out(make: object) -> None:
@@ -57,8 +59,12 @@ def test_every_form_answers_as_if_written_out(make: object) -> None:
 
 
 def test_the_form_that_is_kept_is_the_smaller_one_by_far() -> None:
-    assert isinstance(product(torch.randn(2, 1, 3), torch.randn(2, 1, 4), torch.Size((3, 4))), Outer)
-    assert isinstance(product(torch.randn(2, 3, 50), torch.randn(2, 3, 50), torch.Size((50, 50))), Outer)
+    assert isinstance(
+        product(torch.randn(2, 1, 3), torch.randn(2, 1, 4), torch.Size((3, 4))), OuterFactors
+    )
+    assert isinstance(
+        product(torch.randn(2, 3, 50), torch.randn(2, 3, 50), torch.Size((50, 50))), OuterFactors
+    )
     assert isinstance(
         product(torch.randn(2, 20, 50), torch.randn(2, 20, 50), torch.Size((50, 50))), Dense
     )
@@ -69,10 +75,10 @@ def test_uses_of_one_parameter_become_one_term() -> None:
     one, two, rows = outer(5, 3, 4, 6), outer(5, 2, 4, 6), table(5, 9, 4, 6)
     dense = Dense(torch.randn(5, 4, 6).double())
     uses: list[tuple[list[Term], type]] = [
-        ([one], Outer),
-        ([one, two], Outer),
-        ([rows, rows], Rows),
-        ([one, rows, two], Tied),
+        ([one], OuterFactors),
+        ([one, two], OuterFactors),
+        ([rows, rows], RowFactors),
+        ([one, rows, two], TiedFactors),
         ([dense, one, rows], Dense),
     ]
     for terms, kind in uses:
@@ -89,10 +95,10 @@ def test_a_norm_is_not_understated_where_almost_all_cancels() -> None:
     left, right = 1e2 * left / left.norm(), 1e2 * right / right.norm()
     rest = torch.zeros(1, 1, 300)
     rest[..., 0] = 1e-2
-    term = Outer(
+    term = OuterFactors(
         torch.cat([left, -left], 1), torch.cat([right, right + rest], 1), torch.Size((300, 300))
     )
-    exact = Outer(term.left.double(), term.right.double(), term.shape).dense().norm()
+    exact = OuterFactors(term.left.double(), term.right.double(), term.shape).dense().norm()
     gram = ((term.left @ term.left.mT) * (term.right @ term.right.mT)).sum()
     assert abs(gram.clamp(min=0).sqrt() / exact - 1) > 0.1, "the plain formula would be fooled"
     assert abs(term.norms(2.0)[0] / exact - 1) < 1e-2
@@ -122,7 +128,7 @@ def test_rounding_of_a_sum_is_that_of_one_block(records: int) -> None:
     rows = torch.nn.functional.normalize(torch.rand(records, 50), dim=1)
     weights = torch.ones(records, 1)
     exact = rows.double().sum(0)
-    found = summed(weights, rows)[0]
+    found = blocked_product(weights, rows)[0]
     block = min(records, SUMMED)
     assert found.dtype == torch.float64
     blocks = -(-records // SUMMED)
@@ -130,7 +136,7 @@ def test_rounding_of_a_sum_is_that_of_one_block(records: int) -> None:
     # the blocks without the record that is left out are the same numbers
     without = weights.clone()
     without[0] = 0.0
-    moved = found - summed(without, rows)[0]
+    moved = found - blocked_product(without, rows)[0]
     assert float((moved - rows[0].double()).norm()) <= 2.0**-24 * (block**2 + 2 * block)
 
 
@@ -148,7 +154,7 @@ def test_a_sum_has_every_tile_once_and_adds_blocks_in_double_precision(
         left[0], right[0] = 2.0**15, 2.0**15
         left[1:SUMMED] = 0.0
     exact = (left.double()[:, :, None] * right.double()[:, None]).sum(0)
-    found = summed(left, right)
+    found = blocked_product(left, right)
     assert found.dtype == torch.float64
     assert torch.equal(found, exact)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from hush.gradients.admissible import per_record
+from hush.gradients.checks.models import per_record
 from hush.gradients.recording import record
 from tests.gradients.oracle import check_tape, one_at_a_time
 

@@ -4,7 +4,7 @@ from torch import nn
 
 import hush
 from hush.core.errors import Unsupported
-from hush.core.part import Clipping
+from hush.core.parts import Clipping
 from hush.gradients.recording import record
 from hush.gradients.replay import Replay
 
@@ -54,7 +54,7 @@ def test_replayed_coordinates_are_drawn_anew() -> None:
     inputs, targets = torch.randn(1, 100).cuda(), torch.zeros(1).long().cuda()
 
     def thin(values: torch.Tensor) -> torch.Tensor:
-        return sampling.thin(values, generator)
+        return sampling.mask_coordinates(values, generator)
 
     replay = Replay(model, LOSS, hush.L2(norm=1.0))
     masks = [replay(inputs, targets, thin, generator).total["weight"] != 0 for _ in range(50)]

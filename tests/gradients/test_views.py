@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import hush
 from hush.core.errors import CheckpointError, Unsupported
 from hush.data.views import flips_and_shifts
-from hush.gradients.recording import Views, record, shown
+from hush.gradients.recording import Views, expand_views, record
 from tests.gradients.oracle import flat
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -53,7 +53,7 @@ def test_a_record_has_the_mean_of_its_views() -> None:
     weights = (clip / rows.norm(dim=1)).clamp(max=1)
     torch.testing.assert_close(total, (weights @ rows).double(), rtol=1e-4, atol=1e-6)
     # clipping each view on its own is something else
-    alone = record(model, LOSS, *shown(both_ways, inputs, targets))
+    alone = record(model, LOSS, *expand_views(both_ways, inputs, targets))
     each = flat(hush.L2(norm=clip).clip(alone).total, 0) / 3
     assert not torch.allclose(total, each, rtol=1e-2, atol=1e-3)
 

@@ -8,7 +8,7 @@ from hush.core.errors import InvalidValue, Unsupported
 from hush.data import NAMES as DATA
 from hush.data.features import FEATURES
 from hush.models import NAMES, build, models_for
-from hush.models.lstm import ImdbLstm
+from hush.models.networks import ImdbLstm
 
 SHAPES = {
     "digits": ((1, 8, 8), 10),

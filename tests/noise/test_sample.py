@@ -4,7 +4,7 @@ from scipy import stats
 
 import hush
 from hush.core.errors import InvalidValue
-from hush.core.part import Noise
+from hush.core.parts import Noise
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

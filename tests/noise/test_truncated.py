@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hush
 from hush.core.errors import InvalidValue
 from hush.noise.truncated import quantile
-from hush.noise.truncated_single import NARROW, SingleTruncated
+from hush.noise.truncated_float32 import NARROW, SingleTruncated
 
 
 def cdf(x: np.ndarray, location: float, scale: float, bound: float) -> np.ndarray:
@@ -129,7 +129,7 @@ def test_the_work_is_the_same_wherever_the_location_is(dtype: torch.dtype) -> No
         around = torch.full((70_000,), location, dtype=dtype)
         source = torch.Generator().manual_seed(0)
         with Done() as note:
-            noise.around(around, norm=1.0, generator=source)
+            noise.privatize(around, norm=1.0, generator=source)
         assert not note.denormal, f"a processor takes longer for tiny numbers, as met at {location}"
         done.append([each for each in note.all if "Generator" not in str(each)])
     assert len(done[0]) > 20
@@ -147,7 +147,7 @@ def test_the_ends_of_the_shares_stay_in_the_support() -> None:
 
 def test_it_draws_in_place_whatever_the_shape() -> None:
     location = torch.zeros(3, 40_000)
-    drawn = hush.Truncated(scale=1.0, bound=2.0).around(
+    drawn = hush.Truncated(scale=1.0, bound=2.0).privatize(
         location, norm=1.0, generator=torch.Generator().manual_seed(0)
     )
     assert drawn.shape == (3, 40_000)

@@ -115,7 +115,7 @@ def test_prepared_noise_is_the_same_noise() -> None:
         hush.Laplace(multiplier=2.0),
         hush.Rectified(scale=2.0, bound=1.0),
     ):
-        now = noise.around(location.clone(), norm=0.5, generator=stream())
+        now = noise.privatize(location.clone(), norm=0.5, generator=stream())
         later = noise.prepare(3000, norm=0.5, generator=stream(), device=CPU)(location.clone())
         assert torch.equal(now, later)
 

@@ -93,7 +93,7 @@ def test_every_number_is_the_oracle_s(
     source, replay = stream(), Replay(monkeypatch)
     monkeypatch.setattr(ziggurat_cpu, "_ROUNDING", 1e-3)  # so that many are near a middle
     drawn, after = draws(beta, count, scale / grid(scale), source), before.copy()
-    left = drawn.around(after, grid(scale), source)
+    left = drawn.privatize(after, grid(scale), source)
     assert len(left) > 100
     assert {each.index for each in left} <= set(replay.near)
     assert len(drawn.tails) > 2
@@ -118,7 +118,7 @@ def test_places_that_straddle_a_middle_are_the_oracle_s(
     inside = drawn.start[rows] + np.array(widths) * drawn.units * share
     before[rows] = (np.rint(inside) + 0.5 - inside) * grid(scale)
     after = before.copy()
-    left = {each.index for each in drawn.around(after, grid(scale), source)}
+    left = {each.index for each in drawn.privatize(after, grid(scale), source)}
     assert set(rows) <= set(replay.near)
     assert sum(row in drawn.tails for row in rows) > 2
     assert {width < 0 for width in widths} == {True, False}
@@ -153,7 +153,7 @@ def test_places_at_the_edges_are_the_oracle_s(beta: float, monkeypatch: pytest.M
 
     monkeypatch.setattr(ziggurat_cpu, "random_words", crafted)
     drawn, after = draws(beta, len(words), 1.5 * 2.0**14, source), np.full(len(words), 0.25)
-    left = {each.index for each in drawn.around(after, 2.0**-14, source)}
+    left = {each.index for each in drawn.privatize(after, 2.0**-14, source)}
     compared = [
         pair
         for rows, fours in drawn.compared
@@ -201,7 +201,7 @@ def test_sums_are_rounded_as_real_numbers_are() -> None:
         values = draws(2.0, 400, scale / grid(scale), source)
         layer, place = values.words & LAYERS - 1, values.words >> PLACE_SHIFT
         result = location.copy()
-        assert values.around(result, grid(scale), source) == []
+        assert values.privatize(result, grid(scale), source) == []
         for i in set(range(400)) - set(values.tails):
             width = Fraction(float(layers(2.0).cells[layer[i]]))
             ends = int(place[i]) * width, (int(place[i]) + 1) * width
@@ -218,7 +218,7 @@ def test_where_a_place_straddles_a_boundary_further_bits_decide() -> None:
     for seed in range(2000):
         result = np.zeros(1)
         one = Draws(2.0, 1 / step, np.zeros(1, np.int64), np.array([start / step]))
-        left += len(one.around(result, step, stream(seed)))
+        left += len(one.privatize(result, step, stream(seed)))
         assert float(result[0]) in (100 * step, 101 * step)
         above += float(result[0]) == 101 * step
     assert left < 50  # nearer than 2**-28 to the boundary, with 53 further bits

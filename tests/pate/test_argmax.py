@@ -11,10 +11,10 @@ from scipy.special import gamma, gammainc
 from scipy.stats import beta as beta_law
 
 import hush
-from hush.accounting.charge import delta as delta_of
+from hush.accounting.epsilon import delta as delta_of
 from hush.core.errors import DataError, Unproved
 from hush.core.guarantee import Neighbours
-from hush.core.part import Noise
+from hush.core.parts import Noise
 from hush.pate.argmax import NoisyMax, covers_a_vote
 from hush.pate.confident import Confident
 

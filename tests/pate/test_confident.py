@@ -7,7 +7,7 @@ import torch
 from scipy.stats import norm
 
 import hush
-from hush.accounting.charge import spent
+from hush.accounting.epsilon import compose
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import Budget
 from hush.pate.argmax import NoisyMax
@@ -36,7 +36,7 @@ def test_every_query_pays_for_its_test_and_the_answered_ones_for_the_answer() ->
     query = confident()
     counts = {query.test: 500, query.vote.plan: 100}
     assert planned(query, 500, 100) == counts
-    assert query.guarantee(500, 1e-5, 100).epsilon.upper == spent(counts, 1e-5).epsilon.upper
+    assert query.guarantee(500, 1e-5, 100).epsilon.upper == compose(counts, 1e-5).epsilon.upper
     # Normal noise: the squares of 1 / deviation add, two counts for an answer and one for a test.
     separation = math.sqrt(500 / 15**2 + 100 * 2 / 10**2)
     plain = hush.Plan(
@@ -65,7 +65,7 @@ def test_the_noise_a_budget_asks_for(noise: hush.Gaussian | hush.Laplace) -> Non
     vote = NoisyMax.of_votes(noise=noise)
     for query in (vote, Confident(vote=vote, threshold=60.0, noise=hush.Gaussian(multiplier=3.0))):
         found = with_noise(query, budget, queries=200, answers=100)
-        cost = spent(planned(found, 200, 100), 1e-5).epsilon.upper
+        cost = compose(planned(found, 200, 100), 1e-5).epsilon.upper
         assert 0.999 * 2.0 <= cost <= 2.0
         if isinstance(found, Confident):
             ratio = found.noise.to_plain()["multiplier"] / found.vote.noise.to_plain()["multiplier"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hush
-from hush.accounting.ledger import Ledger
+from hush.accounting.ledger.ledger import Ledger
 from hush.core.errors import CheckpointError, DataError, InvalidValue, LedgerError, Unproved
 from hush.core.guarantee import Neighbours
 from hush.data import load, tensors

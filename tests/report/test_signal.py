@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hush
-from hush.core.part import Clipping, Noise, Sampling
+from hush.core.parts import Clipping, Noise, Sampling
 from hush.report.signal import drowned, signal_to_noise
 
 
@@ -27,13 +27,15 @@ def test_against_a_draw_of_the_noise(sampling: Sampling, clipping: Clipping, noi
     plan = hush.Plan(sampling=sampling, clipping=clipping, noise=noise)
     records, steps, dimension = 40, 9, 4000
     source = torch.Generator().manual_seed(0)
-    balls = clipping.balls(dimension)
+    balls = clipping.sensitivity(dimension)
     drawn = [
-        each.around(torch.zeros(ball.size, dtype=torch.float64), norm=norm, generator=source)
-        for ball, (each, norm) in zip(balls, noise.over(balls, clipping.unit), strict=True)
+        each.privatize(torch.zeros(ball.size, dtype=torch.float64), norm=norm, generator=source)
+        for ball, (each, norm) in zip(
+            balls, noise.per_block(balls, clipping.reference_norm), strict=True
+        )
     ]
-    pushed = math.sqrt(sum(ball.radius**2 for ball in balls)) * records
-    pushed *= sampling.participation * sampling.thinning
+    pushed = math.sqrt(sum(ball.l2_radius**2 for ball in balls)) * records
+    pushed *= sampling.participation * sampling.coordinate_participation
     expected = steps * pushed / (math.sqrt(steps) * float(torch.cat(drawn).norm()))
     found = signal_to_noise(plan, records=records, steps=steps, dimension=dimension)
     assert found == pytest.approx(expected, rel=0.05)

@@ -6,7 +6,7 @@ from scipy import stats
 
 import hush
 from hush.core.errors import InvalidValue
-from hush.core.part import Sampling
+from hush.core.parts import Sampling
 from hush.core.randomness import SystemSource
 
 RECORDS, WIDTH = 600, 700
@@ -14,7 +14,7 @@ RECORDS, WIDTH = 600, 700
 
 def masks(sampling: Sampling, *, secure: bool = False) -> torch.Tensor:
     generator = SystemSource(torch.device("cpu")) if secure else torch.Generator().manual_seed(1)
-    return sampling.thin(torch.ones(RECORDS, WIDTH), generator)
+    return sampling.mask_coordinates(torch.ones(RECORDS, WIDTH), generator)
 
 
 def fits(kept: torch.Tensor, rate: float) -> bool:
@@ -27,8 +27,8 @@ def test_coordinates_take_part_at_the_rate_that_is_charged(rate: float, secure: 
     for sampling in (hush.Coordinate(rate=rate), hush.Twice(rate=0.1, coordinate_rate=rate)):
         kept = masks(sampling, secure=secure)
         assert set(kept.unique().tolist()) == {0.0, 1.0}
-        assert fits(kept, sampling.thinning)
-        near = sampling.thinning
+        assert fits(kept, sampling.coordinate_participation)
+        near = sampling.coordinate_participation
         assert not fits(kept, near + 0.02 if near < 0.5 else near - 0.02)
 
 
@@ -81,9 +81,12 @@ def test_the_divisor_counts_records_and_coordinates() -> None:
 
 def test_a_rate_of_one_keeps_everything_and_odd_sizes_are_filled() -> None:
     generator = torch.Generator().manual_seed(0)
-    assert hush.Coordinate(rate=1.0).thin(torch.ones(3, 7), generator).min() == 1
+    assert hush.Coordinate(rate=1.0).mask_coordinates(torch.ones(3, 7), generator).min() == 1
     for size in (0, 1, 7, 8, 9):
-        assert hush.Coordinate(rate=0.5).thin(torch.ones(1, size), generator).shape == (1, size)
+        assert hush.Coordinate(rate=0.5).mask_coordinates(torch.ones(1, size), generator).shape == (
+            1,
+            size,
+        )
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, 1e-4, float("nan"), "half"])

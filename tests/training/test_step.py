@@ -21,7 +21,7 @@ from hush.core.errors import (
     Unproved,
     Unsupported,
 )
-from hush.core.part import Clipping, Noise
+from hush.core.parts import Clipping, Noise
 from hush.core.randomness import source_for
 from hush.training.evaluate import evaluate
 from hush.training.step import PrivateStep

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import hush
 from hush.data import load, tensors
 from hush.data.views import flips_and_shifts
-from hush.training.adaptive import Adaptive, AdaptiveDescent
-from hush.training.linear import LinearDescent
-from hush.training.private_quantile import NoisyQuantile
-from hush.training.whitening import NoisyWhitening
+from hush.training.methods.adaptive import Adaptive, AdaptiveDescent
+from hush.training.methods.linear import LinearDescent
+from hush.training.methods.quantile import NoisyQuantile
+from hush.training.methods.whitening import NoisyWhitening
 from tests.unchanged.entry import Entries, entries
 
 Data = tuple[Tensor, Tensor]

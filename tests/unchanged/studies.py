@@ -6,16 +6,15 @@ import torch
 import hush
 from hush.accounting.claims import CLAIMS
 from hush.accounting.compare import Setting, compare
-from hush.accounting.gaussian_filter import GaussianFilter
-from hush.accounting.individual import RenyiFilter, own_rdp
-from hush.accounting.sampled_bounded import sampled_rdp
-from hush.accounting.tune_selective import tune_selective
+from hush.accounting.filters import GaussianFilter, RenyiFilter, individual_gaussian_rdp
+from hush.accounting.per_instance.sampled import sampled_rdp
+from hush.accounting.selective.tune import tune_selective
 from hush.pate.argmax import NoisyMax
 from hush.pate.confident import Confident, with_noise
 from hush.pate.per_instance import per_instance
-from hush.training.mean import individual_mean
-from hush.training.private_quantile import NoisyQuantile
-from hush.training.statistics import NoisyMoments
+from hush.training.methods.mean import individual_mean
+from hush.training.methods.moments import NoisyMoments
+from hush.training.methods.quantile import NoisyQuantile
 from tests.unchanged.entry import Entries, asked, entries
 from tests.unchanged.numbers import FRACTIONAL, WHOLE
 
@@ -105,7 +104,7 @@ def _votes() -> Entries:
 def _filters() -> Entries:
     renyi = RenyiFilter(orders=WHOLE, budget=np.array(WHOLE) / 2, records=2)
     gaussian = GaussianFilter(_BUDGET)
-    costs = own_rdp([0.4, 0.9], 1.5, WHOLE)
+    costs = individual_gaussian_rdp([0.4, 0.9], 1.5, WHOLE)
     return {
         **entries("filter own", costs),
         **entries("filter admits", [renyi.admit(costs) for _ in range(6)]),

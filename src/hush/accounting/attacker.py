@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from hush.accounting import charge
-from hush.core.number import Range
+from hush.accounting import epsilon as charge
 from hush.core.plan import Plan
+from hush.core.ranges import Range
 
 _CHANCE = Range(at_least=0, at_most=1, why="it is a probability", example=0.01)
 # The search looks at epsilons up to the one at this delta, beyond which nothing is to be gained.
@@ -63,7 +63,7 @@ class Attacker:
         """
         x = _CHANCE.check("false_positive_rate", false_positive_rate)
 
-        highest = charge.spent(self.counts, _LEAST_DELTA, self.dimension).epsilon.upper
+        highest = charge.compose(self.counts, _LEAST_DELTA, self.dimension).epsilon.upper
 
         def kept(epsilon: float) -> float:
             return 1 - charge.delta(self.counts, epsilon, self.dimension).upper

@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from hush.accounting import charge
+from hush.accounting import epsilon as charge
 from hush.accounting.mechanism import mechanism
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import Budget
-from hush.core.kind import check_kind
-from hush.core.number import check_count
 from hush.core.plan import Plan
+from hush.core.ranges import check_count, check_kind
 from hush.sampling import Poisson
 
 # Multipliers and step counts beyond these are no use to anyone.

@@ -12,18 +12,18 @@ import numpy as np
 from scipy.special import gammaln
 
 from hush.accounting.calibrate import calibrate, largest
-from hush.accounting.loss import Array
 from hush.accounting.mechanism import SampledGaussian
-from hush.accounting.pipeline import WHOLE_ORDERS
-from hush.accounting.rdp import Conversion, converted, divergence
-from hush.accounting.shaping import proportions, shaped
+from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
+from hush.accounting.rdp.gaussian import Conversion, divergence, rdp_to_epsilon
+from hush.accounting.shaping.fit import proportions, shaped
 from hush.clipping import L2, Lp
-from hush.core.ball import Ball
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import Budget
-from hush.core.number import Range, check_count
-from hush.core.part import Clipping, Noise
+from hush.core.parts import Clipping, Noise
 from hush.core.plan import Plan
+from hush.core.ranges import Range, check_count
+from hush.core.sensitivity import SensitivitySet
 from hush.noise import GeneralizedGaussian, Laplace
 from hush.sampling import FullBatch, Poisson
 
@@ -156,7 +156,7 @@ def _generalized(setting: Setting) -> Iterator[Row]:
             published = _calibrated(setting, own, dimension=1) * norm * spread
         name = "Laplace, l1" if beta == 1 else f"generalized Gaussian {beta:g}, l{min(beta, 2):g}"
         found = _calibrated(setting, fitting, setting.dimension)
-        deviation = found * fitting.clipping.unit * spread
+        deviation = found * fitting.clipping.reference_norm * spread
         yield _row(setting, name, "PLD" if beta == 1 else _RENYI, deviation, published)
 
 
@@ -185,7 +185,11 @@ def _twice(setting: Setting) -> Iterator[Row]:
 
 
 def _thinned(
-    setting: Setting, blocks: list[Ball], rate: float, coordinate_rate: float, conversion: Conversion
+    setting: Setting,
+    blocks: list[SensitivitySet],
+    rate: float,
+    coordinate_rate: float,
+    conversion: Conversion,
 ) -> float:
     """The deviation that twice sampling needs; infinite where no noise keeps the budget."""
     try:
@@ -211,12 +215,12 @@ def _calibrated(setting: Setting, plan: Plan, dimension: int) -> float:
     return float(found.noise.to_plain()["multiplier"])
 
 
-def _whole(setting: Setting) -> list[Ball]:
+def _whole(setting: Setting) -> list[SensitivitySet]:
     """All coordinates, for gradients of norm 1."""
-    return [Ball(p=2.0, norm=1.0, cap=setting.cap, dimension=setting.dimension)]
+    return [SensitivitySet(p=2.0, norm=1.0, cap=setting.cap, dimension=setting.dimension)]
 
 
-def _subspaces(setting: Setting) -> list[Ball]:
+def _subspaces(setting: Setting) -> list[SensitivitySet]:
     """The subspaces, for gradients of norm 1 whose entries in each are capped like the whole.
 
     A cap so low that it bounds the norm would clip more than extreme entries: it is raised to that.
@@ -226,7 +230,9 @@ def _subspaces(setting: Setting) -> list[Ball]:
         None if setting.cap is None else max(setting.cap, rank**-0.5) for rank, _ in setting.subspaces
     ]
     return [
-        Ball(p=2.0, norm=norm / size, cap=None if cap is None else cap * norm / size, dimension=rank)
+        SensitivitySet(
+            p=2.0, norm=norm / size, cap=None if cap is None else cap * norm / size, dimension=rank
+        )
         for (rank, norm), cap in zip(setting.subspaces, caps, strict=True)
     ]
 
@@ -242,7 +248,7 @@ def _needed(
 
     def cost(precision: float) -> float:
         total = setting.steps * one_step(1 / precision)
-        return converted(total, orders, setting.budget.delta, conversion)
+        return rdp_to_epsilon(total, orders, setting.budget.delta, conversion)
 
     found = largest(cost, setting.budget.epsilon, start=1.0, low=1e-9, high=1e3, whole=False)
     return 1 / found if found else None

@@ -5,16 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from hush.accounting.normal import Normal
-from hush.accounting.power import Power
-from hush.accounting.thinned import shown
-from hush.accounting.trial import Both, Trial
+from hush.accounting.pld.laws import NormalLaw, PowerLaw
+from hush.accounting.rdp.dominated_step import dominated_step
+from hush.accounting.selective.trial import TrainAndTest, Trial
 from hush.clipping import L2, Box, Entries, Importance, L2Linf, Linf, Lp, Subspaces
-from hush.core.ball import Ball
 from hush.core.errors import InvalidValue, Unproved
-from hush.core.part import Always, Noise, Part
+from hush.core.parts import Always, Noise, Part
 from hush.core.plan import Plan
-from hush.core.selective import Selective
+from hush.core.release import Selective
+from hush.core.sensitivity import SensitivitySet
 from hush.noise import (
     BlockGaussian,
     Gaussian,
@@ -44,8 +43,8 @@ class SampledGaussian:
     multiplier: float
 
     @property
-    def law(self) -> Normal:
-        return Normal(self.multiplier)
+    def law(self) -> NormalLaw:
+        return NormalLaw(self.multiplier)
 
     def noisier(self) -> "SampledGaussian":
         return replace(self, multiplier=max(self.multiplier, LEAST_MULTIPLIER))
@@ -82,8 +81,8 @@ class SampledNoise:
             )
 
     @property
-    def law(self) -> Power:
-        return Power(self.beta, self.scale)
+    def law(self) -> PowerLaw:
+        return PowerLaw(self.beta, self.scale)
 
     def noisier(self) -> "SampledNoise":
         return replace(self, scale=max(self.scale, LARGEST_LOSS ** (-1 / self.beta)))
@@ -95,7 +94,7 @@ class Block:
 
     beta: float
     scale: float
-    ball: Ball
+    ball: SensitivitySet
 
 
 @dataclass(frozen=True)
@@ -110,29 +109,29 @@ class CoordinateWise:
     coordinate_rate: float = 1.0
 
     @property
-    def shown(self) -> "SampledGaussian | SampledNoise | None":
+    def dominated_step(self) -> "SampledGaussian | SampledNoise | None":
         """A step that shows no more than this one does of one of the changes that a record can make.
 
         Its cost bounds that of this step from below. None where no such step is known.
         """
-        block = max(self.blocks, key=lambda block: block.ball.top / block.scale)
-        if not block.ball.top or block.beta > MOST_BETA:
+        block = max(self.blocks, key=lambda block: block.ball.max_entry / block.scale)
+        if not block.ball.max_entry or block.beta > MOST_BETA:
             return None
         if block.beta != 2:
-            return SampledNoise(self.rate, block.beta, block.scale / block.ball.top)
+            return SampledNoise(self.rate, block.beta, block.scale / block.ball.max_entry)
         found = (
-            shown(block.ball, block.scale / math.sqrt(2), self.rate, self.coordinate_rate)
+            dominated_step(block.ball, block.scale / math.sqrt(2), self.rate, self.coordinate_rate)
             for block in self.blocks
         )
         return SampledGaussian(*max(found, key=lambda step: step[0] / step[1]))
 
     @property
-    def unthinned(self) -> SampledGaussian | None:
+    def without_coordinate_sampling(self) -> SampledGaussian | None:
         """The same step with every coordinate, where that is a plain step with normal noise."""
         if any(block.beta != 2 for block in self.blocks):
             return None
         deviations = [block.scale / math.sqrt(2) for block in self.blocks]
-        return ellipsoid(self.rate, [block.ball.radius for block in self.blocks], deviations)
+        return ellipsoid(self.rate, [block.ball.l2_radius for block in self.blocks], deviations)
 
 
 @dataclass(frozen=True, order=True)
@@ -161,7 +160,7 @@ def ellipsoid(rate: float, norms: Sequence[float], deviations: Sequence[float]) 
 
 
 Simple = SampledGaussian | SampledNoise | CoordinateWise | Trial
-Mechanism = Simple | Entrywise | Both
+Mechanism = Simple | Entrywise | TrainAndTest
 
 
 def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
@@ -200,7 +199,9 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     if p == beta == 1 or (dimension == 1 and beta <= MOST_BETA):
         return SampledNoise(rate, beta, scale)
     if p == beta or (p == 2 and beta > 2):
-        return CoordinateWise(rate, (Block(beta, scale, Ball(p=p, norm=1.0, dimension=dimension)),))
+        return CoordinateWise(
+            rate, (Block(beta, scale, SensitivitySet(p=p, norm=1.0, dimension=dimension)),)
+        )
     raise Unproved(
         f"{_names(parts)} clips in l_{p:g} and adds noise of exponent {beta:g}: a change spread over "
         f"many coordinates is charged for p = beta, and for p = 2 with beta > 2. Clip with "
@@ -221,27 +222,27 @@ def unbounded(plan: Plan) -> Plan:
     if type(noise) not in BOUNDED or type(plan.clipping) not in (L2, Linf, L2Linf):
         return plan
     assert isinstance(noise, BOUNDED)
-    return replace(plan, noise=Gaussian(multiplier=noise.scale / plan.clipping.unit))
+    return replace(plan, noise=Gaussian(multiplier=noise.scale / plan.clipping.reference_norm))
 
 
 def _normal(plan: Plan, dimension: int | None) -> Mechanism:
     """Normal noise over balls: one number decides, unless coordinates are sampled."""
-    balls = plan.clipping.balls(dimension)
-    if any(math.isinf(ball.radius) for ball in balls):
+    balls = plan.clipping.sensitivity(dimension)
+    if any(math.isinf(ball.l2_radius) for ball in balls):
         raise InvalidValue(
             "Linf clipping needs the dimension: a change spread over many coordinates is longer without "
             "end. Pass dimension=, the number of parameters, or clip with L2 or L2Linf.",
             key="dimension",
         )
-    noise = plan.noise.over(balls, plan.clipping.unit)
+    noise = plan.noise.per_block(balls, plan.clipping.reference_norm)
     deviations = [_multiplier(each) * norm for each, norm in noise]
-    if plan.sampling.thinning == 1:
-        return ellipsoid(plan.sampling.participation, [ball.radius for ball in balls], deviations)
+    if plan.sampling.coordinate_participation == 1:
+        return ellipsoid(plan.sampling.participation, [ball.l2_radius for ball in balls], deviations)
     blocks = tuple(
         Block(2.0, deviation * math.sqrt(2), ball)
         for ball, deviation in zip(balls, deviations, strict=True)
     )
-    return CoordinateWise(plan.sampling.participation, blocks, plan.sampling.thinning)
+    return CoordinateWise(plan.sampling.participation, blocks, plan.sampling.coordinate_participation)
 
 
 def _multiplier(noise: Noise) -> float:
@@ -251,7 +252,7 @@ def _multiplier(noise: Noise) -> float:
 
 def grows_with_dimension(plan: Plan) -> bool:
     """Whether a step of `plan` costs more the more parameters there are, without end."""
-    return any(math.isinf(ball.radius) for ball in plan.clipping.balls(None))
+    return any(math.isinf(ball.l2_radius) for ball in plan.clipping.sensitivity(None))
 
 
 _ANY = (Poisson, FullBatch, Coordinate, Twice)
@@ -294,7 +295,7 @@ def _tested(train: SampledGaussian, release: Selective) -> Mechanism:
     """docs/guarantees/selective.md, "What is tested"."""
     test = SampledGaussian(release.rate, release.multiplier)
     if release.test == "summed":
-        return Both(train, test)
+        return TrainAndTest(train, test)
     return Trial(train, test, release.threshold / 2, release.accounting)
 
 

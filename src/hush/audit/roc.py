@@ -6,11 +6,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from hush.accounting.loss import Array
-from hush.audit.interval import clopper_pearson
+from hush.accounting.pld.privacy_loss import Array
+from hush.audit.lower_bound import clopper_pearson
 from hush.core.errors import DataError
 from hush.core.guarantee import DELTA
-from hush.core.number import Range
+from hush.core.ranges import Range
 
 _FALSE = Range(at_least=0, at_most=1, why="it is the share of others that are accused", example=0.01)
 _EPSILON = Range(at_least=0, why="a privacy loss below zero is none", example=1.0)

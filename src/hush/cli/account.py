@@ -22,10 +22,10 @@ from hush.cli.options import (
 )
 from hush.cli.output import print_json
 from hush.core.errors import InvalidPlan
-from hush.core.plan_file import read_plan
+from hush.core.plan import read_plan
 
 if TYPE_CHECKING:
-    from hush.accounting.ledger import Ledger
+    from hush.accounting.ledger.ledger import Ledger
 
 
 def account(
@@ -54,7 +54,7 @@ def account(
     Example: hush account --noise 1.0 --rate 0.01 --steps 10000
     """
     from hush.accounting.attacker import Attacker
-    from hush.accounting.charge import spent
+    from hush.accounting.epsilon import compose
 
     refuse_together(run_dir=run_dir, ledger=ledger, plan=plan, noise=noise)
     refuse_together(run_dir=run_dir, ledger=ledger, dimension=dimension)
@@ -77,7 +77,7 @@ def account(
             )
         counts = {value: steps_of(steps, epochs, value)}
         sizes = {} if dimension is None else {value: dimension}
-        guarantee = spent(counts, delta, sizes)
+        guarantee = compose(counts, delta, sizes)
     attacker = Attacker(counts, sizes)
     if as_json:
         charged = [{"plan": each.to_plain(), "steps": count} for each, count in counts.items()]
@@ -94,7 +94,7 @@ def account(
 
 def _held(run_dir: Path | None, path: Path | None) -> "tuple[Ledger, list[str]]":
     """The ledger to account for, and what was or could not be checked."""
-    from hush.training.run_check import checked_ledger, ledger_at
+    from hush.training.checks.run import checked_ledger, ledger_at
 
     if run_dir is not None:
         return checked_ledger(run_dir)

@@ -8,8 +8,8 @@ import typer
 from hush.cli.options import AsJson, Device, Seed, device_of, one_of
 from hush.cli.output import print_json
 from hush.core.errors import InvalidValue, LedgerError
-from hush.core.number import check_count
-from hush.core.plan_file import read_plan
+from hush.core.plan import read_plan
+from hush.core.ranges import check_count
 
 _FEW_RUNS = 32
 _FEW_CANARIES = 8
@@ -49,10 +49,10 @@ def audit(
 
     Example: hush audit runs/digits-1 --no-others
     """
-    from hush.accounting.ledger import Ledger
-    from hush.audit.interval import CONFIDENCE
-    from hush.cli.again import Again
-    from hush.cli.settings import Settings, made_again
+    from hush.accounting.ledger.ledger import Ledger
+    from hush.audit.lower_bound import CONFIDENCE
+    from hush.cli.audit_runner import AuditRunner
+    from hush.cli.experiment import Settings, rebuild_experiment
 
     CONFIDENCE.check("--confidence", confidence)
     check_count("--runs", runs, "they are counted", at_least=1)
@@ -83,8 +83,8 @@ def audit(
             f"the ledger of {run_dir} has no step of its plan.toml: nothing was trained, or it has "
             "changed. Name the folder of a run as `hush train` left it."
         )
-    made = made_again(settings, data_dir, device_of(device))
-    again = Again(made=made, plan=plan, steps=steps, kind=kind, others=others, seed=seed)
+    made = rebuild_experiment(settings, data_dir, device_of(device))
+    again = AuditRunner(made=made, plan=plan, steps=steps, kind=kind, others=others, seed=seed)
     found = again.once(canaries, confidence) if runs == 1 else again.often(runs, confidence)
     exceeded = found.epsilon > found.charge.epsilon.upper
     if as_json:

@@ -23,7 +23,7 @@ from hush.cli.options import (
 from hush.cli.output import print_json
 from hush.core.errors import InvalidPlan
 from hush.core.guarantee import Budget
-from hush.core.plan_file import plan_text, read_plan
+from hush.core.plan import plan_text, read_plan
 from hush.sampling import FullBatch
 
 
@@ -52,8 +52,8 @@ def calibrate(
     Example: hush calibrate --epsilon 3 --records 60000 --batch-size 600 --epochs 20
     """
     from hush.accounting import calibrate as inverse
-    from hush.accounting.charge import epsilon as epsilon_of
-    from hush.accounting.shaping import fit_noise
+    from hush.accounting.epsilon import epsilon as epsilon_of
+    from hush.accounting.shaping.fit import fit_noise
 
     refuse_together(plan=plan, rate=rate, batch_size=batch_size)
     refuse_together(plan=plan, noise=noise)

@@ -17,8 +17,7 @@ from hush.cli.options import (
     sampling_of,
     steps_of,
 )
-from hush.cli.output import print_json
-from hush.cli.progress import progress_lines
+from hush.cli.output import print_json, progress_lines
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from hush.report.table import Table

@@ -10,9 +10,8 @@ from hush import __version__
 from hush.cli.account import account
 from hush.cli.audit import audit
 from hush.cli.calibrate import calibrate
-from hush.cli.claims import claims
+from hush.cli.claims import claims, demo
 from hush.cli.compare import compare
-from hush.cli.demo import demo
 from hush.cli.output import print_error, print_warning
 from hush.cli.pate import pate
 from hush.cli.probe import probe

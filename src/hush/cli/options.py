@@ -9,7 +9,7 @@ import typer
 
 from hush.clipping import L2
 from hush.core.errors import InvalidPlan, InvalidValue
-from hush.core.part import Sampling
+from hush.core.parts import Sampling
 from hush.core.plan import Plan
 from hush.data.registry import NAMES
 from hush.noise import Gaussian

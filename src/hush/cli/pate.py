@@ -10,11 +10,10 @@ from typing import Annotated
 import typer
 
 from hush.cli.options import AsJson, Data, Delta, Model, Seed, refuse_together
-from hush.cli.output import print_json
-from hush.cli.progress import progress_lines
+from hush.cli.output import print_json, progress_lines
 from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import DELTA, Budget
-from hush.core.part import Noise
+from hush.core.parts import Noise
 from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 
 

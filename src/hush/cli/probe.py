@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hush.cli.options import MODELS, AsJson, Device, device_of, one_of
-from hush.cli.output import print_json
-from hush.cli.progress import progress_lines
+from hush.cli.output import print_json, progress_lines
 from hush.core.errors import InvalidValue
-from hush.core.number import Range, check_count
+from hush.core.ranges import Range, check_count
 from hush.data.registry import NAMES
 
 if TYPE_CHECKING:
@@ -63,8 +62,8 @@ def probe(
     from hush.data import tensors
     from hush.models import build
     from hush.report.advice import numbers
-    from hush.reproduce.geometry_figure import geometry_figure
-    from hush.training.probe import probe as measure
+    from hush.training.methods.probe import probe as measure
+    from recipes.twice.geometry import geometry_figure
 
     _RATE.check("--lr", learning_rate)
     check_count("--records", records, "they are counted", 2)

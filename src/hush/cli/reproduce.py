@@ -1,17 +1,21 @@
 """`hush reproduce`: figures and tables of the papers, ours beside theirs."""
 
-from inspect import signature
+import sys
+from collections.abc import Callable
+from inspect import getdoc, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hush.cli.options import Device, device_of
-from hush.core.errors import InvalidValue
+from hush.core.errors import DataError, InvalidValue
 
 
 def reproduce(
-    names: Annotated[list[str], typer.Argument(help="Which ones; `list` shows their names.")],
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Which ones; without a name, all are listed.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where CSV and PNG files go.")] = Path("runs/reproduce"),
     model: Annotated[
         str | None, typer.Option(help="Network in place of the recipe's own, where it has one.")
@@ -32,14 +36,15 @@ def reproduce(
 
     Example: hush reproduce gg-dimension
     """
-    from hush.reproduce.recipes import RECIPES
-
-    if names == ["list"]:
-        print("\n".join(RECIPES))
+    recipes = _recipes()
+    if not names:
+        width = max(map(len, recipes))
+        for name, recipe in recipes.items():
+            print(f"{name:{width}}  {(getdoc(recipe) or '').splitlines()[0]}")
         return
     for name in names:
-        if name not in RECIPES:
-            raise InvalidValue(f"{name!r} is no recipe; choose from {', '.join(RECIPES)}.")
+        if name not in recipes:
+            raise InvalidValue(f"{name!r} is no recipe; choose from {', '.join(recipes)}.")
     choices = {
         "model": model,
         "device": device,
@@ -56,16 +61,32 @@ def reproduce(
         device_of(device)
     given = {name: value for name, value in choices.items() if value is not None}
     for name in names:
-        unknown = [choice for choice in given if choice not in signature(RECIPES[name]).parameters]
+        unknown = [choice for choice in given if choice not in signature(recipes[name]).parameters]
         if unknown:
             raise InvalidValue(f"{name} has no choice of {', '.join(unknown)}: leave that out.")
     for name in names:
-        figure = RECIPES[name](**given)
+        figure = recipes[name](**given)
         files = figure.save(out)
         print(f"{name}: {figure.title}\n\n{figure.table().markdown()}\n")
         for note in figure.notes:
             print(f"  {note}")
         print(f"  written: {', '.join(map(str, files))}\n")
+
+
+def _recipes() -> dict[str, Callable[..., Any]]:
+    """Recipes by name; they come with a clone of the repository, not with the installed package."""
+    clone = Path(__file__).resolve().parents[3]
+    if not (clone / "recipes" / "registry.py").is_file():
+        raise DataError(
+            "the recipes of the papers' tables and figures are not part of the installed package: "
+            "they train for hours and are read, not imported. Clone the repository that hush comes from "
+            "(`pip show hush` names it), install it with `pip install --editable .`, and run this there."
+        )
+    if str(clone) not in sys.path:
+        sys.path.insert(0, str(clone))
+    from recipes.registry import RECIPES
+
+    return RECIPES
 
 
 def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from hush.core.errors import InvalidPlan
 from hush.core.guarantee import Budget
-from hush.core.plan import Plan
-from hush.core.plan_file import read_plan
+from hush.core.plan import Plan, read_plan
 
 
 def check_plan_kept(folder: Path, plan: Plan, budget: Budget, steps: int | None, dimension: int) -> None:
@@ -19,9 +18,9 @@ def check_plan_kept(folder: Path, plan: Plan, budget: Budget, steps: int | None,
         dimension: number of parameters.
     """
     from hush.accounting.calibrate import steps_within
-    from hush.accounting.charge import spent
+    from hush.accounting.epsilon import compose
     from hush.accounting.mechanism import grows_with_dimension
-    from hush.training.folder import differences
+    from hush.training.run_folder import differences
 
     file = folder / "plan.toml"
     kept = read_plan(file) if file.exists() else plan
@@ -30,7 +29,7 @@ def check_plan_kept(folder: Path, plan: Plan, budget: Budget, steps: int | None,
     sizes = {kept: dimension} if grows_with_dimension(kept) else {}
     allowed = steps_within(kept, budget, {}, sizes)
     count = allowed if steps is None else steps
-    cost = spent({kept: count}, budget.delta, sizes).epsilon.upper
+    cost = compose({kept: count}, budget.delta, sizes).epsilon.upper
     raise InvalidPlan(
         f"{file} is another plan than these options stand for ({differences(kept, plan)}): a run keeps "
         f"the plan it was charged for. That one allows {allowed} steps in all at epsilon "

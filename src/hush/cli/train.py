@@ -8,6 +8,7 @@ from typing import Annotated, cast
 
 import typer
 
+from hush.cli.experiment import MOMENTUM, RATE, Experiment, Settings
 from hush.cli.options import (
     AsJson,
     BatchSize,
@@ -30,13 +31,12 @@ from hush.cli.options import (
     steps_of,
 )
 from hush.cli.output import print_json
+from hush.cli.release_options import TestBatch, TestClip, TestKind, TestNoise, Threshold, release_of
 from hush.cli.resume import check_plan_kept
-from hush.cli.selective import TestBatch, TestClip, TestKind, TestNoise, Threshold, release_of
-from hush.cli.settings import MOMENTUM, RATE, Made, Settings
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Arithmetic, Budget
-from hush.core.number import Range
-from hush.core.plan_file import read_plan
+from hush.core.plan import read_plan
+from hush.core.ranges import Range
 from hush.data.features import FEATURES
 
 _VIEWS = Range(
@@ -191,7 +191,7 @@ def train(
         torch.manual_seed(seed)
         generator = torch.Generator(place).manual_seed(seed)
     usual = _MODELS[data] if features is None else models_for(data, features)[-1]
-    made = Made(
+    made = Experiment(
         settings=Settings(
             data=data,
             model=model or usual,

@@ -7,7 +7,7 @@ import typer
 from hush.cli.options import AsJson, Delta, Epsilon, plan_of, sampling_of
 from hush.cli.output import print_json
 from hush.core.guarantee import Budget
-from hush.core.plan_file import plan_text
+from hush.core.plan import plan_text
 
 
 def tune_selective(
@@ -31,7 +31,7 @@ def tune_selective(
 
     Example: hush tune-selective --records 60000 --batch-size 2048 --updates 646 --epsilon 1
     """
-    from hush.accounting.tune_selective import tune_selective as tuned
+    from hush.accounting.selective.tune import tune_selective as tuned
     from hush.core.errors import HushError
     from hush.noise import Gaussian
 

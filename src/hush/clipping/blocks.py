@@ -1,17 +1,46 @@
-"""Clipping of blocks of coordinates, each with bounds of its own."""
+"""How the bases of subspaces are found: principal directions of public gradients."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from hush.clipping.lp import NORM
-from hush.clipping.principal import Principal
-from hush.core.ball import Ball
+from hush.clipping.norms import NORM
 from hush.core.errors import HushError, InvalidValue, short_repr
-from hush.core.number import check_count
-from hush.core.part import Clipping
-from hush.core.tape import ClippedSum, Tape, Thinning
+from hush.core.parts import Clipping
+from hush.core.ranges import check_count
+from hush.core.sensitivity import SensitivitySet
+from hush.core.tape import ClippedSum, CoordinateMask, Tape
+from hush.core.value import Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Principal(Value):
+    """Block power iteration with deflation on the gradients of public records.
+
+    Algorithm 4 of the twice-sampling paper.
+
+    The parameters are split into `groups` of about equal size, each with bases of its own: that takes
+    so many times less memory, and so many times fewer public records. The bases are found anew every
+    `every` steps, in `iterations` rounds.
+
+    >>> Principal(groups=4).to_plain()
+    {'groups': 4, 'every': 100, 'iterations': 3}
+    """
+
+    groups: int = 4
+    every: int = 100
+    iterations: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, why in (
+            ("groups", "the parameters are split into so many"),
+            ("every", "the bases serve so many steps"),
+            ("iterations", "the first round already starts from random directions"),
+        ):
+            object.__setattr__(self, name, check_count(name, getattr(self, name), why, at_least=1))
+
 
 _WHY_SIZE = "it is how many numbers the bound is for"
 
@@ -43,16 +72,18 @@ class Box(Clipping):
         return cast(tuple[tuple[int, float], ...], self.bounds)
 
     @property
-    def unit(self) -> float:
+    def reference_norm(self) -> float:
         """The largest bound."""
         return max(bound for _, bound in self._runs)
 
-    def balls(self, dimension: int | None) -> tuple[Ball, ...]:
+    def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
         _check_total(self, sum(count for count, _ in self._runs), dimension)
-        return tuple(Ball(p=math.inf, norm=bound, dimension=count) for count, bound in self._runs)
+        return tuple(
+            SensitivitySet(p=math.inf, norm=bound, dimension=count) for count, bound in self._runs
+        )
 
-    def clip(self, tape: Tape, thin: Thinning | None = None) -> ClippedSum:
-        return tape.within(self.balls(None), thin)
+    def clip(self, tape: Tape, thin: CoordinateMask | None = None) -> ClippedSum:
+        return tape.clip_entrywise(self.sensitivity(None), thin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +128,11 @@ class Subspaces(Clipping):
             )
 
     @property
-    def unit(self) -> float:
+    def reference_norm(self) -> float:
         """The norm of a gradient that fills every subspace."""
         return math.hypot(*self.l2)
 
-    def balls(self, dimension: int | None) -> tuple[Ball, ...]:
+    def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
         _check_total(self, sum(self.ranks), dimension)
         sizes = list(self.ranks)
         if self.bases is not None:
@@ -109,12 +140,12 @@ class Subspaces(Clipping):
             sizes[-1] = sum(self.ranks)
         caps: Sequence[float | None] = self.linf or [None] * len(sizes)
         return tuple(
-            Ball(p=2.0, norm=norm, cap=cap, dimension=size)
+            SensitivitySet(p=2.0, norm=norm, cap=cap, dimension=size)
             for norm, cap, size in zip(self.l2, caps, sizes, strict=True)
         )
 
-    def clip(self, tape: Tape, thin: Thinning | None = None) -> ClippedSum:
-        return tape.within(self.balls(None), thin)
+    def clip(self, tape: Tape, thin: CoordinateMask | None = None) -> ClippedSum:
+        return tape.clip_entrywise(self.sensitivity(None), thin)
 
 
 def _principal(plain: dict[str, Any]) -> Principal:

@@ -3,12 +3,12 @@
 import math
 from dataclasses import dataclass, field
 
-from hush.clipping.lp import NORM
-from hush.core.ball import Ball
+from hush.clipping.norms import NORM
 from hush.core.errors import Unsupported
-from hush.core.number import check_count
-from hush.core.part import Clipping
-from hush.core.tape import ClippedSum, Tape, Thinning
+from hush.core.parts import Clipping
+from hush.core.ranges import check_count
+from hush.core.sensitivity import SensitivitySet
+from hush.core.tape import ClippedSum, CoordinateMask, Tape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +28,13 @@ class Entries(Clipping):
         object.__setattr__(self, "changed", check_count("changed", self.changed, why, at_least=1))
 
     @property
-    def unit(self) -> float:
+    def reference_norm(self) -> float:
         return self.norm
 
-    def balls(self, dimension: int | None) -> tuple[Ball, ...]:
-        return (Ball(p=math.inf, norm=self.norm, dimension=self.changed),)
+    def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
+        return (SensitivitySet(p=math.inf, norm=self.norm, dimension=self.changed),)
 
-    def clip(self, tape: Tape, thin: Thinning | None = None) -> ClippedSum:
+    def clip(self, tape: Tape, thin: CoordinateMask | None = None) -> ClippedSum:
         raise Unsupported(
             "Entries bounds counts and scores; a record's gradient may change every entry, and cutting "
             "off all but a few would not bound its influence on the choice. Train with L2 or Lp."

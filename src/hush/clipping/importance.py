@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from hush.clipping.lp import NORM
-from hush.core.ball import Ball
+from hush.clipping.norms import NORM
 from hush.core.errors import Unsupported
-from hush.core.part import Clipping
-from hush.core.tape import ClippedSum, Tape, Thinning
+from hush.core.parts import Clipping
+from hush.core.sensitivity import SensitivitySet
+from hush.core.tape import ClippedSum, CoordinateMask, Tape
 
 _LEAST = 1e-6
 """A gradient of less than so many norms adds nothing: it would be drawn as rarely as that."""
@@ -25,13 +25,13 @@ class Importance(Clipping):
     norm: float = field(metadata=NORM)
 
     @property
-    def unit(self) -> float:
+    def reference_norm(self) -> float:
         return self.norm
 
-    def balls(self, dimension: int | None) -> tuple[Ball, ...]:
-        return (Ball(p=2.0, norm=self.norm, dimension=dimension),)
+    def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
+        return (SensitivitySet(p=2.0, norm=self.norm, dimension=dimension),)
 
-    def clip(self, tape: Tape, thin: Thinning | None = None) -> ClippedSum:
+    def clip(self, tape: Tape, thin: CoordinateMask | None = None) -> ClippedSum:
         if thin is not None:
             raise Unsupported(
                 "Importance draws whole records, and nothing is proved of their coordinates one by one. "

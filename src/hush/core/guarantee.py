@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Literal, Self
 
 from hush.core.errors import InvalidValue, PrivacyWarning
-from hush.core.number import as_float, number
+from hush.core.ranges import as_float, number
 from hush.core.value import Value
 
 DELTA = number(

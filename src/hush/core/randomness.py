@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from hush.core.errors import InvalidValue, Unsupported
 from hush.core.guarantee import Arithmetic
-from hush.core.kind import check_kind
+from hush.core.ranges import check_kind
 
 if TYPE_CHECKING:
     import torch

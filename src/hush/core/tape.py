@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from hush.core.ball import Ball
+from hush.core.sensitivity import SensitivitySet
 
 if TYPE_CHECKING:
     import torch
 
 
-class Thinning(Protocol):
+class CoordinateMask(Protocol):
     """Sets some of the numbers to 0, each at random; it may do so in place."""
 
     def __call__(self, values: "torch.Tensor") -> "torch.Tensor": ...
@@ -30,7 +30,9 @@ class Tape(Protocol):
         than `most` with its weight.
         """
 
-    def within(self, balls: Sequence[Ball], thin: Thinning | None) -> "ClippedSum":
+    def clip_entrywise(
+        self, balls: Sequence[SensitivitySet], thin: CoordinateMask | None
+    ) -> "ClippedSum":
         """The sum of the gradients, each held in the balls number by number, and then thinned.
 
         The balls are of consecutive numbers of the gradient; a single one is of all of them.

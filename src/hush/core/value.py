@@ -1,9 +1,10 @@
 """The base of everything immutable: checks itself when made, and can be written as plain data."""
 
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Self
+from typing import Any, NoReturn, Self, SupportsIndex
 
-from hush.core.errors import InvalidPlan, short_repr
+from hush.core.errors import InvalidPlan, Unsupported, short_repr
+from hush.core.ranges import with_article
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,3 +50,15 @@ def _plain(value: Any) -> Any:
 
 def _listed(names: list[str]) -> str:
     return f"; it has {', '.join(names)}." if names else "; it has none."
+
+
+class SingleOwner:
+    """Refuses to be copied or pickled: `copy.copy`, `copy.deepcopy` and `pickle` all ask here."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise Unsupported(
+            f"{with_article(type(self).__name__)} cannot be copied or pickled: it holds a ledger's open "
+            "file and a run's randomness, and two owners would charge, or close, the same one. Copy the "
+            "model alone and make a new PrivateStep for the copy with ledger=step.ledger, so that both "
+            "charges add up; or load state_dict() into a new PrivateStep with that ledger."
+        )

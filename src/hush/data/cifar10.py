@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hush.core.errors import DataError
-from hush.data.dataset import Dataset
+from hush.data.dataset import Dataset, unit_pixels
 from hush.data.files import check_sum, read_bytes, read_published
 from hush.data.npz import parse_npz
-from hush.data.pixels import unit_pixels
 from hush.data.published import CIFAR10_PIXELS, FILES
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")

@@ -60,3 +60,25 @@ class Dataset:
             f"Dataset({self.name}: {len(self.y_train)} training and {len(self.y_test)} test "
             f"records of {shape}, {self.classes} classes)"
         )
+
+
+def public_order(count: int) -> NDArray[np.int64]:
+    """A permutation of 0 to count - 1 that depends on `count` alone, never on the records.
+
+    >>> [int(i) for i in public_order(5)]
+    [3, 2, 1, 0, 4]
+    """
+    # NumPy promises a stable stream for the raw words of a bit generator, not for `permutation`.
+    words = np.random.PCG64(0).random_raw(count)
+    return np.argsort(words, kind="stable").astype(np.int64)
+
+
+def unit_pixels(images: NDArray[Any], brightest: int = 255) -> NDArray[np.float32]:
+    """The images as float32 in [0, 1]: divided by the largest value a pixel can have.
+
+    The usual subtraction of the data set's mean is left out: that mean is a statistic of the
+    private records.
+    """
+    scaled = images.astype(np.float32, order="C")
+    scaled /= np.float32(brightest)
+    return scaled

@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from hush.data.dataset import Dataset
-from hush.data.order import public_order
-from hush.data.pixels import unit_pixels
+from hush.data.dataset import Dataset, public_order, unit_pixels
 
 _TRAINING = 1437
 

@@ -2,12 +2,16 @@
 
 import math
 import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hush.core.errors import DataError
+from hush.data.dataset import Dataset, unit_pixels
+from hush.data.files import read_published
+from hush.data.published import FILES
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -37,3 +41,19 @@ def parse_idx(content: bytes, source: str) -> NDArray[Any]:
         )
     numbers = np.frombuffer(content, dtype, offset=header).reshape(shape)
     return numbers.astype(dtype.newbyteorder("="))
+
+
+def read_mnist(name: str, folder: Path) -> Dataset:
+    """The data set `name` (mnist or fashion-mnist): images N x 1 x 28 x 28 in [0, 1]."""
+    x_train, y_train, x_test, y_test = (
+        parse_idx(content, f"{name}: {folder / file.path}")
+        for content, file in zip(read_published(name, folder), FILES[name], strict=True)
+    )
+    return Dataset(
+        name=name,
+        x_train=unit_pixels(x_train)[:, np.newaxis],
+        y_train=y_train.astype(np.int64),
+        x_test=unit_pixels(x_test)[:, np.newaxis],
+        y_test=y_test.astype(np.int64),
+        classes=10,
+    )

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hush.core.errors import DataError
-from hush.core.number import check_count
-from hush.data.dataset import Dataset
+from hush.core.ranges import check_count
+from hush.data.dataset import Dataset, public_order
 from hush.data.files import read_published
 from hush.data.npz import parse_npz
-from hush.data.order import public_order
 
 LENGTH = 256
 VOCABULARY = 10_000

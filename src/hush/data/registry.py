@@ -10,8 +10,8 @@ from hush.data.cifar10 import read_cifar10
 from hush.data.dataset import Dataset
 from hush.data.digits import read_digits
 from hush.data.files import find_directory
+from hush.data.idx import read_mnist
 from hush.data.imdb import read_imdb
-from hush.data.mnist import read_mnist
 
 _READERS: dict[str, Callable[[Path], Dataset]] = {
     "mnist": partial(read_mnist, "mnist"),

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hush.gradients.terms import Term, being_captured, entrywise, precise, written_out
+from hush.gradients.terms import Term, being_captured, clamped_sum_of_rows, materialised_norms, precise
 
 _CANCELLED = 2.0**-10
 """The share of its upper bound below which a norm is of positions that mostly cancel each other.
@@ -53,7 +53,7 @@ def cancelling_apart(term: Factored, weights: Tensor, most: float) -> Tensor:
     if not bool(apart.any()):
         return term.direct(weights)
     own = weights[apart]
-    written = entrywise(term.take(apart), own, torch.full_like(own, math.inf), None)
+    written = clamped_sum_of_rows(term.take(apart), own, torch.full_like(own, math.inf), None)
     return term.direct(weights.where(~apart, 0.0)) + written
 
 
@@ -73,7 +73,7 @@ def bounded(norms: Tensor, bound: Tensor) -> Tensor:
     return norms.where(bound <= torch.finfo(norms.dtype).max / 64, torch.inf)
 
 
-def trusted(norms: Tensor, bound: Tensor) -> Tensor:
+def nan_if_cancelled(norms: Tensor, bound: Tensor) -> Tensor:
     """The same, and NaN in a replay where most of a record cancels: it is then done anew."""
     norms = bounded(norms, bound)
     return norms.where(norms >= _CANCELLED * bound, torch.nan) if being_captured() else norms
@@ -85,10 +85,10 @@ def position_norms(positions: Tensor) -> Tensor:
     return each
 
 
-def believed(term: Term, squares: Tensor, bound: Tensor, kind: torch.dtype) -> Tensor:
+def norms_or_recompute(term: Term, squares: Tensor, bound: Tensor, kind: torch.dtype) -> Tensor:
     """The roots of the squares; where most has cancelled, the norms of what is written out."""
     cancelled = squares < (_CANCELLED * bound).square()
     roots = squares.clamp(min=0).sqrt().to(kind)
     if not being_captured() and bool(cancelled.any()):
-        roots[cancelled] = written_out(term.take(cancelled), 2)
-    return trusted(roots, bound)
+        roots[cancelled] = materialised_norms(term.take(cancelled), 2)
+    return nan_if_cancelled(roots, bound)

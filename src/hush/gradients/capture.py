@@ -58,7 +58,7 @@ def unmerged(values: Tensor, sizes: Sequence[int]) -> Tensor:
     return values.view(*sizes, *values.shape[1:])
 
 
-def lowered(values: Tensor) -> Tensor:
+def to_autocast_dtype(values: Tensor) -> Tensor:
     """The values in the type in which autocast multiplies matrices, where it is on."""
     kind = values.device.type
     if torch.is_autocast_enabled(kind) and values.dtype in _LOWERED:

@@ -13,27 +13,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hush.core.tape import Thinning
+from hush.core.tape import CoordinateMask
 from hush.gradients.cancellation import (
     MANY,
-    believed,
     bounded,
     cancelling_apart,
     few_enough,
+    nan_if_cancelled,
+    norms_or_recompute,
     position_norms,
     product_bound,
-    trusted,
 )
 from hush.gradients.terms import (
     Dense,
     Term,
     being_captured,
-    entrywise,
-    held,
+    blocked_product,
+    clamp_rows,
+    clamped_sum_of_rows,
+    materialised_norms,
     precise,
-    summed,
     vector_norms,
-    written_out,
     zero_rows,
 )
 
@@ -52,14 +52,14 @@ _ADDED = {"cpu": 2**17, "cuda": 2**28}
 def product(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
     """The term `sum_t left[:, t] (x) right[:, t]` in the cheaper form."""
     positions, rows, columns = left.shape[1], left.shape[2], right.shape[2]
-    term = Outer(left, right, shape)
+    term = OuterFactors(left, right, shape)
     if positions == 1 or rows * columns > FEWER * positions * (rows + columns):
         return term
     return Dense(term.dense())
 
 
 @dataclass(frozen=True, eq=False)
-class Outer:
+class OuterFactors:
     """`sum_t left[:, t] (x) right[:, t]`, as a matrix product leaves it."""
 
     left: Tensor
@@ -73,11 +73,11 @@ class Outer:
     def rounding_bounded(self, records: int) -> bool:
         return self.left.shape[1] == 1 or few_enough(self.left, records, self.left.shape[1])
 
-    def take(self, rows: Tensor | slice) -> "Outer":
-        return Outer(self.left[rows], self.right[rows], self.shape)
+    def take(self, rows: Tensor | slice) -> "OuterFactors":
+        return OuterFactors(self.left[rows], self.right[rows], self.shape)
 
-    def zeroed(self, keep: Tensor) -> "Outer":
-        return Outer(zero_rows(self.left, keep), zero_rows(self.right, keep), self.shape)
+    def zeroed(self, keep: Tensor) -> "OuterFactors":
+        return OuterFactors(zero_rows(self.left, keep), zero_rows(self.right, keep), self.shape)
 
     def dense(self) -> Tensor:
         return (precise(self.left).mT @ precise(self.right)).view(self.records, *self.shape)
@@ -86,12 +86,12 @@ class Outer:
         kind, bound = precise(self.left).dtype, self.lengths()
         if self.left.shape[1] == 1:
             if order == 2:
-                return trusted(bound.to(kind), bound)
+                return nan_if_cancelled(bound.to(kind), bound)
             # in double precision: what underflows in one factor can be large in the other
             left, right = (vector_norms(part.double(), order) for part in (self.left, self.right))
-            return trusted((left * right).to(kind), bound)
+            return nan_if_cancelled((left * right).to(kind), bound)
         if order != 2:
-            return trusted(written_out(self, order), bound)
+            return nan_if_cancelled(materialised_norms(self, order), bound)
         return euclidean(self, [self], bound)
 
     def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
@@ -102,19 +102,21 @@ class Outer:
         """The sum, position by position."""
         left = (precise(self.left) * weights.to(precise(self.left).dtype)[:, None, None]).flatten(0, 1)
         right = precise(self.right).flatten(0, 1)
-        total = summed(left, right) if self.left.shape[1] == 1 else (left.mT @ right).double()
+        total = blocked_product(left, right) if self.left.shape[1] == 1 else (left.mT @ right).double()
         return total.view(self.shape)
 
-    def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
+    def clamped_weighted_sum(
+        self, weights: Tensor, limits: Tensor, thin: CoordinateMask | None
+    ) -> Tensor:
         """Written out are only records that may have a number beyond their limit."""
         if thin is not None or being_captured():
-            return entrywise(self, weights, limits, thin)
+            return clamped_sum_of_rows(self, weights, limits, thin)
         tops = [precise(part).abs().amax(2) for part in (self.left, self.right)]
         beyond = (tops[0] * tops[1]).sum(1) > limits
         if not bool(beyond.any()):
             return self.direct(weights)
         inside = self.direct(weights.where(~beyond, 0.0))
-        return inside + entrywise(self.take(beyond), weights[beyond], limits[beyond], None)
+        return inside + clamped_sum_of_rows(self.take(beyond), weights[beyond], limits[beyond], None)
 
     def lengths(self) -> Tensor:
         """A bound on each record's norm: the sum over positions of the norms."""
@@ -123,7 +125,7 @@ class Outer:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class RowFactors:
     """`sum_t e[index[:, t]] (x) right[:, t]`, as a table of rows leaves it."""
 
     index: Tensor
@@ -137,11 +139,11 @@ class Rows:
     def rounding_bounded(self, records: int) -> bool:
         return records**2 * self.index.shape[1] <= MANY  # added in double precision
 
-    def take(self, rows: Tensor | slice) -> "Rows":
-        return Rows(self.index[rows], self.right[rows], self.shape)
+    def take(self, rows: Tensor | slice) -> "RowFactors":
+        return RowFactors(self.index[rows], self.right[rows], self.shape)
 
-    def zeroed(self, keep: Tensor) -> "Rows":
-        return Rows(self.index, zero_rows(self.right, keep), self.shape)
+    def zeroed(self, keep: Tensor) -> "RowFactors":
+        return RowFactors(self.index, zero_rows(self.right, keep), self.shape)
 
     def dense(self) -> Tensor:
         rows = precise(self.right).flatten(0, 1)
@@ -160,7 +162,7 @@ class Rows:
 
     def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
         if being_captured():
-            return self.held_sum(weights, torch.full_like(weights, math.inf), None)
+            return self.clamped_weighted_sum(weights, torch.full_like(weights, math.inf), None)
         return cancelling_apart(self, weights, most)
 
     def direct(self, weights: Tensor) -> Tensor:
@@ -173,11 +175,13 @@ class Rows:
             total.index_add_(0, self.index[some].flatten(), rows.flatten(0, 1))
         return total
 
-    def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
+    def clamped_weighted_sum(
+        self, weights: Tensor, limits: Tensor, thin: CoordinateMask | None
+    ) -> Tensor:
         """Rows that a record did not use are zero, cut off or not, thinned or not."""
         used, keys = self._used()
         record = keys // self.shape[0]
-        values = held(used, limits[record], thin).double() * weights[record, None]
+        values = clamp_rows(used, limits[record], thin).double() * weights[record, None]
         return values.new_zeros(self.shape).index_add_(0, keys % self.shape[0], values)
 
     def lengths(self) -> Tensor:
@@ -206,11 +210,11 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class Tied:
+class TiedFactors:
     """A table that is looked up and multiplied with, as a language model's first and last layer."""
 
-    rows: Rows
-    outer: Outer
+    rows: RowFactors
+    outer: OuterFactors
 
     @property
     def records(self) -> int:
@@ -224,18 +228,18 @@ class Tied:
         # what is looked up and what is multiplied with may cancel, each too large on its own
         return few_enough(self.outer.left, records, self.outer.left.shape[1] + self.rows.index.shape[1])
 
-    def take(self, rows: Tensor | slice) -> "Tied":
-        return Tied(self.rows.take(rows), self.outer.take(rows))
+    def take(self, rows: Tensor | slice) -> "TiedFactors":
+        return TiedFactors(self.rows.take(rows), self.outer.take(rows))
 
-    def zeroed(self, keep: Tensor) -> "Tied":
-        return Tied(self.rows.zeroed(keep), self.outer.zeroed(keep))
+    def zeroed(self, keep: Tensor) -> "TiedFactors":
+        return TiedFactors(self.rows.zeroed(keep), self.outer.zeroed(keep))
 
     def dense(self) -> Tensor:
         return self.rows.dense() + self.outer.dense()
 
     def norms(self, order: float) -> Tensor:
         if order != 2:
-            return trusted(written_out(self, order), self.lengths())
+            return nan_if_cancelled(materialised_norms(self, order), self.lengths())
         return euclidean(self, [self.rows, self.outer], self.lengths())
 
     def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
@@ -249,11 +253,13 @@ class Tied:
         """A bound on each record's norm: the sum over positions of the norms."""
         return self.rows.lengths() + self.outer.lengths()
 
-    def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
-        return entrywise(self, weights, limits, thin)
+    def clamped_weighted_sum(
+        self, weights: Tensor, limits: Tensor, thin: CoordinateMask | None
+    ) -> Tensor:
+        return clamped_sum_of_rows(self, weights, limits, thin)
 
 
-def euclidean(term: Term, parts: Sequence[Outer | Rows], bound: Tensor) -> Tensor:
+def euclidean(term: Term, parts: Sequence[OuterFactors | RowFactors], bound: Tensor) -> Tensor:
     """The Euclidean norms of the sum of the parts from inner products between positions."""
     squares = torch.zeros_like(bound)
     for i, one in enumerate(parts):
@@ -261,16 +267,16 @@ def euclidean(term: Term, parts: Sequence[Outer | Rows], bound: Tensor) -> Tenso
             right = one.right.double() @ other.right.double().mT
             inner = (_left_gram(one, other) * right).sum((1, 2))
             squares += inner if one is other else 2 * inner
-    return believed(term, squares, bound, precise(parts[0].right).dtype)
+    return norms_or_recompute(term, squares, bound, precise(parts[0].right).dtype)
 
 
-def _left_gram(one: Outer | Rows, other: Outer | Rows) -> Tensor:
+def _left_gram(one: OuterFactors | RowFactors, other: OuterFactors | RowFactors) -> Tensor:
     """The inner products of the left factors: (records, positions, positions)."""
-    if isinstance(one, Outer) and isinstance(other, Outer):
+    if isinstance(one, OuterFactors) and isinstance(other, OuterFactors):
         return one.left.double() @ other.left.double().mT
-    if isinstance(one, Outer):
-        assert isinstance(other, Rows)
+    if isinstance(one, OuterFactors):
+        assert isinstance(other, RowFactors)
         return one.left.double().gather(2, other.index[:, None].expand(-1, one.left.shape[1], -1))
-    if isinstance(other, Outer):
+    if isinstance(other, OuterFactors):
         return _left_gram(other, one).mT
     return (one.index[:, :, None] == other.index[:, None]).double()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hush.core.errors import DataError
-from hush.gradients.exact import exactly
+from hush.gradients.precision import full_precision
 from hush.gradients.terms import vector_norms
 
 Array = NDArray[np.float64]
@@ -88,7 +88,7 @@ def geometry(reference: Tensor, measured: Tensor) -> Geometry:
             f"records of {reference.shape[1]} and of {measured.shape[1]} numbers lie in two spaces: all "
             "must have as many numbers."
         )
-    with exactly(measured.device):
+    with full_precision(measured.device):
         reference, measured = _unit(reference), _unit(measured)
         principal, residual = _projected(reference, measured)
         shares, dropped = _sparse(reference, measured)

@@ -17,11 +17,11 @@ from torch.overrides import TorchFunctionMode
 
 from hush.core.errors import Unsupported
 from hush.gradients.capture import Weight, capture
-from hush.gradients.choices import CONDITIONS, NUMBERS, Undecided, agreed, alone
-from hush.gradients.isolation import check_written, explained
+from hush.gradients.checks.data_dependence import CONDITIONS, NUMBERS, DataDependentBranch, agreed, alone
+from hush.gradients.checks.isolation import check_written, translate_vmap_errors
 from hush.gradients.rules import RULES
-from hush.gradients.structure import called, each, tensors
 from hush.gradients.terms import Dense, Term
+from hush.gradients.tree import call_model, tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from hush.gradients.recording import Loss, Views
@@ -49,7 +49,7 @@ class Recording(TorchFunctionMode):
         self._own_state = own_state
         """The model's parameters and buffers."""
         self.decided = False
-        self.undecided: Undecided | None = None
+        self.undecided: DataDependentBranch | None = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -73,9 +73,9 @@ class Recording(TorchFunctionMode):
                 output = rule(self, *args, **kwargs)
                 if output is not NotImplemented:
                     return output
-            found = list(tensors((args, kwargs)))
+            found = list(tree_leaves((args, kwargs)))
             if any(map(is_batchedtensor, found)):
-                args, kwargs = each((args, kwargs), self._own)
+                args, kwargs = tree_map((args, kwargs), self._own)
         return func(*args, **kwargs)
 
     def losses(
@@ -83,14 +83,14 @@ class Recording(TorchFunctionMode):
     ) -> Tensor:
         """Loss of each record of a batch, the mean over its views; raises `Undecided`."""
         written = (inputs, targets, list(self._own_state))
-        given = [(value, value._version) for value in tensors(written)]
+        given = [(value, value._version) for value in tree_leaves(written)]
 
         def one_loss(x: Any, y: Any) -> Tensor:
             self.level = current_level()
             with self:
                 shown = views(x)
-                count = len(next(tensors(shown)))
-                values = loss(called(model, shown), each(y, partial(_repeated, count)))
+                count = len(next(tree_leaves(shown)))
+                values = loss(call_model(model, shown), tree_map(y, partial(_repeated, count)))
             if values.dim() == 0:
                 raise Unsupported(
                     "the loss returned shape () for a batch of one record, not (1,): each record's own "
@@ -105,7 +105,7 @@ class Recording(TorchFunctionMode):
                 )
             return values.mean()
 
-        with explained(model, lambda: self.decided):
+        with translate_vmap_errors(model, lambda: self.decided):
             try:
                 return torch.vmap(one_loss, randomness="different")(inputs, targets)
             finally:
@@ -123,7 +123,7 @@ class Recording(TorchFunctionMode):
         self.decided = True
         try:
             return rule(value)
-        except Undecided as choice:
+        except DataDependentBranch as choice:
             self.undecided = choice
             raise
 
@@ -145,12 +145,12 @@ class Recording(TorchFunctionMode):
                 found.append(Weight(value))
         return found if any(weight and weight.terms is not None for weight in found) else None
 
-    def at_once(self, work: Callable[..., Any], *operands: Tensor | None) -> Any:
+    def run_batched(self, work: Callable[..., Any], *operands: Tensor | None) -> Any:
         """`work(anchor, *operands)` on tensors whose first dimension is the records."""
         own = [value if value is None else self._unwrapped(self._own(value)) for value in operands]
         with temporarily_pop_interpreter_stack():
             output = work(self._anchor, *own)
-        return each(output, lambda part: _add_batch_dim(part, 0, self.level))
+        return tree_map(output, lambda part: _add_batch_dim(part, 0, self.level))
 
     def _unwrapped(self, value: Tensor) -> Tensor:
         inner, place = _unwrap_batched(value, self.level)
@@ -163,7 +163,7 @@ class Recording(TorchFunctionMode):
             return value
         if id(value) not in self._copies:
             copies = _Copies(value, self.records)
-            copies.output = self.at_once(partial(capture, copies))
+            copies.output = self.run_batched(partial(capture, copies))
             self._copies[id(value)] = copies
         return self._copies[id(value)].output
 
@@ -239,7 +239,7 @@ class _Copies:
 
 def one_view(inputs: Any) -> Any:
     """A record's inputs as the only view of it."""
-    return each(inputs, partial(_repeated, 1))
+    return tree_map(inputs, partial(_repeated, 1))
 
 
 def _repeated(count: int, value: Tensor) -> Tensor:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from hush.core.errors import Unsupported
-from hush.gradients.choices import by_decision
+from hush.gradients.checks.data_dependence import by_decision
+from hush.gradients.checks.isolation import translate_vmap_errors
 from hush.gradients.interception import Recording, one_view
-from hush.gradients.isolation import explained
-from hush.gradients.structure import each, tensors
 from hush.gradients.tape import GradientTape, SplitTape, joined
 from hush.gradients.terms import Dense, Term
+from hush.gradients.tree import tree_leaves, tree_map
 
 Loss = Callable[[Any, Any], Tensor]
 """Outputs and targets of a batch to one value per record."""
@@ -49,7 +49,7 @@ def per_record_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -
     Each is given to the model alone, as on the tape, so that a model that mixes the records of a batch
     cannot let one decide for others.
     """
-    records = len(next(tensors(inputs)))
+    records = len(next(tree_leaves(inputs)))
     if records == 0:
         return torch.zeros(0, device=next(model.parameters()).device)
     parts = by_decision(partial(_losses_alike, model, loss), inputs, targets)
@@ -58,7 +58,7 @@ def per_record_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -
 
 
 def _losses_alike(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
-    records = len(next(tensors(inputs)))
+    records = len(next(tree_leaves(inputs)))
     recording = Recording({}, records, next(model.parameters()).device, _state(model))
     return recording.losses(model, loss, inputs, targets, one_view)
 
@@ -67,11 +67,11 @@ def _state(model: nn.Module) -> list[Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
-def shown(views: Views, inputs: Any, targets: Any) -> tuple[Any, Any]:
+def expand_views(views: Views, inputs: Any, targets: Any) -> tuple[Any, Any]:
     """The views of all records, one after another, and as many targets."""
     apart = torch.vmap(views, randomness="different")(inputs)
-    count = next(tensors(apart)).shape[1]
-    return each(apart, lambda value: value.flatten(0, 1)), each(
+    count = next(tree_leaves(apart)).shape[1]
+    return tree_map(apart, lambda value: value.flatten(0, 1)), tree_map(
         targets, lambda value: value.repeat_interleave(count, dim=0)
     )
 
@@ -79,7 +79,7 @@ def shown(views: Views, inputs: Any, targets: Any) -> tuple[Any, Any]:
 def _record_alike(model: nn.Module, loss: Loss, views: Views, inputs: Any, targets: Any) -> GradientTape:
     trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
     device = next(iter(trainable.values())).device
-    records = len(next(tensors(inputs)))
+    records = len(next(tree_leaves(inputs)))
     if records == 0:
         empty: dict[str, Term] = {
             name: Dense(v.detach().new_zeros(0, *v.shape)) for name, v in trainable.items()
@@ -94,9 +94,9 @@ def _record_alike(model: nn.Module, loss: Loss, views: Views, inputs: Any, targe
                 "the model changes its parameters in forward(), where gradients are still to be worked "
                 "out with them. Change them between steps."
             )
-        with explained(model, lambda: recording.decided):
+        with translate_vmap_errors(model, lambda: recording.decided):
             recording.run_back(losses)
-    terms = {name: joined(each) for name, each in recording.terms.items() if each}
+    terms = {name: joined(uses) for name, uses in recording.terms.items() if uses}
     idle = tuple(name for name in trainable if name not in terms)
     for name in idle:
         zero = torch.zeros((), dtype=trainable[name].dtype, device=device)

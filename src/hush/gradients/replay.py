@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from hush.core.errors import Unsupported
-from hush.core.part import Clipping
-from hush.core.tape import ClippedSum, Thinning
+from hush.core.parts import Clipping
+from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.recording import Loss, Views, record
 from hush.gradients.tape import OccupiedTape
 
@@ -50,7 +50,7 @@ class Replay:
                 "replay=True records CUDA graphs and the model is not on a GPU. Move the model there, "
                 "or leave replay out."
             )
-        if len(clipping.balls(sum(p.numel() for p in model.parameters() if p.requires_grad))) > 1:
+        if len(clipping.sensitivity(sum(p.numel() for p in model.parameters() if p.requires_grad))) > 1:
             raise Unsupported(
                 "replay=True is for clipping in one block, and blocks of a gradient are not replayed. "
                 "Leave replay out."
@@ -68,7 +68,7 @@ class Replay:
         self,
         inputs: Tensor,
         targets: Tensor,
-        thin: Thinning | None = None,
+        thin: CoordinateMask | None = None,
         generator: torch.Generator | None = None,
         present: Tensor | None = None,
     ) -> ClippedSum:
@@ -102,7 +102,7 @@ class Replay:
         inputs: Tensor,
         targets: Tensor,
         size: int,
-        thin: Thinning | None,
+        thin: CoordinateMask | None,
         generator: torch.Generator | None,
     ) -> _Graph:
         first, second = (given[:1].repeat(size, *[1] * (given.dim() - 1)) for given in (inputs, targets))

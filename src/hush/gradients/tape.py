@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hush.core.ball import Ball
-from hush.core.tape import ClippedSum, Thinning
-from hush.gradients import structure
-from hush.gradients.choices import Part
-from hush.gradients.exact import exactly
-from hush.gradients.factors import Outer, Rows, Tied
+from hush.core.sensitivity import SensitivitySet
+from hush.core.tape import ClippedSum, CoordinateMask
+from hush.gradients import tree
+from hush.gradients.checks.data_dependence import SubBatch
+from hush.gradients.entrywise_clipping import clip_blocks, clip_sum
+from hush.gradients.factors import OuterFactors, RowFactors, TiedFactors
+from hush.gradients.precision import full_precision
 from hush.gradients.terms import CHUNK, Dense, Term, being_captured, vector_norms, zero_rows
-from hush.gradients.within import in_ball, in_blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class GradientTape:
 
     def norms_by_parameter(self, order: float) -> dict[str, Tensor]:
         """The l_order norm of each record's gradient of each parameter."""
-        with exactly(self.device):
+        with full_precision(self.device):
             return {name: term.norms(order) for name, term in self.terms.items()}
 
     def weighted_sum(self, weights: Tensor, most: float = math.inf) -> dict[str, Tensor]:
@@ -58,15 +58,19 @@ class GradientTape:
         than `most` with its weight; by that is known of which more cancels than is left.
         """
         terms = self._counting(weights)
-        with exactly(self.device):
+        with full_precision(self.device):
             return {name: term.weighted_sum(weights, most) for name, term in terms.items()}
 
-    def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> dict[str, Tensor]:
+    def clamped_weighted_sum(
+        self, weights: Tensor, limits: Tensor, thin: CoordinateMask | None
+    ) -> dict[str, Tensor]:
         """The sum of the gradients, each number cut off at its record's limit and then thinned, times
         the records' weights; one of weight 0 adds zero as in `weighted_sum`."""
         terms = self._counting(weights)
-        with exactly(self.device):
-            return {name: term.held_sum(weights, limits, thin) for name, term in terms.items()}
+        with full_precision(self.device):
+            return {
+                name: term.clamped_weighted_sum(weights, limits, thin) for name, term in terms.items()
+            }
 
     def _counting(self, weights: Tensor) -> dict[str, Term]:
         """The terms with zeros for records of weight 0, whose gradients may not be finite.
@@ -79,18 +83,20 @@ class GradientTape:
             return self.terms
         return {name: term.zeroed(keep) for name, term in self.terms.items()}
 
-    def nothing(self) -> dict[str, Tensor]:
+    def zeros(self) -> dict[str, Tensor]:
         """The sum over no records."""
         nobody = torch.empty(0, device=self.device)
         return {name: term.take(slice(0, 0)).weighted_sum(nobody) for name, term in self.terms.items()}
 
-    def within(self, balls: Sequence[Ball], thin: Thinning | None = None) -> ClippedSum:
+    def clip_entrywise(
+        self, balls: Sequence[SensitivitySet], thin: CoordinateMask | None = None
+    ) -> ClippedSum:
         """The sum of the gradients, each held in the balls number by number, and then thinned."""
-        return in_ball(self, balls[0], thin) if len(balls) == 1 else in_blocks(self, balls, thin)
+        return clip_sum(self, balls[0], thin) if len(balls) == 1 else clip_blocks(self, balls, thin)
 
     def tensors(self) -> Iterator[Tensor]:
         """What the tape holds."""
-        return structure.tensors([vars(term) for term in self.terms.values()])
+        return tree.tree_leaves([vars(term) for term in self.terms.values()])
 
     def take(self, rows: Tensor | slice) -> "GradientTape":
         """The tape of some of the records."""
@@ -106,7 +112,7 @@ class GradientTape:
         step = max(1, (entries or CHUNK[self.device.type]) // size)
         for start in range(0, self.records, step):
             rows = slice(start, start + step)
-            with exactly(self.device):
+            with full_precision(self.device):
                 written = {name: term.take(rows).dense() for name, term in self.terms.items()}
             yield rows, written
 
@@ -115,7 +121,7 @@ class GradientTape:
 class SplitTape:
     """Tapes of records that took different ways through the model, with where they are on each."""
 
-    parts: "list[tuple[Part, GradientTape]]"
+    parts: "list[tuple[SubBatch, GradientTape]]"
 
     @property
     def records(self) -> int:
@@ -154,13 +160,15 @@ class SplitTape:
         sums = (tape.weighted_sum(part.spread(weights, tape.records), most) for part, tape in self.parts)
         return _added(list(sums))
 
-    def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> dict[str, Tensor]:
+    def clamped_weighted_sum(
+        self, weights: Tensor, limits: Tensor, thin: CoordinateMask | None
+    ) -> dict[str, Tensor]:
         """The sum of the gradients, each number cut off at its record's limit and then thinned, times
         the records' weights."""
         sums = []
         for part, tape in self.parts:
             own = part.spread(weights, tape.records), part.spread(limits, tape.records)
-            sums.append(tape.held_sum(*own, thin))
+            sums.append(tape.clamped_weighted_sum(*own, thin))
         return _added(sums)
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
@@ -172,13 +180,15 @@ class SplitTape:
                 inside = torch.isin(at, part.places)
                 yield part.rows[here], {name: value[inside] for name, value in written.items()}
 
-    def nothing(self) -> dict[str, Tensor]:
+    def zeros(self) -> dict[str, Tensor]:
         """The sum over no records."""
-        return self.parts[0][1].nothing()
+        return self.parts[0][1].zeros()
 
-    def within(self, balls: Sequence[Ball], thin: Thinning | None = None) -> ClippedSum:
+    def clip_entrywise(
+        self, balls: Sequence[SensitivitySet], thin: CoordinateMask | None = None
+    ) -> ClippedSum:
         """The sum of the gradients, each held in the balls number by number, and then thinned."""
-        return in_ball(self, balls[0], thin) if len(balls) == 1 else in_blocks(self, balls, thin)
+        return clip_sum(self, balls[0], thin) if len(balls) == 1 else clip_blocks(self, balls, thin)
 
     def tensors(self) -> Iterator[Tensor]:
         """What the tapes hold."""
@@ -215,10 +225,12 @@ class OccupiedTape:
         """The sum of the records' gradients times their weights, by parameter name."""
         return self.tape.weighted_sum(weights * self.present.to(weights.dtype), most)
 
-    def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> dict[str, Tensor]:
+    def clamped_weighted_sum(
+        self, weights: Tensor, limits: Tensor, thin: CoordinateMask | None
+    ) -> dict[str, Tensor]:
         """The sum of the gradients, each number cut off at its record's limit and then thinned, times
         the records' weights."""
-        return self.tape.held_sum(weights * self.present.to(weights.dtype), limits, thin)
+        return self.tape.clamped_weighted_sum(weights * self.present.to(weights.dtype), limits, thin)
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
         """The gradients written out, a few records at a time, zero for an empty slot."""
@@ -226,13 +238,15 @@ class OccupiedTape:
             here = self.present[rows]
             yield rows, {name: zero_rows(value, here) for name, value in written.items()}
 
-    def nothing(self) -> dict[str, Tensor]:
+    def zeros(self) -> dict[str, Tensor]:
         """The sum over no records."""
-        return self.tape.nothing()
+        return self.tape.zeros()
 
-    def within(self, balls: Sequence[Ball], thin: Thinning | None = None) -> ClippedSum:
+    def clip_entrywise(
+        self, balls: Sequence[SensitivitySet], thin: CoordinateMask | None = None
+    ) -> ClippedSum:
         """The sum of the gradients, each held in the balls number by number, and then thinned."""
-        return in_ball(self, balls[0], thin) if len(balls) == 1 else in_blocks(self, balls, thin)
+        return clip_sum(self, balls[0], thin) if len(balls) == 1 else clip_blocks(self, balls, thin)
 
 
 def _added(sums: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -243,18 +257,22 @@ def _added(sums: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def joined(terms: Sequence[Term]) -> Term:
     """All the uses of one parameter as one term."""
-    outer = [term for term in terms if isinstance(term, Outer)]
-    rows = [term for term in terms if isinstance(term, Rows)]
+    outer = [term for term in terms if isinstance(term, OuterFactors)]
+    rows = [term for term in terms if isinstance(term, RowFactors)]
     if len(terms) == 1:
         return terms[0]
     if len(outer) + len(rows) < len(terms):
         return Dense(sum((term.dense() for term in terms[1:]), start=terms[0].dense()))
     products = (
-        [Outer(_together(outer, "left"), _together(outer, "right"), terms[0].shape)] if outer else []
+        [OuterFactors(_together(outer, "left"), _together(outer, "right"), terms[0].shape)]
+        if outer
+        else []
     )
-    tables = [Rows(_together(rows, "index"), _together(rows, "right"), terms[0].shape)] if rows else []
+    tables = (
+        [RowFactors(_together(rows, "index"), _together(rows, "right"), terms[0].shape)] if rows else []
+    )
     if products and tables:
-        return Tied(tables[0], products[0])
+        return TiedFactors(tables[0], products[0])
     return (products or tables)[0]
 
 

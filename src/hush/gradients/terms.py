@@ -13,7 +13,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from hush.core.tape import Thinning
+from hush.core.tape import CoordinateMask
 
 CHUNK = {"cpu": 2**22, "cuda": 2**28}
 """How many numbers a chunk holds unless one record has more: near the caches, or enough to keep busy."""
@@ -66,7 +66,9 @@ class Term(Protocol):
     def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
         """The sum over records, each times its weight, with which it is `most` long, in doubles."""
 
-    def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
+    def clamped_weighted_sum(
+        self, weights: Tensor, limits: Tensor, thin: CoordinateMask | None
+    ) -> Tensor:
         """The same of gradients whose numbers are cut off at the record's limit, and then thinned."""
 
 
@@ -102,10 +104,12 @@ class Dense:
     def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
         gradients = self.dense()
         rows = gradients.reshape(len(gradients), math.prod(self.shape))
-        return summed(weights.to(rows.dtype)[:, None], rows).view(self.shape)
+        return blocked_product(weights.to(rows.dtype)[:, None], rows).view(self.shape)
 
-    def held_sum(self, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
-        return entrywise(self, weights, limits, thin)
+    def clamped_weighted_sum(
+        self, weights: Tensor, limits: Tensor, thin: CoordinateMask | None
+    ) -> Tensor:
+        return clamped_sum_of_rows(self, weights, limits, thin)
 
 
 def zero_rows(values: Tensor, keep: Tensor) -> Tensor:
@@ -113,7 +117,7 @@ def zero_rows(values: Tensor, keep: Tensor) -> Tensor:
     return values.where(keep.view(-1, *[1] * (values.dim() - 1)), torch.zeros_like(values[:1]))
 
 
-def summed(left: Tensor, right: Tensor) -> Tensor:
+def blocked_product(left: Tensor, right: Tensor) -> Tensor:
     """left.T @ right in double precision, from products of `SUMMED` rows each in their own.
 
     So rounding is that of one block of rows, however many there are.
@@ -193,7 +197,7 @@ def _double_norms(rows: Tensor, order: float) -> Tensor:
     return each
 
 
-def written_out(term: Term, order: float) -> Tensor:
+def materialised_norms(term: Term, order: float) -> Tensor:
     """The norms of the written-out gradients, some records at a time."""
     step = max(1, _WRITTEN // max(1, math.prod(term.shape)))
     starts = range(0, max(1, term.records), step)
@@ -201,7 +205,9 @@ def written_out(term: Term, order: float) -> Tensor:
     return torch.cat(parts)
 
 
-def entrywise(term: Term, weights: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
+def clamped_sum_of_rows(
+    term: Term, weights: Tensor, limits: Tensor, thin: CoordinateMask | None
+) -> Tensor:
     """What `held_sum` wants, of gradients that are written out, some records at a time."""
     size = math.prod(term.shape)
     step = max(1, PASSED[weights.device.type] // max(1, size))
@@ -209,14 +215,14 @@ def entrywise(term: Term, weights: Tensor, limits: Tensor, thin: Thinning | None
     for start in range(0, term.records, step):
         some = slice(start, start + step)
         written = term.take(some).dense()
-        values = held(written.reshape(len(written), size), limits[some], thin)
+        values = clamp_rows(written.reshape(len(written), size), limits[some], thin)
         # in double precision: which records are here may depend on one of them
         values.mul_(weights[some].to(values.dtype)[:, None])
         total += values.sum(0, dtype=torch.float64).view(term.shape)
     return total
 
 
-def held(rows: Tensor, limits: Tensor, thin: Thinning | None) -> Tensor:
+def clamp_rows(rows: Tensor, limits: Tensor, thin: CoordinateMask | None) -> Tensor:
     """The rows in new memory, the numbers of each cut off at its limit, and then thinned."""
     most = limits.to(rows.dtype)[:, None]
     # twice as fast as clamp()

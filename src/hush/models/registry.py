@@ -6,15 +6,21 @@ from dataclasses import dataclass
 from torch import nn
 
 from hush.core.errors import Unsupported
-from hush.core.number import check_count
+from hush.core.ranges import check_count
 from hush.data import efficientnet
 from hush.data.scattering import CHANNELS
-from hush.models.cnn import cifar_cnn, mnist_cnn
-from hush.models.logistic import logistic
-from hush.models.lstm import imdb_lstm, imdb_plain_lstm
-from hush.models.mlp import mlp
+from hush.models.networks import (
+    cifar_cnn,
+    imdb_lstm,
+    imdb_plain_lstm,
+    logistic,
+    mlp,
+    mnist_cnn,
+    scattering_cifar,
+    scattering_linear,
+    scattering_mnist,
+)
 from hush.models.resnet import resnet22
-from hush.models.scattering import scattering_cifar, scattering_linear, scattering_mnist
 from hush.models.wide_resnet import wrn_10_2
 
 _TABLES_AND_IMAGES = ("digits", "mnist", "fashion-mnist", "cifar10", "adult")

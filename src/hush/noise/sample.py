@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Arithmetic
-from hush.core.kind import check_kind
-from hush.core.number import Range
-from hush.core.part import Noise
+from hush.core.parts import Noise
 from hush.core.randomness import source_for
+from hush.core.ranges import Range, check_kind
 
 if TYPE_CHECKING:
     import torch
@@ -72,4 +71,4 @@ def sample(
     if location is not None:
         around = around.to(device or location.device, location.dtype) + location
     source = source_for(around.device, generator, secure=secure, arithmetic=arithmetic)
-    return noise.around(around, norm=norm, generator=source)
+    return noise.privatize(around, norm=norm, generator=source)

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
-from hush.core.part import Noise
+from hush.core.parts import Noise
 from hush.core.randomness import Randomness, uniform
-from hush.noise.rectified import BOUND, SCALE
-from hush.noise.truncated_single import ABOVE, AT_ONCE, BELOW, NARROW, SingleTruncated, polynomial
+from hush.noise.post_processed import BOUND, SCALE
+from hush.noise.truncated_float32 import ABOVE, AT_ONCE, BELOW, NARROW, SingleTruncated, polynomial
 from hush.noise.ziggurat import grid
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ class Truncated(Noise):
     def with_multiplier(self, multiplier: float) -> Self:
         return replace(self, scale=multiplier)
 
-    def around(self, location: "torch.Tensor", *, norm: float, generator: Randomness) -> "torch.Tensor":
+    def privatize(
+        self, location: "torch.Tensor", *, norm: float, generator: Randomness
+    ) -> "torch.Tensor":
         import torch
 
         if not location.numel():

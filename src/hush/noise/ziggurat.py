@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hush.core.randomness import Randomness, Stream, substream
-from hush.noise import fused
+from hush.noise import inverse_cdf
 from hush.noise.exact_draw import settled
 from hush.noise.ziggurat_cpu import Draws, draws
 
@@ -34,8 +34,8 @@ def around(location: "torch.Tensor", beta: float, scale: float, source: Randomne
     import torch
 
     scale *= _OUTWARD
-    if fused.fits(location, beta, source):
-        return fused.around(location, beta, scale, source)
+    if inverse_cdf.fits(location, beta, source):
+        return inverse_cdf.around(location, beta, scale, source)
     if location.is_cuda and isinstance(source, torch.Generator):
         # a kernel makes the words of a stream
         source = Stream(location.device, substream(source).key)
@@ -55,7 +55,7 @@ def _add(location: "torch.Tensor", drawn: Draws, scale: float, source: Randomnes
     here = location.device.type == "cpu" and location.dtype in (torch.float32, torch.float64)
     total = location.detach() if here else location.to("cpu", torch.float64)
     values, step = total.numpy(), grid(scale)
-    for left in drawn.around(values, step, source):
+    for left in drawn.privatize(values, step, source):
         values[left.index] = settled(left.location, drawn.beta, scale, step, left, left.index)
     if not here:
         location.copy_(total)

@@ -76,7 +76,9 @@ class Draws:
     undecided: Integers = field(default_factory=lambda: np.empty(0, np.int64))
     """Indices of draws whose height double precision cannot compare with the curve."""
 
-    def around(self, location: npt.NDArray[np.floating], step: float, source: Randomness) -> list[Left]:
+    def privatize(
+        self, location: npt.NDArray[np.floating], step: float, source: Randomness
+    ) -> list[Left]:
         """Replace a flat location by its rounded sum with the draws, where double precision decides.
 
         Args:

@@ -8,12 +8,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from hush.accounting.charge import spent
+from hush.accounting.epsilon import compose
 from hush.accounting.mechanism import mechanism
 from hush.clipping import L2, Entries, Linf, Lp
 from hush.core.errors import DataError, Unproved
 from hush.core.guarantee import Bound, Guarantee, Neighbours
-from hush.core.part import Clipping, Noise
+from hush.core.parts import Clipping, Noise
 from hush.core.plan import Plan
 from hush.core.value import Value
 from hush.noise import sample
@@ -91,20 +91,20 @@ def covers_a_vote(moved: Clipping) -> bool:
         return moved.changed >= 2 and moved.norm >= 1
     norms = {L2: math.sqrt(2), Linf: 1.0}
     least = norms.get(type(moved), 2 ** (1 / moved.p) if isinstance(moved, Lp) else math.inf)
-    return moved.unit >= least
+    return moved.reference_norm >= least
 
 
 def noisy(plan: Plan, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Scores plus the noise of queries under `plan`, in double precision; to be used once."""
     return sample(
-        plan.noise, scores.shape, norm=plan.clipping.unit, location=scores, generator=generator
+        plan.noise, scores.shape, norm=plan.clipping.reference_norm, location=scores, generator=generator
     )
 
 
 def charged(counts: Mapping[Plan, int], delta: float, neighbours: Neighbours, unit: str) -> Guarantee:
     """What answers guarantee whose noisy scores cost as much as `counts` says."""
     # The lower end belongs to the noisy scores; an answer tells less.
-    bound = Bound(lower=0.0, upper=spent(counts, delta).epsilon.upper)
+    bound = Bound(lower=0.0, upper=compose(counts, delta).epsilon.upper)
     return Guarantee(epsilon=bound, delta=delta, neighbours=neighbours, unit=unit)
 
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from hush.accounting.calibrate import largest
-from hush.accounting.charge import spent
+from hush.accounting.epsilon import compose
 from hush.accounting.mechanism import mechanism
 from hush.clipping import Entries
 from hush.core.errors import BudgetExceeded
 from hush.core.guarantee import Budget, Guarantee
-from hush.core.number import check_count, number
-from hush.core.part import Noise
+from hush.core.parts import Noise
 from hush.core.plan import Plan
+from hush.core.ranges import check_count, number
 from hush.core.value import Value
 from hush.pate.argmax import NoisyMax, as_scores, charged, check_additive, noisy
 from hush.sampling import FullBatch
@@ -58,7 +58,7 @@ class Confident(Value):
     def test(self) -> Plan:
         """One test as the plan that a ledger charges."""
         # The largest of several scores moves no further than the one that moves furthest.
-        moved = Entries(changed=1, norm=self.vote.moved.unit)
+        moved = Entries(changed=1, norm=self.vote.moved.reference_norm)
         return Plan(sampling=FullBatch(), clipping=moved, noise=self.noise)
 
     def __call__(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -105,7 +105,7 @@ def with_noise(query: Query, budget: Budget, queries: int, answers: int) -> Quer
 
     def cost(precision: float) -> float:
         counts = planned(scaled(1 / precision), queries, answers)
-        return spent(counts, budget.delta).epsilon.upper
+        return compose(counts, budget.delta).epsilon.upper
 
     precision = largest(
         cost, budget.epsilon, start=1.0, low=1 / _MOST_NOISE, high=1 / _LEAST_NOISE, whole=False

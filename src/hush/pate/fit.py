@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from hush.core.number import check_count, number
+from hush.core.ranges import check_count, number
 from hush.core.value import Value
 
 

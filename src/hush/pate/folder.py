@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hush.core.durable import replace_file
+from hush.core.atomic_files import replace_file
 from hush.core.errors import CheckpointError, LedgerError
 
 

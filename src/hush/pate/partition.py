@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import DataError
-from hush.core.number import check_count
+from hush.core.ranges import check_count
 
 
 def teacher_of(inputs: Tensor, targets: Tensor, teachers: int) -> Tensor:

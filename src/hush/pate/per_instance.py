@@ -10,10 +10,10 @@ import numpy as np
 from scipy.special import log_ndtr
 from torch import Tensor
 
-from hush.accounting.charge import spent
-from hush.accounting.loss import Array
+from hush.accounting.epsilon import compose
 from hush.accounting.mechanism import SampledGaussian, mechanism
-from hush.accounting.rdp import ORDERS, converted
+from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.rdp.gaussian import ORDERS, rdp_to_epsilon
 from hush.core.errors import Unproved
 from hush.core.guarantee import DELTA, Bound, Guarantee
 from hush.core.plan import Plan
@@ -37,7 +37,7 @@ def per_instance(query: Query, scores: Tensor, delta: float, answers: int | None
     delta = DELTA["range"].check("delta", delta)
     total = divergences(query, scores, ORDERS).sum(0)
     plans = planned(query, len(scores), len(scores) if answers is None else answers)
-    upper = min(converted(total, ORDERS, delta), spent(plans, delta).epsilon.upper)
+    upper = min(rdp_to_epsilon(total, ORDERS, delta), compose(plans, delta).epsilon.upper)
     vote = query if isinstance(query, NoisyMax) else query.vote
     return Guarantee(
         epsilon=Bound(lower=0.0, upper=upper),
@@ -97,7 +97,7 @@ def _confident(query: Confident, scores: Array, orders: Array) -> Array:
     deviation = _deviation(query.test)
     answer = (orders - 1) * _vote(query.vote, scores, orders)
     margin = (scores.max(1) - query.threshold)[:, None] / deviation
-    a, moved = orders[None, :], query.test.clipping.unit / deviation
+    a, moved = orders[None, :], query.test.clipping.reference_norm / deviation
     worst = np.full(answer.shape, -np.inf)
     for other in (margin - moved, margin + moved):
         for p, q in ((margin, other), (other, margin)):
@@ -127,7 +127,7 @@ def _deviation(plan: Plan) -> float:
             "every order costs the same multiple of itself, which Gaussian noise alone does. Use "
             "Gaussian, or the charge that does not depend on the data."
         )
-    return plan.noise.multiplier * plan.clipping.unit
+    return plan.noise.multiplier * plan.clipping.reference_norm
 
 
 def _log1m(log_x: Array) -> Array:

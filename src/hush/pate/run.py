@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hush.accounting.ledger import Ledger
+from hush.accounting.ledger.ledger import Ledger
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import Guarantee
-from hush.core.number import check_count
+from hush.core.ranges import check_count
 from hush.noise import Gaussian
 from hush.pate.argmax import NoisyMax, charged, covers_a_vote
 from hush.pate.ask import ask
@@ -21,8 +21,8 @@ from hush.pate.partition import check_teachers
 from hush.pate.per_instance import per_instance
 from hush.pate.teachers import Network, opinions, train_teachers, votes
 from hush.training import checkpoint
+from hush.training.data import count
 from hush.training.fingerprint import fingerprint
-from hush.training.records import count
 
 _USUAL = Lesson()
 

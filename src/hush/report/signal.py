@@ -2,7 +2,7 @@
 
 import math
 
-from hush.core.part import Noise
+from hush.core.parts import Noise
 from hush.core.plan import Plan
 from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 
@@ -25,13 +25,13 @@ def signal_to_noise(plan: Plan, *, records: int, steps: int, dimension: int) -> 
     >>> signal_to_noise(plan, records=1000, steps=4, dimension=100)
     10.0
     """
-    balls = plan.clipping.balls(dimension)
-    noises = plan.noise.over(balls, plan.clipping.unit)
+    balls = plan.clipping.sensitivity(dimension)
+    noises = plan.noise.per_block(balls, plan.clipping.reference_norm)
     variance = sum(
         ball.size * _deviation(noise, norm) ** 2
         for ball, (noise, norm) in zip(balls, noises, strict=True)
     )
-    push = math.hypot(*(ball.radius for ball in balls)) * plan.sampling.expected(records)
+    push = math.hypot(*(ball.l2_radius for ball in balls)) * plan.sampling.expected(records)
     return math.sqrt(steps) * push / math.sqrt(variance)
 
 

@@ -1,6 +1,6 @@
 """Who takes part in a step."""
 
 from hush.sampling.coordinates import Coordinate, Twice
-from hush.sampling.participation import FullBatch, Poisson
+from hush.sampling.poisson import FullBatch, Poisson
 
 __all__ = ["Coordinate", "FullBatch", "Poisson", "Twice"]

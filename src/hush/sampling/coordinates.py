@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hush.core.number import Range
-from hush.core.part import Sampling
+from hush.core.parts import Sampling
 from hush.core.randomness import Randomness, random_bits
-from hush.sampling.participation import RATE, FullBatch, Poisson
+from hush.core.ranges import Range
+from hush.sampling.poisson import RATE, FullBatch, Poisson
 
 if TYPE_CHECKING:
     import torch
@@ -54,13 +54,13 @@ class Coordinate(Sampling):
         return 1.0
 
     @property
-    def thinning(self) -> float:
+    def coordinate_participation(self) -> float:
         return self.rate
 
     def draw(self, records: int, generator: Randomness) -> "torch.Tensor":
         return FullBatch().draw(records, generator)
 
-    def thin(self, values: "torch.Tensor", generator: Randomness) -> "torch.Tensor":
+    def mask_coordinates(self, values: "torch.Tensor", generator: Randomness) -> "torch.Tensor":
         return _kept(values, self.rate, generator)
 
 
@@ -82,11 +82,11 @@ class Twice(Sampling):
         return self.rate
 
     @property
-    def thinning(self) -> float:
+    def coordinate_participation(self) -> float:
         return self.coordinate_rate
 
     def draw(self, records: int, generator: Randomness) -> "torch.Tensor":
         return Poisson(rate=self.rate).draw(records, generator)
 
-    def thin(self, values: "torch.Tensor", generator: Randomness) -> "torch.Tensor":
+    def mask_coordinates(self, values: "torch.Tensor", generator: Randomness) -> "torch.Tensor":
         return _kept(values, self.coordinate_rate, generator)

@@ -15,9 +15,9 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from hush.core.durable import replace_file
+from hush.core.atomic_files import replace_file
 from hush.core.errors import CheckpointError
-from hush.core.kind import with_article
+from hush.core.ranges import with_article
 
 
 def save(path: Path, state: dict[str, Any]) -> None:

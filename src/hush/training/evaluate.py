@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from hush.core.errors import DataError
-from hush.gradients.admissible import per_record
-from hush.gradients.structure import called, each, tensors
-from hush.training.holders import holders, overlapping
-from hush.training.records import Data, count, take
+from hush.gradients.checks.models import per_record
+from hush.gradients.tree import call_model, tree_leaves, tree_map
+from hush.training.checks.held_out import holders, overlapping
+from hush.training.data import Data, count, take
 
 _BATCH = 1024
 
@@ -59,7 +59,7 @@ def check_evaluation(model: nn.Module, loss: Any, evaluation: Data, data: Data) 
 
 def _described(data: Data) -> str:
     """Kinds and shapes of a record, which are public."""
-    inputs, targets = (list(tensors(part)) for part in take(data, torch.arange(1)))
+    inputs, targets = (list(tree_leaves(part)) for part in take(data, torch.arange(1)))
     kinds = [f"{str(part.dtype)[6:]} {tuple(part.shape[1:])}" for part in (*inputs, *targets)]
     return f"{', '.join(kinds[: len(inputs)])} -> {', '.join(kinds[len(inputs) :])}"
 
@@ -77,8 +77,8 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
     total_loss, right, classified = 0.0, 0, True
     try:
         for indices in torch.arange(count(data)).split(_BATCH):
-            inputs, targets = each(take(data, indices), lambda rows: rows.to(device))
-            outputs = called(model, inputs)
+            inputs, targets = tree_map(take(data, indices), lambda rows: rows.to(device))
+            outputs = call_model(model, inputs)
             total_loss += float(each_loss(outputs, targets).double().sum())
             classified = (
                 isinstance(outputs, Tensor)

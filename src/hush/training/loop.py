@@ -11,23 +11,22 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hush.accounting.calibrate import steps_within
-from hush.accounting.charge import spent
-from hush.accounting.ledger import Ledger
+from hush.accounting.epsilon import compose
+from hush.accounting.ledger.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import BudgetExceeded, CheckpointError, InvalidValue, Unsupported
 from hush.core.guarantee import Arithmetic, Budget, Guarantee, check_delta
-from hush.core.kind import as_path, check_kind
-from hush.core.number import check_count
 from hush.core.plan import Plan
-from hush.core.selective import Selective
+from hush.core.ranges import as_path, check_count, check_kind
+from hush.core.release import Selective
 from hush.gradients.recording import Views
 from hush.training import checkpoint
+from hush.training.checks.rehearsal import rehearsal
+from hush.training.data import Data, count
 from hush.training.evaluate import check_evaluation, check_held_out, evaluate
-from hush.training.folder import RunFolder
+from hush.training.methods.selective import check_possible
 from hush.training.progress import RunProgress
-from hush.training.records import Data, count
-from hush.training.rehearsal import rehearsal
-from hush.training.selective import check_possible
+from hush.training.run_folder import RunFolder
 from hush.training.step import PrivateStep
 
 Scheduler = LRScheduler | ReduceLROnPlateau
@@ -222,7 +221,7 @@ def _last_step(
     ):
         before = once  # the next step is charged together with the one that was cut short
     counts = dict(before)
-    already = spent(counts, budget.delta, sizes).epsilon.upper
+    already = compose(counts, budget.delta, sizes).epsilon.upper
     if already > budget.epsilon:
         raise BudgetExceeded(
             f"the ledger holds charges of epsilon={already:.4g} at delta={budget.delta:g}, more than "
@@ -232,12 +231,12 @@ def _last_step(
         sizes[step.plan] = max(step.dimension, sizes.get(step.plan, 0))
     if wanted is not None:
         counts[step.plan] = counts.get(step.plan, 0) + max(0, wanted - charged)
-        if spent(counts, budget.delta, sizes).epsilon.upper <= budget.epsilon:
+        if compose(counts, budget.delta, sizes).epsilon.upper <= budget.epsilon:
             return wanted, "steps"
     limit = charged + steps_within(step.plan, budget, before, sizes)
     if limit == 0:
         counts = {**before, step.plan: before.get(step.plan, 0) + 1}
-        one = spent(counts, budget.delta, sizes).epsilon.upper
+        one = compose(counts, budget.delta, sizes).epsilon.upper
         added = ", with what is on the ledger" if before else ""
         raise BudgetExceeded(
             f"the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} is below what one "

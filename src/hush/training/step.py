@@ -9,13 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hush.accounting.charge import rdp
-from hush.accounting.ledger import Ledger
+from hush.accounting.epsilon import rdp
+from hush.accounting.ledger.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import DataError, InvalidValue, LedgerError, Unsupported
 from hush.core.guarantee import Arithmetic, Guarantee, Secrecy
-from hush.core.kind import check_kind
-from hush.core.number import check_count
 from hush.core.plan import Plan
 from hush.core.randomness import (
     Randomness,
@@ -25,31 +23,31 @@ from hush.core.randomness import (
     source_for,
     substream,
 )
-from hush.core.selective import Selective
-from hush.core.single_owner import SingleOwner
+from hush.core.ranges import check_count, check_kind
+from hush.core.release import Selective
 from hush.core.tape import ClippedSum
-from hush.gradients.admissible import check_model, check_optimizer, per_record
-from hush.gradients.frame import Frame, FramedTape
-from hush.gradients.isolation import check_apart
-from hush.gradients.module_state import ModuleState
-from hush.gradients.recording import Views, record, shown
+from hush.core.value import SingleOwner
+from hush.gradients.checks.isolation import check_independent_losses
+from hush.gradients.checks.models import check_model, check_optimizer, per_record
+from hush.gradients.checks.module_state import ModuleState
+from hush.gradients.public_basis import ProjectedTape, PublicBasis
+from hush.gradients.recording import Views, expand_views, record
 from hush.gradients.replay import Replay
-from hush.gradients.structure import each
 from hush.gradients.tape import GradientTape, OccupiedTape, SplitTape
 from hush.gradients.terms import ROUNDING
-from hush.training.ahead import ahead
-from hush.training.batch import Batch, check_present
+from hush.gradients.tree import tree_map
+from hush.training.async_noise import in_background
+from hush.training.checks.labels import check_labels
+from hush.training.checks.public import check_public
+from hush.training.checks.released_weights import note_released, warn_of_other_ledger
+from hush.training.checks.stand_ins import stand_ins
+from hush.training.data import Batch, Data, check_present, check_some_number, count, take
 from hush.training.fingerprint import fingerprint
-from hush.training.frames import frames_for
-from hush.training.labels import check_labels
-from hush.training.own_randomness import own_randomness
-from hush.training.public import check_public
-from hush.training.records import Data, check_some_number, count, take
-from hush.training.released_weights import note_released, warn_of_other_ledger
-from hush.training.selective import Trials
-from hush.training.sizing import fitting
-from hush.training.stand_ins import stand_ins
-from hush.training.state import load_state, settings_of, state_of
+from hush.training.methods.public_basis import basis_schedule
+from hush.training.methods.selective import Trials
+from hush.training.physical_batch import fitting
+from hush.training.randomness import own_randomness
+from hush.training.resume import load_state, settings_of, state_of
 
 _MANY = 2**17
 """So many numbers take longer to draw than a thread takes to start."""
@@ -130,7 +128,7 @@ class PrivateStep(SingleOwner):
         self.dimension = self.size
         """How many numbers are trained: what a charge that grows with the dimension is for."""
         # raise for blocks of another model, and for a plan that cannot be charged
-        plan.clipping.balls(self.dimension)
+        plan.clipping.sensitivity(self.dimension)
         rdp(plan, [2.0], self.dimension if grows_with_dimension(plan) else None)
         self.physical_batch = (
             None
@@ -144,13 +142,13 @@ class PrivateStep(SingleOwner):
                 "Pass e.g. hush.data.views.flips_and_shifts(4)."
             )
         self._views = views
-        self._frames = frames_for(model, self.loss, public, plan.clipping)
+        self._frames = basis_schedule(model, self.loss, public, plan.clipping)
         self.generator = source_for(self.device, generator, secure=secure, arithmetic=arithmetic)
         on_device = (
             isinstance(self.generator, torch.Generator)
             and self.generator.device.type == self.device.type
         )
-        if replay and not on_device and plan.sampling.thinning < 1:
+        if replay and not on_device and plan.sampling.coordinate_participation < 1:
             raise Unsupported(
                 f"replay=True repeats the same work, and {type(plan.sampling).__name__} draws which "
                 "coordinates take part: replayed, the same ones always would, as only torch's generator "
@@ -255,7 +253,7 @@ class PrivateStep(SingleOwner):
         """
         frame = None if self._frames is None else self._frames.at(self.steps, self.generator)
         self._masks = substream(self.generator)
-        with ahead(self._noise, self._early()) as noise:
+        with in_background(self._noise, self._early()) as noise:
             total = self._sum(batch, frame)
             return self._noisy(total, noise(), frame)
 
@@ -411,7 +409,7 @@ class PrivateStep(SingleOwner):
         Where the model does not take those, two records decide: docs/guarantees/tape.md, 10.
         """
         check_some_number(data)
-        records = each(take(data, torch.arange(min(2, self.records))), self.to_device)
+        records = tree_map(take(data, torch.arange(min(2, self.records))), self.to_device)
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             inputs, targets = stand_ins(*records)
             try:
@@ -443,7 +441,7 @@ class PrivateStep(SingleOwner):
         if self._trials is not None:
             self._trials.probe(inputs, targets)
         if tape.records == 2:
-            check_apart(self.model, self.loss, inputs, targets)
+            check_independent_losses(self.model, self.loss, inputs, targets)
         return tape
 
     def _fitting(self, inputs: Any, targets: Any, tape: GradientTape | SplitTape) -> int:
@@ -451,20 +449,20 @@ class PrivateStep(SingleOwner):
         if tape.decided:
             return _DECIDING
         if self._views is not None:
-            inputs, targets = shown(self._views, inputs, targets)
+            inputs, targets = expand_views(self._views, inputs, targets)
         return fitting(self.model, self.loss, inputs, targets, tape)
 
     def _recorded(self, inputs: Any, targets: Any) -> GradientTape | SplitTape:
         return record(self.model, self.loss, inputs, targets, self._views)
 
-    def _sum(self, batch: Batch, frame: Frame | None) -> Tensor:
+    def _sum(self, batch: Batch, frame: PublicBasis | None) -> Tensor:
         """Sum over the physical batches of a batch, in double precision."""
         total = self._accumulator(sum(self._sizes()))
         if not len(batch):
             total.zero_()
         self.module_state.begin()
         for number, (inputs, targets, present) in enumerate(batch):
-            here = each((inputs, targets, present), self.to_device)
+            here = tree_map((inputs, targets, present), self.to_device)
             clipped = self.clip_physical_batch(here[0], here[1], frame, here[2])
             self.skipped += int(clipped.skipped)
             found = [part.reshape(-1) for part in clipped.total.values()]
@@ -478,36 +476,37 @@ class PrivateStep(SingleOwner):
     def _noise(self) -> list[Callable[[Tensor], Tensor]]:
         """What privatizes each block of a sum; draws that do not depend on it are made now, if early."""
         clipping, source = self.plan.clipping, self.generator
-        noises = self.plan.noise.over(clipping.balls(self.size), clipping.unit)
+        noises = self.plan.noise.per_block(clipping.sensitivity(self.size), clipping.reference_norm)
         if not self._early():
-            return [partial(noise.around, norm=norm, generator=source) for noise, norm in noises]
+            return [partial(noise.privatize, norm=norm, generator=source) for noise, norm in noises]
         return [
             noise.prepare(size, norm=norm, generator=source, device=self.device)
             for size, (noise, norm) in zip(self._sizes(), noises, strict=True)
         ]
 
     def _noisy(
-        self, total: Tensor, noise: list[Callable[[Tensor], Tensor]], frame: Frame | None
+        self, total: Tensor, noise: list[Callable[[Tensor], Tensor]], frame: PublicBasis | None
     ) -> Tensor:
         # scaled down, so that what rounding adds to a record's share is within the noise; and up again,
         # unless that would leave the noise's support
         share = 1 - self.rounding
         for block, privatize in zip(total.mul_(share).split(self._sizes()), noise, strict=True):
             block.copy_(privatize(block))
-        total = total if frame is None else frame.restored(total)
+        total = total if frame is None else frame.to_parameters(total)
         again = share if self.plan.noise.additive else 1.0
         return total.div_(again * self.plan.sampling.expected(self.records))
 
     def _sizes(self) -> list[int]:
         """How many numbers each block of the clipping has."""
-        return [ball.dimension or 0 for ball in self.plan.clipping.balls(self.size)]
+        return [ball.dimension or 0 for ball in self.plan.clipping.sensitivity(self.size)]
 
     def _early(self) -> bool:
         """Whether noise is drawn while gradients are computed."""
         return (
             self.device.type == "cpu"
             and self.dimension >= _MANY
-            and self.plan.sampling.thinning == 1  # otherwise both would draw from the generator
+            and self.plan.sampling.coordinate_participation
+            == 1  # otherwise both would draw from the generator
         )
 
     def _accumulator(self, size: int) -> Tensor:
@@ -517,7 +516,7 @@ class PrivateStep(SingleOwner):
         return self._memory
 
     def clip_physical_batch(
-        self, inputs: Any, targets: Any, frame: Frame | None, present: Tensor | None
+        self, inputs: Any, targets: Any, frame: PublicBasis | None, present: Tensor | None
     ) -> ClippedSum:
         """Clipped sum of one physical batch, on the model's device (sensitive).
 
@@ -531,7 +530,7 @@ class PrivateStep(SingleOwner):
             frame: public basis that gradients are clipped in; None: that of the parameters.
             present: which of the slots hold a record; None: all do.
         """
-        thin = None if self.plan.sampling.thinning == 1 else self._thin
+        thin = None if self.plan.sampling.coordinate_participation == 1 else self._thin
         if self._replay is not None:
             source = self.generator if thin and isinstance(self.generator, torch.Generator) else None
             with own_randomness(self._masks, self.device):
@@ -542,11 +541,11 @@ class PrivateStep(SingleOwner):
         occupied = tape if present is None else OccupiedTape(tape, present)
         with own_randomness(self._masks, self.device):
             return self.plan.clipping.clip(
-                occupied if frame is None else FramedTape(occupied, frame), thin
+                occupied if frame is None else ProjectedTape(occupied, frame), thin
             )
 
     def _thin(self, values: Tensor) -> Tensor:
-        return self.plan.sampling.thin(values, self.generator)
+        return self.plan.sampling.mask_coordinates(values, self.generator)
 
     def to_device(self, value: Tensor) -> Tensor:
         """A tensor where the model is."""

@@ -4,14 +4,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hush.accounting.bounded import fisher, individual_rdp
-from hush.accounting.fisher import FisherLoss
-from hush.accounting.loss import Array
+from hush.accounting.per_instance.bounded import fisher, individual_rdp
+from hush.accounting.per_instance.fisher import FisherLoss
+from hush.accounting.pld.privacy_loss import Array
 from hush.clipping import Linf
 from hush.core.errors import Unproved
-from hush.gradients.jacobian import spectrum
+from hush.gradients.fisher import spectrum
 from hush.gradients.recording import record
-from hush.training.batch import Batch
+from hush.training.data import Batch
 from hush.training.step import PrivateStep
 
 
@@ -52,7 +52,7 @@ def charges(step: PrivateStep, batch: Batch, orders: Array) -> Array:
             "written out and clamped. Use Linf, or hush.individual_rdp with clipped gradients."
         )
     location = _location(step, batch)
-    limit = step.plan.clipping.unit
+    limit = step.plan.clipping.reference_norm
     rows = []
     for inputs, targets, _ in batch:
         for _, written in record(step.model, step.loss, inputs, targets).chunks():

@@ -15,7 +15,7 @@ from hush.audit.membership.attacks import (
     loss_threshold,
     white_box_partial,
 )
-from hush.audit.membership.seen import confidences, inside, losses, posteriors
+from hush.audit.membership.features import confidences, inside, losses, posteriors
 from hush.audit.membership.split import split
 from hush.core.errors import DataError
 

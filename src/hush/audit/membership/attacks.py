@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor, nn
 
-from hush.accounting.loss import Array
-from hush.audit.membership.seen import Records, confidences, inside, losses, posteriors
+from hush.accounting.pld.privacy_loss import Array
+from hush.audit.membership.features import Records, confidences, inside, losses, posteriors
 from hush.audit.roc import Estimate, Roc
 from hush.core.errors import DataError
 

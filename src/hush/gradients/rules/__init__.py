@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from hush.gradients.rules import written_out
+from hush.gradients.rules import decompositions
 from hush.gradients.rules.attention import attention, dot_product
 from hush.gradients.rules.convolution import convolution
 from hush.gradients.rules.embedding import embedding, embedding_bag
@@ -35,10 +35,10 @@ RULES: dict[Any, Callable[..., Any]] = {
     torch._VF.gru: gru,
     torch._VF.rnn_tanh: rnn_tanh,
     torch._VF.rnn_relu: rnn_relu,
-    torch._VF.lstm_cell: written_out.lstm_cell,
-    torch._VF.gru_cell: written_out.gru_cell,
-    torch._VF.rnn_tanh_cell: written_out.rnn_tanh_cell,
-    torch._VF.rnn_relu_cell: written_out.rnn_relu_cell,
-    functional.bilinear: written_out.bilinear,
+    torch._VF.lstm_cell: decompositions.lstm_cell,
+    torch._VF.gru_cell: decompositions.gru_cell,
+    torch._VF.rnn_tanh_cell: decompositions.rnn_tanh_cell,
+    torch._VF.rnn_relu_cell: decompositions.rnn_relu_cell,
+    functional.bilinear: decompositions.bilinear,
 }
 """A rule answers NotImplemented where it does not apply; the call then takes the general way."""

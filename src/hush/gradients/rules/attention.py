@@ -41,7 +41,7 @@ def dot_product(
     if not query.dim() == key.dim() == value.dim() >= 3:
         return NotImplemented
     options |= {"dropout_p": dropout_p, "is_causal": is_causal}
-    return recording.at_once(partial(_dot_product, options), query, key, value, attn_mask)
+    return recording.run_batched(partial(_dot_product, options), query, key, value, attn_mask)
 
 
 def _dot_product(

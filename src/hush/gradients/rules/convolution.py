@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.nn import functional
 
-from hush.gradients.capture import Weight, capture, lowered, unmerged
-from hush.gradients.patches import Geometry, patches
+from hush.gradients.capture import Weight, capture, to_autocast_dtype, unmerged
+from hush.gradients.convolution import ConvolutionShape, patches
 from hush.gradients.terms import Dense
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ class Convolution:
     records: int
     weight: Weight
     bias: Weight | None
-    geometry: Geometry
+    geometry: ConvolutionShape
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        bias = None if self.bias is None else lowered(self.bias.value)
-        return self.geometry.apply(x, lowered(self.weight.value), bias), (x,)
+        bias = None if self.bias is None else to_autocast_dtype(self.bias.value)
+        return self.geometry.apply(x, to_autocast_dtype(self.weight.value), bias), (x,)
 
     def backward(
         self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
@@ -66,16 +66,16 @@ def convolution(
             x = functional.pad(x, [side for size in reversed(uneven) for side in (0, size)])
     elif padding != "valid":
         around = list(_repeated(padding, sizes))
-    geometry = Geometry(weight.shape, _repeated(stride, sizes), tuple(around), spread, groups)
-    return recording.at_once(partial(_at_once, weights[0], weights[1], geometry), x)
+    geometry = ConvolutionShape(weight.shape, _repeated(stride, sizes), tuple(around), spread, groups)
+    return recording.run_batched(partial(_at_once, weights[0], weights[1], geometry), x)
 
 
 def _at_once(
-    weight: Weight, bias: Weight | None, geometry: Geometry, anchor: Tensor, x: Tensor
+    weight: Weight, bias: Weight | None, geometry: ConvolutionShape, anchor: Tensor, x: Tensor
 ) -> Tensor:
     lead = x.dim() - len(geometry.stride) - 1
     layer = Convolution(len(x), weight, bias, geometry)
-    return unmerged(capture(layer, anchor, lowered(x).flatten(0, lead - 1)), x.shape[:lead])
+    return unmerged(capture(layer, anchor, to_autocast_dtype(x).flatten(0, lead - 1)), x.shape[:lead])
 
 
 def _repeated(value: Any, sizes: int) -> tuple[int, ...]:

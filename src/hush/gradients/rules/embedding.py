@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from hush.core.errors import Unsupported
 from hush.gradients.capture import Weight, capture
-from hush.gradients.factors import Rows
+from hush.gradients.factors import RowFactors
 
 if TYPE_CHECKING:
     from hush.gradients.interception import Recording
@@ -33,7 +33,7 @@ class Lookup:
         if self.padding is not None:
             right = right.masked_fill((index == self.padding).unsqueeze(-1), 0)
         assert self.weight.terms is not None
-        self.weight.terms.append(Rows(index, right, self.weight.value.shape))
+        self.weight.terms.append(RowFactors(index, right, self.weight.value.shape))
         return (None,)
 
 
@@ -59,7 +59,7 @@ def embedding(
         )
     padding = None if padding_idx is None else padding_idx % weight.shape[0]
     layer = Lookup(weights[0], padding)
-    return recording.at_once(partial(capture, layer), index)
+    return recording.run_batched(partial(capture, layer), index)
 
 
 def embedding_bag(

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.nn import functional
 
-from hush.gradients.capture import Weight, capture, lowered, unmerged
+from hush.gradients.capture import Weight, capture, to_autocast_dtype, unmerged
 from hush.gradients.factors import product
 from hush.gradients.terms import Dense
 
@@ -26,8 +26,8 @@ class Product:
     transposed: bool = False
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        bias = None if self.bias is None else lowered(self.bias.value)
-        return functional.linear(x, self._turned(lowered(self.weight.value)), bias), (x,)
+        bias = None if self.bias is None else to_autocast_dtype(self.bias.value)
+        return functional.linear(x, self._turned(to_autocast_dtype(self.weight.value)), bias), (x,)
 
     def backward(
         self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
@@ -47,7 +47,7 @@ class Product:
 
 def _at_once(weight: Weight, bias: Weight | None, transposed: bool, anchor: Tensor, x: Tensor) -> Tensor:
     layer = Product(len(x), weight, bias, transposed)
-    flat = capture(layer, anchor, lowered(x).flatten(0, -2))
+    flat = capture(layer, anchor, to_autocast_dtype(x).flatten(0, -2))
     return unmerged(flat, x.shape[:-1])
 
 
@@ -84,4 +84,4 @@ def _product(
     shared = x.requires_grad and not is_batchedtensor(x)
     if weights is None or weights[0] is None or weight.dim() != 2 or shared:
         return NotImplemented
-    return recording.at_once(partial(_at_once, weights[0], weights[1], transposed), x)
+    return recording.run_batched(partial(_at_once, weights[0], weights[1], transposed), x)

@@ -100,7 +100,7 @@ def layer_norm(
     if weights is None:
         return NotImplemented
     layer = LayerNorm(tuple(normalized_shape), weights[0], weights[1], eps)
-    return recording.at_once(lambda anchor, x: capture(layer, anchor, _float(x).contiguous()), x)
+    return recording.run_batched(lambda anchor, x: capture(layer, anchor, _float(x).contiguous()), x)
 
 
 def group_norm(
@@ -115,7 +115,7 @@ def group_norm(
     weights = recording.weights(weight, bias)
     if weights is None:
         return NotImplemented
-    return recording.at_once(partial(_grouped, num_groups, weights[0], weights[1], eps), x)
+    return recording.run_batched(partial(_grouped, num_groups, weights[0], weights[1], eps), x)
 
 
 def instance_norm(
@@ -135,7 +135,7 @@ def instance_norm(
     weights = recording.weights(weight, bias)
     if weights is None:
         return NotImplemented
-    return recording.at_once(partial(_grouped, x.shape[1], weights[0], weights[1], eps), x)
+    return recording.run_batched(partial(_grouped, x.shape[1], weights[0], weights[1], eps), x)
 
 
 def rms_norm(

@@ -189,7 +189,7 @@ def _recurrent(kind: str) -> Any:
         layers = [runs[i : i + directions] for i in range(0, len(runs), directions)]
         given: Sequence[Tensor] = states if kind == "lstm" else (states,)
         work = partial(_unlowered, kind, layers, dropout if train else 0.0, batch_first)
-        return recording.at_once(work, x, *given)
+        return recording.run_batched(work, x, *given)
 
     rule.__doc__ = f"The rule for `torch.nn.{kind.upper()}`."
     return rule

@@ -1,0 +1,1 @@
+"""The papers' tables and figures, ours beside theirs."""

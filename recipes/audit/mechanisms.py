@@ -1,0 +1,43 @@
+"""Attacks on every mechanism x sampling x release: what each finds, beside what is charged."""
+
+from typing import Any
+
+from hush.audit.mechanisms.combinations import attacks, refused
+from recipes.figure import Figure
+
+SIDE_BY_SIDE, WHOLE_STEPS = 10, 4
+"""So many times the runs that the test suite makes: a run that is a whole step takes milliseconds."""
+FAILURE = 0.05
+
+
+def audit_mechanisms() -> Figure:
+    """The lower bound on epsilon, the charge, and how much of it was found, for all of them."""
+    every = attacks()
+    confidence = 1 - FAILURE / len(every)
+    rows: list[list[object]] = []
+    for each in every:
+        runs = each.runs * (WHOLE_STEPS if each.whole_steps else SIDE_BY_SIDE)
+        found = each.attack(runs=runs, confidence=confidence)
+        rows.append([each.name, found.runs, found.lower, found.charge, found.tightness])
+        print(f"  {each.name}: {found.lower:.3g} of {found.charge:.3g}", flush=True)
+    broken = [str(name) for name, _, lower, charge, _ in rows if float(str(lower)) > float(str(charge))]
+
+    def draw(axes: Any) -> None:
+        charges, lowers = ([float(str(row[column])) for row in rows] for column in (3, 2))
+        axes.plot([0, max(charges)], [0, max(charges)], color="grey", label="all that is charged")
+        axes.scatter(charges, lowers, s=12)
+        axes.set(xlabel="epsilon charged at delta .01", ylabel="epsilon found")
+        axes.legend(frameon=False)
+
+    return Figure(
+        name="audit-mechanisms",
+        title="What attacks find of what is charged",
+        header=["what is run", "runs counted, each way", "found >=", "charged", "share"],
+        rows=rows,
+        draw=draw,
+        notes=[
+            f"delta .01; {1 - FAILURE:.0%} confidence in all {len(rows)} together",
+            f"above their charge: {', '.join(broken) or 'none'}",
+            f"{len(refused())} other combinations of the same parts are refused",
+        ],
+    )

@@ -1,0 +1,1 @@
+"""Recipes of the bounded-support Gaussian paper."""

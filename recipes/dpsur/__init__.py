@@ -1,0 +1,1 @@
+"""Recipes of DPSUR: selective update and release."""

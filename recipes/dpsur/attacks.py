@@ -1,0 +1,227 @@
+"""Tables 3 and 4 of the DPSUR paper: membership attacks on models with and without privacy.
+
+All records of a data set are split 2:1:2:1, as in the paper: the attacked model is trained on the first
+part, and the attacker's shadow models, in the same way, on records of the last two. On a CPU a part of
+the records, two epsilons and short runs; on a GPU all of them. Every epsilon is one that holds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hush.audit.membership.attacks import (
+    Candidates,
+    Verdict,
+    black_box_shadow,
+    lira,
+    loss_threshold,
+    white_box_partial,
+)
+from hush.audit.membership.split import Split, split
+from hush.audit.roc import ceiling
+from hush.core.errors import InvalidValue
+from hush.report.plots import draw_roc
+from hush.training.evaluate import evaluate
+from recipes.dpsur.attacked import PRIVATE, Case, Size, picked, pooled, trained
+from recipes.dpsur.runs import DELTA, EPSILONS
+from recipes.figure import Figure
+
+# The paper's accuracies: black box, white box; then by epsilon 1 to 4.
+_PRINTED = {
+    ("fashion-mnist", "black-box/shadow"): {
+        "non-private": (0.582,),
+        "DP-SGD": (0.498, 0.503, 0.493, 0.494),
+        "DPSUR": (0.498, 0.500, 0.503, 0.506),
+    },
+    ("fashion-mnist", "white-box/partial"): {
+        "non-private": (0.584,),
+        "DP-SGD": (0.501, 0.502, 0.502, 0.505),
+        "DPSUR": (0.499, 0.504, 0.501, 0.502),
+    },
+    ("cifar10", "black-box/shadow"): {
+        "non-private": (0.732,),
+        "DP-SGD": (0.504, 0.505, 0.504, 0.505),
+        "DPSUR": (0.495, 0.498, 0.503, 0.504),
+    },
+    ("cifar10", "white-box/partial"): {
+        "non-private": (0.743,),
+        "DP-SGD": (0.500, 0.501, 0.501, 0.503),
+        "DPSUR": (0.499, 0.501, 0.502, 0.503),
+    },
+}
+HEADER = (
+    *("method", "epsilon", "train %", "test %", "attack", "accuracy", "from", "to"),
+    *("AUC", "TPR at FPR .1%", "TPR at FPR 1%", "at least", "ceiling at 1%", "printed"),
+)
+
+
+CPU = Size(
+    records=12_000,
+    epsilons=(1.0, 3.0),
+    epochs=8,
+    plain_epochs=60,
+    plain_batch=128,
+    shadows=2,
+    plain_shadows=2,
+)
+GPU = Size(
+    records=None,
+    epsilons=EPSILONS,
+    epochs=40,
+    plain_epochs=60,
+    plain_batch=256,
+    shadows=2,
+    plain_shadows=4,
+)
+
+
+def dpsur_table3(
+    *,
+    device: str = "cpu",
+    epsilons: Sequence[float] | None = None,
+    seeds: int = 1,
+    epochs: int | None = None,
+) -> Figure:
+    """Fashion-MNIST."""
+    return attacked("dpsur-table3", "fashion-mnist", device, epsilons, seeds, epochs)
+
+
+def dpsur_table4(
+    *,
+    device: str = "cpu",
+    epsilons: Sequence[float] | None = None,
+    seeds: int = 1,
+    epochs: int | None = None,
+) -> Figure:
+    """CIFAR-10."""
+    if device == "cpu":
+        raise InvalidValue("a CPU trains nothing on cifar10 in good time: pass --device cuda.")
+    return attacked("dpsur-table4", "cifar10", device, epsilons, seeds, epochs)
+
+
+def attacked(
+    name: str,
+    data: str,
+    device: str,
+    epsilons: Sequence[float] | None,
+    seeds: int,
+    epochs: int | None,
+    size: Size | None = None,
+) -> Figure:
+    """Every attack on every method."""
+    size = size or (CPU if device == "cpu" else GPU)
+    size = replace(size, epsilons=tuple(epsilons or size.epsilons))
+    if epochs is not None:
+        size = replace(size, epochs=epochs, plain_epochs=epochs, short=True)
+    unknown = [level for level in size.epsilons if level not in EPSILONS]
+    if unknown:
+        raise InvalidValue(f"epsilon {unknown[0]:g} is not in the table: choose from 1, 2, 3, 4.")
+    rows: list[list[Any]] = []
+    drawn: dict[str, list[Verdict]] = {}
+    spent: dict[str, float] = {}
+    for method, level in [
+        ("non-private", None),
+        *((method, level) for level in size.epsilons for method in PRIVATE),
+    ]:
+        for seed in range(seeds):
+            case = Case(data=data, method=method, level=level, seed=seed, device=device, size=size)
+            found = attack(case)
+            rows += [row(case, found, verdict) for verdict in found.verdicts]
+            label = method if level is None else f"{method}, epsilon {level:g}"
+            drawn[label], spent[label] = found.verdicts, found.epsilon or 0.0
+            said = ", ".join(f"{v.name} {v.accuracy().value:.3f}" for v in found.verdicts)
+            print(f"  {label}: {said}", flush=True)
+    shown = ["non-private", *(f"{method}, epsilon {size.epsilons[0]:g}" for method in PRIVATE)]
+
+    def draw(panels: Any) -> None:
+        for axes, label in zip(panels, shown, strict=True):
+            limits = {f"ceiling, epsilon {spent[label]:.3g}": (spent[label], DELTA)}
+            curves = {verdict.name: verdict.roc for verdict in drawn[label]}
+            draw_roc(axes, curves, limits if spent[label] else {}, title=label)
+
+    lasts = "too" if size.short else "as long as its budget lasts"
+    share = "all" if size.records is None else f"{size.records}"
+    return Figure(
+        name=name,
+        title=f"{data}: membership attacks",
+        header=HEADER,
+        rows=rows,
+        draw=draw,
+        panels=len(shown),
+        notes=[
+            f"{share} records split 2:1:2:1, {size.shadows} shadow models trained as the attacked one "
+            f"({size.plain_shadows} without privacy), {seeds} seed(s), {size.epochs} epochs "
+            f"({size.plain_epochs} without privacy; DPSUR {lasts})",
+            "accuracy at even odds on as many members as others; intervals at 95%, over the records, "
+            "for one model each; printed: the paper's Table 3 or 4",
+            "epsilon is what the run spent; the ceiling is the most that any attack could find at it",
+        ],
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found:
+    """What was trained, and what the attacks say of it."""
+
+    train: float
+    test: float
+    epsilon: float | None
+    verdicts: list[Verdict]
+
+
+def row(case: Case, found: Found, verdict: Verdict) -> list[Any]:
+    """The line of an attack on a model."""
+    accuracy = verdict.accuracy()
+    printed = _PRINTED.get((case.data, verdict.name), {}).get(case.method)
+    place = 0 if case.level is None else EPSILONS.index(case.level)
+    most = None
+    if found.epsilon is not None:
+        most = float(ceiling(0.01, found.epsilon, DELTA))
+    return [
+        *(case.method, found.epsilon, 100 * found.train, 100 * found.test),
+        *(verdict.name, accuracy.value, accuracy.low, accuracy.high, verdict.roc.auc),
+        *(verdict.roc.at(0.001).value, verdict.roc.at(0.01).value, verdict.roc.at(0.01).low, most),
+        None if printed is None else printed[place],
+    ]
+
+
+def attack(case: Case) -> Found:
+    """Train the model and its shadows, and ask every attack."""
+    x, y, classes = pooled(case.data, case.device, case.size.records)
+    parts = split(len(y), torch.Generator().manual_seed(case.seed))
+    train = partial(trained, case, classes)
+    model, epsilon = train(picked(x, y, parts.target_train), 0)
+    shadow, _ = train(picked(x, y, parts.shadow_train), 1)
+    shadows = [shadow]
+    order = torch.Generator().manual_seed(case.seed)
+    for number in range(1, case.size.plain_shadows if case.level is None else case.size.shadows):
+        own = parts.shadow[torch.randperm(len(parts.shadow), generator=order)]
+        shadows.append(train(picked(x, y, own[: len(parts.shadow_train)]), 1 + number)[0])
+    loss = nn.CrossEntropyLoss()
+    asked, known, own_records = _candidates(x, y, parts)
+    return Found(
+        train=evaluate(model, loss, picked(x, y, parts.target_train))["accuracy"],
+        test=evaluate(model, loss, picked(x, y, parts.target_test))["accuracy"],
+        epsilon=epsilon,
+        verdicts=[
+            loss_threshold(model, asked, shadow, own_records),
+            black_box_shadow(model, asked, shadow, own_records),
+            white_box_partial(model, asked, known),
+            lira(model, asked, shadows),
+        ],
+    )
+
+
+def _candidates(x: Tensor, y: Tensor, parts: Split) -> tuple[Candidates, Candidates, Candidates]:
+    """Those to judge, those that the white-box attacker knows, and those of the shadow model."""
+    half = len(parts.target_test) // 2
+    of = partial(Candidates.of, x, y)
+    return (
+        of(parts.target_train[half : 2 * half], parts.target_test[half : 2 * half]),
+        of(parts.target_train[:half], parts.target_test[:half]),
+        of(parts.shadow_train, parts.shadow_test),
+    )

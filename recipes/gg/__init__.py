@@ -1,0 +1,1 @@
+"""Recipes of the generalized Gaussian paper."""

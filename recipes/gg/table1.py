@@ -1,0 +1,110 @@
+"""Table 1 of the generalized Gaussian paper: CIFAR-10 on scattering features, DP-SGD and beta-DP-SGD.
+
+"Sound" noise is what the epsilon of its column takes. "Published" is the paper's: clipping in l_beta,
+noise by the one-dimensional accounting, and beside it what that truly costs in so many dimensions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hush.accounting.calibrate import calibrate
+from hush.accounting.epsilon import epsilon
+from hush.clipping import Lp
+from hush.core.guarantee import Budget
+from hush.core.plan import Plan
+from hush.models import build
+from hush.noise import GeneralizedGaussian
+from hush.sampling import Poisson
+from recipes.figure import Figure
+from recipes.gg.beta_sgd import DELTA, Noise, Setting, accuracy, enough, inputs
+from recipes.gg.fig4 import CIFAR10
+from recipes.workers import workers
+
+# The paper's accuracies for epsilon 1, 2, 3; its best beta was 2.33, 2.33 and 2.
+PRINTED = {
+    2.0: {1.0: 63.5, 2.0: 67.6, 3.0: 69.2},
+    2.33: {1.0: 63.7, 2.0: 67.7, 3.0: 69.4},
+}
+WAYS = (("sound", 2.0), ("sound", 2.33), ("published", 2.33))
+
+
+def gg_table1(
+    setting: Setting = CIFAR10,
+    *,
+    device: str = "cpu",
+    epsilons: Sequence[float] = (1.0, 2.0, 3.0),
+    seeds: int = 3,
+    epochs: int | None = None,
+    processes: int | None = None,
+) -> Figure:
+    """Accuracies at equal epsilon, ours beside the paper's."""
+    setting = replace(setting, device=device, seeds=seeds, epochs=epochs or setting.epochs)
+    data = inputs(setting)
+    records = len(data.y_train)
+    network = build(setting.model, classes=data.classes, shape=data.shape)
+    dimension = sum(each.numel() for each in network.parameters())
+    rate, steps = setting.rate(records), setting.steps(records)
+    cells = [(way, beta, level) for level in epsilons for way, beta in WAYS]
+    with workers(processes, device) as over:
+        questions = [(way, beta, level, rate, steps, dimension) for way, beta, level in cells]
+        noises: list[Noise] = list(over(chosen, questions))
+        runs = [
+            (setting, noise, clip, seed)
+            for noise in noises
+            for clip in setting.clips
+            for seed in range(seeds)
+        ]
+        found = np.array(list(over(accuracy, runs))).reshape(len(cells), len(setting.clips), seeds)
+    rows = []
+    for (way, beta, level), noise, each in zip(cells, noises, found, strict=True):
+        clip = int(each.mean(1).argmax())
+        mean, spread = 100 * each[clip].mean(), 100 * each[clip].std(ddof=1) if seeds > 1 else None
+        scale = noise.plan.noise.to_plain()["multiplier"]
+        true, printed = noise.budget.epsilon, PRINTED[beta].get(level)
+        rows.append([level, beta, way, scale, setting.clips[clip], true, float(mean), spread, printed])
+
+    def draw(axes: Any) -> None:
+        for way, beta in WAYS:
+            mine = [row for row in rows if (row[2], row[1]) == (way, beta)]
+            line = [row[0] for row in mine], [row[6] for row in mine], [row[7] or 0.0 for row in mine]
+            axes.errorbar(*line, fmt="o-", markersize=3, capsize=2, label=f"beta {beta:g}, {way} noise")
+        for beta, values in PRINTED.items():
+            axes.plot(*zip(*values.items(), strict=True), "x--", color="0.5" if beta == 2 else "0.2")
+        axes.plot([], [], "x--", color="0.5", label="the paper's")
+        axes.set(xlabel="epsilon that is said", ylabel="test accuracy, %")
+        axes.legend(frameon=False)
+
+    return Figure(
+        name="gg-table1",
+        title=f"{setting.title} on scattering features, {dimension:,} parameters, delta {DELTA:g}",
+        header=[
+            *("epsilon", "beta", "noise", "scale", "clip", "true epsilon", "accuracy %", "deviation"),
+            "paper %",
+        ],
+        rows=rows,
+        draw=draw,
+        notes=[
+            f"mean and deviation of {seeds} seeds, {setting.epochs} epochs, batches of {setting.batch}; "
+            "the clip is the best of a few by test accuracy, which no epsilon here accounts for",
+            "true epsilon is the proved upper end; published noise has more than it says",
+            "the paper's second row is its best beta: 2.33, 2.33 and 2",
+        ],
+    )
+
+
+def chosen(question: tuple[str, float, float, float, int, int]) -> Noise:
+    """The noise of one way; its budget is what it truly costs."""
+    way, beta, level, rate, steps, dimension = question
+    if way == "sound":
+        return enough((beta, level, rate, steps))
+    plan = Plan(
+        sampling=Poisson(rate=rate),
+        clipping=Lp(p=beta, norm=1.0),
+        noise=GeneralizedGaussian(beta=beta, multiplier=1.0),
+    )
+    found = calibrate(plan, Budget(epsilon=level, delta=DELTA), steps, dimension=1)
+    true = epsilon(found, steps, DELTA, dimension=dimension).epsilon.upper
+    return Noise(found, Budget(epsilon=true * (1 + 1e-6), delta=DELTA), steps, level)

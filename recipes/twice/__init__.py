@@ -1,0 +1,1 @@
+"""Recipes of twice sampling and hybrid clipping."""

@@ -1,0 +1,166 @@
+"""Rényi filters: budgets fixed first, records that would exceed theirs left out, step by step.
+
+After Feldman and Zrnic 2021. Costs that are only known once earlier outputs are cannot simply be added
+up; a budget that no course of events exceeds is a guarantee: docs/guarantees/filter.md.
+"""
+
+import math
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from hush.accounting.calibrate import calibrate
+from hush.accounting.epsilon import checked_orders, epsilon
+from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.rdp.gaussian import rdp_to_epsilon
+from hush.clipping import L2
+from hush.core.errors import InvalidValue, Unproved
+from hush.core.guarantee import DELTA, Bound, Budget, Guarantee
+from hush.core.plan import Plan
+from hush.core.ranges import check_count
+from hush.noise import Gaussian
+from hush.sampling import FullBatch
+
+_OUTWARD = 1 + 1e-12
+
+
+class RenyiFilter:
+    """Lets a record take part in a step only while its costs stay within a budget, at every order.
+
+    `knows` says what a record's cost may depend on, beside what was released before:
+
+    - "record": on that record alone, as `own_rdp` does. Every record may have its filter.
+    - "location": on all records, as `hush.individual_rdp(..., change=)` does. Then only one record may
+      have one: others would be let in or left out according to records that are not theirs.
+
+    **Guarantee.** Whatever is released, with a record and without it, differs by no more than the
+    budget: for every record ("record": differential privacy), or for the one that is watched
+    ("location": per instance). The budget is public; what was spent is not. Leaving the record out is
+    the only thing the filter may decide: a run that *stops* when it says so is not private.
+
+    >>> watched = RenyiFilter(orders=[2.0, 4.0], budget=[1.0, 2.0])
+    >>> [bool(watched.admit([[0.4, 0.9]])[0]) for step in range(3)]
+    [True, True, False]
+    """
+
+    def __init__(
+        self,
+        *,
+        orders: npt.ArrayLike,
+        budget: npt.ArrayLike,
+        records: int = 1,
+        knows: Literal["record", "location"] = "record",
+    ) -> None:
+        self.orders = checked_orders(orders)
+        self.budget = np.array(budget, dtype=float)
+        if self.budget.shape != self.orders.shape or not (self.budget > 0).all():
+            raise InvalidValue(
+                f"budget={budget!r} must be a positive number for each of {len(self.orders)} orders: "
+                "each order has a guarantee of its own. Pass e.g. budget=0.5 * orders.",
+                key="budget",
+            )
+        self.records = check_count("records", records, "each has a budget of its own", at_least=1)
+        if knows == "location" and self.records > 1:
+            raise Unproved(
+                f"records={records} with costs that depend on the location: whether a record is let in "
+                "would then depend on other records, which no noise hides. Watch one record, or use "
+                'costs that depend on the record alone (knows="record").',
+                key="records",
+            )
+        self.knows = knows
+        self._spent = np.zeros((self.records, len(self.orders)))
+
+    def admit(self, costs: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Which records take part in the next step, and charge those.
+
+        `costs` has a row for each record: the divergences, at each order and in both directions, of the
+        step with the record and without it.
+        """
+        price = np.asarray(costs, dtype=float)
+        if price.shape != self._spent.shape or not (price >= 0).all():
+            raise InvalidValue(
+                f"costs of shape {price.shape} must be {self._spent.shape}, none below 0: a row for "
+                "each record, a column for each order. A cost that is not a number bounds nothing.",
+                key="costs",
+            )
+        after = self._spent + price * _OUTWARD
+        admitted = np.asarray((after <= self.budget).all(axis=1))
+        self._spent[admitted] = after[admitted]
+        return admitted
+
+    def guarantee(self, delta: float) -> Guarantee:
+        """What everything released so far, and all that is to come, promises."""
+        delta = DELTA["range"].check("delta", delta)
+        return Guarantee(
+            epsilon=Bound(lower=0.0, upper=rdp_to_epsilon(self.budget, self.orders, delta)),
+            delta=delta,
+            notion="dp" if self.knows == "record" else "per-instance",
+            unit="one record" if self.knows == "record" else "the record that is watched",
+            # what a location costs is bounded for the unrounded law
+            arithmetic="proved" if self.knows == "record" else "assumed",
+        )
+
+    def odometer(self) -> Array:
+        """What each record has spent at each order (sensitive: it depends on the records)."""
+        return self._spent.copy()
+
+
+def individual_gaussian_rdp(norms: npt.ArrayLike, scale: float, orders: npt.ArrayLike) -> Array:
+    """What a step costs records of these Euclidean norms wherever the others are: a row for each.
+
+    **Guarantee.** For normal noise of deviation `scale` on the sum, on a fixed support or not, in both
+    directions: docs/guarantees/bounded.md, 4. It depends on the record alone.
+    """
+    sizes = np.asarray(norms, dtype=float) / scale
+    return np.asarray(np.outer(sizes**2, checked_orders(orders)) / 2 * _OUTWARD)
+
+
+_OUTWARD = 1 + 1e-12
+
+
+class GaussianFilter:
+    """Admits full-batch Gaussian releases while their precisions stay within one fixed beforehand.
+
+    The precision of a release is 1 / multiplier^2. Each may depend on all that was released before, and
+    so may the decision to stop.
+
+    **Guarantee.** Everything released under the filter, in whatever course of events, tells no more
+    than one Gaussian release of the whole precision, `plan`: docs/guarantees/baselines.md. That plan is
+    what a ledger is charged, once, before the first release. What was spent in the end promises
+    nothing by itself.
+
+    >>> budget = GaussianFilter(Budget(epsilon=1.0, delta=1e-5))
+    >>> [budget.admit(share * budget.precision) for share in (0.5, 0.4, 0.2, 0.09)]
+    [True, True, False, True]
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        start = Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=Gaussian(multiplier=1.0))
+        self.plan = calibrate(start, budget, steps=1)
+        assert isinstance(self.plan.noise, Gaussian)
+        self.precision = self.plan.noise.multiplier**-2
+        self._spent = 0.0
+
+    @property
+    def left(self) -> float:
+        """The precision that may still be spent; public, as it is a function of what was released."""
+        return max(0.0, self.precision - self._spent)
+
+    def admit(self, precision: float) -> bool:
+        """Whether one more release fits; if so it is charged, and must then be made as said."""
+        if not 0 < precision < math.inf:
+            raise InvalidValue(
+                f"precision={precision!r} must be above 0 and finite: it is what a release costs, "
+                "1 / multiplier^2. Pass e.g. precision=0.01.",
+                key="precision",
+            )
+        after = self._spent + precision * _OUTWARD
+        if after > self.precision:
+            return False
+        self._spent = after
+        return True
+
+    def guarantee(self, delta: float) -> Guarantee:
+        """What everything released so far, and all that is to come, promises."""
+        return epsilon(self.plan, 1, delta)

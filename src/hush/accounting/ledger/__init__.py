@@ -1,0 +1,1 @@
+"""The ledger: append-only record of all charges."""

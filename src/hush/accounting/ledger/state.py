@@ -1,0 +1,302 @@
+"""What the lines of a ledger add up to: counts, the newest releases of each run, the running digest.
+
+A line is one of (each ends with its digest, `hash_chain.py`)
+
+    {"ledger": "hush", "version": 2, "id": ID}                  the first line
+    {"plan": DIGEST, "value": {...}}                            a plan, stored before its first charge
+    {"plan": DIGEST, "value": {...}, "dimension": D}            one whose cost grows with the dimension
+    {"charge": DIGEST, "run": RUN, "step": K, "release": R}     one step of that plan
+    {"plan": DIGEST, "value": {...}, "records": N}              one whose number of slots was given
+    {"charge": ..., "arithmetic": "assumed", "release": R}      one whose rounding is not proved
+    {"charge": ..., "randomness": "seeded", "release": R}       one whose noise came from a given seed
+    {"torn": [[DIGEST, ...], ...]}                              lines before were cut short
+    {"void": REASON}                                            the guarantee no longer holds
+    {"folded": LINES, "counts": ..., "runs": ..., "torn": ..., "through": CHAIN}
+
+`release` is what is released, or a fingerprint of it, which is public anyway. A folded line stands for
+all lines up to the digest `through`, from which the lines after it go on.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hush.accounting.ledger.hash_chain import DIGITS, chained, entry_of, link, text_of
+from hush.accounting.mechanism import grows_with_dimension
+from hush.core.plan import Plan
+
+VERSION = 2
+_OLD = "it is of version 1, whose lines carry no digest: a charge may be missing unnoticed"
+
+
+class Damaged(ValueError):
+    """A line that cannot be what was written: number, and what is the matter with it."""
+
+    def __init__(self, number: int, reason: str = "") -> None:
+        super().__init__(reason)
+        self.number = number
+        self.reason = reason
+
+
+@dataclass
+class RunCharges:
+    """The charges of one run: one step after the other, the oldest ones without their releases."""
+
+    last: int
+    folded: tuple[int, str] | None = None
+    """The last step whose release is no longer kept, and the digest of its line."""
+    plans: list[str] = field(default_factory=list)
+    releases: list[str] = field(default_factory=list)
+    digests: bytearray = field(default_factory=bytearray)
+
+    def add(self, plan: str, step: int, release: str, digest: str) -> None:
+        self.last = step
+        self.plans.append(plan)
+        self.releases.append(release)
+        self.digests += bytes.fromhex(digest)
+
+    def kept(self, step: int) -> int | None:
+        """The index of a step whose release is kept."""
+        index = step - self.last + len(self.releases) - 1
+        return index if 0 <= index < len(self.releases) else None
+
+    def digest(self, index: int) -> str:
+        return self.digests[index * DIGITS // 2 : (index + 1) * DIGITS // 2].hex()
+
+    def fold(self, step: int) -> None:
+        """Forget the releases up to a step that is kept."""
+        index = self.kept(step)
+        assert index is not None
+        self.folded = step, self.digest(index)
+        del self.plans[: index + 1], self.releases[: index + 1]
+        del self.digests[: (index + 1) * DIGITS // 2]
+
+    def to_plain(self) -> dict[str, Any]:
+        digests = [self.digest(index) for index in range(len(self.releases))]
+        kept = list(map(list, zip(self.plans, self.releases, digests, strict=True)))
+        return {"last": self.last, "folded": self.folded, "kept": kept}
+
+
+class LedgerState:
+    """The sum of a ledger's lines; `apply` is the one place where it changes."""
+
+    def __init__(self) -> None:
+        self.plans: dict[str, Plan] = {}
+        self.dimensions: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
+        self.runs: dict[str, RunCharges] = {}
+        self.records: dict[str, int] = {}
+        """The most slots that steps of each plan were run on, where that was said."""
+        self.assumed = False
+        self.seeded = False
+        self.void: str | None = None
+        self.lines = 0
+        """How many lines were ever written, those that were folded among them."""
+        self.number = 0
+        """How many lines were read from the file."""
+        self._torn: list[tuple[bytes, list[str]]] = []
+        """Charges cut short: what is left of each, and the plans it is counted under."""
+        self.unexplained: list[bytes] = []
+        """Lines cut short that no note has counted yet."""
+        header = {"ledger": "hush", "version": VERSION, "id": secrets.token_hex(8)}
+        self.header, self.identity = chained(text_of(header), "")
+        self.chain = self.identity
+
+    def read(self, lines: Iterable[bytes]) -> None:
+        """Take the lines of a file into account; the last ones may be `unexplained`."""
+        for line in lines:
+            self.number += 1
+            try:
+                known = entry_of(line, self.chain if self.number > 1 else "")
+                if self.number == 1:
+                    self._begin(known, line)
+                elif known is None:
+                    self.cut_short(line)
+                else:
+                    self.apply(*known)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise Damaged(self.number, _OLD if b'"version": 1}' in line else "") from None
+        if not self.number:
+            raise Damaged(1, "it is empty")
+
+    def cut_short(self, fragment: bytes) -> None:
+        """Take a line that ends too early into account: a note must say how it is counted."""
+        self.unexplained.append(fragment.rstrip(b"\n"))
+        self.chain = link(self.chain, self.unexplained[-1])
+        self.lines += 1
+
+    def apply(self, entry: dict[str, Any], text: bytes, digest: str) -> None:
+        """Take one whole line into account; raise `ValueError` if it cannot follow the others."""
+        if self.unexplained and "torn" not in entry:
+            raise ValueError
+        if "charge" in entry:
+            self._charge(text, digest, **entry)
+        elif "plan" in entry:
+            self._plan(**entry)
+        elif "folded" in entry:
+            digest = self._folded(**entry)
+        elif "torn" in entry:
+            self._note(**entry)
+        else:
+            self._void(**entry)
+        self.chain = digest
+        self.lines += 1
+
+    def fits_torn(self, run: str, step: int, text: bytes) -> bool:
+        """Whether a charge agrees with all that was cut short of the same run and step."""
+        heads = tuple(head_of(plan, run, step) for plan in self.plans) if self._torn else ()
+        return all(_agree(text, torn) for torn, _ in self._torn if torn.startswith(heads))
+
+    def settled(self, head: bytes) -> Counter[str]:
+        """The charges that were cut short and will not count beside one that begins like this."""
+        return Counter(
+            digest for torn, digests in self._torn if _agree(head, torn) for digest in digests
+        )
+
+    def torn_note(self) -> dict[str, Any]:
+        """The line that counts what is unexplained, under every plan that it may have named."""
+        counted = []
+        void = {}
+        for fragment in self.unexplained:
+            # a power failure can leave zeros where a line was: then any plan may have been there
+            text = b"" if fragment.startswith(b"\0") else fragment.rstrip(b"\0")
+            counted.append(
+                [plan for plan in self.plans if _agree(text, b'{"charge": "%b"' % plan.encode())]
+            )
+            if text.startswith(b'{"v'):
+                void = {"void": "the note that says why was cut short"}
+            elif not counted[-1] and not any(
+                _agree(text, b'{"%b": ' % key) for key in (b"plan", b"torn")
+            ):
+                raise Damaged(self.number)
+        return {"torn": counted, **void}
+
+    def folded_lines(self) -> Iterator[bytes]:
+        """The lines of a file that stands for this state."""
+        yield self.header
+        digest = self.identity
+        for name, plan in self.plans.items():
+            line, digest = chained(text_of(self.plan_entry(name, plan)), digest)
+            yield line
+        entry: dict[str, Any] = {
+            "folded": self.lines,
+            "counts": dict(self.counts),
+            "runs": {name: run.to_plain() for name, run in self.runs.items()},
+            "torn": [[torn.hex(), digests] for torn, digests in self._torn],
+            "arithmetic": "assumed" if self.assumed else "proved",
+            "randomness": "seeded" if self.seeded else "secret",
+            "through": self.chain,
+        }
+        yield chained(text_of(entry), digest)[0]
+
+    def plan_entry(self, digest: str, plan: Plan, size: int = 0, records: int = 0) -> dict[str, Any]:
+        """The line of a plan, with the largest dimension and number of slots that are known of it."""
+        size = max(size, self.dimensions.get(digest, 0))
+        records = max(records, self.records.get(digest, 0))
+        return {
+            "plan": digest,
+            "value": plan.to_plain(),
+            **({"dimension": size} if size else {}),
+            **({"records": records} if records else {}),
+        }
+
+    def _begin(self, known: tuple[dict[str, Any], bytes, str] | None, line: bytes) -> None:
+        entry, _, digest = known or ({}, b"", "")
+        if entry.get("ledger") != "hush" or entry.get("version") != VERSION:
+            raise ValueError
+        self.header = line
+        self.identity = self.chain = digest
+        self.lines = 1
+
+    def _plan(self, plan: str, value: dict[str, Any], dimension: int = 0, records: int = 0) -> None:
+        known = Plan.from_plain(value)
+        sized = type(dimension) is int and dimension > 0
+        if known.digest != plan or sized != grows_with_dimension(known):
+            raise ValueError
+        if type(records) is not int or records < 0:
+            raise ValueError
+        self.plans[plan] = known
+        if records:
+            self.records[plan] = max(records, self.records.get(plan, 0))
+        if dimension:
+            self.dimensions[plan] = max(dimension, self.dimensions.get(plan, 0))
+
+    def _charge(
+        self,
+        text: bytes,
+        digest: str,
+        charge: str,
+        run: str,
+        step: int,
+        release: str,
+        arithmetic: str = "proved",
+        randomness: str = "secret",
+    ) -> None:
+        # A run charges one step after the other: a gap is a lost charge, and a step charged twice was
+        # released twice under the same noise.
+        known = self.runs.get(run)
+        if charge not in self.plans or type(step) is not int or (known and step != known.last + 1):
+            raise ValueError
+        if known is None:
+            known = self.runs[run] = RunCharges(step - 1)
+        # ledger.md 4: the charge says all that was left of those cut short
+        for torn in [torn for torn in self._torn if _agree(text, torn[0])] if self._torn else ():
+            self._torn.remove(torn)
+            self.counts.subtract(torn[1])
+        self.counts[charge] += 1
+        self.assumed |= arithmetic == "assumed"
+        self.seeded |= randomness == "seeded"
+        known.add(charge, step, str(release), digest)
+
+    def _note(self, torn: list[list[str]], void: str | None = None) -> None:
+        for fragment, digests in zip(self.unexplained, torn, strict=True):
+            if not self.plans.keys() >= set(digests):
+                raise ValueError
+            self.counts.update(digests)
+            # the text before the release discloses nothing, so that only a whole key is of interest
+            self.assumed |= bool(digests) and b'"arithmetic": "assumed"' in fragment
+            self.seeded |= bool(digests) and b'"randomness": "seeded"' in fragment
+            if digests:
+                self._torn.append((fragment.rstrip(b"\0"), digests))
+        self.unexplained.clear()
+        if void is not None:
+            self._void(void)
+
+    def _void(self, void: str) -> None:
+        self.void = self.void or str(void)
+
+    def _folded(
+        self,
+        folded: int,
+        counts: dict[str, int],
+        runs: dict[str, dict[str, Any]],
+        torn: list[tuple[str, list[str]]],
+        arithmetic: str,
+        through: str,
+        randomness: str = "secret",
+    ) -> str:
+        if self.runs or self.counts or not self.plans.keys() >= counts.keys():
+            raise ValueError
+        self.counts.update(counts)
+        for name, run in runs.items():
+            first = run["last"] - len(run["kept"])
+            known = self.runs[name] = RunCharges(first, run["folded"] and tuple(run["folded"]))
+            for step, (plan, release, digest) in enumerate(run["kept"], start=first + 1):
+                known.add(plan, step, release, digest)
+        self._torn = [(bytes.fromhex(text), digests) for text, digests in torn]
+        self.assumed = arithmetic == "assumed"
+        self.seeded = randomness == "seeded"
+        self.lines = folded - 1
+        return through
+
+
+def head_of(plan: str, run: str, step: int) -> bytes:
+    """The beginning of the text of a charge, up to and with its step."""
+    return text_of({"charge": plan, "run": run, "step": step}) + b", "
+
+
+def _agree(one: bytes, other: bytes) -> bool:
+    """Whether one text begins with the other, so that the longer one says all there is in both."""
+    return one.startswith(other) or other.startswith(one)

@@ -1,0 +1,1 @@
+"""Privacy loss distributions: certified epsilon and delta of composed steps."""

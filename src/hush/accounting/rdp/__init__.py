@@ -1,0 +1,1 @@
+"""Rényi differential privacy of one step, and its conversion to (epsilon, delta)."""

@@ -1,0 +1,170 @@
+"""The integrand of a sampled moment: its value, and how large it can be near a point of the plane.
+
+f(x) = exp(-|x|^beta), r = f(x - s) / f(x), L = log r. Pairing x with s - x (which swaps f(x) and
+f(x - s), and r and 1 / r) turns E_f (1 - q + q r)^a - 1 into the integral over x > s / 2 of
+
+    f(x) [g(q (r - 1)) + r g(q (1/r - 1))],     g(w) = (1 + w)^a - 1 - a w >= 0,
+
+docs/guarantees/coordinate-wise.md, "Half a line". Points are given by their distance u from the
+kink at x = s and the side of it: x = s + side * u.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hush.accounting.pld.privacy_loss import Array
+
+
+@dataclass(frozen=True, eq=False)
+class Integrand:
+    """The integrand at some (order, shift, side of the kink), one entry each."""
+
+    beta: float
+    rate: float
+    order: Array
+    shift: Array
+    side: Array
+
+    def take(self, which: Array) -> "Integrand":
+        """Those entries."""
+        return Integrand(self.beta, self.rate, self.order[which], self.shift[which], self.side[which])
+
+    def growth(self, u: Array) -> Array:
+        """L at distance u: |x|^beta - u^beta, without cancellation where u is large."""
+        x = self.shift + self.side * u
+        apart = np.expm1(self.beta * np.log1p((x - u) / u)) * u**self.beta
+        return np.where(2 * u < x, x**self.beta - u**self.beta, apart)
+
+    def log_value(self, u: Array) -> Array:
+        """The log of the integrand at distance u."""
+        return self.log_weight(self.growth(u)) - u**self.beta
+
+    def log_weight(self, growth: Array) -> Array:
+        """The log of the integrand without exp(-u^beta), a function of L that grows with it."""
+        order, power = self.order, self.order - 1
+        if self.rate == 1:
+            return _log_expm1(power * growth) + np.log(-np.expm1(-order * growth))
+        up, down = (_log_convex(order, self.rate, sign * growth) for sign in (1, -1))
+        return np.logaddexp(up - growth, down)
+
+    def log_tail(self, u: Array) -> Array:
+        """The log of a bound on the integral beyond u (+inf where there is none yet).
+
+        The integrand is at most a exp(psi), psi = (a-1) L - u^beta, and psi is concave from where it
+        first falls.
+        """
+        b = self.beta
+        slope = (self.order - 1) * ((self.shift + u) ** (b - 1) - u ** (b - 1)) - u ** (b - 1)
+        value = np.log(self.order) + (self.order - 1) * self.growth(u) - u**b - np.log(-b * slope)
+        return np.where(slope < 0, value, np.inf)
+
+    def log_largest(self, u: Array, reach: Array) -> Array:
+        """The log of a bound on the integrand's modulus on the complex disc around u (reach < u).
+
+        Derivatives at the centre plus bounds on second derivatives in the disc; +inf where it could
+        hold a zero of 1 - q + q r, around which powers of that are not single-valued.
+        """
+        a, b, q = self.order, self.beta, self.rate
+        x = self.shift + self.side * u
+        bend_u = b * (b - 1) * _power_bound(u, reach, b - 2)
+        bend_x = b * (b - 1) * _power_bound(x, reach, b - 2)
+        third = np.maximum(_power_bound(u, reach, b - 3), _power_bound(x, reach, b - 3))
+        close = np.where(self.side > 0, b * (b - 1) * abs(b - 2) * self.shift * third, np.inf)
+        bend = np.minimum(bend_u + bend_x, close)
+        slope = b * (self.side * x ** (b - 1) - u ** (b - 1))
+        turn = np.abs(slope) * reach + bend * reach**2 / 2
+        growth = self.growth(u)
+        skew = _skew(q, growth, turn)
+        share = _share(q, growth)
+        second = bend_x + a * bend
+        if q < 1:
+            # log(1 - q + q r) has slope `share` in L, and bends by share (1 - share)
+            change = np.log(share) + np.log1p(-q) - _log_mean(q, growth) + turn
+            change = np.minimum(0.25, np.exp(np.minimum(change, 0.0))) * skew**2
+            second = bend_x + a * (bend * skew + change * (np.abs(slope) + bend * reach) ** 2)
+        first = np.abs(a * share * slope - self.side * b * x ** (b - 1))
+        log_mean = _log_mean(q, growth)
+        up = a * log_mean - growth - u**b + first * reach + second * reach**2 / 2
+        up += self._log_ratio_bound(growth, turn, skew)
+        down = -(u**b) + b * u ** (b - 1) * reach + bend_u * reach**2 / 2
+        down += self._log_reverse_bound(growth, turn, skew)
+        bound = np.logaddexp(up, down)
+        return np.where(np.isnan(bound), np.inf, bound)
+
+    def _log_ratio_bound(self, growth: Array, turn: Array, skew: Array) -> Array:
+        """log of a bound on |g(w)| / |1 + w|^a, w = q (r - 1), on the disc."""
+        a, q = self.order, self.rate
+        inverse = np.log(skew) - _log_mean(q, growth - turn)
+        above = np.log(skew) + np.maximum(0.0, _log_mean(q, growth + turn))
+        stretch = np.where(a >= 2, (a - 2) * np.maximum(inverse, 0.0), (2 - a) * above)
+        step = skew * np.exp(turn) * _share(q, growth + turn) * np.minimum(growth + turn, 2.0)
+        step = np.minimum(step, 1 + np.exp(inverse))
+        quadratic = np.log(a * (a - 1) / 2) + 2 * np.log(step) + stretch
+        plain = np.logaddexp(0.0, np.logaddexp(np.log1p(a) + a * inverse, np.log(a) + (a - 1) * inverse))
+        least: Array = np.minimum(quadratic, plain)
+        return least
+
+    def _log_reverse_bound(self, growth: Array, turn: Array, skew: Array) -> Array:
+        """log of a bound on |g(w)|, w = q (1/r - 1), on the disc."""
+        a, q = self.order, self.rate
+        back = np.maximum(turn - growth, 0.0)
+        step = q * np.minimum((growth + turn) * np.exp(back), 1 + np.exp(turn - growth))
+        top = np.maximum(0.0, _log_mean(q, turn - growth))
+        bottom = _log_mean(q, -growth - turn) - np.log(skew)
+        stretch = np.where(a >= 2, (a - 2) * top, (a - 2) * bottom)
+        quadratic = np.log(a * (a - 1) / 2) + 2 * np.log(step) + stretch
+        plain = np.logaddexp(a * _log_mean(q, turn - growth), np.log1p(a * step))
+        least: Array = np.minimum(quadratic, plain)
+        return least
+
+
+def _skew(rate: float, growth: Array, turn: Array) -> Array:
+    """A factor with |1 - q + q r| >= (1 - q + q |r|) / factor where L is within `turn` of `growth`.
+
+    Either the angle of r is small, or one of the two terms outweighs the other. Infinite otherwise.
+    """
+    narrow = np.where(turn <= 1, 1 / np.cos(np.minimum(turn, 1.0) / 2), np.inf)
+    odds = (1 - rate) / rate * np.exp(turn - growth)
+    return np.minimum(narrow, np.where(odds < 0.5, (1 + odds) / (1 - np.minimum(odds, 0.5)), np.inf))
+
+
+def _power_bound(centre: Array, reach: Array, power: float) -> Array:
+    """The largest |z|^power on the disc around a positive centre."""
+    largest: Array = (centre + reach if power >= 0 else centre - reach) ** power
+    return largest
+
+
+def _log_mean(rate: float, growth: Array) -> Array:
+    """log(1 - q + q exp(growth))."""
+    if rate == 1:
+        return growth
+    near = np.log1p(rate * np.expm1(np.minimum(growth, 1.0)))
+    return np.where(growth < 1, near, np.logaddexp(np.log1p(-rate), np.log(rate) + growth))
+
+
+def _share(rate: float, growth: Array) -> Array:
+    """q exp(growth) / (1 - q + q exp(growth)): the slope of `_log_mean`."""
+    if rate == 1:
+        return np.ones_like(growth)
+    share: Array = np.exp(np.minimum(np.log(rate) + growth - _log_mean(rate, growth), 0.0))
+    return share
+
+
+def _log_convex(order: Array, rate: float, growth: Array) -> Array:
+    """log((1 + w)^a - 1 - a w), w = q (exp(growth) - 1), to a few units at any w > -1."""
+    w = rate * np.expm1(np.minimum(growth, 300.0))
+    power = order * _log_mean(rate, growth)
+    series = np.ones_like(w)
+    for k in range(8, 2, -1):
+        series = 1 + (order - k + 1) * w / k * series
+    near = np.log(order * (order - 1) / 2) + 2 * np.log(np.abs(w)) + np.log(series)
+    middle = np.log(np.expm1(np.minimum(power, 40.0)) - order * w)
+    linear = np.where(growth < 300, np.log1p(order * w), np.log(order * rate) + growth)
+    far = power + np.log1p(-np.exp(np.minimum(linear - power, 0.0)))
+    small = np.maximum(order, 1) * np.abs(w) < 0.02
+    return np.where(small, near, np.where(power < 30, middle, far))
+
+
+def _log_expm1(values: Array) -> Array:
+    return values + np.log(-np.expm1(-values))

@@ -1,0 +1,1 @@
+"""Selective release (DPSUR): what one trial costs."""

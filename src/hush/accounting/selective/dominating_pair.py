@@ -1,0 +1,124 @@
+"""A discrete pair of laws that dominates one Poisson-sampled Gaussian step.
+
+Between two cuts a convex function of the likelihood ratio lies below its chord, and the chord's
+expectation needs only the two laws' masses between the cuts. So a sum over the cuts bounds the
+expectation of every convex function from above, whatever its kinks:
+docs/guarantees/selective.md, step 4.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.special import log_ndtr, ndtri
+
+from hush.accounting.mechanism import SampledGaussian
+from hush.accounting.pld.privacy_loss import Array
+
+# Cuts around the centre of the law (where a sampled step decides), around the order (where large
+# orders look), and over everything in between out to FAR deviations.
+_CENTRE, _PEAK, _BETWEEN = 1200, 600, 600
+FAR = 38.0
+# Cuts no closer than this many deviations: masses of closer ones are mostly rounding.
+_LEAST_GAP = 1e-4
+# Relative rounding of the ratio of two masses, see docs/guarantees/selective.md, step 4.
+_ROUNDING = 1e-10
+
+
+@dataclass(frozen=True, eq=False)
+class DominatingPair:
+    """Likelihood ratios (with the record / without it) and their weights without it, in logs."""
+
+    log_ratio: Array
+    log_weight: Array
+    low: float
+    high: float
+    """The outcomes between which the dots stand for the step; what is beyond is the caller's."""
+
+
+@lru_cache(maxsize=256)
+def dominating_pair(step: SampledGaussian, order: float) -> DominatingPair:
+    """The dots for functions that grow like the power `order` of the ratio, or of its inverse."""
+    cuts = _cuts(step.multiplier, order)
+    growth = (cuts - 0.5) / step.multiplier / step.multiplier
+    without = _log_masses(cuts / step.multiplier)
+    shifted = _log_masses((cuts - 1) / step.multiplier)
+    # With masses n, n' of N(0) and N(1) in a cell and growths e0, e1 at its ends, the chord gives its
+    # upper end the weight (n' - e0 n) / (e1 - e0) and its lower end the rest of n.
+    wide = np.diff(growth)
+    mean = np.clip(shifted - without - growth[:-1], 0.0, wide)
+    share = np.exp(mean - wide) * np.expm1(-mean) / np.expm1(-wide)
+    slip = np.minimum(1.0, _ROUNDING / wide)
+    weight = np.full(len(cuts), -np.inf)
+    weight[:-1] = without + np.log(np.minimum(1.0, 1 - share + slip))
+    weight[1:] = np.logaddexp(weight[1:], without + np.log(np.minimum(1.0, share + slip)))
+    return DominatingPair(log_ratio(step.rate, growth), weight, float(cuts[0]), float(cuts[-1]))
+
+
+def log_ratio(rate: float, growth: Array) -> Array:
+    """log(1 - q + q exp(growth)), with relative accuracy near 0."""
+    if rate == 1:
+        return growth
+    small = np.log1p(rate * np.expm1(np.minimum(growth, 1.0)))
+    large = np.logaddexp(math.log1p(-rate), math.log(rate) + growth)
+    result: Array = np.where(growth < 1, small, large)
+    return result
+
+
+def log_beyond(step: SampledGaussian, order: float, high: float) -> float:
+    """No less than log E[ratio^order; outcome > high], the outcome without the record."""
+    variance = step.multiplier * step.multiplier
+    growth = (high - 0.5) / variance
+    # beyond `high` the ratio is at most exp(growth) (q + (1 - q) exp(-growth there))
+    rest = math.log(step.rate + (1 - step.rate) * math.exp(-min(max(growth, 0.0), 700.0)))
+    moment = order * (order - 1) / 2 / variance
+    return order * rest + moment + float(log_ndtr((order - high) / step.multiplier))
+
+
+def log_below(step: SampledGaussian, order: float, low: float) -> float:
+    """No less than log E[ratio^(1 - order); outcome < low], the outcome without the record."""
+    variance = step.multiplier * step.multiplier
+    moment = order * (order - 1) / 2 / variance
+    shifted = float(log_ndtr((low + order - 1) / step.multiplier))
+    tilted = (1 - order) * math.log(step.rate) + moment + shifted
+    if step.rate == 1:
+        return tilted
+    least = (1 - order) * math.log1p(-step.rate) + float(log_ndtr(low / step.multiplier))
+    return min(tilted, least)
+
+
+def hockey_stick(step: SampledGaussian, threshold: float) -> float:
+    """No less than E[(ratio - threshold)+] without the record, for a threshold >= 1 - rate."""
+    if step.rate == 1 and threshold <= 0:
+        return 1.0 - threshold
+    excess = (threshold - (1 - step.rate)) / step.rate
+    if excess <= 0:
+        return 1.0 - threshold
+    cut = step.multiplier**2 * math.log(excess) + 0.5
+    with_record = math.exp(float(log_ndtr((1 - cut) / step.multiplier)))
+    without = math.exp(float(log_ndtr(-cut / step.multiplier)))
+    gain, price = step.rate * (with_record - without), (threshold - 1) * without
+    return max(0.0, gain - price) + 1e-14 * (step.rate * with_record + abs(price))
+
+
+def _cuts(deviation: float, order: float) -> Array:
+    """Increasing outcomes, dense where the integrand of either direction may be large."""
+    centre = deviation * math.sqrt(3) * ndtri((np.arange(_CENTRE) + 0.5) / _CENTRE)
+    peak = deviation * math.sqrt(3) * ndtri((np.arange(_PEAK) + 0.5) / _PEAK)
+    low, high = 1 - order - FAR * deviation, order + FAR * deviation
+    parts = [centre, order + peak, 1 - order + peak, np.linspace(low, high, _BETWEEN)]
+    cuts = np.unique(np.concatenate(parts))
+    cells = np.floor((cuts - low) / (_LEAST_GAP * deviation))
+    kept: Array = cuts[np.append(True, np.diff(cells) > 1)]
+    return kept
+
+
+def _log_masses(cuts: Array) -> Array:
+    """The logs of the standard normal masses between increasing cuts, from the lighter side."""
+    lower, upper = log_ndtr(cuts), log_ndtr(-cuts)
+    with np.errstate(divide="ignore"):  # on the heavier side, which is not used
+        left = lower[1:] + np.log(-np.expm1(lower[:-1] - lower[1:]))
+        right = upper[:-1] + np.log(-np.expm1(upper[1:] - upper[:-1]))
+    masses: Array = np.where(cuts[1:] + cuts[:-1] > 0, right, left)
+    return masses

@@ -1,0 +1,1 @@
+"""Block-wise Gaussian noise of least total variance."""

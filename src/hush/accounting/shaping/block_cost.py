@@ -1,0 +1,101 @@
+"""What a step costs by the noise of its blocks, with slopes: normal noise and sampled coordinates.
+
+`coordinate_wise` charges the same for any law, with certified integrals. For normal noise at whole
+orders every stage is a finite sum, and the worst allocation is known (docs/guarantees/shaped-noise.md,
+"One block"), which makes a cost to search with. Nothing is charged by it.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import gammaln
+
+from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.rdp.subsampling import AdjacentPair, repeated
+from hush.core.sensitivity import SensitivitySet
+
+
+class BlockCost:
+    """D_a of one step and its slopes in the log-variances of the blocks, convex at each whole order."""
+
+    def __init__(
+        self,
+        blocks: Sequence[SensitivitySet],
+        rate: float,
+        coordinate_rate: float,
+        highest: int,
+        pair: AdjacentPair,
+    ) -> None:
+        self._squares = np.array([block.max_entry**2 for block in blocks])
+        self._moved = np.array([block.max_entries_moved for block in blocks])
+        self._rate, self._pair = rate, pair
+        self._pairs = _pairs(highest)
+        self._inner = _log_binomial(highest, coordinate_rate)
+        self._outer = _log_binomial(highest, rate) if rate < 1 else None
+
+    def at(self, order: int, log_variances: Array) -> tuple[float, Array]:
+        """The divergence at one order, and its slopes."""
+        moments, slopes = self._unsampled(order, log_variances)
+        return self._sampled(order, moments, slopes)
+
+    def at_all(self, orders: Sequence[int], log_variances: Array) -> list[tuple[float, Array]]:
+        """The same at several orders, for little more than the highest of them alone."""
+        moments, slopes = self._unsampled(max(orders), log_variances)
+        return [self._sampled(a, moments[: a - 1], slopes[:, : a - 1]) for a in orders]
+
+    def _unsampled(self, order: int, log_variances: Array) -> tuple[Array, Array]:
+        """(v - 1) D_v for v = 2, ..., order when the record takes part, and slopes block by block.
+
+        Theorem 5.2 of the twice-sampling paper, block by block.
+        """
+        weight = self._inner[: order - 1, : order - 1]
+        pairs = self._pairs[: order - 1]
+        total, slopes = np.zeros(order - 1), np.empty((len(self._squares), order - 1))
+        for j, (square, moved) in enumerate(zip(self._squares, self._moved, strict=True)):
+            power = pairs * square * math.exp(-log_variances[j])
+            with np.errstate(divide="ignore"):
+                # the binomial weights sum to one, so 1 is taken from every term
+                excess = _log_sum(weight + (power + np.log(-np.expm1(-power))))
+            moment = np.logaddexp(0.0, excess)
+            total += moved * moment
+            slopes[j] = -moved * (np.exp(weight + power - moment[:, None]) @ power)
+        return total, slopes
+
+    def _sampled(self, order: int, moments: Array, slopes: Array) -> tuple[float, Array]:
+        """Theorem 5.4, and once more the term that the removal of a record needs at odd orders."""
+        if self._outer is None:
+            return float(moments[-1]) / (order - 1), slopes[:, -1] / (order - 1)
+        weight = self._outer[order - 2, : order - 1]
+        again = repeated(np.arange(2, order + 1), order, self._pair) * (1 - self._rate)
+        with np.errstate(divide="ignore"):
+            terms = weight + moments + np.log(-np.expm1(-moments) + again)
+        moment = float(np.logaddexp(0.0, _log_sum(terms[None, :])[0]))
+        parts = np.exp(weight + moments - moment) * (1 + again)
+        return moment / (order - 1), slopes @ parts / (order - 1)
+
+
+def _pairs(highest: int) -> Array:
+    """v (v - 1) / 2 for v = 2, ..., highest."""
+    v = np.arange(2, highest + 1)
+    pairs: Array = v * (v - 1) / 2
+    return pairs
+
+
+def _log_binomial(highest: int, rate: float) -> Array:
+    """Log-probabilities that v of a take part, rows a = 2, ..., highest, columns v = 2, ..., highest."""
+    a = np.arange(2, highest + 1)[:, None]
+    v = np.arange(2, highest + 1)[None, :]
+    within: npt.NDArray[np.bool_] = v <= a
+    rest = np.where(within, a - v, 0)
+    log = gammaln(a + 1) - gammaln(v + 1) - gammaln(rest + 1)
+    log = log + rest * math.log1p(-rate) + v * math.log(rate)
+    return np.where(within, log, -np.inf)
+
+
+def _log_sum(terms: Array) -> Array:
+    """log of the sum of exponentials along the last axis; every row has a finite term."""
+    largest = terms.max(axis=-1, keepdims=True)
+    found: Array = largest[..., 0] + np.log(np.exp(terms - largest).sum(axis=-1))
+    return found

@@ -1,0 +1,233 @@
+"""The normal noise of least total variance for blocks of coordinates, each with its own bound.
+
+Only where to look for good noise: what any noise costs is charged elsewhere, whoever chose it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hush.accounting.calibrate import calibrate
+from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS, coordinate_wise
+from hush.accounting.rdp.gaussian import Conversion, conversion_term
+from hush.accounting.rdp.profile import RATE, CoordinateRDP, NoiseDensity
+from hush.accounting.rdp.subsampling import AdjacentPair
+from hush.accounting.shaping.block_cost import BlockCost
+from hush.accounting.shaping.least_variance import ScaledShape, least_variance
+from hush.clipping import L2
+from hush.core.errors import BudgetExceeded, InvalidValue
+from hush.core.guarantee import Budget
+from hush.core.plan import Plan
+from hush.core.ranges import check_count, check_kind
+from hush.core.sensitivity import SensitivitySet
+from hush.noise import BlockGaussian, Gaussian
+from hush.sampling import FullBatch, Poisson
+
+# Rounding in the last places must not take a charge over the budget.
+_OUTWARD = 1 + 1e-12
+_ROUNDS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shaped:
+    """Noise for each block, and how good it is."""
+
+    deviations: tuple[float, ...]
+    variance: float
+    """Summed over all coordinates."""
+    isotropic: float
+    """The least total variance with one deviation for all, under the same accounting."""
+    closed_form: float
+    """The least total variance in the proportions that are best where all coordinates take part."""
+    residual: float
+    """How far a block's share of the variance is from its share of the cost's slope, at most; 0 at
+    the optimum (Karush, Kuhn and Tucker)."""
+    order: int | None
+    """The order at which the Rényi divergence decides; none under tight accounting."""
+    found: str
+
+    @property
+    def gain(self) -> float:
+        """How many times less variance than isotropic noise."""
+        return self.isotropic / self.variance
+
+
+def shaped(
+    blocks: Sequence[SensitivitySet],
+    *,
+    rate: float,
+    budget: Budget,
+    steps: int,
+    coordinate_rate: float = 1.0,
+    conversion: Conversion = "improved",
+) -> Shaped:
+    """The normal noise of least total variance that keeps `budget` for `steps` steps.
+
+    Records take part with `rate`, each of their coordinates with `coordinate_rate`. Where all
+    coordinates take part the shape is in closed form and the scale is that of tight (PLD)
+    accounting; else both come from Rényi divergences at every whole order, with `conversion`.
+
+    **Guarantee.** The noise keeps the budget: it was charged by what charges any other noise. That
+    it is the least is proved, up to `residual`: docs/guarantees/shaped-noise.md.
+
+    >>> from hush.core.guarantee import Budget
+    >>> blocks = [Ball(p=2.0, norm=2.5, dimension=1000), Ball(p=2.0, norm=1.0, dimension=290_898)]
+    >>> found = shaped(blocks, rate=0.02, budget=Budget(epsilon=8.0, delta=1e-5), steps=5000)
+    >>> round(found.gain, 1)
+    5.5
+    """
+    if not blocks:
+        raise InvalidValue(
+            "blocks=[] must not be empty: pass e.g. blocks=[Ball(p=2.0, norm=1.0, dimension=10)]."
+        )
+    rate = RATE["range"].check("rate", rate)
+    coordinate_rate = RATE["range"].check("coordinate_rate", coordinate_rate)
+    steps = check_count("steps", steps, "with no step there is no noise to choose", at_least=1)
+    if coordinate_rate == 1:
+        return _closed_form(blocks, rate, budget, steps)
+    return _searched(blocks, rate, coordinate_rate, budget, steps, conversion)
+
+
+def fit_noise(plan: Plan, budget: Budget, steps: int, dimension: int | None = None) -> Plan:
+    """The same plan with normal noise that fits its clipping: least in total for `steps` in `budget`.
+
+    Each block of the clipping gets a deviation of its own; a single block gets plain `Gaussian` noise.
+    `dimension`, the number of parameters, is needed where the clipping does not say it.
+
+    **Guarantee.** As for `calibrate`, which has the last word: the shape is only where to look.
+
+    >>> import hush
+    >>> plan = hush.Plan(
+    ...     sampling=hush.Poisson(rate=0.02),
+    ...     clipping=hush.Subspaces(ranks=(1000, 290_898), l2=(2.5, 1.0)),
+    ...     noise=hush.Gaussian(multiplier=1.0),
+    ... )
+    >>> fitted = hush.fit_noise(plan, hush.Budget(epsilon=8.0, delta=1e-5), steps=5000)
+    >>> [round(float(multiplier), 2) for multiplier in fitted.noise.multipliers]
+    [3.05, 1.17]
+    """
+    check_kind("budget", budget, Budget)
+    balls = check_kind("plan", plan, Plan).clipping.sensitivity(dimension)
+    if len(balls) == 1:
+        return calibrate(replace(plan, noise=Gaussian(multiplier=1.0)), budget, steps, dimension)
+    found = shaped(
+        balls,
+        rate=plan.sampling.participation,
+        budget=budget,
+        steps=steps,
+        coordinate_rate=plan.sampling.coordinate_participation,
+    )
+    multipliers = [
+        deviation / ball.l2_radius for deviation, ball in zip(found.deviations, balls, strict=True)
+    ]
+    return calibrate(
+        replace(plan, noise=BlockGaussian(multipliers=multipliers)), budget, steps, dimension
+    )
+
+
+def proportions(blocks: Sequence[SensitivitySet]) -> Array:
+    """Deviations in closed form, for a step as private as noise of deviation 1 is for a norm of 1.
+
+    Theorem 4.6 of the twice-sampling paper, variance proportional to norm / sqrt(rank); with ranks of
+    1 it is Theorem 4.5, with one block Theorem 4.3.
+    """
+    ranks = np.array([block.size for block in blocks], dtype=float)
+    norms = np.array([block.l2_radius for block in blocks])
+    found: Array = np.sqrt(norms / np.sqrt(ranks) * (norms @ np.sqrt(ranks)))
+    return found
+
+
+def _closed_form(blocks: Sequence[SensitivitySet], rate: float, budget: Budget, steps: int) -> Shaped:
+    plain = Plan(
+        sampling=FullBatch() if rate == 1 else Poisson(rate=rate),
+        clipping=L2(norm=1.0),
+        noise=Gaussian(multiplier=1.0),
+    )
+    noise = calibrate(plain, budget, steps).noise
+    multiplier = float(noise.to_plain()["multiplier"]) * _OUTWARD
+    ranks, norms = np.array([[block.size, block.l2_radius] for block in blocks], dtype=float).T
+    deviations = multiplier * proportions(blocks)
+    cost = (norms / deviations) ** 2
+    variance = ranks * deviations**2
+    return Shaped(
+        deviations=tuple(deviations.tolist()),
+        variance=float(variance.sum()),
+        isotropic=float(multiplier**2 * (norms @ norms) * ranks.sum()),
+        closed_form=float(variance.sum()),
+        residual=float(np.abs(variance / variance.sum() - cost / cost.sum()).max()),
+        order=None,
+        found="in closed form, scaled by privacy loss distributions",
+    )
+
+
+def _searched(
+    blocks: Sequence[SensitivitySet],
+    rate: float,
+    coordinate_rate: float,
+    budget: Budget,
+    steps: int,
+    conversion: Conversion,
+) -> Shaped:
+    """Theorem 5.6, over all orders together."""
+    ranks = np.array([block.size for block in blocks], dtype=float)
+    room = (budget.epsilon - conversion_term(WHOLE_ORDERS, budget.delta, conversion)) / steps
+    limits = {int(a): float(limit) for a, limit in zip(WHOLE_ORDERS, room, strict=True) if limit > 0}
+    if not limits:
+        raise BudgetExceeded(
+            f"epsilon={budget.epsilon:g} at delta={budget.delta:g} is less than Rényi divergences give "
+            f"at any order up to {WHOLE_ORDERS[-1]:g}, with any noise. Allow a larger budget, or let "
+            "all coordinates take part (coordinate_rate=1), which is charged more tightly."
+        )
+    cost = BlockCost(blocks, rate, coordinate_rate, max(limits), AdjacentPair.POSITIVE)
+    start = 2 * np.log(proportions(blocks))
+
+    def certified(order: int, log_variances: Array) -> Array:
+        return _certified(blocks, log_variances, rate, coordinate_rate, order, limits[order])
+
+    def scaled(shape: Array) -> float:
+        total = ranks @ np.exp(shape)
+        best = least_variance(ScaledShape(cost, shape), np.array([total]), limits, np.zeros(1))
+        return float(ranks @ np.exp(certified(best.order, shape + best.log_variances)))
+
+    found = least_variance(cost, ranks, limits, start)
+    log_variances = certified(found.order, found.log_variances)
+    return Shaped(
+        deviations=tuple(np.exp(log_variances / 2).tolist()),
+        variance=float(ranks @ np.exp(log_variances)),
+        isotropic=scaled(np.zeros(len(blocks))),
+        closed_form=scaled(start),
+        residual=found.residual,
+        order=found.order,
+        found=f"by convex search at {found.solved} of {len(limits)} orders, the others ruled out; "
+        f"within {max(0.0, found.log_total - found.log_least):.0e} of the least",
+    )
+
+
+def _certified(
+    blocks: Sequence[SensitivitySet],
+    log_variances: Array,
+    rate: float,
+    coordinate_rate: float,
+    order: int,
+    limit: float,
+) -> Array:
+    """The log-variances, raised until the accountant that charges any noise finds them in the limit."""
+    for _ in range(_ROUNDS):
+        parts = [
+            (
+                CoordinateRDP(
+                    law=NoiseDensity(beta=2.0, scale=math.sqrt(2 * math.exp(each))), rate=coordinate_rate
+                ),
+                block,
+            )
+            for block, each in zip(blocks, log_variances, strict=True)
+        ]
+        charged = float(coordinate_wise(parts, rate, [order])[0])
+        if charged <= limit:
+            return log_variances
+        # k times the variance costs less than 1/k of the divergence, which is convex in the precision
+        log_variances = log_variances + math.log(charged / limit * _OUTWARD)
+    raise AssertionError("more noise costs less")

@@ -1,0 +1,1 @@
+"""Canaries: lower bounds on epsilon from runs with planted records."""

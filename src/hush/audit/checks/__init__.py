@@ -1,0 +1,1 @@
+"""Checks of a private step against its charge: exact laws, p-values."""

@@ -1,0 +1,78 @@
+"""Checks that records and coordinates take part as charged: at their rate, and independently."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from hush.audit.checks import p_values
+from hush.audit.checks.noise import Check
+from hush.audit.mechanisms import copies
+from hush.clipping import Linf
+from hush.core.errors import Unsupported
+from hush.core.parts import Sampling
+from hush.core.plan import Plan
+from hush.core.ranges import check_count, check_kind
+from hush.noise import Gaussian
+from hush.training.checks.rehearsal import rehearsal
+from hush.training.data import Batch, Data
+from hush.training.step import PrivateStep
+
+_DRAWS = 400
+
+
+def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Check:
+    """Whether each record is drawn at the rate charged, independently of the others and of other steps.
+
+    Nothing is trained: batches are drawn and thrown away.
+    """
+    check_count("draws", draws, "they are counted", at_least=2)
+    nobody = Batch(torch.arange(0), data, 1)
+    with rehearsal(step):
+        drawn = [step.draw(nobody).indices.cpu().numpy() for _ in range(draws)]
+    p_value = drawn_as_charged(drawn, step.records, step.plan.sampling.participation)
+    return Check(name="draws of records", p_value=p_value)
+
+
+def drawn_as_charged(drawn: list[np.ndarray], records: int, rate: float) -> float:
+    """P-value of draws that are independent coins of each record, nobody twice."""
+    taken = np.zeros((len(drawn), records), dtype=np.int64)
+    for row, indices in zip(taken, drawn, strict=True):
+        np.add.at(row, indices, 1)
+    return p_values.coins(taken > 0, rate) if taken.max(initial=0) <= 1 else 0.0
+
+
+def masks_independent(
+    sampling: Sampling, *, records: int = 250, numbers: int = 40, seed: int = 0
+) -> Check:
+    """Whether each number of each record that takes part is kept with the chance charged, on its own.
+
+    A private step shows its masks where there is next to no noise: of records that move numbers of
+    their own, one by one; of records that all move the same numbers, how many are kept of each.
+    """
+    check_kind("sampling", sampling, Sampling)  # type: ignore[type-abstract]
+    rate = sampling.coordinate_participation
+    if rate == 1:
+        raise Unsupported(
+            f"{type(sampling).__name__} samples no coordinates, so there are no masks to look at. Pass "
+            "Coordinate or Twice."
+        )
+    plan = Plan(sampling=sampling, clipping=Linf(norm=1.0), noise=Gaussian(multiplier=1e-3))
+    kept = np.abs(copies.released(plan, touched=numbers, runs=records, seed=seed).present) > 0.5
+    # a record of which nothing is left did not take part, but for a chance of (1 - rate)^numbers
+    apart = p_values.coins(kept[kept.any(1)], rate)
+    model = nn.Linear(numbers, 1, bias=False)
+    step = PrivateStep(
+        model,
+        lambda outputs, targets: outputs[:, 0],
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        plan,
+        records=records,
+        generator=torch.Generator().manual_seed(seed + 1),
+        physical_batch=records,
+    )
+    batch = next(step.batches((torch.ones(records, numbers), torch.zeros(records))))
+    step(batch)
+    assert step.update is not None
+    counts = (step.update * sampling.expected(records)).round().numpy()
+    together = p_values.sizes(counts, len(batch), rate)
+    return Check(name="masks of coordinates", p_value=p_values.least(np.array([apart, together])))

@@ -1,0 +1,206 @@
+"""Checks that the noise of a private step is what is charged, for a test suite: exact laws, p-values.
+
+Each takes a step as it is and data that need no protection: nothing here is charged for as a release.
+A check that passes says that nothing was found at this size; docs/guarantees/audit.md says what can be.
+Others: `draw_checks` of who takes part, `step_checks` of what one record can move, `selective_checks`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from hush.audit.checks import p_values as laws
+from hush.audit.checks.p_values import Array
+from hush.clipping import Subspaces
+from hush.core.errors import Unsupported
+from hush.core.parts import Noise
+from hush.core.randomness import SystemSource
+from hush.core.ranges import check_count
+from hush.core.release import Selective
+from hush.noise import Gaussian, GeneralizedGaussian, Laplace
+from hush.training.checks.rehearsal import rehearsal
+from hush.training.data import Batch, Data
+from hush.training.step import PrivateStep
+
+LEVEL = 1e-6
+"""A check fails below this p-value: of a million that should pass, one fails by chance."""
+_REPEATS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """What was looked at, and how likely so much is by chance if the step does what is charged."""
+
+    name: str
+    p_value: float
+
+    @property
+    def passed(self) -> bool:
+        return self.p_value >= LEVEL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """Noise in each noisy sum of some steps, in units of its scale."""
+
+    noise: Array
+    """A row for each step."""
+    exponent: float
+    """Its density is proportional to exp(-|x|^exponent)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseLaw:
+    """Law of the noise that is added to a clipped sum: density ~ exp(-(|x| / scale)^exponent)."""
+
+    exponent: float
+    scales: Array
+    """One for each number."""
+
+
+def observe(step: PrivateStep, data: Data, steps: int) -> Observed:
+    """Noise of so many steps, two at least; the model moves as it would.
+
+    A step whose randomness has no state (`secure`) must draw nothing but records and noise.
+    """
+    check_count("steps", steps, "one step says nothing of another", at_least=2)
+    law = noise_of(step)
+    if isinstance(step.plan.release, Selective):
+        raise Unsupported(
+            "a selective step shows accepted proposals only, whose noise is not that of all of them. "
+            "Check its noise with noise_at_any_size."
+        )
+    found = []
+    for batch in step.batches(data, steps=steps):
+        total = sum_before_noise(step, batch)
+        step(batch)
+        assert step.update is not None
+        found.append(_noise(step, step.update, total, law))
+    return Observed(noise=np.array(found), exponent=law.exponent)
+
+
+def proposals(step: PrivateStep, batches: list[Batch]) -> Observed:
+    """Noise of the private gradients of these batches; nothing is charged, and nothing moves."""
+    law, found = noise_of(step), []
+    with rehearsal(step):
+        for batch in batches:
+            total = sum_before_noise(step, batch)
+            found.append(_noise(step, step.private_gradient(batch), total, law))
+    return Observed(noise=np.array(found), exponent=law.exponent)
+
+
+def noise_scale(seen: Observed) -> Check:
+    """Whether there is as much noise as is charged: the sum of |x|^exponent has a gamma law, exactly."""
+    total = float((np.abs(seen.noise) ** seen.exponent).sum())
+    return Check(name="noise scale", p_value=laws.gamma_tails(total, seen.noise.size, seen.exponent))
+
+
+def noise_at_any_size(
+    step: PrivateStep, data: Data, repeats: int = _REPEATS, sizes: Sequence[int] | None = None
+) -> Check:
+    """Whether there is as much noise whoever was drawn: the gamma law of `noise_scale` at each size.
+
+    Args:
+        step: as it is; nothing is charged, and nothing moves.
+        data: of as many records as the step is for.
+        repeats: private gradients at each size.
+        sizes: numbers of records drawn; nobody, one, half of them and all by default.
+    """
+    check_count("repeats", repeats, "they are counted", at_least=1)
+    physical, found = step.probe(data), []
+    for size in (0, 1, step.records // 2, step.records) if sizes is None else sizes:
+        batch = Batch(torch.arange(size), data, physical)
+        found.append(noise_scale(proposals(step, [batch] * repeats)).p_value)
+    return Check(name="noise at any batch size", p_value=laws.least(np.array(found)))
+
+
+def noise_law(seen: Observed) -> Check:
+    """Whether the noise has the law that is charged, and each number its share (exact gamma laws)."""
+    totals = (np.abs(seen.noise) ** seen.exponent).sum(0)
+    law = stats.gamma(len(seen.noise) / seen.exponent)
+    each_number = laws.least(np.minimum(1.0, 2 * np.minimum(law.cdf(totals), law.sf(totals))))
+    together = float(stats.kstest(seen.noise.ravel(), stats.gennorm(seen.exponent).cdf).pvalue)
+    return Check(name="law of the noise", p_value=laws.least(np.array([each_number, together])))
+
+
+def noise_fresh(seen: Observed) -> Check:
+    """Whether no number of the noise says anything of another, in the same step or in a later one.
+
+    At every distance: a repeat after k steps shows in more than k of them.
+    """
+    return Check(name="fresh noise", p_value=laws.repeats(seen.noise))
+
+
+def sum_before_noise(step: PrivateStep, batch: Batch) -> Tensor:
+    """Clipped sum that the next private gradient of this batch adds noise to, on the CPU.
+
+    The step's randomness is put back, so that dropout, coins and masks are those of the step.
+    """
+    source = step.generator
+    if isinstance(source, SystemSource):
+        return step.clipped_sum(batch).cpu().clone()
+    state, skipped = source.get_state(), step.skipped
+    total = step.clipped_sum(batch).cpu().clone()
+    source.set_state(state)
+    step.skipped = skipped
+    return total
+
+
+def observable(step: PrivateStep) -> bool:
+    """Whether the noise of a step is the difference of what it releases and a clipped sum."""
+    return not _in_bases(step) and all(_law(noise) for noise, _ in _noises(step))
+
+
+def noise_of(step: PrivateStep) -> NoiseLaw:
+    """Law of the noise on a clipped sum; raises where noise is not added to one."""
+    if _in_bases(step):
+        raise Unsupported(
+            "with public bases a sum is not in the coordinates that are released, so that the noise is "
+            "not their difference. Check the plan with hush.audit.mechanisms.whole_steps.audit_steps."
+        )
+    exponents, scales = set(), []
+    balls = step.plan.clipping.sensitivity(step.size)
+    for ball, (noise, norm) in zip(balls, _noises(step), strict=True):
+        law = _law(noise)
+        if law is None:
+            raise Unsupported(
+                f"{type(noise).__name__} is not added to the sum, so there is no noise to look at "
+                "apart from it. Check the plan with hush.audit.mechanisms.distinguisher.audit."
+            )
+        exponents.add(law[0])
+        # what rounding may add to a record's share is hidden by as much more noise
+        scales.append(np.full(ball.dimension or step.size, law[1] * norm / (1 - step.rounding)))
+    return NoiseLaw(exponent=exponents.pop(), scales=np.concatenate(scales))
+
+
+def _law(noise: Noise) -> tuple[float, float] | None:
+    """Exponent, and scale in clipping norms, of noise that is added; None of any other."""
+    match noise:
+        case Gaussian(multiplier=deviation):
+            return 2.0, deviation * math.sqrt(2)
+        case Laplace(multiplier=scale):
+            return 1.0, scale
+        case GeneralizedGaussian(beta=beta, multiplier=scale):
+            return beta, scale
+    return None
+
+
+def _noises(step: PrivateStep) -> list[tuple[Noise, float]]:
+    """Noise and norm of each block of the clipping."""
+    clipping = step.plan.clipping
+    return step.plan.noise.per_block(clipping.sensitivity(step.size), clipping.reference_norm)
+
+
+def _in_bases(step: PrivateStep) -> bool:
+    clipping = step.plan.clipping
+    return isinstance(clipping, Subspaces) and clipping.bases is not None
+
+
+def _noise(step: PrivateStep, update: Tensor, total: Tensor, law: NoiseLaw) -> Array:
+    noisy = update.cpu() * step.plan.sampling.expected(step.records)
+    return np.asarray((noisy - total).numpy() / law.scales)

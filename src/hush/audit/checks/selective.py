@@ -1,0 +1,141 @@
+"""Checks of selective steps: rejections leave nothing, tests are of fresh records and under noise."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from hush.audit.checks import p_values
+from hush.audit.checks.draws import drawn_as_charged
+from hush.audit.checks.noise import Check
+from hush.core.errors import Unsupported
+from hush.core.ranges import check_count
+from hush.core.release import Selective
+from hush.gradients.tree import tree_leaves
+from hush.training.checks.rehearsal import rehearsal
+from hush.training.data import Batch, Data
+from hush.training.methods.selective import Trials
+from hush.training.step import PrivateStep
+
+_DRAWS = 400
+
+
+def rollback_complete(step: PrivateStep, data: Data, steps: int) -> Check:
+    """Whether a rejected proposal leaves weights, buffers and optimizer as they were, bit for bit."""
+    _trials(step)
+    rejected, same = 0, True
+    for batch in step.batches(data, steps=steps):
+        before = [value.clone() for value in _state(step)]
+        if step(batch):
+            continue
+        rejected += 1
+        after = _state(step)
+        same &= len(before) == len(after) and all(map(torch.equal, before, after))
+    if not rejected:
+        raise Unsupported(
+            f"all of {steps} proposals were accepted: nothing shows what a rejection leaves behind. "
+            "Lower the threshold, or run more steps."
+        )
+    return Check(name="what a rejection leaves", p_value=float(same))
+
+
+def no_change_measured(step: PrivateStep, data: Data, steps: int) -> Check:
+    """Whether a proposal that moves nothing is measured as no change, whatever records are drawn.
+
+    Learning rates are set to 0 for it. A loss kept from another batch, or another model's dropout,
+    shows as a change.
+    """
+    trials = _trials(step)
+    seen: list[float] = []
+    passes = trials.passes
+
+    def watched(number: Tensor) -> bool:
+        seen.append(float(number))
+        return passes(number)
+
+    trials.passes = watched  # type: ignore[method-assign]
+    try:
+        with _no_moves(step):
+            for batch in step.batches(data, steps=steps):
+                step(batch)
+    finally:
+        del trials.passes
+    return Check(name="the test of no change", p_value=float(not any(seen)))
+
+
+def fresh_test_batches(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Check:
+    """Whether a test's records are drawn at its rate, and independently of the training batch.
+
+    How many records are in both is binomial with the product of the rates, exactly. Only draws are
+    made: nothing is trained, tested or charged.
+    """
+    trials, release = _trials(step), _release(step)
+    check_count("draws", draws, "they are counted", at_least=2)
+    nobody, both, tested = Batch(torch.arange(0), data, 1), 0, []
+    with rehearsal(step):
+        for _ in range(draws):
+            batch = step.draw(nobody)
+            other = trials.draw_test(batch)
+            tested.append(other.indices.cpu().numpy())
+            both += int(torch.isin(batch.indices, other.indices).sum())
+    rate = step.plan.sampling.participation * release.rate
+    joint = float(stats.binomtest(both, draws * step.records, rate).pvalue)
+    alone = drawn_as_charged(tested, step.records, release.rate)
+    return Check(name="draws of the test", p_value=p_values.least(np.array([joint, alone])))
+
+
+def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
+    """Whether a verdict has as much noise as is charged.
+
+    A rise of the loss one deviation of the noise beyond the threshold, on either side, is accepted with
+    a chance of Phi(-1) or Phi(1): the number of verdicts is binomial, exactly.
+    """
+    trials, release = _trials(step), _release(step)
+    check_count("tries", tries, "they are counted", at_least=1)
+    deviation = release.multiplier * release.clip * (2 if release.test == "mean" else 1)
+    found = []
+    with rehearsal(step):
+        for side in (-1.0, 1.0):
+            rise = torch.tensor(
+                release.threshold * release.clip + side * deviation, dtype=torch.float64
+            ).to(step.device)
+            accepted = sum(trials.passes(rise.clone()) for _ in range(tries))
+            found.append(stats.binomtest(accepted, tries, float(stats.norm.cdf(-side))).pvalue)
+    return Check(name="noise of the verdict", p_value=p_values.least(np.array(found)))
+
+
+@contextmanager
+def _no_moves(step: PrivateStep) -> Iterator[None]:
+    """Learning rates of 0."""
+    rates = [group["lr"] for group in step.optimizer.param_groups]
+    try:
+        for group in step.optimizer.param_groups:
+            group["lr"] = 0.0
+        yield
+    finally:
+        for group, rate in zip(step.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def _trials(step: PrivateStep) -> Trials:
+    if step.trials is None:
+        raise Unsupported("this check is of selective steps: pass one whose plan has release=Selective.")
+    return step.trials
+
+
+def _release(step: PrivateStep) -> Selective:
+    assert isinstance(step.plan.release, Selective)
+    return step.plan.release
+
+
+def _state(step: PrivateStep) -> list[Tensor]:
+    """All that a step can move."""
+    return [
+        *step.model.parameters(),
+        *step.model.buffers(),
+        *(value.grad for value in step.model.parameters() if value.grad is not None),
+        *tree_leaves(list(step.optimizer.state.values())),
+    ]

@@ -1,0 +1,1 @@
+"""Distinguishing attacks on every mechanism that is charged."""

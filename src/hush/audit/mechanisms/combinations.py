@@ -1,0 +1,223 @@
+"""Every mechanism x sampling x release there is: how each is attacked, and which are refused."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+import torch
+
+from hush.accounting.mechanism import mechanism
+from hush.audit.lower_bound import Audit
+from hush.audit.mechanisms import answers
+from hush.audit.mechanisms.copies import factored
+from hush.audit.mechanisms.distinguisher import audit
+from hush.audit.mechanisms.whole_steps import audit_descent, audit_steps
+from hush.clipping import L2, Box, Entries, Importance, L2Linf, Linf, Lp, Principal, Subspaces
+from hush.core.errors import InvalidValue, Unproved
+from hush.core.guarantee import Neighbours
+from hush.core.parts import Always, Clipping, Noise, Release
+from hush.core.plan import Plan
+from hush.core.release import Selective
+from hush.noise import (
+    BlockGaussian,
+    Gaussian,
+    GeneralizedGaussian,
+    Laplace,
+    Quantized,
+    Rectified,
+    StochasticSign,
+    Truncated,
+)
+from hush.pate.argmax import NoisyMax
+from hush.pate.confident import Confident
+from hush.sampling import Coordinate, FullBatch, Poisson, Twice
+from hush.training.methods.moments import NoisyMoments
+from hush.training.methods.quantile import NoisyQuantile
+
+DEVIATION = 0.8
+"""Of normal noise on a sum that a record moves by 1: enough is told to be found in a thousand runs."""
+ROWS, STEPS = 2000, 300
+SAMPLINGS = (
+    FullBatch(),
+    Poisson(rate=0.3),
+    Coordinate(rate=0.5),
+    Twice(rate=0.5, coordinate_rate=0.5),
+)
+# each is filled by a record that moves so many numbers alike, in most of them by 1 in all
+CLIPPINGS: tuple[tuple[Clipping, int], ...] = (
+    (L2(norm=1.0), 1),
+    (Lp(p=2.0, norm=1.0), 1),
+    (Linf(norm=0.5), 4),
+    (L2Linf(l2=1.0, linf=0.5), 4),
+    (Box(bounds=(0.8, 0.6)), 2),
+    (Subspaces(ranks=(2, 2), l2=(0.8, 0.6)), 4),
+    (Importance(norm=1.0), 1),
+    (Entries(changed=1), 1),
+)
+RELEASES: tuple[Release, ...] = (
+    Always(),
+    Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=0.0),
+    Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=0.0, accounting="per-acceptance"),
+    Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=0.0, test="summed"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attacked:
+    """An attack by its name: `attack(runs=..., confidence=...)` makes it."""
+
+    name: str
+    attack: Callable[..., Audit]
+    runs: int = ROWS
+    """How many are made in some tenths of a second, or in seconds where each is a whole step."""
+    whole_steps: bool = False
+    """Whether each run is a step of its own, which takes milliseconds instead of microseconds."""
+
+
+def plans() -> Iterator[tuple[Plan, int]]:
+    """Every plan of the kinds there are, with how many numbers its record moves."""
+    for sampling, (clipping, touched), release in product(SAMPLINGS, CLIPPINGS, RELEASES):
+        for noise in _noises(clipping, touched):
+            fitting = _fitting(clipping, noise)
+            yield Plan(sampling=sampling, clipping=fitting, noise=noise, release=release), touched
+
+
+def refused() -> list[Plan]:
+    """The plans that nobody has proved anything of: they must raise."""
+    return [plan for plan, touched in plans() if _way(plan, touched) is None]
+
+
+def attacks() -> list[Attacked]:
+    """Everything that is charged, each with the attack on it."""
+    found = []
+    for plan, touched in plans():
+        attack = _way(plan, touched)
+        if attack is not None:
+            whole = isinstance(plan.release, Selective)
+            runs = STEPS if whole else 5 * ROWS if factored(plan) else ROWS
+            found.append(Attacked(name=_name(plan), attack=attack, runs=runs, whole_steps=whole))
+    return [*found, *_beside()]
+
+
+def _way(plan: Plan, touched: int) -> Callable[..., Audit] | None:
+    """The attack on a plan, None where it is refused."""
+    try:
+        mechanism(plan, touched)
+    except Unproved:
+        return None
+    if isinstance(plan.release, Selective):
+        return partial(audit_steps, plan)
+    if isinstance(plan.clipping, Entries):
+        votes = NoisyMax.of_votes(noise=plan.noise, neighbours=Neighbours.ADD_REMOVE)
+        return partial(answers.audit_votes, votes)
+    try:
+        mechanism(plan)
+    except Unproved:
+        return partial(answers.audit_number, plan)
+    except InvalidValue:
+        pass  # it needs to know the dimension, and is told
+    return partial(audit, plan, touched=touched, dimension=touched)
+
+
+def _noises(clipping: Clipping, touched: int) -> Iterator[Noise]:
+    unit, blocks = clipping.reference_norm, len(clipping.sensitivity(touched))
+    yield Gaussian(multiplier=DEVIATION / unit)
+    yield Laplace(multiplier=1.0)
+    yield GeneralizedGaussian(beta=1.5, multiplier=1.0)
+    yield GeneralizedGaussian(beta=3.0, multiplier=2.5)
+    yield BlockGaussian(multipliers=(DEVIATION * blocks**0.5,) * blocks)
+    yield Rectified(scale=DEVIATION, bound=2.0)
+    yield Truncated(scale=DEVIATION, bound=2.0)
+    yield StochasticSign(scale=DEVIATION)
+    yield Quantized(scale=DEVIATION, bound=2.0, levels=5)
+
+
+def _fitting(clipping: Clipping, noise: Noise) -> Clipping:
+    """Lp clipping in the norm that a noise is proved for."""
+    if isinstance(clipping, Lp) and isinstance(noise, Laplace | GeneralizedGaussian):
+        return Lp(p=noise.beta if isinstance(noise, GeneralizedGaussian) else 1.0, norm=clipping.norm)
+    return clipping
+
+
+def _beside() -> Iterator[Attacked]:
+    """What the product above does not have: several steps, public bases, charges at hand, answers."""
+    plain = Plan(
+        sampling=Poisson(rate=0.3), clipping=L2(norm=1.0), noise=Gaussian(multiplier=2 * DEVIATION)
+    )
+    full = Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=Gaussian(multiplier=DEVIATION))
+    twice = Plan(
+        sampling=Twice(rate=0.5, coordinate_rate=0.5),
+        clipping=L2Linf(l2=1.0, linf=0.5),
+        noise=Gaussian(multiplier=DEVIATION),
+    )
+    spread = Plan(
+        sampling=FullBatch(),
+        clipping=Lp(p=3.0, norm=1.0),
+        noise=GeneralizedGaussian(beta=3.0, multiplier=2.0),
+    )
+    many = 5 * ROWS
+    yield Attacked(
+        name="8 steps of Poisson x L2 x Gaussian", attack=partial(audit, plain, steps=8), runs=many
+    )
+    yield Attacked(
+        name="4 steps of Twice x L2Linf x Gaussian", attack=partial(audit, twice, touched=4, steps=4)
+    )
+    yield Attacked(
+        name="Lp(p=3) x GeneralizedGaussian(beta=3), spread over 4 numbers",
+        attack=partial(audit, spread, touched=4, dimension=4),
+    )
+    yield Attacked(
+        name="secure FullBatch x L2 x Gaussian", attack=partial(audit, full, secure=True), runs=many
+    )
+    for noise in _noises(L2(norm=1.0), 1):
+        if isinstance(noise, Rectified | Truncated | StochasticSign | Quantized):
+            bounded = Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=noise)
+            for others in (-1, 2):
+                yield Attacked(
+                    name=f"{type(noise).__name__} for the records at hand, sum {others:+d}",
+                    attack=partial(audit, bounded, others=others, at_hand=True),
+                    runs=many,
+                )
+    yield from _answers(full)
+    yield Attacked(
+        name="adaptive descent under a filter", attack=audit_descent, runs=STEPS // 3, whole_steps=True
+    )
+    public = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.ones(6, 2)
+    for sampling, noise in product(
+        SAMPLINGS, (Gaussian(multiplier=DEVIATION), BlockGaussian(multipliers=(1.1, 1.1)))
+    ):
+        bases = Plan(
+            sampling=sampling,
+            clipping=Subspaces(ranks=(1, 2), l2=(0.8, 0.6), bases=Principal(groups=1)),
+            noise=noise,
+        )
+        yield Attacked(
+            name=f"{_name(bases)}, public bases",
+            attack=partial(audit_steps, bases, touched=3, public=public),
+            runs=STEPS,
+            whole_steps=True,
+        )
+
+
+def _answers(full: Plan) -> Iterator[Attacked]:
+    votes = NoisyMax.of_votes(noise=Gaussian(multiplier=2.0))
+    sure = Confident(vote=votes, threshold=5.0, noise=Gaussian(multiplier=2.0))
+    teachers = NoisyMax.of_teachers(noise=GeneralizedGaussian(beta=1.5, multiplier=2.0))
+    quantile = NoisyQuantile(multiplier=1.0, bins=4)
+    yield Attacked(name="argmax of votes, one replaced", attack=partial(answers.audit_votes, votes))
+    yield Attacked(name="argmax of teachers' votes", attack=partial(answers.audit_votes, teachers))
+    yield Attacked(name="argmax of clear votes", attack=partial(answers.audit_votes, sure, queries=2))
+    yield Attacked(name="hush.mean", attack=partial(answers.audit_mean, full))
+    yield Attacked(name="quantile of norms", attack=partial(answers.audit_quantile, quantile))
+    moments = NoisyMoments(multiplier=1.2)
+    yield Attacked(name="moments of inputs", attack=partial(answers.audit_moments, moments))
+
+
+def _name(plan: Plan) -> str:
+    parts = [type(part).__name__ for part in (plan.sampling, plan.clipping, plan.noise)]
+    if isinstance(plan.noise, GeneralizedGaussian):
+        parts[2] += f"(beta={plan.noise.beta:g})"
+    if isinstance(plan.release, Selective):
+        parts.append(f"Selective({plan.release.test}, {plan.release.accounting})")
+    return " x ".join(parts)

@@ -1,0 +1,125 @@
+"""Clipping in an l_p norm."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hush.core.errors import Unsupported
+from hush.core.parts import Clipping
+from hush.core.ranges import number
+from hush.core.sensitivity import SensitivitySet
+from hush.core.tape import ClippedSum, CoordinateMask, Tape
+
+if TYPE_CHECKING:
+    import torch
+import math
+
+NORM = number(
+    at_least=1e-12,
+    at_most=1e12,
+    why="with no bound on a record's influence no noise level gives privacy, and beyond these limits "
+    "single precision loses the norm",
+    example=1.0,
+)
+
+
+def scaled_down(tape: Tape, order: float, norm: float) -> ClippedSum:
+    """The sum in which each record's gradient is scaled to an l_order norm of `norm` at most."""
+    norms = tape.norms(order)
+    weights = weights_within(norm, norms)
+    return ClippedSum(total=tape.weighted_sum(weights, norm), skipped=(~norms.isfinite()).sum())
+
+
+def weights_within(norm: float, norms: "torch.Tensor") -> "torch.Tensor":
+    """What gradients of these norms are multiplied by, so that none is longer than `norm`.
+
+    0 where a gradient is not finite, and where the weight would be too small for single precision:
+    such a number is off by up to half of itself, and the gradient would end outside. It falls to 0
+    without a jump: a norm's last bit may depend on who else is in the batch, and one record more
+    must not make others vanish.
+    """
+    far = min(2.0**100, norm * 2.0**101)
+    weights = (norm / norms).clamp(max=1.0) * (2 - norms / far).clamp(min=0.0, max=1.0)
+    return weights.where(norms.isfinite(), 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lp(Clipping):
+    """Each record's gradient is scaled down to l_p norm `norm` at most."""
+
+    p: float = field(
+        metadata=number(
+            at_least=1, why="below 1 it is not a norm, and for infinity there is Linf", example=1.5
+        )
+    )
+    norm: float = field(metadata=NORM)
+
+    @property
+    def reference_norm(self) -> float:
+        return self.norm
+
+    def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
+        return (SensitivitySet(p=self.p, norm=self.norm, dimension=dimension),)
+
+    def clip(self, tape: Tape, thin: CoordinateMask | None = None) -> ClippedSum:
+        if thin is not None:
+            raise Unsupported(
+                "Lp clipping scales whole records, and nothing is proved of its coordinates one by one. "
+                "Sample coordinates with L2, Linf, L2Linf, Box or Subspaces."
+            )
+        return scaled_down(tape, self.p, self.norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class L2(Clipping):
+    """Each record's gradient is scaled down to Euclidean norm `norm` at most."""
+
+    norm: float = field(metadata=NORM)
+
+    @property
+    def reference_norm(self) -> float:
+        return self.norm
+
+    def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
+        return (SensitivitySet(p=2.0, norm=self.norm, dimension=dimension),)
+
+    def clip(self, tape: Tape, thin: CoordinateMask | None = None) -> ClippedSum:
+        return (
+            scaled_down(tape, 2.0, self.norm)
+            if thin is None
+            else tape.clip_entrywise(self.sensitivity(None), thin)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linf(Clipping):
+    """Each number of a record's gradient is cut off at `norm`."""
+
+    norm: float = field(metadata=NORM)
+
+    @property
+    def reference_norm(self) -> float:
+        return self.norm
+
+    def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
+        return (SensitivitySet(p=math.inf, norm=self.norm, dimension=dimension),)
+
+    def clip(self, tape: Tape, thin: CoordinateMask | None = None) -> ClippedSum:
+        return tape.clip_entrywise(self.sensitivity(None), thin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class L2Linf(Clipping):
+    """Each gradient is scaled down to Euclidean norm `l2`, then each number of it cut off at `linf`."""
+
+    l2: float = field(metadata=NORM)
+    linf: float = field(metadata=NORM)
+
+    @property
+    def reference_norm(self) -> float:
+        return self.l2
+
+    def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
+        return (SensitivitySet(p=2.0, norm=self.l2, cap=self.linf, dimension=dimension),)
+
+    def clip(self, tape: Tape, thin: CoordinateMask | None = None) -> ClippedSum:
+        return tape.clip_entrywise(self.sensitivity(None), thin)

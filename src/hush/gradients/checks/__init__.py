@@ -1,0 +1,1 @@
+"""Checks that a model keeps the records of a batch apart."""

@@ -1,0 +1,240 @@
+"""Records kept apart: what a model or a loss does that would let one touch another, and why not."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C import _dispatch_has_kernel_for_dispatch_key
+from torch._C._functorch import is_batchedtensor, is_functorch_wrapped_tensor
+from torch._functorch.autograd_function import custom_function_call
+from torch._ops import OpOverload
+
+from hush.core.errors import DataError, HushError, Unsupported
+from hush.gradients.checks.data_dependence import random_state
+from hush.gradients.tree import call_model, tree_leaves, tree_map
+
+_IN_PLACE = re.compile(r"(?!__).*[^_]_|__setitem__|__i(add|sub|mul|truediv|and|or|xor|pow)__")
+
+
+def check_written(func: Any, args: tuple[Any, ...], closed: Sequence[Tensor]) -> None:
+    """Raise for a call that writes something of one record into a tensor that all records share.
+
+    `closed` may not be written at all: what is written could come from a value that was asked for.
+    A function with a batching rule of its own is refused as well: it is given all records at once.
+    """
+    _check_batching_rule(func, args)
+    name = getattr(func, "__name__", "")
+    if not _IN_PLACE.fullmatch(name) or not args or not isinstance(args[0], Tensor):
+        return
+    own = any(_shares_memory(args[0], value) for value in closed)
+    if not is_batchedtensor(args[0]) and (own or any(map(is_batchedtensor, tree_leaves(args[1:])))):
+        raise Unsupported(
+            f"the model writes what it computes for a record into a tensor of shape "
+            f"{tuple(args[0].shape)} that all records share ({name}): what it keeps of them, such as "
+            "running statistics, would leave the room without noise. Use a module that keeps nothing, "
+            "and new tensors in place of in-place writes."
+        )
+
+
+def _check_batching_rule(func: Any, args: tuple[Any, ...]) -> None:
+    """Raise for an `autograd.Function` or a custom operator that says how `torch.vmap` runs it."""
+    if func is custom_function_call:
+        kind = args[0]
+        own, name = kind.vmap is not torch.autograd.Function.vmap, kind.__name__
+    elif isinstance(func, OpOverload) and func.namespace not in ("aten", "prims", "prim"):
+        own, name = _dispatch_has_kernel_for_dispatch_key(func.name(), "FuncTorchBatched"), func.name()
+    else:
+        return
+    if own:
+        raise Unsupported(
+            f"{name} has a batching rule of its own (vmap): it is given all records of a batch at "
+            "once, and nothing shows that it keeps them apart, so clipping one record's gradient may "
+            "not bound its influence. Leave the rule out, with generate_vmap_rule = True in an "
+            "autograd.Function."
+        )
+
+
+def _shares_memory(value: Tensor, other: Tensor) -> bool:
+    """Whether writing to one could write to the other, whatever the views; not for sparse ones."""
+    if value is other:
+        return True
+    if (
+        is_functorch_wrapped_tensor(value)
+        or torch.strided != value.layout
+        or other.layout != value.layout
+    ):
+        return False
+    return value.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
+
+
+@contextmanager
+def indices_not_shown() -> Iterator[None]:
+    """Say that an index was out of range without saying which one, as torch's own errors do."""
+    try:
+        yield
+    except (IndexError, RuntimeError) as error:
+        if not re.search("out of (bounds|range)", str(error)):
+            raise
+        raise DataError(
+            "an index of some record is out of range: a label that is no class, or a token that is not "
+            "in the embedding (its value is private and not shown). Check the labels and inputs against "
+            "the model's sizes."
+        ) from None
+
+
+@contextmanager
+def types_named(model: nn.Module) -> Iterator[None]:
+    """Say which types and shapes do not fit each other; torch's own errors speak of its kernels."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        text = str(error).split("\n", maxsplit=1)[0]
+        found = [reason for pattern, reason in _MISFITS.items() if re.search(pattern, text)]
+        if isinstance(error, HushError) or not found:
+            raise
+        kind = str(next(model.parameters()).dtype)
+        raise DataError(found[0].format(text=text, kind=kind)) from error
+
+
+_MISFITS = {
+    "same (dtype|datatype)|mixed dtype|expected scalar type|[Ii]nput type": (
+        "the inputs are of another type than the model, which computes in {kind} ({text}): torch does "
+        "not convert them. Pass inputs.to({kind}), or a model of the inputs' type."
+    ),
+    "target dtype|Expected dtype int32/int64 for index": (
+        "the labels are of a type that numbers no classes ({text}). Pass targets.long(), or "
+        "floating-point probabilities of shape (records, classes)."
+    ),
+    "can't be cast to the desired output type": (
+        "the targets are of another type than the outputs ({text}): a loss of differences needs "
+        "floating-point ones. Pass targets.float()."
+    ),
+    "arget size": (
+        "the outputs and the targets of a record have different shapes ({text}): broadcast against "
+        "each other they would compare records. Pass targets of the outputs' shape, e.g. "
+        "targets.unsqueeze(1) for outputs of shape (records, 1)."
+    ),
+    "cannot be multiplied|Given (groups|normalized_shape)|must match the size": (
+        "the shapes of a record's tensors do not fit each other or the model ({text}). Check the "
+        "model's sizes against the data's, without the first dimension, which is the records."
+    ),
+}
+"""What torch says of types and shapes, none of which is private, and what it means here."""
+
+
+@contextmanager
+def translate_vmap_errors(model: nn.Module, decided: Callable[[], bool]) -> Iterator[None]:
+    """Say what an error of `vmap` means for privacy, and put back buffers that were replaced.
+
+    Where the model has decided by a value, any new buffer could hold something of a record.
+    """
+    before = [(module, dict(module._buffers)) for module in model.modules()]
+    try:
+        with indices_not_shown(), types_named(model):
+            yield
+    except RuntimeError as error:
+        if re.search("modified (by an )?in-?place|in-?place operation", str(error)):
+            raise Unsupported(
+                "the model changes a value in place that its gradient is still to be computed from, "
+                "such as one it derives from its parameters (w = self.weight * 2, then w.mul_(3)): "
+                "each record's gradient would be that of other weights. Make a new tensor: w = w * 3."
+            ) from error
+        if not re.search("vmap|functorch|storage|Batching rule", str(error)):
+            raise
+        raise Unsupported(
+            "the model or the loss does something that cannot be done for each record on its own, and "
+            "a record's own gradient is what is clipped. (Gradient checkpointing is one such thing: "
+            "turn it off, a smaller physical_batch saves the same memory.) "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    finally:
+        kept = []
+        for module, buffers in before:
+            for name, buffer in buffers.items():
+                now = module._buffers.get(name)
+                if now is not None and now is not buffer and (decided() or is_batchedtensor(now)):
+                    module._buffers[name] = buffer
+                    kept.append(name)
+    if kept:
+        raise Unsupported(
+            f"the model replaces its buffer(s) {', '.join(kept)} by what it computes for a record: what "
+            "it keeps of the records would leave the room without noise. Use a module without running "
+            "statistics."
+        )
+
+
+@torch.no_grad()
+def check_independent_losses(
+    model: nn.Module, loss: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
+) -> None:
+    """Raise if the loss of a record depends on which other record is beside it.
+
+    A private step gives every record to the model and the loss on its own. One that compares records,
+    such as a contrastive loss or a layer with batch statistics, would run, and learn something else.
+    A model without draws gives two records together the losses of each alone. One that draws in
+    evaluation mode (a variational autoencoder) draws anew for a batch of another size; there the first
+    of two records must keep its loss when the second is replaced, under the same draws.
+
+    Args:
+        model: Compared in evaluation mode; its modes are left as they were.
+        loss: One value per record.
+        inputs: Inputs of at least two records.
+        targets: Their targets.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    values = partial(_losses, model, loss, inputs, targets)
+    try:
+        with types_named(model):
+            before = random_state()
+            together = values(0, 1)
+            draws = not all(map(torch.equal, random_state(), before))
+            alone = [values(0), values(1)]
+            if any(value.shape != (1,) for value in alone):
+                return  # a loss that is already reduced, which the tape explains
+            same = together.shape == (2,) and (
+                all(_same_beside(model, values, *rows) for rows in ((0, 1), (1, 0)))
+                if draws
+                else _close(together, torch.cat(alone))
+            )
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    if not same:
+        raise Unsupported(
+            "the loss of a record changes with who else is in the batch: clipping one record's gradient "
+            "would not bound its influence, and a private step works out each record alone. Use a model "
+            "and a loss that treat records one by one (no batch statistics, no comparisons between "
+            "records, no outputs and targets whose shapes differ and broadcast)."
+        )
+
+
+def _losses(
+    model: nn.Module, loss: Callable[[Any, Any], Tensor], inputs: Any, targets: Any, *rows: int
+) -> Tensor:
+    """The loss of these records in one batch."""
+    chosen = partial(_rows, list(rows))
+    return loss(call_model(model, tree_map(inputs, chosen)), tree_map(targets, chosen))
+
+
+def _same_beside(model: nn.Module, values: Callable[..., Tensor], row: int, other: int) -> bool:
+    """Whether a record has the same loss beside another one as beside itself, under the same draws."""
+    found = []
+    for beside in (other, row):
+        with torch.random.fork_rng({value.device for value in model.parameters() if value.is_cuda}):
+            torch.manual_seed(0)
+            found.append(values(row, beside)[:1])
+    return _close(*found)
+
+
+def _rows(rows: list[int], values: Tensor) -> Tensor:
+    return values[rows]
+
+
+def _close(values: Tensor, others: Tensor) -> bool:
+    tolerance = 1e-3 if values.dtype in (torch.float32, torch.float64) else 5e-2
+    return torch.allclose(values, others, rtol=tolerance, atol=tolerance, equal_nan=True)

@@ -1,0 +1,204 @@
+"""Which models, losses and optimizers a private step can work with, and why not the others."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from hush.core.errors import DataError, Unsupported
+from hush.core.ranges import with_article
+from hush.gradients.recording import Loss
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise for a module that mixes records or keeps what it saw of them."""
+    _check_one_process(model)
+    for name, module in model.named_modules():
+        kind, layer = with_article(type(module).__name__), _layer(name)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
+            module.training or not module.track_running_stats
+        ):
+            raise Unsupported(
+                f"{layer} is {kind} in training mode: it mixes the records of a batch, "
+                "so clipping one record's gradient does not bound its influence. Use "
+                "torch.nn.GroupNorm, or freeze it with .eval()."
+            )
+        if isinstance(module, nn.modules.instancenorm._InstanceNorm) and (
+            module.track_running_stats and module.training
+        ):
+            raise Unsupported(
+                f"{layer} is {kind} with track_running_stats=True: its running "
+                "statistics leave the room without noise. Pass track_running_stats=False."
+            )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise Unsupported(
+                f"{layer} is {kind} with max_norm: it rescales the rows that a batch "
+                "uses, trained or frozen, so the weights show which rows those were. Leave max_norm out."
+            )
+    lazy = [name for name, value in model.named_parameters() if is_lazy(value)]
+    if lazy:
+        raise Unsupported(
+            f"{lazy[0]} has no shape yet (a Lazy module): what is trained, and how much noise that "
+            "takes, is not known. Run the model once on public or made-up inputs before making the "
+            "optimizer and the step."
+        )
+    hooked = [value for value in model.parameters() if value._backward_hooks]
+    if hooked or any(m._backward_hooks or m._backward_pre_hooks for m in model.modules()):
+        raise Unsupported(
+            "the model has backward hooks, which would have to change each record's gradient before it "
+            "is clipped and are not run there. Remove them, or do their work in forward()."
+        )
+    if any(value._post_accumulate_grad_hooks for value in model.parameters()):
+        raise Unsupported(
+            "the model has hooks of register_post_accumulate_grad_hook, which run when autograd has "
+            "accumulated a gradient: the private gradient is set, not accumulated, so they would never "
+            "run. Remove them, and do their work after the step."
+        )
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.is_complex():
+            raise Unsupported(
+                f"{name} holds complex numbers: clipping and noise are charged for real ones, and "
+                "complex noise is smaller in each part. Keep the two parts as one real parameter and "
+                "use torch.view_as_complex in forward()."
+            )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise Unsupported(
+            "the model has no parameter that requires a gradient: there is nothing to train. "
+            "Unfreeze some with requires_grad_(True)."
+        )
+
+
+def _layer(name: str) -> str:
+    """How a message calls a module by its place in the model."""
+    return f"layer {name!r}" if name else "the model"
+
+
+def _check_one_process(model: nn.Module) -> None:
+    """Raise for a model that is trained by several processes or devices."""
+    for name, module in model.named_modules():
+        kind = next((k.__name__ for k in type(module).__mro__ if k.__name__ in _DISTRIBUTED), None)
+        if kind is not None:
+            raise Unsupported(
+                f"{_layer(name)} is wrapped in {kind}: each process would draw its own records "
+                "and noise and report its own epsilon, for an update that is averaged over all. "
+                "Distributed training is not built yet: pass the plain module, in one process."
+            )
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise Unsupported(
+            f"a process group of {distributed.get_world_size()} processes is initialised: each would "
+            "draw its own records and noise and report its own epsilon, whatever is shared between "
+            "them. Distributed training is not built yet: train in one process, without a process "
+            "group."
+        )
+
+
+_DISTRIBUTED = {
+    "DataParallel",
+    "DistributedDataParallel",
+    "FullyShardedDataParallel",
+    "FSDPModule",
+}
+"""Wrappers by their names: importing them all costs more than the step."""
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Raise for an optimizer that would move something the private gradient does not cover."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise Unsupported(
+            "LBFGS evaluates the loss several times a step, and only one evaluation is charged. Use "
+            "torch.optim.SGD or Adam."
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise Unsupported(
+            "SparseAdam moves only the rows that have a gradient, and which ones those are is private: "
+            "noise is added to all of them. Use torch.optim.Adam."
+        )
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise Unsupported(
+            "the optimizer has differentiable=True: its steps would be recorded for a gradient through "
+            "them, which would be one of the records without noise. Leave it out."
+        )
+    covered = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    # An optimizer skips what has no gradient, so frozen parameters do no harm while they have none.
+    strangers = [
+        tuple(parameter.shape)
+        for parameter in held
+        if id(parameter) not in covered and (parameter.requires_grad or parameter.grad is not None)
+    ]
+    if strangers:
+        raise Unsupported(
+            f"the optimizer holds {len(strangers)} parameter(s) that are not trainable parameters of "
+            f"the model (shapes {strangers[:3]}): they would move without a private gradient. Build it "
+            "from model.parameters(), and clear gradients of frozen ones with zero_grad()."
+        )
+    idle = covered - {id(parameter) for parameter in held}
+    if idle:
+        names = [name for name, parameter in model.named_parameters() if id(parameter) in idle]
+        raise Unsupported(
+            f"the optimizer does not hold {', '.join(names[:3])}: such parameters would use up the "
+            "clipping norm and never move. Give them to it, or freeze them with requires_grad_(False)."
+        )
+
+
+def per_record(loss: Any) -> Loss:
+    """The loss with one value per record; a loss module that says how it reduces is undone."""
+    if not callable(loss):
+        raise Unsupported(
+            f"loss={loss!r} cannot be called: it is to give one value for each record of a batch. Pass "
+            "e.g. torch.nn.CrossEntropyLoss()."
+        )
+    reduction = getattr(loss, "reduction", "none")
+    if reduction == "none" and not isinstance(loss, _OF_CLASSES + _OF_DIFFERENCES):
+        return loss  # type: ignore[no-any-return]
+    each = loss
+    if reduction != "none":
+        each = copy.copy(loss)
+        each.reduction = "none"
+    return PerRecord(each, reduction)
+
+
+@dataclass(frozen=True)
+class PerRecord:
+    """A loss module without reduction over the batch; within a record it reduces as it says."""
+
+    loss: Any
+    within: str
+    """How the values of one record are reduced."""
+
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        if isinstance(self.loss, _OF_CLASSES) and getattr(targets, "dtype", None) == torch.uint8:
+            targets = targets.long()  # torch takes bytes as classes, but not under vmap
+        if isinstance(self.loss, _OF_DIFFERENCES):
+            _check_same_shape(outputs, targets)
+        values: Tensor = self.loss(outputs, targets)
+        if self.within == "none":
+            return values
+        flat = values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
+        return flat.mean(1) if self.within == "mean" else flat.sum(1)
+
+
+_OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+_OF_DIFFERENCES = (
+    nn.BCELoss,
+    nn.BCEWithLogitsLoss,
+    nn.HuberLoss,
+    nn.L1Loss,
+    nn.MSELoss,
+    nn.SmoothL1Loss,
+)
+"""Losses of outputs and targets of one shape; torch lets some of them broadcast, also over records."""
+
+
+def _check_same_shape(outputs: Any, targets: Any) -> None:
+    shapes = [tuple(getattr(part, "shape", ())) for part in (outputs, targets)]
+    if len(shapes[0]) != len(shapes[1]):
+        raise DataError(
+            f"outputs of shape {shapes[0]} and targets of shape {shapes[1]}: broadcast against each "
+            "other, one record's output would be compared with another's target. Pass targets of the "
+            "outputs' shape, e.g. targets.unsqueeze(1) for outputs of shape (records, 1)."
+        )

@@ -1,0 +1,204 @@
+"""How much a record's clipped gradient moves with the record: largest singular values, certified.
+
+For Fisher information loss: the spectral norm of diag(eta) J, J the Jacobian of a record's clipped
+gradient with respect to its input. Neither J nor J^T J is ever written out.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vjp, vmap
+
+from hush.accounting.per_instance.bounded import fisher, support_of
+from hush.clipping import L2, Linf
+from hush.core.errors import InvalidValue, Unproved, Unsupported
+from hush.core.parts import Clipping
+from hush.core.plan import Plan
+from hush.gradients.precision import without_autocast
+
+Normal = Callable[[Tensor], Tensor]
+"""Multiplies each row by its record's J^T diag(eta^2) J."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spectrum:
+    """The largest eigenvalue of J^T diag(eta^2) J for each record: between `lower` and `upper`.
+
+    `upper` fails with probability `failure` at most for each record, over the random start alone.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    failure: float
+
+
+def power_iteration(
+    normal: Normal, start: Tensor, *, iterations: int = 60, failure: float = 1e-6
+) -> Spectrum:
+    """The largest eigenvalue of a positive semi-definite matrix for each row of `start`.
+
+    `start` has independent normal entries. **Guarantee.** docs/guarantees/fisher.md, "Certificate": the
+    Rayleigh quotient is a lower bound, and 1 / (1 - gap) times it an upper one but for `failure`.
+    """
+    if iterations < 1 or not 0 < failure < 1:
+        raise InvalidValue(
+            f"iterations={iterations!r} and failure={failure!r} must be >= 1, and between 0 and 1: "
+            "a certificate holds but for a small probability. Pass e.g. iterations=60, failure=1e-6."
+        )
+    vector = _unit(start)
+    for _ in range(iterations):
+        vector = _unit(normal(vector))
+    lower = (vector * normal(vector)).sum(1).clamp(min=0)
+    return Spectrum(
+        lower=lower, upper=lower / (1 - gap(start.shape[1], iterations, failure)), failure=failure
+    )
+
+
+def gap(dimension: int, iterations: int, failure: float) -> float:
+    """The relative error that a random start exceeds with probability `failure` at most."""
+    if dimension == 1:
+        return 0.0
+
+    def log_chance(error: float) -> float:
+        power = (iterations + 0.5) * math.log1p(-error) - math.log(error * (2 * iterations + 1)) / 2
+        return math.log(2 * dimension / math.pi) / 2 + power
+
+    low, high = 0.0, 1.0
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if log_chance(middle) > math.log(failure) else (low, middle)
+    return high
+
+
+def spectrum(
+    model: nn.Module,
+    loss: Any,
+    inputs: Tensor,
+    targets: Tensor,
+    clipping: Clipping,
+    information: Tensor,
+    *,
+    generator: torch.Generator | None = None,
+    iterations: int = 60,
+    failure: float = 1e-6,
+) -> Spectrum:
+    """Of each record, by products with its Jacobian from the left and from the right.
+
+    `information` is eta^2 for each trained number, one parameter after another; or a row of them for
+    each record, where what is released is at another place with each of them. Any model that
+    `torch.func` can take; `inputs` must be floating-point.
+    """
+    trained = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+    fixed = {name: value.detach() for name, value in model.named_parameters() if not value.requires_grad}
+    clip = _clip(clipping)
+
+    def one_loss(parameters: dict[str, Tensor], value: Tensor, target: Tensor) -> Tensor:
+        outputs = functional_call(model, {**fixed, **parameters}, (value[None],))
+        found: Tensor = loss(outputs, target[None]).sum()
+        return found
+
+    def clipped(value: Tensor, target: Tensor) -> Tensor:
+        gradients = grad(one_loss)(trained, value, target)
+        return clip(torch.cat([part.reshape(-1) for part in gradients.values()]))
+
+    start = torch.randn(
+        len(inputs), inputs[0].numel(), generator=generator, device=inputs.device, dtype=inputs.dtype
+    )
+    with without_autocast(inputs.device):
+        # Recorded once for all multiplications. J v is the transposed of a map that is linear in the
+        # weights: no forward mode is needed.
+        recorded: Any = vjp(lambda values: vmap(clipped)(values, targets), inputs)
+        written, transposed = recorded
+        moved: Any = vjp(lambda weights: transposed(weights)[0], torch.zeros_like(written))[1]
+
+        def normal(vectors: Tensor) -> Tensor:
+            found: Tensor = transposed(information * moved(vectors.view_as(inputs))[0])[0]
+            return found.reshape_as(vectors)
+
+        return power_iteration(normal, start, iterations=iterations, failure=failure)
+
+
+def softmax_regression(
+    weights: Tensor, inputs: Tensor, targets: Tensor, limit: float, information: Tensor
+) -> Normal:
+    """`J^T diag(eta^2) J` of a linear layer under cross-entropy and an l-infinity clip, in closed form.
+
+    The gradient is (p - y) x^T, p the softmax of W x; numbers beyond `limit` do not move with x. With
+    S = diag(p) - p p^T, J v = (S W v) x^T + (p - y) v^T.
+    """
+    chances = (inputs @ weights.T).softmax(1)
+    error = chances - nn.functional.one_hot(targets, weights.shape[0]).to(chances.dtype)
+    moving = (error[:, :, None] * inputs[:, None, :]).abs() < limit
+    kept = information.view_as(weights) * moving
+
+    def through(values: Tensor) -> Tensor:
+        return chances * (values - (chances * values).sum(1, keepdim=True))
+
+    def normal(vectors: Tensor) -> Tensor:
+        slope = through(vectors @ weights.T)
+        moved = kept * (slope[:, :, None] * inputs[:, None, :] + error[:, :, None] * vectors[:, None, :])
+        back = through((moved * inputs[:, None, :]).sum(2)) @ weights
+        return back + (moved * error[:, :, None]).sum(1)
+
+    return normal
+
+
+def _clip(clipping: Clipping) -> Callable[[Tensor], Tensor]:
+    """The clipping of one gradient as a function that can be differentiated."""
+    if type(clipping) is Linf:
+        limit = clipping.norm
+        return lambda gradient: gradient.clamp(-limit, limit)
+    if type(clipping) is L2:
+        norm = clipping.norm
+        return lambda gradient: gradient * (norm / gradient.norm().clamp(min=norm))
+    raise Unproved(
+        f"{type(clipping).__name__} has no Jacobian here: what is not differentiated as it is run would "
+        "be another mechanism's information. Use Linf or L2."
+    )
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    sizes: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    return vectors / sizes.clamp(min=torch.finfo(vectors.dtype).tiny)
+
+
+_A_DEVIATION = 1024
+"""Entries of the table to a deviation."""
+_BEYOND = 40
+"""Deviations outside the support where the table ends."""
+_WIDEST = 1000
+ERROR = 1e-6
+"""Of the table, over 1/scale^2: a chord of length h is off by h^2/8 times the curvature at most."""
+
+
+class Information:
+    """eta^2 of one step of `plan` at any number of locations (sensitive, as they are).
+
+    **Guarantee.** No less than `hush.fisher`, and no more than twice ERROR/scale^2 above it up to 40
+    deviations outside the support; beyond that, what it is there. The law is symmetric and tells less
+    the farther outside.
+    """
+
+    def __init__(self, plan: Plan, device: torch.device | str) -> None:
+        self.scale = support_of(plan.noise, plan.clipping.reference_norm)[1]
+        half = getattr(plan.noise, "bound", 0.0) / self.scale
+        if half > _WIDEST:
+            raise Unsupported(
+                f"{plan.noise} reaches {half:.3g} deviations to each side: a draw that never comes near "
+                f"its ends is normal. Use Gaussian, or a bound of at most {_WIDEST} scales."
+            )
+        places = np.arange(int((half + _BEYOND) * _A_DEVIATION) + 2) / _A_DEVIATION
+        exact = fisher(plan, places * self.scale)
+        most = 1 / self.scale**2
+        self._table = torch.as_tensor(np.minimum(exact + ERROR * most, most), device=device)
+
+    def at(self, location: Tensor) -> Tensor:
+        """eta^2 for each number, of the shape and type of the locations."""
+        place = location.abs().mul(_A_DEVIATION / self.scale).clamp_(max=len(self._table) - 1.5)
+        below = place.long()
+        table = self._table.to(location.dtype)
+        return torch.lerp(table[below], table[below + 1], place - below)

@@ -1,0 +1,197 @@
+"""The convolutional networks on raw pixels of 001 (Tables 5 and 6), with tanh.
+
+Tanh bounds what a layer passes on, which keeps the gradients of single records, and so what
+clipping cuts off, small.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from hush.data.imdb import PADDING, VOCABULARY
+
+
+def mnist_cnn(classes: int, shape: tuple[int, ...]) -> nn.Module:
+    """The network of Table 5 for 1 x 28 x 28 images: 26,010 parameters for ten classes."""
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 16, kernel_size=8, stride=2, padding=2),
+        nn.Tanh(),
+        nn.MaxPool2d(kernel_size=2, stride=1),
+        nn.Conv2d(16, 32, kernel_size=4, stride=2),
+        nn.Tanh(),
+        nn.MaxPool2d(kernel_size=2, stride=1),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 32),
+        nn.Tanh(),
+        nn.Linear(32, classes),
+    )
+
+
+def cifar_cnn(classes: int, shape: tuple[int, ...]) -> nn.Module:
+    """The network of Table 6 for 3 x 32 x 32 images: 550,570 parameters for ten classes."""
+    return nn.Sequential(
+        *_block(shape[0], 32),
+        *_block(32, 64),
+        *_block(64, 128),
+        nn.Flatten(),
+        nn.Linear(128 * 4 * 4, 128),
+        nn.Tanh(),
+        nn.Linear(128, classes),
+    )
+
+
+def _block(channels: int, filters: int) -> list[nn.Module]:
+    return [
+        nn.Conv2d(channels, filters, kernel_size=3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(filters, filters, kernel_size=3, padding=1),
+        nn.Tanh(),
+        nn.MaxPool2d(kernel_size=2),
+    ]
+
+
+def logistic(classes: int, shape: tuple[int, ...]) -> nn.Module:
+    """One linear layer on the flattened input, zero to begin with.
+
+    The loss is convex, so zero is as good a start as any and needs no random numbers.
+    """
+    linear = nn.Linear(math.prod(shape), classes)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return nn.Sequential(nn.Flatten(), linear)
+
+
+HIDDEN = 32
+
+
+def mlp(classes: int, shape: tuple[int, ...]) -> nn.Module:
+    """Two fully connected layers with 32 hidden units, as for Adult in 004 (Table 1)."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(shape), HIDDEN),
+        nn.Tanh(),
+        nn.Linear(HIDDEN, classes),
+    )
+
+
+_EMBEDDING, _UNITS, _HIDDEN = 100, 32, 16
+
+
+class ImdbLstm(nn.Module):
+    """Scores of a review from the mean of a bidirectional LSTM's outputs over its words.
+
+    The paper does not say how the outputs over time become one vector. The mean over words is used:
+    the last state of a padded review mostly tells how much padding there was.
+    """
+
+    def __init__(self, classes: int, vocabulary: int = VOCABULARY) -> None:
+        super().__init__()
+        # No padding_idx: it would keep the padding row at zero, but noise moves every row alike.
+        self.embedding = nn.Embedding(vocabulary, _EMBEDDING)
+        self.projection = nn.Linear(_EMBEDDING, _UNITS)
+        self.lstm = nn.LSTM(_UNITS, _UNITS, batch_first=True, bidirectional=True)
+        self.hidden = nn.Linear(2 * _UNITS, _HIDDEN)
+        self.scores = nn.Linear(_HIDDEN, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        words = torch.tanh(self.projection(self.embedding(tokens)))
+        outputs, _ = self.lstm(words)
+        mean = _mean_over_words(outputs, tokens)
+        scores: Tensor = self.scores(torch.tanh(self.hidden(mean)))
+        return scores
+
+
+def imdb_lstm(classes: int, shape: tuple[int, ...]) -> nn.Module:
+    """The network of Table 7 for 10,000 token ids: 1,021,202 parameters for two classes."""
+    return ImdbLstm(classes)
+
+
+class PlainLstm(nn.Module):
+    """Scores of a review from the mean of an LSTM's outputs over its words, embedded 100 wide."""
+
+    def __init__(self, classes: int, vocabulary: int = VOCABULARY) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, _EMBEDDING)
+        self.lstm = nn.LSTM(_EMBEDDING, _EMBEDDING, batch_first=True)
+        self.scores = nn.Linear(_EMBEDDING, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        outputs, _ = self.lstm(self.embedding(tokens))
+        scores: Tensor = self.scores(_mean_over_words(outputs, tokens))
+        return scores
+
+
+def imdb_plain_lstm(classes: int, shape: tuple[int, ...]) -> nn.Module:
+    """The network of 004 for 10,000 token ids: 1,081,002 parameters for two classes."""
+    return PlainLstm(classes)
+
+
+def _mean_over_words(outputs: Tensor, tokens: Tensor) -> Tensor:
+    is_word = (tokens != PADDING).unsqueeze(-1).to(outputs.dtype)
+    return (outputs * is_word).sum(dim=1) / is_word.sum(dim=1).clamp(min=1)
+
+
+class FrozenNorm(nn.Module):
+    """Each channel less a mean, over a deviation; nothing is learned, and no record sees another.
+
+    Both are of the shape of a record, or of its first dimensions.
+
+    The numbers must be public, or private ones that were paid for (`NoisyMoments`).
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, mean: Tensor, variance: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean.to(torch.float32))
+        self.register_buffer("scale", variance.to(torch.float32).rsqrt())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        places = (*self.mean.shape, *[1] * (inputs.ndim - 1 - self.mean.ndim))
+        return (inputs - self.mean.view(places)) * self.scale.view(places)
+
+
+_GROUPS = 27
+
+
+def scattering_mnist(classes: int, shape: tuple[int, ...]) -> nn.Module:
+    """For 81 x 7 x 7 features of 28 x 28 images: 33,066 parameters for ten classes."""
+    return nn.Sequential(
+        _normalised(shape),
+        nn.Conv2d(shape[0], 16, kernel_size=3, stride=2, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(16, 32, kernel_size=3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 32),
+        nn.Tanh(),
+        nn.Linear(32, classes),
+    )
+
+
+def scattering_cifar(classes: int, shape: tuple[int, ...]) -> nn.Module:
+    """For 243 x 8 x 8 features of 3 x 32 x 32 images: 187,210 parameters for ten classes."""
+    return nn.Sequential(
+        _normalised(shape),
+        nn.Conv2d(shape[0], 64, kernel_size=3, padding=1),
+        nn.Tanh(),
+        nn.MaxPool2d(kernel_size=2),
+        nn.Conv2d(64, 64, kernel_size=3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(64 * 4 * 4, classes),
+    )
+
+
+def scattering_linear(classes: int, shape: tuple[int, ...]) -> nn.Module:
+    """One linear layer, zero to begin with, as the loss is convex."""
+    linear = nn.Linear(math.prod(shape), classes)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return nn.Sequential(_normalised(shape), nn.Flatten(), linear)
+
+
+def _normalised(shape: tuple[int, ...]) -> nn.Module:
+    return nn.GroupNorm(_GROUPS, shape[0], affine=False)

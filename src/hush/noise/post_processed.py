@@ -1,0 +1,113 @@
+"""Rectified Gaussian noise: a normal draw, cut off at the ends of a fixed support."""
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from hush.core.parts import Noise
+from hush.core.randomness import Randomness
+from hush.core.ranges import number
+from hush.noise.gaussian import Gaussian
+
+if TYPE_CHECKING:
+    import torch
+from hush.core.errors import InvalidValue
+from hush.core.ranges import check_count
+
+SCALE = number(
+    at_least=1e-12,
+    at_most=1e15,
+    why="it is the deviation of the noise on the sum: without noise nothing is private, and noise "
+    "beyond any number leaves nothing to train",
+    example=4.0,
+)
+BOUND = number(
+    at_least=1e-12,
+    at_most=1e15,
+    why="the support is [-bound, bound], chosen without looking at the records, and must hold something",
+    example=8.0,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rectified(Noise):
+    """A normal draw around the sum, of standard deviation `scale`, clamped to [-bound, bound].
+
+    `scale` and `bound` are absolute: they are of the sum, not of the clipping norm.
+    """
+
+    exact: ClassVar[bool] = True
+
+    scale: float = field(metadata=SCALE)
+    bound: float = field(metadata=BOUND)
+
+    def with_multiplier(self, multiplier: float) -> Self:
+        return replace(self, scale=multiplier)
+
+    def privatize(
+        self, location: "torch.Tensor", *, norm: float, generator: Randomness
+    ) -> "torch.Tensor":
+        noisy = Gaussian(multiplier=self.scale).privatize(location, norm=1.0, generator=generator)
+        return noisy.clamp_(-self.bound, self.bound)
+
+
+MOST_LEVELS = 2**16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized(Noise):
+    """A normal draw around the sum, of standard deviation `scale`, rounded to the nearest of `levels`
+    evenly spaced numbers from -bound to bound.
+
+    With two levels it is `bound` times `StochasticSign`; with more and more it tends to `Rectified`.
+    """
+
+    exact: ClassVar[bool] = True
+
+    scale: float = field(metadata=SCALE)
+    bound: float = field(metadata=BOUND)
+    levels: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        why = "with one level nothing is said"
+        object.__setattr__(self, "levels", check_count("levels", self.levels, why, at_least=2))
+        if self.levels > MOST_LEVELS:
+            raise InvalidValue(
+                f"levels={self.levels} must be <= {MOST_LEVELS}: single precision does not tell more of "
+                f"them apart, so the draw would not be the one that is charged. Use Rectified.",
+                key="levels",
+            )
+
+    def with_multiplier(self, multiplier: float) -> Self:
+        return replace(self, scale=multiplier)
+
+    def privatize(
+        self, location: "torch.Tensor", *, norm: float, generator: Randomness
+    ) -> "torch.Tensor":
+        import torch
+
+        noisy = Gaussian(multiplier=self.scale).privatize(location, norm=1.0, generator=generator)
+        spacing = 2 * self.bound / (self.levels - 1)
+        # in double precision, for the level's number is exact in no smaller type
+        level = noisy.to(torch.float64).add_(self.bound).div_(spacing).round_()
+        level = level.clamp_(0, self.levels - 1).mul_(spacing).sub_(self.bound)
+        return noisy.copy_(level)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StochasticSign(Noise):
+    """-1 or 1: the sign of a normal draw around the sum, of standard deviation `scale` (absolute)."""
+
+    exact: ClassVar[bool] = True
+
+    scale: float = field(metadata=SCALE)
+
+    def with_multiplier(self, multiplier: float) -> Self:
+        return replace(self, scale=multiplier)
+
+    def privatize(
+        self, location: "torch.Tensor", *, norm: float, generator: Randomness
+    ) -> "torch.Tensor":
+        noisy = Gaussian(multiplier=self.scale).privatize(location, norm=1.0, generator=generator)
+        # torch.sign(0) is 0, a third outcome that has no probability in the law that is charged
+        return noisy.ge_(0).mul_(2).sub_(1)

@@ -1,1 +1,0 @@
-"""One flat file per experiment."""

@@ -1,0 +1,1 @@
+"""Checks before, beside and after a private run."""

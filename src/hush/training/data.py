@@ -1,0 +1,172 @@
+"""Data as a numbered set of records, whatever holds it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset, default_collate
+
+from hush.core.errors import DataError
+from hush.core.ranges import with_article
+from hush.gradients.tree import tree_leaves, tree_map
+
+
+@runtime_checkable
+class MapStyle(Protocol):
+    """A data set whose records have numbers: item i is the pair (input, target) of record i."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+Data = tuple[Any, Any] | MapStyle
+"""Inputs and targets with one row a record, or a map-style data set.
+
+Each of the two is a tensor. Inputs may also be a tuple of tensors, for a model that takes several, or a
+dictionary of them by the names of the model's arguments.
+"""
+
+
+def count(data: Data) -> int:
+    """How many records there are; raises if they cannot be numbered."""
+    pair = pair_of(data)
+    if pair is not None:
+        if any(not rows.dim() for part in pair for rows in tree_leaves(part)):
+            raise DataError(
+                "data with a tensor of shape (): it has no rows, and a record is one of each. Pass "
+                "tensors whose first dimension is the records."
+            )
+        inputs, targets = ([len(rows) for rows in tree_leaves(part)] for part in pair)
+        if len({*inputs, *targets}) > 1:
+            raise DataError(
+                f"{' and '.join(map(str, inputs))} inputs and {targets[0]} targets: each record needs "
+                "one of each, or one record's influence is not bounded. Pass tensors with the same "
+                "number of rows."
+            )
+        return _some(inputs[0])
+    if isinstance(data, tuple) and len(data) == 2:
+        kinds = " and ".join(type(part).__name__ for part in data)
+        raise DataError(
+            f"inputs and targets are of the kinds {kinds}, and gradients are taken of tensors. Pass "
+            "(torch.as_tensor(inputs), torch.as_tensor(targets))."
+        )
+    if not isinstance(data, MapStyle) or isinstance(data, (tuple, list, dict, Tensor)):
+        raise DataError(
+            f"{with_article(type(data).__name__)} has no numbered records: sampling by chance needs "
+            "to pick any record at any time. Pass two tensors (inputs, targets) or a map-style data set "
+            "(of a DataLoader, its .dataset)."
+        )
+    return _some(len(data))
+
+
+def _some(records: int) -> int:
+    if records == 0:
+        raise DataError("the data has no records: there is nothing to learn from. Pass at least one.")
+    return records
+
+
+def take(data: Data, indices: Tensor) -> tuple[Any, Any]:
+    """The inputs and targets of these records."""
+    pair = pair_of(data)
+    if pair is not None:
+        inputs, targets = tree_map(pair, lambda rows: rows[indices.to(rows.device)])
+        return inputs, targets
+    records = default_collate([data[index] for index in indices.tolist()])
+    if (
+        not isinstance(records, (tuple, list))
+        or len(records) != 2
+        or not all(map(_has_tensors, records))
+    ):
+        raise DataError(
+            f"a record of this data set is not a pair (input, target) of tensors but gives "
+            f"{type(records).__name__}: wrap the data set so that item i is such a pair."
+        )
+    inputs, targets = records
+    return tuple(inputs) if isinstance(inputs, list) else inputs, targets
+
+
+@torch.no_grad()
+def check_some_number(data: Data) -> None:
+    """Raise if an entry of the inputs or targets is NaN in every record, where they are in memory.
+
+    No record would have a finite gradient: each would be left out, and the model trained on noise alone
+    without a word. A single record with a number there is enough to pass, so that this tells nothing of
+    one record unless all others have none; like the other checks of the data, it stops a run before
+    anything is released and is not part of what is released.
+    """
+    for part in tree_leaves(pair_of(data) or ()):
+        if not part.is_floating_point():
+            continue
+        missing = part[:1].isnan()[0]
+        for rows in part.split(_ROWS):
+            if not bool(missing.any()):
+                break
+            missing = missing & rows.isnan().all(0)
+        if bool(missing.any()):
+            raise DataError(
+                f"{int(missing.sum())} of the {missing.numel()} entries of a record of shape "
+                f"{tuple(missing.shape)} are NaN in every record: no gradient would be finite, and the "
+                "model would be trained on noise alone. Leave them out, or fill them in from what is "
+                "public."
+            )
+
+
+_ROWS = 4096
+
+
+def pair_of(data: Data) -> Sequence[Any] | None:
+    """Inputs and targets, where all of them are tensors in memory."""
+    held = data.tensors if isinstance(data, TensorDataset) else data
+    if not isinstance(held, (tuple, list)) or not all(map(_has_tensors, held)):
+        return None
+    if len(held) != 2:
+        raise DataError(
+            f"data of {len(held)} tensors: a record is an input and a target. Pass the pair "
+            "(inputs, targets)."
+        )
+    return held
+
+
+def _has_tensors(part: Any) -> bool:
+    return next(tree_leaves(part), None) is not None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Batch:
+    """Slots drawn for one step. Which and how many they are is sensitive.
+
+    The layout, which slots share a physical batch and in which order, follows from the draw alone:
+    an empty slot that is drawn takes its place like any other.
+    """
+
+    indices: Tensor
+    data: Data
+    physical: int
+    present: Tensor | None = None
+    """Whether each slot of the data holds a record; None: all do."""
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any, Tensor | None]]:
+        """Inputs, targets, and which of them are records (None: all), a physical batch at a time."""
+        for part in self.indices.split(self.physical) if len(self) else ():
+            inputs, targets = take(self.data, part)
+            yield inputs, targets, None if self.present is None else self.present[part.cpu()]
+
+
+def check_present(present: object, records: int) -> Tensor | None:
+    """`present` if it says of each slot whether it holds a record; raises otherwise."""
+    if present is None:
+        return None
+    fits = isinstance(present, Tensor) and present.dtype == torch.bool
+    if not fits or present.shape != (records,):  # type: ignore[attr-defined]
+        raise DataError(
+            f"present must be a boolean tensor with {records} entries, one a slot: an absent record "
+            "leaves its slot empty, and the number of slots is public. Pass e.g. "
+            f"torch.ones({records}, dtype=torch.bool) with False where a record is missing."
+        )
+    return present  # type: ignore[return-value]

@@ -1,0 +1,1 @@
+"""Methods built on a private step or a private sum."""

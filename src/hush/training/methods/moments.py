@@ -1,0 +1,170 @@
+"""Statistics of the inputs, to normalise by: noisy, and paid for."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hush.accounting.epsilon import epsilon
+from hush.accounting.ledger.ledger import Ledger
+from hush.clipping import L2
+from hush.clipping.norms import NORM
+from hush.core.errors import DataError
+from hush.core.guarantee import Guarantee
+from hush.core.plan import Plan
+from hush.core.randomness import set_apart, source_for
+from hush.core.ranges import check_kind, number
+from hush.core.value import Value
+from hush.gradients.tape import GradientTape
+from hush.gradients.terms import Dense, Term, vector_norms
+from hush.noise import Gaussian
+from hush.noise.gaussian import MULTIPLIER
+from hush.sampling import FullBatch
+from hush.training.fingerprint import fingerprint
+
+Pair = tuple[Term, Term]
+"""What each record adds to the two sums."""
+
+_AT_ONCE = 1024
+_ROUNDING, _MOST_RECORDS = 2.0**-16, 2**21
+"""Share of a record's bound that rounding in double precision may add, in sums of so many records."""
+_FAR = 2.0**10
+_FLOOR = number(
+    above=0,
+    at_most=1e12,
+    why="noise can take a variance below zero, and nothing can be divided by its root",
+    example=1e-5,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moments:
+    """The mean and variance of each channel, which may be published."""
+
+    mean: Tensor
+    variance: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisySums(Value):
+    """Two sums over the records, of a vector each, released with noise.
+
+    **Guarantee.** Two releases of full batches with Gaussian noise: docs/guarantees/baselines.md. What
+    is said of the vectors' norms must not depend on the records: a quantile of theirs is not public.
+    """
+
+    multiplier: float = field(metadata=MULTIPLIER)
+    norm: float = field(default=1.0, metadata=NORM)
+    square_norm: float = field(default=1.0, metadata=NORM)
+
+    @property
+    def plan(self) -> Plan:
+        """One of the two releases; they cost the same, whatever their norms."""
+        return Plan(
+            sampling=FullBatch(),
+            clipping=L2(norm=1.0),
+            noise=Gaussian(multiplier=self.multiplier),
+        )
+
+    def guarantee(self, delta: float) -> Guarantee:
+        """What both cost, on their own."""
+        return epsilon(self.plan, 2, delta)
+
+    def _means(
+        self,
+        inputs: Tensor,
+        vectors: Callable[[Tensor], Pair],
+        ledger: Ledger,
+        generator: torch.Generator | None,
+        secure: bool,
+    ) -> list[Tensor]:
+        """The noisy sums of the records' vectors over their number, charged before they are known."""
+        check_kind("ledger", ledger, Ledger)
+        check_kind("inputs", inputs, Tensor)
+        if inputs.ndim < 2 or not inputs.numel() or not inputs.is_floating_point():
+            raise DataError(
+                f"inputs of shape {tuple(inputs.shape)} and type {inputs.dtype} must be floating-point "
+                "numbers, records x channels x places, one at least of each: each record's own channels "
+                "are what is bounded. Pass e.g. inputs.float()."
+            )
+        run, found = secrets.token_hex(8), []
+        source = source_for(torch.device("cpu"), generator, secure=secure)
+        source = set_apart(source, ledger.stream_label())
+        for step, (norm, total) in enumerate(self._totals(inputs, vectors), start=1):
+            noisy = self.plan.noise.privatize(total, norm=norm * (1 + _ROUNDING), generator=source)
+            noisy.div_(len(inputs))
+            ledger.charge(
+                self.plan,
+                run=run,
+                step=step,
+                release=fingerprint([noisy]),
+                arithmetic="proved" if len(inputs) <= _MOST_RECORDS else "assumed",
+                randomness="secret" if generator is None else "seeded",
+                records=len(inputs),
+            )
+            found.append(noisy)
+        return found
+
+    def _totals(
+        self, inputs: Tensor, vectors: Callable[[Tensor], Pair]
+    ) -> Iterator[tuple[float, Tensor]]:
+        """Each norm, and the sum over the records of what is held within it."""
+        norms = self.norm, self.square_norm
+        totals = [torch.zeros((), dtype=torch.float64)] * 2
+        for values in finite(inputs):
+            for place, rows in enumerate(vectors(values)):
+                tape = GradientTape({"rows": rows}, values.device)
+                totals[place] = totals[place] + L2(norm=norms[place]).clip(tape).total["rows"].cpu()
+        return zip(norms, totals, strict=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyMoments(NoisySums):
+    """Mean and variance of each channel over all records and places, from two noisy sums.
+
+    What a record adds to the first is the mean of each of its channels, to the second the mean of the
+    squares, either vector scaled down to a Euclidean norm of `norm` and `square_norm` at most.
+    Variances below `floor` are set to it.
+
+    **Guarantee.** That of `NoisySums`; the floor must not depend on the records either.
+
+    >>> print(NoisyMoments(multiplier=8.0).guarantee(delta=1e-5).epsilon)
+    <= 0.63398 (and >= 0.63398)
+    """
+
+    floor: float = field(default=1e-5, metadata=_FLOOR)
+
+    def __call__(
+        self,
+        inputs: Tensor,
+        ledger: Ledger,
+        *,
+        generator: torch.Generator | None = None,
+        secure: bool = False,
+    ) -> Moments:
+        """The moments of `inputs` (records, channels, places...)."""
+        first, second = self._means(inputs, partial(described, self.norm), ledger, generator, secure)
+        variance = (second - first**2).clamp(min=self.floor)
+        return Moments(mean=first, variance=variance)
+
+
+def described(norm: float, values: Tensor) -> Pair:
+    """The mean of each channel of each record, and that of the squares.
+
+    Places that cancel leave rounding in a mean, in an order that may depend on the other records. The
+    means of a record fall to 0 where their terms are more than a thousand times `norm` long.
+    """
+    terms = vector_norms(values.abs().mean(2), 2.0)
+    trust = (2 - terms / (_FAR * norm)).clamp(min=0.0, max=1.0).nan_to_num()
+    return Dense(values.mean(2) * trust[:, None]), Dense(values.square().mean(2))
+
+
+def finite(inputs: Tensor) -> Iterator[Tensor]:
+    """Some records at a time, channels x places each; one that is not finite counts 0."""
+    for some in inputs.split(_AT_ONCE):
+        flat = some.to(torch.float64).reshape(*some.shape[:2], -1)
+        whole = flat.flatten(1).isfinite().all(1)
+        yield flat.where(whole[:, None, None], 0.0)

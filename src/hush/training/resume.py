@@ -1,0 +1,187 @@
+"""What a private step is made of at one moment, and how another one goes on from there."""
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hush.core.errors import CheckpointError
+from hush.core.randomness import SystemSource, cryptographic
+from hush.core.ranges import check_kind
+
+if TYPE_CHECKING:
+    from hush.training.step import PrivateStep
+from torch import Tensor, nn
+
+_FACTS = {
+    "plan": "plan",
+    "records": "so many records,",
+    "kind": "optimizer",
+    "secure": "secure randomness",
+    "exact": "exact noise",
+    "settings": "an optimizer of the settings",
+    "views": "views",
+}
+
+
+def state_of(step: "PrivateStep") -> dict[str, Any]:
+    """All that the step needs to go on exactly as it would have."""
+    source = step.generator
+    return {
+        **_facts(step),
+        "run": step.run,
+        "charged_run": step.charged_run,
+        "ledger": step.ledger.digest_at(step.charged_run, step.steps),
+        "randomness": step.randomness,
+        "steps": step.steps,
+        "skipped": step.skipped,
+        "accepted": step.accepted,
+        "generator": None if isinstance(source, SystemSource) else source.get_state(),
+        "model": step.model.state_dict(),
+        "frame": None if step._frames is None else step._frames.state_dict(),
+        "optimizer": step.optimizer.state_dict(),
+    }
+
+
+def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
+    """Bring the step to that state; raise if it is of another run or its charges are missing.
+
+    A state that cannot be loaded leaves the model and the optimizer as they were.
+    """
+    _check(step, state)
+    before = copy.deepcopy((step.model.state_dict(), step.optimizer.state_dict()))
+    try:
+        _load(step, state)
+    except (RuntimeError, TypeError, KeyError, ValueError, AttributeError) as error:
+        step.model.load_state_dict(before[0])
+        step.optimizer.load_state_dict(before[1])
+        raise CheckpointError(
+            f"the checkpoint is of another model, or damaged: {error}. Resume with the model it was "
+            "written for."
+        ) from None
+
+
+def _load(step: "PrivateStep", state: dict[str, Any]) -> None:
+    step.model.load_state_dict(state["model"])
+    step.optimizer.load_state_dict(state["optimizer"])
+    if step._frames is not None:
+        step._frames.load_state_dict(state["frame"])
+    if not isinstance(step.generator, SystemSource):
+        step.generator.set_state(state["generator"])
+    step.run, step.steps, step.skipped = state["run"], state["steps"], state["skipped"]
+    step.charged_run, step.randomness = state["charged_run"], state["randomness"]
+    if step._trials is not None:
+        step._trials.accepted = state["accepted"]
+    if isinstance(step.generator, SystemSource):
+        step.reseed()
+
+
+def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
+    missing = state_of(step).keys() - check_kind("state", state, dict).keys()
+    if missing:
+        raise CheckpointError(
+            f"the checkpoint lacks {', '.join(sorted(missing))}: it would not go on as it began. Pass "
+            "what state_dict() gave."
+        )
+    for name, ours in _facts(step).items():
+        if state[name] != ours:
+            theirs, here = _apart(state[name], ours) if name == "settings" else (state[name], ours)
+            raise CheckpointError(
+                f"the checkpoint is of a run with {_FACTS[name]} {theirs} and this one has {here}: "
+                "it would not go on as it began. Resume with the same plan, data, optimizer, views and "
+                "source of randomness; a scheduler changes the learning rate on the way."
+            )
+    counts = ["steps", "skipped", *(["accepted"] if step._trials is not None else [])]
+    for name in counts:
+        if type(state[name]) is not int or state[name] < 0:
+            raise CheckpointError(
+                f"the checkpoint has {name}={state[name]!r}, which is no number: damaged."
+            )
+    step.ledger.check_charged(state["charged_run"], state["steps"], state["ledger"])
+
+
+def _facts(step: "PrivateStep") -> dict[str, Any]:
+    """What must be the same for a run to go on."""
+    return {
+        "plan": step.plan.digest,
+        "records": step.records,
+        "kind": type(step.optimizer).__name__,
+        "secure": isinstance(step.generator, SystemSource),
+        "exact": cryptographic(step.generator),
+        "settings": step._settings,
+        "views": None if step._views is None else getattr(step._views, "__qualname__", "of a kind"),
+    }
+
+
+def _apart(theirs: Any, ours: list[dict[str, Any]]) -> tuple[Any, Any]:
+    """Two lists of settings without those that are the same in both."""
+    try:
+        pairs = list(zip(theirs, ours, strict=True))
+        differ = [[name for name in {**a, **b} if a.get(name) != b.get(name)] for a, b in pairs]
+        told = [
+            "; ".join(
+                ", ".join(f"{name}={group.get(name)!r}" for name in names)
+                for group, names in zip(side, differ, strict=True)
+                if names
+            )
+            for side in (theirs, ours)
+        ]
+    except (TypeError, ValueError, AttributeError):  # another number of groups, or damaged
+        return theirs, ours
+    return told[0], told[1]
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The settings of each group of parameters, such as the learning rate; plain ones alone."""
+    plain = (bool, int, float, str, tuple, type(None))
+    return [
+        {name: value for name, value in group.items() if isinstance(value, plain)}
+        for group in optimizer.param_groups
+    ]
+
+
+class Snapshot:
+    """The weights, buffers, gradients and optimizer state of one moment."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._parameters = [(value, _copied(value), _copied(value.grad)) for value in model.parameters()]
+        # by their place: a forward pass may have put another tensor there
+        self._buffers = [
+            (module, name, value, _copied(value))
+            for module in model.modules()
+            for name, value in module._buffers.items()
+        ]
+        self._state = {key: _copied(held) for key, held in optimizer.state.items()}
+        self._groups = [_settings(group) for group in optimizer.param_groups]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put everything back; the snapshot stays as it is and may be used again."""
+        for parameter, value, gradient in self._parameters:
+            parameter.copy_(value)
+            parameter.grad = _copied(gradient)
+        for module, name, buffer, value in self._buffers:
+            module._buffers[name] = buffer
+            if buffer is not None:
+                buffer.copy_(value)
+        self._optimizer.state.clear()
+        self._optimizer.state.update({key: _copied(held) for key, held in self._state.items()})
+        for group, kept in zip(self._optimizer.param_groups, self._groups, strict=True):
+            parameters = group["params"]
+            group.clear()
+            group.update({**_copied(kept), "params": parameters})
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a parameter group, such as its learning rate."""
+    return {key: _copied(value) for key, value in group.items() if key != "params"}
+
+
+def _copied(value: Any) -> Any:
+    """A copy that shares nothing; tensors without their history."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return copy.deepcopy(value)

@@ -1,0 +1,173 @@
+"""What a run leaves on disk, and in which file."""
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from hush.accounting.ledger.ledger import Ledger
+from hush.core.atomic_files import file_named, replace_file
+from hush.core.errors import CheckpointError, InvalidPlan, LedgerError
+from hush.core.plan import Plan, read_plan, write_plan
+from hush.core.ranges import finite_or_none
+
+ANCHOR = "anchor.json"
+
+
+class RunFolder:
+    """The files of one run (`hush train` adds `settings.json`, the choices that are in no plan).
+
+    `plan.toml`, `ledger.jsonl`, `anchor.json` (which ledger is the run's) and `metrics.jsonl` may be
+    read by anyone who may see the model; `checkpoint.safetensors` holds the generator and is secret;
+    `model.safetensors` is the result.
+    """
+
+    def __init__(self, path: Path, plan: Plan, *, resume: bool) -> None:
+        self.ledger = path / "ledger.jsonl"
+        self.checkpoint = path / "checkpoint.safetensors"
+        self.weights = path / "model.safetensors"
+        self._metrics = path / "metrics.jsonl"
+        self._plan = path / "plan.toml"
+        self._anchor = path / ANCHOR
+        self._made = [each for each in (path, *path.parents) if not each.exists()]
+        self._first = not self.ledger.exists()
+        if resume and not path.is_dir():
+            raise CheckpointError(
+                f"there is no run in {path} to resume: starting one under a mistyped name would pay for "
+                "everything again. Check the name, or start the run without resuming."
+            )
+        if self._plan.exists():
+            self._check(path, plan, resume=resume)
+
+    def _check(self, path: Path, plan: Plan, *, resume: bool) -> None:
+        """Raise unless the run that is there may go on under this plan."""
+        if not resume:
+            raise CheckpointError(
+                f"{path} already holds a run: starting over would spend its budget a second time "
+                "without saying so. Resume it, or name another directory."
+            )
+        kept = read_plan(self._plan)
+        if kept != plan:
+            raise InvalidPlan(
+                f"{self._plan} is another plan than the one to resume with ({differences(kept, plan)}): "
+                "a run keeps the plan it was charged for. Resume with that plan file, or name another "
+                "directory."
+            )
+        if not self.ledger.exists():
+            raise LedgerError(
+                f"{path} holds a run whose ledger is missing: what it spent is not known. Restore "
+                "ledger.jsonl, or start a new run in a new directory."
+            )
+
+    def check_ledger(self, ledger: Ledger) -> None:
+        """Raise if there is a run and another ledger than the one that it began with."""
+        if self._plan.exists():
+            check_anchor(self._anchor, ledger.identity)
+
+    @contextmanager
+    def nothing_if_refused(self) -> Iterator[None]:
+        """Take back the ledger, which must be locked, and folders of a run refused before it began.
+
+        There is no charge on such a ledger: the plan is written before the first.
+        """
+        try:
+            yield
+        except BaseException:
+            if self._first and not self._plan.exists():
+                self.ledger.unlink(missing_ok=True)
+                self._anchor.unlink(missing_ok=True)
+                for folder in self._made:
+                    with suppress(OSError):
+                        folder.rmdir()
+            raise
+
+    def begin(self, plan: Plan, ledger: Ledger) -> None:
+        """Put the anchor and then the plan beside the ledger: the plan says that a run exists."""
+        replace_file(self._anchor, (json.dumps({"ledger": ledger.identity}) + "\n").encode())
+        write_plan(plan, self._plan)
+
+    def metrics(self, up_to: int | None = None) -> list[dict[str, Any]]:
+        """The lines written so far; with `up_to`, those after that step are dropped for good."""
+        if not self._metrics.exists():
+            return []
+        *lines, _ = self._metrics.read_bytes().split(
+            b"\n"
+        )  # what follows the last newline was cut short
+        entries = [self._measured(line, number) for number, line in enumerate(lines, start=1)]
+        kept = [entry for entry in entries if up_to is None or entry["step"] <= up_to]
+        if up_to is not None:
+            text = "".join(map(_line, kept))
+            replace_file(self._metrics, text.encode())
+        return kept
+
+    def add_metrics(self, entry: dict[str, Any]) -> None:
+        """Append one line."""
+        with (
+            file_named(
+                self._metrics, "its last line may be cut short, and a resumed run writes it again"
+            ),
+            self._metrics.open("a") as file,
+        ):
+            file.write(_line(entry))
+
+    def _measured(self, line: bytes, number: int) -> dict[str, Any]:
+        """The metrics of one line."""
+        try:
+            entry = json.loads(line)
+            if type(entry["step"]) is int:
+                return {name: math.nan if value is None else value for name, value in entry.items()}
+            reason = "its step is no whole number"
+        except (ValueError, KeyError, TypeError) as error:
+            reason = str(error)
+        raise CheckpointError(
+            f"{self._metrics}, line {number}, is not what a run writes there ({reason}): it was changed "
+            "by something else. No charge depends on it: delete the line, or the file, and resume."
+        )
+
+
+def _line(entry: dict[str, Any]) -> str:
+    """One line of metrics; a number that is not finite is null there and NaN when read back."""
+    return json.dumps(finite_or_none(entry)) + "\n"
+
+
+def differences(kept: Plan, given: Plan) -> str:
+    """Settings in which two plans differ: what the run's folder has, and what was given instead."""
+    ours, theirs = _settings(kept.to_plain()), _settings(given.to_plain())
+    return ", ".join(
+        f"{name} is {ours.get(name, 'not set')} there and {theirs.get(name, 'not set')} here"
+        for name in {**ours, **theirs}
+        if ours.get(name) != theirs.get(name)
+    )
+
+
+def _settings(plain: dict[str, Any], place: str = "") -> dict[str, Any]:
+    """Settings of a plan by their dotted paths."""
+    found = {}
+    for name, value in plain.items():
+        inner = _settings(value, f"{place}{name}.") if isinstance(value, dict) else {place + name: value}
+        found.update(inner)
+    return found
+
+
+def known_ledger(anchor: Path) -> str:
+    """Identity of the ledger that a run began with."""
+    try:
+        return str(json.loads(anchor.read_bytes())["ledger"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LedgerError(
+            f"{anchor} cannot be read ({error}), so that a ledger which was replaced would go "
+            "unnoticed. Restore it, or start a new run in a new directory."
+        ) from None
+
+
+def check_anchor(anchor: Path, identity: str) -> None:
+    """Raise unless the ledger of that identity is the one that the run began with."""
+    known = known_ledger(anchor)
+    if known != identity:
+        raise LedgerError(
+            f"the ledger beside {anchor} begins with {identity} and the run with {known}: it was "
+            "replaced, and what the run spent is not on it. Restore ledger.jsonl, or start a new run in "
+            "a new directory."
+        )

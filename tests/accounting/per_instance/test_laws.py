@@ -1,0 +1,185 @@
+"""The laws on a fixed support, against integrals in many digits and what theorems say of them."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hush.accounting.per_instance.laws import Atoms, Rectified, Support, Truncated, Unbounded
+from tests.accounting.per_instance import oracle
+
+KINDS = ("rectified", "truncated", "sign", "quantized")
+Case = tuple[str, float, int, float, float, float]
+
+
+def law(kind: str, bound: float, levels: int) -> Support:
+    if kind == "rectified":
+        return Rectified(bound)
+    if kind == "truncated":
+        return Truncated(bound)
+    if kind == "sign":
+        return Atoms(np.zeros(1))
+    alphabet = np.linspace(-bound, bound, levels)
+    return Atoms((alphabet[1:] + alphabet[:-1]) / 2)
+
+
+def one(support: Support, location: float, shift: float, order: float) -> float:
+    return float(support.divergence(np.array([location]), np.array([shift]), order)[0])
+
+
+def cases(many: int, seed: int) -> list[Case]:
+    """Supports of a tenth to ten deviations; locations inside, near, and up to 1e3 outside."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for k in range(many):
+        bound = 10 ** rng.uniform(-1, 1)
+        far = rng.choice([-1, 1]) * (bound + 10 ** rng.uniform(0, 3))
+        location = rng.choice([rng.uniform(-2 * bound, 2 * bound), 3 * rng.normal(), far])
+        shift = rng.choice([-1, 1]) * 10 ** rng.uniform(-3, 0.5)
+        order = rng.choice([1 + 10 ** rng.uniform(-2, 0), 2, 4, 32, rng.uniform(2, 64)])
+        case = (
+            KINDS[k % 4],
+            bound,
+            int(rng.integers(2, 12)),
+            float(location),
+            float(shift),
+            float(order),
+        )
+        found.append(case)
+    return found
+
+
+def check(case: Case, digits: int) -> None:
+    kind, bound, levels, location, shift, order = case
+    support = law(kind, bound, levels)
+    true = oracle.divergence(kind, bound, levels, location, shift, order, digits)
+    ours = one(support, location, shift, order)
+    assert float(true) * (1 - 1e-10) <= ours, "a charge below the truth"
+    # rounding is added, so what is far below it cannot be close
+    assert ours <= float(true) * (1 + 1e-6) + 1e-12 / min(1.0, order - 1)
+    information = float(oracle.information(kind, bound, levels, location, digits))
+    found = float(support.information(np.array([location]))[0])
+    assert found == pytest.approx(information, rel=1e-7, abs=1e-290)
+
+
+@pytest.mark.parametrize("case", cases(40, seed=1))
+def test_against_integrals(case: Case) -> None:
+    check(case, digits=18)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(20))
+def test_against_a_thousand_integrals_in_30_digits(block: int) -> None:
+    for case in cases(50, seed=100 + block):
+        check(case, digits=30)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("outside", [40.0, 1e3, 1e6])
+def test_far_outside_nothing_overflows_and_little_is_told(kind: str, outside: float) -> None:
+    support = law(kind, 1.0, 5)
+    for sign in (-1.0, 1.0):
+        for order in (1.5, 32.0, 1e6):
+            cost = one(support, sign * outside, 0.5, order)
+            assert 0 <= cost <= order / 8 * (1 + 1e-9)
+        assert one(support, sign * outside, 0.5, 2.0) < 1e-3
+        assert 0 <= float(support.information(np.array([sign * outside]))[0]) < 1e-3
+
+
+def test_reference_values() -> None:
+    at = [(0, 1), (0.5, 1), (1.5, 0.7), (3, 1)]
+    rectified = [float(Rectified(1 / s).information(np.array([t / s]))[0]) / s**2 for t, s in at]
+    truncated = [float(Truncated(1 / s).information(np.array([t / s]))[0]) / s**2 for t, s in at]
+    assert rectified == pytest.approx([0.936824, 0.907173, 1.191083, 0.133713], abs=1e-6)
+    assert truncated == pytest.approx([0.291125, 0.280248, 0.472083, 0.109583], abs=1e-6)
+    assert one(Truncated(1.0), 0.0, 1.0, 2) == pytest.approx(0.284000, abs=1e-6)
+    assert one(Truncated(1.0), 0.7, 1.0, 2) == pytest.approx(0.265487, abs=1e-6)
+    assert one(Rectified(1.0), 0.0, 1.0, 2) == pytest.approx(0.897750, abs=1e-6)
+    assert one(Rectified(1.0), 0.7, 1.0, 2) == pytest.approx(0.941129, abs=1e-6)
+    # Algorithm 1 of the paper charges the first of these three
+    three = [
+        one(Rectified(1 / 0.8), t / 0.8, c / 0.8, 4) for t, c in ((-2, 0.5), (-1.5, -0.5), (-2, -0.5))
+    ]
+    assert three == pytest.approx([0.162, 0.751, 0.706], abs=1e-3)
+
+
+number = st.floats(-12, 12)
+settings.register_profile("bounded", max_examples=60, deadline=None)
+laws = st.tuples(st.sampled_from(KINDS), st.floats(0.05, 8), st.integers(2, 9))
+
+
+@settings(settings.get_profile("bounded"))
+@given(of=laws, at=number, shift=st.floats(0.001, 4), order=st.floats(1.01, 200))
+def test_symmetric_monotone_and_below_the_normal_law(
+    of: tuple[str, float, int], at: float, shift: float, order: float
+) -> None:
+    support = law(*of)
+    cost = one(support, at, shift, order)
+    assert 0 <= cost <= one(Unbounded(), at, shift, order) * (1 + 1e-12)
+    assert cost == pytest.approx(one(support, -at, -shift, order), rel=1e-6, abs=1e-12)
+    farther = one(support, at, 1.1 * shift, order)
+    assert cost <= farther * (1 + 1e-6) + 1e-12
+    assert cost <= one(support, at, shift, 1.1 * order) * (1 + 1e-6) + 1e-12
+
+
+@settings(settings.get_profile("bounded"))
+@given(of=laws, at=number)
+def test_information_is_symmetric_and_below_the_normal_law_s(
+    of: tuple[str, float, int], at: float
+) -> None:
+    support = law(*of)
+    here, there = (float(support.information(np.array([x]))[0]) for x in (at, -at))
+    assert 0 <= here <= 1
+    assert here == pytest.approx(there, rel=1e-6, abs=1e-12)
+    # a small shift costs order / 2 times the information, to first order
+    if here > 1e-4:
+        assert one(support, at, 1e-3, 2.0) * 1e6 == pytest.approx(here, rel=0.02)
+
+
+def test_many_levels_tend_to_the_rectified_law() -> None:
+    at = np.array([-3.0, -0.4, 0.0, 1.1, 2.0])
+    shift = np.full(5, 0.7)
+    limit, last = Rectified(1.5).divergence(at, shift, 3.0), None
+    for levels in (2, 3, 5, 9, 17, 65, 513):
+        found = law("quantized", 1.5, levels).divergence(at, shift, 3.0)
+        error = np.abs(found / limit - 1).max()
+        assert last is None or error < last
+        last = error
+    assert last is not None
+    assert last < 5e-3
+    informations = [float(law("quantized", 1.5, k).information(np.zeros(1))[0]) for k in (9, 65, 513)]
+    assert informations[-1] == pytest.approx(float(Rectified(1.5).information(np.zeros(1))[0]), rel=1e-3)
+
+
+def test_two_levels_are_the_sign() -> None:
+    at, shift = np.linspace(-5, 5, 11), np.full(11, -0.8)
+    pair = [law(kind, 2.0, 2).divergence(at, shift, 5.0) for kind in ("sign", "quantized")]
+    assert pair[0] == pytest.approx(pair[1], rel=1e-12)
+
+
+def test_the_truncated_law_is_a_gaussian_mechanism_in_every_sense() -> None:
+    """Threshold tests tell two truncated laws apart no better than two normal ones as far apart."""
+    from scipy.special import ndtr, ndtri
+
+    bound, shift = 1.3, 0.6
+    for at in (-4.0, -0.3, 0.0, 0.9, 2.5):
+        x = np.linspace(-bound, bound, 2001)[1:-1]
+
+        def below(t: float, x: np.ndarray = x) -> np.ndarray:
+            mass = ndtr(bound - t) - ndtr(-bound - t)
+            return np.asarray((ndtr(x - t) - ndtr(-bound - t)) / mass)
+
+        separation = ndtri(below(at)) - ndtri(below(at + shift))
+        kept = (below(at) > 1e-12) & (below(at) < 1 - 1e-12)
+        assert separation[kept].min() >= 0
+        assert separation[kept].max() <= shift * (1 + 1e-6)
+        assert separation[kept].max() < 0.75 * shift, "here it is well below, and the check is not idle"
+
+
+def test_the_truncated_information_is_largest_in_the_middle() -> None:
+    for bound in (0.2, 1.0, 5.0):
+        found = Truncated(bound).information(np.linspace(0, 40, 4001))
+        assert (np.diff(found) <= 1e-13).all()
+    assert math.isclose(float(Truncated(0.01).information(np.zeros(1))[0]), 0.01**2 / 3, rel_tol=1e-3)

@@ -1,0 +1,240 @@
+"""Both ends of epsilon, against dp-accounting, exact convolution and what must be monotone."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as peer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpmath import mp
+
+from hush.accounting.mechanism import SampledGaussian
+from hush.accounting.pld import accountant
+from hush.accounting.pld.compose import compose
+from hush.accounting.pld.lattice import optimistic, pessimistic
+from hush.accounting.pld.privacy_loss import Direction, Step
+from hush.accounting.pld.tilting import Cumulants, window
+from hush.accounting.rdp import gaussian
+from hush.core.guarantee import Bound
+
+# (rate, multiplier, steps), and dp-accounting's upper bound at delta 1e-5 and interval 1e-4
+REFERENCES = [
+    ((0.001, 0.6, 100_000), 6.11313),
+    ((0.01, 1.0, 10_000), 6.18775),
+    ((0.2, 4.0, 2000), 11.75542),
+    ((1.0, 10.0, 500), 11.48002),
+]
+
+
+def charge(rate: float, multiplier: float, steps: int, delta: float = 1e-5) -> Bound:
+    return accountant.epsilon({SampledGaussian(rate, multiplier): steps}, delta)
+
+
+def agrees(found: Bound, reference: float) -> bool:
+    """Whether both ends are right to 1e-3, and on their own sides but for the reference's error."""
+    return (
+        reference - 1e-3 <= found.lower <= reference + 2e-4
+        and reference - 2e-4 <= found.upper <= reference + 1e-3
+    )
+
+
+@pytest.mark.parametrize(("setting", "reference"), REFERENCES)
+def test_references(setting: tuple[float, float, int], reference: float) -> None:
+    assert agrees(charge(*setting), reference)
+
+
+@pytest.mark.parametrize(("setting", "reference"), REFERENCES)
+def test_noise_five_percent_off_is_seen(setting: tuple[float, float, int], reference: float) -> None:
+    rate, multiplier, steps = setting
+    assert not agrees(charge(rate, 1.05 * multiplier, steps), reference)
+
+
+def test_an_accountant_that_forgets_to_remove_is_seen() -> None:
+    pieces: dict[Step, int] = {SampledGaussian(0.3, 0.8): 20}
+    both = accountant.epsilon(pieces, 1e-5)
+    lower, upper = accountant._epsilon(pieces, Direction.ADD, 1e-5, known=0.0)
+    assert not agrees(Bound(lower=lower, upper=upper), (both.lower + both.upper) / 2)
+
+
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "steps", "delta"),
+    [(0.05, 0.9, 100, 1e-6), (0.3, 2.0, 50, 1e-8), (0.9, 3.0, 10, 1e-3), (1e-3, 0.7, 2000, 1e-5)],
+)
+def test_dp_accounting_from_both_sides(rate: float, multiplier: float, steps: int, delta: float) -> None:
+    pessimistic, optimistic = (
+        peer.from_gaussian_mechanism(
+            multiplier,
+            sampling_prob=rate,
+            value_discretization_interval=1e-3,
+            pessimistic_estimate=side,
+        )
+        .self_compose(steps)
+        .get_epsilon_for_delta(delta)
+        for side in (True, False)
+    )
+    found = charge(rate, multiplier, steps, delta)
+    assert found.lower <= pessimistic
+    assert found.upper >= optimistic
+    assert found.upper - found.lower < 1e-3
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_the_composed_curve_is_the_exact_convolution(direction: Direction) -> None:
+    step, other, width, tail = SampledGaussian(0.2, 1.0), SampledGaussian(1.0, 3.0), 0.02, 1e-12
+    view = window(Cumulants({step: 3, other: 1}, direction, tail), log_delta=math.log(1e-4), epsilon=0.0)
+    for make in (pessimistic, optimistic):
+        one, two = make(step, direction, width, tail), make(other, direction, width, tail)
+        masses = np.convolve(np.convolve(one.masses, one.masses), one.masses)
+        masses = np.convolve(masses, two.masses)
+        start = 3 * one.losses[0] + two.losses[0]
+        losses = start + np.arange(len(masses)) * width
+        curve = compose([(one, 3), (two, 1)], view)
+        for k in range(len(curve.tilted) // 4, 3 * len(curve.tilted) // 4, 25):
+            gains = -np.expm1(np.minimum(curve.epsilon(k) - losses, 0.0))
+            finite = float(masses @ gains)
+            assert curve.lower(k) <= finite * (1 + 1e-12)
+            assert finite + curve.infinite <= curve.upper(k) * (1 + 1e-12)
+            if finite > 1e-8:
+                assert curve.upper(k) == pytest.approx(finite, rel=1e-3)
+                assert curve.lower(k) == pytest.approx(finite, rel=1e-3)
+
+
+def test_delta_and_epsilon_are_inverse() -> None:
+    pieces = {SampledGaussian(0.01, 1.0): 1000, SampledGaussian(1.0, 20.0): 3}
+    for delta in (1e-30, 1e-10, 1e-5, 0.1):
+        found = accountant.epsilon(pieces, delta)
+        assert accountant.delta(pieces, found.lower).upper >= delta
+        assert accountant.delta(pieces, found.upper).lower <= delta
+        assert accountant.delta(pieces, found.upper).lower == pytest.approx(delta, rel=2e-2)
+
+
+def test_full_batch_steps_merge_whatever_their_noise() -> None:
+    whole = accountant.epsilon({SampledGaussian(1.0, 5.0): 25}, 1e-5)
+    assert accountant.epsilon({SampledGaussian(1.0, 1.0): 1}, 1e-5).upper == pytest.approx(whole.upper)
+    mixed = accountant.epsilon({SampledGaussian(1.0, 5.0): 24, SampledGaussian(1 - 1e-12, 5.0): 1}, 1e-5)
+    assert mixed.lower <= whole.upper
+    assert mixed.upper >= whole.lower
+    assert mixed.upper == pytest.approx(whole.upper, abs=1e-3)
+
+
+def test_nothing_costs_nothing() -> None:
+    assert accountant.epsilon({}, 1e-5) == Bound(lower=0.0, upper=0.0)
+    assert charge(0.1, 1.0, 0) == Bound(lower=0.0, upper=0.0)
+    assert accountant.delta({}, 1.0) == Bound(lower=0.0, upper=0.0)
+
+
+def test_a_record_that_is_rarely_drawn_costs_nothing_at_a_larger_delta() -> None:
+    assert charge(1e-8, 1e-300, 100) == Bound(lower=0.0, upper=0.0)
+
+
+@given(
+    rate=st.floats(-4, -0.05).map(lambda power: 10**power),
+    multiplier=st.floats(0.5, 8.0),
+    steps=st.integers(1, 3000),
+    log_delta=st.floats(-12, -1),
+)
+@settings(max_examples=15, deadline=None)
+def test_monotone(rate: float, multiplier: float, steps: int, log_delta: float) -> None:
+    delta = 10**log_delta
+    found = charge(rate, multiplier, steps, delta)
+    assert found.upper - found.lower <= 5e-3 * max(1.0, found.lower / 50)
+    dearer = [
+        charge(rate, multiplier, 2 * steps, delta),
+        charge(rate, multiplier / 1.1, steps, delta),
+        charge(min(1.0, 1.1 * rate), multiplier, steps, delta),
+        charge(1.0, multiplier, steps, delta),
+        charge(rate, multiplier, steps, delta / 2),
+    ]
+    for other in dearer:
+        assert found.lower <= other.upper
+
+
+@pytest.mark.parametrize("delta", [1e-300, 1e-30, 0.5, 1 - 1e-12])
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "steps"),
+    [
+        (1e-8, 1e-3, 1),
+        (0.5, 1e-3, 100),
+        (0.5, 1e-300, 10),
+        (0.01, 1e6, 10_000_000),
+        (0.01, 1e300, 10),
+        (1e-8, 1.0, 10_000_000),
+        (0.5, 0.05, 10_000_000),
+        (1.0, 1e-300, 1),
+    ],
+)
+def test_extremes(rate: float, multiplier: float, steps: int, delta: float) -> None:
+    found = charge(rate, multiplier, steps, delta)
+    renyi = gaussian.epsilon({SampledGaussian(rate, multiplier): steps}, delta)
+    assert found.lower <= renyi * (1 + 1e-9), "another accountant's upper bound"
+    assert found.upper <= renyi * (1 + 1e-9) + 1e-3, "the loss distribution is never much looser"
+    found = accountant.delta({SampledGaussian(rate, multiplier): steps}, 1.0)
+    assert found.lower <= found.upper <= 1
+
+
+def hockey_stick(rate: float, multiplier: float, epsilon: float) -> float:
+    """delta of one step, the larger direction, with 60 digits: the loss is monotone in the outcome."""
+    with mp.workdps(60):
+        q, s, z = mp.mpf(rate), mp.mpf(multiplier), mp.exp(mp.mpf(epsilon))
+
+        def cut(level: mp.mpf) -> mp.mpf:  # where the ratio of the two laws reaches `level`
+            return s * s * mp.log((level - 1 + q) / q) + mp.mpf(1) / 2
+
+        def tail(x: mp.mpf) -> tuple[mp.mpf, mp.mpf]:  # beyond x: with the record, without it
+            without = mp.ncdf(-x / s)
+            return (1 - q) * without + q * mp.ncdf(-(x - 1) / s), without
+
+        with_record, without = tail(cut(z))
+        remove = with_record - z * without
+        add = mp.mpf(0)
+        if 1 / z > 1 - q:
+            with_record, without = tail(cut(1 / z))
+            add = (1 - without) - z * (1 - with_record)
+        return float(max(remove, add))
+
+
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "delta"),
+    [
+        (1.8660421507802497e-10, 0.31284314283387793, 1.1641301956678496e-11),
+        (2.418135781327316e-10, 0.40743943247339337, 1.8500361221041606e-11),
+        (8.987771854227495e-10, 0.37679128886442737, 1.2217806224524952e-12),
+        (2.953118876512507e-09, 0.4846181035576365, 5.7037e-22),
+        (0.1, 0.05, 0.09),
+        (0.01, 0.5, 1e-8),
+        (0.3, 0.2, 0.2999),
+    ],
+)
+def test_one_step_lies_within_its_bounds(rate: float, multiplier: float, delta: float) -> None:
+    """Rare draws, little noise and odd deltas, where the window is easily put in the wrong place."""
+    found = charge(rate, multiplier, 1, delta)
+    assert found.lower == 0 or hockey_stick(rate, multiplier, found.lower) >= delta * (1 - 1e-9)
+    assert hockey_stick(rate, multiplier, found.upper) <= delta * (1 + 1e-9)
+
+
+def test_records_that_were_never_drawn_bound_delta() -> None:
+    # No attack beats the chance of having been drawn at all, 1 - .99^100 = .634.
+    assert charge(0.01, 0.05, 100, 0.7) == Bound(lower=0.0, upper=0.0)
+    assert charge(0.1, 0.05, 3, 0.3) == Bound(lower=0.0, upper=0.0)
+
+
+def test_a_window_in_the_wrong_place_gives_no_lower_bound() -> None:
+    step = SampledGaussian(0.01, 1.0)
+    honest = window(Cumulants({step: 1000}, Direction.REMOVE, 1e-15), log_delta=-11.5, epsilon=0.0)
+    wrong = dataclasses.replace(honest, bottom=5.0, top=12.0)
+    curve = compose([(optimistic(step, Direction.REMOVE, 1e-3, 1e-15), 1000)], wrong)
+    assert accountant._crossing(curve, curve.lower, 1e-5) == -math.inf
+
+
+def test_losses_far_beyond_every_tilt_warn_of_nothing() -> None:
+    step = SampledGaussian(0.1, 1e-3)
+    bound = accountant.epsilon({step: 10**12}, 1e-5)
+    assert 0 <= bound.lower <= bound.upper
+    assert bound.upper > 1e12
+
+
+def test_a_lower_bound_that_is_lost_in_rounding_is_nothing() -> None:
+    bound = accountant.epsilon({SampledGaussian(1e-9, 1e9): 1000}, 1e-300)
+    assert bound.lower == 0 < bound.upper < 1e-3

@@ -1,0 +1,273 @@
+"""The allocation lemma: tables, special cases, and adversaries that search for something worse."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.rdp.allocation import sum_over_blocks, worst_allocation
+from hush.accounting.rdp.concave_majorant import ConcaveMajorant
+from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
+from hush.core.errors import InvalidValue
+from hush.core.sensitivity import SensitivitySet
+
+
+def noise(beta: float, scale: float = 1.0, rate: float = 1.0) -> CoordinateRDP:
+    return CoordinateRDP(law=NoiseDensity(beta=beta, scale=scale), rate=rate)
+
+
+BETAS = st.sampled_from([1.0, 1.25, 1.75, 2.0, 2.33, 3.0, 4.0])
+NORMS = st.sampled_from([1.0, 1.5, 2.0, 3.0])
+
+
+# Spread over how many coordinates, and how much more than one-hot: scale 3, l_beta norm 1, order 2
+@pytest.mark.parametrize(
+    ("beta", "factors"),
+    [
+        (2.33, [1.08, 1.42, 2.53, 6.11]),
+        (3.0, [1.16, 2.09, 8.02, 63.5]),
+        (4.0, [1.08, 2.12, 14.4, 315]),
+    ],
+)
+def test_the_cost_of_spreading_depends_on_the_dimension(beta: float, factors: list[float]) -> None:
+    law = noise(beta, 3.0)
+    one_hot = float(law(2, 1.0))
+    for k, factor in zip([2, 16, 1000, 500_000], factors, strict=True):
+        spread = k * float(law(2, k ** (-1 / beta))) / one_hot
+        assert spread == pytest.approx(factor, rel=5e-3)
+        found = worst_allocation(law, SensitivitySet(p=beta, norm=1, dimension=k), [2])
+        # beta 4 in two coordinates: 0.94 and 0.71 cost a little more than two alike
+        assert spread <= found.bound[0] / one_hot <= spread * (1.011 if (beta, k) == (4, 2) else 1.001)
+
+
+def test_below_two_the_one_hot_value_is_low_at_high_orders() -> None:
+    law = noise(1.75, 3.0)
+    one_hot = float(law(32, 1.0))
+    found = worst_allocation(law, SensitivitySet(p=1.75, norm=1, dimension=16), [32])
+    assert 16 * float(law(32, 16 ** (-1 / 1.75))) / one_hot == pytest.approx(1.0261, abs=5e-5)
+    assert 1.0260 <= found.bound[0] / one_hot <= 1.0265
+    assert found.counts[0, 0] == 16
+
+
+@pytest.mark.parametrize("dimension", [1, 7, 10**6, None])
+def test_normal_noise_in_l2_costs_the_same_in_every_direction(dimension: int | None) -> None:
+    found = worst_allocation(
+        noise(2, 3.0), SensitivitySet(p=2, norm=1.5, dimension=dimension), [1.5, 2, 32]
+    ).bound
+    assert found == pytest.approx(np.array([1.5, 2, 32]) * 0.25, rel=1e-11)
+
+
+def test_a_convex_cost_sits_at_the_cap() -> None:
+    law = noise(2, 1.0, rate=0.1)
+    found = worst_allocation(law, SensitivitySet(p=2, norm=1, cap=0.3, dimension=10**5), [2, 8, 32])
+    assert found.bound == pytest.approx((1 / 0.3) ** 2 * law([2, 8, 32], 0.3), rel=1e-3)
+    assert (found.bound >= (1 / 0.3) ** 2 * law([2, 8, 32], 0.3)).all()
+    assert found.counts[:, 0].tolist() == [11, 0, 1]
+    assert (found.attained >= 0.98 * found.bound).all()
+
+
+def test_a_concave_cost_is_spread_over_everything() -> None:
+    law = noise(2, 1.0)
+    for dimension in (3, 1000):
+        found = worst_allocation(law, SensitivitySet(p=4, norm=1, dimension=dimension), [2, 8])
+        assert found.bound == pytest.approx(dimension * law([2, 8], dimension**-0.25), rel=1e-3)
+        assert found.attained == pytest.approx(found.bound, rel=1e-3)
+    assert np.isinf(worst_allocation(law, SensitivitySet(p=4, norm=1), [2]).bound).all()
+
+
+def test_l_infinity_alone() -> None:
+    law = noise(1.5)
+    found = worst_allocation(law, SensitivitySet(p=math.inf, norm=0.2, dimension=10), [2, 3])
+    assert found.bound == pytest.approx(10 * law([2, 3], 0.2), rel=1e-12)
+    assert np.isinf(worst_allocation(law, SensitivitySet(p=math.inf, norm=0.2), [2]).bound).all()
+    loose = worst_allocation(law, SensitivitySet(p=2, norm=100, cap=0.2, dimension=10), [2, 3])
+    assert loose.bound == pytest.approx(found.bound, rel=1e-12)
+
+
+def test_without_a_dimension_it_is_the_limit() -> None:
+    for law, p in [(noise(1.5), 1.5), (noise(1.5), 2), (noise(3, 2.0), 2), (noise(1, rate=0.2), 1.2)]:
+        limit = worst_allocation(law, SensitivitySet(p=p, norm=1), [2, 8]).bound
+        large = worst_allocation(law, SensitivitySet(p=p, norm=1, dimension=10**10), [2, 8]).bound
+        assert large == pytest.approx(limit, rel=1e-3)
+
+
+def test_blocks_add_up() -> None:
+    law, orders = noise(1.5), np.array([2.0, 5.0])
+    ball, other = (
+        SensitivitySet(p=1.5, norm=1, dimension=50),
+        SensitivitySet(p=2, norm=0.3, cap=0.1, dimension=9),
+    )
+    assert sum_over_blocks([(law, ball)], orders) == pytest.approx(
+        worst_allocation(law, ball, orders).bound
+    )
+    both = (
+        worst_allocation(law, ball, orders).bound + worst_allocation(noise(2, 2.0), other, orders).bound
+    )
+    assert sum_over_blocks([(law, ball), (noise(2, 2.0), other)], orders) == pytest.approx(both)
+
+
+def dense_majorant(law: CoordinateRDP, ball: SensitivitySet, order: float) -> float:
+    """d H^(C^p / d), from just below: the hull of a fine grid, by its definition."""
+    assert ball.dimension is not None
+    at = ball.norm**ball.p / ball.dimension
+    y = np.unique(np.append(np.linspace(0, ball.max_entry**ball.p, 801), at))
+    h = law(order, y ** (1 / ball.p))
+    left, right = y <= at, y > at
+    share = (at - y[left, None]) / (y[right] - y[left, None])
+    mixed = (1 - share) * h[left, None] + share * h[right]
+    return float(ball.dimension * mixed.max())
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0])
+@pytest.mark.parametrize("beta", [1.0, 1.5, 3.0])
+@pytest.mark.parametrize("rate", [1.0, 0.2])
+def test_the_grid_is_rigorous_and_its_slack_small(p: float, beta: float, rate: float) -> None:
+    law, ball = noise(beta, 1.0, rate), SensitivitySet(p=p, norm=1, cap=0.8, dimension=4)
+    for order in (2.0, 12.0):
+        truth = dense_majorant(law, ball, order)
+        found = float(worst_allocation(law, ball, [order]).bound[0])
+        assert truth * (1 - 1e-9) <= found <= truth * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("p", [2.0, 2.33, 4.0])
+@pytest.mark.parametrize(("beta", "scale"), [(2.33, 30.0), (2.33, 1000.0), (4.0, 30.0), (12.0, 100.0)])
+def test_a_nearly_quadratic_cost(p: float, beta: float, scale: float) -> None:
+    law, ball = noise(beta, scale), SensitivitySet(p=p, norm=1, dimension=50)
+    for order in (2.0, 30.0):
+        truth = dense_majorant(law, ball, order)
+        found = float(worst_allocation(law, ball, [order]).bound[0])
+        assert truth * (1 - 1e-8) <= found <= truth * (1 + 1e-3)
+
+
+def lowest(law: CoordinateRDP, p: float, bend: float) -> float:
+    """The least ratio of the majorant on a coarse grid to the cost, between its points."""
+    order, grid = 5.0, np.array([0.05, 0.2, 0.5, 1.0])
+    costs, ratios = law(order, grid), []
+    for shift in np.linspace(0.06, 0.99, 60):
+        cells = ConcaveMajorant(p, shift**p, grid, float(costs[0]), order, bend)
+        cells.learn(grid, costs)
+        ratios.append(cells.upper() / float(law(order, shift)))
+    return min(ratios)
+
+
+@pytest.mark.parametrize(("p", "beta", "scale"), [(2.0, 2.33, 3.0), (2.33, 2.33, 4.0), (4.0, 4.0, 6.0)])
+def test_between_grid_points_the_majorant_is_above_the_cost(p: float, beta: float, scale: float) -> None:
+    law = noise(beta, scale)
+    assert law.least_bend(5.0, 1.0) > 0
+    assert lowest(law, p, law.least_bend(5.0, 1.0)) >= 1 - 1e-8
+
+
+def test_a_bend_that_is_not_there_is_caught() -> None:
+    law = noise(1.0, 2.0)
+    assert lowest(law, 2.0, law.least_bend(5.0, 1.0)) >= 1 - 1e-8
+    assert lowest(law, 2.0, 20 * law.law.fisher) < 0.999
+
+
+def in_ball(rng: np.random.Generator, ball: SensitivitySet, dimension: int) -> Array:
+    """A random change on the boundary of the ball, sparse or spread."""
+    size = rng.exponential(size=dimension) ** rng.choice([0.05, 0.5, 2.0])
+    size[rng.permutation(dimension)[rng.integers(1, dimension + 1) :]] = 0
+    size *= ball.norm / (size**ball.p).sum() ** (1 / ball.p)
+    capped: Array = np.minimum(size, ball.max_entry)
+    return capped
+
+
+def best_found(law: CoordinateRDP, ball: SensitivitySet, order: float, seed: int) -> float:
+    """The most that random changes cost."""
+    rng, dimension = np.random.default_rng(seed), ball.dimension or 40
+    changes = np.array([in_ball(rng, ball, dimension) for _ in range(40)])
+    return float(law(order, changes).sum(axis=1).max())
+
+
+@given(
+    beta=BETAS,
+    p=NORMS,
+    order=st.integers(2, 24),
+    dimension=st.integers(1, 12),
+    cap=st.floats(0.2, 1),
+    rate=st.sampled_from([1.0, 0.3]),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=25, deadline=None)
+def test_no_random_change_beats_the_bound(
+    beta: float, p: float, order: int, dimension: int, cap: float, rate: float, seed: int
+) -> None:
+    law, ball = noise(beta, 1.5, rate), SensitivitySet(p=p, norm=1, cap=cap, dimension=dimension)
+    found = worst_allocation(law, ball, [order])
+    assert best_found(law, ball, order, seed) <= found.bound[0]
+    assert found.attained[0] <= found.bound[0]
+    used = (found.counts[:, 0] * found.shifts[:, 0] ** p).sum()
+    assert used <= 1 + 1e-9
+    assert found.counts[:, 0].sum() <= dimension
+    assert found.shifts.max() <= cap * (1 + 1e-12)
+
+
+def test_charging_the_one_hot_change_alone_is_caught() -> None:
+    law, ball = noise(4, 3.0), SensitivitySet(p=4, norm=1, dimension=12)
+    best = best_found(law, ball, 2.0, 0)
+    assert best > 1.5 * float(law(2, 1.0))
+    assert best <= float(worst_allocation(law, ball, [2]).bound[0]) <= 1.2 * best
+
+
+@given(
+    beta=BETAS,
+    p=NORMS,
+    order=st.integers(2, 20),
+    rate=st.sampled_from([1.0, 0.3]),
+    dimension=st.integers(1, 10**6),
+    more=st.floats(1, 3),
+)
+@settings(max_examples=30, deadline=None)
+def test_it_grows_with_norm_dimension_order_and_rate(
+    beta: float, p: float, order: int, rate: float, dimension: int, more: float
+) -> None:
+    law, slack = noise(beta, 2.0, rate), 1 + 1e-3
+
+    def cost(
+        law: CoordinateRDP = law, norm: float = 1, dimension: int = dimension, order: int = order
+    ) -> float:
+        return float(
+            worst_allocation(law, SensitivitySet(p=p, norm=norm, dimension=dimension), [order]).bound[0]
+        )
+
+    assert cost() <= cost(norm=more) * slack
+    assert cost() <= cost(dimension=math.ceil(more * dimension)) * slack
+    assert cost() <= cost(order=order + 1) * slack
+    assert cost() <= cost(law=noise(beta, 2.0)) * slack
+
+
+def test_above_two_in_l2_the_one_hot_change_is_the_worst() -> None:
+    for beta in (2.33, 3.0, 4.0):
+        for scale in (1.0, 3.0):
+            orders = [1.5, 2, 4, 8, 32]
+            found = worst_allocation(
+                noise(beta, scale), SensitivitySet(p=2, norm=1, dimension=10**6), orders
+            ).bound
+            assert found == pytest.approx(noise(beta, scale)(orders, 1.0), rel=1e-3)
+
+
+def test_bad_input() -> None:
+    law = noise(2)
+    with pytest.raises(InvalidValue, match=r"p=0\.5 must be .* >= 1: .*not a norm.*Pass e\.g\. p=2"):
+        SensitivitySet(p=0.5, norm=1)
+    with pytest.raises(InvalidValue, match=r"norm=-1 must be .* >= 0: .*Pass e\.g\. norm=1"):
+        SensitivitySet(p=2, norm=-1)
+    with pytest.raises(InvalidValue, match=r"dimension=0 must be a whole number >= 1 .*: .*Pass e\.g\."):
+        SensitivitySet(p=2, norm=1, dimension=0)
+    with pytest.raises(InvalidValue, match=r"cap=-1 must be .* >= 0"):
+        SensitivitySet(p=2, norm=1, cap=-1)
+    with pytest.raises(InvalidValue, match=r"orders=.* > 1"):
+        worst_allocation(law, SensitivitySet(p=2, norm=1), [1])
+    with pytest.raises(
+        InvalidValue, match=r"whole numbers under coordinate sampling.*convex.*Pass e\.g\."
+    ):
+        worst_allocation(noise(2, rate=0.5), SensitivitySet(p=2, norm=1), [2.5])
+    with pytest.raises(InvalidValue, match="blocks"):
+        sum_over_blocks([], [2])
+    assert worst_allocation(law, SensitivitySet(p=2, norm=0, dimension=3), [2, 3]).bound.tolist() == [
+        0,
+        0,
+    ]

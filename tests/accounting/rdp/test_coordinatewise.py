@@ -1,0 +1,109 @@
+"""The stages together: the published tables of twice sampling, and plain sampling as a special case."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hush.accounting.mechanism import SampledGaussian
+from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.rdp import coordinatewise as pipeline
+from hush.accounting.rdp import gaussian
+from hush.accounting.rdp.allocation import sum_over_blocks
+from hush.accounting.rdp.coordinatewise import coordinate_wise
+from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
+from hush.core.errors import InvalidValue
+from hush.core.sensitivity import SensitivitySet
+
+ORDERS = np.arange(2, 40)
+
+
+def twice(deviation: float, rate: float, coordinate_rate: float) -> Array:
+    """One step of twice sampling with l2 clipping at 1 and l-infinity clipping at 0.1."""
+    profile = CoordinateRDP(
+        law=NoiseDensity(beta=2, scale=deviation * math.sqrt(2)), rate=coordinate_rate
+    )
+    ball = SensitivitySet(p=2, norm=1, cap=0.1, dimension=300_000)
+    return coordinate_wise([(profile, ball)], rate, ORDERS)
+
+
+def needed(step: Callable[[float], Array], epsilon: float, steps: int) -> float:
+    """The least deviation with which all steps keep (epsilon, 1e-5), by the paper's Lemma 2.3."""
+    low, high = math.log(0.3), math.log(20)
+    for _ in range(14):
+        middle = (low + high) / 2
+        total = steps * step(math.exp(middle)) - math.log(1e-5) / (ORDERS - 1)
+        low, high = (middle, high) if total.min() > epsilon else (low, middle)
+    return math.exp((low + high) / 2)
+
+
+# Table 1 of the twice-sampling paper, recomputed: d0 = 100;
+# both estimates are divided by n q1 q2, so the ratio of noise
+# variances is that of the squared deviations.
+@pytest.mark.parametrize(
+    ("rate", "coordinate_rate", "ratios"),
+    [
+        (0.06, 1 / 3, [86.8, 86.0, 78.4, 71.0]),
+        (0.02, 1 / 2, [73.1, 71.6, 61.5, 55.4]),
+        pytest.param(0.04, 1 / 2, [89.2, 88.5, 82.1, 76.0], marks=pytest.mark.slow),
+        pytest.param(0.03, 1 / 3, [67.4, 65.7, 53.5, 45.8], marks=pytest.mark.slow),
+    ],
+)
+def test_the_noise_twice_sampling_needs(
+    rate: float, coordinate_rate: float, ratios: list[float]
+) -> None:
+    targets = [(2, 1500), (2.5, 2000), (4, 2500), (8, 5000)]
+    for (epsilon, steps), ratio in zip(targets, ratios, strict=True):
+        plain = needed(
+            lambda s: gaussian.divergence(SampledGaussian(rate * coordinate_rate, s), ORDERS),
+            epsilon,
+            steps,
+        )
+        ours = needed(lambda s: twice(s, rate, coordinate_rate), epsilon, steps)
+        assert 100 * (ours / plain) ** 2 == pytest.approx(ratio, abs=0.1)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.3, 1.0])
+def test_normal_noise_in_l2_is_the_sampled_gaussian(rate: float) -> None:
+    law = NoiseDensity(beta=2, scale=1.3 * math.sqrt(2))
+    found = coordinate_wise(
+        [(CoordinateRDP(law=law), SensitivitySet(p=2, norm=1, dimension=1000))], rate, ORDERS
+    )
+    assert found == pytest.approx(gaussian.divergence(SampledGaussian(rate, 1.3), ORDERS), rel=1e-9)
+
+
+def test_coordinate_sampling_of_a_one_hot_change_is_input_sampling() -> None:
+    law = NoiseDensity(beta=2, scale=1.3 * math.sqrt(2))
+    found = coordinate_wise(
+        [(CoordinateRDP(law=law, rate=0.1), SensitivitySet(p=2, norm=1))], 1.0, [2, 5, 20]
+    )
+    assert found == pytest.approx(gaussian.divergence(SampledGaussian(0.1, 1.3), [2, 5, 20]), rel=1e-3)
+
+
+def test_orders_are_whole_under_sampling() -> None:
+    block = (CoordinateRDP(law=NoiseDensity(beta=1, scale=1)), SensitivitySet(p=1, norm=1))
+    assert coordinate_wise([block], 1.0, [1.5, 2.5]).shape == (2,)
+    for orders in ([1.5], [2.5]):
+        with pytest.raises(InvalidValue, match=r"whole numbers >= 2 under sampling.*Pass e\.g\."):
+            coordinate_wise([block], 0.5, orders)
+
+
+def test_an_order_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = [
+        (
+            CoordinateRDP(law=NoiseDensity(beta=1.5, scale=3.25)),
+            SensitivitySet(p=1.5, norm=1.0, dimension=10),
+        )
+    ]
+    asked: list[float] = []
+
+    def counted(blocks: object, orders: Array) -> Array:
+        asked.extend(orders)
+        return sum_over_blocks(blocks, orders)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pipeline, "sum_over_blocks", counted)
+    few = coordinate_wise(blocks, 0.1, [2, 5])
+    many = coordinate_wise(blocks, 0.1, [2, 5, 12])
+    assert asked == list(range(2, 13))
+    assert few.tolist() == many[:2].tolist()

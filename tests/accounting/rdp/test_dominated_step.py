@@ -1,0 +1,74 @@
+"""The lower end for sampled coordinates, against the exact law of the sum that it looks at."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom, norm
+
+from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.rdp.dominated_step import dominated_step
+from hush.core.sensitivity import SensitivitySet
+
+
+def true_errors(levels: Array, count: int, cap: float, rate: float, kept: float) -> Array:
+    """The miss rate at each false alarm rate of the tests {sum > t}, under unit noise a coordinate."""
+    spread = math.sqrt(count)
+    threshold = spread * norm.isf(levels)
+    numbers = np.arange(count + 1)
+    missed = norm.cdf((threshold[:, None] - cap * numbers) / spread) @ binom.pmf(numbers, count, kept)
+    return np.asarray((1 - rate) * (1 - levels) + rate * missed)
+
+
+def plain_errors(levels: Array, rate: float, multiplier: float) -> Array:
+    return np.asarray((1 - rate) * (1 - levels) + rate * norm.cdf(norm.isf(levels) - 1 / multiplier))
+
+
+@pytest.mark.parametrize("count", [1, 7, 100, 10_000])
+@pytest.mark.parametrize("kept", [1 / 256, 1 / 3, 255 / 256])
+@pytest.mark.parametrize("length", [0.3, 3.0])
+def test_the_plain_step_shows_no_more(count: int, kept: float, length: float) -> None:
+    cap, rate = length / math.sqrt(count), 0.2
+    ball = SensitivitySet(p=2, norm=length, cap=cap)
+    found, multiplier = dominated_step(ball, 1.0, rate, kept)
+    levels = np.logspace(-12, -1e-6, 400)
+    if multiplier == pytest.approx(1 / cap):
+        # one coordinate: the plain step itself
+        assert found == pytest.approx(rate * kept)
+        return
+    exact = true_errors(levels, count, cap, rate, kept)
+    assert (plain_errors(levels, found, multiplier) >= exact - 1e-12).all()
+    # as if all coordinates took part: more than there is to see
+    assert (plain_errors(levels, rate, 1 / length) < exact - 1e-6).any()
+
+
+def test_many_small_coordinates_show_nearly_what_their_mean_does() -> None:
+    found, multiplier = dominated_step(SensitivitySet(p=2, norm=1.0, cap=1e-3), 1.0, 1.0, 0.5)
+    assert found > 0.99
+    assert multiplier == pytest.approx(2.0, rel=0.01)
+
+
+def test_a_box_and_few_dimensions_limit_how_many_move() -> None:
+    assert dominated_step(SensitivitySet(p=math.inf, norm=0.1, dimension=1), 1.0, 0.1, 0.5) == (
+        0.05,
+        10.0,
+    )
+    rate, multiplier = dominated_step(SensitivitySet(p=math.inf, norm=0.1, dimension=400), 1.0, 0.1, 1.0)
+    assert rate == pytest.approx(0.1)
+    assert multiplier == pytest.approx(0.5)
+
+
+def test_more_coordinates_than_can_be_counted_show_no_less_than_fewer() -> None:
+    few, many = (
+        dominated_step(SensitivitySet(p=2.0, norm=length, cap=1e-9), 1.0, rate=0.5, coordinate_rate=0.25)
+        for length in (1e-3, 1e12)
+    )
+    assert 0 < many[1] <= few[1]
+
+
+def test_next_to_no_noise_is_no_overflow() -> None:
+    rate, multiplier = dominated_step(
+        SensitivitySet(p=2.0, norm=1.0), 1e-300, rate=0.5, coordinate_rate=0.25
+    )
+    assert 0 < rate <= 0.5
+    assert 0 < multiplier <= 1e-300

@@ -1,0 +1,263 @@
+"""The one-dimensional profile against 30-digit integrals, and the certificate of its quadrature."""
+
+import math
+import time
+
+import mpmath as mp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hush.accounting.rdp.integrand import Integrand
+from hush.accounting.rdp.profile import NoiseDensity, curvature, least_bend, nearly_quadratic, profile
+from hush.accounting.rdp.quadrature import log_moment_minus_one
+from hush.core.errors import InvalidValue
+
+BETAS = st.one_of(st.sampled_from([1.0, 2.0, 2.33, 3.0, 4.0]), st.floats(1, 5))
+ORDERS = st.floats(-1.5, 1.5).map(lambda power: 1 + 10**power)
+SHIFTS = st.floats(-4, 0.7).map(lambda power: 10**power)
+SOME_RATES = st.floats(-3, -0.01).map(lambda power: 10**power)
+RATES = st.one_of(st.just(1.0), SOME_RATES)
+
+
+def exact(beta: float, rate: float, order: float, shift: float, forward: bool = True) -> mp.mpf:
+    """log E (ratio)^order with 30 digits, from the definition, by Gauss-Legendre on short pieces.
+
+    Forward is the mixture from the law at 0, backward the law at 0 from the mixture.
+    """
+    with mp.workdps(30):
+        b, q, a, s = (mp.mpf(value) for value in (beta, rate, order, shift))
+
+        def integrand(x: mp.mpf) -> mp.mpf:
+            without = -(abs(x) ** b)
+            ratio = 1 - q + q * mp.exp(-(abs(x - s) ** b) - without)
+            return mp.exp(without) * ratio ** (a if forward else 1 - a)
+
+        far = mp.mpf(75) ** (1 / b)
+        points = {-far - s, mp.mpf(0), s / 2, s, s + far}
+        if beta > 1:  # the far peak of (law at s)^a / (law at 0)^(a-1)
+            peak = s / (1 - ((a - 1) / a) ** (1 / (b - 1)))
+            width = 1 / mp.sqrt(b * (b - 1) * max(peak, 1) ** (b - 2))
+            points |= {peak + k * width for k in range(-16, 19, 2)}
+        points |= {mp.mpf(k) / 2 for k in range(-10, 11) if abs(k) / 2 < far}
+        # tanh-sinh where the integrand has a kink at an end
+        return mp.log(mp.quad(integrand, sorted(points)) / (2 * mp.gamma(1 + 1 / b)))
+
+
+def dense(beta: float, rate: float, order: float, shift: float) -> float:
+    """log(E (mixture / law)^order - 1) by a fine trapezoid over the whole line, to about 1e-6."""
+    far = max(75 ** (1 / beta), 1.0)
+    top = shift + far
+    if beta > 1:
+        peak = shift / (1 - ((order - 1) / order) ** (1 / (beta - 1)))
+        top = max(top, peak + far * max(1.0, peak ** (1 - beta / 2)))
+    x = np.concatenate(
+        [
+            np.linspace(-far, 0, 50_001),
+            np.linspace(0, shift, 50_001)[1:],
+            np.linspace(shift, top, 400_001)[1:],
+        ]
+    )
+    loss = np.abs(x) ** beta - np.abs(x - shift) ** beta
+    log_ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + loss) if rate < 1 else loss
+    power = order * log_ratio
+    w = rate * np.expm1(np.minimum(loss, 700.0))
+    with np.errstate(divide="ignore"):
+        tiny = np.abs(order * w) < 1e-4
+        small = np.log(order * (order - 1) / 2) + 2 * np.log(np.abs(w)) + (order - 2) / 3 * w
+        large = np.log(np.maximum(np.expm1(np.minimum(power, 500.0)) - order * w, 1e-300))
+        log_moment_minus_one = (
+            np.where(tiny, small, np.where(power > 500, power, large)) - np.abs(x) ** beta
+        )
+    middle = np.logaddexp(log_moment_minus_one[1:], log_moment_minus_one[:-1]) - math.log(2)
+    area = np.logaddexp.reduce(middle + np.log(np.diff(x)))
+    return float(area - math.log(2) - math.lgamma(1 + 1 / beta))
+
+
+CASES = [
+    (1.0, 0.3, 2.5, 0.7),
+    (1.25, 1.0, 1.3, 1.1),
+    (1.5, 1.0, 8.0, 0.2),
+    (1.75, 0.01, 32.0, 0.5),
+    (2.0, 0.5, 3.5, 0.3),
+    (2.33, 1.0, 16.0, 0.3),
+    (2.33, 0.3, 3.5, 2.2),
+    (3.0, 0.02, 4.0, 0.4),
+    (4.0, 1.0, 2.0, 0.1),
+]
+
+
+@pytest.mark.parametrize(("beta", "rate", "order", "shift"), CASES)
+def test_the_quadrature_is_above_the_integral_and_close(
+    beta: float, rate: float, order: float, shift: float
+) -> None:
+    found = float(log_moment_minus_one(beta, rate, np.array([order]), np.array([shift]))[0])
+    with mp.workdps(30):
+        truth = float(mp.log(mp.expm1(exact(beta, rate, order, shift))))
+    assert truth <= found <= truth + 1e-9
+
+
+@given(beta=BETAS, rate=RATES, order=ORDERS, shift=SHIFTS)
+@settings(max_examples=60, deadline=None)
+def test_the_quadrature_agrees_with_a_fine_trapezoid(
+    beta: float, rate: float, order: float, shift: float
+) -> None:
+    found = float(log_moment_minus_one(beta, rate, np.array([order]), np.array([shift]))[0])
+    assert found == pytest.approx(dense(beta, rate, order, shift), rel=1e-5, abs=1e-5)
+
+
+@given(
+    beta=BETAS, rate=RATES, order=ORDERS, shift=SHIFTS, where=st.floats(-3, 1), seed=st.integers(0, 99)
+)
+@settings(max_examples=150, deadline=None)
+def test_the_certificate_bounds_the_integrand_on_a_complex_disc(
+    beta: float, rate: float, order: float, shift: float, where: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    side = rng.choice([-1.0, 1.0])
+    u = 10**where if side > 0 else shift / 2 * rng.uniform(0.01, 0.99)
+    reach = u * rng.uniform(0.001, 0.8)
+    if side < 0:
+        reach = min(reach, (shift - u) * 0.8)
+    one = np.ones(1)
+    integrand = Integrand(beta, rate, order * one, shift * one, side * one)
+    with np.errstate(all="ignore"):
+        bound = float(integrand.log_largest(u * one, reach * one)[0])
+    with mp.workdps(80):
+        angles = rng.uniform(0, 2 * math.pi, 20)
+        for angle in angles:
+            z = mp.mpf(u) + mp.mpf(reach) * mp.expj(angle)
+            near, far = z ** mp.mpf(beta), (mp.mpf(shift) + side * z) ** mp.mpf(beta)
+            ratio = mp.exp(far - near)
+
+            def g(w: mp.mpc) -> mp.mpc:
+                return (1 + w) ** mp.mpf(order) - 1 - mp.mpf(order) * w
+
+            value = mp.exp(-far) * (g(rate * (ratio - 1)) + ratio * g(rate * (1 / ratio - 1)))
+            if value != 0 and not math.isinf(bound):
+                assert mp.log(abs(value)) <= bound + 1e-9
+
+
+@pytest.mark.parametrize("beta", [1.0, 1.3, 2.0, 2.33, 4.0])
+def test_closed_forms_and_both_directions(beta: float) -> None:
+    for order, shift, scale in [(1.5, 0.3, 1.0), (2, 1.0, 3.0), (7.5, 0.7, 2.0)]:
+        found = float(profile(NoiseDensity(beta=beta, scale=scale), order, shift))
+        truth = float(exact(beta, 1.0, order, shift / scale) / (order - 1))
+        assert truth <= found <= truth * (1 + 1e-8)
+    # the two directions are one another's mirror image
+    backward = exact(beta, 1.0, 2.0, 0.4, forward=False)
+    assert float(backward) == pytest.approx(float(exact(beta, 1.0, 2.0, 0.4)), rel=1e-12)
+
+
+@given(order=ORDERS, shift=SHIFTS)
+@settings(max_examples=50, deadline=None)
+def test_the_closed_forms_agree_with_the_quadrature(order: float, shift: float) -> None:
+    for beta in (1.0, 2.0):
+        law = NoiseDensity(beta=beta, scale=1.0)
+        excess = float(log_moment_minus_one(beta, 1.0, np.array([order]), np.array([shift]))[0])
+        assert np.logaddexp(0, excess) / (order - 1) == pytest.approx(
+            float(profile(law, order, shift)), rel=1e-9
+        )
+
+
+def test_beta_two_is_the_normal_law() -> None:
+    assert float(profile(NoiseDensity(beta=2, scale=3 * math.sqrt(2)), 5, 1.0)) == pytest.approx(5 / 18)
+
+
+@given(beta=BETAS, order=ORDERS, shift=SHIFTS, more=st.floats(0, 1))
+@settings(max_examples=60, deadline=None)
+def test_it_grows_with_order_and_shift_and_is_convex_in_the_shift(
+    beta: float, order: float, shift: float, more: float
+) -> None:
+    law, slack = NoiseDensity(beta=beta, scale=1.0), 1 + 1e-8
+    at = profile(law, order, np.array([shift, shift * (1 + more / 2), shift * (1 + more)]))
+    assert at[0] <= at[2] * slack
+    assert at[1] <= (at[0] + at[2]) / 2 * slack
+    assert at[0] <= profile(law, order * (1 + more), shift) * slack
+    assert profile(law, order, -shift) == at[0]
+
+
+@given(beta=BETAS, rate=SOME_RATES, order=ORDERS, small=st.floats(-6, -0.5))
+@settings(max_examples=60, deadline=None)
+def test_the_quadratic_bound_with_sampling(beta: float, rate: float, order: float, small: float) -> None:
+    law = NoiseDensity(beta=beta, scale=2.0)
+    reach = 10**small * law.scale / beta / max(order, 4 - order)
+    bound = float(curvature(law, rate, np.array([order]), np.array([reach]))[0])
+    for part in (1.0, 0.3):
+        excess = log_moment_minus_one(
+            beta, rate, np.array([order]), np.array([part * reach / law.scale])
+        )
+        cost = float(np.logaddexp(0, excess[0])) / (order - 1)
+        assert cost <= bound * (part * reach) ** 2 * (1 + 1e-9)
+    if small < -3:
+        assert bound == pytest.approx(order * rate**2 * law.fisher / 2, rel=5e-3)
+
+
+@pytest.mark.parametrize("beta", [1.0, 1.25, 2.33, 4.0, 12.0])
+@pytest.mark.parametrize("order", [1.03, 1.5, 2.0, 10.0, 32.0])
+def test_the_quadratic_bound_is_of_second_order(beta: float, order: float) -> None:
+    law = NoiseDensity(beta=beta, scale=1.0)
+    limit = order * law.fisher / 2
+    for reach in (nearly_quadratic(law, 1.0, order), 0.3 / beta / (order - 0.5)):
+        bound = float(curvature(law, 1.0, np.array([order]), np.array([reach]))[0])
+        for part in (1.0, 0.1):
+            assert exact(beta, 1.0, order, part * reach) <= (order - 1) * bound * (part * reach) ** 2
+    near = np.array([nearly_quadratic(law, 1.0, order)])
+    assert curvature(law, 1.0, np.array([order]), near)[0] == pytest.approx(limit, rel=6e-5)
+
+
+@pytest.mark.parametrize("beta", [2.0, 2.33, 4.0, 12.0])
+@pytest.mark.parametrize("order", [1.03, 2.0, 10.0])
+def test_the_least_bend_is_below_the_second_derivative(beta: float, order: float) -> None:
+    law, step = NoiseDensity(beta=beta, scale=1.0), 1e-5
+    for reach in (0.01 / beta, 0.1 / beta, 1 / beta):
+        least = order * (order - 1) * least_bend(law, reach)
+        for part in (0.02, 0.5, 1.0):
+            below, at, above = (
+                mp.exp(exact(beta, 1.0, order, part * reach + k * step)) for k in (-1, 0, 1)
+            )
+            bend = (above - 2 * at + below) / step**2
+            assert least <= bend * (1 + 1e-8)
+    # and no factor too low: 2% more is seen
+    reach = 0.01 / beta / order
+    below, at, above = (mp.exp(exact(beta, 1.0, order, reach + k * reach / 100)) for k in (-1, 0, 1))
+    bend = (above - 2 * at + below) / (reach / 100) ** 2
+    assert 1.02 * order * (order - 1) * least_bend(law, reach) > bend
+    assert least_bend(NoiseDensity(beta=1.9, scale=1.0), reach) == 0
+
+
+def test_nothing_overflows() -> None:
+    orders, shifts = np.array([1.0001, 2, 64, 1e4, 1e6])[:, None], np.array([0, 1e-12, 1e-3, 1, 1e3])
+    for beta in (1.0, 1.2, 2.0, 3.0):
+        found = profile(NoiseDensity(beta=beta, scale=1.0), orders, shifts)
+        assert np.isfinite(found).all()
+        assert (found[:, 0] == 0).all()
+        assert (np.diff(found, axis=1) > 0).all()
+        assert (np.diff(found, axis=0) >= -1e-8 * found[1:]).all()
+    assert (profile(NoiseDensity(beta=40.0, scale=1.0), 1e6, 1e3) > 1e300).all()
+
+
+def test_sixty_orders_take_a_fifth_of_a_second() -> None:
+    orders = np.concatenate([np.linspace(1.05, 2, 10), np.arange(3, 53)])
+    for beta in (1.4, 2.6):
+        began = time.perf_counter()
+        profile(NoiseDensity(beta=beta, scale=1.7), orders, 0.43)
+        assert time.perf_counter() - began < 0.2
+
+
+@pytest.mark.parametrize("order", [1, 0.5, math.inf, math.nan])
+def test_orders_must_exceed_one(order: float) -> None:
+    with pytest.raises(
+        InvalidValue, match=r"orders=.* must be a finite number > 1: Rényi.* Pass e\.g\."
+    ):
+        profile(NoiseDensity(beta=2, scale=1), [2, order], 1.0)
+
+
+def test_other_bad_input() -> None:
+    with pytest.raises(InvalidValue, match=r"shifts=.*inf.*finite.*Pass e\.g\. shifts=1"):
+        profile(NoiseDensity(beta=2, scale=1), 2, math.inf)
+    with pytest.raises(InvalidValue, match=r"beta=0\.5 must be .* >= 1.*log-concave.*Pass e\.g\."):
+        NoiseDensity(beta=0.5, scale=1)
+    with pytest.raises(InvalidValue, match=r"scale=0 must be .* > 0.*nothing is private"):
+        NoiseDensity(beta=2, scale=0)

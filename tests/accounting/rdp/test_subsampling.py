@@ -1,0 +1,125 @@
+"""Input sampling: both directions, on discrete pairs of laws where every sum is exact."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.rdp.subsampling import AdjacentPair, subsampled_rdp
+from hush.core.errors import InvalidValue
+
+HIGHEST = 9
+ORDERS = np.arange(2, HIGHEST + 1)
+RATES = st.floats(-2, -0.02).map(lambda power: 10**power)
+
+
+def divergence(first: Array, second: Array) -> Array:
+    """D_a at the orders 2, 3, ... of one discrete law from another."""
+    log_ratio = np.log(first) - np.log(second)
+    return np.array([np.log(second @ np.exp(a * log_ratio)) / (a - 1) for a in ORDERS])
+
+
+def covers(bound: Array, without: Array, with_record: Array, rate: float) -> bool:
+    """Whether the bound is above both directions of the sampled pair."""
+    mixed = (1 - rate) * without + rate * with_record
+    larger = np.maximum(divergence(mixed, without), divergence(without, mixed))
+    return bool((bound >= larger * (1 - 1e-9) - 1e-14).all())
+
+
+def base(without: Array, with_record: Array) -> Array:
+    there, back = divergence(with_record, without), divergence(without, with_record)
+    larger: Array = np.maximum(np.maximum(there, back), 0)
+    return larger
+
+
+def swapped_pair(rng: np.random.Generator, size: int) -> tuple[Array, Array]:
+    """A random law on an even number of points, and its mirror image."""
+    without = rng.dirichlet(np.full(2 * size, rng.choice([0.3, 1.0, 5.0]))) + 1e-6
+    without /= without.sum()
+    return without, without[::-1]
+
+
+@given(seed=st.integers(0, 10**6), size=st.integers(1, 4), rate=RATES)
+@settings(max_examples=150, deadline=None)
+def test_a_swapped_pair(seed: int, size: int, rate: float) -> None:
+    without, with_record = swapped_pair(np.random.default_rng(seed), size)
+    bound = subsampled_rdp(base(without, with_record), rate, AdjacentPair.SWAPPED)
+    assert covers(bound, without, with_record, rate)
+    mixed = (1 - rate) * without + rate * with_record
+    assert bound == pytest.approx(divergence(mixed, without), rel=1e-6, abs=1e-12)
+    ratio = with_record / without
+    for odd in (3, 5, 7):
+        assert without @ (ratio - 1) ** odd >= -1e-9 * (without @ np.abs(ratio - 1) ** odd)
+
+
+@given(seed=st.integers(0, 10**6), size=st.integers(1, 2), rate=RATES, coordinate=RATES)
+@settings(max_examples=150, deadline=None)
+def test_sampled_coordinates(seed: int, size: int, rate: float, coordinate: float) -> None:
+    rng = np.random.default_rng(seed)
+    without, with_record = np.ones(1), np.ones(1)
+    for _ in range(rng.integers(1, 5)):
+        one, mirrored = swapped_pair(rng, size)
+        without = np.outer(without, one).ravel()
+        there = (1 - coordinate) * one + coordinate * mirrored
+        with_record = np.outer(with_record, there).ravel()
+    bound = subsampled_rdp(base(without, with_record), rate, AdjacentPair.POSITIVE)
+    assert covers(bound, without, with_record, rate)
+    ratio = with_record / without
+    for odd in (3, 5, 7, 9):
+        assert without @ (ratio - 1) ** odd >= -1e-9 * (without @ np.abs(ratio - 1) ** odd)
+
+
+def any_pair(rng: np.random.Generator) -> tuple[Array, Array]:
+    size = int(rng.integers(2, 5))
+    laws = [rng.dirichlet(np.full(size, rng.choice([0.2, 1.0, 5.0]))) + 1e-5 for _ in "ab"]
+    return laws[0] / laws[0].sum(), laws[1] / laws[1].sum()
+
+
+@given(seed=st.integers(0, 10**6), rate=RATES)
+@settings(max_examples=300, deadline=None)
+def test_any_pair(seed: int, rate: float) -> None:
+    without, with_record = any_pair(np.random.default_rng(seed))
+    assert covers(
+        subsampled_rdp(base(without, with_record), rate, AdjacentPair.ANY), without, with_record, rate
+    )
+
+
+def test_a_base_of_one_direction_alone_is_caught() -> None:
+    # the record makes one outcome a little likelier and the other ten times less likely
+    without, with_record = np.array([0.9, 0.1]), np.array([0.99, 0.01])
+    one = divergence(with_record, without)
+    assert not covers(subsampled_rdp(one, 0.5, AdjacentPair.SWAPPED), without, with_record, 0.5)
+    assert not covers(subsampled_rdp(one, 0.5, AdjacentPair.POSITIVE), without, with_record, 0.5)
+    both = base(without, with_record)
+    assert covers(subsampled_rdp(both, 0.5, AdjacentPair.ANY), without, with_record, 0.5)
+
+
+@given(rate=RATES, costs=st.lists(st.floats(0, 5), min_size=1, max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_less_sampling_costs_more_and_no_knowledge_most(rate: float, costs: list[float]) -> None:
+    grown = np.maximum.accumulate(costs)
+    swapped, positive, anything = (subsampled_rdp(grown, rate, pair) for pair in AdjacentPair)
+    assert (swapped <= positive).all()
+    assert (positive[1:] <= anything[1:]).all()
+    assert (subsampled_rdp(grown, rate / 2, AdjacentPair.SWAPPED) <= swapped * (1 + 1e-9)).all()
+    assert (swapped <= grown * (1 + 1e-9) + 1e-15).all()
+    assert subsampled_rdp(grown, 1.0, AdjacentPair.ANY) == pytest.approx(grown)
+
+
+def test_nothing_overflows() -> None:
+    found = subsampled_rdp(np.arange(2, 400) * 1e4, 1e-3, AdjacentPair.SWAPPED)
+    assert np.isfinite(found).all()
+    assert found[-1] == pytest.approx(399e4 + 399 / 398 * math.log(1e-3), rel=1e-9)
+    assert (subsampled_rdp(np.full(60, 1e-14), 1e-3, AdjacentPair.SWAPPED) > 0).all()
+
+
+def test_bad_input() -> None:
+    for rate in (0, -1, 1.5):
+        with pytest.raises(InvalidValue, match=r"rate=.* probability.*Pass e\.g\. rate"):
+            subsampled_rdp([1.0], rate, AdjacentPair.ANY)
+    for wrong in ([-1.0], [math.nan], 1.0):
+        with pytest.raises(InvalidValue, match=r"base=.*>= 0 at the orders 2, 3.*Pass e\.g\."):
+            subsampled_rdp(wrong, 0.1, AdjacentPair.ANY)

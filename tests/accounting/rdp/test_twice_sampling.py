@@ -1,0 +1,193 @@
+"""Plans of blocks and of sampled coordinates: what they are charged, against independent sums."""
+
+import math
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+
+import hush
+from hush.accounting.epsilon import delta as charged_delta
+from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.mechanism import SampledGaussian, grows_with_dimension, mechanism
+from hush.core.errors import InvalidValue, Unproved
+
+DELTA = 1e-5
+
+
+def plan(sampling: Any, clipping: Any, noise: Any) -> hush.Plan:
+    return hush.Plan(sampling=sampling, clipping=clipping, noise=noise)
+
+
+def printed(order: int, blocks: Any, q1: float, q2: float) -> float:
+    """Theorems 5.2, 5.4 and 5.6 as printed: `blocks` of (d0, largest shift over deviation)."""
+    mpmath.mp.dps = 40
+
+    def mixed(a: int, rate: float, log_moment: Any) -> Any:
+        terms = (
+            mpmath.binomial(a, v)
+            * (1 - mpmath.mpf(rate)) ** (a - v)
+            * mpmath.mpf(rate) ** v
+            * mpmath.exp(log_moment(v))
+            for v in range(a + 1)
+        )
+        return mpmath.log(mpmath.fsum(terms))
+
+    def coordinates(v: int) -> Any:
+        if v < 2:
+            return mpmath.mpf(0)
+        return mpmath.fsum(
+            d0 * mixed(v, q2, lambda k, shift=shift: k * (k - 1) * mpmath.mpf(shift) ** 2 / 2)
+            for d0, shift in blocks
+        )
+
+    return float(mixed(order, q1, coordinates) / (order - 1))
+
+
+@pytest.mark.parametrize("order", [2, 4, 8])
+@pytest.mark.parametrize(("q1", "q2"), [(0.06, 85 / 256), (0.3, 128 / 256), (1.0, 8 / 256)])
+def test_twice_sampling_is_charged_by_the_theorems(order: int, q1: float, q2: float) -> None:
+    sampling = hush.Twice(rate=q1, coordinate_rate=q2)
+    one = plan(sampling, hush.L2Linf(l2=2.0, linf=0.2), hush.Gaussian(multiplier=0.8))
+    wanted = printed(order, [(100, 0.2 / 1.6)], q1, q2)
+    assert hush.rdp(one, [order])[0] == pytest.approx(wanted, rel=2e-3)
+    assert hush.rdp(one, [order])[0] >= wanted * (1 - 1e-9)
+    two = plan(
+        sampling,
+        hush.Subspaces(ranks=(500, 4000), l2=(2.0, 1.0), linf=(0.5, 0.1)),
+        hush.BlockGaussian(multipliers=(1.5, 0.9)),
+    )
+    wanted = printed(order, [(16, 0.5 / 3.0), (100, 0.1 / 0.9)], q1, q2)
+    assert hush.rdp(two, [order])[0] == pytest.approx(wanted, rel=2e-3)
+    assert hush.rdp(two, [order])[0] >= wanted * (1 - 1e-9)
+
+
+def test_at_odd_orders_the_last_term_counts_twice_at_most() -> None:
+    # the remove direction: docs/guarantees/coordinate-wise.md, "Input sampling"
+    sampling = hush.Twice(rate=0.06, coordinate_rate=1 / 3)
+    one = plan(sampling, hush.L2Linf(l2=2.0, linf=0.2), hush.Gaussian(multiplier=0.8))
+    for order in (3, 7):
+        wanted = printed(order, [(100, 0.2 / 1.6)], 0.06, 85 / 256)
+        assert wanted < hush.rdp(one, [order])[0] < 1.6 * wanted
+
+
+def test_without_thinning_one_number_decides() -> None:
+    poisson = hush.Poisson(rate=0.1)
+    linf = plan(poisson, hush.Linf(norm=0.5), hush.Gaussian(multiplier=40.0))
+    assert mechanism(linf, 100) == SampledGaussian(0.1, 4.0)
+    cut = plan(poisson, hush.L2Linf(l2=1.0, linf=0.05), hush.Gaussian(multiplier=2.0))
+    assert mechanism(cut, 100) == SampledGaussian(0.1, 4.0), "the box is the smaller one"
+    assert mechanism(cut, None) == SampledGaussian(0.1, 2.0)
+    box = plan(poisson, hush.Box(bounds=(3.0, 4.0)), hush.Gaussian(multiplier=2.5))
+    assert mechanism(box, 2) == SampledGaussian(0.1, 2.0), "norm 5 and deviation 10"
+    blocks = hush.Subspaces(ranks=(10, 90), l2=(3.0, 4.0))
+    even = plan(poisson, blocks, hush.BlockGaussian(multipliers=(2.0, 2.0)))
+    assert mechanism(even).multiplier == pytest.approx(math.sqrt(2))  # type: ignore[union-attr]
+    plain = plan(poisson, blocks, hush.Gaussian(multiplier=2.0))
+    assert mechanism(plain).multiplier == pytest.approx(2.0)  # type: ignore[union-attr]
+    whole = plan(hush.Twice(rate=0.1, coordinate_rate=1.0), blocks, hush.Gaussian(multiplier=2.0))
+    assert mechanism(whole) == mechanism(plain)
+
+
+@pytest.mark.parametrize("coordinate_rate", [1 / 256, 1 / 3, 255 / 256])
+def test_thinning_never_costs_and_the_ends_agree(coordinate_rate: float) -> None:
+    clipping, noise = hush.L2Linf(l2=1.0, linf=0.3), hush.Gaussian(multiplier=1.0)
+    thinned = plan(hush.Twice(rate=0.05, coordinate_rate=coordinate_rate), clipping, noise)
+    found = hush.epsilon(thinned, steps=200, delta=DELTA).epsilon
+    whole = hush.epsilon(plan(hush.Poisson(rate=0.05), clipping, noise), 200, DELTA).epsilon
+    assert found.lower <= found.upper <= whole.upper
+    rate = 0.05 * hush.Coordinate(rate=coordinate_rate).rate
+    one = plan(hush.Poisson(rate=rate), hush.L2(norm=0.3), hush.Gaussian(multiplier=1 / 0.3))
+    assert found.lower >= (1 - 1e-6) * hush.epsilon(one, 200, DELTA).epsilon.lower
+    at = charged_delta({thinned: 200}, found.upper)
+    assert at.lower <= at.upper <= DELTA * (1 + 1e-6)
+
+
+def test_a_small_cap_pays_and_without_one_coordinates_are_records() -> None:
+    def cost(linf: float) -> float:
+        chosen = plan(
+            hush.Twice(rate=0.06, coordinate_rate=1 / 3),
+            hush.L2Linf(l2=1.0, linf=linf),
+            hush.Gaussian(multiplier=1.3),
+        )
+        return hush.epsilon(chosen, 500, DELTA).epsilon.upper
+
+    assert cost(0.05) < cost(0.1) < cost(0.3) < cost(1.0)
+    # one coordinate may carry all: rates multiply, and only the Rényi route tells it
+    plain = plan(hush.Poisson(rate=0.06 * 85 / 256), hush.L2(norm=1.0), hush.Gaussian(multiplier=1.3))
+    assert cost(1.0) >= hush.epsilon(plain, 500, DELTA).epsilon.upper
+
+
+def test_block_noise_is_calibrated_as_a_whole() -> None:
+    chosen = plan(
+        hush.Poisson(rate=0.02),
+        hush.Subspaces(ranks=(1000, 290898), l2=(2.5, 1.0)),
+        hush.BlockGaussian(multipliers=(1.0, 3.0)),
+    )
+    budget = hush.Budget(epsilon=2.0, delta=DELTA)
+    found = hush.calibrate(chosen, budget, steps=100)
+    first, second = found.noise.multipliers  # type: ignore[attr-defined]
+    assert second / first == pytest.approx(3.0)
+    assert 1.99 < hush.epsilon(found, 100, DELTA).epsilon.upper <= 2.0
+
+
+def test_a_cost_that_grows_with_the_dimension_is_on_the_ledger_with_it() -> None:
+    chosen = plan(hush.Poisson(rate=0.1), hush.Linf(norm=0.5), hush.Gaussian(multiplier=40.0))
+    assert grows_with_dimension(chosen)
+    ledger = Ledger()
+    ledger.charge(chosen, run="r", step=1, release="x", dimension=100)
+    wanted = hush.epsilon(chosen, steps=1, delta=DELTA, dimension=100)
+    assert ledger.epsilon(DELTA) == wanted
+    with pytest.raises(InvalidValue, match="needs the dimension"):
+        hush.epsilon(chosen, steps=1, delta=DELTA)
+    wider = hush.epsilon(chosen, steps=1, delta=DELTA, dimension=400).epsilon
+    assert wider.lower > 1.5 * wanted.epsilon.upper
+
+
+def test_what_nobody_has_proved_is_refused() -> None:
+    twice = hush.Twice(rate=0.1, coordinate_rate=0.5)
+    for clipping, noise in (
+        (hush.Lp(p=1.0, norm=1.0), hush.Laplace(multiplier=1.0)),
+        (hush.L2(norm=1.0), hush.GeneralizedGaussian(beta=3.0, multiplier=1.0)),
+        (hush.Lp(p=2.0, norm=1.0), hush.Gaussian(multiplier=1.0)),
+    ):
+        with pytest.raises(Unproved, match="Twice"):
+            mechanism(plan(twice, clipping, noise))
+    for noise in (hush.Laplace(multiplier=1.0), hush.GeneralizedGaussian(beta=2.0, multiplier=1.0)):
+        with pytest.raises(Unproved, match="Linf"):
+            mechanism(plan(hush.Poisson(rate=0.1), hush.Linf(norm=1.0), noise), 10)
+    three = hush.BlockGaussian(multipliers=(1.0, 1.0, 1.0))
+    with pytest.raises(InvalidValue, match="must have 2 numbers"):
+        hush.epsilon(plan(twice, hush.Subspaces(ranks=(1, 2), l2=(1.0, 1.0)), three), 1, DELTA)
+
+
+def test_halving_d0_would_be_noticed() -> None:
+    """What a broken charge would say: half as many coordinates at the cap."""
+    chosen = plan(
+        hush.Twice(rate=0.3, coordinate_rate=0.5),
+        hush.L2Linf(l2=2.0, linf=0.2),
+        hush.Gaussian(multiplier=0.8),
+    )
+    assert np.all(hush.rdp(chosen, [4])[0] > 1.3 * printed(4, [(50, 0.2 / 1.6)], 0.3, 0.5))
+
+
+def test_block_noise_needs_blocks_that_say_their_size() -> None:
+    """What runs would depend on the number of parameters, and the ledger charges for any or the most."""
+    sampling, noise = hush.Twice(rate=0.1, coordinate_rate=0.25), hush.BlockGaussian(multipliers=(1.0,))
+
+    def cost(size: int) -> float:
+        return float(hush.rdp(plan(sampling, hush.Box(bounds=((size, 0.1),)), noise), [4])[0])
+
+    # fewer numbers under noise for their own longest change cost more, and L2Linf is charged for any
+    capped = hush.L2Linf(l2=1.0, linf=0.1)
+    as_charged = float(hush.rdp(plan(sampling, capped, hush.Gaussian(multiplier=1.0)), [4])[0])
+    assert cost(1) > 1.5 * as_charged
+    assert cost(4) > 1.1 * as_charged
+    assert cost(100) == pytest.approx(as_charged, rel=1e-3)
+    for clipping in (capped, hush.Linf(norm=0.1)):
+        with pytest.raises(Unproved, match="BlockGaussian"):
+            hush.rdp(plan(sampling, clipping, noise), [4], dimension=4)
+    budget = hush.Budget(epsilon=1.0, delta=DELTA)
+    one = plan(sampling, capped, hush.Gaussian(multiplier=1.0))
+    assert isinstance(hush.fit_noise(one, budget, steps=10).noise, hush.Gaussian)

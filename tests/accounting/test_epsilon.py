@@ -1,0 +1,207 @@
+"""The public questions: what a step costs, what many cost."""
+
+import numpy as np
+import pytest
+
+import hush
+from hush.accounting.epsilon import compose, delta, epsilon, rdp, upper_epsilon
+from hush.accounting.mechanism import SampledGaussian
+from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
+from hush.accounting.rdp.gaussian import ORDERS, divergence, rdp_to_epsilon
+from hush.core.errors import InvalidValue
+from hush.core.parts import Sampling
+
+
+def plan(rate: float = 0.01, norm: float = 1.0, multiplier: float = 1.0) -> hush.Plan:
+    return hush.Plan(
+        sampling=hush.Poisson(rate=rate),
+        clipping=hush.L2(norm=norm),
+        noise=hush.Gaussian(multiplier=multiplier),
+    )
+
+
+def test_epsilon_is_a_full_statement() -> None:
+    found = epsilon(plan(), steps=10_000, delta=1e-5, dimension=10)
+    assert found.epsilon.lower <= 6.18775 + 1e-4
+    assert found.epsilon.upper == pytest.approx(6.18775, abs=1e-3)
+    assert (found.delta, found.notion, found.basis) == (1e-5, "dp", "proved")
+    assert found.neighbours is hush.Neighbours.ZERO_OUT
+    assert not found.sensitive
+
+
+def test_no_steps_cost_nothing() -> None:
+    assert epsilon(plan(), steps=0, delta=1e-5).epsilon == hush.Bound(lower=0.0, upper=0.0)
+    assert compose({}, 1e-5).epsilon == hush.Bound(lower=0.0, upper=0.0)
+
+
+def test_steps_of_equal_plans_add_up_exactly() -> None:
+    split = {plan(): 300, plan(norm=2.0): 700}
+    assert compose(split, 1e-5) == epsilon(plan(), steps=1000, delta=1e-5)
+
+
+def test_steps_of_different_plans_compose() -> None:
+    cheap, dear = plan(multiplier=2.0), plan(multiplier=0.8)
+    mixed = compose({cheap: 500, dear: 500}, 1e-5).epsilon
+    assert epsilon(cheap, steps=1000, delta=1e-5).epsilon.upper < mixed.lower
+    assert mixed.upper < epsilon(dear, steps=1000, delta=1e-5).epsilon.lower
+
+
+@pytest.mark.parametrize("steps", [-1, 1.5, float("nan"), "many", True])
+def test_steps_must_be_whole(steps: object) -> None:
+    with pytest.raises(InvalidValue, match="whole number >= 0"):
+        epsilon(plan(), steps=steps, delta=1e-5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, float("nan")])
+def test_delta_must_be_a_small_probability(delta: float) -> None:
+    with pytest.raises(InvalidValue, match="delta="):
+        epsilon(plan(), steps=1, delta=delta)
+
+
+def test_rdp_has_one_value_per_order() -> None:
+    values = rdp(plan(), orders=[2, 2.5, 64], dimension=3)
+    assert values.shape == (3,)
+    assert (np.diff(values) > 0).all()
+    assert rdp(plan(norm=9.0), [2]) == rdp(plan(), [2])
+
+
+def other(noise: hush.Laplace | hush.GeneralizedGaussian, p: float, rate: float = 1.0) -> hush.Plan:
+    sampling = hush.FullBatch() if rate == 1 else hush.Poisson(rate=rate)
+    clipping = hush.L2(norm=1.0) if p == 2 else hush.Lp(p=p, norm=1.0)
+    return hush.Plan(sampling=sampling, clipping=clipping, noise=noise)
+
+
+LAPLACE = hush.Laplace(multiplier=3.0)
+FLAT = hush.GeneralizedGaussian(beta=3.0, multiplier=5.0)
+
+
+def test_laplace_noise_in_l1_is_pure() -> None:
+    for steps in (1, 20):
+        assert epsilon(other(LAPLACE, 1), steps=steps, delta=1e-9).epsilon.upper <= steps / 3 * (
+            1 + 1e-3
+        )
+    assert epsilon(other(LAPLACE, 1), steps=0, delta=1e-5).epsilon == hush.Bound(lower=0.0, upper=0.0)
+
+
+def one_hot_delta(noise: hush.Laplace | hush.GeneralizedGaussian, rate: float, at: float) -> float:
+    """The hockey-stick divergence of one step and a change in one coordinate, by integration."""
+    plain = noise.to_plain()
+    beta, scale = plain.get("beta", 1.0), plain["multiplier"]
+    x = np.linspace(-40 * scale, 40 * scale + 1, 2_000_001)
+    without, moved = (np.exp(-(np.abs((x - shift) / scale) ** beta)) for shift in (0.0, 1.0))
+    weight = 1 / without.sum()
+    present = (1 - rate) * without + rate * moved
+    both = ((present, without), (without, present))
+    return float(max(np.maximum(a - np.exp(at) * b, 0).sum() * weight for a, b in both))
+
+
+@pytest.mark.parametrize(("noise", "p"), [(LAPLACE, 1), (FLAT, 2)])
+@pytest.mark.parametrize("rate", [1.0, 0.1])
+def test_a_change_in_one_coordinate_is_covered_and_a_smaller_charge_is_not(
+    noise: hush.Laplace | hush.GeneralizedGaussian, p: float, rate: float
+) -> None:
+    upper = epsilon(other(noise, p, rate), steps=1, delta=1e-3).epsilon.upper
+    assert one_hot_delta(noise, rate, upper) <= 1e-3
+    lower = epsilon(other(noise, p, rate), steps=1, delta=1e-3).epsilon.lower
+    assert one_hot_delta(noise, rate, lower) >= 1e-3 * (1 - 1e-3)
+    assert one_hot_delta(noise, rate, 0.2 * upper) > 1e-3, "the check would notice"
+
+
+def test_plans_of_all_kinds_compose() -> None:
+    counts = {plan(): 1000, other(LAPLACE, 1, rate=0.01): 100, other(FLAT, 2): 1}
+    together = compose(counts, 1e-5).epsilon
+    alone = compose({plan(): 1000}, 1e-5).epsilon
+    assert alone.upper < together.lower < together.upper
+    bound = delta(counts, together.upper)
+    assert bound.lower <= bound.upper <= 1e-5 * (1 + 1e-9)
+
+
+def test_an_l_p_above_two_needs_the_dimension_and_costs_more_in_a_larger_one() -> None:
+    flat = other(hush.GeneralizedGaussian(beta=4.0, multiplier=3.0), 4)
+    with pytest.raises(InvalidValue, match=r"needs the dimension.*clip with L2"):
+        rdp(flat, [2.0])
+    one, many = (float(rdp(flat, [2.0], dimension=d)[0]) for d in (1, 1000))
+    assert many / one == pytest.approx(14.4, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "steps"),
+    [(0.01, 1.0, 10_000), (0.001, 0.6, 1000), (0.2, 4.0, 20), (1.0, 10.0, 500), (1.0, 0.3, 5)],
+)
+def test_more_orders_change_nothing(rate: float, multiplier: float, steps: int) -> None:
+    orders, denser = WHOLE_ORDERS, np.arange(2.0, 1025)
+    if rate == 1:
+        orders, denser = ORDERS, np.sort(np.append(ORDERS, (ORDERS[1:] + ORDERS[:-1]) / 2))
+    step = SampledGaussian(rate, multiplier)
+    ends = [rdp_to_epsilon(steps * divergence(step, each), each, 1e-5) for each in (orders, denser)]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("beta", "multiplier"),
+    [(50.0, 1e-3), (12.0, 5e-3), pytest.param(8.0, 1e-3, marks=pytest.mark.slow)],
+)
+def test_too_little_noise_is_never_free(beta: float, multiplier: float) -> None:
+    """Divergences beyond any number must not come out as NaN, and NaN not as nothing."""
+    bare = other(hush.GeneralizedGaussian(beta=beta, multiplier=multiplier), 2, rate=0.1)
+    assert not np.isnan(rdp(bare, [2.0, 3.0, 64.0], dimension=1)).any()
+    assert epsilon(bare, steps=3, delta=1e-5, dimension=1).epsilon.upper > 1e5
+    drawn = 1 - 0.9**3
+    assert delta({bare: 3}, 0.0, dimension=1).upper == pytest.approx(drawn, rel=1e-3)
+
+
+def test_sampling_is_never_charged_more_than_none() -> None:
+    flat = hush.GeneralizedGaussian(beta=4.0, multiplier=2.0)
+    costs = [
+        epsilon(other(flat, 2, rate=q), steps=100, delta=1e-5).epsilon.upper for q in (0.1, 0.99, 1.0)
+    ]
+    assert costs == sorted(costs)
+
+
+def test_a_record_that_is_hardly_ever_drawn_costs_nothing() -> None:
+    rare = other(hush.GeneralizedGaussian(beta=4.0, multiplier=2.0), 2, rate=1e-9)
+    assert epsilon(rare, steps=100, delta=1e-5).epsilon == hush.Bound(lower=0.0, upper=0.0)
+
+
+@pytest.mark.parametrize("orders", [[], [[2.0, 3.0]], [np.inf], [np.nan], [1.0], [1e7]])
+@pytest.mark.parametrize("rate", [1.0, 0.1])
+def test_orders_are_a_list_of_numbers_above_one(orders: list[float], rate: float) -> None:
+    with pytest.raises(InvalidValue, match=r"orders=.* must be"):
+        rdp(other(FLAT, 2, rate=rate), orders)
+
+
+@pytest.mark.parametrize(
+    "sampling", [hush.Coordinate(rate=0.5), hush.Twice(rate=0.1, coordinate_rate=0.5)]
+)
+def test_next_to_no_noise_on_sampled_coordinates_costs_next_to_everything(sampling: Sampling) -> None:
+    bare = hush.Plan(
+        sampling=sampling, clipping=hush.L2Linf(l2=1.0, linf=0.5), noise=hush.Gaussian(multiplier=1e-12)
+    )
+    # a change of one norm is 1e12 deviations: order times its square over 2, but for sampling
+    assert (rdp(bare, [2.0, 8.0]) > 0.1 * np.array([1e24, 4e24])).all()
+    assert epsilon(bare, steps=3, delta=1e-5).epsilon.upper > 1e23
+
+
+def test_no_order_is_left_out_that_would_lower_epsilon() -> None:
+    """At odd orders the bound of sampled coordinates lies higher than at the even ones beside them."""
+    sampled = hush.Plan(
+        sampling=hush.Twice(rate=0.95, coordinate_rate=0.5),
+        clipping=hush.L2Linf(l2=1.0, linf=0.1),
+        noise=hush.Gaussian(multiplier=17.3),
+    )
+    found = epsilon(sampled, steps=470, delta=2e-9, dimension=5000).epsilon.upper
+    every = 470 * rdp(sampled, WHOLE_ORDERS, dimension=5000)
+    assert found <= rdp_to_epsilon(every, WHOLE_ORDERS, 2e-9) * (1 + 1e-12)
+
+
+def test_an_upper_bound_alone_is_that_of_both() -> None:
+    vector = hush.Plan(
+        sampling=hush.Poisson(rate=0.1),
+        clipping=hush.L2(norm=1.0),
+        noise=hush.GeneralizedGaussian(beta=3.0, multiplier=4.0),
+    )
+    for each in (plan(), vector):
+        whole = compose({each: 50}, 1e-5, 100).epsilon
+        assert upper_epsilon({each: 50}, 1e-5, 100) == whole.upper
+        assert upper_epsilon({each: 50}, 1e-5, 100, ceiling=2 * whole.upper) == whole.upper
+    assert upper_epsilon({plan(multiplier=0.01): 50}, 1e-5, ceiling=10.0) == np.inf

@@ -1,0 +1,184 @@
+"""Filters against the exact law of all courses of events, and rules that only look like filters."""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+import hush
+from hush.accounting.filters import RenyiFilter, individual_gaussian_rdp
+from hush.core.errors import InvalidValue, Unproved
+
+STEPS, SCALE, ORDERS = 5, 1.0, [2.0, 6.0]
+PLAN = hush.Plan(
+    sampling=hush.FullBatch(), clipping=hush.Linf(norm=3.0), noise=hush.StochasticSign(scale=SCALE)
+)
+Past = tuple[int, ...]
+Location = Callable[[Past], float | None]
+"""The sum that the next sign is drawn around, by what was released before; None: no more is released."""
+
+
+def law(location: Callable[[], Location]) -> dict[Past, float]:
+    """The probability of every course of events; a filter is made anew for each, as it would be run."""
+    found: dict[Past, float] = {}
+    for signs in itertools.product((-1, 1), repeat=STEPS):
+        run, chance = location(), 1.0
+        past: Past = ()
+        for sign in signs:
+            at = run(past)
+            if at is None:
+                break
+            chance *= float(norm.cdf(sign * at / SCALE))
+            past = (*past, sign)
+        found[past] = chance
+    assert sum(found.values()) == pytest.approx(1.0)
+    return found
+
+
+def divergence(p: dict[Past, float], q: dict[Past, float], order: float) -> float:
+    if any(chance and not q.get(past) for past, chance in p.items()):
+        return math.inf
+    return math.log(sum(p[x] ** order * q[x] ** (1 - order) for x in p)) / (order - 1)
+
+
+def largest(with_it: Callable[[], Location], without: Callable[[], Location]) -> list[float]:
+    p, q = law(with_it), law(without)
+    return [max(divergence(p, q, order), divergence(q, p, order)) for order in ORDERS]
+
+
+def gradient(record: int, past: Past) -> float:
+    """Records answer to what was released: the first is small and steady, the second large."""
+    mood = sum(past) + 0.5
+    return (0.6 if mood > 0 else -0.9) if record == 0 else math.copysign(1.2, mood)
+
+
+def realised(at: float, mine: float) -> np.ndarray:
+    return hush.individual_rdp(PLAN, [at], ORDERS, change=[-mine])[None]
+
+
+BUDGET = [0.5, 2.0]
+
+
+def test_watching_one_record_at_the_realised_location() -> None:
+    def watched() -> Location:
+        guard = RenyiFilter(orders=ORDERS, budget=BUDGET, knows="location")
+
+        def at(past: Past) -> float:
+            mine, others = gradient(0, past), gradient(1, past)
+            return others + (mine if guard.admit(realised(mine + others, mine))[0] else 0.0)
+
+        return at
+
+    def absent() -> Location:
+        return lambda past: gradient(1, past)
+
+    found = largest(watched, absent)
+    assert (np.array(found) <= BUDGET).all()
+    assert found[0] > 0.2 * BUDGET[0], "the record does take part"
+
+    def unwatched() -> Location:
+        return lambda past: gradient(0, past) + gradient(1, past)
+
+    assert largest(unwatched, absent)[0] > BUDGET[0], "without the filter the budget is exceeded"
+
+
+@pytest.mark.parametrize("removed", [0, 1])
+def test_everyone_s_own_filter(removed: int) -> None:
+    def run(present: tuple[int, ...]) -> Callable[[], Location]:
+        def make() -> Location:
+            guards = {k: RenyiFilter(orders=ORDERS, budget=[20.0, 60.0]) for k in present}
+
+            def at(past: Past) -> float:
+                sizes = {k: gradient(k, past) for k in present}
+                kept = [
+                    g
+                    for k, g in sizes.items()
+                    if guards[k].admit(individual_gaussian_rdp([abs(g)], SCALE, ORDERS))[0]
+                ]
+                return sum(kept)
+
+            return at
+
+        return make
+
+    found = largest(run((0, 1)), run((1 - removed,)))
+    assert (np.array(found) <= [20.0, 60.0]).all()
+    assert found[0] > 0.1
+
+
+def test_stopping_where_the_charge_says_so_tells_everything() -> None:
+    """A budget is not enough: the neighbour's run would not stop at the same step."""
+    costs = {at: hush.individual_rdp(PLAN, [at], ORDERS)[None] for at in (0.5, 2.0)}
+    budget = (costs[0.5] + costs[2.0])[0] / 2
+
+    def run(present: tuple[int, ...]) -> Callable[[], Location]:
+        def make() -> Location:
+            guard = RenyiFilter(orders=ORDERS, budget=budget, knows="location")
+
+            def at(past: Past) -> float | None:
+                location = 0.5 if len(present) == 1 else 2.0
+                return location if guard.admit(costs[location])[0] else None
+
+            return at
+
+        return make
+
+    assert math.isinf(largest(run((0, 1)), run((1,)))[0])
+
+
+def test_filters_for_all_that_look_at_the_location_exceed_their_budget() -> None:
+    """The second record's push comes and goes with the presence of the first, which has little."""
+    budgets = {0: [0.05, 0.5], 1: [0.93, 60.0]}
+
+    def run(present: tuple[int, ...]) -> Callable[[], Location]:
+        def make() -> Location:
+            guards = {
+                k: RenyiFilter(orders=ORDERS, budget=budgets[k], knows="location") for k in present
+            }
+
+            def at(past: Past) -> float:
+                total = sum(gradient(k, past) for k in present)
+                let = {k: guards[k].admit(realised(total, gradient(k, past)))[0] for k in present}
+                return sum(gradient(k, past) for k in present if let[k])
+
+            return at
+
+        return make
+
+    assert largest(run((0, 1)), run((1,)))[0] > 3 * budgets[0][0]
+
+
+def test_a_filter_of_many_records_that_knows_the_location_is_refused() -> None:
+    with pytest.raises(Unproved, match="which no noise hides"):
+        RenyiFilter(orders=[2], budget=[1], records=2, knows="location")
+
+
+def test_a_record_comes_back_for_a_step_it_can_afford() -> None:
+    guard = RenyiFilter(orders=[2.0], budget=[1.0], records=2)
+    assert guard.admit([[0.7], [0.2]]).tolist() == [True, True]
+    assert guard.admit([[0.7], [0.2]]).tolist() == [False, True]
+    assert guard.admit([[0.2], [0.2]]).tolist() == [True, True]
+    assert guard.odometer() == pytest.approx(np.array([[0.9], [0.6]]))
+
+
+def test_the_guarantee_is_the_budget_and_may_be_published() -> None:
+    guard = RenyiFilter(orders=[2.0, 8.0], budget=[0.5, 2.0])
+    before = guard.guarantee(1e-5)
+    guard.admit([[0.5, 2.0]])
+    assert guard.guarantee(1e-5) == before
+    assert before.notion == "dp"
+    assert not before.sensitive
+    # Canonne, Kamath and Steinke 2020, Proposition 12, at the better order
+    expected = 2.0 + math.log1p(-1 / 8) - math.log(1e-5 * 8) / 7
+    assert before.epsilon.upper == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("costs", [[[-0.1]], [[math.nan]], [[0.1], [0.1]]])
+def test_costs_are_costs(costs: list[list[float]]) -> None:
+    with pytest.raises(InvalidValue, match="costs of shape"):
+        RenyiFilter(orders=[2.0], budget=[1.0]).admit(costs)
+    with pytest.raises(InvalidValue, match="budget="):
+        RenyiFilter(orders=[2.0], budget=[0.0])

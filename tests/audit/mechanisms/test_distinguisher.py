@@ -1,0 +1,106 @@
+"""Runs side by side have the law of one run; the score is the likelihood ratio."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import hush
+from hush.audit.mechanisms import copies
+from hush.audit.mechanisms.distinguisher import clipped, log_ratio
+from hush.core.parts import Clipping, Noise, Sampling
+
+RUNS = 1000
+
+
+def plan(clipping: Clipping, noise: Noise, sampling: Sampling | None = None) -> hush.Plan:
+    return hush.Plan(sampling=sampling or hush.FullBatch(), clipping=clipping, noise=noise)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "touched", "deviations", "shift"),
+    [
+        (plan(hush.L2(norm=2.0), hush.Gaussian(multiplier=0.5)), 2, [1, 1], [2**0.5, 2**0.5]),
+        (
+            plan(hush.Box(bounds=(0.8, 0.6)), hush.BlockGaussian(multipliers=(1.0, 2.0))),
+            2,
+            [0.8, 1.2],
+            [0.8, 0.6],
+        ),
+        (
+            plan(
+                hush.Subspaces(ranks=(2, 1), l2=(1.0, 3.0)), hush.BlockGaussian(multipliers=(1.0, 2.0))
+            ),
+            3,
+            [1, 1, 6],
+            [0.5**0.5, 0.5**0.5, 3],
+        ),
+        (plan(hush.Linf(norm=0.5), hush.Gaussian(multiplier=2.0)), 2, [1, 1], [0.5, 0.5]),
+    ],
+    ids=["L2", "Box", "Subspaces", "Linf"],
+)
+def test_a_row_is_a_run_of_the_plan(
+    chosen: hush.Plan, touched: int, deviations: list[float], shift: list[float]
+) -> None:
+    draws = copies.released(chosen, touched=touched, runs=RUNS)
+    assert clipped(chosen, touched) == pytest.approx(np.array(shift), rel=1e-6)
+    for column, (deviation, moved) in enumerate(zip(deviations, shift, strict=True)):
+        for rows, place in ((draws.present, moved), (draws.absent, 0.0)):
+            law = stats.norm(place, deviation)
+            assert stats.kstest(rows[:, column], law.cdf).pvalue > 1e-4
+            assert stats.kstest(rows[:, column], stats.norm(place, 1.4 * deviation).cdf).pvalue < 1e-4
+    together = np.corrcoef(np.concatenate([draws.present[:-1], draws.present[1:]], 1).T)
+    assert np.abs(together - np.eye(len(together))).max() < 5 / RUNS**0.5, "rows tell nothing of others"
+
+
+def test_records_beside_move_the_place_in_both_worlds() -> None:
+    chosen = plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=0.01))
+    draws = copies.released(chosen, runs=50, others=-2)
+    assert draws.absent.mean() == pytest.approx(-2, abs=0.01)
+    assert draws.present.mean() == pytest.approx(-1, abs=0.01)
+
+
+def test_several_steps_are_several_columns() -> None:
+    chosen = plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=0.01), hush.Poisson(rate=0.5))
+    draws = copies.released(chosen, runs=400, steps=3)
+    taken = draws.present > 0.5
+    assert taken.shape == (400, 3)
+    assert len({tuple(row) for row in taken.tolist()}) == 8, "each step draws anew"
+    assert (np.abs(draws.absent) < 0.1).all()
+
+
+def test_the_score_against_a_sum_over_all_masks() -> None:
+    sampling = hush.Twice(rate=0.3, coordinate_rate=0.25)
+    chosen = plan(hush.L2Linf(l2=1.0, linf=0.6), hush.Gaussian(multiplier=0.7), sampling)
+    shift, noise = clipped(chosen, 2), stats.norm(0, 0.7)
+    outputs = np.random.default_rng(0).normal(size=(5, 4))
+
+    def density(step: np.ndarray) -> float:
+        total = 0.7 * float(np.prod(noise.pdf(step)))
+        for mask in itertools.product((0, 1), repeat=2):
+            chance = math.prod(0.25 if kept else 0.75 for kept in mask)
+            total += 0.3 * chance * float(np.prod(noise.pdf(step - mask * shift)))
+        return total
+
+    expected = [
+        sum(math.log(density(step) / float(np.prod(noise.pdf(step)))) for step in row.reshape(2, 2))
+        for row in outputs
+    ]
+    assert log_ratio(chosen, outputs, shift, np.zeros(2)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("beta", [1.0, 1.5, 3.0])
+def test_the_score_of_other_noise(beta: float) -> None:
+    noise = (
+        hush.Laplace(multiplier=1.5)
+        if beta == 1
+        else hush.GeneralizedGaussian(beta=beta, multiplier=1.5)
+    )
+    chosen = plan(hush.Lp(p=min(beta, 2.0), norm=2.0), noise)
+    law = stats.gennorm(beta, scale=3.0)
+    at = np.linspace(-5, 5, 7)[:, None]
+    expected = law.logpdf(at - 1.9 - 0.5)[:, 0] - law.logpdf(at - 0.5)[:, 0]
+    found = log_ratio(chosen, at, np.array([1.9]), np.array([0.5]))
+    assert found == pytest.approx(expected)

@@ -1,0 +1,172 @@
+"""The self-test: passes on what is charged, raises one message on what is not, and leaves no trace."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner, Result
+
+import hush
+from hush.audit import self_test
+from hush.cli.main import app
+from hush.core.errors import InvalidValue, Unsupported
+from hush.core.parts import Clipping, Noise, Release, Sampling
+from hush.core.plan import Plan
+from hush.training.loop import Run
+from tests.audit import sabotage
+
+RECORDS = 60
+SELECTIVE = hush.Selective(rate=0.5, clip=1e-2, multiplier=1.0, threshold=0.0)
+
+
+def records(seed: int = 0) -> tuple[Tensor, Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    return 3 * torch.randn(RECORDS, 8, generator=source), torch.arange(RECORDS) % 5
+
+
+def plan_of(
+    sampling: Sampling | None = None,
+    clipping: Clipping | None = None,
+    noise: Noise | None = None,
+    release: Release | None = None,
+) -> Plan:
+    return hush.Plan(
+        sampling=sampling or hush.Poisson(rate=0.2),
+        clipping=clipping or hush.L2(norm=1.0),
+        noise=noise or hush.Gaussian(multiplier=1.0),
+        release=release or hush.Always(),
+    )
+
+
+def step_of(plan: Plan, **given: Any) -> hush.PrivateStep:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Dropout(0.3), nn.Linear(8, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if not given.get("secure"):
+        given["generator"] = torch.Generator().manual_seed(1)
+    return hush.PrivateStep(
+        model, nn.CrossEntropyLoss(), optimizer, plan, records=RECORDS, physical_batch=16, **given
+    )
+
+
+PLANS = {
+    "plain": plan_of(),
+    "selective": plan_of(release=SELECTIVE),
+    "masks": plan_of(
+        sampling=hush.Twice(rate=0.5, coordinate_rate=0.5), clipping=hush.L2Linf(l2=1.0, linf=0.2)
+    ),
+    "bounded": plan_of(clipping=hush.Linf(norm=0.1), noise=hush.Rectified(scale=2.0, bound=9.0)),
+}
+
+
+def weights(step: hush.PrivateStep, steps: int) -> list[Tensor]:
+    for batch in step.batches(records(), steps=steps):
+        step(batch)
+    return [value.detach().clone() for value in step.model.parameters()]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_it_passes_and_the_run_is_the_one_without_it(name: str) -> None:
+    expected = weights(step_of(PLANS[name]), 3)
+    step = step_of(PLANS[name])
+    state = copy.deepcopy(step.state_dict())
+    self_test(step, records())
+    assert torch.equal(step.state_dict()["generator"], state["generator"])
+    assert not step.ledger.counts
+    assert step.update is None
+    found = weights(step, 3)
+    assert sum(step.ledger.counts.values()) == 3
+    assert all(map(torch.equal, found, expected))
+
+
+def test_it_passes_on_other_sources_and_in_public_bases() -> None:
+    self_test(step_of(plan_of(), secure=True), records())
+    self_test(step_of(plan_of(), arithmetic="assumed"), records())
+    subspaces = hush.Subspaces(ranks=(4, 41), l2=(1.0, 0.5), bases=hush.Principal(groups=1))
+    step = step_of(plan_of(clipping=subspaces), public=records(5))
+    self_test(step, records())
+
+
+QUICK = {
+    sabotage.a_quarter_of_the_noise,
+    sabotage.no_clipping_far_out,
+    sabotage.a_bare_number_in_a_buffer,
+    sabotage.a_quarter_of_the_noise_in_the_test,
+}
+BROKEN: list[tuple[sabotage.Sabotage, str]] = [
+    (sabotage.a_quarter_of_the_noise, "plain"),
+    (sabotage.noise_in_proportion_to_the_batch, "plain"),
+    (sabotage.reseeded_every_step, "plain"),
+    (sabotage.records_drawn_in_pairs, "plain"),
+    (sabotage.no_clipping_far_out, "plain"),
+    (sabotage.every_second_step_uncharged, "plain"),
+    (sabotage.a_bare_number_in_a_buffer, "plain"),
+    (sabotage.tested_on_the_training_batch, "selective"),
+    (sabotage.a_quarter_of_the_noise_in_the_test, "selective"),
+]
+
+
+def slow(broken: sabotage.Sabotage, name: str) -> Any:
+    """Each check is tried by itself in test_sabotage.py; here, whether the self-test runs it."""
+    return pytest.param(broken, name, marks=() if broken in QUICK else (pytest.mark.slow,))
+
+
+@pytest.mark.parametrize(
+    ("broken", "name"),
+    [slow(*each) for each in BROKEN],
+    ids=lambda given: getattr(given, "__name__", ""),
+)
+def test_what_is_not_as_charged_stops_it_with_one_message(
+    broken: sabotage.Sabotage, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = step_of(PLANS[name])
+    before = [value.detach().clone() for value in step.model.parameters()]
+    broken(monkeypatch)
+    with pytest.raises(Unsupported) as raised:
+        self_test(step, records())
+    assert str(raised.value).startswith("the self-test found that this step does not do what is charged")
+    assert "largest" not in dict(step.model.named_buffers())
+    assert not step.ledger.counts
+    assert all(map(torch.equal, before, step.model.parameters()))
+
+
+def train(directory: Path | None, check: Any) -> Run:
+    model = nn.Linear(8, 5)
+    return hush.train(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        plan_of(),
+        records(),
+        budget=hush.Budget(epsilon=50.0, delta=1e-5),
+        steps=2,
+        directory=directory,
+        self_test=check,
+    )
+
+
+def test_a_run_begins_only_if_it_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert train(tmp_path / "sound", self_test).steps == 2
+    sabotage.a_quarter_of_the_noise(monkeypatch)
+    with pytest.raises(Unsupported, match="self-test"):
+        train(tmp_path / "broken", self_test)
+    assert not (tmp_path / "broken").exists()
+    with pytest.raises(InvalidValue, match="self_test=True"):
+        train(None, True)
+
+
+def test_the_command_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(folder: Path) -> Result:
+        given = ["train", "--self-test", "--steps", 1, "--run-dir", folder]
+        return CliRunner().invoke(app, list(map(str, given)))
+
+    sabotage.every_second_step_uncharged(monkeypatch)
+    refused = call(tmp_path / "broken")
+    assert isinstance(refused.exception, Unsupported)
+    assert not (tmp_path / "broken").exists()
+    monkeypatch.undo()
+    assert call(tmp_path / "sound").exit_code == 0

@@ -1,0 +1,86 @@
+"""Selective runs from the shell."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hush.cli.main import app
+from hush.core.errors import HushError
+from hush.core.plan import read_plan
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def call(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments)
+    if isinstance(result.exception, HushError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def answer(*arguments: str) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(call(*arguments, "--json"))
+    return value
+
+
+def test_a_selective_run_says_how_many_trials_were_accepted() -> None:
+    asked = (
+        "train",
+        "--batch-size",
+        "256",
+        "--steps",
+        "12",
+        "--test-batch",
+        "64",
+        "--seed",
+        "1",
+        "--noise",
+        "3",
+    )
+    found = answer(*asked, "--run-dir", "run")
+    assert found["steps"] == 12
+    assert 0 <= found["accepted"] <= 12
+    assert found["plan"]["release"]["test"] == "summed"
+    text = call(*asked, "--run-dir", "again")
+    assert f"{found['accepted']} of 12 trials were accepted" in text
+    by_file = ("train", "--plan", "run/plan.toml", "--steps", "12", "--seed", "1")
+    assert answer(*by_file)["accepted"] == found["accepted"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--test-noise 2", "--test-noise is for a test that is not there"),
+        ("--threshold -1", "--threshold is for a test that is not there"),
+        ("--test mean", "--test is for a test that is not there"),
+        ("--test-batch 0", "--test-batch 0 must be > 0"),
+        ("--test-batch 64 --test median", "--test median must be one of summed, mean"),
+        (
+            "--test-batch 64 --test mean --threshold -90 --noise 2 --steps 5",
+            "between m=1.12e-268 and M=4.22e-257: in 5 trials",
+        ),
+    ],
+)
+def test_mistakes_are_sentences(arguments: str, message: str) -> None:
+    with pytest.raises(HushError) as caught:
+        call("train", *arguments.split())
+    assert message in str(caught.value)
+
+
+def test_the_tuner_prints_the_better_plan(tmp_path: Path) -> None:
+    asked = ("tune-selective", "--records", "60000", "--batch-size", "2048", "--updates", "600")
+    path = tmp_path / "plan.toml"
+    path.write_text(call(*asked, "--epsilon", "1"))
+    found = answer(*asked, "--epsilon", "1")
+    assert found["best"] == "summed"
+    assert found["tests"]["summed"]["plan"] == read_plan(path).to_plain()
+    assert found["tests"]["mean"]["trials"] == 1200
+    noise = {test: each["plan"]["noise"]["multiplier"] for test, each in found["tests"].items()}
+    assert noise["summed"] < noise["mean"]

@@ -1,0 +1,33 @@
+import numpy as np
+import pytest
+
+from hush.core.errors import InvalidValue
+from hush.core.ranges import Range, check_count
+
+
+def test_anything_that_is_a_number_becomes_a_float() -> None:
+    allowed = Range(above=0, why="it is a test", example=1)
+    for value in (1, 1.0, np.float32(1), np.int64(1), np.array(1.0)):
+        checked = allowed.check("x", value)
+        assert type(checked) is float
+        assert checked == 1.0
+
+
+def test_limits_are_told_apart() -> None:
+    open_ended = Range(above=0, below=1, why="w", example=0.5)
+    closed = Range(at_least=0, at_most=1, why="w", example=0.5)
+    assert closed.check("x", 0) == 0.0
+    assert closed.check("x", 1) == 1.0
+    for end in (0, 1):
+        with pytest.raises(InvalidValue, match="> 0 and < 1"):
+            open_ended.check("x", end)
+
+
+@pytest.mark.parametrize("bad", [-1, 0.5, "3", None, float("nan"), float("inf"), True])
+def test_a_count_is_a_whole_number(bad: object) -> None:
+    with pytest.raises(InvalidValue, match="whole number >= 0"):
+        check_count("steps", bad, "steps are counted")
+
+
+def test_whole_floats_count() -> None:
+    assert check_count("steps", 10.0, "steps are counted") == 10

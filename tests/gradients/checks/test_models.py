@@ -1,0 +1,191 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hush.core.errors import DataError, Unsupported
+from hush.gradients.checks.models import check_model, check_optimizer, per_record
+from hush.gradients.recording import record
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.SyncBatchNorm(4), nn.LazyBatchNorm1d()])
+def test_batch_normalisation_is_refused_with_its_replacement(layer: nn.Module) -> None:
+    with pytest.raises(Unsupported, match=r"^layer '1' is a .*BatchNorm.*mixes the records.*GroupNorm"):
+        check_model(nn.Sequential(nn.Linear(4, 4), layer))
+
+
+def test_frozen_batch_normalisation_is_allowed_and_watched() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model[1].eval()
+    check_model(model)
+    model.train()
+    with pytest.raises(Unsupported):
+        check_model(model)
+
+
+def test_batch_statistics_in_evaluation_mode_are_refused() -> None:
+    layer = nn.BatchNorm1d(4, track_running_stats=False).eval()
+    with pytest.raises(Unsupported, match="mixes the records"):
+        check_model(nn.Sequential(nn.Linear(4, 4), layer))
+
+
+def test_running_statistics_are_refused() -> None:
+    check_model(nn.Sequential(nn.Linear(4, 4), nn.InstanceNorm1d(4)))
+    with pytest.raises(Unsupported, match="track_running_stats=False"):
+        check_model(nn.Sequential(nn.Linear(4, 4), nn.InstanceNorm1d(4, track_running_stats=True)))
+
+
+def test_complex_parameters_are_refused() -> None:
+    """Complex noise has half the variance in each part, or none, of what is charged."""
+    model = nn.Linear(2, 2, dtype=torch.complex64)
+    with pytest.raises(Unsupported, match=r"weight holds complex numbers.*view_as_complex"):
+        check_model(model)
+    check_model(nn.Sequential(model.requires_grad_(False), nn.Linear(2, 2)))
+
+
+def test_a_frozen_model_has_nothing_to_train() -> None:
+    with pytest.raises(Unsupported, match="nothing to train"):
+        check_model(nn.Linear(2, 2).requires_grad_(False))
+
+
+def test_an_optimizer_holds_exactly_the_trainable_parameters() -> None:
+    model, other = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2)
+    check_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(Unsupported, match="not trainable parameters of the model"):
+        check_optimizer(torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1), model)
+    with pytest.raises(Unsupported, match=r"does not hold 0\.weight, 0\.bias"):
+        check_optimizer(torch.optim.SGD(model[1].parameters(), lr=0.1), model)
+    model[0].requires_grad_(False)
+    check_optimizer(torch.optim.SGD(model[1].parameters(), lr=0.1), model)
+    check_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    next(model.parameters()).grad = torch.ones(2, 2)
+    with pytest.raises(Unsupported, match="not trainable"):
+        check_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+
+def test_an_optimizer_that_evaluates_more_than_once_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(Unsupported, match="LBFGS"):
+        check_optimizer(torch.optim.LBFGS(model.parameters()), model)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_an_embedding_that_rescales_its_rows_is_refused_before_it_does(
+    kind: type[nn.Embedding] | type[nn.EmbeddingBag], frozen: bool
+) -> None:
+    table = kind(9, 5, max_norm=0.5).requires_grad_(not frozen)
+    with pytest.raises(Unsupported, match=r"^layer '0' is an Embedding.* max_norm"):
+        check_model(nn.Sequential(table, nn.Linear(5, 3)))
+
+
+@pytest.mark.parametrize("function", [nn.functional.embedding, nn.functional.embedding_bag])
+def test_a_function_that_rescales_rows_is_refused_before_it_does(function: Any) -> None:
+    class Looking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.full((9, 5), 3.0), requires_grad=False)
+            self.linear = nn.Linear(5, 3)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            rows = function(tokens, self.table, max_norm=0.5)
+            return self.linear(rows.reshape(len(tokens), -1, 5).sum(1))  # type: ignore[no-any-return]
+
+    model = Looking()
+    loss = nn.CrossEntropyLoss(reduction="none")
+    with pytest.raises(Unsupported, match="max_norm"):
+        record(model, loss, torch.ones(2, 1, dtype=torch.long), torch.zeros(2, dtype=torch.long))
+    assert bool((model.table == 3).all())
+
+
+def test_a_lazy_module_must_be_initialised_first() -> None:
+    model = nn.Sequential(nn.LazyLinear(3))
+    with pytest.raises(Unsupported, match=r"0\.weight has no shape yet"):
+        check_model(model)
+    model(torch.zeros(1, 2))
+    check_model(model)
+
+
+def test_hooks_that_would_never_run_are_refused() -> None:
+    model = nn.Linear(2, 2)
+    handle = model.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    with pytest.raises(Unsupported, match="register_post_accumulate_grad_hook"):
+        check_model(model)
+    handle.remove()
+    check_model(model)
+
+
+def test_optimizers_for_other_gradients_are_refused() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(Unsupported, match="SparseAdam"):
+        check_optimizer(torch.optim.SparseAdam(model.parameters()), model)
+    with pytest.raises(Unsupported, match="differentiable=True"):
+        check_optimizer(torch.optim.SGD(model.parameters(), lr=0.1, differentiable=True), model)
+
+
+def test_models_of_several_processes_or_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unsupported, match=r"DataParallel: each process .* its own epsilon"):
+        check_model(nn.DataParallel(nn.Linear(2, 2)))
+    with pytest.raises(Unsupported, match=r"^layer '0' is wrapped in DataParallel"):
+        check_model(nn.Sequential(nn.DataParallel(nn.Linear(2, 2))))
+
+    class FullyShardedDataParallel(nn.Module):
+        """The wrapper itself needs a process group."""
+
+    with pytest.raises(Unsupported, match=r"FullyShardedDataParallel: each process"):
+        check_model(type("Wrapped", (FullyShardedDataParallel,), {})())
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    check_model(nn.Linear(2, 2))
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    with pytest.raises(Unsupported, match=r"process group of 4 .* its own epsilon"):
+        check_model(nn.Linear(2, 2))
+
+
+def test_a_distributed_module_is_refused_by_its_own_class(tmp_path: Path) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1
+    )
+    try:
+        check_model(nn.Linear(2, 2))
+        with pytest.raises(Unsupported, match="wrapped in DistributedDataParallel"):
+            check_model(nn.parallel.DistributedDataParallel(nn.Linear(2, 2)))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", [nn.MSELoss, nn.BCEWithLogitsLoss, nn.L1Loss])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_outputs_and_targets_that_would_broadcast_over_records_are_refused(
+    kind: Any, reduction: str
+) -> None:
+    with pytest.raises(DataError, match=r"\(4, 1\) and targets of shape \(4,\).*unsqueeze\(1\)"):
+        per_record(kind(reduction=reduction))(torch.zeros(4, 1), torch.zeros(4))
+
+
+@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.NLLLoss])
+def test_bytes_are_labels_as_in_torch(kind: Any) -> None:
+    outputs, targets = torch.randn(5, 3), torch.arange(5) % 3
+    for reduction in ("none", "mean"):
+        each = torch.vmap(lambda o, t, r=reduction: per_record(kind(reduction=r))(o[None], t[None])[0])
+        torch.testing.assert_close(
+            each(outputs, targets.to(torch.uint8)), kind(reduction="none")(outputs, targets)
+        )
+
+
+def test_a_loss_that_says_how_it_reduces_is_taken_apart() -> None:
+    outputs, targets = torch.randn(5, 3), torch.randint(0, 3, (5,))
+    each = nn.functional.cross_entropy(outputs, targets, reduction="none")
+    for reduction in ("none", "mean", "sum"):
+        loss = nn.CrossEntropyLoss(reduction=reduction)
+        torch.testing.assert_close(per_record(loss)(outputs, targets), each)
+        assert loss.reduction == reduction, "the caller's loss stays as it was"
+    wide = torch.randn(5, 3)
+    torch.testing.assert_close(
+        per_record(nn.MSELoss())(outputs, wide), (outputs - wide).square().mean(1)
+    )
+    torch.testing.assert_close(
+        per_record(nn.MSELoss(reduction="sum"))(outputs, wide), (outputs - wide).square().sum(1)
+    )

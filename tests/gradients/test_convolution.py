@@ -1,0 +1,68 @@
+import pytest
+import torch
+from torch import Tensor
+
+from hush.gradients import convolution as patches
+from hush.gradients.convolution import ConvolutionShape, Patches
+from tests.gradients.oracle import ORDERS
+
+SHAPES = [
+    (ConvolutionShape(torch.Size((3, 2, 3)), (1,), (1,), (1,), 1), (9,)),
+    (ConvolutionShape(torch.Size((3, 2, 3, 2)), (2, 1), (1, 2), (1, 2), 1), (7, 6)),
+    (ConvolutionShape(torch.Size((4, 2, 1, 1)), (2, 2), (0, 0), (1, 1), 1), (5, 5)),
+    (ConvolutionShape(torch.Size((3, 2, 2, 2, 3)), (1, 2, 1), (1, 0, 1), (2, 1, 1), 1), (3, 4, 5)),
+]
+
+
+def example(geometry: ConvolutionShape, sizes: tuple[int, ...]) -> tuple[Patches, Tensor]:
+    """A convolution's patches, and its weight gradients by autograd, image by image."""
+    torch.manual_seed(0)
+    x = torch.randn(5, 2, *sizes, dtype=torch.float64)
+    weight = torch.randn(geometry.shape, dtype=torch.float64, requires_grad=True)
+    grad = torch.randn_like(geometry.apply(x, weight, None))
+    each = [
+        torch.autograd.grad(geometry.apply(x[i : i + 1], weight, None), weight, grad[i : i + 1])[0]
+        for i in range(5)
+    ]
+    return Patches(grad, x, geometry), torch.stack(each)
+
+
+@pytest.mark.parametrize(("geometry", "sizes"), SHAPES)
+def test_patches_answer_as_if_written_out(geometry: ConvolutionShape, sizes: tuple[int, ...]) -> None:
+    term, gradients = example(geometry, sizes)
+    weights = torch.rand(5, dtype=torch.float64)
+    torch.testing.assert_close(term.weighted_sum(weights), torch.tensordot(weights, gradients, dims=1))
+    for order in ORDERS:
+        expected = torch.linalg.vector_norm(gradients.flatten(1), ord=order, dim=1)
+        torch.testing.assert_close(term.norms(order), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("large", [0, 2**30])
+@pytest.mark.parametrize(("geometry", "sizes"), SHAPES)
+def test_both_ways_to_write_out_agree(
+    geometry: ConvolutionShape, sizes: tuple[int, ...], large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patches, "_LARGE", large)
+    monkeypatch.setattr(patches, "_FEW_CHANNELS", 0)
+    term, gradients = example(geometry, sizes)
+    torch.testing.assert_close(term.dense(), gradients)
+    assert term.take(slice(0, 0)).weighted_sum(torch.ones(0)).shape == geometry.shape
+
+
+@pytest.mark.parametrize(
+    "images", [torch.randn(5, 1, 6).mT, torch.randn(5, 1, 1, 6).permute(0, 3, 1, 2)]
+)
+def test_one_position_with_its_channels_last_is_written_out(images: Tensor) -> None:
+    """torch's own kernel for double precision takes such strides for another layout of the weight."""
+    sizes = images.dim() - 2
+    geometry = ConvolutionShape(
+        torch.Size((6, 6, *[3] * sizes)), (1,) * sizes, (1,) * sizes, (1,) * sizes, 1
+    )
+    x = images.double()
+    weight = torch.randn(geometry.shape, dtype=torch.float64, requires_grad=True)
+    grad = torch.randn_like(geometry.apply(x, weight, None))
+    each = [
+        torch.autograd.grad(geometry.apply(x[i : i + 1], weight, None), weight, grad[i : i + 1])[0]
+        for i in range(5)
+    ]
+    torch.testing.assert_close(geometry.weight_each(grad, x), torch.stack(each))

@@ -1,0 +1,182 @@
+"""Coefficients against a frame written out as one matrix, one record at a time, in double precision."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from hush.core.errors import InvalidValue
+from hush.gradients.public_basis import RESIDUAL, Group, ProjectedTape, PublicBasis, apportioned
+from hush.gradients.recording import record
+from tests.gradients.oracle import one_at_a_time
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+COLUMNS = ((2, 3), (0, 4))
+
+
+def problem(dtype: torch.dtype) -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).to(dtype)
+    return model, torch.randn(7, 5, dtype=dtype), torch.randint(0, 3, (7,))
+
+
+def frame_for(model: nn.Module, columns: Sequence[tuple[int, ...]] = COLUMNS) -> PublicBasis:
+    names = [name for name, _ in model.named_parameters()]
+    groups = []
+    for own, split in zip((names[:1], names[1:]), columns, strict=True):
+        parameters = [model.get_parameter(name) for name in own]
+        size = sum(parameter.numel() for parameter in parameters)
+        random = torch.randn(size, sum(split), dtype=parameters[0].dtype)
+        groups.append(Group(tuple(own), torch.linalg.qr(random)[0], split))
+    return PublicBasis(tuple(groups))
+
+
+def written_out(frame: PublicBasis) -> dict[str, Tensor]:
+    """Each subspace's directions as columns over all parameters, in double precision."""
+    blocks = {}
+    for j in range(len(frame.groups[0].columns)):
+        parts = [group.basis.double().split(group.columns, 1)[j] for group in frame.groups]
+        blocks[f"subspace {j}"] = torch.block_diag(*parts)
+    return blocks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("entries", [1, 200, None])
+def test_blocks_are_projections_of_each_record_alone(dtype: torch.dtype, entries: int | None) -> None:
+    model, x, y = problem(dtype)
+    frame = frame_for(model)
+    gradients = one_at_a_time(model, LOSS, x, y, len(x)).double()
+    directions = written_out(frame)
+    whole = torch.cat(list(directions.values()), 1)
+    expected = {name: gradients @ each for name, each in directions.items()}
+    expected[RESIDUAL] = gradients - gradients @ whole @ whole.T
+    tape = ProjectedTape(record(model, LOSS, x, y), frame)
+    assert tape.records == len(x)
+    assert frame.sizes == {"subspace 0": 2, "subspace 1": 7, RESIDUAL: gradients.shape[1]}
+    seen = torch.zeros(len(x))
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-14
+    for rows, blocks in tape.chunks(entries):
+        seen[rows] += 1
+        assert list(blocks) == list(frame.sizes)
+        for name, block in blocks.items():
+            torch.testing.assert_close(block.double(), expected[name][rows], atol=tolerance, rtol=1e-5)
+    assert seen.tolist() == [1] * len(x)
+
+
+def test_records_that_part_ways_are_all_there() -> None:
+    class Deciding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            both = self.a(x) * self.b(x) if x.sum() > 0 else self.a(x) - self.b(x)
+            return torch.as_tensor(both)
+
+    torch.manual_seed(0)
+    model, x, y = Deciding(), torch.randn(6, 3), torch.randint(0, 2, (6,))
+    frame = frame_for(model)
+    gradients = one_at_a_time(model, LOSS, x, y, len(x))
+    found = torch.full_like(gradients, torch.nan)
+    for rows, blocks in ProjectedTape(record(model, LOSS, x, y), frame).chunks(1):
+        for at, *parts in zip(torch.arange(6)[rows], *blocks.values(), strict=True):
+            found[at] = frame.to_parameters(torch.cat(parts))
+    torch.testing.assert_close(found, gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_restoring_undoes_the_frame_and_drops_noise_within_the_subspaces(
+    dtype: torch.dtype,
+) -> None:
+    model, x, y = problem(dtype)
+    frame = frame_for(model)
+    whole = torch.cat(list(written_out(frame).values()), 1)
+    noisy = torch.randn(sum(frame.sizes.values()), dtype=dtype)
+    *parts, residual = noisy.double().split(list(frame.sizes.values()))
+    outside = torch.eye(len(whole), dtype=torch.float64) - whole @ whole.T
+    expected = whole @ torch.cat(parts) + outside @ residual
+    restored = frame.to_parameters(noisy)
+    assert restored.dtype == dtype
+    torch.testing.assert_close(restored.double(), expected, atol=1e-5, rtol=1e-5)
+    gradients = one_at_a_time(model, LOSS, x, y, len(x)).sum(0)
+    total = sum(
+        torch.cat([block.sum(0) for block in blocks.values()])
+        for _, blocks in ProjectedTape(record(model, LOSS, x, y), frame).chunks()
+    )
+    torch.testing.assert_close(frame.to_parameters(torch.as_tensor(total)), gradients)
+
+
+def test_the_noise_of_the_residual_has_only_the_dimensions_that_are_left() -> None:
+    model, _, _ = problem(torch.float64)
+    frame = frame_for(model)
+    noise = torch.zeros(5_000, sum(frame.sizes.values()), dtype=torch.float64)
+    noise[:, -frame.dimension :] = torch.randn(5_000, frame.dimension, dtype=torch.float64)
+    power = torch.stack([frame.to_parameters(each) for each in noise]).square().sum(1).mean()
+    left = frame.dimension - sum(map(sum, COLUMNS))
+    assert float(power) == pytest.approx(left, rel=5 * math.sqrt(2 / left / 5_000))
+    assert abs(left - frame.dimension) > 1  # or nothing would be shown
+
+
+def test_a_crooked_basis_still_says_what_it_releases() -> None:
+    # Privacy rests on the blocks as they are handed out, not on the basis being orthonormal.
+    model, x, y = problem(torch.float64)
+    straight = frame_for(model)
+    crooked = PublicBasis(tuple(Group(g.names, 3 * g.basis + 0.1, g.columns) for g in straight.groups))
+    gradients = one_at_a_time(model, LOSS, x, y, len(x))
+    for _, blocks in ProjectedTape(record(model, LOSS, x, y), crooked).chunks():
+        for name, directions in written_out(crooked).items():
+            torch.testing.assert_close(blocks[name], gradients @ directions)
+
+
+def test_one_record_that_is_not_finite_spoils_only_itself() -> None:
+    model, x, y = problem(torch.float32)
+    x[3] = torch.inf
+    for _, blocks in ProjectedTape(record(model, LOSS, x, y), frame_for(model)).chunks():
+        for block in blocks.values():
+            finite = block.isfinite().all(1)
+            assert finite.tolist() == [k != 3 for k in range(7)]
+
+
+def test_chunks_keep_within_the_entries_asked_for() -> None:
+    model, x, y = problem(torch.float32)
+    frame = frame_for(model)
+    each = 2 * frame.dimension + 9
+    for most in (1, 2, 5):
+        sizes = [
+            len(blocks[RESIDUAL])
+            for _, blocks in ProjectedTape(record(model, LOSS, x, y), frame).chunks(most * each)
+        ]
+        assert max(sizes) == most
+        assert sum(sizes) == len(x)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    model, x, y = problem(torch.float32)
+    frame = frame_for(model)
+    tape = record(nn.Sequential(nn.Linear(5, 3)), LOSS, x, y)
+    with pytest.raises(InvalidValue, match=r"the frame is for"):
+        next(ProjectedTape(tape, frame).chunks())
+    with pytest.raises(InvalidValue, match="numbers of the blocks"):
+        frame.to_parameters(torch.zeros(3))
+    with pytest.raises(InvalidValue, match="columns"):
+        Group(("a",), torch.zeros(4, 2), (1, 2))
+    with pytest.raises(InvalidValue, match="same number"):
+        PublicBasis((Group(("a",), torch.zeros(4, 2), (1, 1)), Group(("b",), torch.zeros(4, 2), (2,))))
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.data())
+def test_shares_add_up_grow_with_the_total_and_stay_within_the_sizes(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    total = data.draw(st.integers(0, sum(sizes)))
+    shares = apportioned(total, sizes)
+    assert sum(shares) == total
+    for share, size in zip(shares, sizes, strict=True):
+        assert 0 <= share <= size
+        assert abs(share - total * size / sum(sizes)) < len(sizes)
+    before = apportioned(max(0, total - 1), sizes)
+    assert all(a <= b for a, b in zip(before, shares, strict=True))

@@ -1,0 +1,49 @@
+"""Acceptance of the DPSUR paper's test, against draws, and the settings that its Figure 9 varies."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recipes.dpsur.acceptance import dpsur_fig5, dpsur_fig6
+from recipes.dpsur.fig9 import STUDIES, dpsur_fig9, start, varied
+from recipes.dpsur.runs import Outcome, Way
+
+
+def test_acceptance_against_draws_and_against_what_is_printed() -> None:
+    draws = np.random.default_rng(0).normal(size=400_000)
+    for threshold, helpful, printed_helpful, harmful, printed_harmful in dpsur_fig5().rows:
+        for centre, ours, printed in ((-1, helpful, printed_helpful), (1, harmful, printed_harmful)):
+            share = 100 * np.mean(centre + 2 * draws < float(str(threshold)))
+            assert float(str(ours)) == pytest.approx(share, abs=0.4)
+            assert printed is None or float(str(ours)) == pytest.approx(float(str(printed)), abs=0.1)
+
+
+def test_the_difference_is_largest_at_zero_and_the_ratio_grows_below() -> None:
+    rows = [[float(str(cell)) for cell in row] for row in dpsur_fig6().rows]
+    for noise in (0.8, 1.0, 1.3):
+        own = [row for row in rows if row[0] == noise]
+        assert max(own, key=lambda row: row[4])[1] == 0.0
+        assert [row[5] for row in own] == sorted((row[5] for row in own), reverse=True)
+        assert min(own, key=lambda row: row[6])[1] == 0.5  # trials that are rejected are paid for
+
+
+def test_each_study_changes_one_setting() -> None:
+    way = start("cifar10", False)
+    assert (way.kind, way.test_batch, way.noise) == ("mean", 128, (11.0, 9.0, 5.67, 5.67))
+    for study, (values, _) in STUDIES.items():
+        changed = varied(way, study, values[0])
+        assert sum(getattr(way, name) != getattr(changed, name) for name in vars(way)) == 1, study
+
+
+def test_the_studies_as_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reached(way: Way, *_: object) -> Outcome:
+        return Outcome(accuracy=way.test_batch / 1000, sound=2.9, published=2.0, trials=8, accepted=2)
+
+    monkeypatch.setattr("recipes.dpsur.runs.run", reached)
+    figure = dpsur_fig9(seeds=2)
+    assert len(figure.rows) == 10
+    assert figure.rows[-1] == ["test batch", 256.0, pytest.approx(25.6), None, 8, 0.25]
+    assert all(path.exists() for path in figure.save(tmp_path))
+    full = dpsur_fig9(device="cuda")
+    assert ["test batch", 1024.0, pytest.approx(102.4), 68.36, 8, 0.25] in full.rows

@@ -1,0 +1,127 @@
+"""The comparison of the DPSUR paper: what each kind of run is charged, and which line is the best."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hush
+from hush.core.errors import InvalidValue
+from hush.training.methods.moments import described, finite
+from hush.training.methods.whitening import related
+from recipes.dpsur import table2 as dpsur_table2
+from recipes.dpsur.charged_statistics import Paid
+from recipes.dpsur.inputs import normalised
+from recipes.dpsur.methods import WAYS
+from recipes.dpsur.runs import DELTA, Kind, Outcome, Way, plan_for, run
+from recipes.dpsur.table2 import marked, row, table2
+
+LINEAR = Way(name="linear", model="scattering-linear", batch=400, epochs=5, rates=(4.0, 4.0, 4.0, 4.0))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HUSH_CACHE", str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["plain", "importance", "summed"])
+def test_runs_that_are_calibrated_use_the_budget_and_no_more(kind: Kind) -> None:
+    way = replace(LINEAR, kind=kind, test_batch=50, threshold=0.0)
+    outcome = run(way, "digits", 3.0, 0, "cpu", None)
+    assert 2.99 <= outcome.sound <= 3.0
+    assert outcome.accuracy > 0.5
+    assert (outcome.trials is None) == (kind != "summed")
+
+
+@pytest.mark.parametrize("paid", ["channels", "features", "whitening"])
+def test_statistics_are_paid_out_of_the_budget(paid: Paid) -> None:
+    outcome = run(replace(LINEAR, paid=paid, statistics_noise=16.0), "digits", 3.0, 0, "cpu", None)
+    assert 2.99 <= outcome.sound <= 3.0
+    assert outcome.accuracy > 0.5
+
+
+@pytest.mark.parametrize("other", [{"kind": "adaptive"}, {"noise": (3.0, 3.0, 3.0, 3.0)}])
+def test_statistics_that_nothing_would_pay_for_are_refused(other: dict[str, Any]) -> None:
+    with pytest.raises(InvalidValue, match="paid for"):
+        run(replace(LINEAR, paid="whitening", **other), "digits", 1.0, 0, "cpu", None)
+
+
+def test_the_selective_runs_against_the_accountant() -> None:
+    """What is said of a run within the budget, and of one as the paper has it, is charged anew here."""
+    way = replace(
+        LINEAR,
+        kind="mean",
+        batch=100,
+        noise=(3.0, 3.0, 3.0, 3.0),
+        test_noise=(1.0, 1.0, 1.0, 1.0),
+        test_batch=10,
+    )
+    sound = run(way, "digits", 1.0, 0, "cpu", None)
+    printed = run(replace(way, kind="published"), "digits", 1.0, 0, "cpu", None)
+    plan = plan_for(way, 1437, 1.0)
+    for outcome in (sound, printed):
+        assert outcome.trials is not None
+        assert outcome.accepted is not None
+        assert outcome.published is not None
+        assert outcome.sound == pytest.approx(hush.epsilon(plan, outcome.trials, DELTA).epsilon.upper)
+        assert 0 < outcome.accepted < outcome.trials
+    assert 0.95 <= sound.sound <= 1.0
+    # the other one stops by the paper's number
+    assert printed.published is not None
+    assert 0.95 <= printed.published <= 1.0
+
+
+def test_the_adaptive_run_stays_within_the_budget() -> None:
+    way = replace(LINEAR, kind="adaptive", clip=1.0, rates=(1.0, 1.0, 1.0, 1.0))
+    outcome = run(way, "digits", 4.0, 0, "cpu", None)
+    assert 3.99 <= outcome.sound <= 4.0
+    assert outcome.accuracy > 0.5
+
+
+def test_the_public_norms_of_normalised_features_hold_for_any_image() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.logspace(-3, 3, 81)[:, None, None]
+    features = normalised(torch.randn(50, 81, 7, 7, generator=generator) ** 3 * scales)
+    (values,) = finite(features)
+    first, second = described(9.0, values)
+    assert float(first.norms(2).max()) <= 9.0
+    assert 9.0 < float(second.norms(2).max()) <= 81 / 27**0.5  # nothing is cut off
+    alike = normalised(torch.randn(50, 1, 7, 7, generator=generator).expand(50, 81, 7, 7))
+    for some, least in ((features, 0.0), (alike, 80.9)):
+        (values,) = finite(some)
+        everything, products = related(values)
+        assert 62.0 < float(everything.norms(2).max()) <= 63.0 * (1 + 1e-6)
+        assert least < float(products.norms(2).max()) <= 81.0 * (1 + 1e-6)
+
+
+def test_the_best_line_is_among_those_within_their_epsilon() -> None:
+    outcomes = [Outcome(accuracy=0.8, sound=0.99), Outcome(accuracy=0.84, sound=0.98)]
+    first = row(replace(LINEAR, printed=(1.0, 2.0, 3.0, 4.0)), 1.0, outcomes)
+    assert first[3:8] == [pytest.approx(82), pytest.approx(2.828, abs=1e-3), 1.0, None, 0.99]
+    tested = Outcome(accuracy=0.9, sound=1.2, published=0.99, trials=10, accepted=4)
+    better = row(replace(LINEAR, kind="published"), 1.0, [tested])
+    assert better[6:10] == [0.99, 1.2, 10, 0.4]
+    rows = [first, better]
+    marked(rows)
+    assert [line[10] for line in rows] == ["best", ""]
+
+
+def test_the_table_and_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = (replace(LINEAR, quick=True), replace(LINEAR, name="slow"))
+    monkeypatch.setattr(dpsur_table2, "WAYS", {"digits": ways, "none": ways[1:]})
+    figure = table2("digits", epsilons=(1.0,), epochs=1)
+    assert [line[1] for line in figure.rows] == ["linear"]
+    assert figure.rows[0][10] == "best"
+    assert all(path.exists() for path in figure.save(tmp_path))
+    with pytest.raises(InvalidValue, match="cuda"):
+        table2("none")
+    with pytest.raises(InvalidValue, match="not in the table"):
+        run(LINEAR, "digits", 5.0, 0, "cpu", 1)
+
+
+def test_every_method_of_the_paper_is_there_beside_what_it_printed() -> None:
+    for data in ("fashion-mnist", "mnist", "cifar10"):
+        printed = {way.name.split(",")[0] for way in WAYS[data] if way.printed}
+        assert printed == {"DPSGD", "DPSGD-TS", "DPSGD-HF", "DPIS", "DPAGD", "DPSUR"}

@@ -1,0 +1,69 @@
+"""Figure 4 and Table 1: real data and few steps, or small data that is always there."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recipes.gg import beta_sgd, fig4, table1
+from recipes.gg.beta_sgd import Noise, Setting
+
+SMALL = Setting(
+    data="digits",
+    title="digits",
+    model="scattering-linear",
+    features="scattering",
+    batch=512,
+    epochs=4,
+    clips=(0.5,),
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HUSH_CACHE", str(tmp_path / "cache"))
+    beta_sgd._at_hand.cache_clear()
+
+
+@pytest.mark.real_data("adult")
+def test_a_run_learns_and_is_charged_soundly() -> None:
+    noise = beta_sgd.enough((4.0, 4.0, 0.02, 60))
+    assert noise.published < 0.7 * noise.budget.epsilon, "one dimension is not enough above beta 2"
+    accuracies = [beta_sgd.accuracy((fig4.ADULT, noise, clip, 0)) for clip in (0.5, 2.0)]
+    assert np.max(accuracies) > 0.77, "more than always answering no, which is right for 76.4%"
+
+
+def test_the_figure_puts_the_best_clipping_norm_in_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(run: tuple[Setting, Noise, float, int]) -> float:
+        return run[2] / 10 + run[3] / 100
+
+    monkeypatch.setattr(fig4, "accuracy", told)
+    setting = replace(fig4.ADULT, data="digits")
+    figure = fig4.gg_fig4(setting, betas=(1.0, 2.0), epsilons=(2.0,), processes=1)
+    assert [row[1] for row in figure.rows] == [1.0, 2.0]
+    for row in figure.rows:
+        assert row[3] == 2.0
+        assert row[4] == pytest.approx(0.21)
+        assert row[6] == pytest.approx(2.0, rel=0.01), "up to beta 2 one dimension is nearly enough"
+
+
+def test_the_table_says_what_published_noise_truly_costs(tmp_path: Path) -> None:
+    figure = table1.gg_table1(SMALL, epsilons=(3.0,), seeds=1, processes=1)
+    figure.save(tmp_path)
+    with (tmp_path / "gg-table1.csv").open() as file:
+        gaussian, sound, published = csv.DictReader(file)
+    assert float(gaussian["true epsilon"]) == float(sound["true epsilon"]) == 3.0
+    assert float(published["true epsilon"]) > 5, "thousands of coordinates, charged as one"
+    assert float(published["scale"]) < float(sound["scale"])
+    assert min(float(row["accuracy %"]) for row in (gaussian, sound, published)) > 50
+    assert [row["paper %"] for row in (gaussian, sound, published)] == ["69.2", "69.4", "69.4"]
+
+
+@pytest.mark.real_data("imdb")
+@pytest.mark.slow
+def test_the_recurrent_network_runs() -> None:
+    setting = replace(fig4.IMDB, batch=25)
+    noise = replace(beta_sgd.enough((2.0, 4.0, 1e-3, 2)), steps=2)
+    assert 0.4 < beta_sgd.accuracy((setting, noise, 0.1, 0)) < 0.6

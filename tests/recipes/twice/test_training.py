@@ -1,0 +1,39 @@
+"""The parts of the trained twice-sampling recipes that a broken one would get wrong."""
+
+import pytest
+import torch
+from torch import nn
+
+import hush
+from recipes.twice.cosine import _noise
+from recipes.twice.training import _variance
+
+
+def test_noise_has_one_deviation_in_the_subspace_and_another_outside() -> None:
+    torch.manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(60, 7))[0]
+    generator = torch.Generator().manual_seed(1)
+    draws = torch.stack([_noise(basis, (5.0, 0.5), generator) for _ in range(2000)])
+    inside = draws @ basis
+    left = draws - inside @ basis.T
+    assert float(inside.std()) == pytest.approx(5.0, rel=0.03)
+    assert float(left.square().sum(1).mean()) == pytest.approx(0.25 * 53, rel=0.03)
+
+
+def test_variances_are_of_the_mean_and_over_all_parameters() -> None:
+    model = nn.Linear(99, 10, bias=False)
+
+    def variance(sampling: hush.Poisson | hush.Twice, noise: hush.Gaussian, clipping: hush.L2) -> float:
+        return _variance(hush.Plan(sampling=sampling, clipping=clipping, noise=noise), model)
+
+    noise, clipping = hush.Gaussian(multiplier=2.0), hush.L2(norm=0.5)
+    assert variance(hush.Poisson(rate=0.1), noise, clipping) == pytest.approx(990 * 1.0 / 0.01)
+    twice = hush.Twice(rate=0.2, coordinate_rate=0.5)
+    assert variance(twice, noise, clipping) == pytest.approx(990 * 1.0 / 0.01)
+    hybrid = hush.Plan(
+        sampling=hush.Poisson(rate=0.1),
+        clipping=hush.Subspaces(ranks=(10, 980), l2=(3.0, 1.0), bases=hush.Principal()),
+        noise=hush.BlockGaussian(multipliers=(1.0, 2.0)),
+    )
+    # the residual's noise in 980 dimensions: the others are taken out again
+    assert _variance(hybrid, model) == pytest.approx((10 * 9 + 980 * 4) / 0.01)

@@ -1,0 +1,66 @@
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from hush.core.errors import DataError
+from hush.training.checks.public import check_public
+
+X, Y = torch.randn(1300, 2, 3, generator=torch.Generator().manual_seed(0)), torch.arange(1300) % 3
+
+
+class Listed(Dataset[tuple[Tensor, Tensor]]):
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index] + torch.rand(()), torch.tensor(0)
+
+
+def test_two_parts_of_one_tensor_are_two_sets() -> None:
+    check_public((X[:300], Y[:300]), (X[300:], Y[300:]))
+    check_public((X[::2], Y[::2]), TensorDataset(X[1::2], Y[1::2]))
+    whole = TensorDataset(X, Y)
+    check_public(Subset(whole, range(10)), Subset(whole, range(10, 1300)))
+    check_public(({"a": X[:3], "b": X[:3]}, Y[:3]), ({"a": X[3:], "b": X[3:]}, Y[3:]))
+
+
+@pytest.mark.parametrize("labels", [Y, Y + 1])
+def test_the_private_data_itself_is_refused(labels: Tensor) -> None:
+    with pytest.raises(DataError, match=r"is the private data itself.*without a charge"):
+        check_public((X, labels), (X, Y))
+    data = Listed(X)  # its records never repeat, so that only the object itself tells
+    with pytest.raises(DataError, match="itself"):
+        check_public(data, data)
+    check_public(data, Listed(X))
+
+
+@pytest.mark.parametrize("place", [0, 600, 1199])
+def test_one_record_in_both_is_refused_wherever_it_is_and_whatever_its_label(place: int) -> None:
+    public = X[1200:].clone(), Y[1200:]
+    private = X[:1200].clone(), Y[:1200].clone()
+    check_public(public, private)
+    private[0][place] = public[0][-1]
+    private[1][place] = 7
+    for ours in (public, TensorDataset(*public), (public[0].double(), public[1])):
+        with pytest.raises(DataError, match="same inputs as public ones"):
+            check_public(ours, private)
+
+
+def test_zero_has_one_name_and_what_is_named_is_no_record() -> None:
+    public = torch.tensor([[0.0, 1.0]]), torch.tensor([0])
+    with pytest.raises(DataError) as raised:
+        check_public(public, (torch.tensor([[5.0, 5.0], [-0.0, 1.0]]), torch.tensor([0, 1])))
+    assert not any(letter.isdigit() for letter in str(raised.value))
+
+
+def test_text_and_single_numbers() -> None:
+    tokens = torch.arange(12).view(4, 3)
+    check_public((tokens[:1], Y[:1]), (tokens[1:], Y[1:4]))
+    with pytest.raises(DataError, match="same inputs"):
+        check_public((tokens[:2].int(), Y[:2]), (tokens[1:], Y[1:4]))
+    with pytest.raises(DataError, match="same inputs"):
+        check_public((torch.arange(3.0), Y[:3]), (torch.arange(2.0, 5.0), Y[:3]))

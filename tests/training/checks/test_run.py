@@ -1,0 +1,215 @@
+"""A run's files held against each other: what was emptied, cut, edited or replaced is noticed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import hush
+from hush.core.errors import BudgetExceeded, LedgerError
+from hush.training.checks.run import checked_ledger, ledger_at
+from hush.training.loop import Run
+
+PLAN = hush.Plan(
+    sampling=hush.Poisson(rate=0.25), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+)
+ENOUGH = hush.Budget(epsilon=1e3, delta=1e-5)
+
+
+def train(
+    folder: Path, steps: int, *, resume: bool = False, budget: hush.Budget = ENOUGH, seed: int = 7
+) -> Run:
+    torch.manual_seed(5)
+    data = torch.randn(20, 3), torch.randint(0, 2, (20,))
+    model = nn.Linear(3, 2)
+    return hush.train(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        PLAN,
+        data,
+        budget=budget,
+        steps=steps,
+        evaluate_every=3,
+        directory=folder,
+        resume=resume,
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "run"
+    train(folder, 6)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path, made: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for path in made.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def test_a_whole_run_fits(run: Path) -> None:
+    ledger, notes = checked_ledger(run)
+    assert ledger.counts == {PLAN: 6}
+    assert notes == ["fits its plan, anchor and checkpoint (of step 6)"]
+
+
+def emptied(run: Path) -> None:
+    (run / "ledger.jsonl").write_bytes(b"")
+
+
+def cut(run: Path) -> None:
+    lines = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "ledger.jsonl").write_bytes(b"".join(lines[:-2]))
+
+
+def without_first_charge(run: Path) -> None:
+    lines = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "ledger.jsonl").write_bytes(b"".join(lines[:2] + lines[3:]))
+
+
+def begun_anew(run: Path) -> None:
+    (run / "ledger.jsonl").unlink()
+    with hush.Ledger(run / "ledger.jsonl") as ledger:
+        for step in range(1, 7):
+            ledger.charge(PLAN, run="r", step=step, release="x")
+
+
+def rewritten(run: Path) -> None:
+    """With one charge fewer, under the same first line: each line follows the one before."""
+    before = hush.Ledger(run / "ledger.jsonl", read_only=True)
+    name, charges = next(iter(before._state.runs.items()))
+    first = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)[0]
+    (run / "ledger.jsonl").write_bytes(first)
+    with hush.Ledger(run / "ledger.jsonl") as ledger:
+        for step, release in enumerate(charges.releases[1:], start=2):
+            ledger.charge(PLAN, run=name, step=step, release=release)
+
+
+def without_ledger(run: Path) -> None:
+    (run / "ledger.jsonl").unlink()
+
+
+def without_anchor(run: Path) -> None:
+    (run / "anchor.json").unlink()
+
+
+DAMAGE = [
+    (emptied, "it is empty"),
+    (cut, "taken 6 steps .* knows of 4: charges are missing"),
+    (without_first_charge, "damaged at line 3"),
+    (begun_anew, "was replaced, and what the run spent is not on it"),
+    (rewritten, "not the one that the checkpoint was charged to"),
+    (without_ledger, "ledger"),
+    (without_anchor, r"anchor\.json cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE)
+def test_what_does_not_fit_is_neither_accounted_for_nor_resumed(
+    run: Path, damage: object, message: str
+) -> None:
+    damage(run)  # type: ignore[operator]
+    files = {path.name: path.read_bytes() for path in run.iterdir()}
+    with pytest.raises(LedgerError, match=message):
+        checked_ledger(run)
+    with pytest.raises(LedgerError, match=message):
+        train(run, 9, resume=True)
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == files
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "backup.jsonl"])
+def test_a_ledger_named_by_its_file_is_held_against_the_run_beside_it(run: Path, name: str) -> None:
+    kept = (run / "ledger.jsonl").read_bytes()
+    (run / name).write_bytes(kept)
+    assert ledger_at(run / name)[1] == ["fits its plan, anchor and checkpoint (of step 6)"]
+    (run / name).write_bytes(b"".join(kept.splitlines(keepends=True)[:-1]))
+    with pytest.raises(LedgerError, match=r"taken 6 steps .* knows of 5: charges are missing"):
+        ledger_at(run / name)
+
+
+def test_a_ledger_without_its_run_is_noted(run: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "ledger.jsonl"
+    alone.write_bytes((run / "ledger.jsonl").read_bytes())
+    (tmp_path / "plan.toml").write_bytes((run / "plan.toml").read_bytes())
+    with hush.Ledger(run / "other.jsonl") as other:
+        other.charge(PLAN, run="r", step=1, release="x")
+    for path in (alone, run / "other.jsonl"):
+        assert "the newest charges may be missing" in ledger_at(path)[1][0]
+
+
+def test_another_plan_beside_it_is_noticed(run: Path) -> None:
+    plan = run / "plan.toml"
+    plan.write_text(plan.read_text().replace("multiplier = 1.0", "multiplier = 9.0"))
+    with pytest.raises(LedgerError, match=r"another plan than plan\.toml"):
+        checked_ledger(run)
+
+
+def test_a_damaged_checkpoint_is_named_and_a_missing_one_noted(run: Path) -> None:
+    path = run / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(LedgerError, match=r"checkpoint\.safetensors is damaged"):
+        checked_ledger(run)
+    path.unlink()
+    assert "not held against the checkpoint" in checked_ledger(run)[1][0]
+
+
+def test_a_ledger_ahead_of_the_checkpoint_fits(run: Path) -> None:
+    behind = (run / "checkpoint.safetensors").read_bytes()
+    train(run, 9, resume=True)
+    (run / "checkpoint.safetensors").write_bytes(behind)
+    assert checked_ledger(run)[0].counts == {PLAN: 9}
+    assert train(run, 9, resume=True).steps == 9
+    assert checked_ledger(run)[0].counts == {PLAN: 9}, "repeated steps are not paid again"
+
+
+def test_account_reports_a_run_and_refuses_a_void_one(run: Path) -> None:
+    def account() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "hush", "account", str(run)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    whole = account()
+    assert whole.returncode == 0, whole.stderr
+    assert "fits its plan, anchor and checkpoint (of step 6)" in whole.stdout
+    with hush.Ledger(run / "ledger.jsonl") as ledger:
+        ledger.void("the model was moved outside of a private step")
+    void = account()
+    assert void.returncode == 2
+    assert "void (the model was moved outside of a private step)" in void.stderr
+    assert not void.stdout
+    with pytest.raises(LedgerError, match="is void"):
+        train(run, 9, resume=True)
+
+
+def test_a_run_whose_last_charge_was_torn_takes_all_its_steps(run: Path) -> None:
+    exactly = hush.Budget(epsilon=hush.epsilon(PLAN, steps=9, delta=1e-5).epsilon.upper, delta=1e-5)
+    behind = (run / "checkpoint.safetensors").read_bytes()
+    train(run, 9, resume=True, budget=exactly)
+    (run / "checkpoint.safetensors").write_bytes(behind)
+    ledger = run / "ledger.jsonl"
+    ledger.write_bytes(ledger.read_bytes()[:-60])
+    assert hush.Ledger(ledger, read_only=True).counts == {PLAN: 9}
+    result = train(run, 9, resume=True, budget=exactly)
+    assert result.steps == 9
+    assert result.stopped == "steps"
+    assert result.guarantee.epsilon.upper <= exactly.epsilon
+    assert hush.Ledger(ledger, read_only=True).counts == {PLAN: 9}
+
+
+def test_a_torn_charge_that_will_not_be_repeated_stays_within_the_budget(run: Path) -> None:
+    behind = (run / "checkpoint.safetensors").read_bytes()
+    train(run, 9, resume=True)
+    (run / "checkpoint.safetensors").write_bytes(behind)
+    ledger = run / "ledger.jsonl"
+    ledger.write_bytes(ledger.read_bytes()[:-60])
+    less = hush.Budget(epsilon=hush.epsilon(PLAN, steps=8, delta=1e-5).epsilon.upper, delta=1e-5)
+    with pytest.raises(BudgetExceeded, match="the ledger holds charges"):
+        train(run, 8, resume=True, budget=less)

@@ -1,0 +1,167 @@
+"""DPAGD: what one record can change, what is charged, and when it ends."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hush
+from hush.core.errors import InvalidValue, LedgerError
+from hush.training.methods.adaptive import Adaptive, AdaptiveDescent, held
+from tests.gradients.oracle import one_at_a_time
+
+BUDGET = hush.Budget(epsilon=2.0, delta=1e-5)
+SETTINGS = Adaptive(clip=0.5, loss_clip=1.0, sizes=4, splits=6)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def data(records: int = 60) -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(records, 4, generator=seeded(1))
+    return inputs, (inputs[:, 0] > 0).long()
+
+
+def descent(
+    inputs: Tensor, targets: Tensor, settings: Adaptive = SETTINGS, ledger: hush.Ledger | None = None
+) -> AdaptiveDescent:
+    torch.manual_seed(0)
+    loss = nn.CrossEntropyLoss()
+    return AdaptiveDescent(
+        nn.Linear(4, 2), loss, (inputs, targets), BUDGET, settings, ledger=ledger, generator=seeded()
+    )
+
+
+class Watched(AdaptiveDescent):
+    """Keeps what was summed, the noise it was given, and the precision that was asked for."""
+
+    def _noisy(self, total: Tensor, norm: float, precision: float) -> Tensor:
+        noisy = super()._noisy(total, norm, precision)
+        self.seen = [*getattr(self, "seen", []), (total.clone(), norm, precision, noisy.clone())]
+        return noisy
+
+    def _chosen(self, noisy: Tensor, longest: float) -> float | None:
+        self.directions = [*getattr(self, "directions", []), noisy.clone()]
+        return super()._chosen(noisy, longest)
+
+
+def watched(inputs: Tensor, targets: Tensor, settings: Adaptive = SETTINGS, seed: int = 0) -> Watched:
+    torch.manual_seed(0)
+    loss = nn.CrossEntropyLoss()
+    model = nn.Linear(4, 2)
+    return Watched(model, loss, (inputs, targets), BUDGET, settings, generator=seeded(seed))
+
+
+def test_it_learns_and_ends_within_the_budget() -> None:
+    inputs, targets = data(600)
+    run = descent(inputs, targets)
+    lengths = list(run.run())
+    assert 2 <= len(lengths) <= 6
+    right = (run._step.model(inputs).argmax(1) == targets).float().mean()
+    assert float(right) > 0.85
+    assert run.spent(1e-5).epsilon.upper <= BUDGET.epsilon
+
+
+def test_every_noisy_quantity_was_admitted_and_together_they_stay_within_the_budget() -> None:
+    for seed in range(5):
+        run = watched(*data(), seed=seed)
+        list(run.run())
+        total = sum(precision for _, _, precision, _ in run.seen)
+        assert total <= run.filter.precision
+        assert total == pytest.approx(run.filter.precision - run.filter.left)
+
+
+def test_the_noise_is_that_of_the_precision_asked_for() -> None:
+    """Pooled over runs: the noise of each release, in units of what was charged, is standard normal."""
+    noises = []
+    for seed in range(40):
+        run = watched(*data(), seed=seed)
+        list(run.run())
+        noises += [
+            ((noisy - total) * math.sqrt(precision) / norm).double().flatten()
+            for total, norm, precision, noisy in run.seen
+        ]
+    pooled = torch.cat(noises)
+    assert len(pooled) > 2000
+    # five deviations of the mean square of so many standard normal numbers
+    assert float(pooled.square().mean()) == pytest.approx(1, abs=5 * math.sqrt(2 / len(pooled)))
+
+
+def test_the_first_sum_against_one_record_at_a_time() -> None:
+    inputs, targets = data()
+    run = watched(inputs, targets)
+    next(run.run())
+    torch.manual_seed(0)
+    rows = one_at_a_time(nn.Linear(4, 2), nn.CrossEntropyLoss(), inputs, targets, len(targets)).double()
+    expected = (SETTINGS.clip / rows.norm(dim=1)).clamp(max=1) @ rows
+    assert torch.allclose(run.seen[0][0], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("strange", [0.0, 1e4, math.nan])
+def test_one_record_moves_each_first_sum_by_its_norm_at_most(strange: float) -> None:
+    inputs, targets = data()
+    more = torch.cat([inputs, torch.full((1, 4), strange)]), torch.cat([targets, targets[:1]])
+    without, present = watched(inputs, targets), watched(*more)
+    # given what was released before, the sums are what differs: the same direction for both
+    direction = torch.randn(10, generator=seeded(2))
+    gradients = [run._gradient() for run in (without, present)]
+    assert (gradients[1] - gradients[0]).norm() <= SETTINGS.clip + 1e-4
+    lengths = [0.0, 0.5, 1.0, 5.0]
+    changes = [run._changes(direction, lengths) for run in (without, present)]
+    assert (changes[1] - changes[0]).norm() <= SETTINGS.loss_clip + 1e-6
+
+
+def test_entry_by_entry_bounds_alone_would_be_caught() -> None:
+    losses = torch.tensor([[0.0, 9.0, -9.0, 9.0]], dtype=torch.float64)
+    assert float(held(losses, 1.0).norm()) == pytest.approx(1.0)
+    broken = (losses - losses[:, :1]).clamp(-1, 1)  # what is charged for is the norm of the row
+    assert float(broken.norm()) > 1.7
+    assert held(torch.tensor([[0.0, 0.1]]), 1.0).tolist() == [[0.0, pytest.approx(0.1)]]
+    worst = held(torch.tensor([[0.0, math.inf, math.nan]]), 1.0)
+    assert worst[0, 1] == worst[0, 2] > 0.5
+
+
+def test_where_no_step_helps_the_same_gradient_is_measured_again() -> None:
+    """Labels at random and steps that are far too long: staying is best, and precision grows."""
+    inputs, _ = data(300)
+    targets = torch.randint(0, 2, (300,), generator=seeded(5))
+    run = watched(inputs, targets, replace(SETTINGS, longest=500.0, splits=12, growth=0.5))
+    list(run.run())
+    pairs = [
+        (one, ask, two)
+        for one, ask, two in zip(run.seen, run.seen[1:], run.seen[2:], strict=False)
+        if one[1] == two[1] == SETTINGS.clip and torch.equal(one[0], two[0])
+    ]
+    # the first gradient, an answer that none helps, the same gradient with half as much budget
+    first, _, again = pairs[0]
+    assert again[2] == pytest.approx(first[2] / 2)
+    # steps are then chosen along the average of least variance
+    average = (first[2] * first[3] + again[2] * again[3]) / (first[2] + again[2])
+    assert any(torch.allclose(one, average, rtol=1e-5) for one in run.directions)
+    plain = (first[3] + again[3]) / 2
+    assert not any(torch.allclose(one, plain, rtol=1e-2) for one in run.directions)
+    assert sum(entry[2] for entry in run.seen) <= run.filter.precision
+
+
+def test_the_whole_budget_is_on_the_ledger_before_anything_is_drawn() -> None:
+    ledger = hush.Ledger()
+    run = descent(*data(), ledger=ledger)
+    next(run.run())
+    assert ledger.epsilon(1e-5).epsilon.upper == pytest.approx(2.0, rel=2e-3)
+    closed = hush.Ledger()
+    refused = descent(*data(), ledger=closed)
+    closed.close()
+    before = [value.clone() for value in refused._step.model.parameters()]
+    with pytest.raises(LedgerError):
+        next(refused.run())
+    assert all(map(torch.equal, before, refused._step.model.parameters()))
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(InvalidValue, match="sizes"):
+        Adaptive(clip=1.0, sizes=0)
+    with pytest.raises(InvalidValue, match="growth"):
+        Adaptive(clip=1.0, growth=0.0)

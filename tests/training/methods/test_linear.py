@@ -1,0 +1,238 @@
+"""Closed-form descent and what it tells, against gradients taken one record at a time."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hush
+from hush.accounting.filters import RenyiFilter
+from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.per_instance.fisher import FisherLoss
+from hush.core.errors import DataError, HushError
+from hush.core.parts import Noise
+from hush.gradients.fisher import gap, softmax_regression
+from hush.training.methods.linear import LinearDescent
+from hush.training.told import add_fisher, charges
+
+torch.manual_seed(0)
+X, Y = torch.randn(60, 8), torch.randint(0, 3, (60,))
+ORDERS = np.array([2.0, 8.0])
+
+
+def plan(noise: Noise, norm: float = 0.3) -> hush.Plan:
+    return hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(norm=norm), noise=noise)
+
+
+def gradients(weights: torch.Tensor, norm: float) -> torch.Tensor:
+    """Each record's clamped gradient, by autograd in double precision."""
+    rows = []
+    for x, y in zip(X.double(), Y, strict=True):
+        at = weights.double().clone().requires_grad_()
+        (row,) = torch.autograd.grad(nn.functional.cross_entropy((x @ at.T)[None], y[None]), at)
+        rows.append(row.clamp(-norm, norm).reshape(-1))
+    return torch.stack(rows)
+
+
+def test_steps_are_descent_on_the_clamped_sum() -> None:
+    silent = hush.Rectified(scale=1e-9, bound=1e3)
+    descent = LinearDescent(X, Y, plan(silent), classes=3, lr=0.5, momentum=0.5)
+    weights, velocity = torch.zeros(3, 8), torch.zeros(3, 8)
+    for found in descent.run(steps=3):
+        update = gradients(weights, 0.3).sum(0).view(3, 8).float() / 60
+        velocity = 0.5 * velocity + update
+        weights = weights - 0.5 * velocity
+        assert torch.allclose(found, weights, atol=1e-6)
+    assert descent.ledger.counts == {descent.plan: 3}
+
+
+def test_it_learns_and_pays() -> None:
+    x = torch.randn(2000, 10)
+    y = (x[:, 0] > 0).long()
+    noise = hush.Truncated(scale=20.0, bound=2000.0)
+    descent = LinearDescent(
+        x, y, plan(noise), classes=2, lr=4.0, generator=torch.Generator().manual_seed(0)
+    )
+    weights = list(descent.run(steps=10))[-1]
+    assert float(((x @ weights.T).argmax(1) == y).float().mean()) > 0.93
+    assert descent.spent(1e-5) == replace(
+        hush.epsilon(descent.plan, 10, 1e-5, dimension=20), randomness="seeded"
+    )
+
+
+def test_charges_of_every_record() -> None:
+    noise = hush.Rectified(scale=2.0, bound=1.0)
+    descent = LinearDescent(X, Y, plan(noise), classes=3, lr=0.5, orders=ORDERS)
+    location = gradients(torch.zeros(3, 8), 0.3)
+    next(descent.run(steps=1))
+    found = descent.charges()
+    total = location.sum(0).numpy()
+    assert found.for_all == pytest.approx(hush.individual_rdp(descent.plan, total, ORDERS), rel=1e-5)
+    exact = hush.individual_rdp(descent.plan, total, ORDERS, change=-location.numpy())
+    assert (exact <= found.each * (1 + 1e-5)).all(), "no charge is below the record's own"
+    own = (location**2).sum(1).numpy()[:, None] * ORDERS / (2 * 2.0**2)
+    assert found.each == pytest.approx(np.minimum(own, found.for_all), rel=1e-5)
+    assert (found.for_all < hush.rdp(descent.plan, ORDERS, dimension=24)).all()
+
+
+def test_records_are_left_out_when_their_budget_is_used() -> None:
+    noise = hush.Rectified(scale=2.0, bound=1e3)
+    budget = 3 * float((gradients(torch.zeros(3, 8), 0.3) ** 2).sum(1).median()) * ORDERS / (2 * 2.0**2)
+    guard = RenyiFilter(orders=ORDERS, budget=budget, records=60)
+    descent = LinearDescent(
+        X,
+        Y,
+        plan(noise),
+        classes=3,
+        lr=0.0,
+        individual=guard,
+        generator=torch.Generator().manual_seed(1),
+    )
+    for _ in descent.run(steps=6):
+        assert (guard.odometer() <= budget).all()
+    # with a learning rate of 0 the costs repeat: those below a sixth of the budget were always let in
+    own = (gradients(torch.zeros(3, 8), 0.3) ** 2).sum(1).numpy()[:, None] * ORDERS / (2 * 2.0**2)
+    expected = np.minimum(6, np.floor(budget * (1 - 1e-9) / own)) * own
+    assert guard.odometer() == pytest.approx(expected, rel=1e-4)
+    assert (expected < 5.5 * own).any()
+    assert descent.spent(1e-5).epsilon.upper <= guard.guarantee(1e-5).epsilon.upper
+    long = hush.epsilon(descent.plan, 6, 1e-5, dimension=24).epsilon.upper
+    assert descent.spent(1e-5).epsilon.upper < long, "the budget is less than six steps at worst"
+    with pytest.raises(HushError, match="Pass RenyiFilter"):
+        LinearDescent(
+            X, Y, plan(noise), classes=3, lr=1.0, individual=RenyiFilter(orders=ORDERS, budget=budget)
+        )
+
+
+def test_a_record_that_is_left_out_adds_nothing() -> None:
+    silent = hush.Rectified(scale=1e-9, bound=1e3)
+    price = (gradients(torch.zeros(3, 8), 0.3) ** 2).sum(1).numpy() / 1e-9**2
+    guard = RenyiFilter(orders=[2.0], budget=[float(np.median(price))], records=60)
+    descent = LinearDescent(X, Y, plan(silent), classes=3, lr=1.0, individual=guard)
+    weights = next(descent.run(steps=1))
+    few = gradients(torch.zeros(3, 8), 0.3)[torch.as_tensor(price <= np.median(price) * (1 - 1e-6))]
+    assert 20 < len(few) < 40
+    assert torch.allclose(weights, -few.sum(0).view(3, 8).float() / 60, atol=1e-6)
+
+
+def test_the_same_by_the_tape() -> None:
+    model = nn.Linear(8, 3, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = hush.PrivateStep(
+        model, nn.CrossEntropyLoss(), optimizer, plan(hush.Rectified(scale=2.0, bound=1.0)), records=60
+    )
+    batch = next(step.batches((X, Y)))
+    location = gradients(torch.zeros(3, 8), 0.3)
+    exact = hush.individual_rdp(step.plan, location.sum(0).numpy(), ORDERS, change=-location.numpy())
+    assert charges(step, batch, ORDERS) == pytest.approx(exact, rel=1e-4)
+
+
+def test_minibatches_tell_about_those_who_take_part() -> None:
+    model = nn.Linear(8, 3, bias=False)
+    noise = hush.Rectified(scale=1.0, bound=2.0)
+    sampled = hush.Plan(sampling=hush.Poisson(rate=0.3), clipping=hush.Linf(norm=0.3), noise=noise)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = hush.PrivateStep(
+        model,
+        nn.CrossEntropyLoss(),
+        optimizer,
+        sampled,
+        records=60,
+        generator=torch.Generator().manual_seed(5),
+        physical_batch=7,
+    )
+    loss = FisherLoss(records=60)
+    batch = next(step.batches((X, Y)))
+    add_fisher(step, batch, loss)
+    absent = np.setdiff1d(np.arange(60), batch.indices.numpy())
+    assert (loss.eta()[absent] == 0).all()
+    assert (loss.eta()[batch.indices.numpy()] > 0).all()
+    # the normal law would tell |J|^2, a fixed support tells less
+    who = batch.indices
+    normal = softmax_regression(model.weight.detach(), X[who], Y[who], 0.3, torch.ones(24))
+    matrices = torch.stack([normal(row.expand(len(who), 8)) for row in torch.eye(8)], 2)
+    most = (torch.linalg.eigvalsh(matrices)[:, -1] / (1 - gap(8, 60, 1e-6))).sqrt().numpy()
+    assert (loss.eta()[who.numpy()] <= most * (1 + 1e-3)).all()
+    assert (loss.eta()[who.numpy()] < 0.999 * most).any()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    wrong = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+    with pytest.raises(HushError, match="Use FullBatch and Linf"):
+        LinearDescent(X, Y, wrong, classes=3, lr=1.0)
+    with pytest.raises(DataError, match="row of finite features"):
+        LinearDescent(X, Y[:5], plan(hush.Gaussian(multiplier=1.0)), classes=3, lr=1.0)
+
+
+@pytest.mark.slow
+def test_it_is_as_fast_as_it_says() -> None:
+    import time
+
+    x, y = torch.randn(50_000, 1280), torch.randint(0, 10, (50_000,))
+    noise = hush.Rectified(scale=4.0, bound=32.0)
+    start = time.perf_counter()
+    descent = LinearDescent(x, y, plan(noise, 2e-3), classes=10, lr=16.0, orders=[2.0, 8.0, 32.0])
+    list(descent.run(steps=20))
+    assert time.perf_counter() - start < 120
+    assert descent.charges().each.shape == (50_000, 3)
+
+
+def test_the_ledger_may_be_one_s_own() -> None:
+    ledger = Ledger()
+    descent = LinearDescent(X, Y, plan(hush.StochasticSign(scale=1.0)), classes=3, lr=0.1, ledger=ledger)
+    list(descent.run(steps=2))
+    assert sum(ledger.counts.values()) == 2
+
+
+def test_features_that_overflow_are_not_seen_in_what_is_released() -> None:
+    rows, labels = X.clone(), Y.clone()
+    rows[0] = 3e38 * torch.tensor([1.0, -1.0] * 4)
+    descent = LinearDescent(
+        rows,
+        labels,
+        plan(hush.Gaussian(multiplier=50.0)),
+        classes=3,
+        lr=9.0,
+        orders=ORDERS,
+        generator=torch.Generator().manual_seed(0),
+    )
+    for weights in descent.run(steps=4):
+        assert weights.isfinite().all()
+    assert not (rows @ weights.T).softmax(1)[0].isfinite().all(), "the test must be of an overflow"
+    assert np.isfinite(descent.charges().each).all()
+
+
+def test_a_filter_says_nothing_of_other_steps_on_the_ledger() -> None:
+    ledger, noisy = Ledger(), plan(hush.Gaussian(multiplier=10.0))
+    own = RenyiFilter(orders=ORDERS, budget=0.01 * ORDERS, records=len(X))
+
+    def descent(individual: RenyiFilter | None) -> LinearDescent:
+        return LinearDescent(X, Y, noisy, classes=3, lr=0.1, ledger=ledger, individual=individual)
+
+    first = descent(own)
+    list(first.run(steps=2))
+    assert first.spent(1e-5) == own.guarantee(1e-5)
+    list(descent(None).run(steps=200))
+    for each in (first, descent(RenyiFilter(orders=ORDERS, budget=0.01 * ORDERS, records=len(X)))):
+        assert each.spent(1e-5) == ledger.epsilon(1e-5)
+        assert each.spent(1e-5).epsilon.lower > own.guarantee(1e-5).epsilon.upper
+
+
+def test_a_filter_s_budget_says_what_the_ledger_says_of_rounding() -> None:
+    for noise, said in (
+        (hush.Gaussian(multiplier=1.0), "proved"),
+        (hush.Truncated(scale=0.1, bound=20.0), "assumed"),
+    ):
+        chosen = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(norm=0.1), noise=noise)
+        guard = RenyiFilter(
+            orders=ORDERS, budget=np.full(len(ORDERS), 1e-3), records=len(X), knows="record"
+        )
+        descent = LinearDescent(X, Y, chosen, classes=3, lr=0.1, individual=guard)
+        list(descent.run(steps=1))
+        assert descent.spent(1e-5).epsilon.upper < descent.ledger.epsilon(1e-5).epsilon.upper
+        assert descent.spent(1e-5).arithmetic == said

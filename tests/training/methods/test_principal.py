@@ -1,0 +1,266 @@
+"""Principal subspaces against a singular value decomposition in double precision."""
+
+import copy
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hush.clipping.blocks import Principal
+from hush.core.errors import DataError, InvalidValue
+from hush.core.randomness import SystemSource
+from hush.gradients.public_basis import RESIDUAL, PublicBasis
+from hush.training.methods.principal import principal_basis, principal_directions
+from hush.training.methods.probe import gradient_rows
+from tests.gradients.oracle import one_at_a_time
+
+LOSS = nn.CrossEntropyLoss()
+EACH = nn.CrossEntropyLoss(reduction="none")
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def problem(records: int = 60) -> tuple[nn.Module, tuple[Tensor, Tensor], int]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 20), nn.Tanh(), nn.Dropout(0.3), nn.Linear(20, 6))
+    size = sum(parameter.numel() for parameter in model.parameters())
+    return model, (torch.randn(records, 12), torch.randint(0, 6, (records,))), size
+
+
+def falling(records: int, length: int, fall: float, seed: int) -> Tensor:
+    """Rows whose singular values fall by a factor from each to the next."""
+    own = seeded(seed)
+    count = min(records, length)
+    left = torch.linalg.qr(torch.randn(records, count, generator=own, dtype=torch.float64))[0]
+    right = torch.linalg.qr(torch.randn(length, count, generator=own, dtype=torch.float64))[0]
+    values: Tensor = left * fall ** torch.arange(count, dtype=torch.float64) @ right.T
+    return values.float()
+
+
+def crookedness(basis: Tensor) -> float:
+    exact = basis.double()
+    if exact.shape[1] == 0:
+        return 0.0
+    return float((exact.T @ exact - torch.eye(exact.shape[1], dtype=torch.float64)).abs().max())
+
+
+def test_subspaces_are_those_of_the_decomposition() -> None:
+    rows = falling(80, 300, 0.7, seed=1)
+    right = torch.linalg.svd(rows.double(), full_matrices=False)[2]
+    found = principal_directions(rows.clone(), (3, 5), 16, seeded()).double()
+    for part, start, end in ((found[:, :3], 0, 3), (found[:, 3:], 3, 8)):
+        # the sines of the angles between the two subspaces
+        missed = torch.linalg.matrix_norm(part - right[start:end].T @ (right[start:end] @ part), ord=2)
+        assert float(missed) < 1e-2
+
+
+@pytest.mark.parametrize("iterations", [1, 3, 12])
+def test_more_rounds_leave_less_over(iterations: int) -> None:
+    rows = falling(80, 300, 0.95, seed=2)
+    best = float(torch.linalg.svdvals(rows.double())[10:].square().sum().sqrt())
+    left = rows.clone()
+    principal_directions(left, (4, 6), iterations, seeded())
+    ratio = float(torch.linalg.norm(left)) / best
+    assert 1 - 1e-5 <= ratio <= {1: 1.25, 3: 1.05, 12: 1.01}[iterations]
+    # random directions leave nearly everything
+    random = torch.linalg.qr(torch.randn(300, 10, generator=seeded()))[0]
+    assert float(torch.linalg.norm(rows - rows @ random @ random.T)) / best > 1.4
+
+
+def test_deflation_overwrites_the_rows_by_what_is_left() -> None:
+    rows = falling(30, 50, 0.8, seed=3)
+    left = rows.clone()
+    basis = principal_directions(left, (2, 4), 3, seeded())
+    torch.testing.assert_close(left, rows - rows @ basis @ basis.T, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("records", "length", "ranks"),
+    [(40, 4000, (5, 10, 20)), (40, 40, (10, 30)), (5, 30, (10, 15)), (3, 3, (1, 2)), (4, 6, (0, 2))],
+)
+def test_columns_are_orthonormal_to_one_in_a_million(
+    records: int, length: int, ranks: tuple[int, ...]
+) -> None:
+    for fall in (0.2, 0.99):  # the first leaves singular values far below single precision
+        basis = principal_directions(falling(records, length, fall, 4), ranks, 3, seeded())
+        assert basis.shape == (length, sum(ranks))
+        assert basis.dtype == torch.float32
+        assert crookedness(basis) < 1e-6
+
+
+def test_long_columns_of_several_blocks_are_orthonormal_up_to_their_rounding() -> None:
+    for fall in (0.9, 0.99):
+        rows = falling(256, 20_000, fall, seed=5)
+        assert crookedness(principal_directions(rows, (16, 48, 192), 2, seeded())) < 1e-7
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e25])
+def test_few_directions_are_made_up_to_an_orthonormal_basis(size: float) -> None:
+    one = torch.randn(1, 2000, generator=seeded())
+    cases = [
+        (one.repeat(64, 1), (1,) * 8),
+        (one.repeat(64, 1), (5, 5, 5)),
+        (falling(64, 700, 0.9, seed=7)[:, :1] * one[:, :700], (60,)),
+        (torch.zeros(4, 50), (3, 4)),
+    ]
+    for rows, ranks in cases:
+        for seed in range(4):
+            basis = principal_directions(rows * size, ranks, 4, seeded(seed))
+            assert crookedness(basis) < 1e-6
+
+
+def test_gradients_without_a_basis_are_refused() -> None:
+    with pytest.raises(DataError, match="no orthonormal basis"):
+        principal_directions(torch.full((20, 30), math.nan), (3,), 2, seeded())
+
+
+def frame_of(ranks: tuple[int, ...], groups: int = 2, seed: int = 0, records: int = 60) -> PublicBasis:
+    model, public, _ = problem(records)
+    return principal_basis(model, LOSS, public, ranks, Principal(groups=groups), seeded(seed))
+
+
+def test_a_frame_covers_all_parameters_and_its_ranks_are_those_asked_for() -> None:
+    model, _, size = problem()
+    for groups in (1, 2, 3, 4, 9):
+        frame = frame_of((7, 30, size - 37), groups)
+        assert frame.names == tuple(name for name, _ in model.named_parameters())
+        assert list(frame.sizes.values()) == [7, 30, size]
+        assert len(frame.groups) <= groups
+        for group in frame.groups:
+            assert crookedness(group.basis) < 1e-6
+            share = len(group.basis) / size
+            assert abs(sum(group.columns) - 37 * share) <= len(frame.groups)
+
+
+def test_it_finds_the_subspaces_of_each_group_of_gradients() -> None:
+    model, public, size = problem()
+    model.eval()
+    frame = principal_basis(
+        model, LOSS, public, (20, size - 20), Principal(groups=2, iterations=10), seeded()
+    )
+    gradients = one_at_a_time(model, EACH, *public, 60).double()
+    for group, own in frame._along(gradients):
+        best = torch.linalg.svdvals(own)[sum(group.columns) :].norm()
+        basis = group.basis.double()
+        left = torch.linalg.norm(own - own @ basis @ basis.T)
+        assert float(best) * (1 - 1e-6) <= float(left) <= 1.02 * float(best)
+
+
+def test_the_same_generator_gives_the_same_frame_and_the_global_state_is_left_alone() -> None:
+    _, _, size = problem()
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    model, public, _ = problem()
+    torch.set_rng_state(before)
+    ranks, principal = (5, size - 5), Principal(groups=2)
+    frames = [principal_basis(model, LOSS, public, ranks, principal, seeded(s)) for s in (1, 1, 2)]
+    assert torch.equal(torch.get_rng_state(), before)
+    first, again, other = (torch.cat([g.basis.reshape(-1) for g in frame.groups]) for frame in frames)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    system = SystemSource(torch.device("cpu"))
+    assert principal_basis(model, LOSS, public, ranks, principal, system).dimension == size
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model, public, size = problem()
+    before = copy.deepcopy(model.state_dict())
+    principal_basis(model, LOSS, public, (5, size - 5), Principal(), seeded())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_too_few_public_records_say_how_many_are_needed() -> None:
+    _, _, size = problem()
+    with pytest.raises(DataError, match="at least 30 public records"):
+        frame_of((30, size - 30), groups=1, records=29)
+    assert frame_of((30, size - 30), groups=1, records=30).sizes["subspace 0"] == 30
+    # four groups need a share of them
+    assert frame_of((30, size - 30), groups=2, records=29).sizes["subspace 0"] == 30
+
+
+def test_records_whose_gradient_is_not_finite_are_left_out() -> None:
+    model, (x, y), size = problem(20)
+    x[7] = math.inf
+    frame = principal_basis(model, LOSS, (x, y), (19, size - 19), Principal(groups=1), seeded())
+    assert all(bool(group.basis.isfinite().all()) for group in frame.groups)
+    with pytest.raises(DataError, match="19 public records with finite"):
+        principal_basis(model, LOSS, (x, y), (20, size - 20), Principal(groups=1), seeded())
+
+
+@pytest.mark.parametrize("ranks", [(386,), (5, 6), (0, 386), (-1, 387), (387, -1)])
+def test_ranks_add_up_to_the_dimension(ranks: tuple[int, ...]) -> None:
+    assert problem()[2] == 386
+    with pytest.raises(InvalidValue, match="ranks="):
+        frame_of(ranks)
+
+
+def test_bases_in_double_precision_for_models_in_double_precision() -> None:
+    model, (x, y), size = problem()
+    frame = principal_basis(model.double(), LOSS, (x.double(), y), (5, size - 5), Principal(), seeded())
+    assert all(crookedness(group.basis) < 1e-14 for group in frame.groups)
+
+
+def test_memory_falls_with_the_number_of_groups() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(20, 20, bias=False) for _ in range(8)))
+    public = torch.randn(400, 20), torch.randint(0, 20, (400,))
+    held = []
+    for groups in (1, 2, 4, 8):
+        frame = principal_basis(
+            model, LOSS, public, (320, 2880), Principal(groups=groups, iterations=1), seeded()
+        )
+        held.append(sum(group.basis.untyped_storage().nbytes() for group in frame.groups))
+    assert held == [4 * 3200 * 320 // groups for groups in (1, 2, 4, 8)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_nothing_is_rounded_even_where_tensor_float_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    model, (x, y), size = problem()
+    model, public = model.eval().cuda(), (x.cuda(), y.cuda())
+    frame = principal_basis(
+        model, LOSS, public, (9, 20, size - 29), Principal(groups=2), torch.Generator("cuda")
+    )
+    assert all(crookedness(group.basis.cpu()) < 1e-6 for group in frame.groups)
+    gradients = gradient_rows(model, LOSS, public)
+    whole = torch.block_diag(*(group.basis for group in frame.groups)).double().cpu()
+    exact = gradients.double().cpu()
+    blocks = frame.blocks(gradients.clone())
+    left = blocks[RESIDUAL].double().cpu()
+    torch.testing.assert_close(left, exact - exact @ whole @ whole.T, atol=1e-6, rtol=1e-5)
+    total = torch.cat([block.sum(0) for block in blocks.values()])
+    torch.testing.assert_close(frame.to_parameters(total), gradients.sum(0), atol=1e-4, rtol=1e-4)
+
+
+LARGE = """
+import resource, torch
+from hush.training.methods.principal import principal_directions
+
+generator = torch.Generator().manual_seed(0)
+columns = [(62, 125, 250, 375), (63, 125, 250, 375), (62, 125, 250, 375), (63, 125, 250, 375)]
+start, bases = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
+for split in columns:
+    rows = torch.randn(2000, 291_898 // 4, generator=generator)
+    bases.append(principal_directions(rows, split, 1, generator))
+assert sum(basis.shape[1] for basis in bases) == 3250
+basis = bases[0].double()
+print((basis.T @ basis - torch.eye(basis.shape[1], dtype=torch.float64)).abs().max().item())
+del basis
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) * 1024)
+"""
+
+
+@pytest.mark.slow
+def test_the_largest_ranks_of_the_paper_fit_into_five_gigabytes() -> None:
+    result = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
+    crooked, used = map(float, result.stdout.split())
+    assert crooked < 1e-6
+    assert used < 5e9

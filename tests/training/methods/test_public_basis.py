@@ -1,0 +1,185 @@
+"""Steps in the subspaces of public gradients: what is summed, the noise, and going on after a stop."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+import hush
+from hush.core.errors import DataError
+from hush.core.parts import Noise, Sampling
+from hush.training.step import PrivateStep
+from tests.gradients.oracle import one_at_a_time
+
+RECORDS, PUBLIC, WIDTH, CLASSES = 24, 20, 40, 10
+SIZE = WIDTH * CLASSES + CLASSES
+LOSS = nn.CrossEntropyLoss()
+NOISE = hush.Gaussian(multiplier=1.0)
+EACH = nn.CrossEntropyLoss(reduction="none")
+
+
+def problem() -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Linear(WIDTH, CLASSES).double()
+    inputs = torch.randn(RECORDS + PUBLIC, WIDTH).double()
+    targets = torch.randint(0, CLASSES, (RECORDS + PUBLIC,))
+    data = inputs[:RECORDS], targets[:RECORDS]
+    return model, data, (inputs[RECORDS:], targets[RECORDS:])
+
+
+def plan(
+    l2: tuple[float, float], noise: Noise = NOISE, sampling: Sampling | None = None, every: int = 2
+) -> hush.Plan:
+    return hush.Plan(
+        sampling=sampling or hush.FullBatch(),
+        clipping=hush.Subspaces(
+            ranks=(8, SIZE - 8), l2=l2, bases=hush.Principal(groups=1, every=every, iterations=4)
+        ),
+        noise=noise,
+    )
+
+
+def stepper(chosen: hush.Plan, model: nn.Module, public: Any, **options: Any) -> PrivateStep:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    return hush.PrivateStep(
+        model,
+        LOSS,
+        optimizer,
+        chosen,
+        records=RECORDS,
+        public=public,
+        generator=torch.Generator().manual_seed(3),
+        **options,
+    )
+
+
+def vector(model: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def moved(step: PrivateStep, data: Any) -> Tensor:
+    before = vector(step.model)
+    for batch in step.batches(data, steps=1):
+        step(batch)
+    return (before - vector(step.model)) * step.plan.sampling.expected(RECORDS)
+
+
+def basis(step: PrivateStep) -> Tensor:
+    assert step._frames is not None
+    frame = step._frames._frame
+    assert frame is not None
+    return frame.groups[0].basis
+
+
+@pytest.mark.usefixtures("without_noise")
+def test_the_sum_is_clipped_in_each_subspace() -> None:
+    model, data, public = problem()
+    rows = one_at_a_time(model, EACH, *data, RECORDS)
+    step = stepper(plan((0.4, 0.3)), model, public)
+    found = moved(step, data)
+    directions = basis(step)
+    expected = torch.zeros(SIZE, dtype=torch.float64)
+    for row in rows:
+        inside = directions.T @ row
+        left = row - directions @ inside
+        assert inside.norm() > 0.4 or left.norm() > 0.3
+        expected += directions @ (inside * min(1.0, 0.4 / float(inside.norm())))
+        expected += left * min(1.0, 0.3 / float(left.norm()))
+    # what cutting leaves stays in the residual: the projection takes nothing away without thinning
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+    loose = stepper(plan((1e9, 1e9)), problem()[0], public)
+    torch.testing.assert_close(moved(loose, data), rows.sum(0), rtol=1e-8, atol=1e-10)
+
+
+def fits(values: Tensor, deviation: float) -> bool:
+    share = stats.chi2.cdf(float((values / deviation).square().sum()), values.numel())
+    return bool(1e-4 < share < 1 - 1e-4)
+
+
+@pytest.mark.parametrize("thinned", [False, True])
+def test_the_noise_is_what_is_charged_in_the_basis(thinned: bool) -> None:
+    sampling = hush.Coordinate(rate=0.5) if thinned else hush.FullBatch()
+    noise = hush.BlockGaussian(multipliers=(2e9, 5e9))
+    inside, left = [], []
+    for seed in range(30):
+        model, data, public = problem()
+        step = stepper(plan((1e-9, 1e-9), noise, sampling), model, public)
+        step.generator = torch.Generator().manual_seed(seed)
+        update = moved(step, data)
+        inside.append(basis(step).T @ update)
+        left.append(update - basis(step) @ inside[-1])
+    assert fits(torch.stack(inside), 2.0)
+    assert not fits(torch.stack(inside), 5.0)
+    # in SIZE - 8 dimensions: those of the subspace are taken out of the residual's noise
+    total = float(torch.stack(left).square().sum()) / 25
+    assert 1e-4 < stats.chi2.cdf(total, 30 * (SIZE - 8)) < 1 - 1e-4
+    assert stats.chi2.cdf(total * 1.2, 30 * (SIZE - 8)) > 1 - 1e-4
+
+
+def test_a_run_that_stops_between_bases_goes_on_exactly(tmp_path: Path) -> None:
+    noise = hush.BlockGaussian(multipliers=(1.0, 1.0))
+    ends = []
+    for stop in (None, 3):
+        model, data, public = problem()
+        step = stepper(plan((0.4, 0.3), noise, hush.Poisson(rate=0.5)), model, public)
+        for count, batch in enumerate(step.batches(data, steps=stop or 5), start=1):
+            step(batch)
+            assert count == step.steps
+        if stop is not None:
+            state = step.state_dict()
+            other = problem()[0]
+            again = stepper(step.plan, other, public, ledger=step.ledger)
+            again.load_state_dict(state)
+            for batch in again.batches(data, steps=2):
+                again(batch)
+            model = other
+        ends.append(vector(model))
+    assert torch.equal(ends[0], ends[1])
+
+
+def test_a_refused_public_set_leaves_the_name_of_the_run_free(tmp_path: Path) -> None:
+    model, data, public = problem()
+    chosen = plan((0.4, 0.3), hush.BlockGaussian(multipliers=(5.0, 5.0)))
+    few = public[0][:7], public[1][:7]
+    mixed = torch.cat([public[0], data[0][:1]]), torch.cat([public[1], data[1][:1]])
+
+    def run(given: Any) -> hush.Guarantee:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        budget = hush.Budget(epsilon=3.0, delta=1e-5)
+        options: Any = {"public": given, "directory": tmp_path / "run", "steps": 1}
+        return hush.train(model, LOSS, optimizer, chosen, data, budget=budget, **options).guarantee
+
+    with pytest.raises(DataError, match=r"7 public records .* cannot span the 8 directions"):
+        run(few)
+    with pytest.raises(DataError, match="same inputs as public ones"):
+        run(mixed)
+    assert run(public).epsilon.upper == hush.epsilon(chosen, steps=1, delta=1e-5).epsilon.upper
+
+
+def test_bases_are_found_anew_on_time() -> None:
+    model, data, public = problem()
+    step = stepper(plan((0.4, 0.3), every=2), model, public)
+    seen = []
+    for batch in step.batches(data, steps=4):
+        step(batch)
+        seen.append(basis(step))
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[2], seen[3])
+    assert not torch.allclose(seen[1], seen[2])
+
+
+def test_public_records_are_asked_for_and_are_not_the_private_ones() -> None:
+    model, data, public = problem()
+    with pytest.raises(DataError, match="public=None"):
+        stepper(plan((1.0, 1.0)), model, None)
+    with pytest.raises(DataError, match="the private data itself"):
+        next(stepper(plan((1.0, 1.0)), model, data).batches(data))
+    mixed = (torch.cat([public[0], data[0][:1]]), torch.cat([public[1], data[1][:1]]))
+    with pytest.raises(DataError, match="same inputs as public ones"):
+        next(stepper(plan((1.0, 1.0)), model, mixed).batches(data))
+    plain = hush.Plan(sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=NOISE)
+    with pytest.raises(DataError, match="no use for them"):
+        stepper(plain, model, public)

@@ -1,0 +1,537 @@
+"""Trials: what is proposed, tested, kept and taken back, and what is left on disk."""
+
+import copy
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+import hush
+from hush.core.errors import InvalidPlan, InvalidValue, LedgerError
+from hush.training.data import Batch
+from hush.training.fingerprint import fingerprint
+from hush.training.methods.selective import Trials
+from hush.training.resume import Snapshot
+from hush.training.step import PrivateStep
+
+RECORDS = 60
+NO_NOISE = 1e-12
+
+
+def plan(noise: float = 1.0, **release: Any) -> hush.Plan:
+    chosen = {"rate": 0.5, "clip": 0.01, "multiplier": 1.0, **release}
+    return hush.Plan(
+        sampling=hush.Poisson(rate=0.3),
+        clipping=hush.L2(norm=1.0),
+        noise=hush.Gaussian(multiplier=noise),
+        release=hush.Selective(**chosen),
+    )
+
+
+class Counting(nn.Module):
+    """A layer that remembers how often it was used."""
+
+    uses: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("uses", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            self.uses += 1
+        return x
+
+
+def problem(buffer: bool = False) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    extra = Counting() if buffer else nn.Identity()
+    model = nn.Sequential(nn.Linear(5, 4), extra, nn.Tanh(), nn.Dropout(0.1), nn.Linear(4, 3))
+    return model.double(), (torch.randn(RECORDS, 5).double(), torch.randint(0, 3, (RECORDS,)))
+
+
+def begin(
+    chosen: hush.Plan,
+    make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    loss: Any = None,
+    seed: int = 1,
+    buffer: bool = False,
+    **options: Any,
+) -> tuple[PrivateStep, tuple[Tensor, Tensor]]:
+    model, data = problem(buffer)
+    rates: dict[str, Any] = {"lr": 0.5, "momentum": 0.9} if make is torch.optim.SGD else {"lr": 0.05}
+    step = hush.PrivateStep(
+        model,
+        loss or nn.CrossEntropyLoss(),
+        make(model.parameters(), **rates),
+        chosen,
+        records=RECORDS,
+        generator=torch.Generator().manual_seed(seed),
+        **options,
+    )
+    return step, data
+
+
+def everything(step: PrivateStep) -> dict[str, Any]:
+    """A deep copy of all that a trial may move."""
+    return copy.deepcopy(
+        {
+            "weights": list(step.model.parameters()),
+            "gradients": [p.grad for p in step.model.parameters()],
+            "buffers": list(step.model.buffers()),
+            "optimizer": step.optimizer.state_dict(),
+        }
+    )
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return isinstance(other, Tensor) and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("test", ["mean", "summed"])
+def test_a_rejected_trial_leaves_nothing(make: Callable[..., torch.optim.Optimizer], test: str) -> None:
+    step, data = begin(plan(test=test, threshold=-1e9), make, buffer=True)
+    batches = step.batches(data, steps=3)
+    first = next(batches)
+    before = everything(step)
+    for batch in itertools.chain([first], batches):
+        assert not step(batch)
+        assert same(everything(step), before)
+    assert (step.steps, step.accepted) == (3, 0)
+    assert step.ledger.counts == {step.plan: 3}
+
+
+def test_an_accepted_trial_is_a_plain_step() -> None:
+    step, data = begin(plan(threshold=1e9))
+    plain, _ = begin(
+        hush.Plan(sampling=step.plan.sampling, clipping=step.plan.clipping, noise=step.plan.noise)
+    )
+    for batch in step.batches(data, steps=4):
+        plain.generator.set_state(step.generator.get_state())  # type: ignore[union-attr]
+        twin = Batch(batch.indices, data, batch.physical)
+        plain._drawn = twin
+        assert plain(twin)
+        assert step(batch)
+        assert same(everything(step)["weights"], everything(plain)["weights"])
+        assert same(everything(step)["optimizer"], everything(plain)["optimizer"])
+
+
+def after_a_rejection(keep: Callable[[Snapshot], None] | None = None) -> tuple[Any, Any]:
+    """The state after an accepted trial that follows rejected ones, and without these."""
+    step, data = begin(plan(multiplier=0.7), seed=3)
+    last_accepted = everything(step), copy.deepcopy(step.model), step.optimizer.state_dict()
+    rejected = 0
+    batches = step.batches(data)
+    while True:
+        generator = step.generator.get_state()  # type: ignore[union-attr]
+        moved = step(next(batches))
+        if moved and rejected >= 2 and last_accepted[2]["state"]:
+            break
+        rejected = 0 if moved else rejected + 1
+        if moved:
+            last_accepted = (
+                everything(step),
+                copy.deepcopy(step.model),
+                copy.deepcopy(step.optimizer.state_dict()),
+            )
+    fresh, _ = begin(plan(multiplier=0.7))
+    fresh.model.load_state_dict(last_accepted[1].state_dict())
+    fresh.optimizer.load_state_dict(last_accepted[2])
+    fresh.generator.set_state(generator)  # type: ignore[union-attr]
+    fresh.adopt_weights()
+    accepted = fresh(next(fresh.batches(data)))
+    return everything(step) | {"accepted": True}, everything(fresh) | {"accepted": accepted}
+
+
+def test_after_a_rejection_it_goes_on_as_if_it_had_never_been() -> None:
+    assert same(*after_a_rejection())
+
+
+def test_momentum_kept_on_rejection_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    restore = Snapshot.restore
+
+    def forgetful(self: Snapshot) -> None:
+        momentum = {key: dict(held) for key, held in self._optimizer.state.items()}
+        restore(self)
+        self._optimizer.state.update(momentum)
+
+    monkeypatch.setattr(Snapshot, "restore", forgetful)
+    assert not same(*after_a_rejection())
+
+
+def verdicts(chosen: hush.Plan, loss: Any = None, trials: int = 12) -> list[tuple[bool, float]]:
+    """Each verdict of a run with hardly any noise, and how much the test batch's loss rose by hand."""
+    step, (inputs, targets) = begin(chosen, loss=loss)
+    tests: list[Tensor] = []
+    release = chosen.release
+    assert isinstance(release, hush.Selective)
+    assert step._trials is not None
+    sampling = step._trials._sampling
+    draw = type(sampling).draw
+
+    def noted(self: Any, records: int, generator: Any) -> Tensor:
+        found = draw(self, records, generator)
+        if self.rate == release.rate:
+            tests.append(found)
+        return found
+
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(sampling), "draw", noted)
+        for batch in step.batches((inputs, targets), steps=trials):
+            old = copy.deepcopy(step.model).eval()
+            proposed: list[nn.Module] = []
+            move = step.apply
+
+            def moved(update: Tensor, move: Any = move, proposed: list[nn.Module] = proposed) -> None:
+                move(update)
+                proposed.append(copy.deepcopy(step.model).eval())
+
+            step.apply = moved  # type: ignore[method-assign]
+            accepted = step(batch)
+            step.apply = move  # type: ignore[method-assign]
+            total = 0.0
+            for row in tests[-1].tolist():  # one record at a time
+                rise = 0.0
+                for model, sign in ((proposed[0], 1), (old, -1)):
+                    value = nn.functional.cross_entropy(model(inputs[row][None]), targets[row][None])
+                    rise += sign * float(value.detach())
+                clip = release.clip
+                total += min(max(rise, -clip), clip) if release.test == "summed" else rise
+            expected = release.rate * RECORDS
+            found.append((accepted, total if release.test == "summed" else total / expected))
+    return found
+
+
+@pytest.mark.parametrize("test", ["mean", "summed"])
+def test_the_verdict_is_that_of_the_same_records_on_both_models(test: str) -> None:
+    release = {"test": test, "multiplier": NO_NOISE, "clip": 0.05, "threshold": -0.1, "rate": 0.47}
+    found = verdicts(plan(noise=2.0, **release))
+    bound = 0.05 if test == "mean" else math.inf
+    for accepted, rise in found:
+        assert accepted == (min(max(rise, -bound), bound) < -0.1 * 0.05)
+    assert {accepted for accepted, _ in found} == {True, False}
+
+
+def accepts_as_charged(test: str, multiplier: float, charged: float) -> bool:
+    """Whether the share of accepted trials fits the chance at both ends of the clip."""
+    step, _ = begin(plan(test=test, multiplier=multiplier, threshold=-0.5))
+    trials = step._trials
+    assert isinstance(trials, Trials)
+    repeats, fits = 4000, True
+    for end in (-1.0, 1.0):
+        number = torch.tensor(end * 0.01, dtype=torch.float64)
+        seen = sum(trials.passes(number.clone()) for _ in range(repeats))
+        least, most = hush.Selective(
+            rate=0.5,
+            clip=0.01,
+            multiplier=charged,
+            threshold=-0.5,
+            test=test,  # type: ignore[arg-type]
+        ).acceptance(1.0)
+        chance = most if end < 0 else least
+        fits &= bool(1e-4 < stats.binom.cdf(seen, repeats, chance) < 1 - 1e-4)
+    return fits
+
+
+@pytest.mark.parametrize("test", ["mean", "summed"])
+def test_the_noise_of_the_test_is_the_noise_that_is_charged(test: str) -> None:
+    assert accepts_as_charged(test, 1.1, 1.1)
+    assert not accepts_as_charged(test, 1.1, 1.4)
+
+
+def test_the_work_of_a_trial_does_not_depend_on_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    work: Counter[str] = Counter()
+
+    def counted(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            work[f"{owner.__name__}.{name}"] += 1
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for owner, name in (
+        (Snapshot, "__init__"),
+        (Snapshot, "restore"),
+        (nn.Linear, "forward"),
+        (torch.optim.SGD, "step"),
+        (torch, "randn"),
+        (torch, "rand"),
+        (Tensor, "copy_"),
+        (Tensor, "clone"),
+        (hush.Ledger, "_write"),
+    ):
+        counted(owner, name)
+    by_verdict: dict[bool, set[tuple[tuple[str, int], ...]]] = {True: set(), False: set()}
+    # exact draws take as many calls as it takes, whatever the verdict
+    step, data = begin(plan(rate=1.0), seed=5, arithmetic="assumed")
+    step.plan.sampling.__dict__["rate"] = 1.0  # so that all trials work on the same records
+    for number, batch in enumerate(step.batches(data, steps=12)):
+        work.clear()
+        moved = step(batch)
+        if number > 2:  # the first ones make the optimizer's state
+            by_verdict[moved].add(tuple(sorted(work.items())))
+    assert len(by_verdict[True]) == len(by_verdict[False]) == 1
+    assert by_verdict[True] == by_verdict[False]
+    assert "Snapshot.restore" in dict(next(iter(by_verdict[True])))
+
+
+def test_the_charge_is_on_disk_before_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "ledger.jsonl"
+    model, data = problem()
+    step = hush.PrivateStep(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.5),
+        plan(),
+        records=RECORDS,
+        ledger=path,
+    )
+    seen = []
+    losses = Trials._losses
+
+    def watched(self: Trials, parts: Any) -> Tensor:
+        seen.append(path.read_text().count('"charge"'))
+        return losses(self, parts)
+
+    monkeypatch.setattr(Trials, "_losses", watched)
+    for batch in step.batches(data, steps=2):
+        step(batch)
+    assert seen == [1, 1, 2, 2]
+
+    def broken(self: Trials, parts: Any) -> Tensor:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trials, "_losses", broken)
+    before = everything(step)
+    with pytest.raises(KeyboardInterrupt):
+        step(next(step.batches(data)))
+    assert same(everything(step), before)
+    assert path.read_text().count('"charge"') == 3
+
+
+def test_the_ledger_does_not_name_a_rejected_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, data = begin(plan(threshold=-1e9))
+    names = []
+    private_gradient = step.private_gradient
+
+    def noted(batch: Batch) -> Tensor:
+        update = private_gradient(batch)
+        names.append(fingerprint([update]))
+        return update
+
+    monkeypatch.setattr(step, "private_gradient", noted)
+    for batch in step.batches(data, steps=3):
+        step(batch)
+    assert not {*names} & {*step.ledger.releases}
+    # the mask changes with the generator, so the name of the same proposal does
+    parts: list[tuple[Any, Any, Tensor | None]] = [(*data, None)]
+    assert step._trials is not None
+    update = torch.ones(3)
+    assert step._trials._masked_name(update, parts) != step._trials._masked_name(update, parts)
+
+
+def test_repeating_a_trial_on_other_records_is_refused() -> None:
+    step, (inputs, targets) = begin(plan(threshold=1e9))
+    state = copy.deepcopy(step.state_dict())
+    step(next(step.batches((inputs, targets))))
+    step.load_state_dict(state)
+    step(next(step.batches((inputs, targets))))
+    assert step.ledger.counts == {step.plan: 1}, "the same trial again costs nothing"
+    step.load_state_dict(state)
+    with pytest.raises(LedgerError, match="already released with another value"):
+        step(next(step.batches((inputs + 1e-9, targets))))
+
+
+def test_an_empty_test_batch_is_a_difference_of_nothing() -> None:
+    for threshold, expected in ((-0.5, False), (0.5, True)):
+        step, data = begin(plan(rate=1e-9, multiplier=NO_NOISE, threshold=threshold))
+        assert [step(batch) for batch in step.batches(data, steps=2)] == [expected] * 2
+
+
+@pytest.mark.parametrize("test", ["mean", "summed"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_the_worst(test: str, bad: float) -> None:
+    step, _ = begin(plan(test=test))
+    assert step._trials is not None
+    number = step._trials._number
+    good, broken = torch.tensor([1.0]).double(), torch.tensor([bad]).double()
+    assert number(broken, good) == 0.01
+    assert number(good, broken) == -0.01
+    assert number(broken, broken) == 0
+    both = number(torch.tensor([bad, 1.0]).double(), torch.tensor([1.0, bad]).double())
+    assert both == (0.01 if test == "mean" else 0.0)
+
+
+def test_one_record_moves_the_sum_by_one_clip_and_the_mean_by_two() -> None:
+    summed, _ = begin(plan(test="summed"))
+    mean, _ = begin(plan(test="mean"))
+    assert summed._trials is not None
+    assert mean._trials is not None
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        new, old = torch.randn(2, 9, generator=generator, dtype=torch.float64)
+        moved = summed._trials._number(new, old) - summed._trials._number(new[1:], old[1:])
+        assert abs(float(moved)) <= 0.01 * (1 + 1e-9)
+        assert abs(float(mean._trials._number(new, old))) <= 0.01
+
+
+class Deciding(nn.Module):
+    """Takes another way if all it is given is small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.linear(x)
+        return scores * 1000 if x.abs().max() < 10 else scores
+
+
+def test_a_record_does_not_decide_for_the_others() -> None:
+    torch.manual_seed(0)
+    model = Deciding().double()
+    chosen = plan(test="summed", clip=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    step = hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, chosen, records=RECORDS)
+    trials = step._trials
+    assert trials is not None
+    x, y = torch.randn(20, 5).double(), torch.randint(0, 3, (20,))
+    outlier = torch.cat([x, torch.full((1, 5), 100.0).double()]), torch.cat([y, y[:1]])
+    without, with_it = (trials._losses([(*part, None)]) for part in ((x, y), outlier))
+    assert torch.allclose(with_it[:20], without)
+    assert not torch.allclose(
+        nn.CrossEntropyLoss(reduction="none")(model(outlier[0]), outlier[1])[:20], without
+    )
+    change = trials._number(with_it, 0 * with_it) - trials._number(without, 0 * without)
+    assert abs(float(change)) <= 0.01 * (1 + 1e-9)
+    trained = (torch.randn(RECORDS, 5).double(), torch.randint(0, 3, (RECORDS,)))
+    for batch in step.batches(trained, steps=2):
+        step(batch)
+
+
+def train(chosen: hush.Plan, *, budget: hush.Budget | None = None, **options: Any) -> Any:
+    step, data = begin(chosen)
+    scheduler = torch.optim.lr_scheduler.StepLR(step.optimizer, 2, 0.9)
+    run = hush.train(
+        step.model,
+        nn.CrossEntropyLoss(),
+        step.optimizer,
+        chosen,
+        data,
+        budget=budget or hush.Budget(epsilon=500.0, delta=1e-5),
+        scheduler=scheduler,
+        generator=torch.Generator().manual_seed(1),
+        **options,
+    )
+    return run, step.model, scheduler
+
+
+def test_a_run_counts_its_trials_and_the_schedule_its_updates() -> None:
+    chosen = plan(noise=2.0)
+    run, _, scheduler = train(chosen, steps=20, evaluate_every=4)
+    assert run.guarantee.epsilon == hush.epsilon(chosen, steps=20, delta=1e-5).epsilon
+    assert run.steps == 20
+    assert 0 < run.accepted < 20
+    assert scheduler.last_epoch == run.accepted
+    assert [line["accepted"] for line in run.metrics][-1] == run.accepted
+
+
+def test_hidden_trials_leave_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tests = []
+    passes = Trials.passes
+
+    def noted(self: Trials, number: Tensor) -> bool:
+        tests.append(passes(self, number))
+        return tests[-1]
+
+    monkeypatch.setattr(Trials, "passes", noted)
+    chosen = plan(noise=2.0, accounting="per-acceptance")
+    run, _, scheduler = train(chosen, steps=6, directory=tmp_path / "run", evaluate_every=2)
+    assert sum(tests) == run.steps == scheduler.last_epoch == 6
+    assert len(tests) > 6, "some were rejected"
+    assert run.accepted is None
+    assert run.guarantee.epsilon == hush.epsilon(chosen, steps=6, delta=1e-5).epsilon
+    lines = [json.loads(line) for line in (tmp_path / "run/ledger.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 + 6
+    kept = {"charge", "run", "step", "randomness", "release", "chain"}
+    assert all(line.keys() == kept for line in lines[2:])
+    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert all(line.keys() == {"step", "epsilon"} for line in metrics)
+
+
+@pytest.mark.parametrize("accounting", ["per-trial", "per-acceptance"])
+def test_a_run_in_parts_ends_like_one_in_one_go(tmp_path: Path, accounting: str) -> None:
+    chosen = plan(noise=2.0, accounting=accounting)
+    whole, *_ = train(chosen, steps=11, directory=tmp_path / "whole", evaluate_every=3)
+    train(chosen, steps=5, directory=tmp_path / "parts", evaluate_every=3)
+    parts, *_ = train(chosen, steps=11, directory=tmp_path / "parts", resume=True, evaluate_every=3)
+    assert (parts.guarantee, parts.accepted) == (whole.guarantee, whole.accepted)
+    name = "model.safetensors"
+    assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_crash_after_the_charge_is_repeated_not_paid_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = plan(noise=2.0)
+    whole, *_ = train(chosen, steps=9, directory=tmp_path / "whole", evaluate_every=3)
+    calls = 0
+    passes = Trials.passes
+
+    def crash(self: Trials, number: Tensor) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise KeyboardInterrupt
+        return passes(self, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trials, "passes", crash)
+        with pytest.raises(KeyboardInterrupt):
+            train(chosen, steps=9, directory=tmp_path / "run", evaluate_every=3)
+    again, *_ = train(chosen, steps=9, directory=tmp_path / "run", evaluate_every=3, resume=True)
+    assert (again.guarantee, again.accepted) == (whole.guarantee, whole.accepted)
+    name = "model.safetensors"
+    assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_the_budget_fixes_the_number_of_trials() -> None:
+    chosen = plan(noise=2.0, multiplier=2.0)
+    cost = [hush.epsilon(chosen, steps=n, delta=1e-5).epsilon.upper for n in (7, 8)]
+    run, *_ = train(chosen, budget=hush.Budget(epsilon=sum(cost) / 2, delta=1e-5))
+    assert (run.steps, run.stopped) == (7, "budget")
+
+
+def test_impossible_acceptance_is_refused_beforehand(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match=r"between m=.* and M=.*: in 20 trials"):
+        train(plan(multiplier=0.5, threshold=-8.0), steps=20, directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(InvalidValue, match=r"between m=.* and M=.*hidden trials"):
+        begin(plan(multiplier=0.1, accounting="per-acceptance"))
+
+
+def test_what_is_not_proved_is_refused() -> None:
+    bads: list[dict[str, Any]] = [{"accounting": "free"}, {"test": "median"}]
+    for bad in bads:
+        with pytest.raises(InvalidPlan, match="must be one of"):
+            plan(**bad)
+    with pytest.raises(InvalidPlan, match="is not proved for test"):
+        plan(test="summed", accounting="per-acceptance")

@@ -1,0 +1,150 @@
+"""Noise that is drawn while gradients are computed."""
+
+import time
+from concurrent.futures import Future, wait
+from threading import Thread, current_thread
+
+import pytest
+import torch
+from torch import nn
+
+import hush
+from hush.core.parts import Noise
+from hush.core.randomness import Stream
+from hush.training.async_noise import in_background, spare_core
+from tests.training.test_step import LOSS
+
+RECORDS = 20
+
+
+def update(
+    noise: Noise, monkeypatch: pytest.MonkeyPatch, many: int, rate: float = 0.5
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What one step releases, and the state of its generator then."""
+    monkeypatch.setattr("hush.training.step._MANY", many)
+    torch.manual_seed(0)
+    model = nn.Linear(60, 30)
+    inputs, targets = torch.randn(RECORDS, 60), torch.randint(0, 30, (RECORDS,))
+    clipping = hush.Lp(p=1.0, norm=1.0) if isinstance(noise, hush.Laplace) else hush.L2(norm=1.0)
+    plan = hush.Plan(sampling=hush.Poisson(rate=rate), clipping=clipping, noise=noise)
+    step = hush.PrivateStep(
+        model,
+        LOSS,
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        plan,
+        records=RECORDS,
+        generator=torch.Generator().manual_seed(1),
+        physical_batch=3,
+    )
+    for batch in step.batches((inputs, targets), steps=1):
+        step(batch)
+    assert step.update is not None
+    assert isinstance(step.generator, Stream)
+    return step.update, step.generator.get_state()
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        hush.Gaussian(multiplier=1.0),
+        hush.Laplace(multiplier=1.0),
+        hush.GeneralizedGaussian(beta=2.0, multiplier=1.0),
+        hush.Rectified(scale=1.0, bound=2.0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rate", [1e-9, 0.5])
+@pytest.mark.parametrize("spare", [False, True])
+def test_early_noise_is_the_same_noise(
+    noise: Noise, rate: float, spare: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hush.training.async_noise.spare_core", lambda: spare)
+    late, after = update(noise, monkeypatch, 10**9, rate)
+    early, then = update(noise, monkeypatch, 1, rate)
+    assert torch.equal(early, late)
+    assert torch.equal(after, then)
+    assert late.std() > 0
+
+
+def test_only_noise_that_does_not_depend_on_the_sum_comes_before_it() -> None:
+    kinds = {name: kind for name, kind in Noise.kinds.items() if issubclass(kind, Noise)}
+    names = {name for name, kind in kinds.items() if kind.additive}
+    assert names == {"Gaussian", "Laplace", "GeneralizedGaussian", "BlockGaussian"}
+
+    class Rounded(hush.Gaussian):
+        pass
+
+    assert not Rounded.additive
+    del Noise.kinds["Rounded"]
+
+
+def test_coordinates_and_noise_are_not_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come from one generator, which two threads must not share."""
+    seen: list[bool] = []
+    monkeypatch.setattr("hush.training.step._MANY", 1)
+    model = nn.Linear(3, 2)
+    for sampling in (hush.Poisson(rate=0.5), hush.Twice(rate=0.5, coordinate_rate=0.5)):
+        noise = hush.Gaussian(multiplier=1.0)
+        plan = hush.Plan(sampling=sampling, clipping=hush.L2(norm=1.0), noise=noise)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        step = hush.PrivateStep(model, LOSS, optimizer, plan, records=9)
+        seen.append(step._early())
+    assert seen == [True, False]
+
+
+def test_a_thread_is_not_added_to_as_many_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, done = torch.get_num_threads(), list[Thread]()
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(threads + 1)))
+    assert spare_core()
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(threads)))
+    assert not spare_core()
+    monkeypatch.delattr("os.sched_getaffinity")
+    monkeypatch.setattr("os.cpu_count", lambda: None)
+    assert not spare_core()
+    with in_background(lambda: done.append(current_thread()), early=True) as ready:
+        ready()
+        assert done == [current_thread()]
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_what_the_work_raises_is_raised(early: bool) -> None:
+    def work() -> None:
+        raise ValueError("no noise")
+
+    with pytest.raises(ValueError, match="no noise"), in_background(work, early) as result:
+        result()
+
+
+def test_the_work_is_over_when_the_block_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hush.training.async_noise.spare_core", lambda: True)
+    done: list[int] = []
+
+    def work() -> None:
+        time.sleep(0.05)
+        done.append(1)
+
+    with pytest.raises(KeyError), in_background(work, early=True):
+        raise KeyError
+    assert done == [1]
+
+
+def test_an_interrupt_waits_for_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hush.training.async_noise.spare_core", lambda: True)
+    done: list[int] = []
+    waits: list[int] = []
+
+    def work() -> None:
+        time.sleep(0.05)
+        done.append(1)
+
+    def impatient(works: list[Future[None]]) -> None:
+        waits.append(1)
+        if len(waits) == 1:
+            raise KeyboardInterrupt
+        wait(works)
+
+    monkeypatch.setattr("hush.training.async_noise.wait", impatient)
+    with pytest.raises(KeyboardInterrupt), in_background(work, early=True):
+        pass
+    assert done == [1]
+    assert len(waits) == 2

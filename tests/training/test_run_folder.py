@@ -1,0 +1,141 @@
+import errno
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+import hush
+from hush.core.errors import CheckpointError, InvalidPlan, LedgerError
+from hush.core.plan import read_plan, write_plan
+from hush.training import checkpoint
+from hush.training.run_folder import RunFolder
+
+PLAN = hush.Plan(
+    sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+)
+
+
+def test_it_keeps_its_plan_and_refuses_another(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "a" / "run", PLAN, resume=False)
+    with hush.Ledger(folder.ledger) as ledger:
+        folder.begin(PLAN, ledger)
+    assert read_plan(tmp_path / "a" / "run" / "plan.toml") == PLAN
+    RunFolder(tmp_path / "a" / "run", PLAN, resume=True)
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        RunFolder(tmp_path / "a" / "run", PLAN, resume=False)
+    other = hush.Plan(sampling=PLAN.sampling, clipping=hush.L2(norm=2.0), noise=PLAN.noise)
+    with pytest.raises(InvalidPlan, match=r"another plan .*clipping\.norm is 1\.0 there and 2\.0 here"):
+        RunFolder(tmp_path / "a" / "run", other, resume=True)
+
+
+def test_metrics_after_the_checkpoint_are_dropped_and_torn_lines_too(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, PLAN, resume=True)
+    assert folder.metrics() == []
+    for step in (5, 10, 15):
+        folder.add_metrics({"step": step})
+    with (tmp_path / "metrics.jsonl").open("a") as file:  # cut short by a crash
+        file.write('{"step": 2')
+    assert folder.metrics(up_to=10) == [{"step": 5}, {"step": 10}]
+    folder.add_metrics({"step": 15})
+    assert folder.metrics() == [{"step": 5}, {"step": 10}, {"step": 15}]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_null_in_the_file(tmp_path: Path, loss: float) -> None:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    folder = RunFolder(tmp_path, PLAN, resume=True)
+    folder.add_metrics({"step": 5, "loss": loss})
+    for _ in range(2):
+        lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line, parse_constant=refuse) for line in lines] == [{"step": 5, "loss": None}]
+        assert math.isnan(folder.metrics(up_to=5)[0]["loss"])
+
+
+@pytest.mark.parametrize(
+    "line", ["oops}", "", "null", '{"loss": 1}', '{"step": "5"}', '{"step": 2{"step": 3}', "\udc80"]
+)
+def test_metrics_that_no_run_wrote_are_named_with_the_way_out(tmp_path: Path, line: str) -> None:
+    folder = RunFolder(tmp_path, PLAN, resume=True)
+    folder.add_metrics({"step": 5})
+    path = tmp_path / "metrics.jsonl"
+    with path.open("ab") as file:
+        file.write(line.encode(errors="surrogateescape") + b"\n")
+    folder.add_metrics({"step": 10})
+    before = path.read_bytes()
+    with pytest.raises(CheckpointError, match=rf"{path}, line 2.*delete the line, or the file"):
+        folder.metrics(up_to=10)
+    assert path.read_bytes() == before
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_reported_with_the_file_it_hit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path, PLAN, resume=True)
+    with hush.Ledger(folder.ledger) as ledger:
+        monkeypatch.setattr(os, "fsync", full_disk)
+        with pytest.raises(OSError, match=r"No space left.*unchanged.*resume.*anchor\.json"):
+            folder.begin(PLAN, ledger)
+        with pytest.raises(OSError, match=r"No space left.*plan\.toml"):
+            write_plan(PLAN, tmp_path / "plan.toml")
+        with pytest.raises(OSError, match=r"No space left.*checkpoint\.safetensors"):
+            checkpoint.save(folder.checkpoint, {"numbers": [1, 2]})
+        with pytest.raises(LedgerError, match=r"ledger\.jsonl.*No space left"):
+            ledger.charge(PLAN, run="r", step=1, release="a")
+    monkeypatch.undo()
+    monkeypatch.setattr(Path, "open", full_disk)
+    with pytest.raises(OSError, match=r"No space left.*metrics\.jsonl"):
+        folder.add_metrics({"step": 1})
+    monkeypatch.undo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.jsonl"]
+
+
+def test_a_crash_while_the_plan_is_written_leaves_a_folder_that_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "run", PLAN, resume=False)
+    with hush.Ledger(folder.ledger) as ledger:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", full_disk)
+            with pytest.raises(OSError, match="No space"):
+                folder.begin(PLAN, ledger)
+        again = RunFolder(tmp_path / "run", PLAN, resume=False)
+        again.begin(PLAN, ledger)
+    assert read_plan(tmp_path / "run" / "plan.toml") == PLAN
+
+
+def test_a_run_refused_before_it_began_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "a/run", PLAN, resume=False)
+
+    def refused() -> None:
+        with hush.Ledger(folder.ledger) as ledger, folder.nothing_if_refused():
+            folder.begin(PLAN, ledger)
+
+    monkeypatch.setattr("hush.training.run_folder.write_plan", full_disk)  # the anchor is there already
+    with pytest.raises(OSError, match="No space"):
+        refused()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", [None, b"", b"[]", b'{"ledger": "other"}'])
+def test_another_ledger_than_the_run_s_is_noticed(tmp_path: Path, content: bytes | None) -> None:
+    folder = RunFolder(tmp_path, PLAN, resume=True)
+    with hush.Ledger(folder.ledger) as ledger:
+        folder.check_ledger(ledger)  # no run yet
+        folder.begin(PLAN, ledger)
+        folder.check_ledger(ledger)
+        if content is None:
+            (tmp_path / "anchor.json").unlink()
+        else:
+            (tmp_path / "anchor.json").write_bytes(content)
+        with pytest.raises(LedgerError, match=r"anchor\.json.*replaced.*Restore"):
+            folder.check_ledger(ledger)

@@ -1,0 +1,420 @@
+"""Neighbours that differ by one slot's record, run through the step itself: what one record can move."""
+
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hush
+from hush.core.errors import LedgerError, Unsupported
+from hush.core.plan import Plan
+from hush.core.randomness import Stream
+from hush.data.views import flips_and_shifts
+from hush.gradients.recording import record
+from hush.training.data import Batch
+from hush.training.methods.adaptive import Adaptive, AdaptiveDescent
+from hush.training.step import PrivateStep
+
+LOSS = nn.CrossEntropyLoss()
+
+
+def plan_of(clipping: Any = None, sampling: Any = None, multiplier: float = 1.0) -> Plan:
+    noise: Any = hush.Gaussian(multiplier=multiplier)
+    if isinstance(clipping, hush.Lp):
+        noise = hush.GeneralizedGaussian(beta=clipping.p, multiplier=multiplier)
+    return hush.Plan(
+        sampling=sampling or hush.FullBatch(), clipping=clipping or hush.L2(norm=1.0), noise=noise
+    )
+
+
+def step_of(model: nn.Module, plan: Plan, records: int, loss: Any = LOSS, **options: Any) -> PrivateStep:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(1)
+    return hush.PrivateStep(
+        model, loss, optimizer, plan, records=records, generator=generator, **options
+    )
+
+
+def all_but(records: int, *slots: int) -> Tensor:
+    present = torch.ones(records, dtype=torch.bool)
+    present[list(slots)] = False
+    return present
+
+
+class Dropping(nn.Module):
+    """Dropout, and a decision that each record takes for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.dropout(self.first(x).relu(), 0.5, self.training)
+        if (x[:, 0] > 0).all():
+            hidden = hidden * 2
+        scores: Tensor = self.second(hidden)
+        return scores
+
+
+CLIPPINGS = [
+    hush.L2(norm=0.5),
+    hush.Lp(p=1.5, norm=0.5),
+    hush.Linf(norm=0.05),
+    hush.L2Linf(l2=0.5, linf=0.1),
+    hush.Box(bounds=((40, 0.1), (43, 0.2))),
+    hush.Subspaces(ranks=(40, 43), l2=(0.3, 0.4), linf=(0.1, 0.2)),
+    hush.Importance(norm=0.5),
+]
+
+
+@pytest.mark.parametrize("sampling", [hush.FullBatch(), hush.Poisson(rate=0.6)], ids=str)
+@pytest.mark.parametrize("clipping", CLIPPINGS, ids=str)
+def test_an_empty_slot_takes_away_its_own_share_alone(clipping: Any, sampling: Any) -> None:
+    """The same coins, masks and noise for neighbours: releases differ by what one record may add."""
+    torch.manual_seed(0)
+    records = 40
+    inputs, targets = 3 * torch.randn(records, 6), torch.randint(0, 3, (records,))
+    sums = []
+    state = None
+    for present in (None, all_but(records, 7)):
+        torch.manual_seed(0)
+        step = step_of(Dropping(), plan_of(clipping, sampling), records, physical_batch=16)
+        batch = next(step.batches((inputs, targets), present=present))
+        assert isinstance(step.generator, Stream)
+        state = step.generator.get_state() if state is None else state
+        step.generator.set_state(state)
+        sums.append(step.clipped_sum(batch).clone())
+        if 7 not in batch.indices:
+            pytest.skip("the slot was not drawn")
+    moved = sums[0] - sums[1]
+    for ball, part in zip(
+        clipping.balls(83), moved.split([b.dimension or 83 for b in clipping.balls(83)]), strict=True
+    ):
+        assert float(torch.linalg.vector_norm(part, ball.p)) <= ball.norm * (1 + step.rounding)
+        assert float(part.abs().max()) <= ball.top * (1 + step.rounding)
+    assert float(moved.norm()) > 1e-3, "the record adds something"
+
+
+def test_what_an_empty_slot_holds_does_not_matter() -> None:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))
+    sums = []
+    for content in (1.0, 1e30, torch.nan):
+        inputs[3] = content
+        torch.manual_seed(0)
+        step = step_of(nn.Linear(6, 3), plan_of(), 20, physical_batch=8)
+        sums.append(step.clipped_sum(next(step.batches((inputs, targets), present=all_but(20, 3)))))
+    assert torch.equal(sums[0], sums[1])
+    assert torch.equal(sums[0], sums[2])
+
+
+def kinked(records: int) -> tuple[nn.Module, Tensor]:
+    """A model and records at a kink of it, active or not by how a product of their place rounds."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(10, 4), nn.Linear(4, 2)
+    model = nn.Sequential(first, nn.ReLU(), second)
+    with torch.no_grad():
+        first.bias.zero_()
+        second.bias.zero_()
+        first.weight[1:].zero_()
+        first.weight[1:, 0] = -1.0
+    weight, seed = first.weight[0].double().detach(), torch.Generator().manual_seed(1)
+    largest = int(weight.abs().argmax())
+    for _ in range(3000):
+        x = torch.randn(10, generator=seed)
+        x[0] = x[0].abs() + 0.5
+        x[largest] = 0.0
+        x[largest] = float(-(x.double() @ weight) / weight[largest])
+        active = first(x.repeat(8, 1)).detach()[:, 0] > 0
+        if bool(active[0::2].all()) and not bool(active[1::2].any()):
+            blank = torch.zeros(10)
+            blank[0] = 1e-30
+            rows = torch.stack([16 * x if i % 2 == 0 else blank for i in range(records)])
+            return model, torch.cat([blank[None], rows])
+    pytest.skip("products on this machine do not round by place")
+
+
+def test_rounding_by_place_tells_nothing_of_who_is_there() -> None:
+    """Records are at a kink that rounding decides: moved by one place, all change at once."""
+    records = 100
+    model, inputs = kinked(records)
+    targets = torch.zeros(records + 1, dtype=torch.long)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name == "0.weight")
+
+    def total(rows: Tensor, present: Tensor | None) -> Tensor:
+        trained = [value for value in model.parameters() if value.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=1.0)
+        step = hush.PrivateStep(
+            model, LOSS, optimizer, plan_of(), records=len(rows), physical_batch=1000
+        )
+        batch = next(step.batches((rows, targets[: len(rows)]), present=present))
+        return step.clipped_sum(batch).clone()
+
+    whole = total(inputs, None)
+    assert float((whole - total(inputs, all_but(records + 1, 0))).norm()) <= 1e-6
+    # with its row taken out, everybody moves by a place
+    assert float((whole - total(inputs[1:], None)).norm()) > 10
+
+
+def test_sums_of_many_physical_batches_do_not_lose_a_record() -> None:
+    records, width = 20_000, 4
+    seed = torch.Generator().manual_seed(0)
+    inputs = (torch.rand(records, width, generator=seed) * 0.2 + 0.9) * 0.45
+    model = nn.Linear(width, 1, bias=False)
+    step = step_of(model, plan_of(), records, loss=lambda out, _: out[:, 0], physical_batch=8)
+    found = step.clipped_sum(next(step.batches((inputs, torch.zeros(records)))))
+    exact = inputs.double().sum(0)
+    assert float((found - exact).norm()) < 1e-3
+    single = torch.zeros(width)
+    for part in inputs.split(8):
+        single += part.sum(0)
+    assert float((single.double() - exact).norm()) > 3e-3, "added up in single precision"
+
+
+def test_views_follow_the_slot() -> None:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(12, 1, 6, 6), torch.randint(0, 3, (12,))
+    sums = []
+    for present in (None, all_but(12, 5)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+        step = step_of(model, plan_of(), 12, physical_batch=4, views=flips_and_shifts(3))
+        sums.append(step.clipped_sum(next(step.batches((inputs, targets), present=present))).clone())
+    assert 1e-3 < float((sums[0] - sums[1]).norm()) <= 1 + step.rounding
+
+
+class Range(nn.Module):
+    """Divided by the largest number of the whole batch, as dynamic quantisation does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.linear(x / x.abs().amax().clamp(min=3.0))
+        return scores
+
+
+class Guarded(nn.Module):
+    """Inputs out of range take another path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.linear(x * 0 + 1 if x.abs().max() > 10 else x)
+        return scores
+
+
+def outlier(records: int) -> tuple[Tensor, Tensor]:
+    seed = torch.Generator().manual_seed(0)
+    inputs = torch.randn(records, 3, generator=seed).clamp(-3, 3)
+    targets = (inputs[:, 0] > -1).long()
+    inputs[-1] = torch.tensor([1000.0, 0.0, 0.0])
+    return inputs, targets
+
+
+@pytest.mark.parametrize("kind", [Range, Guarded])
+def test_one_record_moves_the_choice_of_a_step_by_its_clip(kind: type[nn.Module]) -> None:
+    data = outlier(300)
+    changes = []
+    for present in (None, all_but(300, 299)):
+        torch.manual_seed(1)
+        descent = AdaptiveDescent(
+            kind(),
+            LOSS,
+            data,
+            hush.Budget(epsilon=1.0, delta=1e-5),
+            Adaptive(clip=1.0, loss_clip=0.5, sizes=5),
+            physical_batch=100,
+            present=present,
+        )
+        direction = torch.randn(8, generator=torch.Generator().manual_seed(5)).double()
+        changes.append(descent._changes(direction, torch.linspace(0, 5, 6).tolist()))
+    assert float((changes[0] - changes[1]).norm()) <= 0.5 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("kind", [Range, Guarded])
+def test_one_record_moves_a_selective_test_by_its_clip(kind: type[nn.Module]) -> None:
+    inputs, targets = outlier(300)
+    release = hush.Selective(rate=0.25, clip=0.05, multiplier=8.0, threshold=0.0, test="summed")
+    plan = hush.Plan(
+        sampling=hush.Poisson(rate=0.25),
+        clipping=hush.L2(norm=1.0),
+        noise=hush.Gaussian(multiplier=4.0),
+        release=release,
+    )
+    numbers = []
+    for present in (None, all_but(300, 299)):
+        torch.manual_seed(3)
+        step = step_of(kind(), plan, 300)
+        trials = step._trials
+        assert trials is not None
+        parts = [(inputs, targets, present)]
+        old = trials._losses(parts)
+        with torch.no_grad():
+            step.model.linear.weight.add_(torch.tensor([[-5.0, 0, 0], [5.0, 0, 0]]))  # type: ignore[union-attr, operator]
+        numbers.append(float(trials._number(trials._losses(parts), old)))
+    assert abs(numbers[0] - numbers[1]) <= 0.05 * (1 + 1e-6)
+
+
+def test_weights_moved_outside_of_the_step_void_the_guarantee() -> None:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))
+    model = nn.Linear(6, 3)
+    step = step_of(model, plan_of(), 20)
+    step(next(step.batches((inputs, targets))))
+    assert step.spent(1e-5).epsilon.upper > 0
+    assert all(value.grad is None for value in model.parameters()), "nothing is left to be applied"
+    step.optimizer.step()
+    assert step.spent(1e-5).epsilon.upper > 0, "without a gradient nothing moved"
+    nn.functional.cross_entropy(model(inputs), targets).backward()
+    step.optimizer.step()
+    for spent in (step.spent, step.ledger.epsilon):
+        with pytest.raises(LedgerError, match="outside of the private step"):
+            spent(1e-5)
+
+
+def test_weights_that_are_loaded_may_be_adopted() -> None:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))
+    model = nn.Linear(6, 3)
+    step = step_of(model, plan_of(), 20)
+    step(next(step.batches((inputs, targets))))
+    with torch.no_grad():
+        model.weight.clamp_(-0.1, 0.1)
+    step.adopt_weights()
+    step(next(step.batches((inputs, targets))))
+    assert step.spent(1e-5).epsilon.upper > 0
+
+
+def test_the_guarantee_says_what_is_assumed() -> None:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))
+    said = {}
+    for arithmetic in ("proved", "assumed"):
+        step = step_of(nn.Linear(6, 3), plan_of(), 20, arithmetic=arithmetic)
+        step(next(step.batches((inputs, targets))))
+        said[arithmetic] = str(step.spent(1e-5))
+    assert "zero-out one record" in said["proved"]
+    assert "assumed" not in said["proved"]
+    assert "arithmetic: assumed" in said["assumed"]
+    # many positions, of which a sum in single precision may cancel
+    model = nn.Sequential(nn.Linear(64, 64), nn.Flatten(), nn.Linear(64 * 4, 3))
+    tape = record(model, nn.CrossEntropyLoss(reduction="none"), torch.randn(2, 4, 64), targets[:2])
+    assert not tape.rounding_bounded(20)
+    step = step_of(model, plan_of(), 20)
+    step(next(step.batches((torch.randn(20, 4, 64), targets))))
+    assert step.spent(1e-5).arithmetic == "assumed"
+    assert record(
+        model.double(), LOSS_EACH, torch.randn(2, 4, 64).double(), targets[:2]
+    ).rounding_bounded(20)
+
+
+LOSS_EACH = nn.CrossEntropyLoss(reduction="none")
+
+
+def test_a_batch_is_drawn_by_slot() -> None:
+    """Coin i is of slot i: whether a slot is empty changes nobody's draw."""
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(50, 6), torch.randint(0, 3, (50,))
+    drawn = []
+    for present in (None, all_but(50, 0, 20)):
+        step = step_of(nn.Linear(6, 3), plan_of(sampling=hush.Poisson(rate=0.4)), 50)
+        batch: Batch = next(step.batches((inputs, targets), present=present))
+        drawn.append(batch.indices.tolist())
+    assert drawn[0] == drawn[1]
+
+
+class OddDraws(nn.Module):
+    """Dropout in one way of two, so that how much is drawn depends on a record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if (x[:, 0] > 50).all():
+            return cast(Tensor, self.linear(x))
+        return cast(Tensor, self.linear(nn.functional.dropout(x, 0.5, self.training)))
+
+
+def test_what_one_record_draws_moves_nobody_else_s_draws() -> None:
+    """A record that goes its own way leaves the masks of later batches and all coins as they were."""
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(48, 6), torch.randint(0, 3, (48,))
+    for clipping in (hush.L2(norm=1.0), hush.Importance(norm=1.0)):
+        sums = []
+        for first in (0.0, 100.0):
+            inputs[5, 0] = first
+            torch.manual_seed(0)
+            step = step_of(OddDraws(), plan_of(clipping), 48, physical_batch=16)
+            batch = next(step.batches((inputs, targets), present=all_but(48, 5)))
+            sums.append(step.clipped_sum(batch).clone())
+        # the slot is empty: whichever way what lies in it goes, the sum is of the others
+        assert float((sums[0] - sums[1]).norm()) < 1e-5
+
+
+class Counting(nn.Module):
+    """Counts its calls before it decides: the ways would be counted, too."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return cast(Tensor, self.linear(x * 2 if (x[:, 0] > 50).all() else x))
+
+
+def test_how_many_ways_there_were_is_not_counted() -> None:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))
+    inputs[7, 0] = 100.0
+    step = step_of(Counting(), plan_of(), 20)
+    batch = next(step.batches((inputs, targets)))
+    with pytest.raises(Unsupported, match=r"inputs or buffers and then decides"):
+        step(batch)
+    assert not step.ledger.counts
+
+
+def test_what_is_said_of_rounding_does_not_depend_on_the_records() -> None:
+    """A record that goes a way of several positions must not show in what the ledger says."""
+
+    class Ways(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 64)
+            self.last = nn.Linear(64, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if (x[:, 0, 0] > 50).all():
+                return cast(Tensor, self.last(self.linear(x).mean(1)))
+            return cast(Tensor, self.last(self.linear(x.mean(1))))
+
+    said = []
+    for first in (0.0, 100.0):
+        torch.manual_seed(0)
+        inputs, targets = torch.randn(20, 4, 64), torch.randint(0, 3, (20,))
+        inputs[5, 0, 0] = first
+        step = step_of(Ways(), plan_of(), 20)
+        step(next(step.batches((inputs, targets))))
+        said.append(step.spent(1e-5).arithmetic)
+    assert said == ["assumed", "assumed"]
+
+
+def test_writes_that_torch_does_not_count_are_noticed() -> None:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))
+    model = nn.Linear(6, 3)
+    step = step_of(model, plan_of(), 20)
+    step(next(step.batches((inputs, targets))))
+    model.weight.data.add_(1.0)
+    with pytest.raises(LedgerError, match="outside of the private step"):
+        step.spent(1e-5)
