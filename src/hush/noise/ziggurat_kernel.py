@@ -1,9 +1,9 @@
 """Exact noise on a GPU, in Triton: loaded only where there is one.
 
-One launch: every program makes random words, proposes and rounds its numbers, and lists the half per
-cent that need a height, a place in the tail or more bits. The last program of a group to finish settles
-the group's list, from blocks of the stream that are each number's own. What double precision cannot
-decide (about one number in 10^10) is left to `exact_draw.settled`, which reads the same words.
+One kernel makes random words, proposes and rounds all numbers, and lists the half per cent that need a
+height, a place in the tail or more bits; another settles these, from blocks of the stream that are each
+number's own. What double precision cannot decide (about one number in 10^10) is left to
+`exact_draw.settled`, which reads the same words.
 """
 
 import struct
@@ -32,10 +32,10 @@ _ATTEMPTS = tl.constexpr(ATTEMPTS)
 _SIZE = tl.constexpr(SIZE)
 _EACH = tl.constexpr(WORDS * SIZE)
 """Numbers of a program: a 64-bit word each."""
-_GROUP = tl.constexpr(32)
-"""Programs whose lists are settled together: about 200 numbers."""
+_GROUP = tl.constexpr(16)
+"""Programs that list together what another one settles: about 100 numbers."""
 _CONSTANTS, _CELLS, _HEIGHTS = tl.constexpr(8), tl.constexpr(LAYERS), tl.constexpr(LAYERS + 1)
-_COMPILED: dict[tuple["dtype", "device"], Any] = {}
+_COMPILED: dict[tuple[Any, "dtype", "device"], Any] = {}
 
 
 def around(location: "Tensor", beta: float, scale: float, step: float, source: Stream) -> "Tensor":
@@ -76,7 +76,7 @@ def launch(
     count, where = len(location), location.device
     programs = triton.cdiv(count, WORDS * SIZE)
     groups = triton.cdiv(programs, _GROUP.value)
-    counts = torch.zeros(1 + 2 * groups, dtype=torch.int32, device=where)
+    counts = torch.zeros(1 + groups, dtype=torch.int32, device=where)
     listed = torch.empty(groups * _GROUP.value * WORDS * SIZE, dtype=torch.int32, device=where)
     key = words.source.key
     arguments = (
@@ -84,21 +84,28 @@ def launch(
         *(_bits(step), _bits(scale / step)),
         *(*secret(key, words.proposals), *secret(key, words.attempts)[8:]),
     )
-    # nothing of an argument but its type is compiled in, so that a kernel need not be looked for again
-    compiled = _COMPILED.get((location.dtype, where))
+    _launch(_propose, programs, arguments)
+    _launch(_settle_listed, groups, arguments)
+    return counts, listed
+
+
+def _launch(kernel: Any, programs: int, arguments: tuple[Any, ...]) -> None:
+    """Launch a kernel of which nothing of an argument but its type is compiled in.
+
+    So it need not be looked for again, which takes the host longer than the launch.
+    """
+    known = kernel, arguments[0].dtype, arguments[0].device
+    compiled = _COMPILED.get(known)
     if compiled is None:
-        _COMPILED[location.dtype, where] = _kernel[(programs,)](*arguments)
+        _COMPILED[known] = kernel[(programs,)](*arguments)
     else:
         compiled[programs, 1, 1](*arguments)
-    return counts, listed
 
 
 def rows(counts: "Tensor", listed: "Tensor") -> list[int]:
     """Numbers that one word did not decide, by their index; of one that is left, -1 - index."""
     groups = listed.view(-1, _GROUP.value * WORDS * SIZE).tolist()
-    return [
-        row for many, group in zip(counts[1::2].tolist(), groups, strict=True) for row in group[:many]
-    ]
+    return [row for many, group in zip(counts[1:].tolist(), groups, strict=True) for row in group[:many]]
 
 
 @lru_cache(maxsize=64)
@@ -132,7 +139,7 @@ _ARGUMENTS = (
 
 
 @triton.jit(do_not_specialize=_ARGUMENTS, do_not_specialize_on_alignment=_ARGUMENTS)
-def _kernel(
+def _propose(
     location, counts, listed, bounds, table, count, step_bits, units_bits,
     k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, m0, m1, m2,
 ):  # fmt: skip
@@ -156,8 +163,9 @@ def _kernel(
     each = o0 + o1 + o2 + o3 + o4 + o5 + o6 + o7
     group = program // _GROUP
     listed += group * (_GROUP * _EACH)
-    found = counts + 1 + 2 * group
-    place = listed + tl.atomic_add(found, tl.sum(each, 0)) + tl.cumsum(each, 0) - each
+    # nothing is read here that another program writes
+    taken = tl.atomic_add(counts + 1 + group, tl.sum(each, 0), sem="relaxed")
+    place = listed + taken + tl.cumsum(each, 0) - each
     place = _note(place, first, o0)
     place = _note(place, first + _SIZE, o1)
     place = _note(place, first + 2 * _SIZE, o2)
@@ -166,18 +174,23 @@ def _kernel(
     place = _note(place, first + 5 * _SIZE, o5)
     place = _note(place, first + 6 * _SIZE, o6)
     place = _note(place, first + 7 * _SIZE, o7)
-    # what all threads have written is seen by whoever sees this program's ticket
-    tl.debug_barrier()
-    others = tl.minimum(tl.num_programs(0) - group * _GROUP, _GROUP) - 1
-    if tl.atomic_add(found + 1, 1, sem="acq_rel") == others:
-        many = tl.atomic_add(found, 0, sem="acq_rel")
-        begin = 0
-        while begin < many:
-            _settle(
-                location, counts, listed, begin, many, table, step, units,
-                k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, m0, m1, m2,
-            )  # fmt: skip
-            begin += _SIZE
+
+
+@triton.jit(do_not_specialize=_ARGUMENTS, do_not_specialize_on_alignment=_ARGUMENTS)
+def _settle_listed(
+    location, counts, listed, bounds, table, count, step_bits, units_bits,
+    k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, m0, m1, m2,
+):  # fmt: skip
+    step, units = step_bits.to(tl.float64, bitcast=True), units_bits.to(tl.float64, bitcast=True)
+    group = tl.program_id(0)
+    many = tl.load(counts + 1 + group)
+    begin = 0
+    while begin < many:
+        _settle(
+            location, counts, listed + group * (_GROUP * _EACH), begin, many, table, step, units,
+            k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, m0, m1, m2,
+        )  # fmt: skip
+        begin += _SIZE
 
 
 @triton.jit
