@@ -58,7 +58,7 @@ def contenders(location: float, dtype: torch.dtype, device: torch.device) -> dic
         StochasticSign(scale=1.0),
         Quantized(scale=1.0, bound=2.0, levels=16),
     ):
-        ways[type(noise).__name__] = lambda noise=noise: noise.around(
+        ways[type(noise).__name__] = lambda noise=noise: noise.privatize(
             around.fill_(location), norm=1.0, generator=generator
         )
     ways["least of an inverse cdf"] = least(location, dtype, device, generator)

@@ -57,8 +57,8 @@ def contenders(beta: float, dtype: torch.dtype, device: torch.device, draws: int
         target = torch.zeros(draws, dtype=dtype, device=device)
         noise = GeneralizedGaussian(beta=beta, multiplier=1.0)
         normal = Gaussian(multiplier=1.0)
-        ways[ADDED] = lambda: normal.around(target, norm=1.0, generator=generator)
-        ways["hush, one kernel, added"] = lambda: noise.around(target, norm=1.0, generator=generator)
+        ways[ADDED] = lambda: normal.privatize(target, norm=1.0, generator=generator)
+        ways["hush, one kernel, added"] = lambda: noise.privatize(target, norm=1.0, generator=generator)
     if device.type == "cpu":
         ways["numpy gamma"] = numpy_gamma
         ways["SciPy gennorm"] = lambda: stats.gennorm.rvs(beta, size=draws, random_state=numpy)
