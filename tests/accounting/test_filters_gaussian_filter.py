@@ -53,7 +53,7 @@ def test_whatever_a_run_does_within_the_budget_stays_within_it(share: float, oth
     budget = GaussianFilter(BUDGET)
     whole = budget.precision
     assert budget.admit(share * whole)
-    rest = budget.left
+    rest = budget.remaining
     for second in ({"below": rest, "above": other * whole}, {"below": other * whole, "above": rest}):
         for precision in second.values():
             assert precision == 0 or precision <= rest
@@ -87,7 +87,7 @@ def test_a_filter_that_looks_afterwards_is_caught() -> None:
     budget = GaussianFilter(BUDGET)
     assert budget.admit(0.6 * whole)
     assert not budget.admit(0.6 * whole)
-    assert budget.left == pytest.approx(0.4 * whole)
+    assert budget.remaining == pytest.approx(0.4 * whole)
 
 
 @pytest.mark.parametrize("precision", [0.0, -1.0, math.inf, math.nan])

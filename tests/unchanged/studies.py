@@ -110,7 +110,7 @@ def _filters() -> Entries:
         **entries("filter admits", [renyi.admit(costs) for _ in range(6)]),
         **asked("filter odometer", renyi.odometer),
         **asked("filter guarantee", renyi.guarantee, 1e-5),
-        **entries("gaussian filter", [gaussian.precision, gaussian.admit(0.01), gaussian.left]),
+        **entries("gaussian filter", [gaussian.precision, gaussian.admit(0.01), gaussian.remaining]),
         **asked("gaussian filter guarantee", gaussian.guarantee, 1e-6),
     }
 

@@ -1,6 +1,6 @@
 """Published privacy statements that do not hold as printed, and what is charged instead.
 
-Every number here is computed again by the test it names; none is taken on trust.
+Every number here is recomputed by the test it names.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ class Claim:
     statement: str
     case: str
     printed: float
-    """What the statement gives in that case."""
+    """Value by the statement in that case."""
     true: float
-    """What it is."""
+    """True value in that case."""
     charged: str
     test: str
 

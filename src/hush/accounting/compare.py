@@ -1,7 +1,7 @@
-"""How much noise each mechanism needs for the same guarantee, side by side.
+"""Noise that each mechanism needs for the same (epsilon, delta) guarantee, side by side.
 
-All are calibrated to one budget at one number of steps and one expected batch, and clip so that a
-typical gradient of Euclidean norm 1 passes unclipped: then less noise is simply better.
+All are calibrated to one budget at one number of steps and one expected batch size, and clip so that
+a typical gradient of Euclidean norm 1 passes unclipped: then less noise is simply better.
 """
 
 import math
@@ -37,7 +37,7 @@ _CAP = Range(above=0, at_most=1, why="no entry is larger than the whole vector",
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all mechanisms have in common, and what is known of the gradients."""
+    """Data, sampling, budget and gradient geometry that all mechanisms share."""
 
     records: int
     rate: float
@@ -74,24 +74,29 @@ class Row:
     mechanism: str
     accountant: str
     deviation: float
-    """Root mean square noise per coordinate, as charged by a proof; infinite if none is enough."""
+    """Root mean square noise per coordinate under proved accounting; infinite if none is enough."""
     published: float | None
-    """The same under its paper's accounting: larger where that is loose, smaller where it is wrong."""
+    """Deviation under its paper's accounting: larger where that is loose, smaller where it is wrong."""
     variance: float
     """Summed over the coordinates."""
     signal_to_noise: float
-    """The norm of the sum if all gradients of an expected batch agree, over that of the noise."""
+    """Norm of the sum if all gradients of an expected batch agree, over the norm of the noise."""
     cost: float = field(default=math.nan)
-    """Variance over that of plain DP-SGD under the tightest accounting."""
+    """Variance relative to plain DP-SGD under the tightest accounting."""
 
 
 def compare(setting: Setting) -> list[Row]:
-    """The mechanisms, the one with the least noise first.
+    """One row for each mechanism, in order of increasing noise variance.
+
+    Args:
+        setting: Data, sampling, budget and gradient geometry.
+
+    Returns:
+        The rows, the one with the least noise first.
 
     **Guarantee.** Each `deviation` keeps the budget: docs/guarantees/poisson-gaussian.md for the
     Gaussian in any ellipsoid, coordinate-wise.md for the others (shaped-noise.md says how noise was
-    chosen). `published` numbers are shown
-    for comparison and keep nothing.
+    chosen). `published` numbers are for comparison and guarantee nothing.
     """
     rows = [*_gaussian(setting, setting.rate), *_generalized(setting), *_twice(setting)]
     plain = rows[0].variance
@@ -114,18 +119,18 @@ def _row(
 
 
 def _gaussian(setting: Setting, rate: float, batch: str = "") -> Iterator[Row]:
-    """Plain DP-SGD, and noise shaped to subspaces: one number decides both, the effective multiplier.
+    """Plain DP-SGD, and noise shaped to subspaces: both have the same effective multiplier.
 
-    At another rate than the setting's the noise is that of the mean, times the setting's batch.
+    At another rate than the setting's the noise is rescaled to the setting's batch size.
     """
     share = setting.rate / rate
-    found = shaped(_whole(setting), rate=rate, budget=setting.budget, steps=setting.steps)
-    multiplier = found.deviations[0]
+    isotropic = shaped(_unit_ball(setting), rate=rate, budget=setting.budget, steps=setting.steps)
+    multiplier = isotropic.deviations[0]
 
     def one_step(deviation: float) -> Array:
         return divergence(SampledGaussian(rate, deviation), WHOLE_ORDERS)
 
-    published = _needed(setting, one_step, WHOLE_ORDERS, "mironov")
+    published = _deviation_by_rdp(setting, one_step, WHOLE_ORDERS, "mironov")
     yield _row(
         setting,
         f"Gaussian, l2 (plain DP-SGD){batch}",
@@ -135,7 +140,7 @@ def _gaussian(setting: Setting, rate: float, batch: str = "") -> Iterator[Row]:
     )
     if setting.subspaces:
         # Theorem 4.6 of the hybrid clipping paper, as private as the plain noise for a norm of 1
-        blocks = _subspaces(setting)
+        blocks = _subspace_balls(setting)
         ranks = np.array([block.size for block in blocks], dtype=float)
         root = share * math.sqrt(ranks @ proportions(blocks) ** 2 / setting.dimension)
         name = f"Gaussian, shaped to the subspaces{batch}"
@@ -148,15 +153,15 @@ def _generalized(setting: Setting) -> Iterator[Row]:
         norm = typical_norm(beta, setting.dimension)
         spread = math.exp((gammaln(3 / beta) - gammaln(1 / beta)) / 2)
         noise = Laplace(multiplier=1.0) if beta == 1 else GeneralizedGaussian(beta=beta, multiplier=1.0)
-        own = setting.plan(Lp(p=beta, norm=norm), noise)
-        fitting = own if beta <= 2 else setting.plan(L2(norm=1.0), noise)
+        printed = setting.plan(Lp(p=beta, norm=norm), noise)
+        plan = printed if beta <= 2 else setting.plan(L2(norm=1.0), noise)
         published = None
         if beta > 2:
             # As printed: clipped in l_beta and charged as if there were one dimension.
-            published = _calibrated(setting, own, dimension=1) * norm * spread
+            published = _multiplier(setting, printed, dimension=1) * norm * spread
         name = "Laplace, l1" if beta == 1 else f"generalized Gaussian {beta:g}, l{min(beta, 2):g}"
-        found = _calibrated(setting, fitting, setting.dimension)
-        deviation = found * fitting.clipping.reference_norm * spread
+        multiplier = _multiplier(setting, plan, setting.dimension)
+        deviation = multiplier * plan.clipping.reference_norm * spread
         yield _row(setting, name, "PLD" if beta == 1 else _RENYI, deviation, published)
 
 
@@ -172,28 +177,28 @@ def _twice(setting: Setting) -> Iterator[Row]:
         if record_rate > 1:
             continue
         yield from _gaussian(setting, record_rate, f", all entries at rate {record_rate:.3g}")
-        kinds = {"Gaussian, l2 and l-infinity": _whole(setting)}
+        balls = {"Gaussian, l2 and l-infinity": _unit_ball(setting)}
         if setting.subspaces:
-            kinds["Gaussian, shaped to the subspaces"] = _subspaces(setting)
-        for kind, blocks in kinds.items():
-            sound, published = (
-                _thinned(setting, blocks, record_rate, coordinate_rate, conversion)
+            balls["Gaussian, shaped to the subspaces"] = _subspace_balls(setting)
+        for kind, blocks in balls.items():
+            proved, published = (
+                _twice_sampling_deviation(setting, blocks, record_rate, coordinate_rate, conversion)
                 for conversion in _CONVERSIONS
             )
             name = f"{kind}, twice sampling at {coordinate_rate:.3f}"
-            yield _row(setting, name, _RENYI, sound, published)
+            yield _row(setting, name, _RENYI, proved, published)
 
 
-def _thinned(
+def _twice_sampling_deviation(
     setting: Setting,
     blocks: list[SensitivitySet],
     rate: float,
     coordinate_rate: float,
     conversion: Conversion,
 ) -> float:
-    """The deviation that twice sampling needs; infinite where no noise keeps the budget."""
+    """Noise deviation that twice sampling needs; infinite where none keeps the budget."""
     try:
-        found = shaped(
+        calibrated = shaped(
             blocks,
             rate=rate,
             coordinate_rate=coordinate_rate,
@@ -203,35 +208,35 @@ def _thinned(
         )
     except BudgetExceeded:
         return math.inf
-    return math.sqrt(found.variance / setting.dimension)
+    return math.sqrt(calibrated.variance / setting.dimension)
 
 
-def _calibrated(setting: Setting, plan: Plan, dimension: int) -> float:
-    """The multiplier that keeps the budget; infinite where none does."""
+def _multiplier(setting: Setting, plan: Plan, dimension: int) -> float:
+    """Noise multiplier that keeps the budget; infinite where none does."""
     try:
-        found = calibrate(plan, setting.budget, setting.steps, dimension)
+        calibrated = calibrate(plan, setting.budget, setting.steps, dimension)
     except BudgetExceeded:
         return math.inf
-    return float(found.noise.to_plain()["multiplier"])
+    return float(calibrated.noise.to_plain()["multiplier"])
 
 
-def _whole(setting: Setting) -> list[SensitivitySet]:
-    """All coordinates, for gradients of norm 1."""
+def _unit_ball(setting: Setting) -> list[SensitivitySet]:
+    """Sensitivity of gradients of norm 1, all coordinates as one block."""
     return [SensitivitySet(p=2.0, norm=1.0, cap=setting.cap, dimension=setting.dimension)]
 
 
-def _subspaces(setting: Setting) -> list[SensitivitySet]:
-    """The subspaces, for gradients of norm 1 whose entries in each are capped like the whole.
+def _subspace_balls(setting: Setting) -> list[SensitivitySet]:
+    """Sensitivity of gradients of norm 1 in each subspace, entries capped relative to its norm.
 
     A cap so low that it bounds the norm would clip more than extreme entries: it is raised to that.
     """
-    size = math.hypot(*(norm for _, norm in setting.subspaces))
+    total = math.hypot(*(norm for _, norm in setting.subspaces))
     caps = [
         None if setting.cap is None else max(setting.cap, rank**-0.5) for rank, _ in setting.subspaces
     ]
     return [
         SensitivitySet(
-            p=2.0, norm=norm / size, cap=None if cap is None else cap * norm / size, dimension=rank
+            p=2.0, norm=norm / total, cap=None if cap is None else cap * norm / total, dimension=rank
         )
         for (rank, norm), cap in zip(setting.subspaces, caps, strict=True)
     ]
@@ -241,20 +246,28 @@ def _times(factor: float, value: float | None) -> float | None:
     return None if value is None else factor * value
 
 
-def _needed(
+def _deviation_by_rdp(
     setting: Setting, one_step: Callable[[float], Array], orders: Array, conversion: Conversion
 ) -> float | None:
-    """The least deviation whose Rényi divergences keep the budget, if any does."""
+    """The smallest noise deviation whose Rényi divergences keep the budget, if any does."""
 
     def cost(precision: float) -> float:
         total = setting.steps * one_step(1 / precision)
         return rdp_to_epsilon(total, orders, setting.budget.delta, conversion)
 
-    found = largest(cost, setting.budget.epsilon, start=1.0, low=1e-9, high=1e3, whole=False)
-    return 1 / found if found else None
+    precision = largest(cost, setting.budget.epsilon, start=1.0, low=1e-9, high=1e3, whole=False)
+    return 1 / precision if precision else None
 
 
 def typical_norm(p: float, dimension: int) -> float:
-    """The l_p norm of a vector of Euclidean norm 1 whose entries spread like a normal law."""
+    """Expected l_p norm of a vector of Euclidean norm 1 with normally distributed entries.
+
+    Args:
+        p: Exponent of the norm.
+        dimension: Number of entries.
+
+    Returns:
+        The norm, to leading order in the dimension.
+    """
     moment = p / 2 * math.log(2) + gammaln((p + 1) / 2) - math.log(math.pi) / 2
     return math.exp((math.log(dimension) + float(moment)) / p - math.log(dimension) / 2)

@@ -1,7 +1,7 @@
-"""Rényi filters: budgets fixed first, records that would exceed theirs left out, step by step.
+"""Privacy filters: adaptive composition within a budget that is fixed beforehand.
 
-After Feldman and Zrnic 2021. Costs that are only known once earlier outputs are cannot simply be added
-up; a budget that no course of events exceeds is a guarantee: docs/guarantees/filter.md.
+After Feldman and Zrnic 2021. Costs that depend on earlier outputs do not compose by addition; a
+budget that no sequence of outputs can exceed is a guarantee: docs/guarantees/filter.md.
 """
 
 import math
@@ -26,16 +26,19 @@ _OUTWARD = 1 + 1e-12
 
 
 class RenyiFilter:
-    """Lets a record take part in a step only while its costs stay within a budget, at every order.
+    """Individual Rényi filter: a record takes part while its RDP stays within a budget at every order.
 
-    `knows` says what a record's cost may depend on, beside what was released before:
+    Args:
+        orders: Rényi orders, each above 1.
+        budget: RDP that a record may spend, at each order.
+        records: Number of records, each with a filter of its own.
+        knows: What a record's cost may depend on, beside what was released before. "record": on that
+            record alone, as `individual_gaussian_rdp` does. "location": on all records, as
+            `hush.individual_rdp(..., change=)` does; then only one record may have a filter, as
+            others would be admitted according to records that are not theirs.
 
-    - "record": on that record alone, as `own_rdp` does. Every record may have its filter.
-    - "location": on all records, as `hush.individual_rdp(..., change=)` does. Then only one record may
-      have one: others would be let in or left out according to records that are not theirs.
-
-    **Guarantee.** Whatever is released, with a record and without it, differs by no more than the
-    budget: for every record ("record": differential privacy), or for the one that is watched
+    **Guarantee.** The Rényi divergence of all that is released, with a record and without it, is at
+    most the budget: for every record ("record": differential privacy), or for the one that is watched
     ("location": per instance). The budget is public; what was spent is not. Leaving the record out is
     the only thing the filter may decide: a run that *stops* when it says so is not private.
 
@@ -72,10 +75,14 @@ class RenyiFilter:
         self._spent = np.zeros((self.records, len(self.orders)))
 
     def admit(self, costs: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Which records take part in the next step, and charge those.
+        """Which records take part in the next step; those are charged.
 
-        `costs` has a row for each record: the divergences, at each order and in both directions, of the
-        step with the record and without it.
+        Args:
+            costs: A row for each record: Rényi divergences of the step with the record and without it,
+                the larger of both directions, at each order.
+
+        Returns:
+            A mask of the admitted records (sensitive: it depends on the records).
         """
         price = np.asarray(costs, dtype=float)
         if price.shape != self._spent.shape or not (price >= 0).all():
@@ -90,7 +97,11 @@ class RenyiFilter:
         return admitted
 
     def guarantee(self, delta: float) -> Guarantee:
-        """What everything released so far, and all that is to come, promises."""
+        """The guarantee of all releases under the filter, past and future.
+
+        Args:
+            delta: Delta of the guarantee.
+        """
         delta = DELTA["range"].check("delta", delta)
         return Guarantee(
             epsilon=Bound(lower=0.0, upper=rdp_to_epsilon(self.budget, self.orders, delta)),
@@ -102,12 +113,20 @@ class RenyiFilter:
         )
 
     def odometer(self) -> Array:
-        """What each record has spent at each order (sensitive: it depends on the records)."""
+        """RDP that each record has spent at each order (sensitive: it depends on the records)."""
         return self._spent.copy()
 
 
 def individual_gaussian_rdp(norms: npt.ArrayLike, scale: float, orders: npt.ArrayLike) -> Array:
-    """What a step costs records of these Euclidean norms wherever the others are: a row for each.
+    """Individual RDP of a full-batch Gaussian step, for records of these gradient norms.
+
+    Args:
+        norms: Euclidean norm of each record's clipped gradient.
+        scale: Standard deviation of the noise on the sum.
+        orders: Rényi orders, each above 1.
+
+    Returns:
+        A row for each record, a column for each order.
 
     **Guarantee.** For normal noise of deviation `scale` on the sum, on a fixed support or not, in both
     directions: docs/guarantees/bounded.md, 4. It depends on the record alone.
@@ -116,19 +135,19 @@ def individual_gaussian_rdp(norms: npt.ArrayLike, scale: float, orders: npt.Arra
     return np.asarray(np.outer(sizes**2, checked_orders(orders)) / 2 * _OUTWARD)
 
 
-_OUTWARD = 1 + 1e-12
-
-
 class GaussianFilter:
-    """Admits full-batch Gaussian releases while their precisions stay within one fixed beforehand.
+    """Gaussian-DP filter: admits full-batch Gaussian releases within a total precision fixed beforehand.
 
-    The precision of a release is 1 / multiplier^2. Each may depend on all that was released before, and
-    so may the decision to stop.
+    The precision of a release is 1 / multiplier^2, its squared mu of Gaussian DP. Each may depend on
+    all that was released before, and so may the decision to stop.
 
-    **Guarantee.** Everything released under the filter, in whatever course of events, tells no more
-    than one Gaussian release of the whole precision, `plan`: docs/guarantees/baselines.md. That plan is
-    what a ledger is charged, once, before the first release. What was spent in the end promises
-    nothing by itself.
+    Args:
+        budget: Epsilon and delta of all releases together.
+
+    **Guarantee.** All that is released under the filter, whatever the outputs, is dominated by one
+    Gaussian release of the whole precision, `plan`: docs/guarantees/baselines.md. That plan is what a
+    ledger is charged, once, before the first release. What was spent in the end promises nothing by
+    itself.
 
     >>> budget = GaussianFilter(Budget(epsilon=1.0, delta=1e-5))
     >>> [budget.admit(share * budget.precision) for share in (0.5, 0.4, 0.2, 0.09)]
@@ -143,12 +162,16 @@ class GaussianFilter:
         self._spent = 0.0
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """The precision that may still be spent; public, as it is a function of what was released."""
         return max(0.0, self.precision - self._spent)
 
     def admit(self, precision: float) -> bool:
-        """Whether one more release fits; if so it is charged, and must then be made as said."""
+        """Whether one more release fits; if so it is charged, and must then be made as said.
+
+        Args:
+            precision: 1 / multiplier^2 of the release.
+        """
         if not 0 < precision < math.inf:
             raise InvalidValue(
                 f"precision={precision!r} must be above 0 and finite: it is what a release costs, "
@@ -162,5 +185,9 @@ class GaussianFilter:
         return True
 
     def guarantee(self, delta: float) -> Guarantee:
-        """What everything released so far, and all that is to come, promises."""
+        """The guarantee of all releases under the filter, past and future.
+
+        Args:
+            delta: Delta of the guarantee.
+        """
         return epsilon(self.plan, 1, delta)

@@ -71,7 +71,7 @@ def test_every_noisy_quantity_was_admitted_and_together_they_stay_within_the_bud
         list(run.run())
         total = sum(precision for _, _, precision, _ in run.seen)
         assert total <= run.filter.precision
-        assert total == pytest.approx(run.filter.precision - run.filter.left)
+        assert total == pytest.approx(run.filter.precision - run.filter.remaining)
 
 
 def test_the_noise_is_that_of_the_precision_asked_for() -> None:

@@ -75,7 +75,7 @@ def exceeds(counts: Mapping[AnyStep, int], delta: float, epsilon: float) -> bool
     return bool(noisier) and coarse_bounds.least_delta(noisier, epsilon) > delta
 
 
-def seems_beyond(counts: Counts, epsilon: float) -> bool:
+def likely_exceeds(counts: Counts, epsilon: float) -> bool:
     """Whether nearly every outcome's privacy loss is above `epsilon`: an estimate, not a bound.
 
     For deciding what is worth working out; the mean loss is ten deviations above `epsilon`.

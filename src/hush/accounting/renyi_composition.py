@@ -1,0 +1,220 @@
+"""Composition by Rényi divergences, for steps without a known dominating pair.
+
+Coordinate-wise noise and selective trials are charged here; all other steps have a privacy loss
+distribution (`pld`), which is tighter, and whose bounds are used where one of them helps.
+"""
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from hush.accounting.mechanism import (
+    Block,
+    CoordinateWise,
+    SampledGaussian,
+    SampledNoise,
+    Simple,
+)
+from hush.accounting.pld import accountant
+from hush.accounting.pld.privacy_loss import Array, Step
+from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS, coordinate_wise
+from hush.accounting.rdp.gaussian import ORDERS, divergence, rdp_to_delta, rdp_to_epsilon
+from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
+from hush.accounting.selective import bounds
+from hush.accounting.selective.trial import Trial
+from hush.core.errors import InvalidValue
+from hush.core.sensitivity import SensitivitySet
+
+Counts = Mapping[Simple, int]
+"""How often each mechanism runs."""
+
+# High orders take long: a few more are evaluated at a time, as long as higher ones could be better.
+_ORDER_STRIDE = 6
+_EXTRAPOLATED_FROM = 4
+_STAGES = (8, 14, 20, 26, *range(31, len(WHOLE_ORDERS), 3), len(WHOLE_ORDERS))
+# Trials are charged at any order above 1; the low ones decide where epsilon is large.
+_TRIAL_ORDERS: Array = np.append([1.1, 1.2, 1.35, 1.5, 1.75], WHOLE_ORDERS)
+
+# Losses beyond this are taken as infinite: their squares would overflow.
+_MAX_LOSS = 1e100
+
+
+def requires_rdp(steps: Counts) -> bool:
+    """Whether some step has no known dominating pair, so that the upper bound is by Rényi divergence."""
+    return any(isinstance(step, CoordinateWise | Trial) for step in steps)
+
+
+def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> float:
+    """Upper bound on epsilon at `delta`; infinite if epsilon is certainly beyond `ceiling`."""
+    failure = _failure_probability(steps)
+    upper = math.inf
+    if failure < delta:
+        upper = 2 * failure + _best_order(
+            steps,
+            lambda total, orders: rdp_to_epsilon(total, orders, delta - failure),
+            lambda dominated: accountant.epsilon(dominated, delta).lower,
+            ceiling,
+        )
+    dominating = _dominating_steps(steps)
+    return upper if dominating is None else min(upper, accountant.epsilon(dominating, delta).upper)
+
+
+def delta_upper(steps: Counts, epsilon: float) -> float:
+    """Upper bound on delta at `epsilon`."""
+    failure = _failure_probability(steps)
+    upper = _best_order(
+        steps,
+        lambda total, orders: rdp_to_delta(total, orders, max(0.0, epsilon - 2 * failure)),
+        lambda dominated: accountant.delta(dominated, epsilon).lower,
+    )
+    # at epsilon 0 there is nothing to take the correction from: it is added to delta instead
+    upper += 3 * failure
+    dominating = _dominating_steps(steps)
+    if dominating is not None:
+        upper = min(upper, accountant.delta(dominating, epsilon).upper)
+    return min(upper, participation_probability(steps))
+
+
+def participation_probability(steps: Counts) -> float:
+    """Probability that a record is sampled in any step, which delta never exceeds."""
+    log_never = sum(n * math.log1p(-min(step.rate, 1 - 2.0**-53)) for step, n in steps.items())
+    return min(1.0, -math.expm1(log_never) * (1 + 1e-12))
+
+
+def dominated_steps(steps: Counts) -> dict[Step, int]:
+    """Steps with a dominating pair that these dominate: their epsilon is a lower bound.
+
+    A coordinate-wise step is replaced by one of the changes that a record can make (one coordinate);
+    trials are left out.
+    """
+    dominated: Counter[Step] = Counter()
+    for step, count in steps.items():
+        if isinstance(step, Trial):
+            continue
+        simpler = step.dominated_step if isinstance(step, CoordinateWise) else step
+        if simpler is not None:
+            dominated[simpler] += count
+    return dict(dominated)
+
+
+def composed_rdp(steps: Counts, orders: Array) -> tuple[Array, Array]:
+    """Rényi divergences of the composition, which add up over the steps, and their orders."""
+    total = np.zeros(len(orders))
+    for step, count in steps.items():
+        total += count * _step_rdp(step, tuple(orders))
+    return total, orders
+
+
+def _failure_probability(steps: Counts) -> float:
+    """Delta of hidden trials that never end: docs/guarantees/selective.md, step 6."""
+    return sum(count * step.given_up for step, count in steps.items() if isinstance(step, Trial))
+
+
+def _dominating_steps(steps: Counts) -> dict[Step, int] | None:
+    """The steps without coordinate sampling, which dominate: docs/guarantees/twice-sampling.md, step 3.
+
+    None where a step has no such form with a known privacy loss distribution.
+    """
+    dominating: Counter[Step] = Counter()
+    for step, count in steps.items():
+        if isinstance(step, Trial):
+            return None
+        whole = step.without_coordinate_sampling if isinstance(step, CoordinateWise) else step
+        if whole is None:
+            return None
+        dominating[whole] += count
+    return dict(dominating)
+
+
+def _best_order(
+    steps: Counts,
+    convert: Callable[[Array, Array], float],
+    lower_bound: Callable[[Mapping[Step, int]], float],
+    ceiling: float = math.inf,
+) -> float:
+    """The least of `convert`'s values over the orders, with subsampling or without it.
+
+    Subsampling never adds to a divergence (it is quasi-convex in the two laws), and without it there
+    are more orders to choose from. `lower_bound` tells when that cannot help, and when the answer is
+    certainly beyond `ceiling`: it is infinite then.
+    """
+    if not any(isinstance(step, CoordinateWise) for step in steps):
+        return convert(*composed_rdp(steps, _TRIAL_ORDERS))
+    unsampled: Counter[Simple] = Counter()
+    for step, count in steps.items():
+        whole = step if isinstance(step, Trial) else replace(step, rate=1.0)
+        if isinstance(whole, CoordinateWise):
+            whole = replace(whole, coordinate_rate=1.0)
+        unsampled[whole] += count
+    best = math.inf
+    for stage in _STAGES if unsampled != steps else ():
+        total, orders = composed_rdp(steps, WHOLE_ORDERS[:stage])
+        best = min(best, convert(total, orders))
+        if stage == _STAGES[0] and best > ceiling and lower_bound(dominated_steps(steps)) > ceiling:
+            return math.inf
+        higher = WHOLE_ORDERS[stage:]
+        if not len(higher) or convert(_extrapolate(total, orders, higher), higher) >= best:
+            break
+    dominated = dominated_steps(unsampled)
+    if not accountant.likely_exceeds(dominated, best) and lower_bound(dominated) < best:
+        sparse = np.arange(0, len(ORDERS), _ORDER_STRIDE)
+        total, orders = composed_rdp(unsampled, ORDERS[sparse])
+        values = [convert(total[k : k + 1], orders[k : k + 1]) for k in range(len(sparse))]
+        # any orders are sound; the best ones are where the best of a few are
+        near = sparse[int(np.argmin(values))]
+        close = ORDERS[max(0, near - _ORDER_STRIDE) : near + _ORDER_STRIDE]
+        best = min(best, convert(*composed_rdp(unsampled, close)))
+    return best
+
+
+def _extrapolate(divergences: Array, orders: Array, higher: Array) -> Array:
+    """Divergences at `higher` orders if (a - 1) D_a went on as a straight line: being convex, no less.
+
+    It decides only whether higher orders are worth evaluating. Bounds on D_a may lie higher at odd
+    orders than at even ones (`Pair.POSITIVE`), so the flattest line through the last points counts.
+    """
+    if not np.isfinite(divergences[-_EXTRAPOLATED_FROM:]).all():
+        return np.full(len(higher), np.inf)
+    a, moments = orders[-_EXTRAPOLATED_FROM:], ((orders - 1) * divergences)[-_EXTRAPOLATED_FROM:]
+    lines = [
+        moments[k] + (moments[k] - moments[j]) / (a[k] - a[j]) * (higher - a[k])
+        for k in (len(a) - 2, len(a) - 1)
+        for j in range(k)
+    ]
+    extrapolated: Array = np.maximum(np.min(lines, axis=0), 0.0) / (higher - 1)
+    return extrapolated
+
+
+@functools.lru_cache(maxsize=64)
+def _step_rdp(step: Simple, orders: tuple[float, ...]) -> Array:
+    """Rényi divergence of one step at each order."""
+    if isinstance(step, SampledGaussian):
+        return divergence(step, orders)
+    if isinstance(step, Trial):
+        return bounds.charged(step, np.array(orders))
+    if isinstance(step, SampledNoise):
+        scalar = Block(step.beta, step.scale, SensitivitySet(p=1.0, norm=1.0, dimension=1))
+        step = CoordinateWise(step.rate, (scalar,))
+    for block in step.blocks:
+        if block.ball.dimension is None and block.ball.p > 2:
+            raise InvalidValue(
+                f"noise of exponent beta={block.beta:g} under l_{block.ball.p:g} clipping needs the "
+                "dimension: a change spread over many coordinates costs more without end. Pass "
+                "dimension=, the number of parameters, or clip with L2."
+            )
+    if any(block.ball.max_entry > block.scale * _MAX_LOSS ** (1 / block.beta) for block in step.blocks):
+        return np.full(len(orders), np.inf)
+    blocks = [
+        (
+            CoordinateRDP(
+                law=NoiseDensity(beta=block.beta, scale=block.scale), rate=step.coordinate_rate
+            ),
+            block.ball,
+        )
+        for block in step.blocks
+    ]
+    return coordinate_wise(blocks, step.rate, orders)
