@@ -27,7 +27,7 @@ STEEP = hush.Plan(
 
 @pytest.fixture(autouse=True)
 def a_few_lines_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_WORTH_FOLDING", 5)
+    monkeypatch.setattr(module, "_MIN_FOLDED", 5)
 
 
 @pytest.fixture
@@ -177,8 +177,8 @@ def test_a_crash_while_compacting_loses_no_charge(path: Path, moment: int) -> No
     """Killed before or after each call that changes something on disk, and while charging on."""
     code = f"""
 import os, pathlib, signal, hush
-from hush.accounting import ledger as module
-module._WORTH_FOLDING = 5
+from hush.accounting.ledger import ledger as module
+module._MIN_FOLDED = 5
 plan = hush.Plan.from_plain({PLAN.to_plain()!r})
 ledger = hush.Ledger({str(path)!r})
 for step in range(1, 21):

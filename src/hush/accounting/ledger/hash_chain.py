@@ -1,4 +1,4 @@
-"""Lines that carry a running digest: each one names everything that came before it.
+"""Hash chain of a ledger's lines: each digest commits to everything that came before it.
 
 A line is a JSON object whose last key is `chain`: SHA-256, cut to 128 bits, of the digest before and
 of the line's text up to that key. A line that was changed, left out or put elsewhere breaks the chain.
@@ -24,7 +24,7 @@ def link(before: str, text: bytes) -> str:
 
 
 def text_of(entry: Mapping[str, Any]) -> bytes:
-    """The text of an entry that its digest is of: the line without the digest."""
+    """The text of an entry that is hashed: its line without the digest."""
     return json.dumps(entry).encode()[:-1]
 
 
@@ -35,10 +35,10 @@ def chained(text: bytes, before: str) -> tuple[bytes, str]:
 
 
 def entry_of(line: bytes, before: str) -> tuple[dict[str, Any], bytes, str] | None:
-    """The entry of a line, its text and its digest; None of a line that is cut short.
+    """The entry of a line, its text and its digest; None for a torn line, which is cut short.
 
     Raises:
-        BrokenChain: the line is whole and something before it, or it, is not as it was written.
+        BrokenChain: The line is whole and it, or something before it, is not as it was written.
     """
     try:
         entry = json.loads(line.decode())

@@ -1,4 +1,4 @@
-"""A file of lines with one writer, which is there whole or not at all."""
+"""Append-only file with an exclusive lock, created and replaced atomically."""
 
 import fcntl
 import os
@@ -51,7 +51,7 @@ class LockedFile:
             sync_folder(self.path.parent)
 
     def close(self) -> None:
-        """Let go of the file and its lock."""
+        """Release the file and its lock."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -84,8 +84,8 @@ class LockedFile:
             raise
 
 
-def _locked(path: Path, shown: Path, create: int = 0) -> int:
-    """A handle of the file that has the name `path`, locked; `shown` is the name in errors."""
+def _locked(path: Path, ledger: Path, create: int = 0) -> int:
+    """A locked handle of the file that has the name `path`; `ledger` is the name in errors."""
     while True:
         handle = os.open(path, _FLAGS | create, 0o644)
         try:
@@ -95,7 +95,7 @@ def _locked(path: Path, shown: Path, create: int = 0) -> int:
         except BlockingIOError:
             os.close(handle)
             raise LedgerError(
-                f"the ledger {shown} is open already, in this process or in another: two writers could "
+                f"the ledger {ledger} is open already, in this process or in another: two writers could "
                 "each spend the same budget. Close it there (step.ledger.close() where a PrivateStep "
                 "opened it), or wait for the other process to end."
             ) from None

@@ -1,4 +1,4 @@
-"""What the lines of a ledger add up to: counts, the newest releases of each run, the running digest.
+"""The state of a ledger as the sum of its lines: counts, the newest releases of each run, the chain.
 
 A line is one of (each ends with its digest, `hash_chain.py`)
 
@@ -13,17 +13,18 @@ A line is one of (each ends with its digest, `hash_chain.py`)
     {"void": REASON}                                            the guarantee no longer holds
     {"folded": LINES, "counts": ..., "runs": ..., "torn": ..., "through": CHAIN}
 
-`release` is what is released, or a fingerprint of it, which is public anyway. A folded line stands for
-all lines up to the digest `through`, from which the lines after it go on.
+`release` is the released value, or a fingerprint of it, which is public anyway. A folded line stands for
+all lines up to the digest `through`, from which the chain of the lines after it continues. A torn line
+is one that a crash cut short.
 """
 
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
-from hush.accounting.ledger.hash_chain import DIGITS, chained, entry_of, link, text_of
+from hush.accounting.ledger.hash_chain import chained, entry_of, link, text_of
+from hush.accounting.ledger.run_charges import RunCharges
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.plan import Plan
 
@@ -32,51 +33,12 @@ _OLD = "it is of version 1, whose lines carry no digest: a charge may be missing
 
 
 class Damaged(ValueError):
-    """A line that cannot be what was written: number, and what is the matter with it."""
+    """A line that cannot be as it was written: its number in the file, and the reason."""
 
     def __init__(self, number: int, reason: str = "") -> None:
         super().__init__(reason)
         self.number = number
         self.reason = reason
-
-
-@dataclass
-class RunCharges:
-    """The charges of one run: one step after the other, the oldest ones without their releases."""
-
-    last: int
-    folded: tuple[int, str] | None = None
-    """The last step whose release is no longer kept, and the digest of its line."""
-    plans: list[str] = field(default_factory=list)
-    releases: list[str] = field(default_factory=list)
-    digests: bytearray = field(default_factory=bytearray)
-
-    def add(self, plan: str, step: int, release: str, digest: str) -> None:
-        self.last = step
-        self.plans.append(plan)
-        self.releases.append(release)
-        self.digests += bytes.fromhex(digest)
-
-    def kept(self, step: int) -> int | None:
-        """The index of a step whose release is kept."""
-        index = step - self.last + len(self.releases) - 1
-        return index if 0 <= index < len(self.releases) else None
-
-    def digest(self, index: int) -> str:
-        return self.digests[index * DIGITS // 2 : (index + 1) * DIGITS // 2].hex()
-
-    def fold(self, step: int) -> None:
-        """Forget the releases up to a step that is kept."""
-        index = self.kept(step)
-        assert index is not None
-        self.folded = step, self.digest(index)
-        del self.plans[: index + 1], self.releases[: index + 1]
-        del self.digests[: (index + 1) * DIGITS // 2]
-
-    def to_plain(self) -> dict[str, Any]:
-        digests = [self.digest(index) for index in range(len(self.releases))]
-        kept = list(map(list, zip(self.plans, self.releases, digests, strict=True)))
-        return {"last": self.last, "folded": self.folded, "kept": kept}
 
 
 class LedgerState:
@@ -88,47 +50,47 @@ class LedgerState:
         self.counts: Counter[str] = Counter()
         self.runs: dict[str, RunCharges] = {}
         self.records: dict[str, int] = {}
-        """The most slots that steps of each plan were run on, where that was said."""
+        """Largest number of slots that steps of each plan were run on, where it was given."""
         self.assumed = False
         self.seeded = False
         self.void: str | None = None
         self.lines = 0
-        """How many lines were ever written, those that were folded among them."""
+        """Number of lines ever written, including those that were folded."""
         self.number = 0
-        """How many lines were read from the file."""
+        """Number of lines read from the file."""
         self._torn: list[tuple[bytes, list[str]]] = []
-        """Charges cut short: what is left of each, and the plans it is counted under."""
+        """Torn charges: the text left of each, and the plans it is counted under."""
         self.unexplained: list[bytes] = []
-        """Lines cut short that no note has counted yet."""
+        """Torn lines that no note has counted yet."""
         header = {"ledger": "hush", "version": VERSION, "id": secrets.token_hex(8)}
         self.header, self.identity = chained(text_of(header), "")
         self.chain = self.identity
 
     def read(self, lines: Iterable[bytes]) -> None:
-        """Take the lines of a file into account; the last ones may be `unexplained`."""
+        """Add the lines of a file; the last ones may be `unexplained`."""
         for line in lines:
             self.number += 1
             try:
-                known = entry_of(line, self.chain if self.number > 1 else "")
+                parsed = entry_of(line, self.chain if self.number > 1 else "")
                 if self.number == 1:
-                    self._begin(known, line)
-                elif known is None:
-                    self.cut_short(line)
+                    self._begin(parsed, line)
+                elif parsed is None:
+                    self._add_torn(line)
                 else:
-                    self.apply(*known)
+                    self.apply(*parsed)
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise Damaged(self.number, _OLD if b'"version": 1}' in line else "") from None
         if not self.number:
             raise Damaged(1, "it is empty")
 
-    def cut_short(self, fragment: bytes) -> None:
-        """Take a line that ends too early into account: a note must say how it is counted."""
+    def _add_torn(self, fragment: bytes) -> None:
+        """Add a line that ends too early: a note must say how it is counted."""
         self.unexplained.append(fragment.rstrip(b"\n"))
         self.chain = link(self.chain, self.unexplained[-1])
         self.lines += 1
 
     def apply(self, entry: dict[str, Any], text: bytes, digest: str) -> None:
-        """Take one whole line into account; raise `ValueError` if it cannot follow the others."""
+        """Add one whole line; raises `ValueError` if it cannot follow the others."""
         if self.unexplained and "torn" not in entry:
             raise ValueError
         if "charge" in entry:
@@ -145,18 +107,18 @@ class LedgerState:
         self.lines += 1
 
     def fits_torn(self, run: str, step: int, text: bytes) -> bool:
-        """Whether a charge agrees with all that was cut short of the same run and step."""
+        """Whether a charge agrees with all torn charges of the same run and step."""
         heads = tuple(head_of(plan, run, step) for plan in self.plans) if self._torn else ()
         return all(_agree(text, torn) for torn, _ in self._torn if torn.startswith(heads))
 
-    def settled(self, head: bytes) -> Counter[str]:
-        """The charges that were cut short and will not count beside one that begins like this."""
+    def replaced_torn(self, head: bytes) -> Counter[str]:
+        """Counts, by plan, of torn charges that a charge beginning with `head` replaces."""
         return Counter(
             digest for torn, digests in self._torn if _agree(head, torn) for digest in digests
         )
 
     def torn_note(self) -> dict[str, Any]:
-        """The line that counts what is unexplained, under every plan that it may have named."""
+        """The entry that counts the unexplained lines, under every plan that they may have named."""
         counted = []
         void = {}
         for fragment in self.unexplained:
@@ -174,7 +136,7 @@ class LedgerState:
         return {"torn": counted, **void}
 
     def folded_lines(self) -> Iterator[bytes]:
-        """The lines of a file that stands for this state."""
+        """The lines of a compacted file with this state."""
         yield self.header
         digest = self.identity
         for name, plan in self.plans.items():
@@ -192,7 +154,7 @@ class LedgerState:
         yield chained(text_of(entry), digest)[0]
 
     def plan_entry(self, digest: str, plan: Plan, size: int = 0, records: int = 0) -> dict[str, Any]:
-        """The line of a plan, with the largest dimension and number of slots that are known of it."""
+        """The entry of a plan, with the largest dimension and number of slots on record."""
         size = max(size, self.dimensions.get(digest, 0))
         records = max(records, self.records.get(digest, 0))
         return {
@@ -202,8 +164,8 @@ class LedgerState:
             **({"records": records} if records else {}),
         }
 
-    def _begin(self, known: tuple[dict[str, Any], bytes, str] | None, line: bytes) -> None:
-        entry, _, digest = known or ({}, b"", "")
+    def _begin(self, parsed: tuple[dict[str, Any], bytes, str] | None, line: bytes) -> None:
+        entry, _, digest = parsed or ({}, b"", "")
         if entry.get("ledger") != "hush" or entry.get("version") != VERSION:
             raise ValueError
         self.header = line
@@ -211,13 +173,13 @@ class LedgerState:
         self.lines = 1
 
     def _plan(self, plan: str, value: dict[str, Any], dimension: int = 0, records: int = 0) -> None:
-        known = Plan.from_plain(value)
+        parsed = Plan.from_plain(value)
         sized = type(dimension) is int and dimension > 0
-        if known.digest != plan or sized != grows_with_dimension(known):
+        if parsed.digest != plan or sized != grows_with_dimension(parsed):
             raise ValueError
         if type(records) is not int or records < 0:
             raise ValueError
-        self.plans[plan] = known
+        self.plans[plan] = parsed
         if records:
             self.records[plan] = max(records, self.records.get(plan, 0))
         if dimension:
@@ -236,19 +198,19 @@ class LedgerState:
     ) -> None:
         # A run charges one step after the other: a gap is a lost charge, and a step charged twice was
         # released twice under the same noise.
-        known = self.runs.get(run)
-        if charge not in self.plans or type(step) is not int or (known and step != known.last + 1):
+        charges = self.runs.get(run)
+        if charge not in self.plans or type(step) is not int or (charges and step != charges.last + 1):
             raise ValueError
-        if known is None:
-            known = self.runs[run] = RunCharges(step - 1)
-        # ledger.md 4: the charge says all that was left of those cut short
+        if charges is None:
+            charges = self.runs[run] = RunCharges(step - 1)
+        # ledger.md 4: the charge replaces the torn ones that it begins with
         for torn in [torn for torn in self._torn if _agree(text, torn[0])] if self._torn else ():
             self._torn.remove(torn)
             self.counts.subtract(torn[1])
         self.counts[charge] += 1
         self.assumed |= arithmetic == "assumed"
         self.seeded |= randomness == "seeded"
-        known.add(charge, step, str(release), digest)
+        charges.add(charge, step, str(release), digest)
 
     def _note(self, torn: list[list[str]], void: str | None = None) -> None:
         for fragment, digests in zip(self.unexplained, torn, strict=True):
@@ -280,11 +242,7 @@ class LedgerState:
         if self.runs or self.counts or not self.plans.keys() >= counts.keys():
             raise ValueError
         self.counts.update(counts)
-        for name, run in runs.items():
-            first = run["last"] - len(run["kept"])
-            known = self.runs[name] = RunCharges(first, run["folded"] and tuple(run["folded"]))
-            for step, (plan, release, digest) in enumerate(run["kept"], start=first + 1):
-                known.add(plan, step, release, digest)
+        self.runs.update((name, RunCharges.from_plain(run)) for name, run in runs.items())
         self._torn = [(bytes.fromhex(text), digests) for text, digests in torn]
         self.assumed = arithmetic == "assumed"
         self.seeded = randomness == "seeded"
@@ -293,10 +251,10 @@ class LedgerState:
 
 
 def head_of(plan: str, run: str, step: int) -> bytes:
-    """The beginning of the text of a charge, up to and with its step."""
+    """The text of a charge up to and including its step."""
     return text_of({"charge": plan, "run": run, "step": step}) + b", "
 
 
 def _agree(one: bytes, other: bytes) -> bool:
-    """Whether one text begins with the other, so that the longer one says all there is in both."""
+    """Whether one text is a prefix of the other."""
     return one.startswith(other) or other.startswith(one)
