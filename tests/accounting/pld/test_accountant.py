@@ -15,7 +15,7 @@ from hush.accounting.pld import accountant
 from hush.accounting.pld.compose import compose
 from hush.accounting.pld.lattice import optimistic, pessimistic
 from hush.accounting.pld.privacy_loss import Direction, Step
-from hush.accounting.pld.tilting import Cumulants, window
+from hush.accounting.pld.tilting import Cumulants, choose_window
 from hush.accounting.rdp import gaussian
 from hush.core.guarantee import Bound
 
@@ -83,19 +83,21 @@ def test_dp_accounting_from_both_sides(rate: float, multiplier: float, steps: in
 @pytest.mark.parametrize("direction", list(Direction))
 def test_the_composed_curve_is_the_exact_convolution(direction: Direction) -> None:
     step, other, width, tail = SampledGaussian(0.2, 1.0), SampledGaussian(1.0, 3.0), 0.02, 1e-12
-    view = window(Cumulants({step: 3, other: 1}, direction, tail), log_delta=math.log(1e-4), epsilon=0.0)
+    window = choose_window(
+        Cumulants({step: 3, other: 1}, direction, tail), log_delta=math.log(1e-4), epsilon=0.0
+    )
     for make in (pessimistic, optimistic):
         one, two = make(step, direction, width, tail), make(other, direction, width, tail)
         masses = np.convolve(np.convolve(one.masses, one.masses), one.masses)
         masses = np.convolve(masses, two.masses)
         start = 3 * one.losses[0] + two.losses[0]
         losses = start + np.arange(len(masses)) * width
-        curve = compose([(one, 3), (two, 1)], view)
+        curve = compose([(one, 3), (two, 1)], window)
         for k in range(len(curve.tilted) // 4, 3 * len(curve.tilted) // 4, 25):
             gains = -np.expm1(np.minimum(curve.epsilon(k) - losses, 0.0))
             finite = float(masses @ gains)
             assert curve.lower(k) <= finite * (1 + 1e-12)
-            assert finite + curve.infinite <= curve.upper(k) * (1 + 1e-12)
+            assert finite + curve.infinite_mass <= curve.upper(k) * (1 + 1e-12)
             if finite > 1e-8:
                 assert curve.upper(k) == pytest.approx(finite, rel=1e-3)
                 assert curve.lower(k) == pytest.approx(finite, rel=1e-3)
@@ -222,10 +224,12 @@ def test_records_that_were_never_drawn_bound_delta() -> None:
 
 def test_a_window_in_the_wrong_place_gives_no_lower_bound() -> None:
     step = SampledGaussian(0.01, 1.0)
-    honest = window(Cumulants({step: 1000}, Direction.REMOVE, 1e-15), log_delta=-11.5, epsilon=0.0)
-    wrong = dataclasses.replace(honest, bottom=5.0, top=12.0)
+    honest = choose_window(
+        Cumulants({step: 1000}, Direction.REMOVE, 1e-15), log_delta=-11.5, epsilon=0.0
+    )
+    wrong = dataclasses.replace(honest, low=5.0, high=12.0)
     curve = compose([(optimistic(step, Direction.REMOVE, 1e-3, 1e-15), 1000)], wrong)
-    assert accountant._crossing(curve, curve.lower, 1e-5) == -math.inf
+    assert accountant._epsilon_at(curve, curve.lower, 1e-5) == -math.inf
 
 
 def test_losses_far_beyond_every_tilt_warn_of_nothing() -> None:

@@ -22,7 +22,9 @@ COUNTS: list[dict[Step, int]] = [
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("delta", [1e-20, 1e-5, 0.01])
 def test_epsilon_is_no_less(counts: dict[Step, int], delta: float) -> None:
-    assert accountant.epsilon(counts, delta).lower <= coarse_bounds.epsilon(counts, delta) < math.inf
+    assert (
+        accountant.epsilon(counts, delta).lower <= coarse_bounds.epsilon_upper(counts, delta) < math.inf
+    )
 
 
 @pytest.mark.parametrize("counts", COUNTS)
@@ -73,7 +75,7 @@ def test_most_is_the_largest_loss_where_there_is_one() -> None:
 
 def test_losses_that_no_number_holds() -> None:
     counts: dict[Step, int] = {SampledNoise(0.5, 3.0, 1e-300): 10}
-    assert coarse_bounds.epsilon(counts, 1e-5) == math.inf
+    assert coarse_bounds.epsilon_upper(counts, 1e-5) == math.inf
     assert coarse_bounds.max_loss({SampledNoise(1.0, 1.0, 1e-5): 1}, Direction.REMOVE) == pytest.approx(
         1e5
     )
@@ -82,12 +84,12 @@ def test_losses_that_no_number_holds() -> None:
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("epsilon", [1e-3, 0.5, 3.0, 40.0])
 def test_least_delta_is_no_more(counts: dict[Step, int], epsilon: float) -> None:
-    assert coarse_bounds.least_delta(counts, epsilon) <= accountant.delta(counts, epsilon).upper
+    assert coarse_bounds.delta_lower(counts, epsilon) <= accountant.delta(counts, epsilon).upper
 
 
 def test_least_delta_sees_whoever_takes_part_under_little_noise() -> None:
     counts: dict[Step, int] = {SampledGaussian(1e-4, 0.01): 100}
     drawn = -math.expm1(100 * math.log1p(-1e-4))
-    assert 0.999 * drawn < coarse_bounds.least_delta(counts, 20.0) <= drawn
+    assert 0.999 * drawn < coarse_bounds.delta_lower(counts, 20.0) <= drawn
     assert accountant.exceeds(counts, 0.999 * drawn, 20.0)
     assert not accountant.exceeds(counts, drawn, 20.0)

@@ -1,4 +1,4 @@
-"""One step on a grid: `above` must dominate the true curve and `below` must be dominated."""
+"""One step on a grid: the pessimistic lattice must dominate it, the optimistic one be dominated."""
 
 import math
 from collections.abc import Callable
@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.pld import lattice
 from hush.accounting.pld import privacy_loss as loss
-from hush.accounting.pld.lattice import SNAP, Lattice, optimistic, pessimistic
+from hush.accounting.pld.lattice import Lattice, optimistic, pessimistic
 from hush.accounting.pld.privacy_loss import Array, CellMasses, Direction, cell_masses
+from hush.accounting.pld.snapping import SNAP
 
 BOTH = list(Direction)
 
@@ -41,7 +42,7 @@ def exact(step: SampledGaussian, direction: Direction, epsilon: float) -> float:
 def curve(lattice: Lattice, epsilon: float) -> float:
     """delta of a lattice, from the definition."""
     gains = -np.expm1(np.minimum(epsilon - lattice.losses, 0.0))
-    return float(lattice.masses @ gains) + lattice.infinite
+    return float(lattice.masses @ gains) + lattice.infinite_mass
 
 
 def brackets(low: Lattice, high: Lattice, step: SampledGaussian, direction: Direction) -> bool:
@@ -165,7 +166,7 @@ def test_masses_worked_out_in_parts_are_those_of_the_whole(
 ) -> None:
     step, cuts = SampledGaussian(0.1, 1.0), np.linspace(-1, 3, 50)
     whole = cell_masses(step, direction, cuts)
-    monkeypatch.setattr(loss, "_AT_ONCE", 7)
+    monkeypatch.setattr(loss, "_CHUNK", 7)
     parts = cell_masses(step, direction, cuts)
     for name in ("first", "second", "error"):
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-14)
@@ -203,9 +204,9 @@ def test_rounding_of_the_masses_is_paid_for(
             assert curve(low, epsilon) <= curve(true[pessimistic], epsilon)
 
 
-def test_few_lattices_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lattice, "_MOST_KEPT", 10_000)
+def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lattice, "_CACHED_POINTS", 10_000)
     pessimistic.cache_clear()
     for count in range(1, 9):
         pessimistic(SampledGaussian(0.1, 1.0), Direction.REMOVE, 0.01 / count, 1e-9)
-    assert sum(len(kept.masses) for kept in pessimistic._kept.values()) <= 10_000
+    assert sum(len(cached.masses) for cached in pessimistic._lattices.values()) <= 10_000

@@ -32,10 +32,10 @@ def faithful(law: PowerLaw, model: PowerLaw, noise: Array) -> bool:
 
     A cut's loss may be off by what `compose` adds to epsilon, a tail by `rounding`.
     """
-    aims = np.abs(model.ratio(noise, 0.0))
-    without, with_record = model.cuts(aims)
-    tails = model.tail(np.abs(without)), model.tail(np.abs(with_record))
-    errors = model.rounding(np.abs(without)), model.rounding(np.abs(with_record))
+    aims = np.abs(model.log_likelihood_ratio(noise, 0.0))
+    without, with_record = model.invert_ratio(aims)
+    tails = model.survival(np.abs(without)), model.survival(np.abs(with_record))
+    errors = model.survival_error(np.abs(without)), model.survival_error(np.abs(with_record))
     with mp.workdps(40):
         for k in np.flatnonzero(np.isfinite(without)):
             place = float(2 * model.scale * without[k] - 1)
@@ -75,18 +75,18 @@ def test_another_law_is_seen(beta: float) -> None:
 @pytest.mark.parametrize("scale", [0.5, 1.0, 1e4])
 def test_losses_where_cuts_are_put_are_the_losses_asked_for(beta: float, scale: float) -> None:
     law = PowerLaw(beta, max(scale, 5e5 ** (-1 / beta)))
-    aims = np.abs(law.ratio(POWERS ** (1 / beta), 0.0))
+    aims = np.abs(law.log_likelihood_ratio(POWERS ** (1 / beta), 0.0))
     with mp.workdps(40):
-        for aim, place in zip(aims, law._place(aims), strict=True):
+        for aim, place in zip(aims, law._invert(aims), strict=True):
             if math.isfinite(place):
                 # `compose` pays for 32 units a step
                 assert abs(ratio(law, float(place)) - mp.mpf(float(aim))) <= 32 * UNIT * (1 + aim)
 
 
 def test_a_loss_never_reached_is_cut_at_infinity() -> None:
-    without, _ = PowerLaw(1.0, 2.0).cuts(np.array([-0.6, -0.25, 0.0, 0.25, 0.5, 0.6, np.inf]))
+    without, _ = PowerLaw(1.0, 2.0).invert_ratio(np.array([-0.6, -0.25, 0.0, 0.25, 0.5, 0.6, np.inf]))
     assert without.tolist() == [-math.inf, 0.125, 0.25, 0.375, math.inf, math.inf, math.inf]
-    without, _ = PowerLaw(1.5, 2.0).cuts(np.array([-np.inf, 0.0, 1e6]))
+    without, _ = PowerLaw(1.5, 2.0).invert_ratio(np.array([-np.inf, 0.0, 1e6]))
     assert without.tolist() == [-math.inf, 0.25, math.inf]
 
 
@@ -95,15 +95,15 @@ def test_distance_and_reach(beta: float) -> None:
     law = PowerLaw(beta, 0.8)
     with mp.workdps(40):
         middle = 1 - 2 * tail(law, mp.mpf(0.5) / mp.mpf(0.8))
-    assert law.distance == pytest.approx(float(middle), rel=1e-13)
+    assert law.total_variation == pytest.approx(float(middle), rel=1e-13)
     for mass in (0.4, 1e-3, 1e-12, 1e-300):
-        assert law.tail(np.array([law.far(mass)]))[0] <= mass * (1 + 1e-9)
+        assert law.survival(np.array([law.inverse_survival(mass)]))[0] <= mass * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("beta", [1.0, 1.25, 2.0, 2.33, 4.0])
 @pytest.mark.parametrize("tail_mass", [1e-300, 1e-12])
 def test_nodes_stand_for_the_law(beta: float, tail_mass: float) -> None:
-    noise, weight = PowerLaw(beta, 1.0).nodes(tail_mass)
+    noise, weight = PowerLaw(beta, 1.0).quadrature(tail_mass)
     second_moment = math.gamma(3 / beta) / math.gamma(1 / beta)
     assert np.exp(weight).sum() == pytest.approx(1)
     assert (np.exp(weight) * noise**2).sum() == pytest.approx(second_moment, rel=2e-2)

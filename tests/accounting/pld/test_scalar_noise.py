@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from hush.accounting.mechanism import SampledGaussian, SampledNoise
 from hush.accounting.pld import accountant
-from hush.accounting.pld.lattice import SNAP, Lattice, fitted, optimistic, pessimistic
+from hush.accounting.pld.lattice import Lattice, aligned_width, optimistic, pessimistic
 from hush.accounting.pld.laws import PowerLaw
 from hush.accounting.pld.privacy_loss import Array, Direction, Step, loss_range
+from hush.accounting.pld.snapping import SNAP
 from hush.core.errors import InvalidValue
 
 BOTH = list(Direction)
@@ -51,7 +52,7 @@ def exact(step: SampledNoise, direction: Direction, epsilon: float) -> float:
 def curve(lattice: Lattice, epsilon: float) -> float:
     """delta of a lattice, from the definition."""
     gains = -np.expm1(np.minimum(epsilon - lattice.losses, 0.0))
-    return float(lattice.masses @ gains) + lattice.infinite
+    return float(lattice.masses @ gains) + lattice.infinite_mass
 
 
 def brackets(
@@ -86,7 +87,7 @@ def test_the_true_curve_lies_between_where_the_grid_holds_both_ends(
     rate: float, direction: Direction
 ) -> None:
     step = SampledNoise(rate, 1.0, 1.3)
-    width = fitted(step, direction, 0.05 * rate)
+    width = aligned_width(step, direction, 0.05 * rate)
     low, high = (make(step, direction, width, 1e-12) for make in (optimistic, pessimistic))
     assert brackets(low, high, step, direction)
     # The end where the record's own noise puts an atom is exact, the other off by part of a width.
@@ -129,8 +130,8 @@ def test_delta_of_one_step(beta: float, rate: float) -> None:
 class _WrongTail(PowerLaw):
     """A law whose masses are those of another power."""
 
-    def tail(self, noise: Array) -> Array:
-        return PowerLaw(1.05 * self.beta, self.scale).tail(noise)
+    def survival(self, noise: Array) -> Array:
+        return PowerLaw(1.05 * self.beta, self.scale).survival(noise)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Bounds on what steps cost together that need no grid: rough, but true of any amount of noise."""
+"""Bounds on a composition that need no grid: loose, but valid for any amount of noise."""
 
 import math
 from collections.abc import Mapping
@@ -6,47 +6,47 @@ from collections.abc import Mapping
 import numpy as np
 
 from hush.accounting.mechanism import LARGEST_LOSS, SampledGaussian
-from hush.accounting.pld.privacy_loss import Direction, Step, cell_masses, loss_range, reach
+from hush.accounting.pld.privacy_loss import Direction, Step, cell_masses, loss_quantiles, loss_range
 from hush.accounting.rdp import gaussian
 
-# Each bound is a few roundings away from what is written here; this outweighs them.
+# Outweighs the few roundings of each bound.
 OUTWARD = 1 + 1e-12
-# How far above epsilon, and above the logarithm of the number of steps, a loss is called large.
-_ABOVE = np.array([0.5, 2.0, 8.0, 32.0])
+# How far a large loss of one step is above epsilon plus the logarithm of the number of steps.
+_MARGINS = np.array([0.5, 2.0, 8.0, 32.0])
 
 
 def total_variation(counts: Mapping[Step, int]) -> float:
-    """No less than the total variation distance, which is delta at epsilon 0.
+    """Upper bound on the total variation distance, which is delta at epsilon 0.
 
-    Steps coupled one by one agree in all with at least the product of their chances to agree.
+    Steps coupled one by one all agree with at least the product of their probabilities to agree.
     """
     log_agree = 0.0
     for step, count in counts.items():
-        chance = min(step.rate * step.law.distance, 1 - 2.0**-53)
-        log_agree += count * math.log1p(-chance)
+        distance = min(step.rate * step.law.total_variation, 1 - 2.0**-53)
+        log_agree += count * math.log1p(-distance)
     return min(1.0, OUTWARD * -math.expm1(log_agree))
 
 
 def max_loss(counts: Mapping[Step, int], direction: Direction) -> float:
-    """No less than any loss; infinite if there is no such number."""
+    """Upper bound on the composed privacy loss (pure epsilon); infinite if there is none."""
     return OUTWARD * sum(
         count * loss_range(step, direction)[1] for step, count in counts.items() if count
     )
 
 
-def least_delta(counts: Mapping[Step, int], epsilon: float) -> float:
-    """No more than delta at `epsilon`; 0 if nothing better is known.
+def delta_lower(counts: Mapping[Step, int], epsilon: float) -> float:
+    """Lower bound on delta at `epsilon`; 0 if nothing better is known.
 
-    Of the event that any step's privacy loss exceeds a cut, the first law's probability less
-    exp(epsilon) times the second's, for some cuts. The second's is at most the sum over the steps.
+    The event that some step's privacy loss exceeds a cut: its probability under the first law less
+    exp(epsilon) times that under the second, for some cuts. A union bound holds for the second.
     """
     if not epsilon < LARGEST_LOSS:
         return 0.0
-    cuts = epsilon + math.log(sum(counts.values())) + _ABOVE
+    cuts = epsilon + math.log(sum(counts.values())) + _MARGINS
     log_none, second = np.zeros(len(cuts)), np.zeros(len(cuts))
     for step, count in counts.items():
         cut = cell_masses(step, Direction.REMOVE, cuts)
-        # masses above each cut: sums of positive terms, each with its bounded rounding
+        # survival at each cut: sums of positive terms, each with its bounded rounding
         first = np.cumsum(cut.first[::-1])[::-1][1:] * (1 - 2 * cut.error.max())
         log_none += count * np.log1p(-np.clip(first, 0.0, 1 - 2.0**-53))
         second += count * np.cumsum(cut.second[::-1])[::-1][1:] * (1 + 2 * cut.error.max())
@@ -55,11 +55,11 @@ def least_delta(counts: Mapping[Step, int], epsilon: float) -> float:
     return max(0.0, float(gap.max()))
 
 
-def epsilon(counts: Mapping[Step, int], delta: float) -> float:
-    """No less than epsilon at `delta`; infinite if nothing better is known.
+def epsilon_upper(counts: Mapping[Step, int], delta: float) -> float:
+    """Upper bound on epsilon at `delta`; infinite if nothing better is known.
 
-    Gaussian steps by Rényi divergence. The others by a loss that none of them exceeds, but with
-    probability delta. Both together at half of delta each.
+    Gaussian steps by Rényi divergence; the others by quantiles of their losses, which are exceeded
+    with probability delta. Where there are both, each has half of delta.
     """
     normal = {step: count for step, count in counts.items() if isinstance(step, SampledGaussian)}
     others = {step: count for step, count in counts.items() if step not in normal}
@@ -69,18 +69,18 @@ def epsilon(counts: Mapping[Step, int], delta: float) -> float:
     total = 0.0
     for direction in Direction:
         if total < math.inf:
-            total = max(total, _nearly_most(others, direction, share))
+            total = max(total, _loss_quantile(others, direction, share))
     if normal:
         total += gaussian.epsilon(normal, share)
     return min(OUTWARD * total, max(max_loss(counts, direction) for direction in Direction))
 
 
-def _nearly_most(counts: Mapping[Step, int], direction: Direction, delta: float) -> float:
-    """A loss that all steps together exceed with probability at most `delta`."""
+def _loss_quantile(counts: Mapping[Step, int], direction: Direction, delta: float) -> float:
+    """A composed loss that is exceeded with probability at most `delta`."""
     tail = delta / sum(counts.values())
     total = 0.0
     for step, count in counts.items():
-        ceiling = reach(step, direction, tail)[1]
+        ceiling = loss_quantiles(step, direction, tail)[1]
         if math.isinf(ceiling):
             return math.inf
         ceiling += 1e-12 * (1 + abs(ceiling))

@@ -1,9 +1,9 @@
-"""The privacy loss of one step, cut at given losses: how much mass of each law lies between cuts.
+"""The privacy loss distribution of one subsampled step: both laws' mass between given losses.
 
-A step is a pair of laws, with the record and without it: noise on the line, and that noise moved
-by one with probability `rate`. Their log-ratio log(1 - rate + rate * shifted / unshifted) grows
-with the outcome if the noise is log-concave (docs/guarantees/scalar-noise.md), so a cut in the
-loss is a cut in the outcome. What differs between kinds of noise is a `Law`.
+A step is a dominating pair: noise on the line, without the record, and that noise shifted by one
+with probability `rate`, with the record. The log-likelihood ratio log(1 - rate + rate * shifted /
+unshifted) increases with the outcome if the noise is log-concave (docs/guarantees/scalar-noise.md),
+so a cut in the loss is a cut in the outcome. Each kind of noise is a `PrivacyLossLaw`.
 """
 
 import math
@@ -18,45 +18,45 @@ Array = npt.NDArray[np.float64]
 
 UNIT = float(np.finfo(float).eps) / 2
 _SMALL = 1e-8
-# Cuts that are worked on at a time, to bound the memory: a grid may have millions.
-_AT_ONCE = 1 << 16
+# Cuts per chunk, to bound the memory: a grid may have millions.
+_CHUNK = 1 << 16
 
 
 class PrivacyLossLaw(Protocol):
-    """Symmetric log-concave noise that a record moves by one; `noise` is in units of `scale`."""
+    """Symmetric log-concave noise and its shift by one; `noise` is in units of `scale`."""
 
     @property
     def scale(self) -> float: ...
 
     @property
-    def most(self) -> float:
-        """No less than the log-ratio of the moved and the unmoved law anywhere; may be infinite."""
+    def max_privacy_loss(self) -> float:
+        """Upper bound on the log-likelihood ratio of the shifted and the unshifted law, or infinity."""
 
     @property
-    def distance(self) -> float:
-        """The total variation distance between the two."""
+    def total_variation(self) -> float:
+        """Total variation distance between the shifted and the unshifted law."""
 
-    def ratio(self, noise: Array, shift: float) -> Array:
-        """Their log-ratio at the outcomes `shift + scale * noise`."""
+    def log_likelihood_ratio(self, noise: Array, shift: float) -> Array:
+        """log(shifted / unshifted) at the outcomes `shift + scale * noise`."""
 
-    def cuts(self, ratios: Array) -> tuple[Array, Array]:
-        """Where the log-ratio crosses `ratios`: the noise without the record, and with it."""
+    def invert_ratio(self, ratios: Array) -> tuple[Array, Array]:
+        """Where the log-likelihood ratio crosses `ratios`: noise without the record, and with it."""
 
-    def tail(self, noise: Array) -> Array:
-        """The mass beyond `noise` >= 0, with relative accuracy."""
+    def survival(self, noise: Array) -> Array:
+        """Mass beyond `noise` >= 0, with relative accuracy."""
 
-    def rounding(self, noise: Array) -> Array:
-        """The relative error of `tail` at a noise that `cuts` gave, in units of `UNIT`."""
+    def survival_error(self, noise: Array) -> Array:
+        """Relative error of `survival` at noise from `invert_ratio`, in units of `UNIT`."""
 
-    def far(self, tail: float) -> float:
-        """A noise with about `tail` beyond it, or less."""
+    def inverse_survival(self, tail: float) -> float:
+        """Noise with mass of about `tail` beyond it, or less."""
 
-    def nodes(self, tail: float) -> tuple[Array, Array]:
-        """Some noise out to `far(tail)`, and the logarithms of weights that stand for the law."""
+    def quadrature(self, tail: float) -> tuple[Array, Array]:
+        """Noise out to `inverse_survival(tail)`, and log-weights that approximate the law."""
 
 
 class Step(Protocol):
-    """A sampling rate and the noise: a value, so that it can be a key."""
+    """One subsampled step, its rate and noise: hashable, so that steps can be counted."""
 
     def __hash__(self) -> int: ...
 
@@ -71,7 +71,7 @@ class Step(Protocol):
 
 
 class Direction(Enum):
-    """Whether the first law is the one with the record (removed in the second) or without it."""
+    """Direction of the adjacency: the record is in the first law only, or in the second only."""
 
     REMOVE = "remove"
     ADD = "add"
@@ -79,7 +79,7 @@ class Direction(Enum):
 
 @dataclass(frozen=True, eq=False)
 class CellMasses:
-    """Masses below the first cut, between cuts, and above the last one, in order of the loss.
+    """Both laws' mass below the first cut, between cuts, and above the last one, by loss.
 
     `error` bounds the rounding of a mass relative to all the mass at its loss and above.
     """
@@ -91,7 +91,7 @@ class CellMasses:
 
 def privacy_loss(step: Step, direction: Direction, noise: Array, shift: float) -> Array:
     """The privacy loss at the outcomes `shift + scale * noise`; `shift` is 0 or 1."""
-    ratio = step.law.ratio(noise, shift)
+    ratio = step.law.log_likelihood_ratio(noise, shift)
     if step.rate < 1:
         small = np.log1p(step.rate * np.expm1(np.minimum(ratio, _SMALL)))
         large = np.logaddexp(math.log1p(-step.rate), math.log(step.rate) + ratio)
@@ -101,68 +101,72 @@ def privacy_loss(step: Step, direction: Direction, noise: Array, shift: float) -
 
 
 def loss_range(step: Step, direction: Direction) -> tuple[float, float]:
-    """The least and the greatest loss: those at the law's extreme log-ratios, infinite or not."""
-    ratio = step.law.most
+    """The smallest and the largest privacy loss, which may be infinite."""
+    ratio = step.law.max_privacy_loss
     low = math.log1p(step.rate * math.expm1(-ratio)) if step.rate < 1 else -ratio
     # exp would overflow where 1 - rate is nothing beside it
     high = ratio + math.log(step.rate) if ratio > 600 else math.log1p(step.rate * math.expm1(ratio))
     return (low, high) if direction is Direction.REMOVE else (-high, -low)
 
 
-def nodes(step: Step, direction: Direction, tail: float) -> tuple[Array, Array]:
-    """Some losses, and the logarithms of weights that stand for their first law: an estimate."""
-    noise, weight = step.law.nodes(tail)
+def loss_quadrature(step: Step, direction: Direction, tail: float) -> tuple[Array, Array]:
+    """Losses and log-weights that approximate the privacy loss distribution: an estimate."""
+    noise, weight = step.law.quadrature(tail)
     if direction is Direction.ADD:
         return privacy_loss(step, direction, noise, 0.0), weight
-    moved = privacy_loss(step, direction, noise, 1.0)
+    shifted = privacy_loss(step, direction, noise, 1.0)
     if step.rate == 1:
-        return moved, weight
+        return shifted, weight
     weights = weight + math.log1p(-step.rate), weight + math.log(step.rate)
-    return np.append(privacy_loss(step, direction, noise, 0.0), moved), np.append(*weights)
+    return np.append(privacy_loss(step, direction, noise, 0.0), shifted), np.append(*weights)
 
 
-def reach(step: Step, direction: Direction, tail: float) -> tuple[float, float]:
+def loss_quantiles(step: Step, direction: Direction, tail: float) -> tuple[float, float]:
     """Two losses with at most `tail` of the first law's mass outside either."""
     law = step.law
-    far = law.far(max(tail / 2, 1e-300))
-    near = law.far(min(0.5, max(tail / 2 / step.rate, 1e-300)))
-    top = max(far * law.scale, 1 + near * law.scale)
-    noise = np.array([-far, top / law.scale])
+    unshifted = law.inverse_survival(max(tail / 2, 1e-300))
+    shifted = law.inverse_survival(min(0.5, max(tail / 2 / step.rate, 1e-300)))
+    top = max(unshifted * law.scale, 1 + shifted * law.scale)
+    noise = np.array([-unshifted, top / law.scale])
     low, high = sorted(float(edge) for edge in privacy_loss(step, direction, noise, 0.0))
     return low, high
 
 
 def cell_masses(step: Step, direction: Direction, cuts: Array) -> CellMasses:
-    """The masses of both laws between the `cuts`, with relative accuracy in both tails."""
-    if len(cuts) <= _AT_ONCE:
-        return _cells(step, direction, cuts)
-    # Neighbouring parts share a cut: what is beyond it belongs to the other part.
+    """Both laws' mass between the `cuts`, with relative accuracy in both tails."""
+    if len(cuts) <= _CHUNK:
+        return _cell_masses(step, direction, cuts)
+    # Neighbouring chunks share a cut: the mass beyond it belongs to the other chunk.
     first, second, error = (np.empty(len(cuts) + 1) for _ in range(3))
-    for start in range(0, len(cuts) - 1, _AT_ONCE):
-        stop = min(start + _AT_ONCE, len(cuts) - 1)
-        part = _cells(step, direction, cuts[start : stop + 1])
-        low, high = int(start > 0), len(part.first) - int(stop < len(cuts) - 1)
-        for whole, some in ((first, part.first), (second, part.second), (error, part.error)):
-            whole[start + low : start + high] = some[low:high]
+    for start in range(0, len(cuts) - 1, _CHUNK):
+        stop = min(start + _CHUNK, len(cuts) - 1)
+        chunk = _cell_masses(step, direction, cuts[start : stop + 1])
+        low, high = int(start > 0), len(chunk.first) - int(stop < len(cuts) - 1)
+        for whole, part in ((first, chunk.first), (second, chunk.second), (error, chunk.error)):
+            whole[start + low : start + high] = part[low:high]
     return CellMasses(first, second, error)
 
 
-def _cells(step: Step, direction: Direction, cuts: Array) -> CellMasses:
+def _cell_masses(step: Step, direction: Direction, cuts: Array) -> CellMasses:
     forward = direction is Direction.REMOVE
-    without, with_record = step.law.cuts(_log_growth(step.rate, cuts if forward else -cuts[::-1]))
-    null = _masses(step.law, without)
-    mixed = step.rate * _masses(step.law, with_record) + (1 - step.rate) * null
-    # A mass between two cuts, and its twin of the other law, suffer rounding at both.
-    far = without if forward else -with_record
-    rounding = 4 * UNIT * step.law.rounding(np.maximum(far, 0.0))
+    ratios = _unsampled_ratio(step.rate, cuts if forward else -cuts[::-1])
+    without, with_record = step.law.invert_ratio(ratios)
+    null = _noise_masses(step.law, without)
+    mixed = step.rate * _noise_masses(step.law, with_record) + (1 - step.rate) * null
+    # Rounding at both cuts of a cell affects its mass under either law.
+    outer = without if forward else -with_record
+    rounding = 4 * UNIT * step.law.survival_error(np.maximum(outer, 0.0))
     error = np.maximum(np.append(rounding, rounding[-1:]), np.append(rounding[:1], rounding))
     if forward:
         return CellMasses(mixed, null, error)
     return CellMasses(null[::-1], mixed[::-1], error[::-1])
 
 
-def _log_growth(rate: float, losses: Array) -> Array:
-    """log((exp(loss) - (1 - rate)) / rate): -inf at losses that cannot occur."""
+def _unsampled_ratio(rate: float, losses: Array) -> Array:
+    """Log-likelihood ratio before subsampling, log((exp(loss) - (1 - rate)) / rate).
+
+    -inf at losses that cannot occur.
+    """
     if rate == 1:
         return losses
     growth = np.full(losses.shape, -np.inf)
@@ -174,9 +178,9 @@ def _log_growth(rate: float, losses: Array) -> Array:
     return growth
 
 
-def _masses(law: PrivacyLossLaw, cuts: Array) -> Array:
-    """The masses of symmetric noise below, between and above increasing `cuts`."""
-    tail = law.tail(np.abs(cuts))
+def _noise_masses(law: PrivacyLossLaw, cuts: Array) -> Array:
+    """Masses of symmetric noise below, between and above increasing `cuts`."""
+    tail = law.survival(np.abs(cuts))
     positive = cuts > 0
     masses = np.empty(len(cuts) + 1)
     masses[0] = 1 - tail[0] if positive[0] else tail[0]
