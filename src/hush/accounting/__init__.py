@@ -1,4 +1,4 @@
-"""Profile, amplification, composition, (epsilon, delta); the ledger that keeps the count."""
+"""Privacy accounting: mechanisms, composition, (epsilon, delta), calibration, and the ledger."""
 
 from hush.core.lazy import lazy_modules
 

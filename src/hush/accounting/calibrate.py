@@ -243,12 +243,12 @@ def _interpolate(inside: Point, outside: Point, previous: Point, target: float) 
     Inverse quadratic interpolation in logarithms, in which costs are nearly straight lines; else linear;
     else one half. Any share is sound: the cost of every trial is evaluated.
     """
-    known = [point for point in (inside, outside, previous) if 0 < point[1] < math.inf]
-    if inside not in known or outside not in known:
+    usable = [point for point in (inside, outside, previous) if 0 < point[1] < math.inf]
+    if inside not in usable or outside not in usable:
         return 0.5
-    places = [math.log(x / inside[0]) / math.log(outside[0] / inside[0]) for x, _ in known]
-    heights = [math.log(cost / target) for _, cost in known]
-    for points in (len(known), 2):
+    places = [math.log(x / inside[0]) / math.log(outside[0] / inside[0]) for x, _ in usable]
+    heights = [math.log(cost / target) for _, cost in usable]
+    for points in (len(usable), 2):
         if len(set(heights[:points])) < points:
             continue
         share = 0.0

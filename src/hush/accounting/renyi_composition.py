@@ -136,7 +136,7 @@ def _best_order(
     lower_bound: Callable[[Mapping[Step, int]], float],
     ceiling: float = math.inf,
 ) -> float:
-    """The least of `convert`'s values over the orders, with subsampling or without it.
+    """The smallest of `convert`'s values over the orders, with subsampling or without it.
 
     Subsampling never adds to a divergence (it is quasi-convex in the two laws), and without it there
     are more orders to choose from. `lower_bound` tells when that cannot help, and when the answer is
@@ -166,8 +166,8 @@ def _best_order(
         values = [convert(total[k : k + 1], orders[k : k + 1]) for k in range(len(sparse))]
         # any orders are sound; the best ones are where the best of a few are
         near = sparse[int(np.argmin(values))]
-        close = ORDERS[max(0, near - _ORDER_STRIDE) : near + _ORDER_STRIDE]
-        best = min(best, convert(*composed_rdp(unsampled, close)))
+        nearby = ORDERS[max(0, near - _ORDER_STRIDE) : near + _ORDER_STRIDE]
+        best = min(best, convert(*composed_rdp(unsampled, nearby)))
     return best
 
 

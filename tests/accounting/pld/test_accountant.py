@@ -54,7 +54,7 @@ def test_noise_five_percent_off_is_seen(setting: tuple[float, float, int], refer
 def test_an_accountant_that_forgets_to_remove_is_seen() -> None:
     pieces: dict[Step, int] = {SampledGaussian(0.3, 0.8): 20}
     both = accountant.epsilon(pieces, 1e-5)
-    lower, upper = accountant._epsilon(pieces, Direction.ADD, 1e-5, known=0.0)
+    lower, upper = accountant._epsilon(pieces, Direction.ADD, 1e-5, at_least=0.0)
     assert not agrees(Bound(lower=lower, upper=upper), (both.lower + both.upper) / 2)
 
 

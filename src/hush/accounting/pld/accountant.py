@@ -38,7 +38,7 @@ def epsilon(counts: Mapping[AnyStep, int], delta: float) -> Bound:
     noisier = _representable(steps)
     lower = upper = 0.0
     for direction in Direction:
-        one_sided = _epsilon(noisier, direction, delta, known=lower)
+        one_sided = _epsilon(noisier, direction, delta, at_least=lower)
         lower, upper = max(lower, one_sided[0]), max(upper, one_sided[1])
     if noisier != steps or upper > lower + 10 * ACCURACY * max(1.0, lower):
         coarse = coarse_bounds.epsilon_upper(steps, delta)
@@ -64,7 +64,7 @@ def delta(counts: Mapping[AnyStep, int], epsilon: float) -> Bound:
 
 
 def exceeds(counts: Mapping[AnyStep, int], delta: float, epsilon: float) -> bool:
-    """Whether the composition certainly violates (epsilon, delta); if False, nothing is known.
+    """Whether the composition certainly violates (epsilon, delta); if False, nothing follows.
 
     Needs no grid: one test, whether any step's privacy loss is large, tells the two laws apart.
     """
@@ -111,27 +111,27 @@ def _representable(steps: Counts) -> dict[Step, int]:
     return raised
 
 
-def _epsilon(steps: Counts, direction: Direction, delta: float, known: float) -> tuple[float, float]:
-    """Lower and upper bounds on epsilon in one direction; `known` is the other direction's lower bound.
+def _epsilon(steps: Counts, direction: Direction, delta: float, at_least: float) -> tuple[float, float]:
+    """Lower and upper bounds on epsilon in one direction; `at_least` is the other's lower bound.
 
-    The lower bound is not evaluated where it could not exceed the known one.
+    The lower bound is not evaluated where it could not exceed that one.
     """
     lowest, highest = 0.0, coarse_bounds.max_loss(steps, direction)
-    if highest <= known:
+    if highest <= at_least:
         return lowest, highest
     tail = _step_tail(steps, math.log(delta))
     window = choose_window(Cumulants(steps, direction, tail), log_delta=math.log(delta), epsilon=0.0)
-    for width in _grid_widths(steps, direction, window, tail, max(known, window.high)):
+    for width in _grid_widths(steps, direction, window, tail, max(at_least, window.high)):
         upper = compose(_lattices(pessimistic, steps, direction, width, tail), window)
         highest = min(highest, max(0.0, _epsilon_at(upper, upper.upper, delta) + upper.loss_error))
         del upper  # as long as the window, like the curve that follows
-        if highest <= known:
+        if highest <= at_least:
             break
         parts = _lattices(optimistic, steps, direction, width, tail)
         if _all_have_mass(parts):
             lower = compose(parts, window)
             lowest = max(lowest, _epsilon_at(lower, lower.lower, delta) - lower.loss_error)
-        if highest - lowest <= 2 * _target_gap(max(known, highest)):
+        if highest - lowest <= 2 * _target_gap(max(at_least, highest)):
             break
     return min(lowest, highest), highest
 

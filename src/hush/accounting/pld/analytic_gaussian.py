@@ -72,11 +72,11 @@ def _log_delta(mu: float, epsilon: float) -> tuple[float, float]:
         fall = 1 - t * _mills(t)
         value = log_density + math.log(mu / 2 * float(_WEIGHTS @ fall))
         return value, 64 * UNIT * (1 + a * a)
-    near = float(log_ndtr(a))
-    far = log_density + math.log(float(_mills(np.array(mu - a))))
-    share = -math.expm1(far - near)
-    error = 64 * UNIT * (1 + abs(near) + (1 + a * a) * math.exp(far - near))
-    return near + math.log(share), error / share
+    log_first = float(log_ndtr(a))
+    log_second = log_density + math.log(float(_mills(np.array(mu - a))))
+    share = -math.expm1(log_second - log_first)
+    error = 64 * UNIT * (1 + abs(log_first) + (1 + a * a) * math.exp(log_second - log_first))
+    return log_first + math.log(share), error / share
 
 
 def _mills(t: Array) -> Array:

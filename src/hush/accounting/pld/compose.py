@@ -53,8 +53,8 @@ class PrivacyCurve:
     def upper(self, k: int) -> float:
         """No less than delta at grid point `k`."""
         # Mass that wrapped around from above the window may have landed below k; it is added back.
-        lost = self.mass_above * math.exp(-self.tilt * self.width * (len(self.tilted) - k))
-        total = self._sum(k) + self.rounding + lost
+        wrapped = self.mass_above * math.exp(-self.tilt * self.width * (len(self.tilted) - k))
+        total = self._sum(k) + self.rounding + wrapped
         return self._delta(k, total, self.log_rounding) + self.infinite_mass
 
     def lower(self, k: int) -> float:
@@ -172,7 +172,7 @@ def _log_sum(logs: Array) -> float:
     return peak + math.log(float(np.exp(logs - peak).sum()))
 
 
-def _fast_length(least: int) -> int:
-    """A length of at least `least` for which the Fourier transform is fast."""
-    power = 1 << max(least - 1, 1).bit_length()
-    return next(size for size in (power * 5 // 8, power * 3 // 4, power) if size >= least)
+def _fast_length(min_length: int) -> int:
+    """A length of at least `min_length` for which the Fourier transform is fast."""
+    power = 1 << max(min_length - 1, 1).bit_length()
+    return next(size for size in (power * 5 // 8, power * 3 // 4, power) if size >= min_length)

@@ -69,7 +69,7 @@ def choose_window(cumulants: Cumulants, *, log_delta: float | None, epsilon: flo
     def objective(tilts: Array) -> Array:
         if log_delta is None:
             return cumulants(tilts) - tilts * epsilon
-        # The improved conversion from Rényi divergence; its best order is close to the saddle.
+        # The improved conversion from Rényi divergence; its best order is close to the saddle point.
         return (cumulants(tilts) - log_delta - np.log1p(tilts)) / tilts + np.log(tilts) - np.log1p(tilts)
 
     tilt = _minimiser(objective, 1e-6 / untilted, 1e3 / untilted)
