@@ -12,27 +12,12 @@ import pytest
 import hush
 from hush.accounting.ledger import ledger as module
 from hush.core.errors import LedgerError
-
-PLAN = hush.Plan(
-    sampling=hush.Poisson(rate=0.02),
-    clipping=hush.L2(norm=1.0),
-    noise=hush.Gaussian(multiplier=1.0),
-)
-STEEP = hush.Plan(
-    sampling=hush.FullBatch(),
-    clipping=hush.Lp(p=4.0, norm=1.0),
-    noise=hush.GeneralizedGaussian(beta=4.0, multiplier=20.0),
-)
+from tests.accounting.ledger.charged import PLAN, STEEP
 
 
 @pytest.fixture(autouse=True)
 def a_few_lines_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MIN_FOLDED", 5)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.jsonl"
 
 
 def fill(ledger: hush.Ledger, steps: range, run: str = "r") -> None:
