@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hush.gradients import convolution as patches
-from hush.gradients.convolution import ConvolutionShape, Patches
+from hush.gradients import convolution
+from hush.gradients.convolution import ConvolutionFactors, ConvolutionShape
 from hush.gradients.factors import OuterFactors
 from hush.gradients.terms import Dense
 
@@ -72,13 +72,13 @@ def of_convolution(
     shape = torch.Size((filters, channels, kernel, kernel))
     geometry = ConvolutionShape(shape, (stride, stride), (padding, padding), (1, 1), 1)
     x, weights = torch.randn(records, channels, size, size), torch.rand(records)
-    grad = torch.randn_like(geometry.apply(x, torch.randn(shape), None))
-    term = Patches(grad, x, geometry)
+    grad = torch.randn_like(geometry.forward(x, torch.randn(shape), None))
+    term = ConvolutionFactors(grad, x, geometry)
 
     def written(large: int) -> Callable[[], None]:
         def way() -> None:
-            patches._LARGE, patches._FEW_CHANNELS = large, 0
-            dense = Dense(geometry.weight_each(grad, x))
+            convolution._LARGE, convolution._FEW_CHANNELS = large, 0
+            dense = Dense(geometry.per_sample_weight_gradients(grad, x))
             dense.norms(2.0)
             dense.weighted_sum(weights)
 
@@ -105,8 +105,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for product in PRODUCTS:
         print(of_product(*product), flush=True)
-    for convolution in CONVOLUTIONS:
-        print(of_convolution(*convolution), flush=True)
+    for shape in CONVOLUTIONS:
+        print(of_convolution(*shape), flush=True)
 
 
 if __name__ == "__main__":

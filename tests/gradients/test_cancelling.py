@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.parts import Clipping
-from hush.gradients.convolution import ConvolutionShape, Patches
+from hush.gradients.convolution import ConvolutionFactors, ConvolutionShape
 from hush.gradients.factors import OuterFactors, RowFactors, TiedFactors
 from hush.gradients.recording import record
 from hush.gradients.tape import GradientTape
@@ -19,11 +19,11 @@ OTHERS = 50
 CLIPPINGS: list[Clipping] = [hush.L2(norm=1.0), hush.L2Linf(l2=1.0, linf=1.0), hush.Lp(p=1.5, norm=1.0)]
 
 
-def pixels(grad: Tensor, x: Tensor) -> Patches:
+def pixels(grad: Tensor, x: Tensor) -> ConvolutionFactors:
     """A convolution that looks at one pixel at a time."""
     grad, x = (part.transpose(1, 2).unsqueeze(-1) for part in (grad, x))
     shape = torch.Size((grad.shape[1], x.shape[1], 1, 1))
-    return Patches(grad, x, ConvolutionShape(shape, (1, 1), (0, 0), (1, 1), 1))
+    return ConvolutionFactors(grad, x, ConvolutionShape(shape, (1, 1), (0, 0), (1, 1), 1))
 
 
 def terms(size: float) -> dict[str, Term]:
@@ -66,7 +66,7 @@ def test_a_record_that_cancels_leaves_the_others_as_they_are(
     if size == 2.0**40 and isinstance(clipping, hush.L2) and name != "rows":  # which adds in doubles
         term: Any = tape.terms["w"]
         weights = (1 / tape.norms(2.0).clamp(min=1e-30)).clamp(max=1.0)
-        bare = term.direct(weights).double()
+        bare = term.sum_over_positions(weights).double()
         assert float((bare - without).norm()) > 3
 
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hush.gradients import convolution as patches
-from hush.gradients.convolution import ConvolutionShape, Patches
+from hush.gradients import convolution
+from hush.gradients.convolution import ConvolutionFactors, ConvolutionShape
 from tests.gradients.oracle import ORDERS
 
 SHAPES = [
@@ -14,21 +14,21 @@ SHAPES = [
 ]
 
 
-def example(geometry: ConvolutionShape, sizes: tuple[int, ...]) -> tuple[Patches, Tensor]:
-    """A convolution's patches, and its weight gradients by autograd, image by image."""
+def example(geometry: ConvolutionShape, sizes: tuple[int, ...]) -> tuple[ConvolutionFactors, Tensor]:
+    """A convolution's factors, and its weight gradients by autograd, image by image."""
     torch.manual_seed(0)
     x = torch.randn(5, 2, *sizes, dtype=torch.float64)
     weight = torch.randn(geometry.shape, dtype=torch.float64, requires_grad=True)
-    grad = torch.randn_like(geometry.apply(x, weight, None))
+    grad = torch.randn_like(geometry.forward(x, weight, None))
     each = [
-        torch.autograd.grad(geometry.apply(x[i : i + 1], weight, None), weight, grad[i : i + 1])[0]
+        torch.autograd.grad(geometry.forward(x[i : i + 1], weight, None), weight, grad[i : i + 1])[0]
         for i in range(5)
     ]
-    return Patches(grad, x, geometry), torch.stack(each)
+    return ConvolutionFactors(grad, x, geometry), torch.stack(each)
 
 
 @pytest.mark.parametrize(("geometry", "sizes"), SHAPES)
-def test_patches_answer_as_if_written_out(geometry: ConvolutionShape, sizes: tuple[int, ...]) -> None:
+def test_factors_answer_as_if_materialised(geometry: ConvolutionShape, sizes: tuple[int, ...]) -> None:
     term, gradients = example(geometry, sizes)
     weights = torch.rand(5, dtype=torch.float64)
     torch.testing.assert_close(term.weighted_sum(weights), torch.tensordot(weights, gradients, dims=1))
@@ -39,11 +39,11 @@ def test_patches_answer_as_if_written_out(geometry: ConvolutionShape, sizes: tup
 
 @pytest.mark.parametrize("large", [0, 2**30])
 @pytest.mark.parametrize(("geometry", "sizes"), SHAPES)
-def test_both_ways_to_write_out_agree(
+def test_both_ways_to_materialise_agree(
     geometry: ConvolutionShape, sizes: tuple[int, ...], large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patches, "_LARGE", large)
-    monkeypatch.setattr(patches, "_FEW_CHANNELS", 0)
+    monkeypatch.setattr(convolution, "_LARGE", large)
+    monkeypatch.setattr(convolution, "_FEW_CHANNELS", 0)
     term, gradients = example(geometry, sizes)
     torch.testing.assert_close(term.dense(), gradients)
     assert term.take(slice(0, 0)).weighted_sum(torch.ones(0)).shape == geometry.shape
@@ -60,9 +60,9 @@ def test_one_position_with_its_channels_last_is_written_out(images: Tensor) -> N
     )
     x = images.double()
     weight = torch.randn(geometry.shape, dtype=torch.float64, requires_grad=True)
-    grad = torch.randn_like(geometry.apply(x, weight, None))
+    grad = torch.randn_like(geometry.forward(x, weight, None))
     each = [
-        torch.autograd.grad(geometry.apply(x[i : i + 1], weight, None), weight, grad[i : i + 1])[0]
+        torch.autograd.grad(geometry.forward(x[i : i + 1], weight, None), weight, grad[i : i + 1])[0]
         for i in range(5)
     ]
-    torch.testing.assert_close(geometry.weight_each(grad, x), torch.stack(each))
+    torch.testing.assert_close(geometry.per_sample_weight_gradients(grad, x), torch.stack(each))

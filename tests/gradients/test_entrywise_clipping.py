@@ -60,7 +60,7 @@ def test_sums_equal_one_record_at_a_time(
     clipping: Clipping, dtype: torch.dtype, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(terms.CHUNK, "cpu", chunk)
-    monkeypatch.setitem(terms.PASSED, "cpu", chunk)
+    monkeypatch.setitem(terms.MATERIALISE_CHUNK, "cpu", chunk)
     model, (inputs, targets) = network().to(dtype), batch(dtype)
     loss = nn.CrossEntropyLoss(reduction="none")
     rows = one_at_a_time(model, loss, inputs, targets, RECORDS)

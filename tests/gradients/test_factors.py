@@ -2,9 +2,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from hush.gradients.factors import _ADDED, OuterFactors, RowFactors, TiedFactors, product
-from hush.gradients.tape import joined
-from hush.gradients.terms import SUMMED, Dense, Term, blocked_product, vector_norms
+from hush.gradients.factors import (
+    _ROW_CHUNK,
+    OuterFactors,
+    RowFactors,
+    TiedFactors,
+    merge_terms,
+    product,
+)
+from hush.gradients.precision import SUM_BLOCK, blocked_product, vector_norms
+from hush.gradients.terms import Dense, Term
 from tests.gradients.oracle import ORDERS
 
 
@@ -82,7 +89,7 @@ def test_uses_of_one_parameter_become_one_term() -> None:
         ([dense, one, rows], Dense),
     ]
     for terms, kind in uses:
-        term = joined(terms)
+        term = merge_terms(terms)
         assert isinstance(term, kind)
         torch.testing.assert_close(term.dense(), sum(part.dense() for part in terms))
 
@@ -121,7 +128,7 @@ def test_norms_beyond_the_root_of_the_largest_number_are_finite(size: float, wid
     assert vector_norms(torch.full((1, width), torch.inf), 2.0).isinf()
 
 
-@pytest.mark.parametrize("records", [1, SUMMED - 1, SUMMED, 3 * SUMMED, 3 * SUMMED + 5])
+@pytest.mark.parametrize("records", [1, SUM_BLOCK - 1, SUM_BLOCK, 3 * SUM_BLOCK, 3 * SUM_BLOCK + 5])
 def test_rounding_of_a_sum_is_that_of_one_block(records: int) -> None:
     """The bound of docs/guarantees/tape.md, for sums with one record and without it."""
     torch.manual_seed(0)
@@ -129,9 +136,9 @@ def test_rounding_of_a_sum_is_that_of_one_block(records: int) -> None:
     weights = torch.ones(records, 1)
     exact = rows.double().sum(0)
     found = blocked_product(weights, rows)[0]
-    block = min(records, SUMMED)
+    block = min(records, SUM_BLOCK)
     assert found.dtype == torch.float64
-    blocks = -(-records // SUMMED)
+    blocks = -(-records // SUM_BLOCK)
     assert float((found - exact).norm()) <= blocks * 2.0**-24 * (block**2 / 2 + block)
     # the blocks without the record that is left out are the same numbers
     without = weights.clone()
@@ -140,19 +147,19 @@ def test_rounding_of_a_sum_is_that_of_one_block(records: int) -> None:
     assert float((moved - rows[0].double()).norm()) <= 2.0**-24 * (block**2 + 2 * block)
 
 
-@pytest.mark.parametrize("records", [0, 1, SUMMED, 2 * SUMMED + 3])
+@pytest.mark.parametrize("records", [0, 1, SUM_BLOCK, 2 * SUM_BLOCK + 3])
 @pytest.mark.parametrize(("high", "wide"), [(1, 1), (1, 50), (7, 5), (20, 3), (3, 20)])
 def test_a_sum_has_every_tile_once_and_adds_blocks_in_double_precision(
     records: int, high: int, wide: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hush.gradients.terms._TILE", 16)
+    monkeypatch.setattr("hush.gradients.precision._TILE", 16)
     torch.manual_seed(0)
     # small whole numbers: exact in single precision, in any order
     left, right = (torch.randint(-3, 4, (records, size)).float() for size in (high, wide))
-    if records > SUMMED:
+    if records > SUM_BLOCK:
         # beside these the others' sum is lost in single precision, and in double precision is not
         left[0], right[0] = 2.0**15, 2.0**15
-        left[1:SUMMED] = 0.0
+        left[1:SUM_BLOCK] = 0.0
     exact = (left.double()[:, :, None] * right.double()[:, None]).sum(0)
     found = blocked_product(left, right)
     assert found.dtype == torch.float64
@@ -163,9 +170,9 @@ def test_a_sum_has_every_tile_once_and_adds_blocks_in_double_precision(
 def test_a_table_adds_every_record_however_many_at_once(
     added: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(_ADDED, "cpu", added)
+    monkeypatch.setitem(_ROW_CHUNK, "cpu", added)
     torch.manual_seed(0)
     term, weights = table(7, 4, 3, 5), torch.rand(7)
     exact = torch.tensordot(weights.double(), written(term), dims=1)
-    torch.testing.assert_close(term.direct(weights), exact)
-    assert term.take(slice(0, 0)).direct(weights[:0]).eq(0).all()
+    torch.testing.assert_close(term.sum_over_positions(weights), exact)
+    assert term.take(slice(0, 0)).sum_over_positions(weights[:0]).eq(0).all()

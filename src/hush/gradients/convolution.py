@@ -1,4 +1,4 @@
-"""Gradients of a convolution's weights, one per record."""
+"""Per-sample gradients of a convolution's weight, and their ghost norms."""
 
 import itertools
 import math
@@ -9,85 +9,89 @@ from torch import Tensor
 from torch.nn import functional
 
 from hush.core.tape import CoordinateMask
-from hush.gradients.cancellation import (
-    cancelling_apart,
-    few_enough,
+from hush.gradients.precision import precise
+from hush.gradients.terms import (
+    Dense,
+    Term,
+    materialised_clamped_sum,
+    materialised_norms,
     nan_if_cancelled,
     norms_or_recompute,
+    position_rounding_bounded,
     product_bound,
+    sum_materialising_cancelled,
+    zero_rows,
 )
-from hush.gradients.terms import Dense, Term, clamped_sum_of_rows, materialised_norms, precise, zero_rows
 
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionShape:
-    """Where a convolution looks. The padding is the same on both sides."""
+    """Shape of a convolution's weight, and its stride, padding (equal on both sides) and dilation."""
 
     shape: torch.Size
-    """Of the weight: (out, in / groups, *kernel)."""
+    """(out, in / groups, *kernel)."""
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
 
-    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return torch.convolution(
             x, weight, bias, self.stride, self.padding, self.dilation, False, self._zero, self.groups
         )
 
-    def back(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """The gradient of the input."""
+    def input_gradient(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         return self._backward(grad, x, weight, self.groups, [True, False, False])[0]
 
-    def weight(self, grad: Tensor, x: Tensor) -> Tensor:
-        """The gradient of the weight, summed over the images."""
+    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+        """The gradient of the weight, summed over images."""
         like = grad.new_empty(1).expand(self.shape)
         return self._backward(grad, x, like, self.groups, [False, True, False])[1]
 
-    def weight_each(self, grad: Tensor, x: Tensor) -> Tensor:
-        """The gradient of the weight for each image."""
+    def per_sample_weight_gradients(self, grad: Tensor, x: Tensor) -> Tensor:
+        """The gradient of the weight for each image: (images, *shape)."""
         images, out = grad.shape[:2]
         small = math.prod(self.shape[2:]) == 1 or self.shape[1] < _FEW_CHANNELS
         if self.groups == 1 and (small or math.prod(self.shape) >= _LARGE):
-            return (grad.flatten(2) @ self.unfolded(x, grad.shape[2:]).mT).view(images, *self.shape)
-        # All images side by side as the channels of one, a group of channels to each.
+            return (grad.flatten(2) @ self.unfold(x, grad.shape[2:]).mT).view(images, *self.shape)
+        # One grouped convolution: all images side by side as channels, a group of channels to each.
         # Strides afresh: those of one position could still say "channels last", and torch believes it.
-        wide, seen = (part.reshape(-1).view(1, -1, *part.shape[2:]) for part in (grad, x))
+        grads, inputs = (part.reshape(-1).view(1, -1, *part.shape[2:]) for part in (grad, x))
         like = grad.new_empty(1).expand(images * out, *self.shape[1:])
-        _, each, _ = self._backward(wide, seen, like, images * self.groups, [False, True, False])
-        return each.view(images, *self.shape)
+        _, stacked, _ = self._backward(grads, inputs, like, images * self.groups, [False, True, False])
+        return stacked.view(images, *self.shape)
 
-    def unfolded(self, x: Tensor, outputs: torch.Size) -> Tensor:
-        """What each output position looks at: (images, in * kernel, positions)."""
+    def unfold(self, x: Tensor, outputs: torch.Size) -> Tensor:
+        """The input patch of each output position, as im2col: (images, in * kernel, positions)."""
         padded = functional.pad(x, [side for size in reversed(self.padding) for side in (size, size)])
-        image, channel, *places = padded.stride()
+        image, channel, *pixel = padded.stride()
         kernel = self.shape[2:]
         view = padded.as_strided(
             (*x.shape[:2], *kernel, *outputs),
             (
                 image,
                 channel,
-                *(a * b for a, b in zip(places, self.dilation, strict=True)),
-                *(a * b for a, b in zip(places, self.stride, strict=True)),
+                *(a * b for a, b in zip(pixel, self.dilation, strict=True)),
+                *(a * b for a, b in zip(pixel, self.stride, strict=True)),
             ),
         )
         return view.reshape(len(x), -1, math.prod(outputs))
 
-    def unfolded_gram(self, x: Tensor, outputs: torch.Size) -> Tensor:
-        """The inner products of what two output positions look at: (images, positions, positions).
+    def patch_gram(self, x: Tensor, outputs: torch.Size) -> Tensor:
+        """Gram matrix of the input patches: (images, positions, positions).
 
-        Those are sums, over the places of the kernel, of inner products between two pixels.
+        Its entries are sums over the kernel of inner products between two pixels: nothing is unfolded.
         """
         pixels = x.flatten(2).mT @ x.flatten(2)
         sizes = x.shape[2:]
         padding = [side for size in reversed(self.padding) for side in (size, size)]
         pixels = functional.pad(pixels.view(len(x), *sizes, *sizes), padding * 2)
-        total = x.new_zeros(len(x), *outputs, *outputs)
-        for place in itertools.product(*(range(size) for size in self.shape[2:])):
-            steps = zip(place, self.dilation, self.stride, outputs, strict=True)
-            seen = tuple(slice(k * d, k * d + s * (o - 1) + 1, s) for k, d, s, o in steps)
-            total += pixels[(slice(None), *seen, *seen)]
-        return total.view(len(x), math.prod(outputs), -1)
+        gram = x.new_zeros(len(x), *outputs, *outputs)
+        for offset in itertools.product(*(range(size) for size in self.shape[2:])):
+            axes = zip(offset, self.dilation, self.stride, outputs, strict=True)
+            window = tuple(slice(k * d, k * d + s * (o - 1) + 1, s) for k, d, s, o in axes)
+            gram += pixels[(slice(None), *window, *window)]
+        return gram.view(len(x), math.prod(outputs), -1)
 
     @property
     def _zero(self) -> tuple[int, ...]:
@@ -113,15 +117,15 @@ class ConvolutionShape:
 
 
 _LARGE, _FEW_CHANNELS = 2**16, 4
-"""From this many weights on, or below this many channels, unfolding beats one convolution in groups."""
+"""From this many weights on, or below this many channels, unfolding beats one grouped convolution."""
 
-_FEWER = 4
-"""As for other factors, but the Gram matrices of a convolution pay off later (benchmarks/layers.py)."""
+_MATERIALISE_RATIO = 4
+"""As `factors.MATERIALISE_RATIO`; Gram matrices of convolutions pay off later (benchmarks/layers.py)."""
 
 
 @dataclass(frozen=True, eq=False)
-class Patches:
-    """A convolution's input and the gradient of its output, for each record."""
+class ConvolutionFactors:
+    """Per-sample gradients as a convolution's input and the gradient of its output."""
 
     grad: Tensor
     x: Tensor
@@ -136,58 +140,61 @@ class Patches:
         return self.geometry.shape
 
     def rounding_bounded(self, records: int) -> bool:
-        return few_enough(self.x, records, self.grad[0, 0].numel())
+        return position_rounding_bounded(self.x, records, self.grad[0, 0].numel())
 
-    def take(self, rows: Tensor | slice) -> "Patches":
-        return Patches(self.grad[rows], self.x[rows], self.geometry)
+    def take(self, rows: Tensor | slice) -> "ConvolutionFactors":
+        return ConvolutionFactors(self.grad[rows], self.x[rows], self.geometry)
 
-    def zeroed(self, keep: Tensor) -> "Patches":
-        return Patches(zero_rows(self.grad, keep), zero_rows(self.x, keep), self.geometry)
+    def mask_records(self, keep: Tensor) -> "ConvolutionFactors":
+        return ConvolutionFactors(zero_rows(self.grad, keep), zero_rows(self.x, keep), self.geometry)
 
     def dense(self) -> Tensor:
-        return precise(self.geometry.weight_each(precise(self.grad), precise(self.x)))
+        return precise(self.geometry.per_sample_weight_gradients(precise(self.grad), precise(self.x)))
 
     def norms(self, order: float) -> Tensor:
         if order != 2:
-            return nan_if_cancelled(materialised_norms(self, order), self.lengths())
+            return nan_if_cancelled(materialised_norms(self, order), self.norm_bounds())
         grad, x = self.grad.double(), self.x.double()
         outputs = grad.shape[2:]
-        inner = self.geometry.unfolded_gram(x, outputs)
+        patch_gram = self.geometry.patch_gram(x, outputs)
         flat = grad.flatten(2)
-        squares = (inner * (flat.mT @ flat)).sum((1, 2))
-        seen = inner.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
-        bound = (seen * torch.linalg.vector_norm(flat, dim=1)).sum(1)
+        squares = (patch_gram * (flat.mT @ flat)).sum((1, 2))
+        patch_norms = patch_gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+        bound = (patch_norms * torch.linalg.vector_norm(flat, dim=1)).sum(1)
         return norms_or_recompute(
-            self, squares, torch.maximum(bound, self.lengths()), precise(self.x).dtype
+            self, squares, torch.maximum(bound, self.norm_bounds()), precise(self.x).dtype
         )
 
-    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
-        return cancelling_apart(self, weights, most)
+    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> Tensor:
+        return sum_materialising_cancelled(self, weights, max_norm)
 
-    def lengths(self) -> Tensor:
-        """A bound on what each number of a record's gradient can be on the way, place after place."""
+    def norm_bounds(self) -> Tensor:
+        """A bound on each entry of a record's gradient and on its partial sums over positions."""
         factors = [part.flatten(1).double() for part in (self.grad, self.x)]
         left, right = (torch.linalg.vector_norm(part, dim=1) for part in factors)
         return product_bound(left[:, None], right[:, None], precise(self.x).dtype)
 
-    def direct(self, weights: Tensor) -> Tensor:
-        """The sum, place by place."""
+    def sum_over_positions(self, weights: Tensor) -> Tensor:
         grad, x = precise(self.grad), precise(self.x)
         if len(x) == 0:
             return torch.zeros(self.shape, dtype=torch.float64, device=x.device)
-        each = weights.to(grad.dtype).view(-1, *[1] * (grad.dim() - 1))
-        return self.geometry.weight(grad * each, x).double()
+        scale = weights.to(grad.dtype).view(-1, *[1] * (grad.dim() - 1))
+        return self.geometry.weight_gradient(grad * scale, x).double()
 
     def clamped_weighted_sum(
-        self, weights: Tensor, limits: Tensor, thin: CoordinateMask | None
+        self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
     ) -> Tensor:
-        return clamped_sum_of_rows(self, weights, limits, thin)
+        return materialised_clamped_sum(self, weights, limits, mask)
 
 
-def patches(grad: Tensor, x: Tensor, geometry: ConvolutionShape, records: int) -> Term:
-    """The term of a convolution in the cheaper form; several images may belong to a record."""
-    kept = math.prod(grad.shape[1:]) + math.prod(x.shape[1:])
-    if len(x) == records and geometry.groups == 1 and math.prod(geometry.shape) > _FEWER * kept:
-        return Patches(grad, x, geometry)
-    each = geometry.weight_each(grad, x)
-    return Dense(each if len(x) == records else each.view(records, -1, *geometry.shape).sum(1))
+def convolution_term(grad: Tensor, x: Tensor, geometry: ConvolutionShape, records: int) -> Term:
+    """The term of a convolution's weight, factored or materialised, whichever is cheaper.
+
+    Several images may belong to a record.
+    """
+    factored = math.prod(grad.shape[1:]) + math.prod(x.shape[1:])
+    cheaper = math.prod(geometry.shape) > _MATERIALISE_RATIO * factored
+    if len(x) == records and geometry.groups == 1 and cheaper:
+        return ConvolutionFactors(grad, x, geometry)
+    by_image = geometry.per_sample_weight_gradients(grad, x)
+    return Dense(by_image if len(x) == records else by_image.view(records, -1, *geometry.shape).sum(1))

@@ -1,8 +1,8 @@
-"""Gradients held in a sensitivity set number by number, and summed, a few records at a time.
+"""Clipping that bounds single entries: per-sample gradients clipped into sensitivity sets and summed.
 
-What is written out lives as long as a chunk of the tape: one pass holds each record back, one thins
-it where coordinates are sampled, and one adds the records up. In a single ball, what need not be
-written out is not.
+For sets with a cap on entries or of several blocks, where a weight for each record is not enough. Up to
+a chunk of records is materialised at once: one pass clips each record, one masks sampled coordinates,
+and one sums the records. In a single set, terms that need not be materialised are not.
 """
 
 import itertools
@@ -16,12 +16,12 @@ from hush.clipping.norms import weights_within
 from hush.core.errors import Unsupported
 from hush.core.sensitivity import SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask
-from hush.gradients.precision import full_precision
-from hush.gradients.terms import vector_norms, zero_rows
+from hush.gradients.precision import full_precision, vector_norms
+from hush.gradients.terms import zero_rows
 
 
-class Materialisable(Protocol):
-    """A tape that can be written out."""
+class MaterialisableTape(Protocol):
+    """A tape whose per-sample gradients can be materialised."""
 
     @property
     def device(self) -> torch.device: ...
@@ -33,62 +33,78 @@ class Materialisable(Protocol):
     def chunks(self) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]: ...
 
 
-class Clampable(Protocol):
-    """A tape that can cut off every number at a limit of its record."""
-
-    def norms(self, order: float) -> Tensor: ...
+class ClampableTape(MaterialisableTape, Protocol):
+    """A tape that can also clamp every entry to a limit of its record."""
 
     def clamped_weighted_sum(
-        self, weights: Tensor, limits: Tensor, thin: CoordinateMask | None
+        self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
     ) -> dict[str, Tensor]: ...
 
 
-def clip_sum(tape: Clampable, ball: SensitivitySet, thin: CoordinateMask | None) -> ClippedSum:
-    """The sum of the gradients, each scaled to the ball's Euclidean norm, cut off at its largest
-    number, and then thinned.
+def clip_entrywise(
+    tape: ClampableTape, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None
+) -> ClippedSum:
+    """The sum of the gradients, each clipped into the sensitivity sets, and then masked.
 
-    **Guarantee.** What one record adds lies in the ball, up to rounding in single precision; a record
+    Args:
+        tape: the per-sample gradients.
+        sensitivity: sets of consecutive coordinates; a single one is of all of them.
+        mask: zeroes coordinates at random, for plans that sample them.
+    """
+    if len(sensitivity) == 1:
+        return clip_sum(tape, sensitivity[0], mask)
+    return clip_blocks(tape, sensitivity, mask)
+
+
+def clip_sum(
+    tape: ClampableTape, sensitivity: SensitivitySet, mask: CoordinateMask | None
+) -> ClippedSum:
+    """The sum of the gradients, each scaled to the set's Euclidean norm, clamped to its largest entry,
+    and then masked.
+
+    **Guarantee.** What one record adds lies in the set, up to rounding in single precision; a record
     whose gradient is not finite adds nothing. One scaled by w adds w min(max(g, -top / w), top / w).
     """
     norms = tape.norms(2.0)
-    weights = weights_within(ball.norm, norms) if ball.p == 2 else norms.isfinite().to(norms.dtype)
-    total = tape.clamped_weighted_sum(weights, ball.max_entry / weights, thin)
-    if ball.dimension is not None:
-        _check_covered(total, ball.dimension)
+    euclidean = sensitivity.p == 2
+    weights = weights_within(sensitivity.norm, norms) if euclidean else norms.isfinite().to(norms.dtype)
+    total = tape.clamped_weighted_sum(weights, sensitivity.max_entry / weights, mask)
+    if sensitivity.dimension is not None:
+        _check_covered(total, sensitivity.dimension)
     return ClippedSum(total=total, skipped=(~norms.isfinite()).sum())
 
 
 def clip_blocks(
-    tape: Materialisable, balls: Sequence[SensitivitySet], thin: CoordinateMask | None
+    tape: MaterialisableTape, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None
 ) -> ClippedSum:
-    """The sum of the gradients, each block of them scaled by its own norm and cut off at its own largest
-    number, and then thinned.
+    """The sum of the gradients, each block of them scaled by its own norm and clamped to its own largest
+    entry, and then masked.
 
-    **Guarantee.** What one record adds lies in the balls, up to rounding in single precision; a record
+    **Guarantee.** What one record adds lies in the sets, up to rounding in single precision; a record
     whose gradient is not finite adds nothing.
     """
     with full_precision(tape.device):
         total = tape.zeros()
-    ends = list(itertools.accumulate(ball.dimension or 0 for ball in balls))
+    ends = list(itertools.accumulate(block.dimension or 0 for block in sensitivity))
     _check_covered(total, ends[-1])
-    round_ones = [
-        (end - (ball.dimension or 0), end, ball.norm)
-        for ball, end in zip(balls, ends, strict=True)
-        if ball.p == 2
+    euclidean = [
+        (end - (block.dimension or 0), end, block.norm)
+        for block, end in zip(sensitivity, ends, strict=True)
+        if block.p == 2
     ]
-    limits = _limits(balls, tape.device)
+    limits = _entry_limits(sensitivity, tape.device)
     finite = tape.norms(2.0).isfinite()
-    every = bool(finite.all())
+    all_finite = bool(finite.all())
     with full_precision(tape.device):
-        for rows, written in tape.chunks():
-            flat = flat_rows(written)
-            flat = flat if every else zero_rows(flat, finite[rows])
-            for start, end, norm in round_ones:
+        for rows, gradients in tape.chunks():
+            flat = flat_rows(gradients)
+            flat = flat if all_finite else zero_rows(flat, finite[rows])
+            for start, end, norm in euclidean:
                 part = flat[:, start:end]
                 part.mul_(weights_within(norm, vector_norms(part, 2.0))[:, None])
             flat.clamp_(-limits.to(flat.dtype), limits.to(flat.dtype))
-            if thin is not None:
-                flat = thin(flat)
+            if mask is not None:
+                flat = mask(flat)
             summed = flat.sum(0, dtype=torch.float64).split([part.numel() for part in total.values()])
             for part, addend in zip(total.values(), summed, strict=True):
                 part += addend.view_as(part)
@@ -104,13 +120,13 @@ def _check_covered(total: dict[str, Tensor], bounded: int) -> None:
         )
 
 
-def flat_rows(written: Mapping[str, Tensor]) -> Tensor:
+def flat_rows(gradients: Mapping[str, Tensor]) -> Tensor:
     """The gradients of all parameters, one record a row, in memory of their own."""
-    return torch.cat([part.unsqueeze(-1).flatten(1) for part in written.values()], 1)
+    return torch.cat([part.unsqueeze(-1).flatten(1) for part in gradients.values()], 1)
 
 
-def _limits(balls: Sequence[SensitivitySet], device: torch.device) -> Tensor:
-    """The most that each number may be."""
-    tops = torch.tensor([ball.max_entry for ball in balls], dtype=torch.float64)
-    sizes = torch.tensor([ball.dimension or 0 for ball in balls])
-    return tops.repeat_interleave(sizes).to(device)
+def _entry_limits(sensitivity: Sequence[SensitivitySet], device: torch.device) -> Tensor:
+    """The largest absolute value of each coordinate."""
+    limits = torch.tensor([block.max_entry for block in sensitivity], dtype=torch.float64)
+    sizes = torch.tensor([block.dimension or 0 for block in sensitivity])
+    return limits.repeat_interleave(sizes).to(device)

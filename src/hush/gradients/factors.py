@@ -1,9 +1,11 @@
-"""Gradients of a matrix kept as the factors `sum_t left[t] (x) right[t]`, t the positions of a record.
+"""Per-sample gradients of a matrix as outer-product factors: `sum_t left[t] (x) right[t]`.
 
-With T positions and a matrix (m, n) the factors are T (m + n) numbers a record, against m n. The
-weighted sum over records is one matrix product; the Euclidean norm comes from the inner products
-between positions (the Gram matrices), other norms from writing out a few records at a time, except
-where there is one position: the norm of an outer product is the product of the norms.
+As ghost clipping keeps them: for a linear layer `left` is the output gradients and `right` the
+activations, and t runs over the positions of a record (the tokens of a sequence). With T positions and a
+matrix (m, n) the factors are T (m + n) numbers a record, against m n. The weighted sum over records is
+one matrix product (book-keeping); the ghost norm comes from the Gram matrices of the positions, norms of
+other orders from materialising a few records at a time, except where there is one position: the norm of
+an outer product is the product of the norms.
 """
 
 import math
@@ -14,53 +16,54 @@ import torch
 from torch import Tensor
 
 from hush.core.tape import CoordinateMask
-from hush.gradients.cancellation import (
-    MANY,
-    bounded,
-    cancelling_apart,
-    few_enough,
+from hush.gradients.precision import blocked_product, capturing_cuda_graph, precise, vector_norms
+from hush.gradients.terms import (
+    POSITION_SUM_LIMIT,
+    Dense,
+    Term,
+    clamp_rows,
+    inf_if_overflowing,
+    materialised_clamped_sum,
+    materialised_norms,
     nan_if_cancelled,
     norms_or_recompute,
     position_norms,
+    position_rounding_bounded,
     product_bound,
-)
-from hush.gradients.terms import (
-    Dense,
-    Term,
-    being_captured,
-    blocked_product,
-    clamp_rows,
-    clamped_sum_of_rows,
-    materialised_norms,
-    precise,
-    vector_norms,
+    sum_materialising_cancelled,
     zero_rows,
 )
 
-FEWER = 2
-"""Gradients are written out unless that takes more than this many times the numbers of the factors.
+MATERIALISE_RATIO = 2
+"""Gradients are materialised unless that takes more than this many times the memory of the factors.
 
-Up to there writing out is the faster way too: it costs the arithmetic of the plain gradient, T m n,
-and then one pass each for the norms and the sum, while the Gram matrices take T^2 (m + n) on top of it.
-Measured in docs/results/step.md.
+Up to there materialising is faster too: it costs the arithmetic of the plain gradient, T m n, and then
+one pass each for the norms and the sum, while the Gram matrices take T^2 (m + n) on top of it. Measured
+in docs/results/step.md.
 """
 
-_ADDED = {"cpu": 2**17, "cuda": 2**28}
-"""How many numbers of a table's rows are added up at once: on a CPU as many as stay in its cache."""
+_ROW_CHUNK = {"cpu": 2**17, "cuda": 2**28}
+"""Entries of a table's rows that are summed at once: on a CPU as many as stay in its cache."""
 
 
 def product(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
-    """The term `sum_t left[:, t] (x) right[:, t]` in the cheaper form."""
+    """The term `sum_t left[:, t] (x) right[:, t]`, factored or materialised, whichever is cheaper.
+
+    Args:
+        left: (records, positions, rows).
+        right: (records, positions, columns).
+        shape: the parameter's shape, of rows x columns entries.
+    """
     positions, rows, columns = left.shape[1], left.shape[2], right.shape[2]
     term = OuterFactors(left, right, shape)
-    if positions == 1 or rows * columns > FEWER * positions * (rows + columns):
+    if positions == 1 or rows * columns > MATERIALISE_RATIO * positions * (rows + columns):
         return term
     return Dense(term.dense())
 
 
 @dataclass(frozen=True, eq=False)
 class OuterFactors:
-    """`sum_t left[:, t] (x) right[:, t]`, as a matrix product leaves it."""
+    """`sum_t left[:, t] (x) right[:, t]`: per-sample gradients of a matrix product's weight."""
 
     left: Tensor
     right: Tensor
@@ -71,62 +74,64 @@ class OuterFactors:
         return len(self.left)
 
     def rounding_bounded(self, records: int) -> bool:
-        return self.left.shape[1] == 1 or few_enough(self.left, records, self.left.shape[1])
+        positions = self.left.shape[1]
+        return positions == 1 or position_rounding_bounded(self.left, records, positions)
 
     def take(self, rows: Tensor | slice) -> "OuterFactors":
         return OuterFactors(self.left[rows], self.right[rows], self.shape)
 
-    def zeroed(self, keep: Tensor) -> "OuterFactors":
+    def mask_records(self, keep: Tensor) -> "OuterFactors":
         return OuterFactors(zero_rows(self.left, keep), zero_rows(self.right, keep), self.shape)
 
     def dense(self) -> Tensor:
         return (precise(self.left).mT @ precise(self.right)).view(self.records, *self.shape)
 
     def norms(self, order: float) -> Tensor:
-        kind, bound = precise(self.left).dtype, self.lengths()
+        dtype, bound = precise(self.left).dtype, self.norm_bounds()
         if self.left.shape[1] == 1:
             if order == 2:
-                return nan_if_cancelled(bound.to(kind), bound)
+                return nan_if_cancelled(bound.to(dtype), bound)
             # in double precision: what underflows in one factor can be large in the other
             left, right = (vector_norms(part.double(), order) for part in (self.left, self.right))
-            return nan_if_cancelled((left * right).to(kind), bound)
+            return nan_if_cancelled((left * right).to(dtype), bound)
         if order != 2:
             return nan_if_cancelled(materialised_norms(self, order), bound)
-        return euclidean(self, [self], bound)
+        return ghost_norms(self, [self], bound)
 
-    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
-        alone = self.left.shape[1] == 1
-        return self.direct(weights) if alone else cancelling_apart(self, weights, most)
+    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> Tensor:
+        if self.left.shape[1] == 1:
+            return self.sum_over_positions(weights)
+        return sum_materialising_cancelled(self, weights, max_norm)
 
-    def direct(self, weights: Tensor) -> Tensor:
-        """The sum, position by position."""
+    def sum_over_positions(self, weights: Tensor) -> Tensor:
         left = (precise(self.left) * weights.to(precise(self.left).dtype)[:, None, None]).flatten(0, 1)
         right = precise(self.right).flatten(0, 1)
         total = blocked_product(left, right) if self.left.shape[1] == 1 else (left.mT @ right).double()
         return total.view(self.shape)
 
     def clamped_weighted_sum(
-        self, weights: Tensor, limits: Tensor, thin: CoordinateMask | None
+        self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
     ) -> Tensor:
-        """Written out are only records that may have a number beyond their limit."""
-        if thin is not None or being_captured():
-            return clamped_sum_of_rows(self, weights, limits, thin)
-        tops = [precise(part).abs().amax(2) for part in (self.left, self.right)]
-        beyond = (tops[0] * tops[1]).sum(1) > limits
+        """Only records that may have an entry beyond their limit are materialised."""
+        if mask is not None or capturing_cuda_graph():
+            return materialised_clamped_sum(self, weights, limits, mask)
+        left, right = (precise(part).abs().amax(2) for part in (self.left, self.right))
+        beyond = (left * right).sum(1) > limits
         if not bool(beyond.any()):
-            return self.direct(weights)
-        inside = self.direct(weights.where(~beyond, 0.0))
-        return inside + clamped_sum_of_rows(self.take(beyond), weights[beyond], limits[beyond], None)
+            return self.sum_over_positions(weights)
+        inside = self.sum_over_positions(weights.where(~beyond, 0.0))
+        return inside + materialised_clamped_sum(
+            self.take(beyond), weights[beyond], limits[beyond], None
+        )
 
-    def lengths(self) -> Tensor:
-        """A bound on each record's norm: the sum over positions of the norms."""
+    def norm_bounds(self) -> Tensor:
         left, right = (position_norms(part) for part in (self.left, self.right))
         return product_bound(left, right, precise(self.left).dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class RowFactors:
-    """`sum_t e[index[:, t]] (x) right[:, t]`, as a table of rows leaves it."""
+    """`sum_t e[index[:, t]] (x) right[:, t]`: per-sample gradients of an embedding table."""
 
     index: Tensor
     right: Tensor
@@ -137,12 +142,13 @@ class RowFactors:
         return len(self.index)
 
     def rounding_bounded(self, records: int) -> bool:
-        return records**2 * self.index.shape[1] <= MANY  # added in double precision
+        # summed in double precision
+        return records**2 * self.index.shape[1] <= POSITION_SUM_LIMIT
 
     def take(self, rows: Tensor | slice) -> "RowFactors":
         return RowFactors(self.index[rows], self.right[rows], self.shape)
 
-    def zeroed(self, keep: Tensor) -> "RowFactors":
+    def mask_records(self, keep: Tensor) -> "RowFactors":
         return RowFactors(self.index, zero_rows(self.right, keep), self.shape)
 
     def dense(self) -> Tensor:
@@ -151,47 +157,45 @@ class RowFactors:
         return whole.index_add_(0, self._keys(), rows).view(-1, *self.shape)
 
     def norms(self, order: float) -> Tensor:
-        used, keys = self._used()
+        used, keys = self._used_rows()
         record = keys // self.shape[0]
-        each = vector_norms(used, order).double()
-        norms = each.new_zeros(self.records).scatter_reduce_(0, record, each, "amax")
+        row_norms = vector_norms(used, order).double()
+        norms = row_norms.new_zeros(self.records).scatter_reduce_(0, record, row_norms, "amax")
         if order != torch.inf:
-            shares = each / norms.clamp(min=torch.finfo(torch.float64).tiny)[record]
+            shares = row_norms / norms.clamp(min=torch.finfo(torch.float64).tiny)[record]
             norms = norms * torch.zeros_like(norms).index_add_(0, record, shares**order) ** (1 / order)
-        return bounded(norms.to(used.dtype), self.lengths())
+        return inf_if_overflowing(norms.to(used.dtype), self.norm_bounds())
 
-    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
-        if being_captured():
+    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> Tensor:
+        if capturing_cuda_graph():
             return self.clamped_weighted_sum(weights, torch.full_like(weights, math.inf), None)
-        return cancelling_apart(self, weights, most)
+        return sum_materialising_cancelled(self, weights, max_norm)
 
-    def direct(self, weights: Tensor) -> Tensor:
-        """The sum, position by position."""
+    def sum_over_positions(self, weights: Tensor) -> Tensor:
         total = torch.zeros(self.shape, dtype=torch.float64, device=weights.device)
-        several = max(1, _ADDED[weights.device.type] // max(1, self.right.shape[1:].numel()))
-        for start in range(0, self.records, several):
-            some = slice(start, start + several)
-            rows = self.right[some].double() * weights[some, None, None]
-            total.index_add_(0, self.index[some].flatten(), rows.flatten(0, 1))
+        step = max(1, _ROW_CHUNK[weights.device.type] // max(1, self.right.shape[1:].numel()))
+        for start in range(0, self.records, step):
+            chunk = slice(start, start + step)
+            rows = self.right[chunk].double() * weights[chunk, None, None]
+            total.index_add_(0, self.index[chunk].flatten(), rows.flatten(0, 1))
         return total
 
     def clamped_weighted_sum(
-        self, weights: Tensor, limits: Tensor, thin: CoordinateMask | None
+        self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
     ) -> Tensor:
-        """Rows that a record did not use are zero, cut off or not, thinned or not."""
-        used, keys = self._used()
+        """Rows that a record did not use are zero, clamped or not, masked or not."""
+        used, keys = self._used_rows()
         record = keys // self.shape[0]
-        values = clamp_rows(used, limits[record], thin).double() * weights[record, None]
+        values = clamp_rows(used, limits[record], mask).double() * weights[record, None]
         return values.new_zeros(self.shape).index_add_(0, keys % self.shape[0], values)
 
-    def lengths(self) -> Tensor:
-        """A bound on each record's norm: the sum over positions of the norms."""
+    def norm_bounds(self) -> Tensor:
         return position_norms(self.right).sum(1)
 
-    def _used(self) -> tuple[Tensor, Tensor]:
-        """The rows of each record's table that it used, each once, and where they belong.
+    def _used_rows(self) -> tuple[Tensor, Tensor]:
+        """The rows of its table that each record used, each once, and their keys, record * rows + row.
 
-        They are filled from the front; what is left over is zero and may belong to any record.
+        They are filled from the front; the rest is zero and may have the key of any record.
         """
         keys, sources = self._keys().sort()
         place = (keys[1:] != keys[:-1]).long().cumsum(0)
@@ -211,7 +215,7 @@ class RowFactors:
 
 @dataclass(frozen=True, eq=False)
 class TiedFactors:
-    """A table that is looked up and multiplied with, as a language model's first and last layer."""
+    """Per-sample gradients of a tied embedding: a language model's first and last layer."""
 
     rows: RowFactors
     outer: OuterFactors
@@ -225,42 +229,64 @@ class TiedFactors:
         return self.rows.shape
 
     def rounding_bounded(self, records: int) -> bool:
-        # what is looked up and what is multiplied with may cancel, each too large on its own
-        return few_enough(self.outer.left, records, self.outer.left.shape[1] + self.rows.index.shape[1])
+        # the lookup's and the product's gradients may cancel, each too large on its own
+        positions = self.outer.left.shape[1] + self.rows.index.shape[1]
+        return position_rounding_bounded(self.outer.left, records, positions)
 
     def take(self, rows: Tensor | slice) -> "TiedFactors":
         return TiedFactors(self.rows.take(rows), self.outer.take(rows))
 
-    def zeroed(self, keep: Tensor) -> "TiedFactors":
-        return TiedFactors(self.rows.zeroed(keep), self.outer.zeroed(keep))
+    def mask_records(self, keep: Tensor) -> "TiedFactors":
+        return TiedFactors(self.rows.mask_records(keep), self.outer.mask_records(keep))
 
     def dense(self) -> Tensor:
         return self.rows.dense() + self.outer.dense()
 
     def norms(self, order: float) -> Tensor:
         if order != 2:
-            return nan_if_cancelled(materialised_norms(self, order), self.lengths())
-        return euclidean(self, [self.rows, self.outer], self.lengths())
+            return nan_if_cancelled(materialised_norms(self, order), self.norm_bounds())
+        return ghost_norms(self, [self.rows, self.outer], self.norm_bounds())
 
-    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
-        return cancelling_apart(self, weights, most)
+    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> Tensor:
+        return sum_materialising_cancelled(self, weights, max_norm)
 
-    def direct(self, weights: Tensor) -> Tensor:
-        """The sum, position by position."""
-        return self.rows.direct(weights) + self.outer.direct(weights)
+    def sum_over_positions(self, weights: Tensor) -> Tensor:
+        return self.rows.sum_over_positions(weights) + self.outer.sum_over_positions(weights)
 
-    def lengths(self) -> Tensor:
-        """A bound on each record's norm: the sum over positions of the norms."""
-        return self.rows.lengths() + self.outer.lengths()
+    def norm_bounds(self) -> Tensor:
+        return self.rows.norm_bounds() + self.outer.norm_bounds()
 
     def clamped_weighted_sum(
-        self, weights: Tensor, limits: Tensor, thin: CoordinateMask | None
+        self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
     ) -> Tensor:
-        return clamped_sum_of_rows(self, weights, limits, thin)
+        return materialised_clamped_sum(self, weights, limits, mask)
 
 
-def euclidean(term: Term, parts: Sequence[OuterFactors | RowFactors], bound: Tensor) -> Tensor:
-    """The Euclidean norms of the sum of the parts from inner products between positions."""
+def merge_terms(terms: Sequence[Term]) -> Term:
+    """One term for all uses of a parameter: its norm is that of their sum."""
+    if len(terms) == 1:
+        return terms[0]
+    outer = [term for term in terms if isinstance(term, OuterFactors)]
+    rows = [term for term in terms if isinstance(term, RowFactors)]
+    if len(outer) + len(rows) < len(terms):
+        return Dense(sum((term.dense() for term in terms[1:]), start=terms[0].dense()))
+    if not (outer and rows):
+        return _merge_outer(outer) if outer else _merge_rows(rows)
+    return TiedFactors(_merge_rows(rows), _merge_outer(outer))
+
+
+def _merge_outer(terms: Sequence[OuterFactors]) -> OuterFactors:
+    left, right = torch.cat([t.left for t in terms], 1), torch.cat([t.right for t in terms], 1)
+    return OuterFactors(left, right, terms[0].shape)
+
+
+def _merge_rows(terms: Sequence[RowFactors]) -> RowFactors:
+    index, right = torch.cat([t.index for t in terms], 1), torch.cat([t.right for t in terms], 1)
+    return RowFactors(index, right, terms[0].shape)
+
+
+def ghost_norms(term: Term, parts: Sequence[OuterFactors | RowFactors], bound: Tensor) -> Tensor:
+    """Ghost norms of the sum of the parts, from the Gram matrices of their positions."""
     squares = torch.zeros_like(bound)
     for i, one in enumerate(parts):
         for other in parts[: i + 1]:
@@ -271,7 +297,7 @@ def euclidean(term: Term, parts: Sequence[OuterFactors | RowFactors], bound: Ten
 
 
 def _left_gram(one: OuterFactors | RowFactors, other: OuterFactors | RowFactors) -> Tensor:
-    """The inner products of the left factors: (records, positions, positions)."""
+    """Gram matrix of the left factors: (records, positions, positions)."""
     if isinstance(one, OuterFactors) and isinstance(other, OuterFactors):
         return one.left.double() @ other.left.double().mT
     if isinstance(one, OuterFactors):

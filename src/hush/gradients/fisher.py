@@ -1,7 +1,7 @@
-"""How much a record's clipped gradient moves with the record: largest singular values, certified.
+"""Fisher information loss: certified spectral norms of the Jacobian of clipped per-sample gradients.
 
-For Fisher information loss: the spectral norm of diag(eta) J, J the Jacobian of a record's clipped
-gradient with respect to its input. Neither J nor J^T J is ever written out.
+The spectral norm of diag(eta) J, J the Jacobian of a record's clipped gradient with respect to its
+input. Neither J nor J^T J is ever materialised.
 """
 
 import math
@@ -21,7 +21,7 @@ from hush.core.parts import Clipping
 from hush.core.plan import Plan
 from hush.gradients.precision import without_autocast
 
-Normal = Callable[[Tensor], Tensor]
+NormalOperator = Callable[[Tensor], Tensor]
 """Multiplies each row by its record's J^T diag(eta^2) J."""
 
 
@@ -38,12 +38,18 @@ class Spectrum:
 
 
 def power_iteration(
-    normal: Normal, start: Tensor, *, iterations: int = 60, failure: float = 1e-6
+    normal: NormalOperator, start: Tensor, *, iterations: int = 60, failure: float = 1e-6
 ) -> Spectrum:
     """The largest eigenvalue of a positive semi-definite matrix for each row of `start`.
 
-    `start` has independent normal entries. **Guarantee.** docs/guarantees/fisher.md, "Certificate": the
-    Rayleigh quotient is a lower bound, and 1 / (1 - gap) times it an upper one but for `failure`.
+    **Guarantee.** docs/guarantees/fisher.md, "Certificate": the Rayleigh quotient is a lower bound, and
+    1 / (1 - gap) times it an upper one but for `failure`.
+
+    Args:
+        normal: multiplies each row by its record's matrix.
+        start: (records, dimension), independent normal entries.
+        iterations: of the power method.
+        failure: probability that the upper bound fails, for each record.
     """
     if iterations < 1 or not 0 < failure < 1:
         raise InvalidValue(
@@ -60,17 +66,17 @@ def power_iteration(
 
 
 def gap(dimension: int, iterations: int, failure: float) -> float:
-    """The relative error that a random start exceeds with probability `failure` at most."""
+    """Relative error that a random start of the power method exceeds with probability `failure`."""
     if dimension == 1:
         return 0.0
 
-    def log_chance(error: float) -> float:
+    def log_probability(error: float) -> float:
         power = (iterations + 0.5) * math.log1p(-error) - math.log(error * (2 * iterations + 1)) / 2
         return math.log(2 * dimension / math.pi) / 2 + power
 
     low, high = 0.0, 1.0
     while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if log_chance(middle) > math.log(failure) else (low, middle)
+        low, high = (middle, high) if log_probability(middle) > math.log(failure) else (low, middle)
     return high
 
 
@@ -86,11 +92,19 @@ def spectrum(
     iterations: int = 60,
     failure: float = 1e-6,
 ) -> Spectrum:
-    """Of each record, by products with its Jacobian from the left and from the right.
+    """Largest eigenvalue of J^T diag(eta^2) J of each record, by vector-Jacobian products alone.
 
-    `information` is eta^2 for each trained number, one parameter after another; or a row of them for
-    each record, where what is released is at another place with each of them. Any model that
-    `torch.func` can take; `inputs` must be floating-point.
+    Args:
+        model: any that `torch.func` can take.
+        loss: one value per record.
+        inputs: of the records, floating-point.
+        targets: of the records.
+        clipping: `Linf` or `L2`.
+        information: eta^2 for each trained entry, the parameters concatenated; or a row of them for each
+            record, where the release is at another location with each of them.
+        generator: draws the start of the power method.
+        iterations: of the power method.
+        failure: probability that the upper bound fails, for each record.
     """
     trained = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
     fixed = {name: value.detach() for name, value in model.named_parameters() if not value.requires_grad}
@@ -98,8 +112,8 @@ def spectrum(
 
     def one_loss(parameters: dict[str, Tensor], value: Tensor, target: Tensor) -> Tensor:
         outputs = functional_call(model, {**fixed, **parameters}, (value[None],))
-        found: Tensor = loss(outputs, target[None]).sum()
-        return found
+        value_of_loss: Tensor = loss(outputs, target[None]).sum()
+        return value_of_loss
 
     def clipped(value: Tensor, target: Tensor) -> Tensor:
         gradients = grad(one_loss)(trained, value, target)
@@ -109,39 +123,40 @@ def spectrum(
         len(inputs), inputs[0].numel(), generator=generator, device=inputs.device, dtype=inputs.dtype
     )
     with without_autocast(inputs.device):
-        # Recorded once for all multiplications. J v is the transposed of a map that is linear in the
-        # weights: no forward mode is needed.
+        # Recorded once for all products. J v is the transpose of a map that is linear in the weights: no
+        # forward mode is needed.
         recorded: Any = vjp(lambda values: vmap(clipped)(values, targets), inputs)
-        written, transposed = recorded
-        moved: Any = vjp(lambda weights: transposed(weights)[0], torch.zeros_like(written))[1]
+        gradients, vector_jacobian = recorded
+        jacobian_vector: Any = vjp(lambda w: vector_jacobian(w)[0], torch.zeros_like(gradients))[1]
 
         def normal(vectors: Tensor) -> Tensor:
-            found: Tensor = transposed(information * moved(vectors.view_as(inputs))[0])[0]
-            return found.reshape_as(vectors)
+            moved = information * jacobian_vector(vectors.view_as(inputs))[0]
+            product: Tensor = vector_jacobian(moved)[0]
+            return product.reshape_as(vectors)
 
         return power_iteration(normal, start, iterations=iterations, failure=failure)
 
 
 def softmax_regression(
     weights: Tensor, inputs: Tensor, targets: Tensor, limit: float, information: Tensor
-) -> Normal:
+) -> NormalOperator:
     """`J^T diag(eta^2) J` of a linear layer under cross-entropy and an l-infinity clip, in closed form.
 
     The gradient is (p - y) x^T, p the softmax of W x; numbers beyond `limit` do not move with x. With
     S = diag(p) - p p^T, J v = (S W v) x^T + (p - y) v^T.
     """
-    chances = (inputs @ weights.T).softmax(1)
-    error = chances - nn.functional.one_hot(targets, weights.shape[0]).to(chances.dtype)
-    moving = (error[:, :, None] * inputs[:, None, :]).abs() < limit
-    kept = information.view_as(weights) * moving
+    probabilities = (inputs @ weights.T).softmax(1)
+    error = probabilities - nn.functional.one_hot(targets, weights.shape[0]).to(probabilities.dtype)
+    unclipped = (error[:, :, None] * inputs[:, None, :]).abs() < limit
+    kept = information.view_as(weights) * unclipped
 
-    def through(values: Tensor) -> Tensor:
-        return chances * (values - (chances * values).sum(1, keepdim=True))
+    def softmax_jacobian(values: Tensor) -> Tensor:
+        return probabilities * (values - (probabilities * values).sum(1, keepdim=True))
 
     def normal(vectors: Tensor) -> Tensor:
-        slope = through(vectors @ weights.T)
+        slope = softmax_jacobian(vectors @ weights.T)
         moved = kept * (slope[:, :, None] * inputs[:, None, :] + error[:, :, None] * vectors[:, None, :])
-        back = through((moved * inputs[:, None, :]).sum(2)) @ weights
+        back = softmax_jacobian((moved * inputs[:, None, :]).sum(2)) @ weights
         return back + (moved * error[:, :, None]).sum(1)
 
     return normal
@@ -166,39 +181,41 @@ def _unit(vectors: Tensor) -> Tensor:
     return vectors / sizes.clamp(min=torch.finfo(vectors.dtype).tiny)
 
 
-_A_DEVIATION = 1024
-"""Entries of the table to a deviation."""
-_BEYOND = 40
+_POINTS_PER_DEVIATION = 1024
+"""Entries of the table per standard deviation."""
+_TAIL_DEVIATIONS = 40
 """Deviations outside the support where the table ends."""
-_WIDEST = 1000
+_MAX_HALF_WIDTH = 1000
 ERROR = 1e-6
 """Of the table, over 1/scale^2: a chord of length h is off by h^2/8 times the curvature at most."""
 
 
 class Information:
-    """eta^2 of one step of `plan` at any number of locations (sensitive, as they are).
+    """Fisher information eta^2 of one step of `plan` at any locations (sensitive, as they are).
 
     **Guarantee.** No less than `hush.fisher`, and no more than twice ERROR/scale^2 above it up to 40
-    deviations outside the support; beyond that, what it is there. The law is symmetric and tells less
-    the farther outside.
+    deviations outside the support; beyond that, its value there. The law is symmetric and has less
+    information the farther outside.
     """
 
     def __init__(self, plan: Plan, device: torch.device | str) -> None:
         self.scale = support_of(plan.noise, plan.clipping.reference_norm)[1]
         half = getattr(plan.noise, "bound", 0.0) / self.scale
-        if half > _WIDEST:
+        if half > _MAX_HALF_WIDTH:
             raise Unsupported(
                 f"{plan.noise} reaches {half:.3g} deviations to each side: a draw that never comes near "
-                f"its ends is normal. Use Gaussian, or a bound of at most {_WIDEST} scales."
+                f"its ends is normal. Use Gaussian, or a bound of at most {_MAX_HALF_WIDTH} scales."
             )
-        places = np.arange(int((half + _BEYOND) * _A_DEVIATION) + 2) / _A_DEVIATION
+        places = (
+            np.arange(int((half + _TAIL_DEVIATIONS) * _POINTS_PER_DEVIATION) + 2) / _POINTS_PER_DEVIATION
+        )
         exact = fisher(plan, places * self.scale)
         most = 1 / self.scale**2
         self._table = torch.as_tensor(np.minimum(exact + ERROR * most, most), device=device)
 
     def at(self, location: Tensor) -> Tensor:
-        """eta^2 for each number, of the shape and type of the locations."""
-        place = location.abs().mul(_A_DEVIATION / self.scale).clamp_(max=len(self._table) - 1.5)
+        """Fisher information at each location, of their shape and dtype."""
+        place = location.abs().mul(_POINTS_PER_DEVIATION / self.scale).clamp_(max=len(self._table) - 1.5)
         below = place.long()
         table = self._table.to(location.dtype)
         return torch.lerp(table[below], table[below + 1], place - below)

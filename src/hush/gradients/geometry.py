@@ -1,7 +1,7 @@
-"""How vectors lie in space: what sparse or low-rank pictures leave over of them, and how large they are.
+"""Geometry of per-sample gradients: residuals of low-rank and sparse approximations, and entry sizes.
 
-Section 3 of the twice-sampling paper. The directions and the order of the coordinates come from one set
-of records, what they leave over is measured on another, and every record is scaled to length 1 first.
+Section 3 of the twice-sampling paper. The principal directions and the order of the coordinates come
+from one set of records, residuals are measured on another, and every record has norm 1.
 """
 
 import math
@@ -14,35 +14,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hush.core.errors import DataError
-from hush.gradients.precision import full_precision
-from hush.gradients.terms import vector_norms
+from hush.gradients.precision import full_precision, vector_norms
 
 Array = NDArray[np.float64]
 
 _COLUMNS = 2**14
 """Coordinates that are in double precision at once."""
-_SHARES = 40
-_TINY = 1e-12
+_SPARSITY_LEVELS = 40
+_RELATIVE_RANK_TOLERANCE = 1e-12
 """Eigenvalues below this share of the largest, times their number, are rounding errors."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Geometry:
-    """What was measured on records of length 1."""
+    """Low-rank and sparse structure of records of norm 1."""
 
     dimension: int
     principal: Array
     """(records, k): a record's norm within the first k + 1 principal directions."""
     residual: Array
-    """(records, k): what those directions leave over."""
+    """(records, k): the norm of the residual."""
     shares: Array
-    """Shares of the coordinates that are kept, the most significant first."""
+    """Shares of the coordinates that a sparse approximation keeps, the largest in the mean first."""
     dropped: Array
-    """(shares,): the mean norm of what is in the others."""
+    """(shares,): the mean norm of its residual."""
     largest: Array
     """(records,): the largest entry."""
     variation: Array
-    """(coordinates,): the deviation over the mean's size, in rising order; infinite at mean zero."""
+    """(coordinates,): coefficient of variation, in rising order; infinite at mean zero."""
 
     @property
     def cap(self) -> float:
@@ -51,32 +50,34 @@ class Geometry:
 
     @property
     def entries(self) -> float:
-        """d0: how many entries at the cap make up the length."""
+        """d0: how many entries at the cap make up norm 1."""
         return 1 / self.cap**2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
-    """Two subspaces: the first principal directions, and the rest."""
+class SubspaceSplit:
+    """Two subspaces, the first principal directions and the rest, each clipped at its mean norm."""
 
     ranks: tuple[int, int]
     norms: tuple[float, float]
-    """The mean norms in each: what to clip at."""
+    """The mean norms in each: the clipping norms."""
     ratio: float
-    """The variance of the best noise for the two over that for one ball of the same norm."""
+    """Variance of the best noise for the two over that for one l2 ball of the same norm."""
     kept: float
-    """The mean norm of a record of length 1 after it is clipped so."""
+    """Mean norm of a record of norm 1 after clipping."""
 
     @property
     def gain(self) -> float:
-        """How many times less variance, for records clipped to the same length."""
+        """Factor by which the variance falls, for records clipped to the same norm."""
         return self.kept**2 / self.ratio
 
 
 def geometry(reference: Tensor, measured: Tensor) -> Geometry:
     """The geometry of the rows of `measured` in the principal directions of those of `reference`.
 
-    Both are scaled in place.
+    Args:
+        reference: (records, coordinates), scaled to norm 1 in place.
+        measured: the same of other records.
     """
     for rows in (reference, measured):
         if rows.dim() != 2 or len(rows) == 0 or not bool(rows.isfinite().all()) or not bool(rows.any()):
@@ -90,7 +91,7 @@ def geometry(reference: Tensor, measured: Tensor) -> Geometry:
         )
     with full_precision(measured.device):
         reference, measured = _unit(reference), _unit(measured)
-        principal, residual = _projected(reference, measured)
+        principal, residual = _low_rank(reference, measured)
         shares, dropped = _sparse(reference, measured)
         deviation, mean = torch.std_mean(measured, dim=0, correction=0)
         largest = vector_norms(measured, math.inf)
@@ -107,70 +108,71 @@ def geometry(reference: Tensor, measured: Tensor) -> Geometry:
     )
 
 
-def best_split(found: Geometry) -> Split:
+def best_split(measured: Geometry) -> SubspaceSplit:
     """The split in two that needs the least noise for what it keeps (Theorem 4.6)."""
-    return max((split(found, rank) for rank in _ranks(found)), key=lambda each: each.gain)
+    return max(
+        (split(measured, rank) for rank in _ranks(measured)), key=lambda candidate: candidate.gain
+    )
 
 
-def split(found: Geometry, rank: int) -> Split:
-    """The two subspaces of so many principal directions and the rest, clipped at their mean norms."""
-    parts = np.stack([found.principal[:, rank - 1], found.residual[:, rank - 1]])
+def split(measured: Geometry, rank: int) -> SubspaceSplit:
+    """The split into the first `rank` principal directions and the rest."""
+    parts = np.stack([measured.principal[:, rank - 1], measured.residual[:, rank - 1]])
     norms = parts.mean(1)
-    ranks = rank, found.dimension - rank
+    ranks = rank, measured.dimension - rank
     shaped = float(norms @ np.sqrt(ranks)) ** 2
     clipped = np.minimum(parts, norms[:, None])
-    return Split(
+    return SubspaceSplit(
         ranks=ranks,
         norms=(float(norms[0]), float(norms[1])),
-        ratio=shaped / (found.dimension * float(norms @ norms)),
+        ratio=shaped / (measured.dimension * float(norms @ norms)),
         kept=float(np.linalg.norm(clipped, axis=0).mean()),
     )
 
 
-def _ranks(found: Geometry) -> range:
-    return range(1, min(found.principal.shape[1], found.dimension - 1) + 1)
+def _ranks(measured: Geometry) -> range:
+    return range(1, min(measured.principal.shape[1], measured.dimension - 1) + 1)
 
 
 def _unit(rows: Tensor) -> Tensor:
-    """The rows scaled to length 1, in place; those of length zero are left out."""
+    """The rows scaled to norm 1, in place; those of norm zero are left out."""
     norms = vector_norms(rows, 2.0)
     rows = rows if bool(norms.all()) else rows[norms > 0]
     return rows.div_(norms[norms > 0, None])
 
 
-def _projected(reference: Tensor, measured: Tensor) -> tuple[Array, Array]:
-    """Norms within and outside the first principal directions, which are never written out."""
+def _low_rank(reference: Tensor, measured: Tensor) -> tuple[Array, Array]:
+    """Norms within and outside the first principal directions, from Gram matrices."""
     gram = torch.zeros(len(reference), len(reference), dtype=torch.float64, device=reference.device)
     cross = torch.zeros(len(measured), len(reference), dtype=torch.float64, device=reference.device)
-    for ours, theirs in zip(reference.split(_COLUMNS, 1), measured.split(_COLUMNS, 1), strict=True):
-        gram.addmm_(ours.double(), ours.double().T)
-        cross.addmm_(theirs.double(), ours.double().T)
+    for own, other in zip(reference.split(_COLUMNS, 1), measured.split(_COLUMNS, 1), strict=True):
+        gram.addmm_(own.double(), own.double().T)
+        cross.addmm_(other.double(), own.double().T)
     values, vectors = torch.linalg.eigh(gram)
     values, vectors = values.flip(0), vectors.flip(1)
-    real = values > _TINY * len(values) * values[0]
-    within = (cross @ vectors[:, real] / values[real].sqrt()).square().cumsum(1)
-    outside = (_power(measured)[:, None] - within).clamp(min=0)
+    nonzero = values > _RELATIVE_RANK_TOLERANCE * len(values) * values[0]
+    within = (cross @ vectors[:, nonzero] / values[nonzero].sqrt()).square().cumsum(1)
+    outside = (_squared_norms(measured)[:, None] - within).clamp(min=0)
     return _numpy(within.sqrt()), _numpy(outside.sqrt())
 
 
 def _sparse(reference: Tensor, measured: Tensor) -> tuple[Array, Array]:
-    """What is left over when only a share of the coordinates is kept, by their mean size."""
+    """Mean residual norms when a share of the coordinates is kept, the largest in the mean first."""
     order = reference.abs().mean(0).argsort(descending=True)
-    ends = np.linspace(0, len(order), _SHARES + 1).round().astype(int)
-    left = _power(measured)
-    dropped = [float(left.sqrt().mean())]
+    ends = np.linspace(0, len(order), _SPARSITY_LEVELS + 1).round().astype(int)
+    residual = _squared_norms(measured)
+    dropped = [float(residual.sqrt().mean())]
     for start, end in pairwise(ends):
-        left = (left - _power(measured[:, order[start:end]])).clamp(min=0)
-        dropped.append(float(left.sqrt().mean()))
+        residual = (residual - _squared_norms(measured[:, order[start:end]])).clamp(min=0)
+        dropped.append(float(residual.sqrt().mean()))
     return ends / len(order), np.array(dropped)
 
 
-def _power(rows: Tensor) -> Tensor:
-    """The sum of each row's squares."""
-    power = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+def _squared_norms(rows: Tensor) -> Tensor:
+    squares = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
     for part in rows.split(_COLUMNS, 1):
-        power += part.double().square().sum(1)
-    return power
+        squares += part.double().square().sum(1)
+    return squares
 
 
 def _numpy(values: Tensor) -> Array:

@@ -1,32 +1,151 @@
-"""Work on gradients without what would round it."""
+"""Arithmetic on per-sample gradients whose rounding error is bounded: norms, and sums over records.
 
+Everything is computed in single precision at least: a sum rounded to half precision can jump by many
+clipping norms when one record joins it. Sums over records are accumulated in double precision, from
+products of at most `SUM_BLOCK` records each (docs/guarantees/tape.md, 5 and 6).
+"""
+
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 
 import torch
+from torch import Tensor
+
+SUM_BLOCK = 128
+"""Records summed in single precision; the sums of such blocks are added in double precision."""
+
+_TILE = 2**18
+"""Entries of a sum that are computed at once on a CPU, in the cache."""
+
+_NORM_RUN = 1024
+"""Entries of a gradient whose norm is taken in their own precision."""
 
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Without autograd, and without what would round sums: autocast and TensorFloat-32."""
+    """Context without autograd, autocast and TensorFloat-32, which would round sums."""
     with torch.no_grad(), without_autocast(device):
         yield
 
 
 @contextmanager
 def without_autocast(device: torch.device) -> Iterator[None]:
-    """Without autocast and TensorFloat-32."""
+    """Context without autocast and TensorFloat-32."""
     with torch.autocast(device.type, enabled=False):
         if device.type != "cuda":
             yield
             return
         before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-        _set_rounding((False, False))
+        _allow_tf32((False, False))
         try:
             yield
         finally:
-            _set_rounding(before)
+            _allow_tf32(before)
 
 
-def _set_rounding(rounded: tuple[bool, bool]) -> None:
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = rounded
+def _allow_tf32(allowed: tuple[bool, bool]) -> None:
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+def to_autocast_dtype(values: Tensor) -> Tensor:
+    """The values in the dtype in which autocast multiplies matrices, where it is on."""
+    kind = values.device.type
+    if torch.is_autocast_enabled(kind) and values.dtype in _AUTOCAST_FROM:
+        return values.to(torch.get_autocast_dtype(kind))
+    return values
+
+
+_AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def precise(values: Tensor) -> Tensor:
+    """The values in single precision at least."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def vector_norms(values: Tensor, order: float) -> Tensor:
+    """The l_order norm over all dimensions but the first.
+
+    Single precision loses several per cent over millions of entries, and underflows in high powers: long
+    rows are measured a run at a time, and the runs together in double precision.
+    """
+    rows = values.reshape(len(values), math.prod(values.shape[1:]))
+    if rows.shape[1] == 0:
+        return rows.new_zeros(len(rows))
+    if order in (1, 2, math.inf):
+        count = rows.shape[1] // _NORM_RUN
+        whole = count * _NORM_RUN
+        runs = rows[:, :whole].unflatten(1, (count, _NORM_RUN)), rows[:, whole:].unsqueeze(1)
+        sizes = [
+            torch.linalg.vector_norm(run, ord=order, dim=2) for run in runs if run.shape[1:].numel()
+        ]
+        norms = _double_norms(torch.cat(sizes, dim=1), order)
+        return _recompute_overflowed(rows, norms, order).to(values.dtype)
+    largest = rows.abs().amax(1, keepdim=True).double()
+    shares = rows / largest.clamp(min=torch.finfo(torch.float64).tiny)
+    return (largest[:, 0] * _double_norms(shares, order)).to(values.dtype)
+
+
+def _recompute_overflowed(rows: Tensor, norms: Tensor, order: float) -> Tensor:
+    """The norms, recomputed in double precision where a square overflowed in single precision.
+
+    A gradient of that size is clipped to nearly nothing; taken for infinite it would jump to nothing.
+    """
+    if capturing_cuda_graph() or rows.dtype == torch.float64:
+        return norms
+    overflowed = ~norms.isfinite()
+    if bool(overflowed.any()):
+        norms[overflowed] = _double_norms(rows[overflowed], order)
+    return norms
+
+
+def _double_norms(rows: Tensor, order: float) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(rows, ord=order, dim=1, dtype=torch.float64)
+    return norms
+
+
+def blocked_product(left: Tensor, right: Tensor) -> Tensor:
+    """left.T @ right in double precision, from products of `SUM_BLOCK` rows each in their own.
+
+    The rounding error is that of one block of rows, however many there are.
+    """
+    return _block_sums(left, right) if left.is_cuda else _tiled_block_sums(left, right)
+
+
+def _block_sums(left: Tensor, right: Tensor) -> Tensor:
+    """The products of all blocks at once, and then their sum."""
+    blocks, rest = divmod(len(left), SUM_BLOCK)
+    whole = blocks * SUM_BLOCK
+    if not blocks:
+        return (left.mT @ right).double()
+    shape = blocks, SUM_BLOCK
+    parts = left[:whole].unflatten(0, shape).mT @ right[:whole].unflatten(0, shape)
+    total: Tensor = parts.sum(0, dtype=torch.float64)
+    return total.add_(left[whole:].mT @ right[whole:]) if rest else total
+
+
+def _tiled_block_sums(left: Tensor, right: Tensor) -> Tensor:
+    """The products a tile of the result at a time, so that each is added while it is in the cache."""
+    total = torch.empty(left.shape[1], right.shape[1], dtype=torch.float64)
+    wide = max(1, min(right.shape[1], _TILE))
+    high = max(1, _TILE // wide)
+    memory = left.new_empty(min(high * wide, total.numel()))
+    for top, first in product(range(0, len(total), high), range(0, total.shape[1], wide)):
+        tile = total[top : top + high, first : first + wide]
+        part = memory[: tile.numel()].view(tile.shape)
+        for block in range(0, max(1, len(left)), SUM_BLOCK):
+            rows = slice(block, block + SUM_BLOCK)
+            torch.mm(left[rows, top : top + high].mT, right[rows, first : first + wide], out=part)
+            tile.add_(part) if block else tile.copy_(part)
+    return total
+
+
+def capturing_cuda_graph() -> bool:
+    """Whether a CUDA graph is being captured, when no branch may depend on a value.
+
+    A norm that would have to be recomputed is NaN then, and a replay in which one turns up is discarded
+    and computed without the graph.
+    """
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

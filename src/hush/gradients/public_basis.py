@@ -1,9 +1,9 @@
-"""Per-example gradients as coefficients: in principal subspaces, and what they leave over.
+"""Projection of per-sample gradients on a public basis: coefficients in subspaces, and the residual.
 
-A group of parameters has a basis U. A gradient g becomes U^T g, in the subspaces that U's columns belong
-to, and the residual g - U U^T g, written in ordinary coordinates: one number a parameter, more than its
-dimension needs. Blocks of these numbers are clipped and get noise, whatever U is, so a poor or crooked U
-costs utility and never privacy: docs/guarantees/frame.md.
+A group of parameters has a basis U. A gradient g becomes U^T g, in the subspaces that U's columns span,
+and the residual g - U U^T g in ordinary coordinates: one for each parameter, more than its dimension
+needs. Blocks of these numbers are clipped and get noise, whatever U is, so a poor or crooked U costs
+utility and never privacy: docs/guarantees/public-basis.md.
 """
 
 import math
@@ -27,11 +27,11 @@ RESIDUAL = "residual"
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Parameters that follow one another, with a basis of their own."""
+    """Consecutive parameters with a basis of their own."""
 
     names: tuple[str, ...]
     basis: Tensor
-    """One row a number of theirs, one column a direction; the columns of subspace 0 come first."""
+    """(entries of the parameters, directions); the columns of subspace 0 come first."""
     columns: tuple[int, ...]
     """How many of the columns belong to each subspace."""
 
@@ -45,7 +45,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class PublicBasis:
-    """Which coefficients a gradient is written in; the groups are all parameters, in order."""
+    """A basis for each group of parameters; the groups are all parameters, in order."""
 
     groups: tuple[Group, ...]
 
@@ -64,31 +64,41 @@ class PublicBasis:
 
     @property
     def dimension(self) -> int:
-        """How many numbers a gradient has."""
+        """Entries of a gradient."""
         return sum(len(group.basis) for group in self.groups)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The blocks of coefficients in order, and how many numbers each has."""
-        ranks = [sum(each) for each in zip(*(group.columns for group in self.groups), strict=True)]
+        """Blocks of coefficients in order: name -> entries."""
+        ranks = [sum(ranks) for ranks in zip(*(group.columns for group in self.groups), strict=True)]
         return {**{f"subspace {j}": rank for j, rank in enumerate(ranks)}, RESIDUAL: self.dimension}
 
     def blocks(self, gradients: Tensor) -> dict[str, Tensor]:
-        """The coefficients of gradients, one a row; what is passed becomes the residual."""
+        """The coefficients of gradients, one a row, by block.
+
+        Args:
+            gradients: (records, dimension), overwritten by the residual.
+        """
         parts: list[list[Tensor]] = [[] for _ in self.groups[0].columns]
         with full_precision(self.device):
-            for group, own in self._along(gradients):
-                found = own @ group.basis
-                own.addmm_(found, group.basis.T, alpha=-1)
-                for subspace, part in zip(parts, found.split(group.columns, 1), strict=True):
+            for group, own in self._by_group(gradients):
+                coefficients = own @ group.basis
+                own.addmm_(coefficients, group.basis.T, alpha=-1)
+                for subspace, part in zip(parts, coefficients.split(group.columns, 1), strict=True):
                     subspace.append(part)
-            joined = {f"subspace {j}": torch.cat(part, 1) for j, part in enumerate(parts)}
-        return {**joined, RESIDUAL: gradients}
+            subspaces = {f"subspace {j}": torch.cat(part, 1) for j, part in enumerate(parts)}
+        return {**subspaces, RESIDUAL: gradients}
 
     def to_parameters(self, coefficients: Tensor) -> Tensor:
-        """The gradient, parameters one after the other, of coefficients, blocks one after the other.
+        """The gradient that the coefficients stand for.
 
         What a noisy residual has within the subspaces is left out: it is known to be noise alone.
+
+        Args:
+            coefficients: the blocks of `sizes`, concatenated.
+
+        Returns:
+            (dimension,): the parameters, concatenated.
         """
         sizes = list(self.sizes.values())
         if coefficients.shape != (sum(sizes),):
@@ -102,12 +112,12 @@ class PublicBasis:
         ]
         gradient: Tensor = residual.clone()
         with full_precision(self.device):
-            for k, (group, own) in enumerate(self._along(gradient)):
-                wanted = torch.cat([own.new_zeros(0), *(part[k] for part in split)])
-                own.addmv_(group.basis, wanted - group.basis.T @ own)
+            for k, (group, own) in enumerate(self._by_group(gradient)):
+                own_coefficients = torch.cat([own.new_zeros(0), *(part[k] for part in split)])
+                own.addmv_(group.basis, own_coefficients - group.basis.T @ own)
         return gradient.to(coefficients.dtype)
 
-    def _along(self, values: Tensor) -> Iterator[tuple[Group, Tensor]]:
+    def _by_group(self, values: Tensor) -> Iterator[tuple[Group, Tensor]]:
         """Each group with its part of the last dimension, as a view."""
         ends = accumulate(len(group.basis) for group in self.groups)
         for group, end in zip(self.groups, ends, strict=True):
@@ -116,10 +126,10 @@ class PublicBasis:
 
 @dataclass(frozen=True, eq=False)
 class ProjectedTape:
-    """The gradients of a batch in the coefficients of a frame."""
+    """Per-sample gradients of a batch as coefficients in a public basis."""
 
     tape: GradientTape | SplitTape | OccupiedTape
-    frame: PublicBasis
+    basis: PublicBasis
 
     @property
     def records(self) -> int:
@@ -127,55 +137,55 @@ class ProjectedTape:
 
     @property
     def device(self) -> torch.device:
-        return self.frame.device
+        return self.basis.device
 
     def norms(self, order: float) -> Tensor:
-        """The l_order norm of each record's gradient itself."""
+        """The per-sample norms of the gradients themselves, not of their coefficients."""
         return self.tape.norms(order)
 
-    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> dict[str, Tensor]:
-        """The sum of the records' coefficients times their weights: linear, so that of their sum."""
-        total = self.tape.weighted_sum(weights, most)
+    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> dict[str, Tensor]:
+        """The sum over records of weight times coefficients: by linearity, those of the sum."""
+        total = self.tape.weighted_sum(weights, max_norm)
         flat = torch.cat([part.reshape(-1) for part in total.values()])
-        blocks = self.frame.blocks(flat[None].to(self.frame.groups[0].basis.dtype))
+        blocks = self.basis.blocks(flat[None].to(self.basis.groups[0].basis.dtype))
         return {name: block[0] for name, block in blocks.items()}
 
     def zeros(self) -> dict[str, Tensor]:
         """The sum over no records."""
-        basis = self.frame.groups[0].basis
+        matrix = self.basis.groups[0].basis
         return {
-            name: basis.new_zeros(size, dtype=torch.float64) for name, size in self.frame.sizes.items()
+            name: matrix.new_zeros(size, dtype=torch.float64) for name, size in self.basis.sizes.items()
         }
 
     def clip_entrywise(
-        self, balls: Sequence[SensitivitySet], thin: CoordinateMask | None = None
+        self, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None = None
     ) -> ClippedSum:
-        """The sum of the coefficients, each record's held in the balls, and then thinned."""
-        return clip_blocks(self, balls, thin)
+        """The sum of the coefficients, each record's clipped into the sensitivity sets, then masked."""
+        return clip_blocks(self, sensitivity, mask)
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
-        """The blocks of coefficients, a few records at a time: which ones, and block -> (few, size).
+        """The coefficients, a few records at a time: which ones, and block -> (few, size).
 
-        No more than `entries` numbers are in use for a chunk, or those of one record.
+        No more than `entries` numbers are in memory for a chunk, or those of one record.
         """
-        frame = self.frame
-        # A record is there as the tape writes it, as its residual, and as its coefficients.
-        each = sum(frame.sizes.values()) + frame.dimension
-        records = max(1, (entries or CHUNK[frame.device.type]) // each)
-        for rows, written in self.tape.chunks(records * frame.dimension):
-            if tuple(written) != frame.names:
+        basis = self.basis
+        # A record is in memory as the tape materialises it, as its residual, and as its coefficients.
+        per_record = sum(basis.sizes.values()) + basis.dimension
+        records = max(1, (entries or CHUNK[basis.device.type]) // per_record)
+        for rows, gradients in self.tape.chunks(records * basis.dimension):
+            if tuple(gradients) != basis.names:
                 raise InvalidValue(
-                    f"the tape has the parameters {', '.join(written)} and the frame is for "
-                    f"{', '.join(frame.names)}. Make the frame for the parameters that are trained."
+                    f"the tape has the parameters {', '.join(gradients)} and the frame is for "
+                    f"{', '.join(basis.names)}. Make the frame for the parameters that are trained."
                 )
-            yield rows, frame.blocks(flat_rows(written).to(frame.groups[0].basis.dtype))
+            yield rows, basis.blocks(flat_rows(gradients).to(basis.groups[0].basis.dtype))
 
 
 def apportioned(total: int, sizes: Sequence[int]) -> list[int]:
-    """So many shared out in proportion to the sizes (the divisor method of Webster).
+    """`total` units apportioned in proportion to the sizes, by Webster's divisor method.
 
-    Whoever has a share keeps it when the total grows, and nobody gets more than its size while the total
-    is at most that of all.
+    A share never falls when the total grows, and none exceeds its size while the total is at most the
+    sum of the sizes.
     """
     shares = [0] * len(sizes)
     for _ in range(total):

@@ -1,7 +1,7 @@
-"""Clipped sums recorded once, as CUDA graphs, and replayed for every batch of the same size.
+"""Clipped sums captured once as CUDA graphs, and replayed for every batch of the same size.
 
-On a GPU the private step of a small model takes longer to ask for than to do. A graph asks once. The
-batch is filled up to a round size with copies of its first record that count for nothing.
+On a GPU, launching the kernels of a small model's private step takes longer than running them. A graph
+launches them at once. The batch is padded to a round size with copies of its first record at weight 0.
 """
 
 import gc
@@ -17,13 +17,13 @@ from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.recording import Loss, Views, record
 from hush.gradients.tape import OccupiedTape
 
-_ROUND = 64
+_SIZE_MULTIPLE = 64
 _WARM_UP = 3
 
 
 @dataclass(frozen=True, eq=False)
 class _Graph:
-    """The work for one size of batch, with the memory that it reads from and writes to."""
+    """The graph for one batch size, with the memory that it reads from and writes to."""
 
     graph: torch.cuda.CUDAGraph
     inputs: Tensor
@@ -33,13 +33,13 @@ class _Graph:
 
 
 class Replay:
-    """Clips and sums batches by replaying the work of an earlier one.
+    """Clipped sums of batches by replaying a captured CUDA graph.
 
-    Records whose gradient is not finite, or whose norm has to be looked at twice, make the batch be
-    done anew without replay. The graphs are recorded anew when a parameter or buffer has moved, is
+    A batch with a record whose gradient is not finite, or whose ghost norm would be recomputed, is
+    computed without the graph. Graphs are captured anew when a parameter or buffer has moved, is
     frozen or is unfrozen, or a module changes between training and evaluation; other changes to what
-    forward() does are not seen. Coordinates that are sampled are drawn anew in every replay, from the
-    generator that `thin` draws from.
+    forward() does are not seen. Sampled coordinates are drawn anew in every replay, from the generator
+    that `mask` draws from.
     """
 
     def __init__(
@@ -68,23 +68,35 @@ class Replay:
         self,
         inputs: Tensor,
         targets: Tensor,
-        thin: CoordinateMask | None = None,
+        mask: CoordinateMask | None = None,
         generator: torch.Generator | None = None,
         present: Tensor | None = None,
     ) -> ClippedSum:
-        state = self._now(generator)
+        """The clipped sum of one batch.
+
+        Args:
+            inputs: of the batch, records first.
+            targets: of the batch.
+            mask: zeroes coordinates at random, for plans that sample them.
+            generator: the one that `mask` draws from.
+            present: whether each slot holds a record; all of them if left out.
+
+        Returns:
+            The clipped sum; it may be the graph's own memory, overwritten by the next replay.
+        """
+        state = self._captured_state(generator)
         if state != self._state:
             self._graphs.clear()
             # memory of its own, in case something of the old graphs is still in use
             self._pool = torch.cuda.graph_pool_handle()
             self._state = state
-        size = -(-len(inputs) // _ROUND) * _ROUND
+        size = -(-len(inputs) // _SIZE_MULTIPLE) * _SIZE_MULTIPLE
         key = (size, inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype)
         if key not in self._graphs:
-            self._graphs[key] = self._captured(inputs, targets, size, thin, generator)
+            self._graphs[key] = self._capture(inputs, targets, size, mask, generator)
         graph = self._graphs[key]
-        for held, given in ((graph.inputs, inputs), (graph.targets, targets)):
-            held[: len(given)] = given
+        graph.inputs[: len(inputs)] = inputs
+        graph.targets[: len(targets)] = targets
         graph.present[: len(inputs)] = True if present is None else present
         if len(inputs) < size:
             graph.inputs[len(inputs) :] = inputs[0]
@@ -94,26 +106,26 @@ class Replay:
         if int(graph.output.skipped):
             # in the same places and shapes, by which kernels round
             tape = record(self._model, self._loss, graph.inputs, graph.targets, self._views)
-            return self._clipping.clip(OccupiedTape(tape, graph.present), thin)
+            return self._clipping.clip(OccupiedTape(tape, graph.present), mask)
         return graph.output
 
-    def _captured(
+    def _capture(
         self,
         inputs: Tensor,
         targets: Tensor,
         size: int,
-        thin: CoordinateMask | None,
+        mask: CoordinateMask | None,
         generator: torch.Generator | None,
     ) -> _Graph:
-        first, second = (given[:1].repeat(size, *[1] * (given.dim() - 1)) for given in (inputs, targets))
+        inputs, targets = (rows[:1].repeat(size, *[1] * (rows.dim() - 1)) for rows in (inputs, targets))
         present = torch.ones(size, device=inputs.device, dtype=torch.bool)
 
-        def work() -> ClippedSum:
-            tape = record(self._model, self._loss, first, second, self._views)
-            return self._clipping.clip(OccupiedTape(tape, present), thin)
+        def clipped_sum() -> ClippedSum:
+            tape = record(self._model, self._loss, inputs, targets, self._views)
+            return self._clipping.clip(OccupiedTape(tape, present), mask)
 
         graph = torch.cuda.CUDAGraph()
-        # what is drawn to warm up is thrown away, and drawn again: a resumed run draws the same
+        # what the warm-up draws is discarded, and drawn again: a resumed run draws the same
         sources = [torch.cuda.default_generators[torch.cuda.current_device()]]
         sources += [] if generator is None else [generator]
         before = [source.get_state() for source in sources]
@@ -121,7 +133,7 @@ class Replay:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP):
-                work()
+                clipped_sum()
         torch.cuda.current_stream().wait_stream(side)
         for source, state in zip(sources, before, strict=True):
             source.set_state(state)
@@ -132,14 +144,14 @@ class Replay:
         gc.disable()
         try:
             with torch.cuda.graph(graph, pool=self._pool):
-                output = work()
+                output = clipped_sum()
         finally:
             if collecting:
                 gc.enable()
-        return _Graph(graph, first, second, present, output)
+        return _Graph(graph, inputs, targets, present, output)
 
-    def _now(self, generator: torch.Generator | None) -> Any:
-        """What the recorded work took for granted."""
+    def _captured_state(self, generator: torch.Generator | None) -> Any:
+        """What a captured graph takes as given."""
         tensors = [*self._model.parameters(), *self._model.buffers()]
         return (
             [(tensor.data_ptr(), tensor.requires_grad) for tensor in tensors],

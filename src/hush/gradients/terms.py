@@ -1,45 +1,53 @@
-"""The forms in which a parameter's per-example gradients are kept, and what each can answer.
+"""Terms: the forms in which one parameter's per-sample gradients are kept, and what each can compute.
 
-Everything here is worked out in single precision at least: a sum rounded to half precision can jump
-by many clipping norms when one record joins it. Weighted sums are in double precision, of products of
-at most `SUMMED` records each.
+`Dense` is materialised gradients, as Opacus's `grad_sample`; `factors` and `convolution` have the
+factored forms, which give ghost norms from Gram matrices and a weighted sum from one product
+(book-keeping: one backward pass serves norms and sum).
+
+Positions of a factored record can cancel: two large ones, `+B` and `-B`, have a small norm and a large
+rounding error, in the record's norm and in the sum it is added to (docs/guarantees/tape.md, 5). Such a
+ghost norm is not used, and the record is materialised before it is added.
 """
 
 import math
 from dataclasses import dataclass
-from itertools import product
 from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
 from hush.core.tape import CoordinateMask
+from hush.gradients.precision import blocked_product, capturing_cuda_graph, precise, vector_norms
 
 CHUNK = {"cpu": 2**22, "cuda": 2**28}
-"""How many numbers a chunk holds unless one record has more: near the caches, or enough to keep busy."""
+"""Entries that a chunk of the tape holds unless one record has more: near the caches, or enough to keep
+a GPU busy."""
 
-PASSED = {"cpu": 2**20, "cuda": 2**28}
-"""How many numbers of a parameter's gradients are passed over at once, one rule after the other."""
+MATERIALISE_CHUNK = {"cpu": 2**20, "cuda": 2**28}
+"""Entries of a parameter's gradients that are materialised at once to be clamped and summed."""
 
-SUMMED = 128
-"""Records that are added up in single precision; the sums of so many are added in double precision."""
+_NORM_CHUNK = 2**22
+"""Entries of factored gradients that are materialised at once to be measured."""
 
 ROUNDING = 0.0024
 """How much more than its bound one record can move a weighted sum in single precision by rounding, as a
 share of the bound, where a term says that its rounding is bounded: docs/guarantees/tape.md."""
 
-_TILE = 2**18
-"""How many numbers of a sum are worked out at once on a CPU, in the cache."""
+_CANCELLED = 2.0**-10
+"""Share of its upper bound below which a norm is of positions that mostly cancel each other.
 
-_RUN = 1024
-"""How many numbers are summed in their own precision."""
+Then rounding could be seen in its square, though Gram matrices are formed in double precision, and a
+record whose norm is understated would not be clipped enough. Added up position by position with others,
+such a record would also leave its rounding in their sum. It is materialised.
+"""
 
-_WRITTEN = 2**22
-"""How many numbers may be written out at once to measure gradients that are kept as factors."""
+POSITION_SUM_LIMIT = 2**28
+"""Square of the records times their positions up to which sums in double precision round within 2**-15
+of what a record may add: 2**-53 times this, times 2**10 for positions that cancel."""
 
 
 class Term(Protocol):
-    """One parameter's gradients, one per record; all or those of one use of it."""
+    """One parameter's per-sample gradients, from all its uses in the model or from one of them."""
 
     @property
     def records(self) -> int: ...
@@ -49,32 +57,68 @@ class Term(Protocol):
         """The parameter's shape."""
 
     def rounding_bounded(self, records: int) -> bool:
-        """Whether rounding of `weighted_sum` over so many records is bounded (`ROUNDING`)."""
+        """Whether rounding of `weighted_sum` over a number of records is at most `ROUNDING`."""
 
     def take(self, rows: Tensor | slice) -> Self:
-        """The same for some of the records."""
+        """The term of a subset of the records.
 
-    def zeroed(self, keep: Tensor) -> Self:
-        """The same with gradients of zero where `keep` is false."""
+        Args:
+            rows: indices, a mask or a slice.
+        """
+
+    def mask_records(self, keep: Tensor) -> Self:
+        """The term with gradients of zero where `keep` is false; every record keeps its place."""
 
     def dense(self) -> Tensor:
-        """The gradients written out: (records, *shape)."""
+        """The materialised per-sample gradients: (records, *shape)."""
 
     def norms(self, order: float) -> Tensor:
-        """The l_order norm of each record's gradient."""
+        """The l_order norm of each record's gradient.
 
-    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
-        """The sum over records, each times its weight, with which it is `most` long, in doubles."""
+        Returns:
+            (records,): never understated by more than `ROUNDING` allows; infinite or NaN where the
+            gradient is, or may overflow on the way.
+        """
+
+    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> Tensor:
+        """The sum over records of weight times gradient.
+
+        Args:
+            weights: (records,), not negative.
+            max_norm: bound on every record's norm after weighting; it tells which records cancel.
+
+        Returns:
+            The sum in double precision, of the parameter's shape.
+        """
 
     def clamped_weighted_sum(
-        self, weights: Tensor, limits: Tensor, thin: CoordinateMask | None
+        self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
     ) -> Tensor:
-        """The same of gradients whose numbers are cut off at the record's limit, and then thinned."""
+        """The sum over records of weight times gradient, with entries clamped to +-limit, then masked.
+
+        Args:
+            weights: (records,), not negative.
+            limits: (records,), the largest absolute entry of each record before weighting.
+            mask: zeroes coordinates at random, for plans that sample them.
+
+        Returns:
+            The sum in double precision, of the parameter's shape.
+        """
+
+
+class FactoredTerm(Term, Protocol):
+    """A term whose weighted sum can be computed from its positions, without materialising records."""
+
+    def norm_bounds(self) -> Tensor:
+        """An upper bound on each record's norm: the sum over positions of the norms."""
+
+    def sum_over_positions(self, weights: Tensor) -> Tensor:
+        """The weighted sum, position by position, whatever cancels."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """Gradients written out."""
+    """Materialised per-sample gradients."""
 
     gradients: Tensor
 
@@ -92,7 +136,7 @@ class Dense:
     def take(self, rows: Tensor | slice) -> "Dense":
         return Dense(self.gradients[rows])
 
-    def zeroed(self, keep: Tensor) -> "Dense":
+    def mask_records(self, keep: Tensor) -> "Dense":
         return Dense(zero_rows(self.gradients, keep))
 
     def dense(self) -> Tensor:
@@ -101,15 +145,15 @@ class Dense:
     def norms(self, order: float) -> Tensor:
         return vector_norms(self.dense(), order)
 
-    def weighted_sum(self, weights: Tensor, most: float = math.inf) -> Tensor:
+    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> Tensor:
         gradients = self.dense()
         rows = gradients.reshape(len(gradients), math.prod(self.shape))
         return blocked_product(weights.to(rows.dtype)[:, None], rows).view(self.shape)
 
     def clamped_weighted_sum(
-        self, weights: Tensor, limits: Tensor, thin: CoordinateMask | None
+        self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
     ) -> Tensor:
-        return clamped_sum_of_rows(self, weights, limits, thin)
+        return materialised_clamped_sum(self, weights, limits, mask)
 
 
 def zero_rows(values: Tensor, keep: Tensor) -> Tensor:
@@ -117,124 +161,97 @@ def zero_rows(values: Tensor, keep: Tensor) -> Tensor:
     return values.where(keep.view(-1, *[1] * (values.dim() - 1)), torch.zeros_like(values[:1]))
 
 
-def blocked_product(left: Tensor, right: Tensor) -> Tensor:
-    """left.T @ right in double precision, from products of `SUMMED` rows each in their own.
-
-    So rounding is that of one block of rows, however many there are.
-    """
-    return _block_sums(left, right) if left.is_cuda else _tiled_block_sums(left, right)
-
-
-def _block_sums(left: Tensor, right: Tensor) -> Tensor:
-    """The products of all blocks at once, and then their sum."""
-    blocks, rest = divmod(len(left), SUMMED)
-    whole = blocks * SUMMED
-    if not blocks:
-        return (left.mT @ right).double()
-    shape = blocks, SUMMED
-    parts = left[:whole].unflatten(0, shape).mT @ right[:whole].unflatten(0, shape)
-    total: Tensor = parts.sum(0, dtype=torch.float64)
-    return total.add_(left[whole:].mT @ right[whole:]) if rest else total
-
-
-def _tiled_block_sums(left: Tensor, right: Tensor) -> Tensor:
-    """The products a tile of the result at a time, so that each is added while it is in the cache."""
-    total = torch.empty(left.shape[1], right.shape[1], dtype=torch.float64)
-    wide = max(1, min(right.shape[1], _TILE))
-    high = max(1, _TILE // wide)
-    memory = left.new_empty(min(high * wide, total.numel()))
-    for top, first in product(range(0, len(total), high), range(0, total.shape[1], wide)):
-        tile = total[top : top + high, first : first + wide]
-        part = memory[: tile.numel()].view(tile.shape)
-        for block in range(0, max(1, len(left)), SUMMED):
-            some = slice(block, block + SUMMED)
-            torch.mm(left[some, top : top + high].mT, right[some, first : first + wide], out=part)
-            tile.add_(part) if block else tile.copy_(part)
-    return total
-
-
-def precise(values: Tensor) -> Tensor:
-    """The values in single precision at least."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
-def vector_norms(values: Tensor, order: float) -> Tensor:
-    """The l_order norm along all dimensions but the first.
-
-    Single precision loses several per cent over millions of entries, and underflows in high powers: long
-    rows are measured a run at a time, and the runs together in double precision.
-    """
-    rows = values.reshape(len(values), math.prod(values.shape[1:]))
-    if rows.shape[1] == 0:
-        return rows.new_zeros(len(rows))
-    if order in (1, 2, math.inf):
-        count = rows.shape[1] // _RUN
-        runs = rows[:, : count * _RUN].unflatten(1, (count, _RUN)), rows[:, count * _RUN :].unsqueeze(1)
-        sizes = [
-            torch.linalg.vector_norm(run, ord=order, dim=2) for run in runs if run.shape[1:].numel()
-        ]
-        return _rescued(rows, _double_norms(torch.cat(sizes, dim=1), order), order).to(values.dtype)
-    largest = rows.abs().amax(1, keepdim=True).double()
-    shares = rows / largest.clamp(min=torch.finfo(torch.float64).tiny)
-    return (largest[:, 0] * _double_norms(shares, order)).to(values.dtype)
-
-
-def _rescued(rows: Tensor, norms: Tensor, order: float) -> Tensor:
-    """The norms, worked out again in double precision where a square overflowed in single precision.
-
-    A gradient of that size is clipped to nearly nothing; taken for infinite it would jump to nothing.
-    """
-    if being_captured() or rows.dtype == torch.float64:
-        return norms
-    lost = ~norms.isfinite()
-    if bool(lost.any()):
-        norms[lost] = _double_norms(rows[lost], order)
-    return norms
-
-
-def _double_norms(rows: Tensor, order: float) -> Tensor:
-    each: Tensor = torch.linalg.vector_norm(rows, ord=order, dim=1, dtype=torch.float64)
-    return each
-
-
 def materialised_norms(term: Term, order: float) -> Tensor:
-    """The norms of the written-out gradients, some records at a time."""
-    step = max(1, _WRITTEN // max(1, math.prod(term.shape)))
+    """The l_order norms of a term's materialised gradients, some records at a time."""
+    step = max(1, _NORM_CHUNK // max(1, math.prod(term.shape)))
     starts = range(0, max(1, term.records), step)
     parts = [vector_norms(term.take(slice(start, start + step)).dense(), order) for start in starts]
     return torch.cat(parts)
 
 
-def clamped_sum_of_rows(
-    term: Term, weights: Tensor, limits: Tensor, thin: CoordinateMask | None
+def materialised_clamped_sum(
+    term: Term, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
 ) -> Tensor:
-    """What `held_sum` wants, of gradients that are written out, some records at a time."""
+    """`Term.clamped_weighted_sum` of materialised gradients, some records at a time."""
     size = math.prod(term.shape)
-    step = max(1, PASSED[weights.device.type] // max(1, size))
+    step = max(1, MATERIALISE_CHUNK[weights.device.type] // max(1, size))
     total = torch.zeros(term.shape, dtype=torch.float64, device=weights.device)
     for start in range(0, term.records, step):
-        some = slice(start, start + step)
-        written = term.take(some).dense()
-        values = clamp_rows(written.reshape(len(written), size), limits[some], thin)
+        rows = slice(start, start + step)
+        gradients = term.take(rows).dense()
+        values = clamp_rows(gradients.reshape(len(gradients), size), limits[rows], mask)
         # in double precision: which records are here may depend on one of them
-        values.mul_(weights[some].to(values.dtype)[:, None])
+        values.mul_(weights[rows].to(values.dtype)[:, None])
         total += values.sum(0, dtype=torch.float64).view(term.shape)
     return total
 
 
-def clamp_rows(rows: Tensor, limits: Tensor, thin: CoordinateMask | None) -> Tensor:
-    """The rows in new memory, the numbers of each cut off at its limit, and then thinned."""
-    most = limits.to(rows.dtype)[:, None]
+def clamp_rows(rows: Tensor, limits: Tensor, mask: CoordinateMask | None) -> Tensor:
+    """The rows in new memory, the entries of each clamped to its limit, and then masked."""
+    limit = limits.to(rows.dtype)[:, None]
     # twice as fast as clamp()
-    values = torch.maximum(rows, -most)
-    torch.minimum(values, most, out=values)
-    return values if thin is None else thin(values)
+    values = torch.maximum(rows, -limit)
+    torch.minimum(values, limit, out=values)
+    return values if mask is None else mask(values)
 
 
-def being_captured() -> bool:
-    """Whether this work is being recorded for replay, when no decision may depend on a value.
+def position_rounding_bounded(factor: Tensor, records: int, positions: int) -> bool:
+    """Whether the sum over the positions of all records rounds within `ROUNDING`.
 
-    Then a norm that would have to be looked at again is NaN instead, and the replayed work is done
-    anew where one turns up.
+    They may cancel within a record, so that each is up to 2**10 times as long as what the record adds.
     """
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return factor.dtype == torch.float64 and records**2 * positions <= POSITION_SUM_LIMIT
+
+
+def sum_materialising_cancelled(term: FactoredTerm, weights: Tensor, max_norm: float) -> Tensor:
+    """The weighted sum over positions; records of which more cancels than is left are materialised.
+
+    `max_norm` bounds every record's norm after weighting. (While a CUDA graph is captured such a
+    record's norm is NaN instead.)
+    """
+    if max_norm == math.inf or capturing_cuda_graph():
+        return term.sum_over_positions(weights)
+    cancelled = _CANCELLED * weights * term.norm_bounds() > max_norm
+    if not bool(cancelled.any()):
+        return term.sum_over_positions(weights)
+    own = weights[cancelled]
+    apart = materialised_clamped_sum(term.take(cancelled), own, torch.full_like(own, math.inf), None)
+    return term.sum_over_positions(weights.where(~cancelled, 0.0)) + apart
+
+
+def product_bound(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """Upper bound on each record's norm: the products of the factors' norms, summed over positions.
+
+    Infinite where a factor is beyond the root of the largest number: the other may be so small that a
+    weight takes its last bits.
+    """
+    beyond = torch.maximum(left, right) > torch.finfo(dtype).max ** 0.5
+    return (left * right).sum(1).where(~beyond.any(1), torch.inf)
+
+
+def position_norms(positions: Tensor) -> Tensor:
+    """The Euclidean norm at each position: (records, positions), in double precision."""
+    norms: Tensor = torch.linalg.vector_norm(precise(positions), dim=-1, dtype=torch.float64)
+    return norms
+
+
+def inf_if_overflowing(norms: Tensor, bound: Tensor) -> Tensor:
+    """The norms, infinite where positions or their partial sums may overflow their precision: where the
+    bound exceeds 2^-6 of the largest number."""
+    return norms.where(bound <= torch.finfo(norms.dtype).max / 64, torch.inf)
+
+
+def nan_if_cancelled(norms: Tensor, bound: Tensor) -> Tensor:
+    """`inf_if_overflowing`, and NaN where most of a record cancels while a CUDA graph is captured: the
+    batch is then computed without the graph."""
+    norms = inf_if_overflowing(norms, bound)
+    return norms.where(norms >= _CANCELLED * bound, torch.nan) if capturing_cuda_graph() else norms
+
+
+def norms_or_recompute(term: Term, squares: Tensor, bound: Tensor, dtype: torch.dtype) -> Tensor:
+    """Ghost norms from their squares; records with cancelling positions are materialised instead."""
+    cancelled = squares < (_CANCELLED * bound).square()
+    norms = squares.clamp(min=0).sqrt().to(dtype)
+    if not capturing_cuda_graph() and bool(cancelled.any()):
+        norms[cancelled] = materialised_norms(term.take(cancelled), 2)
+    return nan_if_cancelled(norms, bound)

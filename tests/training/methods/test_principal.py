@@ -144,7 +144,7 @@ def test_it_finds_the_subspaces_of_each_group_of_gradients() -> None:
         model, LOSS, public, (20, size - 20), Principal(groups=2, iterations=10), seeded()
     )
     gradients = one_at_a_time(model, EACH, *public, 60).double()
-    for group, own in frame._along(gradients):
+    for group, own in frame._by_group(gradients):
         best = torch.linalg.svdvals(own)[sum(group.columns) :].norm()
         basis = group.basis.double()
         left = torch.linalg.norm(own - own @ basis @ basis.T)

@@ -1,4 +1,4 @@
-"""Models that decide by a value: each record decides for itself, in a batch of the same shape."""
+"""Data-dependent control flow: each record takes its own branch, in a batch of the same shape."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from hush.core.errors import Unsupported
 from hush.gradients.tree import tree_leaves, tree_map
 
 CONDITIONS = {Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero}
-"""Calls that turn a tensor into true or false, on which Python may then decide."""
+"""Calls that turn a tensor into a truth value, on which Python may then branch."""
 
 NUMBERS = {Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.item}
 """Calls that turn a tensor into a number, which Python may then compute with."""
@@ -21,26 +21,26 @@ NUMBERS = {Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.item}
 T = TypeVar("T")
 
 
-class Watching(TorchFunctionMode):
+class ValueReadDetector(TorchFunctionMode):
     """Notes whether a tensor was turned into a truth value or a number."""
 
-    decided = False
+    reads_values = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.decided = self.decided or func in CONDITIONS or func in NUMBERS
+        self.reads_values = self.reads_values or func in CONDITIONS or func in NUMBERS
         return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True, eq=False)
 class SubBatch:
-    """Some records of a batch that were worked out together, and where they were."""
+    """Records of a batch that took the same branch, and their places in the batch computed for it."""
 
     rows: Tensor
     """Which records of the batch."""
     places: Tensor
-    """Which places of the batch that was worked out; the others held copies and count for nothing."""
+    """Their places in the computed batch; the other places held copies and count for nothing."""
 
     def spread(self, values: Tensor, size: int) -> Tensor:
         """Values of the whole batch at these places of a batch of `size`, zero elsewhere."""
@@ -48,9 +48,9 @@ class SubBatch:
 
 
 class DataDependentBranch(BaseException):
-    """Raised where records would go different ways; no error, so that no model takes it for one.
+    """Raised where records branch differently; no error, so that no model catches it as one.
 
-    `values` are what each record decides by, None if every record is to be worked out alone.
+    `values` are the truth values by record, None if every record is to be computed alone.
     """
 
     def __init__(self, values: list[bool] | None) -> None:
@@ -58,62 +58,63 @@ class DataDependentBranch(BaseException):
         self.values = values
 
 
-def by_decision(
+def run_by_branch(
     run: Callable[[Any, Any], T], inputs: Any, targets: Any, copied: Tensor | None = None
 ) -> "list[tuple[SubBatch, T]]":
-    """Results of `run` for parts of a batch whose records decide alike, every record in one part.
+    """Results of `run` for sub-batches whose records take the same branches; they partition the batch.
 
     **Guarantee.** What is computed for a record is a function of that record, its place and the size of
-    the batch: others are replaced by copies of one that decides alike, not taken out, because a
-    kernel rounds by place and shape. A record whose decision is a number is worked out alone.
+    the batch: others are replaced by copies of one that branches as it does, not taken out, because a
+    kernel rounds by place and shape. A record that is read as a number is computed alone.
 
     Args:
-        run: computes something for a batch; raises `Undecided` where its records decide differently.
+        run: computes something for a batch; raises `DataDependentBranch` where its records branch
+            differently.
         inputs: of the batch.
         targets: of the batch.
         copied: which record each place holds a copy of, where some were replaced.
     """
     first = next(tree_leaves(inputs))
-    everyone = torch.arange(len(first), device=first.device)
+    indices = torch.arange(len(first), device=first.device)
     before = random_state()
     try:
-        return [(SubBatch(everyone, everyone), run(inputs, targets))]
-    except DataDependentBranch as choice:
-        values = choice.values
+        return [(SubBatch(indices, indices), run(inputs, targets))]
+    except DataDependentBranch as branch:
+        values = branch.values
     if values is not None and copied is not None:
-        _check_not_by_chance(values, copied)
-    found = []
-    for rows, source in _groups(values, everyone):
+        _check_deterministic(values, copied)
+    results = []
+    for rows, source in _branches(values, indices):
         if values is not None:
-            _set_random_state(before)  # whichever way a record goes, it draws what its place would
-        taken = tree_map((inputs, targets), partial(_taken, source))
-        for part, result in by_decision(run, taken[0], taken[1], source):
+            _set_random_state(before)  # whichever branch a record takes, it draws what its place would
+        some_inputs, some_targets = tree_map((inputs, targets), partial(_take_rows, source))
+        for part, result in run_by_branch(run, some_inputs, some_targets, source):
             if values is None:  # the only record of its batch
-                found.append((SubBatch(rows, part.places), result))
+                results.append((SubBatch(rows, part.places), result))
                 continue
-            kept = torch.isin(part.rows, rows)
-            if bool(kept.any()):
-                found.append((SubBatch(part.rows[kept], part.places[kept]), result))
-    return found
+            own = torch.isin(part.rows, rows)
+            if bool(own.any()):
+                results.append((SubBatch(part.rows[own], part.places[own]), result))
+    return results
 
 
-def _groups(values: list[bool] | None, everyone: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Records that go one way, and which record to put at each place of the batch for it."""
+def _branches(values: list[bool] | None, indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Records that take one branch, and which record to put at each place of the batch for it."""
     if values is None:
-        yield from ((row, row) for row in everyone.split(1))
+        yield from ((row, row) for row in indices.split(1))
         return
-    answers = torch.tensor(values, device=everyone.device)
-    for way in (True, False):
-        rows = everyone[answers == way]
+    by_record = torch.tensor(values, device=indices.device)
+    for value in (True, False):
+        rows = indices[by_record == value]
         if len(rows):
-            yield rows, everyone.where(answers == way, rows[0])
+            yield rows, indices.where(by_record == value, rows[0])
 
 
-def _check_not_by_chance(values: list[bool], copied: Tensor) -> None:
-    """Raise if copies of one record decide differently: then it is not the record that decides."""
-    seen: dict[int, bool] = {}
+def _check_deterministic(values: list[bool], copied: Tensor) -> None:
+    """Raise if copies of one record branch differently: then it is not the record that decides."""
+    first: dict[int, bool] = {}
     for value, record in zip(values, copied.tolist(), strict=True):
-        if seen.setdefault(record, value) != value:
+        if first.setdefault(record, value) != value:
             raise Unsupported(
                 "the model decides by a value that it has drawn at random: records that decide alike "
                 "are worked out together, and would draw something else. Decide before drawing, or with "
@@ -121,18 +122,18 @@ def _check_not_by_chance(values: list[bool], copied: Tensor) -> None:
             )
 
 
-def agreed(values: Tensor) -> Tensor:
-    """The truth value that all records have; raises `Undecided` if they do not have the same one."""
+def common_truth_value(values: Tensor) -> Tensor:
+    """The truth value that all records share; raises `DataDependentBranch` if they differ."""
     if values[0].numel() != 1:
         raise RuntimeError("the value of a tensor with more than one element is ambiguous")
-    answers = values.flatten().bool().tolist()
-    if len(set(answers)) > 1:
-        raise DataDependentBranch(answers)
+    by_record = values.flatten().bool().tolist()
+    if len(set(by_record)) > 1:
+        raise DataDependentBranch(by_record)
     return values.flatten()[0]
 
 
-def alone(values: Tensor) -> Tensor:
-    """The only record's number; raises `Undecided` where there are several."""
+def single_record_number(values: Tensor) -> Tensor:
+    """The only record's number; raises `DataDependentBranch` where there are several records."""
     if len(values) > 1:
         raise DataDependentBranch(None)
     return values[0]
@@ -152,5 +153,5 @@ def _set_random_state(states: list[Tensor]) -> None:
         torch.cuda.set_rng_state(states[1])
 
 
-def _taken(index: Tensor, rows: Tensor) -> Tensor:
+def _take_rows(index: Tensor, rows: Tensor) -> Tensor:
     return rows[index.to(rows.device)]

@@ -1,4 +1,4 @@
-"""Records kept apart: what a model or a loss does that would let one touch another, and why not."""
+"""Isolation of records: operations by which one record would reach another, and why they are refused."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -20,22 +20,24 @@ from hush.gradients.tree import call_model, tree_leaves, tree_map
 _IN_PLACE = re.compile(r"(?!__).*[^_]_|__setitem__|__i(add|sub|mul|truediv|and|or|xor|pow)__")
 
 
-def check_written(func: Any, args: tuple[Any, ...], closed: Sequence[Tensor]) -> None:
-    """Raise for a call that writes something of one record into a tensor that all records share.
+def check_call(func: Any, args: tuple[Any, ...], read_only: Sequence[Tensor]) -> None:
+    """Raise for a torch call that writes something of one record into a tensor that all records share.
 
-    `closed` may not be written at all: what is written could come from a value that was asked for.
-    A function with a batching rule of its own is refused as well: it is given all records at once.
+    `read_only` may not be written at all: what is written could come from a value that was read. A
+    function with a batching rule of its own is refused as well: it is given all records at once.
     """
     _check_batching_rule(func, args)
     name = getattr(func, "__name__", "")
     if not _IN_PLACE.fullmatch(name) or not args or not isinstance(args[0], Tensor):
         return
-    own = any(_shares_memory(args[0], value) for value in closed)
-    if not is_batchedtensor(args[0]) and (own or any(map(is_batchedtensor, tree_leaves(args[1:])))):
+    protected = any(_shares_memory(args[0], value) for value in read_only)
+    if not is_batchedtensor(args[0]) and (
+        protected or any(map(is_batchedtensor, tree_leaves(args[1:])))
+    ):
         raise Unsupported(
             f"the model writes what it computes for a record into a tensor of shape "
             f"{tuple(args[0].shape)} that all records share ({name}): what it keeps of them, such as "
-            "running statistics, would leave the room without noise. Use a module that keeps nothing, "
+            "running statistics, would be released without noise. Use a module that keeps nothing, "
             "and new tensors in place of in-place writes."
         )
 
@@ -73,7 +75,7 @@ def _shares_memory(value: Tensor, other: Tensor) -> bool:
 
 @contextmanager
 def indices_not_shown() -> Iterator[None]:
-    """Say that an index was out of range without saying which one, as torch's own errors do."""
+    """Context that reports an index out of range without its private value, which torch would show."""
     try:
         yield
     except (IndexError, RuntimeError) as error:
@@ -87,20 +89,20 @@ def indices_not_shown() -> Iterator[None]:
 
 
 @contextmanager
-def types_named(model: nn.Module) -> Iterator[None]:
-    """Say which types and shapes do not fit each other; torch's own errors speak of its kernels."""
+def translate_dtype_errors(model: nn.Module) -> Iterator[None]:
+    """Context that says which dtypes and shapes do not fit; torch's own errors speak of its kernels."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
         text = str(error).split("\n", maxsplit=1)[0]
-        found = [reason for pattern, reason in _MISFITS.items() if re.search(pattern, text)]
-        if isinstance(error, HushError) or not found:
+        reasons = [reason for pattern, reason in _MISMATCHES.items() if re.search(pattern, text)]
+        if isinstance(error, HushError) or not reasons:
             raise
         kind = str(next(model.parameters()).dtype)
-        raise DataError(found[0].format(text=text, kind=kind)) from error
+        raise DataError(reasons[0].format(text=text, kind=kind)) from error
 
 
-_MISFITS = {
+_MISMATCHES = {
     "same (dtype|datatype)|mixed dtype|expected scalar type|[Ii]nput type": (
         "the inputs are of another type than the model, which computes in {kind} ({text}): torch does "
         "not convert them. Pass inputs.to({kind}), or a model of the inputs' type."
@@ -123,18 +125,18 @@ _MISFITS = {
         "model's sizes against the data's, without the first dimension, which is the records."
     ),
 }
-"""What torch says of types and shapes, none of which is private, and what it means here."""
+"""Patterns of torch's errors on dtypes and shapes, which are not private, and their meaning here."""
 
 
 @contextmanager
-def translate_vmap_errors(model: nn.Module, decided: Callable[[], bool]) -> Iterator[None]:
-    """Say what an error of `vmap` means for privacy, and put back buffers that were replaced.
+def translate_vmap_errors(model: nn.Module, reads_values: Callable[[], bool]) -> Iterator[None]:
+    """Context that says what an error of `vmap` means for privacy, and restores replaced buffers.
 
-    Where the model has decided by a value, any new buffer could hold something of a record.
+    Where the model has read a value, any new buffer could hold something of a record.
     """
     before = [(module, dict(module._buffers)) for module in model.modules()]
     try:
-        with indices_not_shown(), types_named(model):
+        with indices_not_shown(), translate_dtype_errors(model):
             yield
     except RuntimeError as error:
         if re.search("modified (by an )?in-?place|in-?place operation", str(error)):
@@ -152,17 +154,17 @@ def translate_vmap_errors(model: nn.Module, decided: Callable[[], bool]) -> Iter
             f"{str(error).splitlines()[0]}"
         ) from error
     finally:
-        kept = []
+        replaced = []
         for module, buffers in before:
             for name, buffer in buffers.items():
                 now = module._buffers.get(name)
-                if now is not None and now is not buffer and (decided() or is_batchedtensor(now)):
+                if now is not None and now is not buffer and (reads_values() or is_batchedtensor(now)):
                     module._buffers[name] = buffer
-                    kept.append(name)
-    if kept:
+                    replaced.append(name)
+    if replaced:
         raise Unsupported(
-            f"the model replaces its buffer(s) {', '.join(kept)} by what it computes for a record: what "
-            "it keeps of the records would leave the room without noise. Use a module without running "
+            f"the model replaces its buffer(s) {', '.join(replaced)} by what it computes for a record: "
+            "what it keeps of the records would be released without noise. Use a module without running "
             "statistics."
         )
 
@@ -189,17 +191,17 @@ def check_independent_losses(
     model.eval()
     values = partial(_losses, model, loss, inputs, targets)
     try:
-        with types_named(model):
+        with translate_dtype_errors(model):
             before = random_state()
             together = values(0, 1)
             draws = not all(map(torch.equal, random_state(), before))
-            alone = [values(0), values(1)]
-            if any(value.shape != (1,) for value in alone):
+            separate = [values(0), values(1)]
+            if any(value.shape != (1,) for value in separate):
                 return  # a loss that is already reduced, which the tape explains
             same = together.shape == (2,) and (
-                all(_same_beside(model, values, *rows) for rows in ((0, 1), (1, 0)))
+                all(_same_loss_beside(model, values, *rows) for rows in ((0, 1), (1, 0)))
                 if draws
-                else _close(together, torch.cat(alone))
+                else _close(together, torch.cat(separate))
             )
     finally:
         for module, mode in modes:
@@ -221,14 +223,14 @@ def _losses(
     return loss(call_model(model, tree_map(inputs, chosen)), tree_map(targets, chosen))
 
 
-def _same_beside(model: nn.Module, values: Callable[..., Tensor], row: int, other: int) -> bool:
+def _same_loss_beside(model: nn.Module, values: Callable[..., Tensor], row: int, other: int) -> bool:
     """Whether a record has the same loss beside another one as beside itself, under the same draws."""
-    found = []
+    losses = []
     for beside in (other, row):
         with torch.random.fork_rng({value.device for value in model.parameters() if value.is_cuda}):
             torch.manual_seed(0)
-            found.append(values(row, beside)[:1])
-    return _close(*found)
+            losses.append(values(row, beside)[:1])
+    return _close(*losses)
 
 
 def _rows(rows: list[int], values: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ def check_model(model: nn.Module) -> None:
         ):
             raise Unsupported(
                 f"{layer} is {kind} with track_running_stats=True: its running "
-                "statistics leave the room without noise. Pass track_running_stats=False."
+                "statistics are released without noise. Pass track_running_stats=False."
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise Unsupported(

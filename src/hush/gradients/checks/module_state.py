@@ -1,4 +1,4 @@
-"""Python state of modules: attributes that a forward pass changes by what it computes for a record.
+"""Python state of modules: attributes that a forward pass changes depending on a record.
 
 The tape keeps records apart in everything that is a tensor operation. A plain attribute (a running mean
 as a Python float, the activations of the call before) goes past it: what one record leaves there enters
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from hush.core.errors import Unsupported
-from hush.gradients.checks.data_dependence import Watching
+from hush.gradients.checks.data_dependence import ValueReadDetector
 from hush.gradients.tree import tree_leaves, tree_map
 
 _Place = tuple[int, str]
@@ -86,7 +86,7 @@ class ModuleState:
         before = self._contents(self._reading(exact=True))
         refused = True
         try:
-            with Watching() as watching:
+            with ValueReadDetector() as detector:
                 result = run(inputs, targets)
             changed = _differing(before, self._contents(self._reading(exact=True)))
             if changed:
@@ -99,7 +99,7 @@ class ModuleState:
                     after.append(self._contents(self._reading()))
                     self._put_back(changed, restore)
                 self._compare(changed, after)
-                self._allow(changed, after[0], watching.decided)
+                self._allow(changed, after[0], detector.reads_values)
             refused = False
         finally:
             if refused:

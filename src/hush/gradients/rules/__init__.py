@@ -1,4 +1,42 @@
-"""How the layers that have one keep their per-example gradients: torch function -> rule."""
+"""Layer rules: how each layer leaves its weights' per-sample gradients, by the torch function it calls.
+
+**Adding a rule** takes one file here and one line in `RULES`. A layer without one still works: its
+parameters go through per-sample copies, which costs memory, not correctness.
+
+The file has a *rule*, called with the recording and the arguments of the torch function, inside
+`torch.vmap` (tensors have no dimension for the records), and a *layer* for all records at once:
+
+    def linear(recording, x, weight, bias=None):              # the signature of F.linear
+        weights = recording.as_weights(weight, bias)
+        if weights is None:
+            return NotImplemented                             # nothing trained here: the ordinary way
+
+        def work(x):                                          # outside of vmap: (records, ..., features)
+            return recording.capture(Linear(*weights), x)
+
+        return recording.run_batched(work, x)
+
+- `recording.as_weights(*parameters)` returns a `Weight` (`value`, and `terms`, the list to append to or
+  None where it is not trained) for each, None where the rule does not apply.
+- `recording.run_batched(work, *tensors)` returns `work` of the tensors with the records as their first
+  dimension, back inside `vmap`. `work` must map record r of its inputs to record r of its output alone:
+  that is what docs/guarantees/tape.md, 1, needs of it.
+- `recording.capture(layer, *inputs)` returns the layer's output; its `backward` runs in the tape's.
+
+A layer (`interception.Layer`) has two methods:
+
+- `forward(*inputs) -> (output, saved)`. Args: inputs, records first. Returns: the output, which is no
+  view of an input, and the tensors that `backward` needs.
+- `backward(grad, saved, needed) -> gradients`. Args: the output's gradient, what was saved, whether each
+  input's gradient is needed. Returns: a gradient or None for each input. It appends one `Term` to
+  `weight.terms` of each trained weight: `factors.product` of output gradients and inputs for a matrix
+  product, `factors.RowFactors` for a lookup, `convolution.convolution_term`, or `terms.Dense` of
+  materialised per-sample gradients, never anything summed over records.
+
+An operation without a batching rule for `vmap` needs no layer: a rule may call others, `with recording:`
+(`decompositions`). Tests: add the layer to `tests/gradients/test_layers.py`, which compares every layer
+with gradients computed one record at a time.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,4 +79,4 @@ RULES: dict[Any, Callable[..., Any]] = {
     torch._VF.rnn_relu_cell: decompositions.rnn_relu_cell,
     functional.bilinear: decompositions.bilinear,
 }
-"""A rule answers NotImplemented where it does not apply; the call then takes the general way."""
+"""Torch function to rule; one that returns NotImplemented leaves the call to the general way."""

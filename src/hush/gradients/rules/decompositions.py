@@ -1,4 +1,4 @@
-"""Functions for which `vmap` has no rule, in terms of functions for which it or the tape has one."""
+"""Decompositions of operations without a batching rule into operations with one or a layer rule."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -24,18 +24,20 @@ def lstm_cell(recording: "Recording", x: Tensor, states: Any, *weights: Any) -> 
     hidden, cell = states
     with recording:
         from_input, from_state = _gates(x, hidden, *weights)
-        enter, keep, new, leave = (from_input + from_state).chunk(4, dim=-1)
-        cell = torch.sigmoid(keep) * cell + torch.sigmoid(enter) * torch.tanh(new)
-        return torch.sigmoid(leave) * torch.tanh(cell), cell
+        input_gate, forget_gate, cell_gate, output_gate = (from_input + from_state).chunk(4, dim=-1)
+        cell = torch.sigmoid(forget_gate) * cell + torch.sigmoid(input_gate) * torch.tanh(cell_gate)
+        return torch.sigmoid(output_gate) * torch.tanh(cell), cell
 
 
 def gru_cell(recording: "Recording", x: Tensor, hidden: Tensor, *weights: Any) -> Any:
     """The rule for `torch.nn.GRUCell`."""
     with recording:
         from_input, from_state = (part.chunk(3, dim=-1) for part in _gates(x, hidden, *weights))
-        reset, keep = (torch.sigmoid(a + b) for a, b in zip(from_input[:2], from_state[:2], strict=True))
+        reset, update = (
+            torch.sigmoid(a + b) for a, b in zip(from_input[:2], from_state[:2], strict=True)
+        )
         new = torch.tanh(from_input[2] + reset * from_state[2])
-        return new + keep * (hidden - new)
+        return new + update * (hidden - new)
 
 
 def rnn_tanh_cell(recording: "Recording", x: Tensor, hidden: Tensor, *weights: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Tables of rows that are looked up."""
+"""Embeddings: rows of a table looked up by index."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -8,18 +8,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from hush.core.errors import Unsupported
-from hush.gradients.capture import Weight, capture
 from hush.gradients.factors import RowFactors
 
 if TYPE_CHECKING:
-    from hush.gradients.interception import Recording
+    from hush.gradients.interception import Recording, Weight
 
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
     """The rows of a table at each record's indices; the padding row is never trained."""
 
-    weight: Weight
+    weight: "Weight"
     padding: int | None
 
     def forward(self, index: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -49,7 +48,7 @@ def embedding(
 ) -> Any:
     """The rule for `F.embedding`; `sparse` makes no difference to a sum that gets noise everywhere."""
     _check_not_rescaled(max_norm)
-    weights = recording.weights(weight)
+    weights = recording.as_weights(weight)
     if weights is None or weights[0] is None:
         return NotImplemented
     if scale_grad_by_freq:
@@ -59,7 +58,7 @@ def embedding(
         )
     padding = None if padding_idx is None else padding_idx % weight.shape[0]
     layer = Lookup(weights[0], padding)
-    return recording.run_batched(partial(capture, layer), index)
+    return recording.run_batched(partial(recording.capture, layer), index)
 
 
 def embedding_bag(

@@ -3,18 +3,16 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hush.gradients.capture import Weight, capture, unmerged
 from hush.gradients.terms import Dense
 
 if TYPE_CHECKING:
-    from hush.gradients.interception import Recording
+    from hush.gradients.interception import Recording, Weight
 
 _Backward = tuple[Tensor | None, ...]
 
@@ -24,8 +22,8 @@ class LayerNorm:
     """Normalisation over the last dimensions."""
 
     shape: tuple[int, ...]
-    weight: Weight | None
-    bias: Weight | None
+    weight: "Weight | None"
+    bias: "Weight | None"
     eps: float
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -56,8 +54,8 @@ class GroupNorm:
 
     records: int
     groups: int
-    weight: Weight | None
-    bias: Weight | None
+    weight: "Weight | None"
+    bias: "Weight | None"
     eps: float
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -75,8 +73,8 @@ class GroupNorm:
             flat = (images * channels, 1, positions)
             product = torch.bmm(grad.view(flat), x.view(flat).mT).view(images, self.groups, -1)
             by_group = shift.view(images, self.groups, -1)
-            each = (product - by_group * mean.unsqueeze(-1)) * scale.unsqueeze(-1)
-            self.weight.terms.append(Dense(each.view(self.records, -1, channels).sum(1)))
+            by_image = (product - by_group * mean.unsqueeze(-1)) * scale.unsqueeze(-1)
+            self.weight.terms.append(Dense(by_image.view(self.records, -1, channels).sum(1)))
         if self.bias is not None and self.bias.terms is not None:
             self.bias.terms.append(Dense(shift.view(self.records, -1, channels).sum(1)))
         inputs: Tensor | None = None
@@ -96,11 +94,11 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Any:
     """The rule for `F.layer_norm`."""
-    weights = recording.weights(weight, bias)
+    weights = recording.as_weights(weight, bias)
     if weights is None:
         return NotImplemented
     layer = LayerNorm(tuple(normalized_shape), weights[0], weights[1], eps)
-    return recording.run_batched(lambda anchor, x: capture(layer, anchor, _float(x).contiguous()), x)
+    return recording.run_batched(lambda x: recording.capture(layer, _float(x).contiguous()), x)
 
 
 def group_norm(
@@ -112,10 +110,17 @@ def group_norm(
     eps: float = 1e-5,
 ) -> Any:
     """The rule for `F.group_norm`."""
-    weights = recording.weights(weight, bias)
+    weights = recording.as_weights(weight, bias)
     if weights is None:
         return NotImplemented
-    return recording.run_batched(partial(_grouped, num_groups, weights[0], weights[1], eps), x)
+    layer = GroupNorm(recording.records, num_groups, weights[0], weights[1], eps)
+
+    def work(x: Tensor) -> Tensor:
+        images = _float(x).flatten(0, 1).contiguous()
+        output: Tensor = recording.capture(layer, images).unflatten(0, x.shape[:2])
+        return output
+
+    return recording.run_batched(work, x)
 
 
 def instance_norm(
@@ -132,10 +137,7 @@ def instance_norm(
     """The rule for `F.instance_norm`: a group norm with a group for each channel."""
     if running_mean is not None or not use_input_stats:
         return NotImplemented
-    weights = recording.weights(weight, bias)
-    if weights is None:
-        return NotImplemented
-    return recording.run_batched(partial(_grouped, x.shape[1], weights[0], weights[1], eps), x)
+    return group_norm(recording, x, x.shape[1], weight, bias, eps)
 
 
 def rms_norm(
@@ -145,18 +147,11 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Any:
-    """The rule for `F.rms_norm`: normalise, then scale with a copy of the weight for each record."""
+    """The rule for `F.rms_norm`: normalise, then scale with a per-sample copy of the weight."""
     if weight is None:
         return NotImplemented
     with recording:
         return functional.rms_norm(x, normalized_shape, None, eps) * weight
-
-
-def _grouped(
-    groups: int, weight: Weight | None, bias: Weight | None, eps: float, anchor: Tensor, x: Tensor
-) -> Tensor:
-    layer = GroupNorm(len(x), groups, weight, bias, eps)
-    return unmerged(capture(layer, anchor, _float(x).flatten(0, 1).contiguous()), x.shape[:2])
 
 
 def _float(x: Tensor) -> Tensor:
@@ -164,7 +159,7 @@ def _float(x: Tensor) -> Tensor:
     return x.float() if torch.is_autocast_enabled(x.device.type) else x
 
 
-def _value(weight: Weight | None) -> Tensor | None:
+def _value(weight: "Weight | None") -> Tensor | None:
     return None if weight is None else weight.value
 
 

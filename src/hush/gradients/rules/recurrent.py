@@ -1,14 +1,13 @@
-"""PyTorch's recurrent layers: every position of a sequence is a position of two matrix products.
+"""LSTM, GRU and RNN layers: every step of a sequence is a position of two matrix products.
 
-The gates at one position are `P + W_hh h`, with `P = W_ih x + b` and h the state before. The gradient of
+The gates at one step are `P + W_hh h`, with `P = W_ih x + b` and h the state before. The gradient of
 P is therefore the left factor of both weights' gradients, x and h the right ones. The recurrence runs
-on P, through PyTorch's own kernel with the identity in place of W_ih (an LSTM on the CPU: `scan.py`),
+on P, through PyTorch's own kernel with the identity in place of W_ih (an LSTM on the CPU: `lstm_scan`),
 and hands that gradient back. Sequences are (steps, sequences, size) in here.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,29 +15,28 @@ from torch import Tensor
 from torch.nn import functional
 
 from hush.core.errors import Unsupported
-from hush.gradients.capture import Weight, capture, unmerged
 from hush.gradients.factors import product
-from hush.gradients.rules.scan import scan
+from hush.gradients.rules.lstm_scan import lstm_scan
 from hush.gradients.terms import Dense
 
 if TYPE_CHECKING:
-    from hush.gradients.interception import Recording
+    from hush.gradients.interception import Recording, Weight
 
 _CUDNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 
 
 @dataclass(eq=False)
 class Gates:
-    """The input's part of the gates of one layer in one direction."""
+    """The input's part of the gates, `W_ih x + b`, of one layer in one direction."""
 
     kind: str
     records: int
-    input_weight: Weight
-    state_weight: Weight
-    input_bias: Weight | None
-    state_bias: Weight | None
-    before: Tensor = field(init=False)
-    """The state before each position, known once the recurrence has run."""
+    input_weight: "Weight"
+    state_weight: "Weight"
+    input_bias: "Weight | None"
+    state_bias: "Weight | None"
+    previous: Tensor = field(init=False)
+    """The state before each step, known once the recurrence has run."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         bias = None if self.input_bias is None else self.input_bias.value
@@ -51,21 +49,21 @@ class Gates:
         self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         x, *gates = saved
-        grad = unmerged(grad, x.shape[:2])
+        grad = grad.unflatten(0, x.shape[:2])
         state_grad = self._state_grad(grad, *gates) if gates else grad
-        own = self._own(grad)
-        own_state = own if state_grad is grad else self._own(state_grad)
-        total = own.sum(1)
-        own_total = total if own_state is own else own_state.sum(1)
-        for weight, left, right in (
-            (self.input_weight, own, x),
-            (self.state_weight, own_state, self.before),
+        left = self._by_record(grad)
+        state_left = left if state_grad is grad else self._by_record(state_grad)
+        bias_grad = left.sum(1)
+        state_bias_grad = bias_grad if state_left is left else state_left.sum(1)
+        for weight, factor, right in (
+            (self.input_weight, left, x),
+            (self.state_weight, state_left, self.previous),
         ):
             if weight.terms is not None:
-                weight.terms.append(product(left, self._own(right), weight.value.shape))
-        for bias, each in ((self.input_bias, total), (self.state_bias, own_total)):
+                weight.terms.append(product(factor, self._by_record(right), weight.value.shape))
+        for bias, total in ((self.input_bias, bias_grad), (self.state_bias, state_bias_grad)):
             if bias is not None and bias.terms is not None:
-                bias.terms.append(Dense(each))
+                bias.terms.append(Dense(total))
         return (grad @ self.input_weight.value if needed[0] else None,)
 
     def _state_grad(self, grad: Tensor, gates: Tensor) -> Tensor:
@@ -75,25 +73,25 @@ class Gates:
         """
         size = gates.shape[-1] // 3
         bias = None if self.state_bias is None else self.state_bias.value[:size]
-        reset = functional.linear(self.before, self.state_weight.value[:size], bias)
+        reset = functional.linear(self.previous, self.state_weight.value[:size], bias)
         reset += gates.view_as(grad)[..., :size]
         return torch.cat([grad[..., : 2 * size], grad[..., 2 * size :] * reset.sigmoid_()], dim=-1)
 
-    def _own(self, part: Tensor) -> Tensor:
-        """By record: (records, steps of all its sequences, size)."""
+    def _by_record(self, part: Tensor) -> Tensor:
+        """(records, positions, size): the steps of all sequences of a record."""
         return part.transpose(0, 1).reshape(self.records, -1, part.shape[-1])
 
 
-def _at_once(
+def _run_layers(
+    recording: "Recording",
     kind: str,
-    layers: list[list[list[Weight | None]]],
+    layers: "list[list[list[Weight | None]]]",
     dropout: float,
     batch_first: bool,
-    anchor: Tensor,
     x: Tensor,
     *states: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Run the layers on (records, count, steps, size) or (records, steps, count, size)."""
+    """Outputs and last states for (records, count, steps, size) or (records, steps, count, size)."""
     records = len(x)
     first = x.permute(2, 0, 1, 3) if batch_first else x.transpose(0, 1)
     flow = first.flatten(1, 2)
@@ -104,7 +102,7 @@ def _at_once(
         for backwards, weights in enumerate(directions):
             start = [state[len(ends)] for state in starts]
             gates = Gates(kind, records, *weights)  # type: ignore[arg-type]
-            output, *end = _run(gates, anchor, flow.flip(0) if backwards else flow, start)
+            output, *end = _run_direction(recording, gates, flow.flip(0) if backwards else flow, start)
             outputs.append(output.flip(0) if backwards else output)
             ends.append(tuple(end))
         flow = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
@@ -118,25 +116,27 @@ def _at_once(
     return (whole.permute(1, 2, 0, 3) if batch_first else whole.transpose(0, 1), *last)
 
 
-def _run(gates: Gates, anchor: Tensor, x: Tensor, start: list[Tensor]) -> tuple[Tensor, ...]:
-    """The states of one layer in one direction, and those it ends with."""
-    into = unmerged(capture(gates, anchor, x), x.shape[:2])
+def _run_direction(
+    recording: "Recording", gates: Gates, x: Tensor, start: list[Tensor]
+) -> tuple[Tensor, ...]:
+    """The states of one layer in one direction at all steps, and its last ones."""
+    inputs = recording.capture(gates, x).unflatten(0, x.shape[:2])
     if gates.kind == "lstm" and not x.is_cuda:
-        states, cell = scan(into, start[0], start[1], gates.state_weight.value)
+        states, cell = lstm_scan(inputs, start[0], start[1], gates.state_weight.value)
         end = [states[-1], cell]
     else:
-        states, *end = _kernel(gates, into, start)
-    gates.before = torch.cat([start[0].unsqueeze(0), states[:-1]]).detach()
+        states, *end = _torch_kernel(gates, inputs, start)
+    gates.previous = torch.cat([start[0].unsqueeze(0), states[:-1]]).detach()
     return (states, *end)
 
 
-def _kernel(gates: Gates, into: Tensor, start: list[Tensor]) -> tuple[Tensor, ...]:
+def _torch_kernel(gates: Gates, inputs: Tensor, start: list[Tensor]) -> tuple[Tensor, ...]:
     """PyTorch's own recurrence over the gates."""
     weight = gates.state_weight.value
-    weights = [torch.eye(len(weight), dtype=into.dtype, device=into.device), weight]
+    weights = [torch.eye(len(weight), dtype=inputs.dtype, device=inputs.device), weight]
     if gates.kind == "gru" and gates.state_bias is not None:
         weights += [torch.zeros_like(gates.state_bias.value), gates.state_bias.value]
-    if into.is_cuda:
+    if inputs.is_cuda:
         weights = [part.clone() for part in weights]
         mode, size = _CUDNN_MODES[gates.kind], weight.shape[1]
         torch._cudnn_rnn_flatten_weight(
@@ -145,16 +145,9 @@ def _kernel(gates: Gates, into: Tensor, start: list[Tensor]) -> tuple[Tensor, ..
     hidden = [state.unsqueeze(0).contiguous() for state in start]
     options = (len(weights) == 4, 1, 0.0, True, False, False)
     states, *end = getattr(torch._VF, gates.kind)(
-        into, hidden if gates.kind == "lstm" else hidden[0], weights, *options
+        inputs, hidden if gates.kind == "lstm" else hidden[0], weights, *options
     )
     return (states, *(state.squeeze(0) for state in end))
-
-
-def _unlowered(kind: str, layers: Any, dropout: float, batch_first: bool, *tensors: Tensor) -> Any:
-    """Recurrences run in the weights' own precision, whatever autocast says."""
-    dtype = layers[0][0][0].value.dtype
-    with torch.autocast(tensors[0].device.type, enabled=False):
-        return _at_once(kind, layers, dropout, batch_first, *(part.to(dtype) for part in tensors))
 
 
 def _recurrent(kind: str) -> Any:
@@ -175,20 +168,28 @@ def _recurrent(kind: str) -> Any:
                 "packed sequences put the records of a batch into one tensor, and a record's own "
                 "gradient is what is clipped. Pass padded sequences and mask them in the model."
             )
-        weights = recording.weights(*parameters)
+        weights = recording.as_weights(*parameters)
         if weights is None:
             return NotImplemented
         directions = 2 if bidirectional else 1
-        each = len(weights) // (num_layers * directions)
-        if each != (4 if has_biases else 2):
+        count = len(weights) // (num_layers * directions)
+        if count != (4 if has_biases else 2):
             raise Unsupported(
                 "an LSTM with proj_size has no rule for its third weight. Use a plain LSTM followed by "
                 "a Linear."
             )
-        runs = [[*weights[i : i + each], None, None][:4] for i in range(0, len(weights), each)]
+        runs = [[*weights[i : i + count], None, None][:4] for i in range(0, len(weights), count)]
         layers = [runs[i : i + directions] for i in range(0, len(runs), directions)]
         given: Sequence[Tensor] = states if kind == "lstm" else (states,)
-        work = partial(_unlowered, kind, layers, dropout if train else 0.0, batch_first)
+
+        def work(*tensors: Tensor) -> tuple[Tensor, ...]:
+            # recurrences run in the weights' own precision, whatever autocast says
+            dtype = parameters[0].dtype
+            own = [part.to(dtype) for part in tensors]
+            with torch.autocast(x.device.type, enabled=False):
+                rate = dropout if train else 0.0
+                return _run_layers(recording, kind, layers, rate, batch_first, own[0], *own[1:])
+
         return recording.run_batched(work, x, *given)
 
     rule.__doc__ = f"The rule for `torch.nn.{kind.upper()}`."

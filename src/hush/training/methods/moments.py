@@ -18,8 +18,9 @@ from hush.core.plan import Plan
 from hush.core.randomness import set_apart, source_for
 from hush.core.ranges import check_kind, number
 from hush.core.value import Value
+from hush.gradients.precision import vector_norms
 from hush.gradients.tape import GradientTape
-from hush.gradients.terms import Dense, Term, vector_norms
+from hush.gradients.terms import Dense, Term
 from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch

@@ -33,7 +33,7 @@ class NoisyQuantile(Value):
 
     **Guarantee.** One record adds 1 to one count of each block, whatever its norm is, so the noisy
     counts cost as much as `plan(blocks)` says, and the quantiles are functions of them:
-    docs/guarantees/frame.md. The bins and the quantile must not depend on the data.
+    docs/guarantees/public-basis.md. The bins and the quantile must not depend on the data.
 
     >>> quantile = NoisyQuantile(multiplier=20.0)
     >>> print(quantile.guarantee(blocks=1, delta=1e-5))

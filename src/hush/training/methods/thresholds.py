@@ -10,9 +10,9 @@ from hush.clipping.norms import NORM
 from hush.core.errors import DataError
 from hush.core.ranges import Range
 from hush.gradients.checks.models import per_record
+from hush.gradients.precision import vector_norms
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import Loss, record
-from hush.gradients.terms import vector_norms
 from hush.gradients.tree import tree_map
 from hush.training.data import Data, count, take
 
