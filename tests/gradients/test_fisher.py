@@ -1,4 +1,4 @@
-"""Certified spectral norms against Jacobians written out one record at a time."""
+"""Certified spectral norms against materialised Jacobians, and the table of Fisher information."""
 
 import math
 
@@ -8,12 +8,19 @@ import torch
 from torch import nn
 
 import hush
-from hush.core.errors import InvalidValue, Unproved
-from hush.core.parts import Clipping
-from hush.gradients.fisher import gap, power_iteration, softmax_regression, spectrum
+from hush.core.errors import InvalidValue, Unproved, Unsupported
+from hush.core.parts import Clipping, Noise
+from hush.gradients.fisher import (
+    ERROR,
+    Information,
+    gap,
+    power_iteration,
+    softmax_regression,
+    spectrum,
+)
 
 
-def written_out(
+def materialised(
     model: nn.Module, x: torch.Tensor, y: torch.Tensor, clipping: Clipping, eta2: torch.Tensor
 ) -> float:
     """The largest squared singular value of diag(eta) J, from central differences."""
@@ -44,7 +51,7 @@ def test_the_certificate_holds_the_truth(clipping: Clipping) -> None:
     found = spectrum(
         model, nn.CrossEntropyLoss(), x, y, clipping, eta2, generator=torch.Generator().manual_seed(1)
     )
-    truth = torch.tensor([written_out(model, a, b, clipping, eta2) for a, b in zip(x, y, strict=True)])
+    truth = torch.tensor([materialised(model, a, b, clipping, eta2) for a, b in zip(x, y, strict=True)])
     assert (found.lower <= truth * (1 + 1e-5)).all()
     assert (truth <= found.upper * (1 + 1e-5)).all()
     assert (found.upper < 1.3 * found.lower + 1e-12).all()
@@ -61,7 +68,7 @@ def test_the_closed_form_of_a_linear_layer() -> None:
     model = nn.Linear(7, 4, bias=False).double()
     model.load_state_dict({"weight": weights})
     normal = softmax_regression(weights, x, y, 0.1, eta2)
-    truth = [written_out(model, a, b, hush.Linf(norm=0.1), eta2) for a, b in zip(x, y, strict=True)]
+    truth = [materialised(model, a, b, hush.Linf(norm=0.1), eta2) for a, b in zip(x, y, strict=True)]
     matrices = torch.stack([normal(row.expand(9, 7)) for row in torch.eye(7, dtype=torch.float64)], 2)
     assert torch.allclose(matrices, matrices.transpose(1, 2))
     assert torch.linalg.eigvalsh(matrices)[:, -1].tolist() == pytest.approx(truth, rel=1e-4)
@@ -124,7 +131,53 @@ def test_each_record_may_have_information_of_its_own() -> None:
     rows = torch.rand(4, sum(p.numel() for p in model.parameters()), dtype=torch.float64)
     clipping = hush.Linf(norm=0.05)
     found = spectrum(model, nn.CrossEntropyLoss(), x, y, clipping, rows, iterations=100)
-    truth = [written_out(model, a, b, clipping, row) for a, b, row in zip(x, y, rows, strict=True)]
+    truth = [materialised(model, a, b, clipping, row) for a, b, row in zip(x, y, rows, strict=True)]
     assert found.lower.tolist() == pytest.approx(truth, rel=1e-4)
     one = spectrum(model, nn.CrossEntropyLoss(), x, y, clipping, rows[0], iterations=100)
     assert found.lower[1:].tolist() != pytest.approx(one.lower[1:].tolist(), rel=1e-3)
+
+
+def plan_of(noise: Noise) -> hush.Plan:
+    return hush.Plan(sampling=hush.Poisson(rate=0.1), clipping=hush.Linf(norm=0.5), noise=noise)
+
+
+@pytest.mark.parametrize("scale", [0.3, 7.0])
+@pytest.mark.parametrize("width", [0.05, 0.5, 1.5, 30.0])
+@pytest.mark.parametrize("law", [hush.Rectified, hush.Truncated])
+def test_never_below_the_exact_one_and_close(
+    law: "type[hush.Rectified | hush.Truncated]", width: float, scale: float
+) -> None:
+    plan = plan_of(law(scale=scale, bound=width * scale))
+    locations = scale * np.concatenate(
+        [np.random.default_rng(0).uniform(-4 - width, 4 + width, 4000), [0.0, width, -width, 39 + width]]
+    )
+    exact = hush.fisher(plan, locations) * scale**2
+    table = Information(plan, "cpu")
+    found = table.at(torch.as_tensor(locations)).numpy() * scale**2
+    assert (found >= exact * (1 - 1e-12)).all()
+    assert (found <= exact + 2 * ERROR).all()
+    single = table.at(torch.as_tensor(locations, dtype=torch.float32).view(2, -1))
+    assert single.dtype == torch.float32
+    assert single.double().view(-1).numpy() * scale**2 == pytest.approx(exact, abs=1e-5)
+    # a table of another support is not this close
+    other = plan_of(law(scale=scale, bound=width * scale * 1.01))
+    assert np.abs(hush.fisher(other, locations) * scale**2 - exact).max() > 2 * ERROR
+
+
+def test_far_away_it_is_what_it_is_at_the_end_of_the_table() -> None:
+    plan = plan_of(hush.Truncated(scale=2.0, bound=1.0))
+    far = torch.tensor([90.0, -1e4, 1e30], dtype=torch.float64)
+    found = Information(plan, "cpu").at(far).numpy()
+    assert (found >= hush.fisher(plan, far.numpy())).all()
+    assert (found <= hush.fisher(plan, [2 * 40.4])[0] + ERROR).all()
+
+
+def test_the_normal_law_tells_the_same_everywhere() -> None:
+    plan = plan_of(hush.Gaussian(multiplier=4.0))
+    found = Information(plan, "cpu").at(torch.tensor([0.0, -3.3, 1e6], dtype=torch.float64))
+    assert found.tolist() == pytest.approx([0.25] * 3)
+
+
+def test_a_support_without_end_is_refused() -> None:
+    with pytest.raises(Unsupported, match="1e\\+04 deviations"):
+        Information(plan_of(hush.Rectified(scale=1.0, bound=1e4)), "cpu")

@@ -148,14 +148,15 @@ def softmax_regression(
     probabilities = (inputs @ weights.T).softmax(1)
     error = probabilities - nn.functional.one_hot(targets, weights.shape[0]).to(probabilities.dtype)
     unclipped = (error[:, :, None] * inputs[:, None, :]).abs() < limit
-    kept = information.view_as(weights) * unclipped
+    unclipped_information = information.view_as(weights) * unclipped
 
     def softmax_jacobian(values: Tensor) -> Tensor:
         return probabilities * (values - (probabilities * values).sum(1, keepdim=True))
 
     def normal(vectors: Tensor) -> Tensor:
         slope = softmax_jacobian(vectors @ weights.T)
-        moved = kept * (slope[:, :, None] * inputs[:, None, :] + error[:, :, None] * vectors[:, None, :])
+        derivative = slope[:, :, None] * inputs[:, None, :] + error[:, :, None] * vectors[:, None, :]
+        moved = unclipped_information * derivative
         back = softmax_jacobian((moved * inputs[:, None, :]).sum(2)) @ weights
         return back + (moved * error[:, :, None]).sum(1)
 
@@ -184,7 +185,7 @@ def _unit(vectors: Tensor) -> Tensor:
 _POINTS_PER_DEVIATION = 1024
 """Entries of the table per standard deviation."""
 _TAIL_DEVIATIONS = 40
-"""Deviations outside the support where the table ends."""
+"""Standard deviations outside the support where the table ends."""
 _MAX_HALF_WIDTH = 1000
 ERROR = 1e-6
 """Of the table, over 1/scale^2: a chord of length h is off by h^2/8 times the curvature at most."""
@@ -206,16 +207,16 @@ class Information:
                 f"{plan.noise} reaches {half:.3g} deviations to each side: a draw that never comes near "
                 f"its ends is normal. Use Gaussian, or a bound of at most {_MAX_HALF_WIDTH} scales."
             )
-        places = (
-            np.arange(int((half + _TAIL_DEVIATIONS) * _POINTS_PER_DEVIATION) + 2) / _POINTS_PER_DEVIATION
-        )
-        exact = fisher(plan, places * self.scale)
-        most = 1 / self.scale**2
-        self._table = torch.as_tensor(np.minimum(exact + ERROR * most, most), device=device)
+        points = int((half + _TAIL_DEVIATIONS) * _POINTS_PER_DEVIATION) + 2
+        exact = fisher(plan, np.arange(points) / _POINTS_PER_DEVIATION * self.scale)
+        largest = 1 / self.scale**2
+        self._table = torch.as_tensor(np.minimum(exact + ERROR * largest, largest), device=device)
 
     def at(self, location: Tensor) -> Tensor:
         """Fisher information at each location, of their shape and dtype."""
-        place = location.abs().mul(_POINTS_PER_DEVIATION / self.scale).clamp_(max=len(self._table) - 1.5)
-        below = place.long()
+        position = (
+            location.abs().mul(_POINTS_PER_DEVIATION / self.scale).clamp_(max=len(self._table) - 1.5)
+        )
+        below = position.long()
         table = self._table.to(location.dtype)
-        return torch.lerp(table[below], table[below + 1], place - below)
+        return torch.lerp(table[below], table[below + 1], position - below)

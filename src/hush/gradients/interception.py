@@ -67,11 +67,7 @@ class Recording(TorchFunctionMode):
     """Intercepts every torch call of one forward pass, and collects the per-sample gradients' terms."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        trainable: dict[str, nn.Parameter],
-        records: int,
-        device: torch.device,
+        self, model: nn.Module, trainable: dict[str, nn.Parameter], records: int, device: torch.device
     ) -> None:
         super().__init__()
         self.records = records

@@ -1,4 +1,4 @@
-"""Which models, losses and optimizers a private step can work with, and why not the others."""
+"""Models, losses and optimizers that a private step supports, and why not the others."""
 
 import copy
 from dataclasses import dataclass
@@ -14,15 +14,18 @@ from hush.gradients.recording import Loss
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise for a module that mixes records or keeps what it saw of them."""
+    """Raise for a module that mixes records or keeps state of them.
+
+    Args:
+        model: as it will be trained, in training mode.
+    """
     _check_one_process(model)
     for name, module in model.named_modules():
-        kind, layer = with_article(type(module).__name__), _layer(name)
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
             module.training or not module.track_running_stats
         ):
             raise Unsupported(
-                f"{layer} is {kind} in training mode: it mixes the records of a batch, "
+                f"{_described(name, module)} in training mode: it mixes the records of a batch, "
                 "so clipping one record's gradient does not bound its influence. Use "
                 "torch.nn.GroupNorm, or freeze it with .eval()."
             )
@@ -30,12 +33,12 @@ def check_model(model: nn.Module) -> None:
             module.track_running_stats and module.training
         ):
             raise Unsupported(
-                f"{layer} is {kind} with track_running_stats=True: its running "
+                f"{_described(name, module)} with track_running_stats=True: its running "
                 "statistics are released without noise. Pass track_running_stats=False."
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise Unsupported(
-                f"{layer} is {kind} with max_norm: it rescales the rows that a batch "
+                f"{_described(name, module)} with max_norm: it rescales the rows that a batch "
                 "uses, trained or frozen, so the weights show which rows those were. Leave max_norm out."
             )
     lazy = [name for name, value in model.named_parameters() if is_lazy(value)]
@@ -72,8 +75,11 @@ def check_model(model: nn.Module) -> None:
 
 
 def _layer(name: str) -> str:
-    """How a message calls a module by its place in the model."""
     return f"layer {name!r}" if name else "the model"
+
+
+def _described(name: str, module: nn.Module) -> str:
+    return f"{_layer(name)} is {with_article(type(module).__name__)}"
 
 
 def _check_one_process(model: nn.Module) -> None:
@@ -106,7 +112,12 @@ _DISTRIBUTED = {
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Raise for an optimizer that would move something the private gradient does not cover."""
+    """Raise for an optimizer that would update something the private gradient does not cover.
+
+    Args:
+        optimizer: built from the model's parameters.
+        model: the trained one.
+    """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise Unsupported(
             "LBFGS evaluates the loss several times a step, and only one evaluation is charged. Use "
@@ -123,22 +134,22 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
             "them, which would be one of the records without noise. Leave it out."
         )
     covered = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     # An optimizer skips what has no gradient, so frozen parameters do no harm while they have none.
-    strangers = [
+    uncovered = [
         tuple(parameter.shape)
-        for parameter in held
+        for parameter in optimized
         if id(parameter) not in covered and (parameter.requires_grad or parameter.grad is not None)
     ]
-    if strangers:
+    if uncovered:
         raise Unsupported(
-            f"the optimizer holds {len(strangers)} parameter(s) that are not trainable parameters of "
-            f"the model (shapes {strangers[:3]}): they would move without a private gradient. Build it "
+            f"the optimizer holds {len(uncovered)} parameter(s) that are not trainable parameters of "
+            f"the model (shapes {uncovered[:3]}): they would move without a private gradient. Build it "
             "from model.parameters(), and clear gradients of frozen ones with zero_grad()."
         )
-    idle = covered - {id(parameter) for parameter in held}
-    if idle:
-        names = [name for name, parameter in model.named_parameters() if id(parameter) in idle]
+    missing = covered - {id(parameter) for parameter in optimized}
+    if missing:
+        names = [name for name, parameter in model.named_parameters() if id(parameter) in missing]
         raise Unsupported(
             f"the optimizer does not hold {', '.join(names[:3])}: such parameters would use up the "
             "clipping norm and never move. Give them to it, or freeze them with requires_grad_(False)."
@@ -146,44 +157,48 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 
 
 def per_record(loss: Any) -> Loss:
-    """The loss with one value per record; a loss module that says how it reduces is undone."""
+    """The per-sample loss: a loss module's reduction over the batch is undone.
+
+    Args:
+        loss: a loss module, or a function that returns one value per record.
+    """
     if not callable(loss):
         raise Unsupported(
             f"loss={loss!r} cannot be called: it is to give one value for each record of a batch. Pass "
             "e.g. torch.nn.CrossEntropyLoss()."
         )
     reduction = getattr(loss, "reduction", "none")
-    if reduction == "none" and not isinstance(loss, _OF_CLASSES + _OF_DIFFERENCES):
+    if reduction == "none" and not isinstance(loss, _CLASS_LOSSES + _ELEMENTWISE_LOSSES):
         return loss  # type: ignore[no-any-return]
-    each = loss
+    unreduced = loss
     if reduction != "none":
-        each = copy.copy(loss)
-        each.reduction = "none"
-    return PerRecord(each, reduction)
+        unreduced = copy.copy(loss)
+        unreduced.reduction = "none"
+    return PerRecord(unreduced, reduction)
 
 
 @dataclass(frozen=True)
 class PerRecord:
-    """A loss module without reduction over the batch; within a record it reduces as it says."""
+    """A loss module without reduction over the batch; within a record it reduces as before."""
 
     loss: Any
-    within: str
-    """How the values of one record are reduced."""
+    reduction: str
+    """Within a record: none, mean or sum."""
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        if isinstance(self.loss, _OF_CLASSES) and getattr(targets, "dtype", None) == torch.uint8:
+        if isinstance(self.loss, _CLASS_LOSSES) and getattr(targets, "dtype", None) == torch.uint8:
             targets = targets.long()  # torch takes bytes as classes, but not under vmap
-        if isinstance(self.loss, _OF_DIFFERENCES):
+        if isinstance(self.loss, _ELEMENTWISE_LOSSES):
             _check_same_shape(outputs, targets)
         values: Tensor = self.loss(outputs, targets)
-        if self.within == "none":
+        if self.reduction == "none":
             return values
         flat = values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
-        return flat.mean(1) if self.within == "mean" else flat.sum(1)
+        return flat.mean(1) if self.reduction == "mean" else flat.sum(1)
 
 
-_OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
-_OF_DIFFERENCES = (
+_CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+_ELEMENTWISE_LOSSES = (
     nn.BCELoss,
     nn.BCEWithLogitsLoss,
     nn.HuberLoss,

@@ -1,8 +1,8 @@
 """Python state of modules: attributes that a forward pass changes depending on a record.
 
-The tape keeps records apart in everything that is a tensor operation. A plain attribute (a running mean
-as a Python float, the activations of the call before) goes past it: what one record leaves there enters
-the next one's gradient, or the next step, without being clipped.
+The tape isolates records in tensor operations. A plain attribute (a running mean as a Python float, the
+activations of the call before) escapes it: what one record leaves there enters the next one's gradient,
+or the next step, without being clipped.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ from hush.core.errors import Unsupported
 from hush.gradients.checks.data_dependence import ValueReadDetector
 from hush.gradients.tree import tree_leaves, tree_map
 
-_Place = tuple[int, str]
-"""A module, by its number, and the name of an attribute or buffer of it."""
+_Attribute = tuple[int, str]
+"""A module, by its number, and the name of an attribute or buffer."""
 
 _NOT_WATCHED = frozenset(nn.Module().__dict__)
-"""Parameters (the tape sees them), hooks, and whether it is training; buffers are watched one by one."""
-_SMALL = 4096
-"""Up to so many entries the contents of a tensor are compared in every step."""
+"""Parameters (which the tape covers), hooks, and the training flag; buffers are watched one by one."""
+_COMPARED_ENTRIES = 4096
+"""The largest tensor whose contents are compared in every step."""
 _OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 
 
@@ -44,29 +44,27 @@ class ModuleState:
     def __init__(self, model: nn.Module, loss: Any = None) -> None:
         self._model = model
         self._roots = {"": model, **({"loss": loss} if isinstance(loss, nn.Module) else {})}
-        self._regardless: set[_Place] = set()
-        """What forward passes change in a way that does not depend on a record."""
-        self._constant: dict[_Place, _Content] = {}
-        """The same, where the model asks for values: what it was for both records, and must stay."""
-        self._before: dict[_Place, _Content] | None = None
-        self._held: list[Tensor] = []
-        """Tensors known by their identity: held, so that no other one can get it."""
+        self._record_independent: set[_Attribute] = set()
+        """Attributes that forward passes change in a way that does not depend on a record."""
+        self._constant: dict[_Attribute, _Content] = {}
+        """The same, where the model reads values: their contents for both records, which must stay."""
+        self._before: dict[_Attribute, _Content] | None = None
+        self._references: list[Tensor] = []
+        """Tensors compared by identity: referenced, so that no other one can get it."""
 
     def begin(self) -> None:
-        """Note the attributes as they are now."""
-        reading = self._reading(_SMALL)
-        self._before = self._contents(reading)
-        self._held = reading.held
+        """Take a snapshot of the attributes."""
+        self._before, self._references = self._snapshot(_COMPARED_ENTRIES)
 
     def check(self) -> None:
         """Raise if an attribute has changed since `begin`, if that was called, before a release."""
         if self._before is None:
             return
-        now = self._contents(self._reading(_SMALL))
-        changed = [place for place in _differing(self._before, now) if place not in self._regardless]
-        if any(place in self._constant for place in changed):
-            full = self._contents(self._reading())
-            changed = [place for place in changed if full.get(place) != self._constant.get(place)]
+        now, _ = self._snapshot(_COMPARED_ENTRIES)
+        changed = [key for key in _differing(self._before, now) if key not in self._record_independent]
+        if any(key in self._constant for key in changed):
+            full, _ = self._snapshot()
+            changed = [key for key in changed if full.get(key) != self._constant.get(key)]
         if changed:
             raise Unsupported(self._reason(changed))
         self._before = None
@@ -82,58 +80,60 @@ class ModuleState:
         Raises:
             Unsupported: an attribute took a value that depends on a record. It is put back.
         """
-        restore = {place: _restorer(value) for place, value in self._values()}
-        before = self._contents(self._reading(exact=True))
+        restore = {key: _restorer(value) for key, value in self._values()}
+        before, _ = self._snapshot(by_identity=True)
         refused = True
         try:
             with ValueReadDetector() as detector:
                 result = run(inputs, targets)
-            changed = _differing(before, self._contents(self._reading(exact=True)))
+            changed = _differing(before, self._snapshot(by_identity=True)[0])
             if changed:
-                self._put_back(changed, restore)
+                self._restore(changed, restore)
                 after = []
                 for row in range(len(next(tree_leaves(inputs)))):
                     one = partial(_row, row)
                     with _same_draws(self._model):
                         run(tree_map(inputs, one), tree_map(targets, one))
-                    after.append(self._contents(self._reading()))
-                    self._put_back(changed, restore)
+                    after.append(self._snapshot()[0])
+                    self._restore(changed, restore)
                 self._compare(changed, after)
                 self._allow(changed, after[0], detector.reads_values)
             refused = False
         finally:
             if refused:
-                self._put_back(_differing(before, self._contents(self._reading(exact=True))), restore)
+                self._restore(_differing(before, self._snapshot(by_identity=True)[0]), restore)
         return result
 
-    def _compare(self, changed: "list[_Place]", after: "list[dict[_Place, _Content]]") -> None:
-        """Raise if what was changed is not the same for each of the records."""
-        own = [
-            place
-            for place in changed
-            if len({state.get(place) for state in after}) > 1 or _of_record(after[0].get(place))
+    def _compare(self, changed: "list[_Attribute]", after: "list[dict[_Attribute, _Content]]") -> None:
+        """Raise if a changed attribute depends on the record."""
+        dependent = [
+            key
+            for key in changed
+            if len({state.get(key) for state in after}) > 1 or _holds_record(after[0].get(key))
         ]
-        if own or len(after) == 1:
-            raise Unsupported(self._reason(own or changed))
+        if dependent or len(after) == 1:
+            raise Unsupported(self._reason(dependent or changed))
 
-    def _allow(self, changed: list[_Place], after: "dict[_Place, _Content]", decided: bool) -> None:
-        """Let these change, to the same contents only where values were asked for.
+    def _allow(
+        self, changed: list[_Attribute], after: "dict[_Attribute, _Content]", reads_values: bool
+    ) -> None:
+        """Let these attributes change, to the same contents only where the model reads values.
 
-        Buffers are closed by the tape itself once a value was asked for.
+        Buffers are closed by the tape itself once a value was read.
         """
         modules = {number: module for number, _, module in self._modules()}
         for number, name in changed:
-            if decided and name not in modules[number]._buffers:
+            if reads_values and name not in modules[number]._buffers:
                 self._constant[number, name] = after.get((number, name))
             else:
-                self._regardless.add((number, name))
+                self._record_independent.add((number, name))
 
     def _modules(self) -> Iterator[tuple[int, str, nn.Module]]:
         named = [pair for name, root in self._roots.items() for pair in root.named_modules(prefix=name)]
         for number, (name, module) in enumerate(named):
             yield number, name, module
 
-    def _values(self) -> Iterator[tuple[_Place, Any]]:
+    def _values(self) -> Iterator[tuple[_Attribute, Any]]:
         for number, _, module in self._modules():
             for name, value in module.__dict__.items():
                 if name not in _NOT_WATCHED:
@@ -141,26 +141,29 @@ class ModuleState:
             for name, value in module._buffers.items():
                 yield (number, name), value
 
-    def _reading(self, most: int | None = None, *, exact: bool = False) -> "_Reading":
-        return _Reading(most, exact, {id(module) for _, _, module in self._modules()})
+    def _snapshot(
+        self, max_entries: int | None = None, *, by_identity: bool = False
+    ) -> "tuple[dict[_Attribute, _Content], list[Tensor]]":
+        """Contents of all watched attributes, and the tensors that were compared by identity."""
+        reader = _Reader(max_entries, by_identity, {id(module) for _, _, module in self._modules()})
+        return {key: reader.content(value) for key, value in self._values()}, reader.references
 
-    def _contents(self, reading: "_Reading") -> "dict[_Place, _Content]":
-        return {place: reading.content(value) for place, value in self._values()}
-
-    def _put_back(self, places: Iterable[_Place], restore: dict[_Place, Callable[[], Any]]) -> None:
+    def _restore(
+        self, attributes: Iterable[_Attribute], restore: dict[_Attribute, Callable[[], Any]]
+    ) -> None:
         modules = {number: module for number, _, module in self._modules()}
-        for number, name in places:
+        for number, name in attributes:
             module = modules[number]
             if (number, name) not in restore:
                 module._buffers.pop(name, None)
                 module.__dict__.pop(name, None)
                 continue
-            held = module._buffers if name in module._buffers else module.__dict__
-            held[name] = restore[number, name]()
+            owner = module._buffers if name in module._buffers else module.__dict__
+            owner[name] = restore[number, name]()
 
-    def _reason(self, places: Iterable[_Place]) -> str:
+    def _reason(self, attributes: Iterable[_Attribute]) -> str:
         modules = {number: name for number, name, _ in self._modules()}
-        names = [f"{modules[number]}.{name}".lstrip(".") for number, name in places]
+        names = [f"{modules[number]}.{name}".lstrip(".") for number, name in attributes]
         return (
             f"the model keeps {', '.join(names[:3])} from its forward pass: what one record leaves "
             "there enters the gradients of others without being clipped, or is released without "
@@ -172,18 +175,18 @@ _Content = Any
 """Something hashable that is equal for equal contents."""
 
 
-class _Reading:
+class _Reader:
     """Reads numbers, tensors, containers and the attributes of objects; each object once.
 
-    With `most`, longer tensors and containers are known by their identity or length alone; `exact` tells
-    a tensor from another one with the same numbers.
+    Tensors and containers of more than `max_entries` are compared by identity or length alone;
+    `by_identity` tells a tensor from another one with the same numbers.
     """
 
-    def __init__(self, most: int | None, exact: bool, known: set[int]) -> None:
-        self.held: list[Tensor] = []
-        self._most = most
-        self._exact = exact
-        self._known = known
+    def __init__(self, max_entries: int | None, by_identity: bool, visited: set[int]) -> None:
+        self.references: list[Tensor] = []
+        self._max_entries = max_entries
+        self._by_identity = by_identity
+        self._visited = visited
 
     def content(self, value: Any, objects: bool = True) -> _Content:
         kind = type(value)
@@ -193,12 +196,12 @@ class _Reading:
             return self._tensor(value)
         if isinstance(value, np.ndarray):
             return kind, value.shape, value.dtype.str, _digest(np.ascontiguousarray(value).tobytes())
-        if isinstance(value, _OPAQUE) or id(value) in self._known:
+        if isinstance(value, _OPAQUE) or id(value) in self._visited:
             return (kind,)
-        self._known.add(id(value))
+        self._visited.add(id(value))
         read = partial(self.content, objects=objects)
         if isinstance(value, (list, tuple, deque, set, frozenset, dict)):
-            if self._most is not None and len(value) > self._most:
+            if self._max_entries is not None and len(value) > self._max_entries:
                 return kind, len(value)
             if isinstance(value, dict):
                 return kind, tuple((read(key), read(part)) for key, part in value.items())
@@ -214,16 +217,16 @@ class _Reading:
             return (_RECORD,)
         plain = value.detach()
         identity = (id(value), 0 if value.is_inference() else value._version)
-        if self._most is not None and value.grad_fn is not None:
+        if self._max_entries is not None and value.grad_fn is not None:
             return "derived", plain.shape  # from the parameters, as a normalised weight is in every pass
-        large = self._most is not None and plain.numel() > self._most
+        large = self._max_entries is not None and plain.numel() > self._max_entries
         if large or plain.layout != torch.strided or plain.is_meta or plain.is_quantized:
-            self.held.append(value)
+            self.references.append(value)
             return "tensor", plain.shape, *identity
         numbers = plain.to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
         content = "tensor", plain.shape, plain.dtype, _digest(numbers.tobytes())
         # a new tensor with the same numbers is computed in every pass, maybe from the parameters
-        return (*content, *identity) if self._exact else content
+        return (*content, *identity) if self._by_identity else content
 
 
 _RECORD = "record"
@@ -238,50 +241,52 @@ def _same_draws(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _of_record(content: _Content) -> bool:
+def _holds_record(content: _Content) -> bool:
     """Whether there is a tensor of one record in it, which `torch.vmap` has left behind."""
-    return isinstance(content, tuple) and (content[:1] == (_RECORD,) or any(map(_of_record, content)))
+    return isinstance(content, tuple) and (content[:1] == (_RECORD,) or any(map(_holds_record, content)))
 
 
-def _differing(before: dict[_Place, _Content], now: dict[_Place, _Content]) -> list[_Place]:
-    return [place for place in before | now if before.get(place) != now.get(place)]
+def _differing(before: dict[_Attribute, _Content], now: dict[_Attribute, _Content]) -> list[_Attribute]:
+    return [key for key in before | now if before.get(key) != now.get(key)]
 
 
 def _restorer(value: Any, objects: bool = True) -> Callable[[], Any]:
     """A function that gives the same object with the contents it has now."""
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-        return partial(_tensor_back, value, value.detach().clone())
+        return partial(_restore_tensor, value, value.detach().clone())
     if isinstance(value, dict):
-        return partial(_dict_back, value, {key: _restorer(part, objects) for key, part in value.items()})
+        return partial(
+            _restore_dict, value, {key: _restorer(part, objects) for key, part in value.items()}
+        )
     if isinstance(value, (list, deque)):
-        return partial(_list_back, value, [_restorer(part, objects) for part in value])
+        return partial(_restore_list, value, [_restorer(part, objects) for part in value])
     if objects and hasattr(value, "__dict__") and not isinstance(value, (nn.Module, *_OPAQUE)):
         parts = {key: _restorer(part, False) for key, part in vars(value).items()}
-        return partial(_object_back, value, parts)
+        return partial(_restore_object, value, parts)
     return lambda: value
 
 
-def _object_back(value: Any, parts: dict[str, Callable[[], Any]]) -> Any:
-    _dict_back(vars(value), parts)
+def _restore_object(value: Any, parts: dict[str, Callable[[], Any]]) -> Any:
+    _restore_dict(vars(value), parts)
     return value
 
 
-def _tensor_back(value: Tensor, copy: Tensor) -> Tensor:
+def _restore_tensor(value: Tensor, copy: Tensor) -> Tensor:
     with torch.no_grad():
         if not torch.equal(value, copy):
             value.copy_(copy)
     return value
 
 
-def _dict_back(value: dict[Any, Any], parts: dict[Any, Callable[[], Any]]) -> dict[Any, Any]:
+def _restore_dict(value: dict[Any, Any], parts: dict[Any, Callable[[], Any]]) -> dict[Any, Any]:
     value.clear()
-    value.update({key: back() for key, back in parts.items()})
+    value.update({key: restored() for key, restored in parts.items()})
     return value
 
 
-def _list_back(value: Any, parts: list[Callable[[], Any]]) -> Any:
+def _restore_list(value: Any, parts: list[Callable[[], Any]]) -> Any:
     value.clear()
-    value.extend(back() for back in parts)
+    value.extend(restored() for restored in parts)
     return value
 
 

@@ -1,0 +1,54 @@
+"""Norms and sums over records, against double precision."""
+
+import pytest
+import torch
+
+from hush.gradients.precision import SUM_BLOCK, blocked_product, vector_norms
+
+
+@pytest.mark.parametrize("width", [8, 2000])
+@pytest.mark.parametrize("size", [1e18, 9e18, 1e19, 1e25, 1e35])
+def test_norms_beyond_the_root_of_the_largest_number_are_finite(size: float, width: int) -> None:
+    rows = torch.full((2, width), size)
+    rows[1] = 1.0
+    norms = vector_norms(rows, 2.0)
+    assert norms.tolist() == pytest.approx([size * width**0.5, width**0.5], rel=1e-6)
+    assert vector_norms(torch.full((1, width), torch.inf), 2.0).isinf()
+
+
+@pytest.mark.parametrize("records", [1, SUM_BLOCK - 1, SUM_BLOCK, 3 * SUM_BLOCK, 3 * SUM_BLOCK + 5])
+def test_rounding_of_a_sum_is_that_of_one_block(records: int) -> None:
+    """The bound of docs/guarantees/tape.md, for sums with one record and without it."""
+    torch.manual_seed(0)
+    rows = torch.nn.functional.normalize(torch.rand(records, 50), dim=1)
+    weights = torch.ones(records, 1)
+    exact = rows.double().sum(0)
+    found = blocked_product(weights, rows)[0]
+    block = min(records, SUM_BLOCK)
+    assert found.dtype == torch.float64
+    blocks = -(-records // SUM_BLOCK)
+    assert float((found - exact).norm()) <= blocks * 2.0**-24 * (block**2 / 2 + block)
+    # the blocks without the record that is left out are the same numbers
+    without = weights.clone()
+    without[0] = 0.0
+    moved = found - blocked_product(without, rows)[0]
+    assert float((moved - rows[0].double()).norm()) <= 2.0**-24 * (block**2 + 2 * block)
+
+
+@pytest.mark.parametrize("records", [0, 1, SUM_BLOCK, 2 * SUM_BLOCK + 3])
+@pytest.mark.parametrize(("high", "wide"), [(1, 1), (1, 50), (7, 5), (20, 3), (3, 20)])
+def test_a_sum_has_every_tile_once_and_adds_blocks_in_double_precision(
+    records: int, high: int, wide: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hush.gradients.precision._TILE", 16)
+    torch.manual_seed(0)
+    # small whole numbers: exact in single precision, in any order
+    left, right = (torch.randint(-3, 4, (records, size)).float() for size in (high, wide))
+    if records > SUM_BLOCK:
+        # beside these the others' sum is lost in single precision, and in double precision is not
+        left[0], right[0] = 2.0**15, 2.0**15
+        left[1:SUM_BLOCK] = 0.0
+    exact = (left.double()[:, :, None] * right.double()[:, None]).sum(0)
+    found = blocked_product(left, right)
+    assert found.dtype == torch.float64
+    assert torch.equal(found, exact)
