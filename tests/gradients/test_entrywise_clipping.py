@@ -30,14 +30,14 @@ CLIPPINGS: list[Clipping] = [
 
 
 def held(row: Tensor, clipping: Clipping) -> Tensor:
-    """What one record may add: each block by the definition of its ball."""
+    """What one record may add: each block by the definition of its sensitivity set."""
     parts, start = [], 0
-    for ball in clipping.sensitivity(len(row)):
-        part = row[start : start + (ball.dimension or 0)]
+    for block in clipping.sensitivity(len(row)):
+        part = row[start : start + (block.dimension or 0)]
         start += len(part)
-        if ball.p == 2:
-            part = part * min(1.0, ball.norm / max(float(part.norm()), 1e-300))
-        limit = ball.norm if ball.p == math.inf else ball.cap if ball.cap is not None else math.inf
+        if block.p == 2:
+            part = part * min(1.0, block.norm / max(float(part.norm()), 1e-300))
+        limit = block.norm if block.p == math.inf else block.cap if block.cap is not None else math.inf
         parts.append(part.clamp(-limit, limit))
     assert start == len(row)
     return torch.cat(parts)
@@ -78,11 +78,11 @@ def test_sums_equal_one_record_at_a_time(
     # Thinned: each number of each record is there or not, before the sum.
     seen: list[Tensor] = []
 
-    def thin(values: Tensor) -> Tensor:
+    def mask(values: Tensor) -> Tensor:
         seen.append(values)
         return values.masked_fill_(torch.zeros_like(values, dtype=torch.bool), 0.0)
 
-    unchanged = clipping.clip(tape, thin)
+    unchanged = clipping.clip(tape, mask)
     torch.testing.assert_close(flat(unchanged.total, 0), expected, rtol=tolerance, atol=tolerance)
     assert sum(values.numel() for values in seen) == RECORDS * WIDTH
     gone = clipping.clip(tape, lambda values: values.zero_())
@@ -118,8 +118,8 @@ def test_factors_are_held_as_what_they_stand_for(tied: bool, linf: float) -> Non
     tape = record(model, loss, TOKENS, WANTED)
     for clipping in (hush.Linf(norm=linf), hush.L2Linf(l2=0.3, linf=linf)):
         expected = torch.stack([held(row, clipping) for row in rows]).double().sum(0)
-        for thin in (None, lambda values: values):
-            found = clipping.clip(tape, thin)
+        for mask in (None, lambda values: values):
+            found = clipping.clip(tape, mask)
             torch.testing.assert_close(flat(found.total, 0), expected, rtol=1e-10, atol=1e-12)
         assert flat(clipping.clip(tape, lambda values: values.zero_()).total, 0).abs().max() == 0
 
@@ -130,8 +130,8 @@ def test_a_number_is_thinned_as_a_whole_however_often_it_was_used() -> None:
     source, sampling = torch.Generator().manual_seed(0), hush.Coordinate(rate=0.5)
     tape = record(model, loss, TOKENS[:1], WANTED[:1])
     full = flat(hush.L2(norm=1e6).clip(tape).total, 0)
-    thinned = hush.L2(norm=1e6).clip(tape, lambda values: sampling.mask_coordinates(values, source))
-    drawn = flat(thinned.total, 0)
+    masked = hush.L2(norm=1e6).clip(tape, lambda values: sampling.mask_coordinates(values, source))
+    drawn = flat(masked.total, 0)
     there = (drawn - full).abs() < 1e-12
     assert (there | (drawn == 0)).all()
     assert 0.3 < there[full != 0].double().mean() < 0.7
@@ -178,11 +178,11 @@ def test_one_record_lands_in_the_set(entries: list[float], l2: float, linf: floa
     ]
     for clipping in many:
         landed, start = flat(clipping.clip(rows_tape(row)).total, 0).double(), 0
-        for ball in clipping.sensitivity(4):
-            part = landed[start : start + (ball.dimension or 0)]
+        for block in clipping.sensitivity(4):
+            part = landed[start : start + (block.dimension or 0)]
             start += len(part)
-            assert part.norm(ball.p) <= ball.norm * (1 + 1e-6)
-            assert part.abs().max() <= ball.max_entry * (1 + 1e-6)
+            assert part.norm(block.p) <= block.norm * (1 + 1e-6)
+            assert part.abs().max() <= block.max_entry * (1 + 1e-6)
 
 
 def test_records_that_are_not_finite_are_left_out_and_counted() -> None:

@@ -26,7 +26,7 @@ def table(records: int, positions: int, rows: int, columns: int) -> RowFactors:
     )
 
 
-def written(term: Term) -> Tensor:
+def materialised(term: Term) -> Tensor:
     """The oracle: one position after the other."""
     total = torch.zeros(term.records, *term.shape, dtype=torch.float64)
     for part in (term.rows, term.outer) if isinstance(term, TiedFactors) else (term,):
@@ -50,10 +50,10 @@ def written(term: Term) -> Tensor:
         lambda: TiedFactors(table(5, 9, 4, 6), outer(5, 3, 4, 6)),
     ],
 )
-def test_every_form_answers_as_if_written_out(make: object) -> None:
+def test_every_form_answers_as_if_materialised(make: object) -> None:
     torch.manual_seed(0)
     term: Term = make()  # type: ignore[operator]
-    gradients = written(term)
+    gradients = materialised(term)
     weights = torch.rand(5).double()
     torch.testing.assert_close(term.dense(), gradients)
     torch.testing.assert_close(term.weighted_sum(weights), torch.einsum("b,bij->ij", weights, gradients))
@@ -124,6 +124,6 @@ def test_a_table_adds_every_record_however_many_at_once(
     monkeypatch.setitem(_ROW_CHUNK, "cpu", added)
     torch.manual_seed(0)
     term, weights = table(7, 4, 3, 5), torch.rand(7)
-    exact = torch.tensordot(weights.double(), written(term), dims=1)
+    exact = torch.tensordot(weights.double(), materialised(term), dims=1)
     torch.testing.assert_close(term.sum_over_positions(weights), exact)
     assert term.take(slice(0, 0)).sum_over_positions(weights[:0]).eq(0).all()

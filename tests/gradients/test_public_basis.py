@@ -1,4 +1,4 @@
-"""Coefficients against a frame written out as one matrix, one record at a time, in double precision."""
+"""Coefficients against a basis materialised as one matrix, one record at a time, in double precision."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def problem(dtype: torch.dtype) -> tuple[nn.Module, Tensor, Tensor]:
     return model, torch.randn(7, 5, dtype=dtype), torch.randint(0, 3, (7,))
 
 
-def frame_for(model: nn.Module, columns: Sequence[tuple[int, ...]] = COLUMNS) -> PublicBasis:
+def basis_for(model: nn.Module, columns: Sequence[tuple[int, ...]] = COLUMNS) -> PublicBasis:
     names = [name for name, _ in model.named_parameters()]
     groups = []
     for own, split in zip((names[:1], names[1:]), columns, strict=True):
@@ -35,11 +35,11 @@ def frame_for(model: nn.Module, columns: Sequence[tuple[int, ...]] = COLUMNS) ->
     return PublicBasis(tuple(groups))
 
 
-def written_out(frame: PublicBasis) -> dict[str, Tensor]:
+def materialised(basis: PublicBasis) -> dict[str, Tensor]:
     """Each subspace's directions as columns over all parameters, in double precision."""
     blocks = {}
-    for j in range(len(frame.groups[0].columns)):
-        parts = [group.basis.double().split(group.columns, 1)[j] for group in frame.groups]
+    for j in range(len(basis.groups[0].columns)):
+        parts = [group.basis.double().split(group.columns, 1)[j] for group in basis.groups]
         blocks[f"subspace {j}"] = torch.block_diag(*parts)
     return blocks
 
@@ -48,20 +48,20 @@ def written_out(frame: PublicBasis) -> dict[str, Tensor]:
 @pytest.mark.parametrize("entries", [1, 200, None])
 def test_blocks_are_projections_of_each_record_alone(dtype: torch.dtype, entries: int | None) -> None:
     model, x, y = problem(dtype)
-    frame = frame_for(model)
+    basis = basis_for(model)
     gradients = one_at_a_time(model, LOSS, x, y, len(x)).double()
-    directions = written_out(frame)
+    directions = materialised(basis)
     whole = torch.cat(list(directions.values()), 1)
     expected = {name: gradients @ each for name, each in directions.items()}
     expected[RESIDUAL] = gradients - gradients @ whole @ whole.T
-    tape = ProjectedTape(record(model, LOSS, x, y), frame)
+    tape = ProjectedTape(record(model, LOSS, x, y), basis)
     assert tape.records == len(x)
-    assert frame.sizes == {"subspace 0": 2, "subspace 1": 7, RESIDUAL: gradients.shape[1]}
+    assert basis.sizes == {"subspace 0": 2, "subspace 1": 7, RESIDUAL: gradients.shape[1]}
     seen = torch.zeros(len(x))
     tolerance = 1e-6 if dtype == torch.float32 else 1e-14
     for rows, blocks in tape.chunks(entries):
         seen[rows] += 1
-        assert list(blocks) == list(frame.sizes)
+        assert list(blocks) == list(basis.sizes)
         for name, block in blocks.items():
             torch.testing.assert_close(block.double(), expected[name][rows], atol=tolerance, rtol=1e-5)
     assert seen.tolist() == [1] * len(x)
@@ -79,12 +79,12 @@ def test_records_that_part_ways_are_all_there() -> None:
 
     torch.manual_seed(0)
     model, x, y = Deciding(), torch.randn(6, 3), torch.randint(0, 2, (6,))
-    frame = frame_for(model)
+    basis = basis_for(model)
     gradients = one_at_a_time(model, LOSS, x, y, len(x))
     found = torch.full_like(gradients, torch.nan)
-    for rows, blocks in ProjectedTape(record(model, LOSS, x, y), frame).chunks(1):
+    for rows, blocks in ProjectedTape(record(model, LOSS, x, y), basis).chunks(1):
         for at, *parts in zip(torch.arange(6)[rows], *blocks.values(), strict=True):
-            found[at] = frame.to_parameters(torch.cat(parts))
+            found[at] = basis.to_parameters(torch.cat(parts))
     torch.testing.assert_close(found, gradients)
 
 
@@ -93,49 +93,49 @@ def test_restoring_undoes_the_frame_and_drops_noise_within_the_subspaces(
     dtype: torch.dtype,
 ) -> None:
     model, x, y = problem(dtype)
-    frame = frame_for(model)
-    whole = torch.cat(list(written_out(frame).values()), 1)
-    noisy = torch.randn(sum(frame.sizes.values()), dtype=dtype)
-    *parts, residual = noisy.double().split(list(frame.sizes.values()))
+    basis = basis_for(model)
+    whole = torch.cat(list(materialised(basis).values()), 1)
+    noisy = torch.randn(sum(basis.sizes.values()), dtype=dtype)
+    *parts, residual = noisy.double().split(list(basis.sizes.values()))
     outside = torch.eye(len(whole), dtype=torch.float64) - whole @ whole.T
     expected = whole @ torch.cat(parts) + outside @ residual
-    restored = frame.to_parameters(noisy)
+    restored = basis.to_parameters(noisy)
     assert restored.dtype == dtype
     torch.testing.assert_close(restored.double(), expected, atol=1e-5, rtol=1e-5)
     gradients = one_at_a_time(model, LOSS, x, y, len(x)).sum(0)
     total = sum(
         torch.cat([block.sum(0) for block in blocks.values()])
-        for _, blocks in ProjectedTape(record(model, LOSS, x, y), frame).chunks()
+        for _, blocks in ProjectedTape(record(model, LOSS, x, y), basis).chunks()
     )
-    torch.testing.assert_close(frame.to_parameters(torch.as_tensor(total)), gradients)
+    torch.testing.assert_close(basis.to_parameters(torch.as_tensor(total)), gradients)
 
 
 def test_the_noise_of_the_residual_has_only_the_dimensions_that_are_left() -> None:
     model, _, _ = problem(torch.float64)
-    frame = frame_for(model)
-    noise = torch.zeros(5_000, sum(frame.sizes.values()), dtype=torch.float64)
-    noise[:, -frame.dimension :] = torch.randn(5_000, frame.dimension, dtype=torch.float64)
-    power = torch.stack([frame.to_parameters(each) for each in noise]).square().sum(1).mean()
-    left = frame.dimension - sum(map(sum, COLUMNS))
+    basis = basis_for(model)
+    noise = torch.zeros(5_000, sum(basis.sizes.values()), dtype=torch.float64)
+    noise[:, -basis.dimension :] = torch.randn(5_000, basis.dimension, dtype=torch.float64)
+    power = torch.stack([basis.to_parameters(each) for each in noise]).square().sum(1).mean()
+    left = basis.dimension - sum(map(sum, COLUMNS))
     assert float(power) == pytest.approx(left, rel=5 * math.sqrt(2 / left / 5_000))
-    assert abs(left - frame.dimension) > 1  # or nothing would be shown
+    assert abs(left - basis.dimension) > 1  # or nothing would be shown
 
 
 def test_a_crooked_basis_still_says_what_it_releases() -> None:
     # Privacy rests on the blocks as they are handed out, not on the basis being orthonormal.
     model, x, y = problem(torch.float64)
-    straight = frame_for(model)
+    straight = basis_for(model)
     crooked = PublicBasis(tuple(Group(g.names, 3 * g.basis + 0.1, g.columns) for g in straight.groups))
     gradients = one_at_a_time(model, LOSS, x, y, len(x))
     for _, blocks in ProjectedTape(record(model, LOSS, x, y), crooked).chunks():
-        for name, directions in written_out(crooked).items():
+        for name, directions in materialised(crooked).items():
             torch.testing.assert_close(blocks[name], gradients @ directions)
 
 
 def test_one_record_that_is_not_finite_spoils_only_itself() -> None:
     model, x, y = problem(torch.float32)
     x[3] = torch.inf
-    for _, blocks in ProjectedTape(record(model, LOSS, x, y), frame_for(model)).chunks():
+    for _, blocks in ProjectedTape(record(model, LOSS, x, y), basis_for(model)).chunks():
         for block in blocks.values():
             finite = block.isfinite().all(1)
             assert finite.tolist() == [k != 3 for k in range(7)]
@@ -143,12 +143,12 @@ def test_one_record_that_is_not_finite_spoils_only_itself() -> None:
 
 def test_chunks_keep_within_the_entries_asked_for() -> None:
     model, x, y = problem(torch.float32)
-    frame = frame_for(model)
-    each = 2 * frame.dimension + 9
+    basis = basis_for(model)
+    each = 2 * basis.dimension + 9
     for most in (1, 2, 5):
         sizes = [
             len(blocks[RESIDUAL])
-            for _, blocks in ProjectedTape(record(model, LOSS, x, y), frame).chunks(most * each)
+            for _, blocks in ProjectedTape(record(model, LOSS, x, y), basis).chunks(most * each)
         ]
         assert max(sizes) == most
         assert sum(sizes) == len(x)
@@ -156,12 +156,12 @@ def test_chunks_keep_within_the_entries_asked_for() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     model, x, y = problem(torch.float32)
-    frame = frame_for(model)
+    basis = basis_for(model)
     tape = record(nn.Sequential(nn.Linear(5, 3)), LOSS, x, y)
-    with pytest.raises(InvalidValue, match=r"the frame is for"):
-        next(ProjectedTape(tape, frame).chunks())
+    with pytest.raises(InvalidValue, match=r"the basis is for"):
+        next(ProjectedTape(tape, basis).chunks())
     with pytest.raises(InvalidValue, match="numbers of the blocks"):
-        frame.to_parameters(torch.zeros(3))
+        basis.to_parameters(torch.zeros(3))
     with pytest.raises(InvalidValue, match="columns"):
         Group(("a",), torch.zeros(4, 2), (1, 2))
     with pytest.raises(InvalidValue, match="same number"):

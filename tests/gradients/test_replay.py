@@ -47,17 +47,17 @@ def test_blocks_are_not_replayed() -> None:
 
 @needs_cuda
 def test_replayed_coordinates_are_drawn_anew() -> None:
-    """A record's gradient, thinned at 1/4, again and again: the share kept, and no two masks alike."""
+    """A record's gradient, masked at 1/4, again and again: the share kept, and no two masks alike."""
     torch.manual_seed(0)
     model, sampling = nn.Linear(100, 50, bias=False).cuda(), hush.Coordinate(rate=0.25)
     generator = torch.Generator("cuda").manual_seed(0)
     inputs, targets = torch.randn(1, 100).cuda(), torch.zeros(1).long().cuda()
 
-    def thin(values: torch.Tensor) -> torch.Tensor:
+    def mask(values: torch.Tensor) -> torch.Tensor:
         return sampling.mask_coordinates(values, generator)
 
     replay = Replay(model, LOSS, hush.L2(norm=1.0))
-    masks = [replay(inputs, targets, thin, generator).total["weight"] != 0 for _ in range(50)]
+    masks = [replay(inputs, targets, mask, generator).total["weight"] != 0 for _ in range(50)]
     kept = torch.stack([mask.flatten() for mask in masks]).double()
     # 250,000 independent coordinates: five deviations of the share are .0043
     assert abs(kept.mean().item() - 0.25) < 0.0044
@@ -66,9 +66,9 @@ def test_replayed_coordinates_are_drawn_anew() -> None:
     assert (both - 1 / 16).abs().max() < 6 * (1 / 16 * 15 / 16 / 5000) ** 0.5
 
     state = generator.get_state()
-    once = replay(inputs, targets, thin, generator).total["weight"].clone()
+    once = replay(inputs, targets, mask, generator).total["weight"].clone()
     generator.set_state(state)
-    assert torch.equal(once, replay(inputs, targets, thin, generator).total["weight"])
+    assert torch.equal(once, replay(inputs, targets, mask, generator).total["weight"])
     generator.set_state(state)
     fresh = Replay(model, LOSS, hush.L2(norm=1.0))
-    assert torch.equal(once, fresh(inputs, targets, thin, generator).total["weight"])
+    assert torch.equal(once, fresh(inputs, targets, mask, generator).total["weight"])

@@ -87,8 +87,8 @@ def test_what_may_overflow_on_the_way_is_left_out(clipping: Clipping) -> None:
     z = torch.randn(1, 2, 64)
     inputs, targets = torch.cat([z, -0.99 * z], 1) * 1e19, torch.full((1, 4, 64), 2e19)
     tape = record(model, lambda out, to: (out * to).flatten(1).sum(1), inputs, targets)
-    for thin in (None, lambda values: values):
-        found = clipping.clip(tape, thin)
+    for mask in (None, lambda values: values):
+        found = clipping.clip(tape, mask)
         assert int(found.skipped) == 1
         assert float(found.total["weight"].norm()) == 0
 

@@ -63,7 +63,8 @@ def clip_sum(
     and then masked.
 
     **Guarantee.** What one record adds lies in the set, up to rounding in single precision; a record
-    whose gradient is not finite adds nothing. One scaled by w adds w min(max(g, -top / w), top / w).
+    whose gradient is not finite adds nothing. One scaled by w adds w clamp(g, -m / w, m / w), m the
+    largest entry of the set.
     """
     norms = tape.norms(2.0)
     euclidean = sensitivity.p == 2

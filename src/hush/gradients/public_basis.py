@@ -51,7 +51,7 @@ class PublicBasis:
 
     def __post_init__(self) -> None:
         if len({len(group.columns) for group in self.groups}) != 1:
-            raise InvalidValue("a frame is of groups with the same number of subspaces each.")
+            raise InvalidValue("a public basis is of groups with the same number of subspaces each.")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,11 +81,12 @@ class PublicBasis:
         """
         parts: list[list[Tensor]] = [[] for _ in self.groups[0].columns]
         with full_precision(self.device):
-            for group, own in self._by_group(gradients):
-                coefficients = own @ group.basis
-                own.addmm_(coefficients, group.basis.T, alpha=-1)
-                for subspace, part in zip(parts, coefficients.split(group.columns, 1), strict=True):
-                    subspace.append(part)
+            for group, part in self._by_group(gradients):
+                coefficients = part @ group.basis
+                part.addmm_(coefficients, group.basis.T, alpha=-1)
+                columns = coefficients.split(group.columns, 1)
+                for subspace, own in zip(parts, columns, strict=True):
+                    subspace.append(own)
             subspaces = {f"subspace {j}": torch.cat(part, 1) for j, part in enumerate(parts)}
         return {**subspaces, RESIDUAL: gradients}
 
@@ -112,9 +113,9 @@ class PublicBasis:
         ]
         gradient: Tensor = residual.clone()
         with full_precision(self.device):
-            for k, (group, own) in enumerate(self._by_group(gradient)):
-                own_coefficients = torch.cat([own.new_zeros(0), *(part[k] for part in split)])
-                own.addmv_(group.basis, own_coefficients - group.basis.T @ own)
+            for k, (group, part) in enumerate(self._by_group(gradient)):
+                noisy = torch.cat([part.new_zeros(0), *(subspace[k] for subspace in split)])
+                part.addmv_(group.basis, noisy - group.basis.T @ part)
         return gradient.to(coefficients.dtype)
 
     def _by_group(self, values: Tensor) -> Iterator[tuple[Group, Tensor]]:
@@ -175,8 +176,8 @@ class ProjectedTape:
         for rows, gradients in self.tape.chunks(records * basis.dimension):
             if tuple(gradients) != basis.names:
                 raise InvalidValue(
-                    f"the tape has the parameters {', '.join(gradients)} and the frame is for "
-                    f"{', '.join(basis.names)}. Make the frame for the parameters that are trained."
+                    f"the tape has the parameters {', '.join(gradients)} and the basis is for "
+                    f"{', '.join(basis.names)}. Make the basis for the parameters that are trained."
                 )
             yield rows, basis.blocks(flat_rows(gradients).to(basis.groups[0].basis.dtype))
 

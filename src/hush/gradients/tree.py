@@ -1,4 +1,4 @@
-"""Tensors in tuples, lists and dictionaries, as models take them."""
+"""Trees of tensors: tuples, lists and dictionaries, as models take them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def tree_leaves(value: Any) -> Iterator[Tensor]:
-    """The tensors in it."""
+    """The tensors of a tree."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -18,14 +18,14 @@ def tree_leaves(value: Any) -> Iterator[Tensor]:
             yield from tree_leaves(part)
 
 
-def tree_map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same with every tensor in it changed."""
+def tree_map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The tree with a function applied to every tensor; other values stay as they are."""
     if isinstance(value, Tensor):
-        return change(value)
+        return function(value)
     if type(value) in (list, tuple):
-        return type(value)(tree_map(part, change) for part in value)
+        return type(value)(tree_map(part, function) for part in value)
     if isinstance(value, dict):
-        return {key: tree_map(part, change) for key, part in value.items()}
+        return {key: tree_map(part, function) for key, part in value.items()}
     return value
 
 

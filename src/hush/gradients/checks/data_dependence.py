@@ -92,9 +92,10 @@ def run_by_branch(
             if values is None:  # the only record of its batch
                 results.append((SubBatch(rows, part.places), result))
                 continue
-            own = torch.isin(part.rows, rows)
-            if bool(own.any()):
-                results.append((SubBatch(part.rows[own], part.places[own]), result))
+            in_branch = torch.isin(part.rows, rows)
+            if bool(in_branch.any()):
+                sub_batch = SubBatch(part.rows[in_branch], part.places[in_branch])
+                results.append((sub_batch, result))
     return results
 
 

@@ -46,12 +46,13 @@ def _check_batching_rule(func: Any, args: tuple[Any, ...]) -> None:
     """Raise for an `autograd.Function` or a custom operator that says how `torch.vmap` runs it."""
     if func is custom_function_call:
         kind = args[0]
-        own, name = kind.vmap is not torch.autograd.Function.vmap, kind.__name__
+        has_rule, name = kind.vmap is not torch.autograd.Function.vmap, kind.__name__
     elif isinstance(func, OpOverload) and func.namespace not in ("aten", "prims", "prim"):
-        own, name = _dispatch_has_kernel_for_dispatch_key(func.name(), "FuncTorchBatched"), func.name()
+        has_rule = _dispatch_has_kernel_for_dispatch_key(func.name(), "FuncTorchBatched")
+        name = func.name()
     else:
         return
-    if own:
+    if has_rule:
         raise Unsupported(
             f"{name} has a batching rule of its own (vmap): it is given all records of a batch at "
             "once, and nothing shows that it keeps them apart, so clipping one record's gradient may "

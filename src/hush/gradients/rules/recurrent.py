@@ -184,11 +184,10 @@ def _recurrent(kind: str) -> Any:
 
         def work(*tensors: Tensor) -> tuple[Tensor, ...]:
             # recurrences run in the weights' own precision, whatever autocast says
-            dtype = parameters[0].dtype
-            own = [part.to(dtype) for part in tensors]
+            first, *others = (part.to(parameters[0].dtype) for part in tensors)
             with torch.autocast(x.device.type, enabled=False):
                 rate = dropout if train else 0.0
-                return _run_layers(recording, kind, layers, rate, batch_first, own[0], *own[1:])
+                return _run_layers(recording, kind, layers, rate, batch_first, first, *others)
 
         return recording.run_batched(work, x, *given)
 
