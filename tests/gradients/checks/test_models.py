@@ -189,3 +189,10 @@ def test_a_loss_that_says_how_it_reduces_is_taken_apart() -> None:
     torch.testing.assert_close(
         per_record(nn.MSELoss(reduction="sum"))(outputs, wide), (outputs - wide).square().sum(1)
     )
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_a_per_sample_loss_stays_as_it_is(reduction: str) -> None:
+    """A step hands its loss on to others, which ask for the per-sample loss again."""
+    loss = per_record(nn.MSELoss(reduction=reduction))
+    assert per_record(loss) is loss

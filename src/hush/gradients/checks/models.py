@@ -182,8 +182,8 @@ class PerRecord:
     """A loss module without reduction over the batch; within a record it reduces as before."""
 
     loss: Any
-    reduction: str
-    """Within a record: none, mean or sum."""
+    record_reduction: str
+    """none, mean or sum; not named `reduction`, by which `per_record` knows a loss that reduces."""
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         if isinstance(self.loss, _CLASS_LOSSES) and getattr(targets, "dtype", None) == torch.uint8:
@@ -191,10 +191,10 @@ class PerRecord:
         if isinstance(self.loss, _ELEMENTWISE_LOSSES):
             _check_same_shape(outputs, targets)
         values: Tensor = self.loss(outputs, targets)
-        if self.reduction == "none":
+        if self.record_reduction == "none":
             return values
         flat = values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
-        return flat.mean(1) if self.reduction == "mean" else flat.sum(1)
+        return flat.mean(1) if self.record_reduction == "mean" else flat.sum(1)
 
 
 _CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
