@@ -6,22 +6,14 @@ Values import at once; what needs SciPy or torch is loaded when it is first used
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from hush import noise
 from hush.clipping import L2, Box, Entries, Importance, L2Linf, Linf, Lp, Principal, Subspaces
 from hush.core.guarantee import Bound, Budget, Guarantee, Neighbours
 from hush.core.lazy import lazy_modules
 from hush.core.parts import Always
 from hush.core.plan import Plan
 from hush.core.release import Selective
-from hush.noise import (
-    BlockGaussian,
-    Gaussian,
-    GeneralizedGaussian,
-    Laplace,
-    Quantized,
-    Rectified,
-    StochasticSign,
-    Truncated,
-)
+from hush.noise import *  # noqa: F403  (its list of laws is the one list)
 from hush.sampling import Coordinate, FullBatch, Poisson, Twice
 
 if TYPE_CHECKING:
@@ -39,19 +31,15 @@ __version__ = "0.1.0"
 __all__ = [
     "L2",
     "Always",
-    "BlockGaussian",
     "Bound",
     "Box",
     "Budget",
     "Coordinate",
     "Entries",
     "FullBatch",
-    "Gaussian",
-    "GeneralizedGaussian",
     "Guarantee",
     "Importance",
     "L2Linf",
-    "Laplace",
     "Ledger",
     "Linf",
     "Lp",
@@ -60,12 +48,8 @@ __all__ = [
     "Poisson",
     "Principal",
     "PrivateStep",
-    "Quantized",
-    "Rectified",
     "Selective",
-    "StochasticSign",
     "Subspaces",
-    "Truncated",
     "Twice",
     "calibrate",
     "epsilon",
@@ -76,6 +60,7 @@ __all__ = [
     "rdp",
     "train",
 ]
+__all__ += noise.__all__
 
 _LAZY = {
     "Ledger": "hush.accounting.ledger.ledger",

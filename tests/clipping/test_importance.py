@@ -105,7 +105,7 @@ def test_coordinates_and_selection_are_not_proved() -> None:
         )
     tape = GradientTape(terms={"w": Dense(torch.ones(1, 2))}, device=torch.device("cpu"))
     with pytest.raises(Unsupported, match="whole records"):
-        hush.Importance(norm=1.0).clip(tape, thin=lambda values: values)
+        hush.Importance(norm=1.0).clip(tape, mask=lambda values: values)
 
 
 @pytest.mark.parametrize(("norm", "size"), [(1e-7, 1e38), (1e-10, 1e35), (1e-12, 1e33), (1.0, 3e38)])

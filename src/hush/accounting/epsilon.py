@@ -9,7 +9,7 @@ from typing import Literal
 import numpy.typing as npt
 
 from hush.accounting import renyi_composition as renyi
-from hush.accounting.mechanism import BOUNDED, Entrywise, Simple, mechanism
+from hush.accounting.mechanism import Entrywise, Simple, mechanism
 from hush.accounting.pld import accountant
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.selective.trial import TrainAndTest, Trial
@@ -211,7 +211,7 @@ def delta(counts: Mapping[Plan, int], epsilon: float, dimension: Dimension = Non
 
 def _certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
     """The bound, with no lower end where a step is charged as another one that dominates it."""
-    if any(isinstance(plan.noise, BOUNDED) for plan in counts):
+    if any(plan.noise.dominating_noise(1.0) is not None for plan in counts):
         return Bound(lower=0.0, upper=bound.upper)
     return bound
 

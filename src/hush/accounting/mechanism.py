@@ -1,30 +1,20 @@
-"""What a plan is to the accountant: the proved mechanism behind its parts, or an error."""
+"""From a plan to the mechanism that the accountants compose, or an error where none is proved."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
 from hush.accounting.pld.laws import NormalLaw, PowerLaw
 from hush.accounting.rdp.dominated_step import dominated_step
 from hush.accounting.selective.trial import TrainAndTest, Trial
-from hush.clipping import L2, Box, Entries, Importance, L2Linf, Linf, Lp, Subspaces
+from hush.clipping import L2, Entries, Importance, Lp
 from hush.core.errors import InvalidValue, Unproved
-from hush.core.parts import Always, Noise, Part
+from hush.core.parts import Always
 from hush.core.plan import Plan
+from hush.core.proofs import names, proof_note
 from hush.core.release import Selective
 from hush.core.sensitivity import SensitivitySet
-from hush.noise import (
-    BlockGaussian,
-    Gaussian,
-    GeneralizedGaussian,
-    Laplace,
-    Quantized,
-    Rectified,
-    StochasticSign,
-    Truncated,
-)
-from hush.sampling import Coordinate, FullBatch, Poisson, Twice
+from hush.noise import Gaussian
 
 # With less noise than this losses exceed LARGEST_LOSS, and fit no grid.
 LEAST_MULTIPLIER, LARGEST_LOSS = 1e-3, 5e5
@@ -164,37 +154,45 @@ Mechanism = Simple | Entrywise | TrainAndTest
 
 
 def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
-    """The mechanism `plan` runs at each step; raises `Unproved` where nobody has proved one.
-
-    `dimension` is the number of parameters, where it is known.
+    """The mechanism whose privacy loss bounds that of one step of `plan`.
 
     **Guarantee.** For neighbours that differ by adding or removing one record the step costs no
-    more than its mechanism: docs/guarantees/poisson-gaussian.md, scalar-noise.md, coordinate-wise.md,
-    argmax.md, bounded.md, selective.md.
+    more than its mechanism: docs/guarantees, on the page that `proof_note` gives.
+
+    Args:
+        plan: The step.
+        dimension: Number of parameters, where it is known.
+
+    Raises:
+        Unproved: where no proof covers the plan's parts together.
     """
-    _check_proved(plan)
-    plan = unbounded(plan)
-    parts = (plan.sampling, plan.clipping, plan.noise, plan.release)
+    proof_note(plan)
+    noise, clipping, rate = plan.noise, plan.clipping, plan.sampling.participation
+    dominating = noise.dominating_noise(clipping.reference_norm)
+    if dominating is not None:
+        return mechanism(replace(plan, noise=dominating), dimension)
     if isinstance(plan.release, Selective):
         always = mechanism(replace(plan, release=Always()))
         assert isinstance(always, SampledGaussian)
         return _tested(always, plan.release)
-    if isinstance(plan.clipping, Entries):
-        return _entrywise(plan.clipping.changed, plan.noise)
-    if tuple(type(part) for part in parts) in _NORMAL:
+    if isinstance(noise, Gaussian):
+        if isinstance(clipping, Entries):
+            return SampledGaussian(1.0, noise.multiplier / math.sqrt(clipping.changed))
+        if isinstance(clipping, Importance) or (isinstance(clipping, Lp) and clipping.p == 2):
+            return SampledGaussian(rate, noise.multiplier)
+        if not isinstance(clipping, Lp):
+            return _normal(plan, dimension)
+    law = noise.exponential_power(1.0)
+    if law is None:
         return _normal(plan, dimension)
-    rate = plan.sampling.participation
-    p = plan.clipping.p if isinstance(plan.clipping, Lp) else 2.0
-    match plan.noise:
-        case Gaussian(multiplier=multiplier):
-            beta, scale = 2.0, multiplier * math.sqrt(2)
-            if p == 2:
-                return SampledGaussian(rate, multiplier)
-        case Laplace(multiplier=scale):
-            beta = 1.0
-        case GeneralizedGaussian(beta=beta, multiplier=scale):
-            if p == beta == 2:
-                return SampledGaussian(rate, scale / math.sqrt(2))
+    if isinstance(clipping, Entries):
+        return _entrywise(clipping.changed, *law)
+    if not isinstance(clipping, L2 | Lp) or plan.sampling.coordinate_participation != 1:
+        raise _uncharged(plan)
+    beta, scale = law
+    p = clipping.p if isinstance(clipping, Lp) else 2.0
+    if p == beta == 2:
+        return SampledGaussian(rate, scale / math.sqrt(2))
     # In one dimension all norms are one.
     if p == beta == 1 or (dimension == 1 and beta <= MOST_BETA):
         return SampledNoise(rate, beta, scale)
@@ -203,26 +201,10 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
             rate, (Block(beta, scale, SensitivitySet(p=p, norm=1.0, dimension=dimension)),)
         )
     raise Unproved(
-        f"{_names(parts)} clips in l_{p:g} and adds noise of exponent {beta:g}: a change spread over "
+        f"{names(plan)} clips in l_{p:g} and adds noise of exponent {beta:g}: a change spread over "
         f"many coordinates is charged for p = beta, and for p = 2 with beta > 2. Clip with "
         f"{'L2' if beta >= 2 else f'Lp(p={beta:g})'}."
     )
-
-
-BOUNDED = (Rectified, Truncated, StochasticSign, Quantized)
-
-
-def unbounded(plan: Plan) -> Plan:
-    """The plan with the whole normal law in place of noise on a fixed support, which shows no more.
-
-    **Guarantee.** In any world of other records, sampling and coordinates: docs/guarantees/bounded.md.
-    Under l_p clipping with p not 2, and for entries, a bounded law is charged by nothing here.
-    """
-    noise = plan.noise
-    if type(noise) not in BOUNDED or type(plan.clipping) not in (L2, Linf, L2Linf):
-        return plan
-    assert isinstance(noise, BOUNDED)
-    return replace(plan, noise=Gaussian(multiplier=noise.scale / plan.clipping.reference_norm))
 
 
 def _normal(plan: Plan, dimension: int | None) -> Mechanism:
@@ -234,8 +216,11 @@ def _normal(plan: Plan, dimension: int | None) -> Mechanism:
             "end. Pass dimension=, the number of parameters, or clip with L2 or L2Linf.",
             key="dimension",
         )
-    noise = plan.noise.per_block(balls, plan.clipping.reference_norm)
-    deviations = [_multiplier(each) * norm for each, norm in noise]
+    deviations = []
+    for noise, norm in plan.noise.per_block(balls, plan.clipping.reference_norm):
+        if not isinstance(noise, Gaussian):
+            raise _uncharged(plan)
+        deviations.append(noise.multiplier * norm)
     if plan.sampling.coordinate_participation == 1:
         return ellipsoid(plan.sampling.participation, [ball.l2_radius for ball in balls], deviations)
     blocks = tuple(
@@ -245,50 +230,18 @@ def _normal(plan: Plan, dimension: int | None) -> Mechanism:
     return CoordinateWise(plan.sampling.participation, blocks, plan.sampling.coordinate_participation)
 
 
-def _multiplier(noise: Noise) -> float:
-    assert isinstance(noise, Gaussian)
-    return noise.multiplier
+def _uncharged(plan: Plan) -> Unproved:
+    """The error for parts that declare a proof which no branch of `mechanism` carries out."""
+    return Unproved(
+        f"{names(plan)} is declared to be proved, but nothing here computes its charge, and that of "
+        "another mechanism would be a guess. Define dominating_noise(), or exponential_power() of noise "
+        "under L2 or Lp clipping."
+    )
 
 
 def grows_with_dimension(plan: Plan) -> bool:
     """Whether a step of `plan` costs more the more parameters there are, without end."""
     return any(math.isinf(ball.l2_radius) for ball in plan.clipping.sensitivity(None))
-
-
-_ANY = (Poisson, FullBatch, Coordinate, Twice)
-_NORMAL = {
-    *product(_ANY, (L2, Linf, L2Linf, Box, Subspaces), (Gaussian,), (Always,)),
-    # Not Linf, L2Linf: the longest change in their block depends on how many numbers are trained, and so
-    # would the noise that runs, while a charge is for any number of them or for the largest.
-    *product(_ANY, (L2, Box, Subspaces), (BlockGaussian,), (Always,)),
-}
-_PROVED = {
-    *_NORMAL,
-    *product((Poisson, FullBatch), (L2, Lp), (Gaussian, Laplace, GeneralizedGaussian), (Always,)),
-    # Not Poisson: whether a record takes part is one draw for all the entries it changes.
-    *product((FullBatch,), (Entries,), (Gaussian, Laplace, GeneralizedGaussian), (Always,)),
-    *product((Poisson, FullBatch), (L2,), (Gaussian,), (Selective,)),
-    *product((Poisson, FullBatch), (Importance,), (Gaussian,), (Always,)),
-    *product(_ANY, (L2, Linf, L2Linf), BOUNDED, (Always,)),
-}
-
-
-def _check_proved(plan: Plan) -> None:
-    """Raise for parts that were not proved together; say which one to change, where one is enough."""
-    parts = (plan.sampling, plan.clipping, plan.noise, plan.release)
-    # exact types, so that a subclass which changes what a part does is not charged as its parent
-    kinds = tuple(type(part) for part in parts)
-    if kinds in _PROVED:
-        return
-    ways = []
-    for k, name in enumerate(("sampling", "clipping", "noise", "release")):
-        near = {p[k].__name__ for p in _PROVED if p[:k] + p[k + 1 :] == kinds[:k] + kinds[k + 1 :]}
-        ways += [f"the {name} to {' or '.join(sorted(near))}"] if near else []
-    way = f"Change {', or '.join(ways)}." if ways else "The README's table of parts leads to the proofs."
-    raise Unproved(
-        f"{_names(parts)} has no proved guarantee.\n"
-        f"A charge for parts that were not proved together would be a guess.\n{way}"
-    )
 
 
 def _tested(train: SampledGaussian, release: Selective) -> Mechanism:
@@ -299,18 +252,7 @@ def _tested(train: SampledGaussian, release: Selective) -> Mechanism:
     return Trial(train, test, release.threshold / 2, release.accounting)
 
 
-def _entrywise(changed: int, noise: Noise) -> Mechanism:
-    match noise:
-        case Gaussian(multiplier=deviation):
-            return SampledGaussian(1.0, deviation / math.sqrt(changed))
-        case GeneralizedGaussian(beta=2.0, multiplier=scale):
-            return SampledGaussian(1.0, scale / math.sqrt(2 * changed))
-        case GeneralizedGaussian(beta=beta, multiplier=scale):
-            return Entrywise(SampledNoise(1.0, beta, scale), changed)
-        case Laplace(multiplier=scale):
-            return Entrywise(SampledNoise(1.0, 1.0, scale), changed)
-    raise AssertionError("every noise that is proved is listed above")
-
-
-def _names(parts: tuple[Part, ...]) -> str:
-    return " x ".join(type(part).__name__ for part in parts)
+def _entrywise(changed: int, beta: float, scale: float) -> Mechanism:
+    if beta == 2:
+        return SampledGaussian(1.0, scale / math.sqrt(2 * changed))
+    return Entrywise(SampledNoise(1.0, beta, scale), changed)

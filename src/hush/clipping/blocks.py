@@ -82,8 +82,8 @@ class Box(Clipping):
             SensitivitySet(p=math.inf, norm=bound, dimension=count) for count, bound in self._runs
         )
 
-    def clip(self, tape: Tape, thin: CoordinateMask | None = None) -> ClippedSum:
-        return tape.clip_entrywise(self.sensitivity(None), thin)
+    def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
+        return tape.clip_entrywise(self.sensitivity(None), mask)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +144,8 @@ class Subspaces(Clipping):
             for norm, cap, size in zip(self.l2, caps, sizes, strict=True)
         )
 
-    def clip(self, tape: Tape, thin: CoordinateMask | None = None) -> ClippedSum:
-        return tape.clip_entrywise(self.sensitivity(None), thin)
+    def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
+        return tape.clip_entrywise(self.sensitivity(None), mask)
 
 
 def _principal(plain: dict[str, Any]) -> Principal:

@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from hush.clipping.norms import NORM
 from hush.core.errors import Unsupported
-from hush.core.parts import Clipping
+from hush.core.parts import Clipping, Proof
 from hush.core.ranges import check_count
 from hush.core.sensitivity import SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask, Tape
@@ -18,6 +19,15 @@ class Entries(Clipping):
     A vote that is added changes one count by 1; a vote that is replaced changes two. Whoever makes the
     vector keeps the bound: there is nothing to clip.
     """
+
+    # Not Poisson: whether a record takes part is one draw for all the entries it changes.
+    proofs: ClassVar[tuple[Proof, ...]] = (
+        Proof(
+            samplings=("FullBatch",),
+            noises=("Gaussian", "Laplace", "GeneralizedGaussian"),
+            note="argmax.md",
+        ),
+    )
 
     changed: int
     norm: float = field(default=1.0, metadata=NORM)
@@ -34,7 +44,7 @@ class Entries(Clipping):
     def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
         return (SensitivitySet(p=math.inf, norm=self.norm, dimension=self.changed),)
 
-    def clip(self, tape: Tape, thin: CoordinateMask | None = None) -> ClippedSum:
+    def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
         raise Unsupported(
             "Entries bounds counts and scores; a record's gradient may change every entry, and cutting "
             "off all but a few would not bound its influence on the choice. Train with L2 or Lp."

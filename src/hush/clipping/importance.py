@@ -1,10 +1,11 @@
 """Importance sampling by gradient norm, as a rule for what a record adds (DPIS)."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from hush.clipping.norms import NORM
 from hush.core.errors import Unsupported
-from hush.core.parts import Clipping
+from hush.core.parts import Clipping, Proof
 from hush.core.sensitivity import SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask, Tape
 
@@ -22,6 +23,10 @@ class Importance(Clipping):
     variance.
     """
 
+    proofs: ClassVar[tuple[Proof, ...]] = (
+        Proof(samplings=("Poisson", "FullBatch"), noises=("Gaussian",), note="baselines.md"),
+    )
+
     norm: float = field(metadata=NORM)
 
     @property
@@ -31,8 +36,8 @@ class Importance(Clipping):
     def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
         return (SensitivitySet(p=2.0, norm=self.norm, dimension=dimension),)
 
-    def clip(self, tape: Tape, thin: CoordinateMask | None = None) -> ClippedSum:
-        if thin is not None:
+    def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
+        if mask is not None:
             raise Unsupported(
                 "Importance draws whole records, and nothing is proved of their coordinates one by one. "
                 "Sample with Poisson or FullBatch."

@@ -60,8 +60,8 @@ class Lp(Clipping):
     def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
         return (SensitivitySet(p=self.p, norm=self.norm, dimension=dimension),)
 
-    def clip(self, tape: Tape, thin: CoordinateMask | None = None) -> ClippedSum:
-        if thin is not None:
+    def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
+        if mask is not None:
             raise Unsupported(
                 "Lp clipping scales whole records, and nothing is proved of its coordinates one by one. "
                 "Sample coordinates with L2, Linf, L2Linf, Box or Subspaces."
@@ -82,11 +82,11 @@ class L2(Clipping):
     def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
         return (SensitivitySet(p=2.0, norm=self.norm, dimension=dimension),)
 
-    def clip(self, tape: Tape, thin: CoordinateMask | None = None) -> ClippedSum:
+    def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
         return (
             scaled_down(tape, 2.0, self.norm)
-            if thin is None
-            else tape.clip_entrywise(self.sensitivity(None), thin)
+            if mask is None
+            else tape.clip_entrywise(self.sensitivity(None), mask)
         )
 
 
@@ -103,8 +103,8 @@ class Linf(Clipping):
     def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
         return (SensitivitySet(p=math.inf, norm=self.norm, dimension=dimension),)
 
-    def clip(self, tape: Tape, thin: CoordinateMask | None = None) -> ClippedSum:
-        return tape.clip_entrywise(self.sensitivity(None), thin)
+    def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
+        return tape.clip_entrywise(self.sensitivity(None), mask)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,5 +121,5 @@ class L2Linf(Clipping):
     def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
         return (SensitivitySet(p=2.0, norm=self.l2, cap=self.linf, dimension=dimension),)
 
-    def clip(self, tape: Tape, thin: CoordinateMask | None = None) -> ClippedSum:
-        return tape.clip_entrywise(self.sensitivity(None), thin)
+    def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
+        return tape.clip_entrywise(self.sensitivity(None), mask)

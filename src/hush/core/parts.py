@@ -1,4 +1,4 @@
-"""The four questions a private step answers; every mechanism is a value of one of these kinds."""
+"""The parts of a private step: sampling, clipping, noise, release; what each is proved with."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,16 +16,41 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Parts that the declaring part is proved with, by class name: every combination of them.
+
+    The declaring part's own stage is left empty: it is the part itself. Names, not classes, because a
+    part may be proved with parts of files that import its own.
+    """
+
+    note: str
+    """Page of docs/guarantees that holds the proof."""
+    samplings: tuple[str, ...] = ()
+    clippings: tuple[str, ...] = ()
+    noises: tuple[str, ...] = ()
+    releases: tuple[str, ...] = ("Always",)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Part(Value, ABC):
     """One part of a plan, known in plain data by its class name."""
 
     kinds: ClassVar[dict[str, type["Part"]]]
+    """The classes of this stage by name, the latest of a name."""
+    originals: ClassVar[dict[str, type["Part"]]]
+    """The classes of this stage by name, the first of a name: the one that a `Proof` speaks of, whatever
+    is derived from it under the same name."""
+    proofs: ClassVar[tuple[Proof, ...]] = ()
+    """What the part is proved with. Each class says so for itself: one that is derived may do anything,
+    and is not charged as its parent."""
 
     def __init_subclass__(cls) -> None:
+        cls.proofs = vars(cls).get("proofs", ())
         if Part in cls.__bases__:
-            cls.kinds = {}
+            cls.kinds, cls.originals = {}, {}
         else:
             cls.kinds[cls.__name__] = cls
+            cls.originals.setdefault(cls.__name__, cls)
 
     def to_plain(self) -> dict[str, Any]:
         return {"kind": type(self).__name__, **super().to_plain()}
@@ -34,68 +59,109 @@ class Part(Value, ABC):
     def from_plain(cls, plain: dict[str, Any]) -> Self:
         """The part that `to_plain` wrote, of whichever kind it names."""
         settings = dict(plain)
-        kind = settings.pop("kind", None)
-        found = cls.kinds.get(kind) if isinstance(kind, str) else None
-        if found is None or not issubclass(found, cls):
+        name = settings.pop("kind", None)
+        kind = cls.kinds.get(name) if isinstance(name, str) else None
+        if kind is None or not issubclass(kind, cls):
             raise InvalidPlan(
-                f"'kind' = {short_repr(kind)} is not a {cls.__name__.lower()}; "
+                f"'kind' = {short_repr(name)} is not a {cls.__name__.lower()}; "
                 f"choose from {', '.join(sorted(cls.kinds))}.",
                 key="kind",
             )
-        return super(Part, found).from_plain(settings)
+        return super(Part, kind).from_plain(settings)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(Part):
-    """Who takes part in a step."""
+    """Subsampling: which records, and which of their coordinates, take part in a step."""
 
     @abstractmethod
     def draw(self, records: int, generator: Randomness) -> "torch.Tensor":
-        """The indices of those who take part, on the generator's device; it may be empty."""
+        """Indices of the records in a step's batch.
+
+        Args:
+            records: Number of slots, public.
+            generator: Source of randomness; no other may be used.
+
+        Returns:
+            Distinct indices in increasing order, on the generator's device; possibly none.
+        """
 
     @property
     @abstractmethod
     def participation(self) -> float:
-        """The probability that a record takes part."""
+        """Probability that a record takes part in a step, the rate that is charged."""
 
     @property
     def coordinate_participation(self) -> float:
-        """The probability that one coordinate of a record takes part, if the record does."""
+        """Probability that one coordinate of a record takes part, given that the record does."""
         return 1.0
 
     def mask_coordinates(self, values: "torch.Tensor", generator: Randomness) -> "torch.Tensor":
-        """The values, each kept with probability `thinning` and else set to 0; it may be in place."""
+        """Clipped gradients with each number kept with probability `coordinate_participation`, else 0.
+
+        Args:
+            values: Finite numbers; they may be overwritten.
+            generator: Source of randomness; no other may be used.
+
+        Returns:
+            The masked numbers, in the shape of `values`.
+        """
         return values
 
     def expected(self, records: int) -> float:
-        """How many take part in a coordinate on average: what a sum is divided by, whoever took part."""
+        """Expected number of records in a coordinate of the sum.
+
+        Sums are divided by it rather than by the number that took part, which is private.
+
+        Args:
+            records: Number of slots, public.
+
+        Returns:
+            A number of records, not always whole.
+        """
         return self.participation * self.coordinate_participation * records
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping(Part):
-    """How far one record can push, and in which directions."""
+    """Clipping: the set that each record's gradient is brought into, and so the sum's sensitivity."""
 
     @property
     @abstractmethod
     def reference_norm(self) -> float:
-        """The length that noise multipliers are measured in."""
+        """Norm that noise multipliers are in units of."""
 
     @abstractmethod
     def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
-        """The sensitivity set: what a record may change of each block of coordinates, one after another.
+        """Sensitivity sets of consecutive blocks of coordinates: the changes one record can make.
 
-        `dimension` is how many coordinates there are, where that is known.
+        Args:
+            dimension: Number of coordinates in all; None where it is not known.
+
+        Returns:
+            One set per block; a single one is of all coordinates.
         """
 
     @abstractmethod
-    def clip(self, tape: Tape, thin: CoordinateMask | None = None) -> ClippedSum:
-        """The sum of the gradients on the tape, each held in the balls and then thinned, if so asked."""
+    def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
+        """Sum of the per-sample gradients on a tape, each clipped and then masked.
+
+        Args:
+            tape: Per-sample gradients of a batch.
+            mask: Coordinate sampling to apply to each clipped gradient; None for none.
+
+        Returns:
+            The sum, in which no record counts for more than `sensitivity` allows.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise(Part):
-    """What hides the push."""
+    """Noise: the law of what is released, given the clipped sum.
+
+    The accountant asks a noise for its law: `exponential_power`, or else the `dominating_noise` that it
+    is charged as, or else `per_block` noises that have either.
+    """
 
     additive: ClassVar[bool] = False
     """Whether a draw is the location plus what does not depend on it. Each class says so for itself: one
@@ -109,39 +175,105 @@ class Noise(Part):
         cls.additive = bool(vars(cls).get("additive", False))
         cls.exact = bool(vars(cls).get("exact", False))
 
+    def exponential_power(self, norm: float) -> tuple[float, float] | None:
+        """Exponent beta and scale of a density proportional to exp(-(|x| / scale)^beta).
+
+        Args:
+            norm: Clipping norm that the noise is scaled for.
+
+        Returns:
+            `(beta, scale)` of additive noise of that density; None for any other law.
+        """
+        return None
+
+    def dominating_noise(self, reference_norm: float) -> "Noise | None":
+        """Noise whose release is at least as informative as this one's, and which is charged instead.
+
+        Args:
+            reference_norm: The clipping's, in units of which the other noise has its multiplier.
+
+        Returns:
+            The dominating noise; None for a noise that is charged as itself.
+        """
+        return None
+
+    @classmethod
+    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> "tuple[Noise, ...]":
+        """Noises of this kind for the audit to attack.
+
+        Args:
+            deviation: About the standard deviation of the noise on a sum that a record moves by 1.
+            blocks: Number of the clipping's blocks of coordinates.
+            reference_norm: The clipping's.
+
+        Returns:
+            At least one noise for a part of the library.
+        """
+        return ()
+
     def with_multiplier(self, multiplier: float) -> "Noise":
-        """The same noise, scaled to that multiplier."""
+        """The noise rescaled, as calibration needs it.
+
+        Args:
+            multiplier: New noise multiplier; for absolute laws, the new scale.
+
+        Returns:
+            A noise of the same kind, whose charge does not grow with `multiplier`.
+        """
         changed: Any = self
         return cast(Noise, replace(changed, multiplier=multiplier))
 
-    def per_block(self, balls: Sequence[SensitivitySet], unit: float) -> "list[tuple[Noise, float]]":
-        """For each block of coordinates its noise and the norm that the noise is scaled for."""
-        return [(self, unit)] * len(balls)
+    def per_block(
+        self, sensitivity: Sequence[SensitivitySet], reference_norm: float
+    ) -> "list[tuple[Noise, float]]":
+        """Noise of each block of coordinates, with the norm it is scaled for.
+
+        Args:
+            sensitivity: The clipping's sensitivity sets, one per block.
+            reference_norm: The clipping's.
+
+        Returns:
+            `(noise, norm)` per block, for `privatize(..., norm=norm)`.
+        """
+        return [(self, reference_norm)] * len(sensitivity)
 
     @abstractmethod
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: Randomness
     ) -> "torch.Tensor":
-        """A draw around `location`, each entry on its own, scaled for a clipping norm of `norm`.
+        """A draw around `location`, each entry independently.
 
-        It may be drawn in place: `location` is not to be used afterwards.
+        Args:
+            location: The clipped sum; it may be overwritten and is not to be used afterwards.
+            norm: Clipping norm that the noise is scaled for.
+            generator: Source of randomness; no other may be used.
+
+        Returns:
+            What is released, in the shape of `location`.
         """
 
     def prepare(
         self, count: int, *, norm: float, generator: Randomness, device: "torch.device"
     ) -> "Callable[[torch.Tensor], torch.Tensor]":
-        """A function that does what `around` does for one flat location of `count` numbers.
+        """`privatize` in two halves: draws that do not depend on the location may be made now.
 
-        Draws that do not depend on the location may be made now, while it is still being computed.
+        Args:
+            count: Number of entries of the location to come.
+            norm: Clipping norm that the noise is scaled for.
+            generator: Source of randomness; no other may be used.
+            device: Where the location will be.
+
+        Returns:
+            A function of one flat location, to be called once, that returns what `privatize` would.
         """
         return lambda location: self.privatize(location, norm=norm, generator=generator)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release(Part):
-    """What leaves the room."""
+    """Release rule: which noisy updates are applied and published."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Always(Release):
-    """Every noisy update is released."""
+    """Every noisy update is applied and published."""

@@ -35,7 +35,7 @@ class Plan(Value):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, kind in _STAGES.items():
+        for name, kind in STAGES.items():
             part = getattr(self, name)
             if not isinstance(part, kind):
                 raise InvalidPlan(
@@ -50,17 +50,17 @@ class Plan(Value):
         if not isinstance(plain, dict):
             raise InvalidPlan(
                 f"{short_repr(plain)} is not a plan as plain data: that is a dictionary with the parts "
-                f"{', '.join(_STAGES)}."
+                f"{', '.join(STAGES)}."
             )
         for name, part in plain.items():
-            if name not in _STAGES or not isinstance(part, dict):
+            if name not in STAGES or not isinstance(part, dict):
                 raise InvalidPlan(
                     f"{short_repr(name)} is not a part of a plan; the parts are the tables "
-                    f"{', '.join(_STAGES)}.",
+                    f"{', '.join(STAGES)}.",
                     key=name,
                 )
             try:
-                parts[name] = _STAGES[name].from_plain(part)
+                parts[name] = STAGES[name].from_plain(part)
             except HushError as error:
                 raise type(error)(str(error), key=f"{name}.{error.key}") from None
         return super().from_plain({"release": Always(), **parts})
@@ -72,7 +72,7 @@ class Plan(Value):
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-_STAGES: dict[str, type[Part]] = {
+STAGES: dict[str, type[Part]] = {
     "sampling": Sampling,
     "clipping": Clipping,
     "noise": Noise,

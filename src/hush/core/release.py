@@ -2,10 +2,10 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from hush.core.errors import InvalidPlan, short_repr
-from hush.core.parts import Release
+from hush.core.parts import Proof, Release
 from hush.core.ranges import number
 
 Accounting = Literal["per-trial", "per-acceptance", "published"]
@@ -32,6 +32,16 @@ class Selective(Release):
     "published": as the paper charges it, which is not a guarantee (`hush claims`). The last two are
     for the mean test alone. docs/guarantees/selective.md.
     """
+
+    proofs: ClassVar[tuple[Proof, ...]] = (
+        Proof(
+            samplings=("Poisson", "FullBatch"),
+            clippings=("L2",),
+            noises=("Gaussian",),
+            releases=(),
+            note="selective.md",
+        ),
+    )
 
     rate: float = field(
         metadata=number(

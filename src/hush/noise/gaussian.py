@@ -1,23 +1,19 @@
 """Gaussian noise."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from hush.core.parts import Noise
+from hush.core.errors import InvalidValue, Unsupported, short_repr
+from hush.core.parts import Noise, Proof
 from hush.core.randomness import Randomness, cryptographic
 from hush.core.ranges import number
+from hush.core.sensitivity import SensitivitySet
 from hush.noise import ziggurat
 
 if TYPE_CHECKING:
     import torch
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Self
-
-from hush.core.errors import InvalidValue, Unsupported, short_repr
-from hush.core.sensitivity import SensitivitySet
 
 MULTIPLIER = number(
     at_least=1e-12,
@@ -34,8 +30,23 @@ class Gaussian(Noise):
 
     additive: ClassVar[bool] = True
     exact: ClassVar[bool] = True
+    proofs: ClassVar[tuple[Proof, ...]] = (
+        Proof(samplings=("Poisson", "FullBatch"), clippings=("L2", "Lp"), note="poisson-gaussian.md"),
+        Proof(
+            samplings=("Poisson", "FullBatch"),
+            clippings=("Linf", "L2Linf", "Box", "Subspaces"),
+            note="twice-sampling.md",
+        ),
+    )
 
     multiplier: float = field(metadata=MULTIPLIER)
+
+    def exponential_power(self, norm: float) -> tuple[float, float]:
+        return 2.0, self.multiplier * norm * math.sqrt(2)
+
+    @classmethod
+    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
+        return (cls(multiplier=deviation / reference_norm),)
 
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: Randomness
@@ -43,7 +54,7 @@ class Gaussian(Noise):
         import torch
 
         if cryptographic(generator):
-            return ziggurat.around(location, 2.0, self._scale(norm), generator)
+            return ziggurat.around(location, *self.exponential_power(norm), generator)
         kind: Any = {"generator": generator, "device": generator.device, "dtype": location.dtype}
         for part in location.view(-1).split(_AT_ONCE[location.device.type]):
             part.add_(torch.randn(len(part), **kind).to(part.device), alpha=self.multiplier * norm)
@@ -53,15 +64,12 @@ class Gaussian(Noise):
         self, count: int, *, norm: float, generator: Randomness, device: "torch.device"
     ) -> "Callable[[torch.Tensor], torch.Tensor]":
         if cryptographic(generator):
-            return ziggurat.prepare(2.0, count, self._scale(norm), generator, device)
+            beta, scale = self.exponential_power(norm)
+            return ziggurat.prepare(beta, count, scale, generator, device)
         import torch
 
         noise = self.privatize(torch.zeros(count, device=device), norm=norm, generator=generator)
         return lambda location: location.add_(noise)
-
-    def _scale(self, norm: float) -> float:
-        """s in exp(-(|x| / s)^2)."""
-        return self.multiplier * norm * math.sqrt(2)
 
 
 _AT_ONCE = {"cpu": 2**16, "cuda": 2**26}
@@ -78,8 +86,21 @@ class BlockGaussian(Noise):
 
     additive: ClassVar[bool] = True
     exact: ClassVar[bool] = True
+    # Not Linf, L2Linf: the longest change in their block depends on how many numbers are trained, and so
+    # would the noise that runs, while a charge is for any number of them or for the largest.
+    proofs: ClassVar[tuple[Proof, ...]] = (
+        Proof(
+            samplings=("Poisson", "FullBatch"),
+            clippings=("L2", "Box", "Subspaces"),
+            note="twice-sampling.md",
+        ),
+    )
 
     multipliers: Sequence[float]
+
+    @classmethod
+    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
+        return (cls(multipliers=(deviation * blocks**0.5,) * blocks),)
 
     def __post_init__(self) -> None:
         given = self.multipliers
@@ -94,23 +115,25 @@ class BlockGaussian(Noise):
 
     @property
     def multiplier(self) -> float:
-        """Of plain noise that hides as much: a record may use up the norm of every block at once."""
+        """Multiplier of the isotropic noise of equal charge: a record may reach every block's norm."""
         return 1 / math.hypot(*(1 / each for each in self.multipliers))
 
     def with_multiplier(self, multiplier: float) -> Self:
         share = multiplier / self.multiplier
         return replace(self, multipliers=tuple(share * each for each in self.multipliers))
 
-    def per_block(self, balls: Sequence[SensitivitySet], unit: float) -> list[tuple[Noise, float]]:
-        if len(balls) != len(self.multipliers):
+    def per_block(
+        self, sensitivity: Sequence[SensitivitySet], reference_norm: float
+    ) -> list[tuple[Noise, float]]:
+        if len(sensitivity) != len(self.multipliers):
             raise InvalidValue(
-                f"multipliers={short_repr(self.multipliers)} must have {len(balls)} numbers, one for "
-                "each block that is clipped: a block without noise would not be hidden.",
+                f"multipliers={short_repr(self.multipliers)} must have {len(sensitivity)} numbers, one "
+                "for each block that is clipped: a block without noise would not be hidden.",
                 key="multipliers",
             )
         return [
-            (Gaussian(multiplier=each), ball.l2_radius)
-            for each, ball in zip(self.multipliers, balls, strict=True)
+            (Gaussian(multiplier=multiplier), block.l2_radius)
+            for multiplier, block in zip(self.multipliers, sensitivity, strict=True)
         ]
 
     def privatize(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from hush.core.parts import Noise
+from hush.core.parts import Noise, Proof
 from hush.core.randomness import Randomness
 from hush.core.ranges import number
 from hush.noise import ziggurat
@@ -23,6 +23,9 @@ class GeneralizedGaussian(Noise):
 
     additive: ClassVar[bool] = True
     exact: ClassVar[bool] = True
+    proofs: ClassVar[tuple[Proof, ...]] = (
+        Proof(samplings=("Poisson", "FullBatch"), clippings=("L2", "Lp"), note="coordinate-wise.md"),
+    )
 
     beta: float = field(
         metadata=number(
@@ -34,6 +37,13 @@ class GeneralizedGaussian(Noise):
         )
     )
     multiplier: float = field(metadata=MULTIPLIER)
+
+    def exponential_power(self, norm: float) -> tuple[float, float]:
+        return self.beta, self.multiplier * norm
+
+    @classmethod
+    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
+        return cls(beta=1.5, multiplier=1.0), cls(beta=3.0, multiplier=2.5)
 
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: Randomness
@@ -52,8 +62,18 @@ class Laplace(Noise):
 
     additive: ClassVar[bool] = True
     exact: ClassVar[bool] = True
+    proofs: ClassVar[tuple[Proof, ...]] = (
+        Proof(samplings=("Poisson", "FullBatch"), clippings=("L2", "Lp"), note="scalar-noise.md"),
+    )
 
     multiplier: float = field(metadata=MULTIPLIER)
+
+    def exponential_power(self, norm: float) -> tuple[float, float]:
+        return 1.0, self.multiplier * norm
+
+    @classmethod
+    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
+        return (cls(multiplier=1.0),)
 
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: Randomness

@@ -1,17 +1,16 @@
-"""Rectified Gaussian noise: a normal draw, cut off at the ends of a fixed support."""
+"""Functions of a normal draw with values in a fixed support: rectified, quantized, sign."""
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from hush.core.parts import Noise
+from hush.core.errors import InvalidValue
+from hush.core.parts import Noise, Proof
 from hush.core.randomness import Randomness
-from hush.core.ranges import number
+from hush.core.ranges import check_count, number
 from hush.noise.gaussian import Gaussian
 
 if TYPE_CHECKING:
     import torch
-from hush.core.errors import InvalidValue
-from hush.core.ranges import check_count
 
 SCALE = number(
     at_least=1e-12,
@@ -26,6 +25,14 @@ BOUND = number(
     why="the support is [-bound, bound], chosen without looking at the records, and must hold something",
     example=8.0,
 )
+PROOFS = (
+    Proof(
+        samplings=("Poisson", "FullBatch", "Coordinate", "Twice"),
+        clippings=("L2", "Linf", "L2Linf"),
+        note="bounded.md",
+    ),
+)
+"""Of normal laws on a fixed support: the whole normal law dominates them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +43,17 @@ class Rectified(Noise):
     """
 
     exact: ClassVar[bool] = True
+    proofs: ClassVar[tuple[Proof, ...]] = PROOFS
 
     scale: float = field(metadata=SCALE)
     bound: float = field(metadata=BOUND)
+
+    def dominating_noise(self, reference_norm: float) -> Gaussian:
+        return Gaussian(multiplier=self.scale / reference_norm)
+
+    @classmethod
+    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
+        return (cls(scale=deviation, bound=2.0),)
 
     def with_multiplier(self, multiplier: float) -> Self:
         return replace(self, scale=multiplier)
@@ -62,10 +77,18 @@ class Quantized(Noise):
     """
 
     exact: ClassVar[bool] = True
+    proofs: ClassVar[tuple[Proof, ...]] = PROOFS
 
     scale: float = field(metadata=SCALE)
     bound: float = field(metadata=BOUND)
     levels: int
+
+    def dominating_noise(self, reference_norm: float) -> Gaussian:
+        return Gaussian(multiplier=self.scale / reference_norm)
+
+    @classmethod
+    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
+        return (cls(scale=deviation, bound=2.0, levels=5),)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,8 +122,16 @@ class StochasticSign(Noise):
     """-1 or 1: the sign of a normal draw around the sum, of standard deviation `scale` (absolute)."""
 
     exact: ClassVar[bool] = True
+    proofs: ClassVar[tuple[Proof, ...]] = PROOFS
 
     scale: float = field(metadata=SCALE)
+
+    def dominating_noise(self, reference_norm: float) -> Gaussian:
+        return Gaussian(multiplier=self.scale / reference_norm)
+
+    @classmethod
+    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
+        return (cls(scale=deviation),)
 
     def with_multiplier(self, multiplier: float) -> Self:
         return replace(self, scale=multiplier)

@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from hush.core.parts import Noise
+from hush.core.parts import Noise, Proof
 from hush.core.randomness import Randomness, uniform
-from hush.noise.post_processed import BOUND, SCALE
+from hush.noise.gaussian import Gaussian
+from hush.noise.post_processed import BOUND, PROOFS, SCALE
 from hush.noise.truncated_float32 import ABOVE, AT_ONCE, BELOW, NARROW, SingleTruncated, polynomial
 from hush.noise.ziggurat import grid
 
@@ -30,8 +31,17 @@ class Truncated(Noise):
     nothing about the records, as a loop that throws draws away would.
     """
 
+    proofs: ClassVar[tuple[Proof, ...]] = PROOFS
+
     scale: float = field(metadata=SCALE)
     bound: float = field(metadata=BOUND)
+
+    def dominating_noise(self, reference_norm: float) -> Gaussian:
+        return Gaussian(multiplier=self.scale / reference_norm)
+
+    @classmethod
+    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
+        return (cls(scale=deviation, bound=2.0),)
 
     def with_multiplier(self, multiplier: float) -> Self:
         return replace(self, scale=multiplier)

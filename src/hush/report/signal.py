@@ -4,7 +4,6 @@ import math
 
 from hush.core.parts import Noise
 from hush.core.plan import Plan
-from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 
 DROWNED = 1.0
 """Below this even gradients that all agree move the model less than the noise does."""
@@ -22,7 +21,7 @@ def signal_to_noise(plan: Plan, *, records: int, steps: int, dimension: int) -> 
     ...     clipping=hush.L2(norm=1.0),
     ...     noise=hush.Gaussian(multiplier=2.0),
     ... )
-    >>> signal_to_noise(plan, records=1000, steps=4, dimension=100)
+    >>> round(signal_to_noise(plan, records=1000, steps=4, dimension=100), 9)
     10.0
     """
     balls = plan.clipping.sensitivity(dimension)
@@ -48,11 +47,7 @@ def drowned(plan: Plan, *, records: int, steps: int, dimension: int) -> str | No
 
 
 def _deviation(noise: Noise, norm: float) -> float:
-    match noise:
-        case Gaussian(multiplier=multiplier):
-            return multiplier * norm
-        case Laplace(multiplier=multiplier):
-            return math.sqrt(2) * multiplier * norm
-        case GeneralizedGaussian(beta=beta, multiplier=multiplier):
-            return math.exp((math.lgamma(3 / beta) - math.lgamma(1 / beta)) / 2) * multiplier * norm
-    return float(noise.to_plain()["scale"])
+    law = (noise.dominating_noise(norm) or noise).exponential_power(norm)
+    assert law is not None, "a noise is charged by its law or by one that dominates it"
+    beta, scale = law
+    return scale * math.exp((math.lgamma(3 / beta) - math.lgamma(1 / beta)) / 2)

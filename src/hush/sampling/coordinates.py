@@ -1,9 +1,9 @@
 """Which coordinates of a record take part."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from hush.core.parts import Sampling
+from hush.core.parts import Proof, Sampling
 from hush.core.randomness import Randomness, random_bits
 from hush.core.ranges import Range
 from hush.sampling.poisson import RATE, FullBatch, Poisson
@@ -17,6 +17,15 @@ _RATE = Range(
     at_most=1,
     why="it is the probability that a coordinate of a record takes part, which one random byte decides",
     example=0.5,
+)
+
+_PROOFS = (
+    Proof(
+        clippings=("L2", "Linf", "L2Linf", "Box", "Subspaces"),
+        noises=("Gaussian",),
+        note="twice-sampling.md",
+    ),
+    Proof(clippings=("L2", "Box", "Subspaces"), noises=("BlockGaussian",), note="twice-sampling.md"),
 )
 
 
@@ -44,6 +53,8 @@ class Coordinate(Sampling):
     The rate is rounded to a multiple of 1/256, which one random byte runs exactly.
     """
 
+    proofs: ClassVar[tuple[Proof, ...]] = _PROOFS
+
     rate: float
 
     def __post_init__(self) -> None:
@@ -69,6 +80,8 @@ class Twice(Sampling):
     """Each record takes part with probability `rate`; if it does, each of its coordinates does with
     probability `coordinate_rate`, rounded to a multiple of 1/256; all independently.
     """
+
+    proofs: ClassVar[tuple[Proof, ...]] = _PROOFS
 
     rate: float = field(metadata=RATE)
     coordinate_rate: float

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hush.accounting.epsilon import checked_orders
-from hush.accounting.mechanism import BOUNDED
 from hush.accounting.per_instance import laws as bounded_laws
 from hush.accounting.per_instance.laws import Support
 from hush.accounting.pld.privacy_loss import Array
@@ -94,7 +93,7 @@ def fisher(plan: Plan, location: npt.ArrayLike) -> Array:
 
 def support_of(noise: Noise, unit: float) -> tuple[Support, float]:
     """The law in units of its deviation, and the deviation."""
-    if type(noise) not in (*BOUNDED, Gaussian):
+    if type(noise) not in (*_support.registry, Gaussian):
         raise Unproved(
             f"{type(noise).__name__} noise has no charge for the records at hand: it is proved for "
             "Rectified, Truncated, StochasticSign, Quantized and Gaussian. Use hush.rdp for the rest."

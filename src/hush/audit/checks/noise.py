@@ -5,7 +5,6 @@ A check that passes says that nothing was found at this size; docs/guarantees/au
 Others: `draw_checks` of who takes part, `step_checks` of what one record can move, `selective_checks`.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,7 +21,6 @@ from hush.core.parts import Noise
 from hush.core.randomness import SystemSource
 from hush.core.ranges import check_count
 from hush.core.release import Selective
-from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 from hush.training.checks.rehearsal import rehearsal
 from hush.training.data import Batch, Data
 from hush.training.step import PrivateStep
@@ -153,7 +151,7 @@ def sum_before_noise(step: PrivateStep, batch: Batch) -> Tensor:
 
 def observable(step: PrivateStep) -> bool:
     """Whether the noise of a step is the difference of what it releases and a clipped sum."""
-    return not _in_bases(step) and all(_law(noise) for noise, _ in _noises(step))
+    return not _in_bases(step) and all(noise.exponential_power(1.0) for noise, _ in _noises(step))
 
 
 def noise_of(step: PrivateStep) -> NoiseLaw:
@@ -166,7 +164,7 @@ def noise_of(step: PrivateStep) -> NoiseLaw:
     exponents, scales = set(), []
     balls = step.plan.clipping.sensitivity(step.size)
     for ball, (noise, norm) in zip(balls, _noises(step), strict=True):
-        law = _law(noise)
+        law = noise.exponential_power(1.0)
         if law is None:
             raise Unsupported(
                 f"{type(noise).__name__} is not added to the sum, so there is no noise to look at "
@@ -176,18 +174,6 @@ def noise_of(step: PrivateStep) -> NoiseLaw:
         # what rounding may add to a record's share is hidden by as much more noise
         scales.append(np.full(ball.dimension or step.size, law[1] * norm / (1 - step.rounding)))
     return NoiseLaw(exponent=exponents.pop(), scales=np.concatenate(scales))
-
-
-def _law(noise: Noise) -> tuple[float, float] | None:
-    """Exponent, and scale in clipping norms, of noise that is added; None of any other."""
-    match noise:
-        case Gaussian(multiplier=deviation):
-            return 2.0, deviation * math.sqrt(2)
-        case Laplace(multiplier=scale):
-            return 1.0, scale
-        case GeneralizedGaussian(beta=beta, multiplier=scale):
-            return beta, scale
-    return None
 
 
 def _noises(step: PrivateStep) -> list[tuple[Noise, float]]:

@@ -8,6 +8,7 @@ from itertools import product
 import torch
 
 from hush.accounting.mechanism import mechanism
+from hush.accounting.per_instance.bounded import support_of
 from hush.audit.lower_bound import Audit
 from hush.audit.mechanisms import answers
 from hush.audit.mechanisms.copies import factored
@@ -19,16 +20,7 @@ from hush.core.guarantee import Neighbours
 from hush.core.parts import Always, Clipping, Noise, Release
 from hush.core.plan import Plan
 from hush.core.release import Selective
-from hush.noise import (
-    BlockGaussian,
-    Gaussian,
-    GeneralizedGaussian,
-    Laplace,
-    Quantized,
-    Rectified,
-    StochasticSign,
-    Truncated,
-)
+from hush.noise import BlockGaussian, Gaussian, GeneralizedGaussian
 from hush.pate.argmax import NoisyMax
 from hush.pate.confident import Confident
 from hush.sampling import Coordinate, FullBatch, Poisson, Twice
@@ -57,8 +49,10 @@ CLIPPINGS: tuple[tuple[Clipping, int], ...] = (
 )
 RELEASES: tuple[Release, ...] = (
     Always(),
-    Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=0.0),
-    Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=0.0, accounting="per-acceptance"),
+    Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=0.0, test="mean"),
+    Selective(
+        rate=0.5, clip=1e-3, multiplier=1.0, threshold=0.0, test="mean", accounting="per-acceptance"
+    ),
     Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=0.0, test="summed"),
 )
 
@@ -121,23 +115,26 @@ def _way(plan: Plan, touched: int) -> Callable[..., Audit] | None:
 
 
 def _noises(clipping: Clipping, touched: int) -> Iterator[Noise]:
-    unit, blocks = clipping.reference_norm, len(clipping.sensitivity(touched))
-    yield Gaussian(multiplier=DEVIATION / unit)
-    yield Laplace(multiplier=1.0)
-    yield GeneralizedGaussian(beta=1.5, multiplier=1.0)
-    yield GeneralizedGaussian(beta=3.0, multiplier=2.5)
-    yield BlockGaussian(multipliers=(DEVIATION * blocks**0.5,) * blocks)
-    yield Rectified(scale=DEVIATION, bound=2.0)
-    yield Truncated(scale=DEVIATION, bound=2.0)
-    yield StochasticSign(scale=DEVIATION)
-    yield Quantized(scale=DEVIATION, bound=2.0, levels=5)
+    """Examples of every noise of the library; a noise of somebody else may have none."""
+    blocks = len(clipping.sensitivity(touched))
+    for kind in Noise.originals.values():
+        assert issubclass(kind, Noise)
+        yield from kind.examples(DEVIATION, blocks=blocks, reference_norm=clipping.reference_norm)
 
 
 def _fitting(clipping: Clipping, noise: Noise) -> Clipping:
     """Lp clipping in the norm that a noise is proved for."""
-    if isinstance(clipping, Lp) and isinstance(noise, Laplace | GeneralizedGaussian):
-        return Lp(p=noise.beta if isinstance(noise, GeneralizedGaussian) else 1.0, norm=clipping.norm)
-    return clipping
+    law = noise.exponential_power(1.0)
+    return Lp(p=law[0], norm=clipping.norm) if isinstance(clipping, Lp) and law else clipping
+
+
+def _charged_at_hand(noise: Noise) -> bool:
+    """Whether a law on a fixed support has a per-instance charge."""
+    try:
+        support_of(noise, 1.0)
+    except Unproved:
+        return False
+    return noise.dominating_noise(1.0) is not None
 
 
 def _beside() -> Iterator[Attacked]:
@@ -171,7 +168,7 @@ def _beside() -> Iterator[Attacked]:
         name="secure FullBatch x L2 x Gaussian", attack=partial(audit, full, secure=True), runs=many
     )
     for noise in _noises(L2(norm=1.0), 1):
-        if isinstance(noise, Rectified | Truncated | StochasticSign | Quantized):
+        if _charged_at_hand(noise):
             bounded = Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=noise)
             for others in (-1, 2):
                 yield Attacked(

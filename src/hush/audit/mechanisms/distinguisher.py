@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from hush.accounting.epsilon import epsilon
-from hush.accounting.mechanism import BOUNDED
 from hush.accounting.per_instance.bounded import individual_rdp
 from hush.accounting.rdp.gaussian import ORDERS, rdp_to_epsilon
 from hush.audit.lower_bound import Array, Audit, Draws, epsilon_lower_bound
@@ -14,7 +13,6 @@ from hush.audit.mechanisms import copies
 from hush.core.plan import Plan
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense
-from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 
 DELTA = 0.01
 """Large, so that what it leaves out can be counted: docs/guarantees/audit.md."""
@@ -99,16 +97,9 @@ def _law(plan: Plan, touched: int) -> tuple[Array, Array]:
         plan.noise.per_block(plan.clipping.sensitivity(touched), plan.clipping.reference_norm),
         strict=True,
     ):
-        match noise:
-            case Gaussian(multiplier=deviation):
-                law = (2.0, deviation * norm * math.sqrt(2))
-            case Laplace(multiplier=scale):
-                law = (1.0, scale * norm)
-            case GeneralizedGaussian(beta=beta, multiplier=scale):
-                law = (beta, scale * norm)
-            case _:
-                assert isinstance(noise, BOUNDED)
-                law = (2.0, noise.scale * math.sqrt(2))
+        dominating = noise.dominating_noise(1.0)
+        law = noise.exponential_power(norm) if dominating is None else dominating.exponential_power(1.0)
+        assert law is not None
         found += [law] * width
     powers, scales = np.array(found).T
     return powers, scales

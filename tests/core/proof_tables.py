@@ -1,0 +1,85 @@
+"""The tables of parts and of proofs in the documentation, from what the parts declare.
+
+`python -m tests.core.proof_tables` writes them; `test_proofs.py` fails where they are out of date.
+"""
+
+import re
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+
+import hush
+from hush.core.parts import Part
+from hush.core.plan import STAGES
+from hush.core.proofs import covered, declared
+
+ROOT = Path(__file__).parents[2]
+GUARANTEES = ROOT / "docs" / "guarantees"
+_QUESTIONS = {
+    "sampling": "who takes part?",
+    "clipping": "how far can one record push?",
+    "noise": "what hides it?",
+    "release": "which updates are published?",
+}
+
+
+def ours(kind: type[Part]) -> bool:
+    """Whether a part is of the library, not of a test."""
+    return kind.__module__.startswith("hush.")
+
+
+def parts_table() -> str:
+    """Every part with its settings; first those that are proved in most combinations."""
+    proved = Counter(
+        part
+        for kind, proof in declared()
+        if ours(kind)
+        for combination in covered(kind, proof)
+        for part in combination
+    )
+    lines = ["| part | question | mechanisms |", "|---|---|---|"]
+    for stage, base in STAGES.items():
+        kinds = sorted(filter(ours, base.originals.values()), key=lambda kind: -proved[kind])
+        calls = (f"`{kind.__name__}({', '.join(each.name for each in fields(kind))})`" for kind in kinds)
+        lines.append(f"| {stage} | {_QUESTIONS[stage]} | {', '.join(calls)} |")
+    return "\n".join(lines)
+
+
+def proofs_table() -> str:
+    """Every proved combination, with the page that proves it."""
+    rows: dict[tuple[str, ...], dict[int, list[str]]] = {}
+    for kind, proof in declared():
+        if not ours(kind):
+            continue
+        names = [proof.samplings, proof.clippings, proof.noises, proof.releases]
+        (own,) = (k for k, base in enumerate(STAGES.values()) if issubclass(kind, base))
+        names[own] = ()
+        row = (proof.note, *(", ".join(f"`{name}`" for name in chosen) for chosen in names))
+        rows.setdefault(row, {}).setdefault(own, []).append(f"`{kind.__name__}`")
+    lines = [f"| proof | {' | '.join(STAGES)} |", "|---" * (1 + len(STAGES)) + "|"]
+    for (note, *cells), owners in sorted(rows.items()):
+        for own, kinds in owners.items():
+            full = [*cells[:own], ", ".join(kinds), *cells[own + 1 :]]
+            title = (GUARANTEES / note).read_text().partition("\n")[0].removeprefix("# ")
+            lines.append(f"| [{title}]({note}) | {' | '.join(full)} |")
+    return "\n".join(lines)
+
+
+TABLES = {
+    ROOT / "README.md": (r"\| part \| question \|.*?(?=\n\n)", parts_table),
+    GUARANTEES / "README.md": (r"\| proof \| sampling \|.*?(?=\n\n)", proofs_table),
+}
+
+
+def updated(path: Path) -> str:
+    """A page with its table written anew."""
+    pattern, table = TABLES[path]
+    text, count = re.subn(pattern, lambda _: table(), path.read_text(), flags=re.DOTALL)
+    assert count == 1, f"{path} has {count} tables, not one"
+    return text
+
+
+if __name__ == "__main__":
+    assert hush.__all__, "importing the package declares its parts"
+    for page in TABLES:
+        page.write_text(updated(page))
