@@ -108,7 +108,7 @@ def dpsur_fig6() -> Figure:
 
 
 def _test(noise: float, threshold: float) -> Selective:
-    return Selective(rate=256 / _RECORDS, clip=0.001, multiplier=noise, threshold=threshold)
+    return Selective(rate=256 / _RECORDS, clip=0.001, multiplier=noise, threshold=threshold, test="mean")
 
 
 def _plan(release: Selective) -> Plan:

@@ -138,24 +138,24 @@ def masks_of_some(seed: int) -> Check:
 
 
 def rejection(seed: int) -> Check:
-    strict = hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=-1.0)
+    strict = hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=-1.0, test="mean")
     step, data = problem(strict, seed=seed)
     # a proposal is accepted with a chance of .5 at most: all of 16 with less than 2e-5
     return rollback_complete(step, data, STEPS)
 
 
 def no_change(seed: int) -> Check:
-    step, data = problem(hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0), seed=seed)
+    step, data = problem(hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0, test="mean"), seed=seed)
     return no_change_measured(step, data, 5)
 
 
 def batches_of_tests(seed: int) -> Check:
-    step, data = problem(hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0), seed=seed)
+    step, data = problem(hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0, test="mean"), seed=seed)
     return fresh_test_batches(step, data)
 
 
 def verdicts(seed: int) -> Check:
-    step, _ = problem(hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0), seed=seed)
+    step, _ = problem(hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0, test="mean"), seed=seed)
     return noisy_verdicts(step)
 
 
@@ -325,7 +325,7 @@ def test_what_cannot_be_looked_at_is_said() -> None:
         masks_independent(hush.Poisson(rate=0.5))
     with pytest.raises(Unsupported, match="selective"):
         rollback_complete(step, data, 1)
-    eager = hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=1e9)
+    eager = hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=1e9, test="mean")
     step, data = problem(eager)
     with pytest.raises(Unsupported, match="accepted"):
         rollback_complete(step, data, 2)

@@ -19,7 +19,7 @@ from hush.training.loop import Run
 from tests.audit import sabotage
 
 RECORDS = 60
-SELECTIVE = hush.Selective(rate=0.5, clip=1e-2, multiplier=1.0, threshold=0.0)
+SELECTIVE = hush.Selective(rate=0.5, clip=1e-2, multiplier=1.0, threshold=0.0, test="mean")
 
 
 def records(seed: int = 0) -> tuple[Tensor, Tensor]:

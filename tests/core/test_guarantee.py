@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,3 +76,9 @@ def test_a_delta_above_one_over_the_records_is_warned_of() -> None:
     with pytest.warns(PrivacyWarning, match=r"delta=1e-05 is above 1/100000000 = 1e-08: .*e\.g\. 1e-09"):
         assert check_delta(1e-5, records=10**8) == 1e-5
     assert check_delta(1e-5, records=10**5) == 1e-5, "1/n itself is not above"
+
+
+def test_a_guarantee_as_a_number_is_its_upper_epsilon() -> None:
+    stated = hush.Guarantee(epsilon=hush.Bound(lower=0.5, upper=2.0), delta=1e-5)
+    assert float(stated) == 2.0
+    assert math.isinf(float(replace(stated, epsilon=hush.Bound(lower=1.0, upper=math.inf))))

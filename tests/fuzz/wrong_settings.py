@@ -113,7 +113,7 @@ _NOISES = [
     *(hush.Truncated(scale=1.0, bound=1.0), hush.StochasticSign(scale=1.0)),
     hush.Quantized(scale=1.0, bound=1.0, levels=4),
 ]
-_RELEASES = [hush.Always(), hush.Selective(rate=0.1, clip=1.0, multiplier=1.0)]
+_RELEASES = [hush.Always(), hush.Selective(rate=0.1, clip=1.0, multiplier=1.0, test="mean")]
 
 
 def _proved(sampling: str, clipping: str, noise: str, release: str) -> bool:

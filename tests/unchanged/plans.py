@@ -80,10 +80,12 @@ _NOISES = {
 }
 _RELEASES = {
     "Always": hush.Always(),
-    "Mean": hush.Selective(rate=0.1, clip=1.0, multiplier=1.0),
+    "Mean": hush.Selective(rate=0.1, clip=1.0, multiplier=1.0, test="mean"),
     "Summed": hush.Selective(rate=0.1, clip=1.0, multiplier=1.0, test="summed"),
-    "PerAcceptance": hush.Selective(rate=0.1, clip=1.0, multiplier=1.0, accounting="per-acceptance"),
-    "Published": hush.Selective(rate=0.1, clip=1.0, multiplier=1.0, accounting="published"),
+    "PerAcceptance": hush.Selective(
+        rate=0.1, clip=1.0, multiplier=1.0, accounting="per-acceptance", test="mean"
+    ),
+    "Published": hush.Selective(rate=0.1, clip=1.0, multiplier=1.0, accounting="published", test="mean"),
 }
 
 

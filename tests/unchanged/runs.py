@@ -274,7 +274,12 @@ RUNS: dict[str, Callable[[], Entries]] = {
             hush.L2(norm=1.0),
             _GAUSSIAN,
             release=hush.Selective(
-                rate=0.5, clip=0.1, multiplier=2.0, threshold=0.0, accounting="per-acceptance"
+                rate=0.5,
+                clip=0.1,
+                multiplier=2.0,
+                threshold=0.0,
+                accounting="per-acceptance",
+                test="mean",
             ),
         ),
     ),

@@ -1,4 +1,4 @@
-"""What was promised: bounds on epsilon, the budget they are held against, and the statement itself."""
+"""Privacy guarantees: certified bounds on epsilon, the budget, and the statement itself."""
 
 import math
 import warnings
@@ -20,7 +20,7 @@ DELTA = number(
 
 
 def check_delta(delta: float, records: int) -> float:
-    """The delta, which must be below 0.5, with a warning where it is above one over the records.
+    """The delta, checked to be below 0.5, with a warning where it is above one over the records.
 
     **Guarantee.** None is lost: the statement holds at its delta. But publishing one record, drawn at
     random, satisfies epsilon 0 at delta 1/n, so a larger delta promises less than it seems to.
@@ -68,7 +68,12 @@ class Neighbours(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Bound(Value):
-    """Two numbers with the true one between them; `upper` is the one to quote."""
+    """A certified interval for epsilon or delta; `upper` is the end to quote.
+
+    Args:
+        lower: No smaller value holds.
+        upper: This value holds.
+    """
 
     lower: float
     upper: float
@@ -91,7 +96,12 @@ class Bound(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class Budget(Value):
-    """The privacy loss one is willing to spend: epsilon at a delta."""
+    """Privacy budget: the (epsilon, delta) that a run may spend.
+
+    Args:
+        epsilon: Largest epsilon.
+        delta: At which epsilon is meant; below one over the number of records.
+    """
 
     epsilon: float = field(
         metadata=number(
@@ -105,7 +115,23 @@ class Budget(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee(Value):
-    """A privacy statement with everything needed to read it."""
+    """A privacy statement with everything needed to read it; `float()` of it is its upper epsilon.
+
+    >>> float(Guarantee(epsilon=Bound(lower=0.9, upper=1.0), delta=1e-5))
+    1.0
+
+    Args:
+        epsilon: Certified interval.
+        delta: At which epsilon holds.
+        notion: Differential privacy, a per-instance charge, or Fisher information loss.
+        neighbours: Adjacency relation.
+        unit: What neighbours differ in.
+        basis: Proved here, or as a paper claims it.
+        arithmetic: Whether rounding is part of the proof, or real-number arithmetic is assumed.
+        randomness: Whether the noise came from the operating system, or from a secret seed.
+        records: Number of slots, where known: a delta above one over it promises less than it seems to.
+        sensitive: Whether the numbers depend on the records and must not be published.
+    """
 
     epsilon: Bound
     delta: float = field(metadata=DELTA)
@@ -114,11 +140,8 @@ class Guarantee(Value):
     unit: str = "one record"
     basis: Literal["proved", "published"] = "proved"
     arithmetic: Arithmetic = "proved"
-    """Whether rounding is part of the proof, or real-number arithmetic is assumed."""
     randomness: Secrecy = "secret"
-    """Whether the noise came from the operating system, or from a seed that must stay secret."""
     records: int | None = field(default=None, compare=False)
-    """Number of slots, where it is known: a delta above one over it promises less than it seems to."""
     sensitive: bool = False
 
     @classmethod
@@ -126,6 +149,9 @@ class Guarantee(Value):
         bound = Bound.from_plain(plain["epsilon"])
         neighbours = Neighbours(plain["neighbours"])
         return super().from_plain({**plain, "epsilon": bound, "neighbours": neighbours})
+
+    def __float__(self) -> float:
+        return self.epsilon.upper
 
     def __str__(self) -> str:
         access = "sensitive: do not publish" if self.sensitive else "publishable"

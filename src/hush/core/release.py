@@ -1,4 +1,4 @@
-"""Release by a noisy test: only proposals that seem to lower the loss leave the room."""
+"""Selective release: an update is applied and published if a noisy test of its loss accepts it."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,26 +11,28 @@ from hush.core.ranges import number
 Accounting = Literal["per-trial", "per-acceptance", "published"]
 Test = Literal["mean", "summed"]
 
-# How likely it may be that an update is given up because every one of its trials was rejected.
+# Probability that an update is given up because every one of its trials was rejected, at most.
 GIVEN_UP = 1e-30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selective(Release):
-    """A proposal is released if a noisy number says that it lowers the loss enough.
+    """An update is released if a noisy loss difference on a fresh Poisson batch is low enough.
 
-    Each record is in the test's batch with chance `rate`; both models see the same batch.
+    **Guarantee.** docs/guarantees/selective.md, for both tests; "published" accounting is none.
 
-    `test="mean"` (the DPSUR paper's): the sum of the loss differences over the expected batch size,
-    held within `clip`; a record may move it from one end to the other, so the noise has deviation
-    `multiplier` times 2 `clip`. `test="summed"`: each record's difference is held within `clip` and
-    they are summed; a record moves the sum by `clip` at most, and the noise has deviation `multiplier`
-    times `clip`. Accepted is what falls below `threshold` times `clip`.
-
-    `accounting` says what is public and what a step is. "per-trial": a step is a trial, and every
-    verdict is public. "per-acceptance": a step is an update, and how many trials it took is secret.
-    "published": as the paper charges it, which is not a guarantee (`hush claims`). The last two are
-    for the mean test alone. docs/guarantees/selective.md.
+    Args:
+        rate: Probability that a record is in the test's batch, the same for both models.
+        clip: Bound on the loss difference: of each record in the summed test, of the mean in the other.
+        multiplier: Noise multiplier, in units of the test's sensitivity.
+        threshold: Accepted is a noisy difference below `threshold * clip`.
+        accounting: What is public, and what a step is. "per-trial": a step is a trial, and every verdict
+            is public. "per-acceptance": a step is an update, and how many trials it took is secret.
+            "published": as the DPSUR paper charges it, which is not a guarantee (`hush claims`). The
+            last two are for the mean test alone.
+        test: "summed": records' clipped differences are summed; the sensitivity is `clip`. "mean" (the
+            DPSUR paper's): the sum over the expected batch size is clipped; a record may move it from
+            one end to the other, so that the sensitivity is `2 * clip`.
     """
 
     proofs: ClassVar[tuple[Proof, ...]] = (
@@ -77,7 +79,7 @@ class Selective(Release):
         ),
     )
     accounting: Accounting = "per-trial"
-    test: Test = "mean"
+    test: Test = "summed"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,18 +100,22 @@ class Selective(Release):
             )
 
     def acceptance(self, expected: float) -> tuple[float, float]:
-        """The least and the largest chance of acceptance, with `expected` records in the test."""
+        """Smallest and largest probability of acceptance.
+
+        Args:
+            expected: Expected number of records in the test.
+        """
         ends = 1.0 if self.test == "mean" else expected
         scale = self.multiplier * (2 if self.test == "mean" else 1)
         return _normal((self.threshold - ends) / scale), _normal((self.threshold + ends) / scale)
 
     @property
     def most_trials(self) -> float:
-        """How many trials a step may take: beyond, an update is given up (chance 1e-30 at most)."""
+        """Limit of trials per step, after which an update is given up (probability 1e-30 at most)."""
         if self.accounting == "per-trial":
             return 1
-        stays = -math.log1p(-self.acceptance(0.0)[0])
-        return math.ceil(-math.log(GIVEN_UP) / stays) if stays > 0 else math.inf
+        log_rejection = -math.log1p(-self.acceptance(0.0)[0])
+        return math.ceil(-math.log(GIVEN_UP) / log_rejection) if log_rejection > 0 else math.inf
 
 
 def _normal(x: float) -> float:

@@ -9,9 +9,10 @@ import pytest
 
 import hush
 from hush.accounting import epsilon as charge
-from hush.accounting.mechanism import SampledGaussian
+from hush.accounting.mechanism import SampledGaussian, mechanism
 from hush.accounting.pld import accountant
 from hush.accounting.rdp import gaussian
+from hush.accounting.selective.trial import TrainAndTest
 from hush.core.errors import InvalidPlan, Unproved
 from hush.core.plan import read_plan, write_plan
 from hush.core.release import GIVEN_UP
@@ -31,7 +32,9 @@ def plan(
         sampling=hush.Poisson(rate=batch / records),
         clipping=hush.L2(norm=0.1),
         noise=hush.Gaussian(multiplier=noise),
-        release=hush.Selective(rate=test_batch / records, clip=0.001, multiplier=test_noise, **release),
+        release=hush.Selective(
+            rate=test_batch / records, clip=0.001, multiplier=test_noise, **{"test": "mean", **release}
+        ),
     )
 
 
@@ -126,13 +129,13 @@ def test_trials_mix_with_other_steps() -> None:
 
 def test_a_plan_file_may_leave_out_what_has_a_default(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
-    write_plan(plan(test="summed", threshold=-2.0), path)
-    assert read_plan(path) == plan(test="summed", threshold=-2.0)
+    write_plan(plan(test="mean", threshold=-2.0), path)
+    assert read_plan(path) == plan(test="mean", threshold=-2.0)
     text = path.read_text()
     for name in ("threshold", "accounting", "test"):
         text = "".join(line for line in text.splitlines(True) if not line.startswith(f"{name} "))
     path.write_text(text)
-    assert read_plan(path) == plan()
+    assert read_plan(path) == plan(test="summed")
     path.write_text(text.replace("clip = 0.001\n", ""))
     with pytest.raises(InvalidPlan, match=r"line \d+, key release.clip"):
         read_plan(path)
@@ -151,3 +154,13 @@ def test_a_ledger_keeps_selective_plans(tmp_path: Path) -> None:
 def test_other_noise_is_not_proved() -> None:
     with pytest.raises(Unproved, match="Laplace x Selective"):
         hush.rdp(replace(plan(), noise=hush.Laplace(multiplier=1.0)), orders=[2])
+
+
+def test_the_default_is_the_summed_test_charged_as_two_steps() -> None:
+    default = replace(plan(), release=hush.Selective(rate=0.01, clip=0.001, multiplier=1.3))
+    assert isinstance(default.release, hush.Selective)
+    assert default.release.test == "summed"
+    assert isinstance(mechanism(default), TrainAndTest)
+    for accounting in ("per-acceptance", "published"):
+        with pytest.raises(InvalidPlan, match='test="mean"'):
+            replace(default.release, accounting=accounting)

@@ -91,7 +91,7 @@ def test_a_selective_test_does_not_show_it_either() -> None:
     inputs, targets = labels()
     targets[:] = 8191
     targets[:2] = 0
-    release = hush.Selective(rate=1.0, clip=1.0, multiplier=1.0)
+    release = hush.Selective(rate=1.0, clip=1.0, multiplier=1.0, test="mean")
     plan = hush.Plan(
         sampling=hush.Poisson(rate=1e-9), clipping=PLAN.clipping, noise=PLAN.noise, release=release
     )

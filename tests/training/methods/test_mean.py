@@ -94,7 +94,7 @@ def test_what_is_no_number_is_refused_without_being_shown(records: Any) -> None:
 
 def test_a_plan_for_training_has_no_mean() -> None:
     sampling, noise = hush.Poisson(rate=0.5), hush.Gaussian(multiplier=5.0)
-    tested = hush.Selective(rate=0.1, clip=0.1, multiplier=1.0)
+    tested = hush.Selective(rate=0.1, clip=0.1, multiplier=1.0, test="mean")
     based = hush.Subspaces(ranks=(2, 3), l2=(1.0, 1.0), bases=hush.Principal())
     for chosen in (
         hush.Plan(sampling=sampling, clipping=hush.L2(norm=1.0), noise=noise, release=tested),
@@ -114,7 +114,7 @@ def test_what_is_not_proved_is_not_run() -> None:
 
 def test_a_mean_is_not_charged_as_a_release_that_hides() -> None:
     always = plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=1.0))
-    rarely = hush.Selective(rate=0.01, clip=1.0, multiplier=1.0, threshold=-8.0)
+    rarely = hush.Selective(rate=0.01, clip=1.0, multiplier=1.0, threshold=-8.0, test="mean")
     hidden = replace(always, release=rarely)
     charged, due = (hush.epsilon(each, 1, 1e-5).epsilon.upper for each in (hidden, always))
     assert charged < 0.7 * due, "rejected proposals are not paid for"
