@@ -16,7 +16,7 @@ from scipy import stats
 
 from hush.core.randomness import SystemSource, random_bits, source_for
 from hush.noise import Gaussian, GeneralizedGaussian
-from hush.noise.ziggurat import around
+from hush.noise.ziggurat import add_noise
 from interleaved import Draw, devices, medians, print_rows
 
 DRAWS = {"cpu": (1_000_000,), "cuda": (1_000_000, 32_000_000)}
@@ -45,14 +45,14 @@ def contenders(beta: float, dtype: torch.dtype, device: torch.device, draws: int
 
     ways: dict[str, Draw] = {
         "torch.randn": lambda: torch.randn(draws, generator=generator, dtype=dtype, device=device),
-        "hush": lambda: around(torch.zeros_like(shape), beta, 1.0, stream),
-        "hush, torch's generator": lambda: around(torch.zeros_like(shape), beta, 1.0, generator),
+        "hush": lambda: add_noise(torch.zeros_like(shape), beta, 1.0, stream),
+        "hush, torch's generator": lambda: add_noise(torch.zeros_like(shape), beta, 1.0, generator),
         "torch gamma": torch_gamma,
         "ChaCha20 words": lambda: random_bits(draws, stream),
     }
     if draws <= _SECURE:
         secure = SystemSource(device)
-        ways["hush, secure"] = lambda: around(torch.zeros_like(shape), beta, 1.0, secure)
+        ways["hush, secure"] = lambda: add_noise(torch.zeros_like(shape), beta, 1.0, secure)
     if device.type == "cuda":
         target = torch.zeros(draws, dtype=dtype, device=device)
         noise = GeneralizedGaussian(beta=beta, multiplier=1.0)

@@ -23,7 +23,7 @@ from hush.training.step import PrivateStep
 
 PRIVATE, AROUND, KEPT = PrivateStep.private_gradient, hush.Gaussian.privatize, coordinates._kept
 RESTORE, CHARGE, PASSES = Snapshot.restore, Ledger.charge, Trials.passes
-WITHIN, DRAWS = lp.weights_within, ziggurat_cpu.draws
+WITHIN, DRAWS = lp.weights_within, ziggurat_cpu.pending_draws
 
 
 def a_quarter_of_the_noise(patch: pytest.MonkeyPatch) -> None:
@@ -99,13 +99,13 @@ def a_cycle_of_thirty_seeds(patch: pytest.MonkeyPatch) -> None:
 def noise_that_repeats_along_the_numbers(patch: pytest.MonkeyPatch) -> None:
     """The same 65,536 draws over and over, as of a buffer that is filled once."""
 
-    def draws(beta: float, count: int, units: float, source: Any) -> ziggurat_cpu.Draws:
+    def pending_draws(beta: float, count: int, units: float, source: Any) -> ziggurat_cpu.PendingDraws:
         drawn = DRAWS(beta, min(count, 2**16), units, source)
         again = np.arange(count) % 2**16
         drawn.start, drawn.words = drawn.start[again], drawn.words[again]
         return drawn
 
-    patch.setattr("hush.noise.ziggurat.draws", draws)
+    patch.setattr("hush.noise.ziggurat.pending_draws", pending_draws)
 
 
 def _noise_times(patch: pytest.MonkeyPatch, factor: Callable[[float], float]) -> None:

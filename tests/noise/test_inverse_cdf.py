@@ -31,7 +31,7 @@ def drawn(beta: float, seed: int = 0, draws: int = DRAWS, scale: float = 1.0) ->
     generator = torch.Generator(DEVICE).manual_seed(seed)
     zeros = torch.zeros(draws, device=DEVICE)
     assert inverse_cdf.fits(zeros, beta, generator) or DEVICE == "cpu"
-    return inverse_cdf.around(zeros, beta, scale, generator).cpu().double().numpy()
+    return inverse_cdf.add_noise(zeros, beta, scale, generator).cpu().double().numpy()
 
 
 @pytest.mark.parametrize("beta", [*BETAS, 50.0])
@@ -119,8 +119,8 @@ def test_entries_and_calls_are_independent_and_the_generator_decides() -> None:
         assert abs(np.corrcoef(np.abs(first[apart:]), np.abs(first[:-apart]))[0, 1]) < limit
     generator = torch.Generator(DEVICE).manual_seed(1)
     zeros = torch.zeros(1000, device=DEVICE)
-    one = inverse_cdf.around(zeros.clone(), 1.5, 1.0, generator)
-    two = inverse_cdf.around(zeros.clone(), 1.5, 1.0, generator)
+    one = inverse_cdf.add_noise(zeros.clone(), 1.5, 1.0, generator)
+    two = inverse_cdf.add_noise(zeros.clone(), 1.5, 1.0, generator)
     assert not torch.equal(one, two)
 
 
@@ -129,7 +129,7 @@ def test_entries_and_calls_are_independent_and_the_generator_decides() -> None:
 def test_every_entry_and_nothing_else_is_moved(count: int) -> None:
     around = torch.full((count + 64,), 3.0, device=DEVICE)
     generator = torch.Generator(DEVICE).manual_seed(0)
-    inverse_cdf.around(around[:count], 2.0, 0.5, generator)
+    inverse_cdf.add_noise(around[:count], 2.0, 0.5, generator)
     assert (around[:count] != 3.0).all()
     assert (around[count:] == 3.0).all()
     noise = (around[:count] - 3.0).cpu().double().numpy()

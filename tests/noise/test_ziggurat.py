@@ -9,7 +9,7 @@ from scipy import stats
 import hush
 from hush.core.randomness import Stream, SystemSource, source_for
 from hush.noise.layers import layers
-from hush.noise.ziggurat import around, grid
+from hush.noise.ziggurat import add_noise, grid_spacing
 from tests.noise.law import deviations
 
 BETAS = (1.0, 1.2, 1.5, 2.0, 2.33, 3.0, 4.0, 8.0)
@@ -24,7 +24,7 @@ def stream(seed: int = 0) -> Stream:
 def drawn(
     beta: float, dtype: torch.dtype = torch.float64, draws: int = DRAWS
 ) -> npt.NDArray[np.float64]:
-    values = around(torch.zeros(draws, dtype=dtype), beta, 1.0, stream())
+    values = add_noise(torch.zeros(draws, dtype=dtype), beta, 1.0, stream())
     assert values.dtype == dtype
     return values.double().numpy()
 
@@ -61,15 +61,15 @@ def test_no_layer_is_over_or_underfilled(beta: float) -> None:
 
 def test_draws_are_on_the_grid() -> None:
     for scale in (1e-12, 0.3, 1.0, 7e9):
-        values = around(torch.zeros(1000, dtype=torch.float64), 2.0, scale, stream())
-        assert torch.equal(values / grid(scale), (values / grid(scale)).round())
-        assert 2.0**-15 < grid(scale) / scale <= 2.0**-14
+        values = add_noise(torch.zeros(1000, dtype=torch.float64), 2.0, scale, stream())
+        assert torch.equal(values / grid_spacing(scale), (values / grid_spacing(scale)).round())
+        assert 2.0**-15 < grid_spacing(scale) / scale <= 2.0**-14
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_zero_does_not_tell_the_sign_of_its_location(dtype: torch.dtype) -> None:
     for location in (-1e-9, -0.0, 0.0, 1e-9):
-        values = around(torch.full((500_000,), location, dtype=dtype), 2.0, 1.0, stream())
+        values = add_noise(torch.full((500_000,), location, dtype=dtype), 2.0, 1.0, stream())
         zeros = values[values == 0]
         assert len(zeros) > 5
         assert not zeros.signbit().any()
@@ -94,17 +94,17 @@ def test_noise_cannot_be_told_by_the_uniforms_it_came_from() -> None:
 
 def test_every_shape_and_small_type() -> None:
     for shape in ((), (0,), (3, 0), (2, 3, 4), (70_000, 2)):
-        assert around(torch.zeros(shape), 1.5, 1.0, stream()).shape == shape
+        assert add_noise(torch.zeros(shape), 1.5, 1.0, stream()).shape == shape
     for dtype in (torch.float16, torch.bfloat16):
-        assert around(torch.zeros(9, dtype=dtype), 1.5, 1.0, stream()).dtype == dtype
+        assert add_noise(torch.zeros(9, dtype=dtype), 1.5, 1.0, stream()).dtype == dtype
 
 
 def test_the_source_decides_everything() -> None:
-    pair = [around(torch.zeros(100_000), 1.5, 1.0, stream(seed)) for seed in (1, 1, 2)]
+    pair = [add_noise(torch.zeros(100_000), 1.5, 1.0, stream(seed)) for seed in (1, 1, 2)]
     assert torch.equal(pair[0], pair[1])
     assert not torch.equal(pair[0], pair[2])
     global_state = torch.get_rng_state()
-    around(torch.zeros(1000), 1.5, 1.0, source_for(CPU))
+    add_noise(torch.zeros(1000), 1.5, 1.0, source_for(CPU))
     assert torch.equal(global_state, torch.get_rng_state())
 
 
@@ -121,7 +121,7 @@ def test_prepared_noise_is_the_same_noise() -> None:
 
 
 def test_the_system_s_source_gives_the_same_law() -> None:
-    values = around(torch.zeros(200_000), 3.0, 1.0, SystemSource(CPU)).numpy()
+    values = add_noise(torch.zeros(200_000), 3.0, 1.0, SystemSource(CPU)).numpy()
     assert stats.kstest(values, stats.gennorm(3.0).cdf).pvalue > 1e-6
     assert stats.kstest(values * 1.05, stats.gennorm(3.0).cdf).pvalue < 1e-6
 

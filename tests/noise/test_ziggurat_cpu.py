@@ -12,10 +12,10 @@ from scipy import stats
 
 from hush.core.randomness import Stream, random_words
 from hush.noise import ziggurat, ziggurat_cpu
-from hush.noise.exact_draw import settled
+from hush.noise.exact_draw import exact_sum
 from hush.noise.layers import LAYERS, PLACE_SHIFT, layers, layers_beyond, tables
-from hush.noise.ziggurat import around, grid
-from hush.noise.ziggurat_cpu import Draws, Integers, draws
+from hush.noise.ziggurat import add_noise, grid_spacing
+from hush.noise.ziggurat_cpu import Integers, PendingDraws, pending_draws
 
 CPU = torch.device("cpu")
 Floats = npt.NDArray[np.floating]
@@ -30,15 +30,17 @@ class Replay:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.near: list[int] = []
-        refine = Draws._refine
+        refine = PendingDraws._refine
 
-        def noted(drawn: Draws, location: object, rows: Integers, *others: object) -> object:
+        def noted(drawn: PendingDraws, location: object, rows: Integers, *others: object) -> object:
             self.near.extend(rows.tolist())
             return refine(drawn, location, rows, *others)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Draws, "_refine", noted)
+        monkeypatch.setattr(PendingDraws, "_refine", noted)
 
-    def exact(self, drawn: Draws, before: Floats, scale: float, others: set[int]) -> dict[int, float]:
+    def exact(
+        self, drawn: PendingDraws, before: Floats, scale: float, others: set[int]
+    ) -> dict[int, float]:
         """Sums in exact arithmetic of all that needed a height or further bits, and of `others`."""
         twin = stream()
         words = random_words(len(before), twin).tolist()
@@ -50,7 +52,7 @@ class Replay:
         own = Own(words, attempts_of(compared, position))
         assert 0.001 < len(own.attempts) / len(before) < 0.02
         return {
-            i: settled(float(before[i]), drawn.beta, scale, grid(scale), own, i)
+            i: exact_sum(float(before[i]), drawn.beta, scale, grid_spacing(scale), own, i)
             for i in {*own.attempts, *others}
         }
 
@@ -92,15 +94,15 @@ def test_every_number_is_the_oracle_s(
     before: Floats = (50 * np.random.default_rng(0).normal(size=count)).astype(dtype)
     source, replay = stream(), Replay(monkeypatch)
     monkeypatch.setattr(ziggurat_cpu, "_ROUNDING", 1e-3)  # so that many are near a middle
-    drawn, after = draws(beta, count, scale / grid(scale), source), before.copy()
-    left = drawn.privatize(after, grid(scale), source)
+    drawn, after = pending_draws(beta, count, scale / grid_spacing(scale), source), before.copy()
+    left = drawn.add_to(after, grid_spacing(scale), source)
     assert len(left) > 100
     assert {each.index for each in left} <= set(replay.near)
     assert len(drawn.tails) > 2
     for index, exact in replay.exact(drawn, before, scale, set(range(1000))).items():
         assert after[index] == dtype(exact)
     for one in left:
-        exact = settled(one.location, beta, scale, grid(scale), one, one.index)
+        exact = exact_sum(one.location, beta, scale, grid_spacing(scale), one, one.index)
         assert after[one.index] == dtype(exact)
 
 
@@ -110,22 +112,22 @@ def test_places_that_straddle_a_middle_are_the_oracle_s(
 ) -> None:
     """Locations that put a middle between two points of the grid into places, also of the tail."""
     count, scale, source, replay = 2**17, 1.99, stream(), Replay(monkeypatch)
-    drawn, before = draws(beta, count, scale / grid(scale), source), np.zeros(count)
+    drawn, before = pending_draws(beta, count, scale / grid_spacing(scale), source), np.zeros(count)
     rows = sorted({*drawn.tails, *range(500)})
     cells = layers(beta).cells[drawn.words[rows] & LAYERS - 1].tolist()
     widths = [drawn.tails.get(row, cell) for row, cell in zip(rows, cells, strict=True)]
     share = np.random.default_rng(0).uniform(0.2, 0.8, len(rows))
     inside = drawn.start[rows] + np.array(widths) * drawn.units * share
-    before[rows] = (np.rint(inside) + 0.5 - inside) * grid(scale)
+    before[rows] = (np.rint(inside) + 0.5 - inside) * grid_spacing(scale)
     after = before.copy()
-    left = {each.index for each in drawn.privatize(after, grid(scale), source)}
+    left = {each.index for each in drawn.add_to(after, grid_spacing(scale), source)}
     assert set(rows) <= set(replay.near)
     assert sum(row in drawn.tails for row in rows) > 2
     assert {width < 0 for width in widths} == {True, False}
     exact = replay.exact(drawn, before, scale, set(rows))
     assert [row for row in rows if after[row] != exact[row] and row not in left] == []
     assert len(left) < 0.05 * len(rows)
-    up = np.array([exact[row] for row in rows]) > (np.rint(inside) + 0.5) * grid(scale)
+    up = np.array([exact[row] for row in rows]) > (np.rint(inside) + 0.5) * grid_spacing(scale)
     assert 0.3 < up.mean() < 0.7  # the position decides
 
 
@@ -152,8 +154,8 @@ def test_places_at_the_edges_are_the_oracle_s(beta: float, monkeypatch: pytest.M
         return np.array(calls[-1], np.int64)
 
     monkeypatch.setattr(ziggurat_cpu, "random_words", crafted)
-    drawn, after = draws(beta, len(words), 1.5 * 2.0**14, source), np.full(len(words), 0.25)
-    left = {each.index for each in drawn.privatize(after, 2.0**-14, source)}
+    drawn, after = pending_draws(beta, len(words), 1.5 * 2.0**14, source), np.full(len(words), 0.25)
+    left = {each.index for each in drawn.add_to(after, 2.0**-14, source)}
     compared = [
         pair
         for rows, fours in drawn.compared
@@ -163,7 +165,7 @@ def test_places_at_the_edges_are_the_oracle_s(beta: float, monkeypatch: pytest.M
     assert len(left) < 5
     assert len(own.attempts) < len(words)
     for i in set(range(len(words))) - left:
-        assert after[i] == settled(0.25, beta, 1.5, 2.0**-14, own, i)
+        assert after[i] == exact_sum(0.25, beta, 1.5, 2.0**-14, own, i)
 
 
 @pytest.mark.parametrize("beta", [1.0, 1.5, 2.0, 4.0])
@@ -177,7 +179,7 @@ def test_the_tail_beyond_the_layers_is_the_law_s(beta: float, monkeypatch: pytes
     monkeypatch.setattr("hush.noise.layers.layers", lambda beta: near)
     monkeypatch.setattr(ziggurat_cpu, "layers", lambda beta: near)
     law = stats.gennorm(beta)
-    values = draws(beta, 100_000, 1.0, stream())
+    values = pending_draws(beta, 100_000, 1.0, stream())
     tables.cache_clear()
     assert table is not tables(beta, CPU)
     assert len(values.tails) > 500
@@ -195,13 +197,13 @@ def test_the_tail_beyond_the_layers_is_the_law_s(beta: float, monkeypatch: pytes
 def test_sums_are_rounded_as_real_numbers_are() -> None:
     """Against rational arithmetic, for locations of every size, with all bits of the draw at hand."""
     scale, source = 1.7, stream()
-    step = Fraction(grid(scale))
+    step = Fraction(grid_spacing(scale))
     for size in (1e-9, 1.0, 1e3, 1e9, 1e18):
         location = size * np.random.default_rng(1).normal(size=400)
-        values = draws(2.0, 400, scale / grid(scale), source)
+        values = pending_draws(2.0, 400, scale / grid_spacing(scale), source)
         layer, place = values.words & LAYERS - 1, values.words >> PLACE_SHIFT
         result = location.copy()
-        assert values.privatize(result, grid(scale), source) == []
+        assert values.add_to(result, grid_spacing(scale), source) == []
         for i in set(range(400)) - set(values.tails):
             width = Fraction(float(layers(2.0).cells[layer[i]]))
             ends = int(place[i]) * width, (int(place[i]) + 1) * width
@@ -211,14 +213,14 @@ def test_sums_are_rounded_as_real_numbers_are() -> None:
 
 
 def test_where_a_place_straddles_a_boundary_further_bits_decide() -> None:
-    step, width = grid(1.0), float(layers(2.0).cells[0])
+    step, width = grid_spacing(1.0), float(layers(2.0).cells[0])
     # a quarter of the place lies below the boundary between two multiples of the grid
     start = 100.5 * step - width / 4
     above = left = 0
     for seed in range(2000):
         result = np.zeros(1)
-        one = Draws(2.0, 1 / step, np.zeros(1, np.int64), np.array([start / step]))
-        left += len(one.privatize(result, step, stream(seed)))
+        one = PendingDraws(2.0, 1 / step, np.zeros(1, np.int64), np.array([start / step]))
+        left += len(one.add_to(result, step, stream(seed)))
         assert float(result[0]) in (100 * step, 101 * step)
         above += float(result[0]) == 101 * step
     assert left < 50  # nearer than 2**-28 to the boundary, with 53 further bits
@@ -233,13 +235,13 @@ def test_a_height_next_to_the_curve_is_settled_with_further_bits(
     left: list[float] = []
 
     def counted(*arguments: object) -> float:
-        left.append(settled(*arguments))  # type: ignore[arg-type]
+        left.append(exact_sum(*arguments))  # type: ignore[arg-type]
         return left[-1]
 
-    few = around(torch.zeros(60_000, dtype=torch.float64), 2.0, 1.0, stream())
+    few = add_noise(torch.zeros(60_000, dtype=torch.float64), 2.0, 1.0, stream())
     monkeypatch.setattr(ziggurat, "settled", counted)
     monkeypatch.setattr(ziggurat_cpu, "_SURE", 10.0)
-    result = around(torch.zeros(60_000, dtype=torch.float64), 2.0, 1.0, stream())
+    result = add_noise(torch.zeros(60_000, dtype=torch.float64), 2.0, 1.0, stream())
     assert len(left) > 200
     assert set(left) <= set(result.tolist())
     assert stats.kstest(result.numpy(), stats.gennorm(2.0).cdf).pvalue > 1e-3

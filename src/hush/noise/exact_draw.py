@@ -60,7 +60,7 @@ def reserve(count: int, source: Stream) -> Words:
     return Words(source, source.reserve(count), source.reserve(count * ATTEMPTS * WORDS))
 
 
-def settled(
+def exact_sum(
     location: float, beta: float, scale: float, step: float, words: RandomWords, index: int
 ) -> float:
     """The rounded sum of a location and the draw that a number's words give.

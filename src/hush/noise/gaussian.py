@@ -54,7 +54,7 @@ class Gaussian(Noise):
         import torch
 
         if cryptographic(generator):
-            return ziggurat.around(location, *self.exponential_power(norm), generator)
+            return ziggurat.add_noise(location, *self.exponential_power(norm), generator)
         kind: Any = {"generator": generator, "device": generator.device, "dtype": location.dtype}
         for part in location.view(-1).split(_AT_ONCE[location.device.type]):
             part.add_(torch.randn(len(part), **kind).to(part.device), alpha=self.multiplier * norm)

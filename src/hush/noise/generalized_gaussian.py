@@ -48,7 +48,7 @@ class GeneralizedGaussian(Noise):
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: Randomness
     ) -> "torch.Tensor":
-        return ziggurat.around(location, self.beta, self.multiplier * norm, generator)
+        return ziggurat.add_noise(location, self.beta, self.multiplier * norm, generator)
 
     def prepare(
         self, count: int, *, norm: float, generator: Randomness, device: "torch.device"
@@ -78,7 +78,7 @@ class Laplace(Noise):
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: Randomness
     ) -> "torch.Tensor":
-        return ziggurat.around(location, 1.0, self.multiplier * norm, generator)
+        return ziggurat.add_noise(location, 1.0, self.multiplier * norm, generator)
 
     def prepare(
         self, count: int, *, norm: float, generator: Randomness, device: "torch.device"

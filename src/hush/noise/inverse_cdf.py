@@ -59,16 +59,18 @@ def fits(location: "torch.Tensor", beta: float, generator: Randomness) -> bool:
     )
 
 
-def around(location: "torch.Tensor", beta: float, scale: float, generator: Randomness) -> "torch.Tensor":
-    """A draw around `location`, in place, each entry on its own.
+def add_noise(
+    location: "torch.Tensor", beta: float, scale: float, generator: Randomness
+) -> "torch.Tensor":
+    """`location` plus independent noise of density ~ exp(-(|x| / scale)^beta), in place.
 
     **Guarantee.** The law is exact but for rounding in single precision: docs/guarantees/sampling.md.
     128 bits of the generator are the key and the counter's start; the same ones repeat the draw.
     """
-    from hush.noise.inverse_cdf_kernel import add_noise
+    from hush.noise import inverse_cdf_kernel
 
     single, double = _tables(beta, location.device)
-    return add_noise(location, scale, single, double, random_bits(2, generator))
+    return inverse_cdf_kernel.add_noise(location, scale, single, double, random_bits(2, generator))
 
 
 @lru_cache(maxsize=64)

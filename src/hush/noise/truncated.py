@@ -9,7 +9,7 @@ from hush.core.randomness import Randomness, uniform
 from hush.noise.gaussian import Gaussian
 from hush.noise.post_processed import BOUND, PROOFS, SCALE
 from hush.noise.truncated_float32 import ABOVE, AT_ONCE, BELOW, NARROW, SingleTruncated, polynomial
-from hush.noise.ziggurat import grid
+from hush.noise.ziggurat import grid_spacing
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +62,7 @@ class Truncated(Noise):
             for part in flat.split(at_once):
                 single.draw(part, generator)
             return location
-        step = grid(self.scale) * 2.0**-16
+        step = grid_spacing(self.scale) * 2.0**-16
         for part in flat.split(_AT_ONCE[device.type]):
             share = uniform(len(part), generator).to(part.device)
             depth = quantile(part.double().abs().sub_(self.bound).div_(self.scale), self._width, share)

@@ -12,51 +12,51 @@ from typing import TYPE_CHECKING
 
 from hush.core.randomness import Randomness, Stream, substream
 from hush.noise import inverse_cdf
-from hush.noise.exact_draw import settled
-from hush.noise.ziggurat_cpu import Draws, draws
+from hush.noise.exact_draw import exact_sum
+from hush.noise.ziggurat_cpu import PendingDraws, pending_draws
 
 if TYPE_CHECKING:
     import torch
 
-GRID = 2.0**-14
-"""Spacing of the grid over the scale, before it is rounded down to a power of two."""
+RELATIVE_SPACING = 2.0**-14
+"""Spacing of the grid in units of the noise scale, before it is rounded down to a power of two."""
 _PART = 1 << 18
 """Numbers that are drawn on a CPU at once: more take memory that the system has to clear every time."""
 _OUTWARD = 1 + 2.0**-50
 """More noise costs no more: scales are rounded up."""
 
 
-def around(location: "torch.Tensor", beta: float, scale: float, source: Randomness) -> "torch.Tensor":
-    """`location` plus noise of density ~ exp(-(|x| / scale)^beta), on multiples of `grid(scale)`.
+def add_noise(location: "torch.Tensor", beta: float, scale: float, source: Randomness) -> "torch.Tensor":
+    """`location` plus noise of density ~ exp(-(|x| / scale)^beta), rounded to `grid_spacing(scale)`.
 
-    In place where the location is in double precision; another type is rounded once more to that type.
+    In place; another type than single or double precision is rounded once more to that type.
     """
     import torch
 
     scale *= _OUTWARD
     if inverse_cdf.fits(location, beta, source):
-        return inverse_cdf.around(location, beta, scale, source)
+        return inverse_cdf.add_noise(location, beta, scale, source)
     if location.is_cuda and isinstance(source, torch.Generator):
         # a kernel makes the words of a stream
         source = Stream(location.device, substream(source).key)
     if isinstance(source, Stream) and _by_kernel(location, source):
-        from hush.noise import ziggurat_kernel
+        from hush.noise import ziggurat_gpu
 
-        return ziggurat_kernel.around(location, beta, scale, grid(scale), source)
+        return ziggurat_gpu.add_noise(location, beta, scale, grid_spacing(scale), source)
     for part in location.view(-1).split(_PART):
-        _add(part, draws(beta, len(part), scale / grid(scale), source), scale, source)
+        _add(part, pending_draws(beta, len(part), scale / grid_spacing(scale), source), scale, source)
     return location
 
 
-def _add(location: "torch.Tensor", drawn: Draws, scale: float, source: Randomness) -> None:
-    """Replace a flat location by its rounded sum with the draws, which are made on a CPU."""
+def _add(location: "torch.Tensor", drawn: PendingDraws, scale: float, source: Randomness) -> None:
+    """Replace a flat location by its rounded sum with draws that were made on a CPU."""
     import torch
 
     here = location.device.type == "cpu" and location.dtype in (torch.float32, torch.float64)
     total = location.detach() if here else location.to("cpu", torch.float64)
-    values, step = total.numpy(), grid(scale)
-    for left in drawn.privatize(values, step, source):
-        values[left.index] = settled(left.location, drawn.beta, scale, step, left, left.index)
+    values, step = total.numpy(), grid_spacing(scale)
+    for left in drawn.add_to(values, step, source):
+        values[left.index] = exact_sum(left.location, drawn.beta, scale, step, left, left.index)
     if not here:
         location.copy_(total)
 
@@ -69,15 +69,15 @@ def _by_kernel(location: "torch.Tensor", source: Stream) -> bool:
 def prepare(
     beta: float, count: int, scale: float, source: Randomness, device: "torch.device"
 ) -> "Callable[[torch.Tensor], torch.Tensor]":
-    """What `around` does for one flat location of `count` numbers; on a CPU the draws are made now."""
+    """`add_noise` to one flat location of `count` numbers, as a function; on a CPU it is drawn now."""
     if device.type != "cpu":
-        return lambda location: around(location, beta, scale, source)
+        return lambda location: add_noise(location, beta, scale, source)
     scale *= _OUTWARD
     sizes = [min(_PART, count - first) for first in range(0, count, _PART)]
-    unused = [[draws(beta, size, scale / grid(scale), source) for size in sizes]]
+    unused = [[pending_draws(beta, size, scale / grid_spacing(scale), source) for size in sizes]]
 
     def rounded(location: "torch.Tensor") -> "torch.Tensor":
-        parts = unused.pop()  # two sums under one noise tell both
+        parts = unused.pop()  # two sums under the same noise reveal their difference
         for part, drawn in zip(location.split(_PART), parts, strict=True):
             _add(part, drawn, scale, source)
         return location
@@ -85,6 +85,6 @@ def prepare(
     return rounded
 
 
-def grid(scale: float) -> float:
+def grid_spacing(scale: float) -> float:
     """Spacing of the grid that noise of this scale is rounded to: a power of two below scale / 2**14."""
-    return 2.0 ** math.floor(math.log2(scale * GRID))
+    return 2.0 ** math.floor(math.log2(scale * RELATIVE_SPACING))

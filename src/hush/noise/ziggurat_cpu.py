@@ -3,7 +3,7 @@
 Most draws are decided by their first word. The half per cent that need a height, or a place in the
 tail, are settled together, and so are those whose sum is so near the middle between two points of the
 grid that it takes more bits to round. What double precision cannot decide is left to
-`exact_draw.settled`, which reads the same words. Large numpy calls leave the interpreter to others, so
+`exact_draw.exact_sum`, which reads the same words. Large numpy calls leave the interpreter to others, so
 that gradients are computed meanwhile.
 """
 
@@ -29,7 +29,7 @@ _ROUNDING = 2.0**-28
 
 
 @dataclass(frozen=True)
-class Left:
+class Undecided:
     """A number that double precision cannot decide, and the words that exact arithmetic makes it of."""
 
     index: int
@@ -55,10 +55,10 @@ class Left:
 
 
 @dataclass(eq=False)
-class Draws:
-    """Standard draws of which some bits are still to be drawn, in units of the grid they are rounded to.
+class PendingDraws:
+    """Standard draws whose lowest bits are still to be drawn, in units of the grid they are rounded to.
 
-    `around` turns them into noise around a location and may be called once.
+    `add_to` turns them into noise around a location and may be called once.
     """
 
     beta: float
@@ -76,9 +76,9 @@ class Draws:
     undecided: Integers = field(default_factory=lambda: np.empty(0, np.int64))
     """Indices of draws whose height double precision cannot compare with the curve."""
 
-    def privatize(
+    def add_to(
         self, location: npt.NDArray[np.floating], step: float, source: Randomness
-    ) -> list[Left]:
+    ) -> list[Undecided]:
         """Replace a flat location by its rounded sum with the draws, where double precision decides.
 
         Args:
@@ -123,7 +123,7 @@ class Draws:
         places = zip(self.undecided.tolist(), lost.tolist(), strict=True)
         left.update({index: (value, int(random_words(1, source)[0])) for index, value in places})
         return [
-            Left(index, value, int(self.words[index]), self._compared_with(index), position, source)
+            Undecided(index, value, int(self.words[index]), self._compared_with(index), position, source)
             for index, (value, position) in left.items()
         ]
 
@@ -157,12 +157,12 @@ class Draws:
         return []
 
 
-def draws(beta: float, count: int, units: float, source: Randomness) -> Draws:
+def pending_draws(beta: float, count: int, units: float, source: Randomness) -> PendingDraws:
     """Independent draws of density proportional to exp(-|x|^beta), beta >= 1, times `units`."""
     import torch
 
     table = tables(beta, torch.device("cpu"))
-    found = Draws(beta, units, random_words(count, source), np.empty(count))
+    pending = PendingDraws(beta, units, random_words(count, source), np.empty(count))
     scaled = table.cells.numpy() * units
     limits = _place_limits(table)
     size = min(BLOCK, count)
@@ -170,7 +170,7 @@ def draws(beta: float, count: int, units: float, source: Randomness) -> Draws:
     reached = np.empty(size, np.bool_)
     open_ = [np.empty(0, np.int64)]
     for first in range(0, count, BLOCK):
-        words, start = found.words[first : first + BLOCK], found.start[first : first + BLOCK]
+        words, start = pending.words[first : first + BLOCK], pending.start[first : first + BLOCK]
         a, b, c, high = (part[: len(words)] for part in (layer, place, limit, reached))
         np.bitwise_and(words, LAYERS - 1, out=a)
         np.right_shift(words, PLACE_SHIFT, out=b)
@@ -183,10 +183,10 @@ def draws(beta: float, count: int, units: float, source: Randomness) -> Draws:
     undecided = [np.empty(0, np.int64)]
     rows = np.concatenate(open_)
     while len(rows):
-        rows, unsure = _settle(found, rows, table, source)
+        rows, unsure = _accept_or_reject(pending, rows, table, source)
         undecided.append(unsure)
-    found.undecided = np.concatenate(undecided)
-    return found
+    pending.undecided = np.concatenate(undecided)
+    return pending
 
 
 def _place_limits(table: Tables) -> Integers:
@@ -194,18 +194,18 @@ def _place_limits(table: Tables) -> Integers:
     return (table.limits / table.cells).floor().long().numpy()
 
 
-def _settle(
-    found: Draws, rows: Integers, table: Tables, source: Randomness
+def _accept_or_reject(
+    pending: PendingDraws, rows: Integers, table: Tables, source: Randomness
 ) -> tuple[Integers, Integers]:
     """Accept or reject draws by a random height, and propose anew for those rejected.
 
     Returns:
         Indices of the new proposals that need a height, and of draws left to exact arithmetic.
     """
-    law, beta = layers(found.beta), found.beta
+    law, beta = layers(pending.beta), pending.beta
     cells, heights, strips = table.cells.numpy(), table.heights.numpy(), table.strips.numpy()
-    words, further = found.words[rows], random_words(4 * len(rows), source).reshape(-1, 4)
-    found.compared.append((rows, further))
+    words, further = pending.words[rows], random_words(4 * len(rows), source).reshape(-1, 4)
+    pending.compared.append((rows, further))
     layer = words & LAYERS - 1
     width = cells[layer]
     place = (words >> PLACE_SHIFT) * width
@@ -234,14 +234,14 @@ def _settle(
     kept = ~outside & (height < curve)
     far_out = tail[kept[tail] & ~unsure[tail]]
     sign = np.where(place[far_out] < 0, -1.0, 1.0)
-    found.start[rows[far_out]] = sign * size[far_out] * found.units
-    found.tails.update(zip(rows[far_out].tolist(), (sign * cell).tolist(), strict=True))
+    pending.start[rows[far_out]] = sign * size[far_out] * pending.units
+    pending.tails.update(zip(rows[far_out].tolist(), (sign * cell).tolist(), strict=True))
     rejected = np.flatnonzero(~kept & ~unsure)
     again, proposed = rows[rejected], further[rejected, 3]
-    found.words[again] = proposed
+    pending.words[again] = proposed
     layer = proposed & LAYERS - 1
     place_of = proposed >> PLACE_SHIFT
-    found.start[again] = place_of * (cells[layer] * found.units)
+    pending.start[again] = place_of * (cells[layer] * pending.units)
     open_ = np.abs(place_of) >= _place_limits(table)[layer]
     return again[open_], rows[unsure]
 

@@ -1,137 +1,21 @@
-"""Exact noise on a GPU, in Triton: loaded only where there is one.
+"""Triton kernels of exact noise on a GPU, launched by `ziggurat_gpu`; loaded only where there is one."""
 
-One kernel makes random words, proposes and rounds all numbers, and lists the half per cent that need a
-height, a place in the tail or more bits; another settles these, from blocks of the stream that are each
-number's own. What double precision cannot decide (about one number in 10^10) is left to
-`exact_draw.settled`, which reads the same words.
-"""
-
-import struct
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
 import triton
 from triton import language as tl
 
-from hush.core.chacha_kernel import SECRET, chacha20, secret
-from hush.core.randomness import Stream
-from hush.noise.exact_draw import ATTEMPTS, SIZE, WORDS, Words, reserve, settled
-from hush.noise.layers import LAYERS, PLACE_BITS, layers, tables
+from hush.core.chacha_kernel import SECRET, chacha20
+from hush.noise.exact_draw import ATTEMPTS, SIZE, WORDS
+from hush.noise.layers import LAYERS, PLACE_BITS
+from hush.noise.ziggurat_gpu import GROUP
 
-if TYPE_CHECKING:
-    from torch import Tensor, device, dtype
-
-_PART = 1 << 25
-"""Numbers of one launch: of each, 4 bytes are kept beside it."""
-_LOW = PLACE_BITS - 31
-"""Bits of a place that are in the lower half of its word."""
 _SHIFT = tl.constexpr(63 - PLACE_BITS)
 _MASK = tl.constexpr(LAYERS - 1)
 _ATTEMPTS = tl.constexpr(ATTEMPTS)
 _SIZE = tl.constexpr(SIZE)
 _EACH = tl.constexpr(WORDS * SIZE)
 """Numbers of a program: a 64-bit word each."""
-_GROUP = tl.constexpr(16)
-"""Programs that list together what another one settles: about 100 numbers."""
+_GROUP = tl.constexpr(GROUP)
 _CONSTANTS, _CELLS, _HEIGHTS = tl.constexpr(8), tl.constexpr(LAYERS), tl.constexpr(LAYERS + 1)
-_COMPILED: dict[tuple[Any, "dtype", "device"], Any] = {}
-
-
-def around(location: "Tensor", beta: float, scale: float, step: float, source: Stream) -> "Tensor":
-    """Replace a contiguous tensor by its rounded sum with noise, each number exactly.
-
-    Args:
-        location: another type than single or double precision is rounded once more to that type.
-        beta: exponent of the law.
-        scale: of the noise.
-        step: spacing of the grid.
-        source: of the words.
-    """
-    import torch
-
-    for part in location.view(-1).split(_PART):
-        total = part if part.dtype in (torch.float32, torch.float64) else part.double()
-        words = reserve(len(total), source)
-        with torch.cuda.device(total.device):
-            counts, listed = launch(total, beta, scale, step, words)
-        if int(counts[0]):  # the one wait: what is undecided has no noise yet
-            for index in sorted(-1 - row for row in rows(counts, listed) if row < 0):
-                total[index] = settled(float(total[index]), beta, scale, step, words, index)
-        if total is not part:
-            part.copy_(total)
-    return location
-
-
-def launch(
-    location: "Tensor", beta: float, scale: float, step: float, words: Words
-) -> "tuple[Tensor, Tensor]":
-    """Replace a flat tensor by its rounded sum with noise, where double precision decides.
-
-    Returns:
-        Counts, of which the first is of numbers that are left as they were; and lists for `rows`.
-    """
-    import torch
-
-    count, where = len(location), location.device
-    programs = triton.cdiv(count, WORDS * SIZE)
-    groups = triton.cdiv(programs, _GROUP.value)
-    counts = torch.zeros(1 + groups, dtype=torch.int32, device=where)
-    listed = torch.empty(groups * _GROUP.value * WORDS * SIZE, dtype=torch.int32, device=where)
-    key = words.source.key
-    arguments = (
-        *(location, counts, listed, *_law(beta, where), count),
-        *(_bits(step), _bits(scale / step)),
-        *(*secret(key, words.proposals), *secret(key, words.attempts)[8:]),
-    )
-    _launch(_propose, programs, arguments)
-    _launch(_settle_listed, groups, arguments)
-    return counts, listed
-
-
-def _launch(kernel: Any, programs: int, arguments: tuple[Any, ...]) -> None:
-    """Launch a kernel of which nothing of an argument but its type is compiled in.
-
-    So it need not be looked for again, which takes the host longer than the launch.
-    """
-    known = kernel, arguments[0].dtype, arguments[0].device
-    compiled = _COMPILED.get(known)
-    if compiled is None:
-        _COMPILED[known] = kernel[(programs,)](*arguments)
-    else:
-        compiled[programs, 1, 1](*arguments)
-
-
-def rows(counts: "Tensor", listed: "Tensor") -> list[int]:
-    """Numbers that one word did not decide, by their index; of one that is left, -1 - index."""
-    groups = listed.view(-1, _GROUP.value * WORDS * SIZE).tolist()
-    return [row for many, group in zip(counts[1:].tolist(), groups, strict=True) for row in group[:many]]
-
-
-@lru_cache(maxsize=64)
-def _law(beta: float, where: "device") -> "tuple[Tensor, Tensor]":
-    """Tables of a law on a device.
-
-    Returns:
-        For each layer a bound: places whose highest 31 bits are below it are under the curve as a whole;
-        and constants, the width of places by layer, heights and strips, one after the other.
-    """
-    import torch
-
-    law, table = layers(beta), tables(beta, torch.device("cpu"))
-    # a place whose highest bits are m ends below (m + 1) 2**5 cells: below the limit if m < bound
-    bounds = np.maximum(np.ceil(table.limits.numpy() / (law.cells * 2.0**_LOW)) - 1, 0)
-    tail = [law.strip * 2.0**-law.tail_bits, 2.0**law.tail_bits - 1]
-    constants = torch.tensor([law.widest, beta, law.edge, *tail, 0, 0, 0], dtype=torch.float64)
-    parts = constants, table.cells, table.heights, table.strips
-    return torch.from_numpy(bounds.astype(np.int32)).to(where), torch.cat(parts).to(where)
-
-
-def _bits(value: float) -> int:
-    """The bits of a double, as an integer: Triton passes a Python float in single precision."""
-    return int(struct.unpack("<q", struct.pack("<d", value))[0])
-
-
 _ARGUMENTS = (
     *("location", "counts", "listed", "bounds", "table", "count", "step_bits", "units_bits"),
     *(*SECRET, "m0", "m1", "m2"),
@@ -139,7 +23,7 @@ _ARGUMENTS = (
 
 
 @triton.jit(do_not_specialize=_ARGUMENTS, do_not_specialize_on_alignment=_ARGUMENTS)
-def _propose(
+def propose(
     location, counts, listed, bounds, table, count, step_bits, units_bits,
     k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, m0, m1, m2,
 ):  # fmt: skip
@@ -152,32 +36,32 @@ def _propose(
         program * _SIZE + tl.arange(0, _SIZE), k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2
     )
     first = program * _EACH + tl.arange(0, _SIZE)
-    o0 = _add(location, first, count, x0, x1, cells, bounds, step, units, sure)
-    o1 = _add(location, first + _SIZE, count, x2, x3, cells, bounds, step, units, sure)
-    o2 = _add(location, first + 2 * _SIZE, count, x4, x5, cells, bounds, step, units, sure)
-    o3 = _add(location, first + 3 * _SIZE, count, x6, x7, cells, bounds, step, units, sure)
-    o4 = _add(location, first + 4 * _SIZE, count, x8, x9, cells, bounds, step, units, sure)
-    o5 = _add(location, first + 5 * _SIZE, count, x10, x11, cells, bounds, step, units, sure)
-    o6 = _add(location, first + 6 * _SIZE, count, x12, x13, cells, bounds, step, units, sure)
-    o7 = _add(location, first + 7 * _SIZE, count, x14, x15, cells, bounds, step, units, sure)
+    o0 = _add_proposal(location, first, count, x0, x1, cells, bounds, step, units, sure)
+    o1 = _add_proposal(location, first + _SIZE, count, x2, x3, cells, bounds, step, units, sure)
+    o2 = _add_proposal(location, first + 2 * _SIZE, count, x4, x5, cells, bounds, step, units, sure)
+    o3 = _add_proposal(location, first + 3 * _SIZE, count, x6, x7, cells, bounds, step, units, sure)
+    o4 = _add_proposal(location, first + 4 * _SIZE, count, x8, x9, cells, bounds, step, units, sure)
+    o5 = _add_proposal(location, first + 5 * _SIZE, count, x10, x11, cells, bounds, step, units, sure)
+    o6 = _add_proposal(location, first + 6 * _SIZE, count, x12, x13, cells, bounds, step, units, sure)
+    o7 = _add_proposal(location, first + 7 * _SIZE, count, x14, x15, cells, bounds, step, units, sure)
     each = o0 + o1 + o2 + o3 + o4 + o5 + o6 + o7
     group = program // _GROUP
     listed += group * (_GROUP * _EACH)
     # nothing is read here that another program writes
     taken = tl.atomic_add(counts + 1 + group, tl.sum(each, 0), sem="relaxed")
     place = listed + taken + tl.cumsum(each, 0) - each
-    place = _note(place, first, o0)
-    place = _note(place, first + _SIZE, o1)
-    place = _note(place, first + 2 * _SIZE, o2)
-    place = _note(place, first + 3 * _SIZE, o3)
-    place = _note(place, first + 4 * _SIZE, o4)
-    place = _note(place, first + 5 * _SIZE, o5)
-    place = _note(place, first + 6 * _SIZE, o6)
-    place = _note(place, first + 7 * _SIZE, o7)
+    place = _append(place, first, o0)
+    place = _append(place, first + _SIZE, o1)
+    place = _append(place, first + 2 * _SIZE, o2)
+    place = _append(place, first + 3 * _SIZE, o3)
+    place = _append(place, first + 4 * _SIZE, o4)
+    place = _append(place, first + 5 * _SIZE, o5)
+    place = _append(place, first + 6 * _SIZE, o6)
+    place = _append(place, first + 7 * _SIZE, o7)
 
 
 @triton.jit(do_not_specialize=_ARGUMENTS, do_not_specialize_on_alignment=_ARGUMENTS)
-def _settle_listed(
+def resolve_listed(
     location, counts, listed, bounds, table, count, step_bits, units_bits,
     k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, m0, m1, m2,
 ):  # fmt: skip
@@ -186,7 +70,7 @@ def _settle_listed(
     many = tl.load(counts + 1 + group)
     begin = 0
     while begin < many:
-        _settle(
+        _resolve(
             location, counts, listed + group * (_GROUP * _EACH), begin, many, table, step, units,
             k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, m0, m1, m2,
         )  # fmt: skip
@@ -194,7 +78,7 @@ def _settle_listed(
 
 
 @triton.jit
-def _add(location, index, count, low, high, cells, bounds, step, units, sure):
+def _add_proposal(location, index, count, low, high, cells, bounds, step, units, sure):
     """Add noise where a place decides; return 1 where it does not."""
     inside = index < count
     layer = (low & _MASK).to(tl.int32)
@@ -211,7 +95,7 @@ def _add(location, index, count, low, high, cells, bounds, step, units, sure):
 
 
 @triton.jit
-def _note(place, index, open_):
+def _append(place, index, open_):
     tl.store(place, index, mask=open_ != 0)
     return place + open_
 
@@ -231,11 +115,11 @@ def _split(value, step):
 
 
 @triton.jit
-def _settle(
+def _resolve(
     location, counts, listed, begin, many, table, step, units,
     k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, m0, m1, m2,
 ):  # fmt: skip
-    """Settle the next numbers of a list; count those that double precision does not decide."""
+    """Accept or reject the next numbers of a list by a height, and round; count what stays undecided."""
     beta, edge, tail_cell = tl.load(table + 1), tl.load(table + 2), tl.load(table + 3)
     tail_mask = tl.load(table + 4).to(tl.int64)
     cells = table + _CONSTANTS

@@ -1,7 +1,7 @@
 """Noise on a GPU: number by number the one that exact arithmetic makes of the same words.
 
 Without one, Triton's interpreter runs the kernels:
-TRITON_INTERPRET=1 pytest tests/noise/test_ziggurat_kernel.py
+TRITON_INTERPRET=1 pytest tests/noise/test_ziggurat_gpu.py
 """
 
 import os
@@ -30,7 +30,7 @@ KEY = bytes(range(32))
 @pytest.mark.parametrize("beta", [1.0, 2.0, 4.0])
 def test_a_draw_from_its_own_blocks_has_the_law(beta: float) -> None:
     words = reserve(3000, Stream(torch.device("cpu"), KEY))
-    found = [exact_draw.settled(0.25, beta, 1.0, 2.0**-14, words, i) - 0.25 for i in range(3000)]
+    found = [exact_draw.exact_sum(0.25, beta, 1.0, 2.0**-14, words, i) - 0.25 for i in range(3000)]
     assert stats.kstest(found, stats.gennorm(beta).cdf).pvalue > 1e-3
     assert stats.kstest([1.2 * value for value in found], stats.gennorm(beta).cdf).pvalue < 1e-3
 
@@ -46,7 +46,7 @@ def test_a_draw_from_its_own_blocks_reaches_the_tail(beta: float) -> None:
     stream = Stream(torch.device("cpu"), KEY)
     words = Far(stream, stream.reserve(1), stream.reserve(1))
     edge, tail = layers(beta).edge + 1e-3, stats.gennorm(beta)
-    drawn = [exact_draw.settled(0.0, beta, 1.0, 2.0**-14, words, i) for i in range(2000)]
+    drawn = [exact_draw.exact_sum(0.0, beta, 1.0, 2.0**-14, words, i) for i in range(2000)]
     found = [value for value in drawn if value > edge]
     assert len(found) > 500
     assert stats.kstest(found, lambda x: 1 - tail.sf(x) / tail.sf(edge)).pvalue > 1e-3
@@ -62,9 +62,9 @@ def launched(
     location: torch.Tensor, beta: float, scale: float, dtype: torch.dtype
 ) -> tuple[list[float], list[int], list[int], list[float]]:
     """What the kernels make of a location, which numbers they listed and left, and the oracle's."""
-    from hush.noise.ziggurat_kernel import launch, rows
+    from hush.noise.ziggurat_gpu import launch, rows
 
-    step = ziggurat.grid(scale)
+    step = ziggurat.grid_spacing(scale)
     given = location.to(dtype)
     words = reserve(len(location), Stream(DEVICE, KEY))
     found = given.clone().to(DEVICE)
@@ -72,7 +72,7 @@ def launched(
     marked = rows(counts, listed)
     exact = torch.tensor(
         [
-            exact_draw.settled(value, beta, scale, step, words, index)
+            exact_draw.exact_sum(value, beta, scale, step, words, index)
             for index, value in enumerate(given.tolist())
         ],
         dtype=torch.float64,
@@ -108,12 +108,12 @@ def test_every_number_is_the_oracle_s_where_most_are_settled(
     beta: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With layers that are too high, most proposals are rejected: some numbers are out of attempts."""
-    from hush.noise import ziggurat_kernel
+    from hush.noise import ziggurat_gpu
 
     poor = layers_beyond(beta, 0.9 * layers(beta).edge ** beta)
-    for module in (layers_module, exact_draw, ziggurat_kernel):
+    for module in (layers_module, exact_draw, ziggurat_gpu):
         monkeypatch.setattr(module, "layers", lambda _: poor)
-    caches = layers_module.tables, ziggurat_kernel._law
+    caches = layers_module.tables, ziggurat_gpu._law
     for cached in caches:
         cached.cache_clear()
     try:
@@ -134,7 +134,7 @@ def test_every_number_is_the_oracle_s_where_most_are_settled(
 @pytest.mark.parametrize("beta", [1.0, 2.0, 4.0])
 def test_a_group_s_list_is_the_oracle_s(beta: float) -> None:
     """Many programs at once, and the tail beyond the layers."""
-    from hush.noise.ziggurat_kernel import launch, rows
+    from hush.noise.ziggurat_gpu import launch, rows
 
     words = reserve(2**20, Stream(DEVICE, KEY))
     found = torch.zeros(2**20, dtype=torch.float64, device=DEVICE)
@@ -144,18 +144,18 @@ def test_a_group_s_list_is_the_oracle_s(beta: float) -> None:
     values = found.tolist()
     assert sum(abs(values[index]) > 1.7 / 3 * layers(beta).edge for index in listed) > 20
     for index in listed:
-        exact = exact_draw.settled(0.0, beta, 1.7 / 3, 2.0**-15, words, index)
+        exact = exact_draw.exact_sum(0.0, beta, 1.7 / 3, 2.0**-15, words, index)
         assert values[index] == exact
 
 
 @GPU
 def test_what_is_left_is_settled_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some numbers are given back as if double precision had not decided: nothing changes."""
-    from hush.noise import ziggurat_kernel
+    from hush.noise import ziggurat_gpu
 
-    count, launch = 2**16, ziggurat_kernel.launch
+    count, launch = 2**16, ziggurat_gpu.launch
     before = locations(count).to(DEVICE)
-    expected = ziggurat.around(before.clone(), 2.0, 1.7, Stream(DEVICE, KEY))
+    expected = ziggurat.add_noise(before.clone(), 2.0, 1.7, Stream(DEVICE, KEY))
 
     def undecided(
         location: torch.Tensor, beta: float, scale: float, step: float, words: Words
@@ -167,8 +167,8 @@ def test_what_is_left_is_settled_on_the_host(monkeypatch: pytest.MonkeyPatch) ->
         counts[0] = 20
         return counts, listed
 
-    monkeypatch.setattr(ziggurat_kernel, "launch", undecided)
-    found = ziggurat.around(before.clone(), 2.0, 1.7, Stream(DEVICE, KEY))
+    monkeypatch.setattr(ziggurat_gpu, "launch", undecided)
+    found = ziggurat.add_noise(before.clone(), 2.0, 1.7, Stream(DEVICE, KEY))
     assert torch.equal(found, expected)
 
 
@@ -179,7 +179,7 @@ def test_a_call_uses_as_many_nonces_whatever_is_drawn(count: int) -> None:
     source = Stream(DEVICE, KEY)
     for calls in range(3):
         assert source.reserve(1) == 3 * calls
-        ziggurat.around(torch.zeros(count, device=DEVICE), 2.0, 1.0, source)
+        ziggurat.add_noise(torch.zeros(count, device=DEVICE), 2.0, 1.0, source)
 
 
 @GPU
@@ -187,7 +187,7 @@ def test_a_call_uses_as_many_nonces_whatever_is_drawn(count: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_gpu_s_noise_has_the_law(beta: float, dtype: torch.dtype) -> None:
     zeros = torch.zeros(2**22, dtype=dtype, device=DEVICE)
-    found = ziggurat.around(zeros, beta, 1.7, Stream(DEVICE, KEY)).double().cpu().numpy() / 1.7
+    found = ziggurat.add_noise(zeros, beta, 1.7, Stream(DEVICE, KEY)).double().cpu().numpy() / 1.7
     assert stats.kstest(found, stats.gennorm(beta).cdf).pvalue > 1e-3
     assert stats.kstest(1.005 * found, stats.gennorm(beta).cdf).pvalue < 1e-3
 
@@ -195,5 +195,5 @@ def test_a_gpu_s_noise_has_the_law(beta: float, dtype: torch.dtype) -> None:
 @GPU
 def test_a_smaller_type_is_rounded_once_more() -> None:
     half, double = (torch.ones(5000, dtype=d, device=DEVICE) for d in (torch.bfloat16, torch.float64))
-    found = [ziggurat.around(each, 2.0, 1.7, Stream(DEVICE, KEY)) for each in (half, double)]
+    found = [ziggurat.add_noise(each, 2.0, 1.7, Stream(DEVICE, KEY)) for each in (half, double)]
     assert torch.equal(found[0], found[1].to(torch.bfloat16))
