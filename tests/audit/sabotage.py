@@ -21,7 +21,7 @@ from hush.training.methods.selective import Trials
 from hush.training.resume import Snapshot
 from hush.training.step import PrivateStep
 
-PRIVATE, AROUND, KEPT = PrivateStep.private_gradient, hush.Gaussian.privatize, coordinates._kept
+PRIVATE, AROUND, KEPT = PrivateStep.private_gradient, hush.Gaussian.privatize, coordinates._masked
 RESTORE, CHARGE, PASSES = Snapshot.restore, Ledger.charge, Trials.passes
 WITHIN, DRAWS = lp.weights_within, ziggurat_cpu.pending_draws
 
@@ -198,21 +198,21 @@ def one_mask_for_all_numbers(patch: pytest.MonkeyPatch) -> None:
         flat = values.view(len(values), -1)
         return flat.mul_(KEPT(torch.ones(len(values), 1), rate, generator)).view_as(values)
 
-    patch.setattr(coordinates, "_kept", kept)
+    patch.setattr(coordinates, "_masked", kept)
 
 
 def one_mask_for_all_records(patch: pytest.MonkeyPatch) -> None:
     def kept(values: Tensor, rate: float, generator: Any) -> Tensor:
         return values.mul_(KEPT(torch.ones(1, values.shape[1]), rate, generator))
 
-    patch.setattr(coordinates, "_kept", kept)
+    patch.setattr(coordinates, "_masked", kept)
 
 
 def a_rate_a_fifth_too_high(patch: pytest.MonkeyPatch) -> None:
     def kept(values: Tensor, rate: float, generator: Any) -> Tensor:
         return KEPT(values, 1.2 * rate, generator)
 
-    patch.setattr(coordinates, "_kept", kept)
+    patch.setattr(coordinates, "_masked", kept)
 
 
 def momentum_kept(patch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""How the bases of subspaces are found: principal directions of public gradients."""
+"""Clipping block by block: entries with bounds of their own, and subspaces, from public data or not."""
 
 import math
 from collections.abc import Sequence
@@ -20,9 +20,11 @@ class Principal(Value):
 
     Algorithm 4 of the twice-sampling paper.
 
-    The parameters are split into `groups` of about equal size, each with bases of its own: that takes
-    so many times less memory, and so many times fewer public records. The bases are found anew every
-    `every` steps, in `iterations` rounds.
+    Args:
+        groups: Parameters are split into groups of about equal size, each with bases of its own, which
+            divides the memory and the number of public records needed.
+        every: Steps after which the bases are computed anew.
+        iterations: Rounds of the power iteration.
 
     >>> Principal(groups=4).to_plain()
     {'groups': 4, 'every': 100, 'iterations': 3}
@@ -47,10 +49,11 @@ _WHY_SIZE = "it is how many numbers the bound is for"
 
 @dataclass(frozen=True, kw_only=True)
 class Box(Clipping):
-    """Each number of a record's gradient is cut off at a bound of its own.
+    """Each entry of a per-sample gradient is clamped to a bound of its own.
 
-    `bounds` has one number for each parameter, or pairs (count, bound) for so many in a row, in the
-    order of the model's parameters.
+    Args:
+        bounds: One number per parameter, or pairs (count, bound) for `count` in a row, in the order of
+            the model's parameters.
     """
 
     bounds: Sequence[float | tuple[int, float]]
@@ -88,13 +91,15 @@ class Box(Clipping):
 
 @dataclass(frozen=True, kw_only=True)
 class Subspaces(Clipping):
-    """A record's gradient is clipped in each of several orthogonal subspaces on its own.
+    """Each per-sample gradient is clipped in several orthogonal subspaces independently.
 
-    In subspace j, of rank `ranks[j]`, it is scaled down to Euclidean norm `l2[j]`, then each number cut
-    off at `linf[j]`. The ranks add up to the number of parameters. Without `bases` a subspace is a run
-    of so many parameters, in the model's order: layers, if the ranks are their sizes. With
-    `Principal(...)` all but the last are principal directions of public gradients, and the last is what
-    they leave.
+    Args:
+        ranks: Dimension of each subspace; they add up to the number of parameters.
+        l2: Euclidean norm in each subspace, at most.
+        linf: Bound on each coefficient, by subspace; None for none.
+        bases: None: a subspace is a run of parameters in the model's order, e.g. a layer.
+            `Principal(...)`: all but the last are principal directions of public gradients, and the last
+            is their orthogonal complement.
     """
 
     ranks: Sequence[int]
@@ -149,7 +154,7 @@ class Subspaces(Clipping):
 
 
 def _principal(plain: dict[str, Any]) -> Principal:
-    """The bases as plain data has them; an error says that it is about them."""
+    """Bases from plain data; an error names them."""
     try:
         return Principal.from_plain(plain)
     except HushError as error:

@@ -18,6 +18,10 @@ class Entries(Clipping):
 
     A vote that is added changes one count by 1; a vote that is replaced changes two. Whoever makes the
     vector keeps the bound: there is nothing to clip.
+
+    Args:
+        changed: Number of entries that one record changes, at most.
+        norm: Largest change of an entry.
     """
 
     # Not Poisson: whether a record takes part is one draw for all the entries it changes.

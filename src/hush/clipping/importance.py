@@ -1,4 +1,4 @@
-"""Importance sampling by gradient norm, as a rule for what a record adds (DPIS)."""
+"""Importance sampling by gradient norm (DPIS), as a clipping rule."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -10,7 +10,7 @@ from hush.core.sensitivity import SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask, Tape
 
 _LEAST = 1e-6
-"""A gradient of less than so many norms adds nothing: it would be drawn as rarely as that."""
+"""Relative norm below which a gradient adds nothing: it would be drawn as rarely as that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,9 @@ class Importance(Clipping):
     under a Poisson rate q a record takes part with chance q min(r / norm, 1) and is weighed by the
     inverse. docs/guarantees/baselines.md: it is charged as `L2` is, and has the same noise and more
     variance.
+
+    Args:
+        norm: Clipping norm.
     """
 
     proofs: ClassVar[tuple[Proof, ...]] = (

@@ -1,4 +1,4 @@
-"""Clipping in an l_p norm."""
+"""Clipping of whole gradients in an l_p norm, and of their entries."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -23,14 +23,14 @@ NORM = number(
 
 
 def scaled_down(tape: Tape, order: float, norm: float) -> ClippedSum:
-    """The sum in which each record's gradient is scaled to an l_order norm of `norm` at most."""
+    """Sum of the per-sample gradients, each scaled to an l_order norm of `norm` at most."""
     norms = tape.norms(order)
     weights = weights_within(norm, norms)
     return ClippedSum(total=tape.weighted_sum(weights, norm), skipped=(~norms.isfinite()).sum())
 
 
 def weights_within(norm: float, norms: "torch.Tensor") -> "torch.Tensor":
-    """What gradients of these norms are multiplied by, so that none is longer than `norm`.
+    """Clipping weights min(1, norm / norms) of per-sample gradients.
 
     0 where a gradient is not finite, and where the weight would be too small for single precision:
     such a number is off by up to half of itself, and the gradient would end outside. It falls to 0
@@ -44,7 +44,12 @@ def weights_within(norm: float, norms: "torch.Tensor") -> "torch.Tensor":
 
 @dataclass(frozen=True, kw_only=True)
 class Lp(Clipping):
-    """Each record's gradient is scaled down to l_p norm `norm` at most."""
+    """l_p clipping: each per-sample gradient is scaled down to l_p norm `norm` at most.
+
+    Args:
+        p: Order of the norm.
+        norm: Clipping norm.
+    """
 
     p: float = field(
         metadata=number(
@@ -71,7 +76,11 @@ class Lp(Clipping):
 
 @dataclass(frozen=True, kw_only=True)
 class L2(Clipping):
-    """Each record's gradient is scaled down to Euclidean norm `norm` at most."""
+    """l2 clipping: each per-sample gradient is scaled down to Euclidean norm `norm` at most.
+
+    Args:
+        norm: Clipping norm.
+    """
 
     norm: float = field(metadata=NORM)
 
@@ -92,7 +101,11 @@ class L2(Clipping):
 
 @dataclass(frozen=True, kw_only=True)
 class Linf(Clipping):
-    """Each number of a record's gradient is cut off at `norm`."""
+    """l-infinity clipping: each entry of a per-sample gradient is clamped to [-norm, norm].
+
+    Args:
+        norm: Clipping norm.
+    """
 
     norm: float = field(metadata=NORM)
 
@@ -109,7 +122,12 @@ class Linf(Clipping):
 
 @dataclass(frozen=True, kw_only=True)
 class L2Linf(Clipping):
-    """Each gradient is scaled down to Euclidean norm `l2`, then each number of it cut off at `linf`."""
+    """Each per-sample gradient is scaled down to Euclidean norm `l2`, then clamped entry by entry.
+
+    Args:
+        l2: Euclidean norm, at most.
+        linf: Bound on each entry.
+    """
 
     l2: float = field(metadata=NORM)
     linf: float = field(metadata=NORM)

@@ -1,4 +1,4 @@
-"""One private step as one immutable value: it runs the step, and it is what the ledger charges."""
+"""Plans: one private step as one immutable value, which runs the step and which the ledger charges."""
 
 import hashlib
 import json
@@ -16,7 +16,13 @@ from hush.core.value import Value
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Value):
-    """Sampling x Clipping x Noise x Release.
+    """The four parts of a private step: Sampling x Clipping x Noise x Release.
+
+    Args:
+        sampling: Which records take part.
+        clipping: Sensitivity of the sum of their gradients.
+        noise: What is added to it.
+        release: Which noisy updates are applied and published.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -67,7 +73,7 @@ class Plan(Value):
 
     @property
     def digest(self) -> str:
-        """A name for the plan's content: equal plans have equal digests."""
+        """Hash of the plan's content: equal plans have equal digests."""
         text = json.dumps(self.to_plain(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -152,14 +158,14 @@ def _line_of(text: str, key: str) -> int:
         section = section[: _first(r"\s*\[", section)]
         for name in map(re.escape, parts[depth : depth + 1]):
             # a setting of its own line first: an inline table may hold one of the same name
-            found = _first(rf'\s*"?{name}"?\s*=', section)
-            found = _first(rf'.*\b{name}"?\s*=', section) if found is None else found
-            if found is not None:
-                return start + found + 2
+            line = _first(rf'\s*"?{name}"?\s*=', section)
+            line = _first(rf'.*\b{name}"?\s*=', section) if line is None else line
+            if line is not None:
+                return start + line + 2
         return start + 1
     return max(len(lines), 1)
 
 
 def _first(pattern: str, lines: list[str]) -> int | None:
-    """Which line is the first to begin with the pattern."""
+    """Index of the first line that begins with the pattern."""
     return next((i for i, line in enumerate(lines) if re.match(pattern, line)), None)

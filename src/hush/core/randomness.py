@@ -1,9 +1,10 @@
-"""Sources of random bits: the one that a step draws all its randomness from."""
+"""Sources of random bits: cryptographic streams, the operating system, torch's generators."""
 
 import hashlib
 import os
 import secrets
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -67,11 +68,11 @@ class Stream:
         return np.frombuffer(buffer, dtype="<i8").astype(np.int64, copy=False)
 
     def made_on_gpu(self, count: int) -> bool:
-        """Whether so many words are faster made on the GPU than copied there."""
-        return self.device.type == "cuda" and count >= _KERNEL_FROM and _has_triton()
+        """Whether `count` words are faster made on the GPU than copied there."""
+        return self.device.type == "cuda" and count >= _KERNEL_FROM and has_triton()
 
     def on_gpu(self, count: int) -> "torch.Tensor":
-        """The same stream as `array` gives, made on the GPU."""
+        """`array` on the GPU, made there: the same words."""
         from hush.core.chacha_kernel import keystream
 
         return keystream(self.key, self.reserve(count), count, self.device)
@@ -85,7 +86,7 @@ class Stream:
         return [int(word) for word in np.frombuffer(stream, dtype="<i8")]
 
     def reserve(self, count: int) -> int:
-        """The nonce of a call for so many words."""
+        """Nonce of a call for `count` words, which no other call uses."""
         if 8 * count > _MOST_BYTES:
             raise Unsupported(
                 f"{count} random words at once are more than one nonce of ChaCha20 gives "
@@ -103,10 +104,10 @@ class Stream:
 
     def set_state(self, state: "torch.Tensor") -> None:
         """Go on from a state that `get_state` gave."""
-        held = bytes(state.cpu().numpy().tobytes())
-        if len(held) != _KEY_BYTES + 8:
-            raise ValueError(f"{len(held)} bytes are no state of a Stream")
-        self.key, self._calls = held[:_KEY_BYTES], int.from_bytes(held[_KEY_BYTES:], "little")
+        content = bytes(state.cpu().numpy().tobytes())
+        if len(content) != _KEY_BYTES + 8:
+            raise ValueError(f"{len(content)} bytes are no state of a Stream")
+        self.key, self._calls = content[:_KEY_BYTES], int.from_bytes(content[_KEY_BYTES:], "little")
 
 
 Randomness: TypeAlias = "torch.Generator | Stream | SystemSource"
@@ -162,12 +163,12 @@ def source_for(
 
 
 def substream(source: Randomness) -> Stream:
-    """A stream of its own, with a key that is drawn from the source."""
+    """An independent stream under a key drawn from the source."""
     return Stream(source.device, random_words(_KEY_BYTES // 8, source).tobytes())
 
 
 def set_apart(source: Randomness, label: bytes) -> Randomness:
-    """A source under a key of its own: equal sources with different labels draw unrelated numbers.
+    """A source derived from another (domain separation): different labels draw unrelated numbers.
 
     Args:
         source: what to derive it from; the operating system's needs no label.
@@ -223,7 +224,7 @@ def uniform(count: int, source: Randomness) -> "torch.Tensor":
 
 
 def coins(count: int, rate: float, source: Randomness) -> "torch.Tensor":
-    """`count` independent booleans, each true with probability `rate`.
+    """`count` independent Bernoulli(`rate`) draws.
 
     Rounded down to a multiple of 2**-62: a smaller sampling rate costs no more than the one charged.
     """
@@ -266,7 +267,8 @@ def fill_state(generator: "torch.Generator", source: Randomness) -> None:
     generator.set_state(torch.from_numpy(state))
 
 
-def _has_triton() -> bool:
+@lru_cache(maxsize=1)
+def has_triton() -> bool:
     """Whether kernels can be compiled; torch brings the compiler along where it has CUDA."""
     from importlib.util import find_spec
 

@@ -84,8 +84,8 @@ def as_floats(values: object) -> npt.NDArray[np.float64]:
     """The values as an array of floats, a single NaN where they are not real numbers."""
     nothing = np.full((), np.nan)
     try:
-        found = np.asarray(values)
-        return nothing if found.dtype.kind in "cbSU" else found.astype(float)
+        array = np.asarray(values)
+        return nothing if array.dtype.kind in "cbSU" else array.astype(float)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return nothing
 
@@ -129,9 +129,9 @@ def check_kind(name: str, value: object, kind: type[T]) -> T:
     """Return `value` if it is a `kind`; else raise an error that says what would be one."""
     if not isinstance(value, kind):
         # a value of some size may be records
-        shown = short_repr(value) if isinstance(value, str | float | int | None) else "..."
+        text = short_repr(value) if isinstance(value, str | float | int | None) else "..."
         raise InvalidValue(
-            f"{name}={shown} must be {with_article(kind.__name__)}, not "
+            f"{name}={text} must be {with_article(kind.__name__)}, not "
             f"{with_article(type(value).__name__)}. "
             f"Pass e.g. {_MADE[kind.__name__]}.",
             key=name,

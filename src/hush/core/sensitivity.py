@@ -1,4 +1,4 @@
-"""The changes that one record can make to some of the coordinates."""
+"""Sensitivity sets: the changes that one record can make to a block of coordinates."""
 
 import math
 from dataclasses import dataclass, field
@@ -40,12 +40,12 @@ class SensitivitySet(Value):
 
     @property
     def max_entry(self) -> float:
-        """The most that one coordinate can move."""
+        """l-infinity sensitivity: the largest change of one coordinate."""
         return self.norm if self.cap is None else min(self.norm, self.cap)
 
     @property
     def size(self) -> int:
-        """How many coordinates there are."""
+        """Number of coordinates; raises where it is not known."""
         if self.dimension is None:
             raise InvalidValue(
                 f"dimension=None: a bound of {self.norm:g} on the l{self.p:g} norm does not say how "
@@ -57,13 +57,13 @@ class SensitivitySet(Value):
 
     @property
     def max_entries_moved(self) -> float:
-        """How many coordinates can move as far as one can, all at once; not always a whole number."""
+        """Number of coordinates that can change by `max_entry` at once; not always whole."""
         many = math.inf if self.dimension is None else float(self.dimension)
         return many if self.p == math.inf else min(many, (self.norm / self.max_entry) ** self.p)
 
     @property
     def l2_radius(self) -> float:
-        """The Euclidean norm of the longest change; infinite where that needs a dimension."""
+        """l2 sensitivity: the largest Euclidean norm; infinite where that needs a dimension."""
         many = math.inf if self.dimension is None else float(self.dimension)
         spread = self.norm if self.p <= 2 else self.norm * many ** (0.5 - 1 / self.p)
         return min(spread, self.max_entry * math.sqrt(many)) if self.max_entry else 0.0

@@ -1,4 +1,4 @@
-"""What clipping needs to know of per-example gradients; `hush.gradients` provides it."""
+"""Protocol of per-sample gradients, as clipping uses them; `hush.gradients` implements it."""
 
 import math
 from collections.abc import Sequence
@@ -12,37 +12,54 @@ if TYPE_CHECKING:
 
 
 class CoordinateMask(Protocol):
-    """Sets some of the numbers to 0, each at random; it may do so in place."""
+    """Coordinate sampling: sets each number to 0 or keeps it, at random; it may work in place."""
 
     def __call__(self, values: "torch.Tensor") -> "torch.Tensor": ...
 
 
 class Tape(Protocol):
-    """The gradients of a batch, one per record, without saying how they are kept."""
+    """Per-sample gradients of a batch, in whatever form they are stored."""
 
     def norms(self, order: float) -> "torch.Tensor":
-        """The l_order norm of each record's whole gradient."""
+        """Per-sample gradient norms over all parameters.
+
+        Args:
+            order: Of the norm: 2 for the Euclidean one.
+
+        Returns:
+            One norm per record.
+        """
 
     def weighted_sum(self, weights: "torch.Tensor", most: float = math.inf) -> "dict[str, torch.Tensor]":
-        """The sum of the records' gradients times their weights, by parameter name.
+        """Weighted sum of the per-sample gradients.
 
-        A record of weight 0 adds exactly zero, even where its gradient is not finite. None is longer
-        than `most` with its weight.
+        Args:
+            weights: One per record. A record of weight 0 adds exactly zero, even where its gradient is
+                not finite.
+            most: Euclidean norm that no weighted gradient exceeds.
+
+        Returns:
+            The sum by parameter name.
         """
 
     def clip_entrywise(
         self, balls: Sequence[SensitivitySet], thin: CoordinateMask | None
     ) -> "ClippedSum":
-        """The sum of the gradients, each held in the balls number by number, and then thinned.
+        """Sum of the per-sample gradients, each clipped to the sensitivity sets and then masked.
 
-        The balls are of consecutive numbers of the gradient; a single one is of all of them.
+        Args:
+            balls: Sensitivity sets of consecutive blocks of the gradient; a single one is of all of it.
+            thin: Coordinate sampling to apply to each clipped gradient; None for none.
+
+        Returns:
+            The sum, and how many records were skipped.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedSum:
-    """A sum in which no record counts for more than its clipping allows."""
+    """Sum of clipped per-sample gradients."""
 
     total: "dict[str, torch.Tensor]"
     skipped: "torch.Tensor"
-    """How many records had a gradient that is not finite and so added nothing (sensitive)."""
+    """Number of records whose gradient is not finite and so added nothing (sensitive)."""

@@ -1,4 +1,4 @@
-"""The base of everything immutable: checks itself when made, and can be written as plain data."""
+"""Base of the immutable values: fields are checked when made, and can be written as plain data."""
 
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, NoReturn, Self, SupportsIndex
@@ -21,8 +21,8 @@ class Value:
 
     def to_plain(self) -> dict[str, Any]:
         """The fields as plain data: what TOML and JSON can hold."""
-        held = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: _plain(value) for name, value in held.items() if value is not None}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: _plain(value) for name, value in values.items() if value is not None}
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:

@@ -1,4 +1,4 @@
-"""One exact draw from random words, in rational arithmetic: what all noise is, number by number."""
+"""One exact draw from random words, in rational arithmetic: the reference for every other sampler."""
 
 import math
 from dataclasses import dataclass
@@ -66,12 +66,12 @@ def exact_sum(
     """The rounded sum of a location and the draw that a number's words give.
 
     Args:
-        location: what noise is added to.
-        beta: exponent of the law.
-        scale: of the noise.
-        step: spacing of the grid, a power of two.
-        words: of all numbers of the call.
-        index: of this number.
+        location: What noise is added to.
+        beta: Exponent of the law.
+        scale: Scale of the noise.
+        step: Spacing of the grid, a power of two.
+        words: Random words of all numbers of the call.
+        index: Index of this number.
     """
     below = math.trunc(Fraction(location) / Fraction(step))
     rest, units = Fraction(location) / Fraction(step) - below, Fraction(scale) / Fraction(step)
@@ -90,7 +90,7 @@ def _drawn(beta: float, words: RandomWords, index: int) -> tuple[Fraction, Fract
     law = layers(beta)
     word, attempt = words.proposal(index), 0
     while True:
-        height, zeros, spot, position, again, finer_height, finer_position, _ = words.attempt(
+        height, zeros, spot, position, following, finer_height, finer_position, _ = words.attempt(
             index, attempt
         )
         layer = word & LAYERS - 1
@@ -114,7 +114,7 @@ def _drawn(beta: float, words: RandomWords, index: int) -> tuple[Fraction, Fract
                 curve = law.curve(Decimal(size_of.numerator) / size_of.denominator)
                 if low + Decimal(share.numerator) / share.denominator * (high - low) < curve:
                     return start, width, place, Fraction(1, 2**117)
-        word, attempt = again, attempt + 1
+        word, attempt = following, attempt + 1
 
 
 def _share(word: int, bits: int) -> Fraction:

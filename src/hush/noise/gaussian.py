@@ -1,4 +1,4 @@
-"""Gaussian noise."""
+"""Gaussian noise, isotropic or of a deviation per block."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,7 +26,11 @@ MULTIPLIER = number(
 
 @dataclass(frozen=True, kw_only=True)
 class Gaussian(Noise):
-    """Independent normal noise of standard deviation `multiplier` times the clipping norm."""
+    """Independent normal noise of standard deviation `multiplier` times the clipping norm.
+
+    Args:
+        multiplier: Noise multiplier.
+    """
 
     additive: ClassVar[bool] = True
     exact: ClassVar[bool] = True
@@ -78,10 +82,12 @@ _AT_ONCE = {"cpu": 2**16, "cuda": 2**26}
 
 @dataclass(frozen=True, kw_only=True)
 class BlockGaussian(Noise):
-    """Independent normal noise, in block j of deviation `multipliers[j]` times that block's norm.
+    """Independent normal noise, in block j of deviation `multipliers[j]` times that block's l2 radius.
 
-    The blocks are those of the clipping, and a block's norm is the Euclidean norm of the longest
-    change one record can make in it.
+    The blocks are those of the clipping, and a block's radius is its l2 sensitivity.
+
+    Args:
+        multipliers: Noise multiplier of each block.
     """
 
     additive: ClassVar[bool] = True
@@ -119,8 +125,8 @@ class BlockGaussian(Noise):
         return 1 / math.hypot(*(1 / each for each in self.multipliers))
 
     def with_multiplier(self, multiplier: float) -> Self:
-        share = multiplier / self.multiplier
-        return replace(self, multipliers=tuple(share * each for each in self.multipliers))
+        factor = multiplier / self.multiplier
+        return replace(self, multipliers=tuple(factor * each for each in self.multipliers))
 
     def per_block(
         self, sensitivity: Sequence[SensitivitySet], reference_norm: float

@@ -12,17 +12,17 @@ import numpy as np
 from numpy.polynomial import polynomial
 from numpy.typing import NDArray
 
-from hush.core.randomness import Randomness, cryptographic, random_bits
+from hush.core.randomness import Randomness, cryptographic, has_triton, random_bits
 
 if TYPE_CHECKING:
     import torch
 
 DEGREE = 5
 PIECES = 8
-"""Pieces of equal length in each octave of the chance."""
+"""Pieces of equal length in each octave of the probability."""
 OCTAVES = 88
 CORRECTION = 2.0**-21
-"""How far the density of what is proposed may be from the law's, relatively, for it to be corrected."""
+"""Largest relative error of the proposal's density that the kernel corrects."""
 
 _MOST = 2**33
 """Numbers that one call can draw: a 32-bit counter for each two of them."""
@@ -30,7 +30,7 @@ _MOST = 2**33
 
 @dataclass(frozen=True)
 class Pieces:
-    """|x| as polynomials of a chance in (0, 1/2): that of being nearer to zero, or farther out.
+    """Inverse cdf of |x| as piecewise polynomials of its lower or upper tail probability in (0, 1/2).
 
     A table has a row a power and a column a piece: first those of the middle, then those of the tail,
     each from the largest chance to the smallest.
@@ -39,11 +39,11 @@ class Pieces:
     beta: float
     exact: NDArray[np.float64]
     off: float
-    """How far the density of the proposal is from the law's, relatively, at worst."""
+    """Largest relative error of the proposal's density."""
 
 
 def fits(location: "torch.Tensor", beta: float, generator: Randomness) -> bool:
-    """Whether noise can be drawn around this tensor by the kernel."""
+    """Whether the kernel can add noise to this tensor."""
     import torch
 
     return (
@@ -54,7 +54,7 @@ def fits(location: "torch.Tensor", beta: float, generator: Randomness) -> bool:
         and not cryptographic(generator)
         and generator.device.type == "cuda"
         and (generator.device.index or 0) == (location.device.index or 0)
-        and _has_triton()
+        and has_triton()
         and pieces(beta).off <= CORRECTION
     )
 
@@ -91,14 +91,14 @@ def pieces(beta: float) -> Pieces:
 
 
 def _tail(beta: float, chance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far out only this share of all draws is."""
+    """Upper quantiles of |x|: exceeded with probability `chance`."""
     from scipy.special import gammainccinv
 
     return np.asarray(gammainccinv(1 / beta, chance) ** (1 / beta))
 
 
 def _middle(beta: float, chance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How near to zero this share of all draws is."""
+    """Lower quantiles of |x|: not exceeded with probability `chance`."""
     from scipy.special import gammaincinv
 
     # Where the density is level to the last bit; there its integral would underflow.
@@ -115,11 +115,3 @@ def _tables(beta: float, device: "torch.device") -> "tuple[torch.Tensor, torch.T
     law = np.array([beta, 1 / math.gamma(1 + 1 / beta)])
     double = torch.from_numpy(np.concatenate([law, exact.ravel()])).to(device)
     return torch.from_numpy(exact.astype(np.float32)).to(device), double
-
-
-@lru_cache(maxsize=1)
-def _has_triton() -> bool:
-    """Whether kernels can be compiled; torch brings the compiler along where it has CUDA."""
-    from importlib.util import find_spec
-
-    return find_spec("triton") is not None

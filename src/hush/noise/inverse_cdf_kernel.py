@@ -1,4 +1,4 @@
-"""The kernel behind `fused`, in Triton: loaded only where there is a GPU."""
+"""Triton kernel of `inverse_cdf`: loaded only where there is a GPU."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +40,8 @@ def _kernel(location, single, double, seed, count, scale, columns: tl.constexpr,
     program = tl.program_id(0)
     pair = (program * pairs + tl.arange(0, pairs)).to(tl.uint32)
     a, b, c, d = tl.philox(key, pair, pair * 0, pair * 0 + low, pair * 0 + high)
-    first = _settled(a, b, 0, single, double, key, pair, low, high, columns)
-    second = _settled(c, d, 1, single, double, key, pair, low, high, columns)
+    first = _accepted(a, b, 0, single, double, key, pair, low, high, columns)
+    second = _accepted(c, d, 1, single, double, key, pair, low, high, columns)
     index = program.to(tl.int64) * (2 * pairs) + tl.arange(0, pairs)
     _add(location, index, count, scale, first)
     _add(location, index + pairs, count, scale, second)
@@ -55,8 +55,8 @@ def _add(location, index, count, scale, noise):
 
 
 @triton.jit
-def _settled(one, two, half, single, double, key, pair, low, high, columns: tl.constexpr):
-    """Numbers of the law from two random words each, and from as many more as it takes."""
+def _accepted(one, two, half, single, double, key, pair, low, high, columns: tl.constexpr):
+    """Draws of the law by rejection, from two random words each and as many more as it takes."""
     value, open_ = _proposed(one, two, single, columns)
     attempt = 0
     # About one number in 200,000 is open: its bits are few, or it is up to the correction.

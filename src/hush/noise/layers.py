@@ -1,4 +1,4 @@
-"""Rectangles of equal area that cover the curve exp(-x^beta): what exact draws are rejected from.
+"""Ziggurat layers: rectangles of equal area that cover exp(-x^beta), the proposal of exact draws.
 
 Layer k has half-width W_k and reaches from height h_k to h_{k+1} = h_k + A / W_k, so every layer has
 the same area exactly, whatever W_k was rounded to. Rounding outward keeps the curve covered; a poor
@@ -134,7 +134,7 @@ def _place(beta: float, height: float) -> float:
 
 
 def _up(value: float, bits: int) -> float:
-    """The next larger number of so many bits."""
+    """The next larger number whose mantissa has `bits` bits."""
     mantissa, exponent = math.frexp(value)
     if bits == 53:
         return math.nextafter(value, math.inf)
@@ -157,9 +157,9 @@ def tables(beta: float, device: "torch.device") -> Tables:
     """Layers for exp(-x^beta) on a device."""
     import torch
 
-    found = layers(beta)
-    limits = np.maximum(found.inner - found.cells, 0.0)
-    heights = np.array([float(height) for height in found.heights])
+    law = layers(beta)
+    limits = np.maximum(law.inner - law.cells, 0.0)
+    heights = np.array([float(height) for height in law.heights])
     return Tables(
-        *(torch.from_numpy(part).to(device) for part in (found.cells, limits, heights, found.strips))
+        *(torch.from_numpy(part).to(device) for part in (law.cells, limits, heights, law.strips))
     )

@@ -40,6 +40,8 @@ class Rectified(Noise):
     """A normal draw around the sum, of standard deviation `scale`, clamped to [-bound, bound].
 
     `scale` and `bound` are absolute: they are of the sum, not of the clipping norm.
+
+    **Guarantee.** Post-processing of `Gaussian`: docs/guarantees/bounded.md.
     """
 
     exact: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""A draw of any noise, on any device."""
+"""Draws of any noise, on any device."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -30,11 +30,20 @@ def sample(
     secure: bool = False,
     arithmetic: Arithmetic = "proved",
 ) -> "torch.Tensor":
-    """A tensor of `shape` drawn around `location` (zero by default) for a clipping norm of `norm`.
+    """Independent draws of a noise, added to a location.
 
-    Noise on a fixed support needs a location. `generator` seeds the draw; `secure` takes every random
-    bit from the operating system; `arithmetic="assumed"` draws with torch's faster generators, on a grid
-    that can be recognised.
+    Args:
+        noise: The law.
+        shape: Of the draws.
+        norm: Clipping norm that the noise is scaled for.
+        location: What noise is added to, zero by default; noise on a fixed support needs one.
+        generator: Seeds the draws; who knows the seed knows the noise.
+        device: Where to draw; by default where the location is.
+        secure: Whether every random bit comes from the operating system.
+        arithmetic: "assumed" draws with torch's faster generators, on a grid that can be recognised.
+
+    Returns:
+        A tensor of `shape`.
 
     >>> import hush, torch
     >>> hush.noise.sample(hush.Gaussian(multiplier=2.0), (3,), norm=0.5).shape

@@ -27,8 +27,8 @@ class Truncated(Noise):
 
     `scale` and `bound` are absolute: they are of the sum, not of the clipping norm.
 
-    **Guarantee.** By the inverse cdf, the same work whatever the location: how long a draw takes says
-    nothing about the records, as a loop that throws draws away would.
+    **Guarantee.** Charged as the whole normal law: docs/guarantees/bounded.md. Drawn by the inverse cdf,
+    with the same work whatever the location: rejection sampling would tell the records by its time.
     """
 
     proofs: ClassVar[tuple[Proof, ...]] = PROOFS
@@ -78,7 +78,7 @@ class Truncated(Noise):
 
 
 def quantile(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "torch.Tensor":
-    """How deep in the support, measured from its nearer end, a draw lies; all in deviations.
+    """Quantiles of the truncated law: the distance from the support's nearer end, in deviations.
 
     The location is `outside` of that end (negative: inside the support), and a `share` of all draws
     are less deep.
@@ -125,7 +125,7 @@ def _far(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "torch
 
 
 def _lost(outside: "torch.Tensor", depth: "torch.Tensor", hazard: "torch.Tensor") -> "torch.Tensor":
-    """Minus the log of the share of the tail that lies deeper."""
+    """Minus the log of the tail probability beyond `depth`, relative to the tail outside."""
     end = outside + depth
     return end.div(_series(end)).div_(hazard).log_().add_((outside + depth / 2).mul_(depth))
 
@@ -133,8 +133,8 @@ def _lost(outside: "torch.Tensor", depth: "torch.Tensor", hazard: "torch.Tensor"
 def _series(x: "torch.Tensor") -> "torch.Tensor":
     """x tail(x) / density(x) (Abramowitz and Stegun 26.2.12); the first term left out is 945 x^-10."""
     w = x.square().reciprocal_()
-    found = w.mul(-7).add_(1).mul_(w).mul_(-5).add_(1).mul_(w).mul_(-3).add_(1).mul_(w)
-    return found.neg_().add_(1)
+    series = w.mul(-7).add_(1).mul_(w).mul_(-5).add_(1).mul_(w).mul_(-3).add_(1).mul_(w)
+    return series.neg_().add_(1)
 
 
 def _tail(x: "torch.Tensor") -> "torch.Tensor":

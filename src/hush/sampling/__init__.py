@@ -1,4 +1,4 @@
-"""Who takes part in a step."""
+"""Subsampling: which records and coordinates take part in a step."""
 
 from hush.sampling.coordinates import Coordinate, Twice
 from hush.sampling.poisson import FullBatch, Poisson

@@ -1,4 +1,4 @@
-"""Which coordinates of a record take part."""
+"""Coordinate sampling, alone and after Poisson sampling of records."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
@@ -30,13 +30,12 @@ _PROOFS = (
 
 
 def _exact(name: str, rate: object) -> float:
-    """The nearest rate that one random byte runs exactly: so many of 256, and not none."""
+    """The nearest positive multiple of 1/256, which one random byte runs exactly."""
     return max(1, round(_RATE.check(name, rate) * _BYTES)) / _BYTES
 
 
-def _kept(values: "torch.Tensor", rate: float, generator: Randomness) -> "torch.Tensor":
-    """The values, all finite, in place; each kept if its random byte is below 256 times the rate,
-    and else 0."""
+def _masked(values: "torch.Tensor", rate: float, generator: Randomness) -> "torch.Tensor":
+    """Finite values in place, each kept if its random byte is below 256 times the rate, and else 0."""
     import torch
 
     words = random_bits(-(-values.numel() // 8), generator)
@@ -50,7 +49,8 @@ def _kept(values: "torch.Tensor", rate: float, generator: Randomness) -> "torch.
 class Coordinate(Sampling):
     """Every record takes part in each coordinate with probability `rate`, independently of all others.
 
-    The rate is rounded to a multiple of 1/256, which one random byte runs exactly.
+    Args:
+        rate: Rounded to a multiple of 1/256, which one random byte runs exactly.
     """
 
     proofs: ClassVar[tuple[Proof, ...]] = _PROOFS
@@ -72,13 +72,16 @@ class Coordinate(Sampling):
         return FullBatch().draw(records, generator)
 
     def mask_coordinates(self, values: "torch.Tensor", generator: Randomness) -> "torch.Tensor":
-        return _kept(values, self.rate, generator)
+        return _masked(values, self.rate, generator)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Twice(Sampling):
-    """Each record takes part with probability `rate`; if it does, each of its coordinates does with
-    probability `coordinate_rate`, rounded to a multiple of 1/256; all independently.
+    """Twice sampling: Poisson sampling of records, then of the coordinates of each, independently.
+
+    Args:
+        rate: Probability that a record takes part.
+        coordinate_rate: Probability that a coordinate of it does, rounded to a multiple of 1/256.
     """
 
     proofs: ClassVar[tuple[Proof, ...]] = _PROOFS
@@ -102,4 +105,4 @@ class Twice(Sampling):
         return Poisson(rate=self.rate).draw(records, generator)
 
     def mask_coordinates(self, values: "torch.Tensor", generator: Randomness) -> "torch.Tensor":
-        return _kept(values, self.coordinate_rate, generator)
+        return _masked(values, self.coordinate_rate, generator)

@@ -1,4 +1,4 @@
-"""Who takes part in a step."""
+"""Poisson subsampling, and full batches."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,7 +21,11 @@ RATE = number(
 
 @dataclass(frozen=True, kw_only=True)
 class Poisson(Sampling):
-    """Each record takes part with probability `rate`, independently of all others."""
+    """Poisson subsampling: each record takes part with probability `rate`, independently.
+
+    Args:
+        rate: Sampling probability.
+    """
 
     rate: float = field(metadata=RATE)
 
