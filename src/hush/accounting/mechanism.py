@@ -24,9 +24,9 @@ MOST_BETA = 12.0
 
 @dataclass(frozen=True, order=True)
 class SampledGaussian:
-    """One step that adds normal noise to a sum in which each record takes part with some chance.
+    """Poisson-subsampled Gaussian mechanism.
 
-    `multiplier` is in units of the clipping norm, so the norm itself does not appear.
+    `multiplier` is in units of the l2 sensitivity, so the clipping norm does not appear.
     """
 
     rate: float
@@ -42,10 +42,10 @@ class SampledGaussian:
 
 @dataclass(frozen=True, order=True)
 class SampledNoise:
-    """One step that adds noise to one number, in which each record takes part with some chance.
+    """Poisson-subsampled additive noise on one number.
 
     The noise has density proportional to exp(-|x / scale|^beta): `beta` 1 is Laplace. `scale` is in
-    units of what one record may change the number by.
+    units of the number's sensitivity.
 
     **Guarantee.** docs/guarantees/scalar-noise.md. For one number, or a vector of which a record
     changes one entry; for other vectors only Laplace, `scale` then being in units of the l1 norm.
@@ -80,7 +80,7 @@ class SampledNoise:
 
 @dataclass(frozen=True)
 class Block:
-    """Coordinates with noise of density exp(-(|x| / scale)^beta), which a record moves within a ball."""
+    """Coordinates with noise of density ~ exp(-(|x| / scale)^beta), and their sensitivity set."""
 
     beta: float
     scale: float
@@ -89,9 +89,10 @@ class Block:
 
 @dataclass(frozen=True)
 class CoordinateWise:
-    """One step that adds noise to each coordinate of a sum in which a record takes part with `rate`.
+    """Poisson-subsampled noise on each coordinate of a sum, with coordinate sampling.
 
-    If it does, it takes part in each coordinate with `coordinate_rate`, independently.
+    A record takes part with probability `rate`; given that, in each coordinate with `coordinate_rate`,
+    independently.
     """
 
     rate: float
@@ -100,24 +101,21 @@ class CoordinateWise:
 
     @property
     def dominated_step(self) -> "SampledGaussian | SampledNoise | None":
-        """A step that shows no more than this one does of one of the changes that a record can make.
-
-        Its cost bounds that of this step from below. None where no such step is known.
-        """
+        """A dominated step: its epsilon is a lower bound for this one's. None where none is known."""
         block = max(self.blocks, key=lambda block: block.ball.max_entry / block.scale)
         if not block.ball.max_entry or block.beta > MOST_BETA:
             return None
         if block.beta != 2:
             return SampledNoise(self.rate, block.beta, block.scale / block.ball.max_entry)
-        found = (
+        candidates = (
             dominated_step(block.ball, block.scale / math.sqrt(2), self.rate, self.coordinate_rate)
             for block in self.blocks
         )
-        return SampledGaussian(*max(found, key=lambda step: step[0] / step[1]))
+        return SampledGaussian(*max(candidates, key=lambda step: step[0] / step[1]))
 
     @property
     def without_coordinate_sampling(self) -> SampledGaussian | None:
-        """The same step with every coordinate, where that is a plain step with normal noise."""
+        """The dominating step with every coordinate, where that is a subsampled Gaussian."""
         if any(block.beta != 2 for block in self.blocks):
             return None
         deviations = [block.scale / math.sqrt(2) for block in self.blocks]
@@ -126,9 +124,9 @@ class CoordinateWise:
 
 @dataclass(frozen=True, order=True)
 class Entrywise:
-    """One step that adds noise to each entry of a vector, of which a record changes `changed` at most.
+    """Noise on each entry of a vector, of which a record changes `changed` at most.
 
-    It costs `changed` times what one noisy number costs: docs/guarantees/argmax.md, step 1.
+    Its privacy loss is `changed` times that of one noisy number: docs/guarantees/argmax.md, step 1.
     """
 
     one: SampledNoise
@@ -136,11 +134,11 @@ class Entrywise:
 
 
 def ellipsoid(rate: float, norms: Sequence[float], deviations: Sequence[float]) -> SampledGaussian:
-    """The step that adds normal noise of its own deviation to each of several blocks of coordinates.
+    """The subsampled Gaussian equivalent to normal noise with a deviation per block of coordinates.
 
-    A record changes block j by a vector of Euclidean norm `norms[j]` at most. Divided by its
-    deviation, the whole change has norm sqrt(sum (norm / deviation)^2), and the noise is isotropic:
-    one number decides, docs/guarantees/poisson-gaussian.md, step 1.
+    Block j has l2 sensitivity `norms[j]`. Divided by its deviation, the whole change has norm
+    sqrt(sum (norm / deviation)^2), and the noise is isotropic: docs/guarantees/poisson-gaussian.md,
+    step 1.
 
     >>> ellipsoid(0.01, norms=[3.0, 4.0], deviations=[1.0, 1.0])
     SampledGaussian(rate=0.01, multiplier=0.2)
@@ -208,26 +206,26 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
 
 
 def _normal(plan: Plan, dimension: int | None) -> Mechanism:
-    """Normal noise over balls: one number decides, unless coordinates are sampled."""
-    balls = plan.clipping.sensitivity(dimension)
-    if any(math.isinf(ball.l2_radius) for ball in balls):
+    """Normal noise on blocks: one subsampled Gaussian, unless coordinates are sampled."""
+    blocks = plan.clipping.sensitivity(dimension)
+    if any(math.isinf(block.l2_radius) for block in blocks):
         raise InvalidValue(
             "Linf clipping needs the dimension: a change spread over many coordinates is longer without "
             "end. Pass dimension=, the number of parameters, or clip with L2 or L2Linf.",
             key="dimension",
         )
     deviations = []
-    for noise, norm in plan.noise.per_block(balls, plan.clipping.reference_norm):
+    for noise, norm in plan.noise.per_block(blocks, plan.clipping.reference_norm):
         if not isinstance(noise, Gaussian):
             raise _uncharged(plan)
         deviations.append(noise.multiplier * norm)
     if plan.sampling.coordinate_participation == 1:
-        return ellipsoid(plan.sampling.participation, [ball.l2_radius for ball in balls], deviations)
-    blocks = tuple(
-        Block(2.0, deviation * math.sqrt(2), ball)
-        for ball, deviation in zip(balls, deviations, strict=True)
+        return ellipsoid(plan.sampling.participation, [block.l2_radius for block in blocks], deviations)
+    noisy = tuple(
+        Block(2.0, deviation * math.sqrt(2), block)
+        for block, deviation in zip(blocks, deviations, strict=True)
     )
-    return CoordinateWise(plan.sampling.participation, blocks, plan.sampling.coordinate_participation)
+    return CoordinateWise(plan.sampling.participation, noisy, plan.sampling.coordinate_participation)
 
 
 def _uncharged(plan: Plan) -> Unproved:
@@ -240,8 +238,8 @@ def _uncharged(plan: Plan) -> Unproved:
 
 
 def grows_with_dimension(plan: Plan) -> bool:
-    """Whether a step of `plan` costs more the more parameters there are, without end."""
-    return any(math.isinf(ball.l2_radius) for ball in plan.clipping.sensitivity(None))
+    """Whether the l2 sensitivity of a step of `plan` grows with the number of parameters, unbounded."""
+    return any(math.isinf(block.l2_radius) for block in plan.clipping.sensitivity(None))
 
 
 def _tested(train: SampledGaussian, release: Selective) -> Mechanism:

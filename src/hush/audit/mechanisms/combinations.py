@@ -1,4 +1,4 @@
-"""Every mechanism x sampling x release there is: how each is attacked, and which are refused."""
+"""Audits of every combination of parts: which attack tests its charge, and which are refused."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from hush.training.methods.moments import NoisyMoments
 from hush.training.methods.quantile import NoisyQuantile
 
 DEVIATION = 0.8
-"""Of normal noise on a sum that a record moves by 1: enough is told to be found in a thousand runs."""
+"""Of normal noise on a sum of sensitivity 1: a thousand runs give a lower bound near the charge."""
 ROWS, STEPS = 2000, 300
 SAMPLINGS = (
     FullBatch(),
@@ -36,7 +36,7 @@ SAMPLINGS = (
     Coordinate(rate=0.5),
     Twice(rate=0.5, coordinate_rate=0.5),
 )
-# each is filled by a record that moves so many numbers alike, in most of them by 1 in all
+# with how many entries a record changes equally to reach the bound; most have l2 sensitivity 1
 CLIPPINGS: tuple[tuple[Clipping, int], ...] = (
     (L2(norm=1.0), 1),
     (Lp(p=2.0, norm=1.0), 1),
@@ -59,18 +59,18 @@ RELEASES: tuple[Release, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Attacked:
-    """An attack by its name: `attack(runs=..., confidence=...)` makes it."""
+    """A named attack: `attack(runs=..., confidence=...)` gives a lower bound beside the charge."""
 
     name: str
     attack: Callable[..., Audit]
     runs: int = ROWS
-    """How many are made in some tenths of a second, or in seconds where each is a whole step."""
+    """Runs of some tenths of a second in all, or of seconds where each is a whole step."""
     whole_steps: bool = False
     """Whether each run is a step of its own, which takes milliseconds instead of microseconds."""
 
 
 def plans() -> Iterator[tuple[Plan, int]]:
-    """Every plan of the kinds there are, with how many numbers its record moves."""
+    """Every combination of parts as a plan, with the number of entries that its record changes."""
     for sampling, (clipping, touched), release in product(SAMPLINGS, CLIPPINGS, RELEASES):
         for noise in _noises(clipping, touched):
             fitting = _fitting(clipping, noise)
@@ -78,23 +78,23 @@ def plans() -> Iterator[tuple[Plan, int]]:
 
 
 def refused() -> list[Plan]:
-    """The plans that nobody has proved anything of: they must raise."""
-    return [plan for plan, touched in plans() if _way(plan, touched) is None]
+    """Plans without a proof: the accountant must refuse them."""
+    return [plan for plan, touched in plans() if _attack_on(plan, touched) is None]
 
 
 def attacks() -> list[Attacked]:
-    """Everything that is charged, each with the attack on it."""
-    found = []
+    """An attack on everything that is charged."""
+    listed = []
     for plan, touched in plans():
-        attack = _way(plan, touched)
+        attack = _attack_on(plan, touched)
         if attack is not None:
             whole = isinstance(plan.release, Selective)
             runs = STEPS if whole else 5 * ROWS if factored(plan) else ROWS
-            found.append(Attacked(name=_name(plan), attack=attack, runs=runs, whole_steps=whole))
-    return [*found, *_beside()]
+            listed.append(Attacked(name=_name(plan), attack=attack, runs=runs, whole_steps=whole))
+    return [*listed, *_other_attacks()]
 
 
-def _way(plan: Plan, touched: int) -> Callable[..., Audit] | None:
+def _attack_on(plan: Plan, touched: int) -> Callable[..., Audit] | None:
     """The attack on a plan, None where it is refused."""
     try:
         mechanism(plan, touched)
@@ -110,7 +110,7 @@ def _way(plan: Plan, touched: int) -> Callable[..., Audit] | None:
     except Unproved:
         return partial(answers.audit_number, plan)
     except InvalidValue:
-        pass  # it needs to know the dimension, and is told
+        pass  # it needs the dimension, which the attack passes
     return partial(audit, plan, touched=touched, dimension=touched)
 
 
@@ -129,7 +129,7 @@ def _fitting(clipping: Clipping, noise: Noise) -> Clipping:
     return Lp(p=law[0], norm=clipping.norm) if isinstance(clipping, Lp) and law else clipping
 
 
-def _charged_at_hand(noise: Noise) -> bool:
+def _has_per_instance_charge(noise: Noise) -> bool:
     """Whether a law on a fixed support has a per-instance charge."""
     try:
         support_of(noise, 1.0)
@@ -138,8 +138,8 @@ def _charged_at_hand(noise: Noise) -> bool:
     return noise.dominating_noise(1.0) is not None
 
 
-def _beside() -> Iterator[Attacked]:
-    """What the product above does not have: several steps, public bases, charges at hand, answers."""
+def _other_attacks() -> Iterator[Attacked]:
+    """Attacks beyond single steps: compositions, public bases, per-instance charges, answers."""
     plain = Plan(
         sampling=Poisson(rate=0.3), clipping=L2(norm=1.0), noise=Gaussian(multiplier=2 * DEVIATION)
     )
@@ -169,7 +169,7 @@ def _beside() -> Iterator[Attacked]:
         name="secure FullBatch x L2 x Gaussian", attack=partial(audit, full, secure=True), runs=many
     )
     for noise in _noises(L2(norm=1.0), 1):
-        if _charged_at_hand(noise):
+        if _has_per_instance_charge(noise):
             bounded = Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=noise)
             for others in (-1, 2):
                 yield Attacked(
