@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import hush
+from hush.clipping.blocks import Principal
 from hush.core.errors import InvalidValue
 from hush.core.plan import plan_text
 from hush.core.sensitivity import SensitivitySet
@@ -70,3 +71,15 @@ def test_bad_bounds_are_refused(make: Any, says: str) -> None:
         make()
     with pytest.raises(InvalidValue, match="bounds 5 numbers and 6 are trained"):
         hush.Subspaces(ranks=(2, 3), l2=(1.0, 1.0)).sensitivity(6)
+
+
+def test_it_is_written_as_plain_data_and_read_back() -> None:
+    principal = Principal(groups=2, every=50, iterations=5)
+    assert Principal.from_plain(principal.to_plain()) == principal
+
+
+@pytest.mark.parametrize("name", ["groups", "every", "iterations"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, float("nan"), "4"])
+def test_counts_are_whole_numbers_of_at_least_one(name: str, value: object) -> None:
+    with pytest.raises(InvalidValue, match=name):
+        Principal(**{name: value})  # type: ignore[arg-type]
