@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from hush.accounting import renyi_composition as renyi
 from hush.accounting.mechanism import Entrywise, Simple, mechanism
+from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
-from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.selective.trial import TrainAndTest, Trial
 from hush.clipping import L2, Entries, Lp
 from hush.core.errors import InvalidValue

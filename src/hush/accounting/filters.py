@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hush.accounting.calibrate import calibrate
 from hush.accounting.epsilon import checked_orders, epsilon
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import OUTWARD, Array
 from hush.accounting.rdp.gaussian import rdp_to_epsilon
 from hush.clipping import L2
 from hush.core.errors import InvalidValue, Unproved
@@ -21,8 +21,6 @@ from hush.core.plan import Plan
 from hush.core.ranges import check_count
 from hush.noise import Gaussian
 from hush.sampling import FullBatch
-
-_OUTWARD = 1 + 1e-12
 
 
 class RenyiFilter:
@@ -91,7 +89,7 @@ class RenyiFilter:
                 "each record, a column for each order. A cost that is not a number bounds nothing.",
                 key="costs",
             )
-        after = self._spent + price * _OUTWARD
+        after = self._spent + price * OUTWARD
         admitted = np.asarray((after <= self.budget).all(axis=1))
         self._spent[admitted] = after[admitted]
         return admitted
@@ -132,7 +130,7 @@ def individual_gaussian_rdp(norms: npt.ArrayLike, scale: float, orders: npt.Arra
     directions: docs/guarantees/bounded.md, 4. It depends on the record alone.
     """
     sizes = np.asarray(norms, dtype=float) / scale
-    return np.asarray(np.outer(sizes**2, checked_orders(orders)) / 2 * _OUTWARD)
+    return np.asarray(np.outer(sizes**2, checked_orders(orders)) / 2 * OUTWARD)
 
 
 class GaussianFilter:
@@ -178,7 +176,7 @@ class GaussianFilter:
                 "1 / multiplier^2. Pass e.g. precision=0.01.",
                 key="precision",
             )
-        after = self._spent + precision * _OUTWARD
+        after = self._spent + precision * OUTWARD
         if after > self.precision:
             return False
         self._spent = after

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hush.accounting.epsilon import compose
 from hush.accounting.mechanism import SampledGaussian, mechanism
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import OUTWARD, Array, log1mexp_relative
 from hush.accounting.rdp.gaussian import ORDERS, rdp_to_epsilon
 from hush.core.errors import Unproved
 from hush.core.guarantee import DELTA, Bound, Guarantee
@@ -21,7 +21,7 @@ from hush.noise import Gaussian
 from hush.pate.argmax import NoisyMax, as_scores
 from hush.pate.confident import Confident, Query, planned
 
-# The closed forms below are right to within this, relatively and absolutely.
+# The closed forms below are right to within this absolutely, and to `OUTWARD` relatively.
 _ROUNDING = 1e-12
 
 
@@ -82,8 +82,8 @@ def _vote(vote: NoisyMax, scores: Array, orders: Array) -> Array:
     known = r >= a * t
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         # log(1 - x) for the outcomes' probabilities: q here; between w and u there.
-        stays = _log1m(log_q)
-        most, least = _log1m(-((r - t) ** 2)), _log1m(-((r + t) ** 2))
+        stays = log1mexp_relative(log_q)
+        most, least = log1mexp_relative(-((r - t) ** 2)), log1mexp_relative(-((r + t) ** 2))
         forward = np.where((r - t) / r * np.exp(2 * r * t - t**2) >= a / (a - 1), a * stays, 0.0)
         backward = np.where((r + t) / r * np.exp(-2 * r * t - t**2) <= (a - 1) / a, a * least, 0.0)
         forward = np.logaddexp(forward - (a - 1) * most, a * (a - 1) * t**2 - (r - (a - 1) * t) ** 2)
@@ -109,7 +109,7 @@ def _confident(query: Confident, scores: Array, orders: Array) -> Array:
 
 def _outward(log_moments: Array, orders: Array) -> Array:
     """The divergences that log-moments give, rounded up."""
-    found: Array = (np.maximum(log_moments, 0.0) * (1 + _ROUNDING) + _ROUNDING) / (orders - 1)
+    found: Array = (np.maximum(log_moments, 0.0) * OUTWARD + _ROUNDING) / (orders - 1)
     return found
 
 
@@ -128,8 +128,3 @@ def _deviation(plan: Plan) -> float:
             "Gaussian, or the charge that does not depend on the data."
         )
     return plan.noise.multiplier * plan.clipping.reference_norm
-
-
-def _log1m(log_x: Array) -> Array:
-    """log(1 - exp(log_x)) for log_x < 0."""
-    return np.where(log_x > -0.69, np.log(-np.expm1(log_x)), np.log1p(-np.exp(log_x)))

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hush.accounting.epsilon import checked_orders
+from hush.accounting.numerics import OUTWARD, Array
 from hush.accounting.per_instance import laws as bounded_laws
 from hush.accounting.per_instance.laws import Support
-from hush.accounting.pld.privacy_loss import Array
 from hush.clipping import L2, L2Linf, Linf
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.parts import Noise
@@ -23,7 +23,6 @@ from hush.sampling import FullBatch
 
 _CHUNK = 2**16
 """Coordinates worked on at once: some dozen arrays of this length, whatever the dimension."""
-_OUTWARD = 1 + 1e-12
 
 
 def individual_rdp(
@@ -53,7 +52,7 @@ def individual_rdp(
         balls = plan.clipping.sensitivity(len(at))
         top, radius = balls[0].max_entry, balls[0].l2_radius
         found = _summed(support, at / scale, np.broadcast_to(top / scale, at.shape), wanted, both=True)
-        return np.minimum(found, wanted * (radius / scale) ** 2 / 2 * _OUTWARD)
+        return np.minimum(found, wanted * (radius / scale) ** 2 / 2 * OUTWARD)
     moved = np.asarray(change, dtype=float)
     if moved.shape[-1:] != at.shape or moved.ndim > 2 or not np.isfinite(moved).all():
         raise InvalidValue(
@@ -151,7 +150,7 @@ def _summed(support: Support, at: Array, shift: Array, orders: Array, *, both: b
             back = [support.divergence(here + sign * moved, -sign * moved, order) for sign in signs]
             totals[0, k] += np.maximum.reduce(away).sum()
             totals[1, k] += np.maximum.reduce(back).sum()
-    return np.asarray(totals.max(0) * _OUTWARD)
+    return np.asarray(totals.max(0) * OUTWARD)
 
 
 def as_vector(name: str, value: npt.ArrayLike) -> Array:

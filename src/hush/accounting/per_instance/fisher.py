@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import Array
 from hush.core.errors import InvalidValue
 from hush.core.ranges import check_count
 from hush.sampling.poisson import RATE

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import erfcx, log_ndtr
 
-from hush.accounting.pld.privacy_loss import UNIT, Array
-from hush.accounting.rdp.gaussian import log_convex_remainder
+from hush.accounting.numerics import OUTWARD, UNIT, Array, log1mexp, log_convex_remainder
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -146,7 +145,7 @@ class Truncated(Support):
         right = np.maximum(outside, -5.0)
         mills = erfcx(right / math.sqrt(2))
         lost = np.log(erfcx((right + width) / math.sqrt(2)) / mills) - width * right - width**2 / 2
-        far = np.log(mills / 2) + np.log(-np.expm1(lost))
+        far = np.log(mills / 2) + log1mexp(lost)
         mass = log_mass(outside, outside + width)
         bent = np.where(outside > -5, far, mass + outside**2 / 2)
         return np.where(origin > 0, bent, mass)
@@ -189,9 +188,9 @@ def log_mass(low: Array, high: Array) -> Array:
 def _log_difference(first: Array, second: Array) -> Array:
     """log |exp(first) - exp(second)|."""
     most, least = np.maximum(first, second), np.minimum(first, second)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(invalid="ignore"):
         gap = np.where(np.isneginf(most), 0.0, least - most)
-        return np.asarray(most + np.log(-np.expm1(gap)))
+        return np.asarray(most + log1mexp(gap))
 
 
 def log_density(x: Array) -> Array:
@@ -218,5 +217,5 @@ def weighed(first: Array, second: Array, order: float) -> Array:
 
 def _capped(excess: Array, shift: Array, order: float) -> Array:
     """The divergence that the log of a moment less 1 gives, and not more than the normal law's."""
-    found = np.logaddexp(0.0, excess) / (order - 1) * (1 + 1e-12)
+    found = np.logaddexp(0.0, excess) / (order - 1) * OUTWARD
     return np.minimum(found, order * shift**2 / 2 * (1 + 8 * UNIT))

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from scipy.special import log_ndtr
 
 from hush.accounting.epsilon import checked_orders
+from hush.accounting.numerics import Array, log_mixture, log_weights, log_weights_numpy
 from hush.accounting.per_instance.bounded import as_vector, support_of
 from hush.accounting.per_instance.laws import (
     Atoms,
@@ -23,7 +24,6 @@ from hush.accounting.per_instance.laws import (
     log_mass,
     weighed,
 )
-from hush.accounting.pld.privacy_loss import Array
 from hush.clipping import Linf
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.plan import Plan
@@ -80,9 +80,10 @@ def sampled_rdp(plan: Plan, location: npt.ArrayLike, orders: npt.ArrayLike) -> A
 def _mixed(support: Support, at: Array, shift: float, rate: float, order: float) -> Array:
     """The mixture from the law without the record, and that law from the mixture: (2, coordinates)."""
     excess = np.full((2, len(at)), -np.inf)
+    # one by NumPy and one by the C library: other last bits would be other charges
+    weights = log_weights_numpy(rate)[0], log_weights(rate)[1]
     for without, moved in _outcomes(support, at, shift, order):
-        with np.errstate(divide="ignore"):
-            mixture = np.logaddexp(np.log1p(-rate) + without, math.log(rate) + moved)
+        mixture = log_mixture(weights, without, moved)
         excess[0] = np.logaddexp(excess[0], weighed(mixture, without, order))
         excess[1] = np.logaddexp(excess[1], weighed(without, mixture, order))
     return np.asarray(np.logaddexp(0.0, excess) / (order - 1))

@@ -9,7 +9,7 @@ import math
 import numpy as np
 from scipy.special import erfcx, log_ndtr
 
-from hush.accounting.pld.privacy_loss import UNIT, Array
+from hush.accounting.numerics import UNIT, Array, bisect
 from hush.core.guarantee import Bound
 
 # Below this mu the two terms of Theorem 8 nearly cancel; their difference is integrated.
@@ -53,10 +53,7 @@ def _crossing(mu: float, target: float, sign: int) -> float:
 
     if not exceeds(0.0):
         return 0.0
-    low, high = 0.0, mu * (mu / 2 + math.sqrt(-2 * target))
-    # Bisection to the last bit.
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if exceeds(middle) else (low, middle)
+    low, high = bisect(exceeds, 0.0, mu * (mu / 2 + math.sqrt(-2 * target)))
     end = high if sign > 0 else low
     return max(0.0, end + sign * 16 * UNIT * (end + mu**2))
 

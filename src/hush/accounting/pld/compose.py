@@ -11,8 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
+from hush.accounting.numerics import UNIT, Array, log_sum_exp_scalar
 from hush.accounting.pld.lattice import Lattice
-from hush.accounting.pld.privacy_loss import UNIT, Array
 from hush.accounting.pld.snapping import SNAP
 from hush.accounting.pld.tilting import Window
 
@@ -160,16 +160,11 @@ def _tilt(lattice: Lattice, window: Window) -> tuple[Array, float, float, float]
     positive = lattice.masses > 0
     logs = np.full(len(losses), -np.inf)
     logs[positive] = np.log(lattice.masses[positive]) + window.tilt * losses[positive]
-    log_mass = _log_sum(logs)
+    log_mass = log_sum_exp_scalar(logs)
     logs -= log_mass
-    upper_moment = _log_sum(logs + window.upper_exponent * losses)
-    lower_moment = _log_sum(logs - window.lower_exponent * losses)
+    upper_moment = log_sum_exp_scalar(logs + window.upper_exponent * losses)
+    lower_moment = log_sum_exp_scalar(logs - window.lower_exponent * losses)
     return np.exp(logs), log_mass, upper_moment, lower_moment
-
-
-def _log_sum(logs: Array) -> float:
-    peak = float(logs.max())
-    return peak + math.log(float(np.exp(logs - peak).sum()))
 
 
 def _fast_length(min_length: int) -> int:

@@ -12,12 +12,11 @@ from enum import Enum
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from hush.accounting.numerics import UNIT as UNIT
+from hush.accounting.numerics import Array as Array
+from hush.accounting.numerics import log_mixture_ratio_absolute, log_weights
 
-UNIT = float(np.finfo(float).eps) / 2
-_SMALL = 1e-8
 # Cuts per chunk, to bound the memory: a grid may have millions.
 _CHUNK = 1 << 16
 
@@ -91,12 +90,7 @@ class CellMasses:
 
 def privacy_loss(step: Step, direction: Direction, noise: Array, shift: float) -> Array:
     """The privacy loss at the outcomes `shift + scale * noise`; `shift` is 0 or 1."""
-    ratio = step.law.log_likelihood_ratio(noise, shift)
-    if step.rate < 1:
-        small = np.log1p(step.rate * np.expm1(np.minimum(ratio, _SMALL)))
-        large = np.logaddexp(math.log1p(-step.rate), math.log(step.rate) + ratio)
-        # The sum of logarithms is never off by less than a unit, however small the loss.
-        ratio = np.where(np.abs(ratio) < _SMALL, small, large)
+    ratio = log_mixture_ratio_absolute(step.rate, step.law.log_likelihood_ratio(noise, shift))
     return ratio if direction is Direction.REMOVE else -ratio
 
 
@@ -117,8 +111,9 @@ def loss_quadrature(step: Step, direction: Direction, tail: float) -> tuple[Arra
     shifted = privacy_loss(step, direction, noise, 1.0)
     if step.rate == 1:
         return shifted, weight
-    weights = weight + math.log1p(-step.rate), weight + math.log(step.rate)
-    return np.append(privacy_loss(step, direction, noise, 0.0), shifted), np.append(*weights)
+    log_stay, log_move = log_weights(step.rate)
+    weights = np.append(weight + log_stay, weight + log_move)
+    return np.append(privacy_loss(step, direction, noise, 0.0), shifted), weights
 
 
 def loss_quantiles(step: Step, direction: Direction, tail: float) -> tuple[float, float]:

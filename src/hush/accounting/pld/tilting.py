@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hush.accounting.pld.privacy_loss import Array, Direction, Step, loss_quadrature
+from hush.accounting.numerics import Array, log_sum_exp
+from hush.accounting.pld.privacy_loss import Direction, Step, loss_quadrature
 
 # exp(-NEGLIGIBLE) of the tilted mass may fall outside the window on either side.
 NEGLIGIBLE = 25.0
@@ -43,9 +44,7 @@ class Cumulants:
     def __call__(self, exponents: Array) -> Array:
         total = np.zeros(len(exponents))
         for count, losses, weights in self._parts:
-            terms = weights + exponents[:, None] * losses
-            peak = terms.max(axis=1)
-            total += count * (peak + np.log(np.exp(terms - peak[:, None]).sum(axis=1)))
+            total += count * log_sum_exp(weights + exponents[:, None] * losses)
         return total
 
     def moments(self, tilt: float) -> tuple[float, float]:

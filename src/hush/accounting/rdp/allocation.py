@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import OUTWARD, Array
 from hush.accounting.rdp.concave_majorant import ConcaveMajorant
 from hush.accounting.rdp.profile import CoordinateRDP, checked
 from hush.core.errors import InvalidValue
@@ -15,7 +15,6 @@ from hush.core.sensitivity import SensitivitySet
 
 _TOLERANCE = 2e-4
 _ROUNDS = 30
-_OUTWARD = 1 + 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +89,7 @@ def _as_few_as_can(profile: CoordinateRDP, ball: SensitivitySet, order: Array) -
     """
     counts, shifts = np.zeros((3, len(order))), np.zeros((3, len(order)))
     counts.T[:], shifts.T[:] = _concrete(ball, 0.0, ball.max_entry)
-    bound = ball.max_entries_moved * profile(order, ball.max_entry) * _OUTWARD
+    bound = ball.max_entries_moved * profile(order, ball.max_entry) * OUTWARD
     attained = _cost(profile, order, counts, shifts)
     return Allocation(bound=bound, attained=np.minimum(attained, bound), counts=counts, shifts=shifts)
 
@@ -111,7 +110,7 @@ def _on_majorant(profile: CoordinateRDP, ball: SensitivitySet, order: Array) -> 
             break
     budget = ball.norm**ball.p
     scale = budget if ball.dimension is None else float(ball.dimension)
-    bound = np.array([scale * grid.upper() for grid in grids]) * _OUTWARD
+    bound = np.array([scale * grid.upper() for grid in grids]) * OUTWARD
     counts, shifts = np.zeros((3, len(order))), np.zeros((3, len(order)))
     for k, grid in enumerate(grids):
         counts[:, k], shifts[:, k] = _concrete(ball, *grid.touching())
@@ -135,12 +134,11 @@ def _concrete(ball: SensitivitySet, low: float, high: float) -> tuple[list[float
     """Whole numbers of coordinates at two shifts, and what is left of the budget on one more."""
     budget, p = ball.norm**ball.p, ball.p
     room = math.inf if ball.dimension is None else float(ball.dimension)
-    slack = 1 + 1e-12
     if high == low or math.isinf(room):
-        many = math.floor(min(room, budget / high**p * slack))
+        many = math.floor(min(room, budget / high**p * OUTWARD))
         few = 0
     else:
-        many = math.floor(max(0.0, (budget - room * low**p) / (high**p - low**p)) * slack)
+        many = math.floor(max(0.0, (budget - room * low**p) / (high**p - low**p)) * OUTWARD)
         few = max(0, int(room) - many - 1) if low > 0 else 0
     left = max(0.0, budget - many * high**p - few * low**p) ** (1 / p)
     last = 1 if many + few < room and left > 0 else 0

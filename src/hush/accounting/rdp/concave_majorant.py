@@ -12,7 +12,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import OUTWARD, Array
 from hush.accounting.rdp.profile import CoordinateRDP
 
 _FIRST_RATIO = 1.6
@@ -179,6 +179,6 @@ class ConcaveMajorant:
             share = (self.at - x[:, None]) / (points[right] - x[:, None])
             mixed = (1 - share) * y[:, None] + share * heights[right]
             i, j = np.unravel_index(int(np.argmax(mixed)), mixed.shape)
-            if mixed[i, j] > level * (1 + 1e-12):
+            if mixed[i, j] > level * OUTWARD:
                 level, span = float(mixed[i, j]), (float(x[i]), float(points[right][j]))
         return level, span[0], span[1]

@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import Array
 from hush.accounting.rdp.allocation import sum_over_blocks
 from hush.accounting.rdp.profile import RATE, CoordinateRDP
 from hush.accounting.rdp.subsampling import AdjacentPair, subsampled_rdp

@@ -5,6 +5,7 @@ import math
 import numpy as np
 from scipy.stats import binom
 
+from hush.accounting.numerics import OUTWARD
 from hush.core.sensitivity import SensitivitySet
 
 # Where to look for the number of coordinates that take part: a handful of its quantiles.
@@ -29,7 +30,7 @@ def dominated_step(
     (0.057, 5.77)
     """
     most = (ball.norm / ball.max_entry) ** ball.p if ball.p < math.inf else math.inf
-    many = max(1, math.floor(min(most, ball.dimension or math.inf, _MOST) * (1 + 1e-12)))
+    many = max(1, math.floor(min(most, ball.dimension or math.inf, _MOST) * OUTWARD))
     found = [(rate * coordinate_rate, deviation / ball.max_entry)]
     for k in np.unique(np.maximum(1, binom.ppf(_QUANTILES, many, coordinate_rate))):
         chance = float(binom.sf(k - 1, many, coordinate_rate)) * _INWARD

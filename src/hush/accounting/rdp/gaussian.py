@@ -9,7 +9,16 @@ import numpy.typing as npt
 from scipy.special import gammaln
 
 from hush.accounting.mechanism import SampledGaussian
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import (
+    OUTWARD,
+    UNIT,
+    Array,
+    log_binomial_in_turn,
+    log_convex_remainder,
+    log_expm1,
+    log_mixture,
+    log_weights,
+)
 from hush.core.errors import InvalidValue
 
 Conversion = Literal["improved", "mironov"]
@@ -39,7 +48,7 @@ def divergence(step: SampledGaussian, orders: npt.ArrayLike) -> Array:
     moments = np.array([_log_moment(step, order) for order in wanted.flat])
     # Rounding: the sums have positive terms, each off by the error of log-factorials; and a moment
     # of almost no information may come out below zero.
-    outward = 1 + 1e-12 + 8 * np.finfo(float).eps * gammaln(wanted + 1)
+    outward = OUTWARD + 16 * UNIT * gammaln(wanted + 1)
     values: Array = np.maximum(outward * moments.reshape(wanted.shape) / (wanted - 1), 0.0)
     return values
 
@@ -114,14 +123,8 @@ def _log_moment(step: SampledGaussian, order: float) -> float:
 def _binomial(step: SampledGaussian, order: int, exponent: float) -> float:
     """The moment at a whole order: binomial weights sum to one, so 1 is taken from every term."""
     k = np.arange(2, order + 1, dtype=float)
-    log_terms = (
-        gammaln(order + 1)
-        - gammaln(k + 1)
-        - gammaln(order - k + 1)
-        + (order - k) * math.log1p(-step.rate)
-        + k * math.log(step.rate)
-        + _log_expm1(k * (k - 1) * exponent)
-    )
+    log_weight = log_binomial_in_turn(order, k, log_weights(step.rate))
+    log_terms = log_weight + log_expm1(k * (k - 1) * exponent)
     return float(np.logaddexp(0.0, np.logaddexp.reduce(log_terms)))
 
 
@@ -134,7 +137,7 @@ def _integral(step: SampledGaussian, order: float, exponent: float, spacing: flo
     reach = 15 * step.multiplier
     x = np.arange(-reach, order + reach, spacing)
     growth = (2 * x - 1) * exponent
-    log_ratio = np.logaddexp(math.log1p(-step.rate), math.log(step.rate) + growth)
+    log_ratio = log_mixture(log_weights(step.rate), 0.0, growth)
     log_density = -((x / step.multiplier) ** 2) / 2 + math.log(spacing / step.multiplier)
     log_density -= math.log(2 * math.pi) / 2
     return float(
@@ -142,29 +145,9 @@ def _integral(step: SampledGaussian, order: float, exponent: float, spacing: flo
     )
 
 
-def log_convex_remainder(log_ratio: Array, order: float) -> Array:
-    """log(r^a - 1 - a (r - 1)) at r = exp(log_ratio), without cancellation or overflow."""
-    # below exp(-600) the ratio is nothing beside the constant, order - 1
-    power, t = order - 1, np.maximum(log_ratio, -600.0)
-    # r^a - 1 - a (r - 1) = r (expm1(power t) + power expm1(-t)); near t = 0 by its series.
-    capped = np.minimum(power * t, 600.0)
-    bracket = np.expm1(capped) + power * np.expm1(-t)
-    series = power * order * (t**2 / 2) * (1 + (power - 1) * t / 3 * (1 + (power**2 + 1) * t**2 / 20))
-    series += power * order * (power**2 - power + 1) * t**4 / 24
-    bracket = np.where(np.abs(t) * order < 1e-3, series, bracket)
-    with np.errstate(divide="ignore"):
-        return t + (power * t - capped) + np.log(bracket)
-
-
-def _log_expm1(values: Array) -> Array:
-    with np.errstate(divide="ignore"):
-        return values + np.log(-np.expm1(-values))
-
-
 def _bound(step: SampledGaussian, order: float, exponent: float) -> float:
     """No less than the moment: Minkowski's inequality, or convexity between whole orders."""
-    shifted = math.log(step.rate) + (order - 1) * exponent
-    minkowski = order * float(np.logaddexp(math.log1p(-step.rate), shifted))
+    minkowski = order * float(log_mixture(log_weights(step.rate), 0.0, (order - 1) * exponent))
     below = math.floor(order)
     if below + 1 > _LONGEST:
         return minkowski

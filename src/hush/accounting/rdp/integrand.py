@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import Array, log1mexp, log_expm1, log_mixture_ratio, log_weights_numpy
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Integrand:
         """The log of the integrand without exp(-u^beta), a function of L that grows with it."""
         order, power = self.order, self.order - 1
         if self.rate == 1:
-            return _log_expm1(power * growth) + np.log(-np.expm1(-order * growth))
+            return log_expm1(power * growth) + log1mexp(-order * growth)
         up, down = (_log_convex(order, self.rate, sign * growth) for sign in (1, -1))
         return np.logaddexp(up - growth, down)
 
@@ -137,10 +137,7 @@ def _power_bound(centre: Array, reach: Array, power: float) -> Array:
 
 def _log_mean(rate: float, growth: Array) -> Array:
     """log(1 - q + q exp(growth))."""
-    if rate == 1:
-        return growth
-    near = np.log1p(rate * np.expm1(np.minimum(growth, 1.0)))
-    return np.where(growth < 1, near, np.logaddexp(np.log1p(-rate), np.log(rate) + growth))
+    return log_mixture_ratio(rate, growth, log_weights_numpy(rate))
 
 
 def _share(rate: float, growth: Array) -> Array:
@@ -164,7 +161,3 @@ def _log_convex(order: Array, rate: float, growth: Array) -> Array:
     far = power + np.log1p(-np.exp(np.minimum(linear - power, 0.0)))
     small = np.maximum(order, 1) * np.abs(w) < 0.02
     return np.where(small, near, np.where(power < 30, middle, far))
-
-
-def _log_expm1(values: Array) -> Array:
-    return values + np.log(-np.expm1(-values))

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import OUTWARD, Array, log1mexp, log_binomial, log_weights_numpy
 from hush.accounting.rdp.quadrature import log_moment_minus_one
 from hush.core.ranges import Range, number
 from hush.core.value import Value
@@ -19,8 +19,6 @@ _ORDER = Range(
     example=2.0,
 )
 _SHIFT = Range(why="a record moves the output by a finite amount or nothing is private", example=1.0)
-# Outward: closed forms below are sums of positive terms, so this covers their rounding.
-OUTWARD = 1 + 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,11 +229,9 @@ class CoordinateRDP(Value):
         found = np.zeros(order.shape)
         for a in np.unique(order):
             v = np.arange(2, a + 1)
-            log_weight = gammaln(a + 1) - gammaln(v + 1) - gammaln(a - v + 1)
-            log_weight += (a - v) * np.log1p(-self.rate) + v * np.log(self.rate)
+            log_weight = log_binomial(a, v, log_weights_numpy(self.rate))
             mine = order == a
             power = v * (v - 1) * shift[mine][:, None] ** 2
-            with np.errstate(divide="ignore"):
-                terms = log_weight + power + np.log(-np.expm1(-power))
+            terms = log_weight + power + log1mexp(-power)
             found[mine] = np.logaddexp(0.0, np.logaddexp.reduce(terms, axis=1)) / (a - 1)
         return OUTWARD * found

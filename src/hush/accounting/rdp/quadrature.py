@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import UNIT, Array, log_sum_exp
 from hush.accounting.rdp.integrand import Integrand
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
@@ -99,7 +99,7 @@ class _Integral:
             panels = panels.halves()
         self.error[panels.owner] = np.inf
         # a sum of positive terms; an exponent E is off by a few units of E
-        rounding = 1e-12 + 16 * np.finfo(float).eps * self.exponent
+        rounding = 1e-12 + 32 * UNIT * self.exponent
         upper: Array = np.logaddexp(self.total, self.error) + rounding
         return upper
 
@@ -161,15 +161,7 @@ class _Integral:
         u = (panels.low + panels.high)[:, None] / 2 + half * _NODES
         order, shift = self.orders[panels.owner][:, None], self.shifts[panels.owner][:, None]
         integrand = Integrand(self.beta, self.rate, order, shift, panels.side[:, None])
-        return _log_sum(integrand.log_value(u) + np.log(half * _WEIGHTS))
-
-
-def _log_sum(terms: Array) -> Array:
-    """log sum exp along the last axis."""
-    top = terms.max(axis=-1, initial=-np.inf, keepdims=True)
-    safe = np.where(np.isfinite(top), top, 0.0)
-    result: Array = (safe + np.log(np.exp(terms - safe).sum(axis=-1, keepdims=True)))[..., 0]
-    return result
+        return log_sum_exp(integrand.log_value(u) + np.log(half * _WEIGHTS))
 
 
 def _add(logs: Array, owner: _Index, terms: Array) -> None:

@@ -5,13 +5,10 @@ from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln
 
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import OUTWARD, Array, log1mexp, log_binomial, log_weights
 from hush.accounting.rdp.profile import RATE
 from hush.core.errors import InvalidValue
-
-_OUTWARD = 1 + 1e-12
 
 
 class AdjacentPair(Enum):
@@ -60,17 +57,15 @@ def _one(unsampled: Array, rate: float, pair: AdjacentPair) -> float:
     """The bound at the order that `unsampled` ends with."""
     a = len(unsampled) + 1
     v = np.arange(2, a + 1)
-    log_weight = gammaln(a + 1) - gammaln(v + 1) - gammaln(a - v + 1)
-    log_weight += (a - v) * math.log1p(-rate) + v * math.log(rate)
+    log_weight = log_binomial(a, v.astype(float), log_weights(rate))
     power = (v - 1) * unsampled
-    with np.errstate(divide="ignore"):
-        # the binomial weights sum to one, so 1 is taken from every term
-        terms = log_weight + power + np.log(-np.expm1(-power))
+    # the binomial weights sum to one, so 1 is taken from every term
+    terms = log_weight + power + log1mexp(-power)
     again = repeated(v, a, pair)
     some = again > 0
     extra = (log_weight + power)[some] + math.log1p(-rate) + np.log(again[some])
     excess = np.logaddexp.reduce(np.append(terms, extra))
-    return float(np.logaddexp(0.0, excess) / (a - 1) * _OUTWARD)
+    return float(np.logaddexp(0.0, excess) / (a - 1) * OUTWARD)
 
 
 def repeated(v: npt.NDArray[np.int_], a: int, pair: AdjacentPair) -> Array:

@@ -5,7 +5,6 @@ directions of adding and removing one record.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import log_ndtr
 
-from hush.accounting.pld.privacy_loss import Array, Direction
-from hush.accounting.rdp.gaussian import divergence, log_convex_remainder
+from hush.accounting.numerics import OUTWARD, Array, bisect, log_convex_remainder, log_mixture_ratio
+from hush.accounting.pld.privacy_loss import Direction
+from hush.accounting.rdp.gaussian import divergence
 from hush.accounting.selective.dominating_pair import (
     dominating_pair,
     hockey_stick,
     log_below,
     log_beyond,
-    log_ratio,
 )
 from hush.accounting.selective.trial import Trial
 
@@ -138,7 +137,7 @@ def _corners(trial: Trial, direction: Direction) -> _Corners:
     # a' and b both least, both most, (m, M) and (M, m); a = (1 - rate) a' + rate b
     log_without = np.array([log_least, log_most, log_least, log_most])
     gap = log_most - log_least
-    log_change = np.append([0.0, 0.0], log_ratio(trial.test.rate, np.array([gap, -gap])))
+    log_change = np.append([0.0, 0.0], log_mixture_ratio(trial.test.rate, np.array([gap, -gap])))
     if direction is Direction.REMOVE:
         return _Corners(log_without, log_change)
     return _Corners(log_without + log_change, -log_change)
@@ -196,22 +195,8 @@ def acceptance_change(trial: Trial) -> tuple[float, float]:
     def spread(ratio: float) -> float:
         return stay * (most - least) * hockey_stick(trial.train, ratio / stay)
 
-    low, high = 1 / widest, widest
-    inside, outside = 1.0, high
-    for _ in range(_ROUNDS):
-        inside, outside = _halved(
-            inside, outside, lambda c: rate * most + spread(c) > least * (c - stay)
-        )
-    high = outside
-    inside, outside = 1.0, low
-    for _ in range(_ROUNDS):
-        inside, outside = _halved(
-            inside, outside, lambda c: rate * least - spread(c) < most * (c - stay)
-        )
-    return outside * (1 - 1e-12), high * (1 + 1e-12)
-
-
-def _halved(inside: float, outside: float, attained: Callable[[float], bool]) -> tuple[float, float]:
-    """Half the gap between a ratio that may be attained and one that is not."""
-    middle = (inside + outside) / 2
-    return (middle, outside) if attained(middle) else (inside, middle)
+    _, high = bisect(lambda c: rate * most + spread(c) > least * (c - stay), 1.0, widest, rounds=_ROUNDS)
+    _, low = bisect(
+        lambda c: rate * least - spread(c) < most * (c - stay), 1.0, 1 / widest, rounds=_ROUNDS
+    )
+    return low * (1 - 1e-12), high * OUTWARD

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import log_ndtr, ndtri
 
 from hush.accounting.mechanism import SampledGaussian
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import Array, log1mexp, log_mixture_ratio
 
 # Cuts around the centre of the law (where a sampled step decides), around the order (where large
 # orders look), and over everything in between out to FAR deviations.
@@ -53,17 +53,7 @@ def dominating_pair(step: SampledGaussian, order: float) -> DominatingPair:
     weight = np.full(len(cuts), -np.inf)
     weight[:-1] = without + np.log(np.minimum(1.0, 1 - share + slip))
     weight[1:] = np.logaddexp(weight[1:], without + np.log(np.minimum(1.0, share + slip)))
-    return DominatingPair(log_ratio(step.rate, growth), weight, float(cuts[0]), float(cuts[-1]))
-
-
-def log_ratio(rate: float, growth: Array) -> Array:
-    """log(1 - q + q exp(growth)), with relative accuracy near 0."""
-    if rate == 1:
-        return growth
-    small = np.log1p(rate * np.expm1(np.minimum(growth, 1.0)))
-    large = np.logaddexp(math.log1p(-rate), math.log(rate) + growth)
-    result: Array = np.where(growth < 1, small, large)
-    return result
+    return DominatingPair(log_mixture_ratio(step.rate, growth), weight, float(cuts[0]), float(cuts[-1]))
 
 
 def log_beyond(step: SampledGaussian, order: float, high: float) -> float:
@@ -117,8 +107,7 @@ def _cuts(deviation: float, order: float) -> Array:
 def _log_masses(cuts: Array) -> Array:
     """The logs of the standard normal masses between increasing cuts, from the lighter side."""
     lower, upper = log_ndtr(cuts), log_ndtr(-cuts)
-    with np.errstate(divide="ignore"):  # on the heavier side, which is not used
-        left = lower[1:] + np.log(-np.expm1(lower[:-1] - lower[1:]))
-        right = upper[:-1] + np.log(-np.expm1(upper[1:] - upper[:-1]))
+    left = lower[1:] + log1mexp(lower[:-1] - lower[1:])
+    right = upper[:-1] + log1mexp(upper[1:] - upper[:-1])
     masses: Array = np.where(cuts[1:] + cuts[:-1] > 0, right, left)
     return masses

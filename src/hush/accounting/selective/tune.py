@@ -6,13 +6,14 @@ of the proposals are helpful. Nothing here looks at data, so nothing here is cha
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from scipy.special import ndtr
 
 from hush.accounting import epsilon as charge
 from hush.accounting.calibrate import calibrate
+from hush.accounting.numerics import bisect
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import Budget, Guarantee
 from hush.core.parts import Always
@@ -118,11 +119,15 @@ def _powers(test: Test, records: int, signal: float, acceptance: float) -> Itera
         for step in range(24):
             noise = 0.5 * 2 ** (step / 2)
             chances = _summed if test == "summed" else _mean
-            threshold = _rising_root(
+            _, root = bisect(
                 lambda t, size=size, noise=noise, chances=chances: (  # type: ignore[misc]
-                    sum(chances(size, noise, signal, t)) / 2 - acceptance
-                )
+                    sum(chances(size, noise, signal, t)) / 2 - acceptance < 0
+                ),
+                -1e4,
+                1e4,
+                rounds=60,
             )
+            threshold = round(root, 6)
             helpful, harmful = chances(size, noise, signal, threshold)
             release = Selective(
                 rate=size / records,
@@ -147,12 +152,3 @@ def _mean(size: float, noise: float, signal: float, threshold: float) -> tuple[f
     right = float(ndtr(signal * math.sqrt(size)))
     most, least = (float(ndtr((threshold + side) / 2 / noise)) for side in (1, -1))
     return right * most + (1 - right) * least, right * least + (1 - right) * most
-
-
-def _rising_root(function: Callable[[float], float]) -> float:
-    """Where a rising function crosses zero, by bisection."""
-    low, high = -1e4, 1e4
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if function(middle) < 0 else (low, middle)
-    return round(high, 6)

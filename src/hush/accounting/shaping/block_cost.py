@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln
 
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import Array, log_binomial_in_turn, log_expm1, log_sum_exp, log_weights
 from hush.accounting.rdp.subsampling import AdjacentPair, repeated
 from hush.core.sensitivity import SensitivitySet
 
@@ -55,9 +54,8 @@ class BlockCost:
         total, slopes = np.zeros(order - 1), np.empty((len(self._squares), order - 1))
         for j, (square, moved) in enumerate(zip(self._squares, self._moved, strict=True)):
             power = pairs * square * math.exp(-log_variances[j])
-            with np.errstate(divide="ignore"):
-                # the binomial weights sum to one, so 1 is taken from every term
-                excess = _log_sum(weight + (power + np.log(-np.expm1(-power))))
+            # the binomial weights sum to one, so 1 is taken from every term
+            excess = log_sum_exp(weight + log_expm1(power))
             moment = np.logaddexp(0.0, excess)
             total += moved * moment
             slopes[j] = -moved * (np.exp(weight + power - moment[:, None]) @ power)
@@ -71,7 +69,7 @@ class BlockCost:
         again = repeated(np.arange(2, order + 1), order, self._pair) * (1 - self._rate)
         with np.errstate(divide="ignore"):
             terms = weight + moments + np.log(-np.expm1(-moments) + again)
-        moment = float(np.logaddexp(0.0, _log_sum(terms[None, :])[0]))
+        moment = float(np.logaddexp(0.0, log_sum_exp(terms)))
         parts = np.exp(weight + moments - moment) * (1 + again)
         return moment / (order - 1), slopes @ parts / (order - 1)
 
@@ -85,17 +83,7 @@ def _pairs(highest: int) -> Array:
 
 def _log_binomial(highest: int, rate: float) -> Array:
     """Log-probabilities that v of a take part, rows a = 2, ..., highest, columns v = 2, ..., highest."""
-    a = np.arange(2, highest + 1)[:, None]
-    v = np.arange(2, highest + 1)[None, :]
+    a = np.arange(2, highest + 1, dtype=float)[:, None]
+    v = np.arange(2, highest + 1, dtype=float)[None, :]
     within: npt.NDArray[np.bool_] = v <= a
-    rest = np.where(within, a - v, 0)
-    log = gammaln(a + 1) - gammaln(v + 1) - gammaln(rest + 1)
-    log = log + rest * math.log1p(-rate) + v * math.log(rate)
-    return np.where(within, log, -np.inf)
-
-
-def _log_sum(terms: Array) -> Array:
-    """log of the sum of exponentials along the last axis; every row has a finite term."""
-    largest = terms.max(axis=-1, keepdims=True)
-    found: Array = largest[..., 0] + np.log(np.exp(terms - largest).sum(axis=-1))
-    return found
+    return np.where(within, log_binomial_in_turn(a, np.minimum(v, a), log_weights(rate)), -np.inf)

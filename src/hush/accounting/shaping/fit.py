@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hush.accounting.calibrate import calibrate
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import OUTWARD, Array
 from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS, coordinate_wise
 from hush.accounting.rdp.gaussian import Conversion, conversion_term
 from hush.accounting.rdp.profile import RATE, CoordinateRDP, NoiseDensity
@@ -26,8 +26,6 @@ from hush.core.sensitivity import SensitivitySet
 from hush.noise import BlockGaussian, Gaussian
 from hush.sampling import FullBatch, Poisson
 
-# Rounding in the last places must not take a charge over the budget.
-_OUTWARD = 1 + 1e-12
 _ROUNDS = 20
 
 
@@ -147,7 +145,7 @@ def _closed_form(blocks: Sequence[SensitivitySet], rate: float, budget: Budget, 
         noise=Gaussian(multiplier=1.0),
     )
     noise = calibrate(plain, budget, steps).noise
-    multiplier = float(noise.to_plain()["multiplier"]) * _OUTWARD
+    multiplier = float(noise.to_plain()["multiplier"]) * OUTWARD
     ranks, norms = np.array([[block.size, block.l2_radius] for block in blocks], dtype=float).T
     deviations = multiplier * proportions(blocks)
     cost = (norms / deviations) ** 2
@@ -229,5 +227,5 @@ def _certified(
         if charged <= limit:
             return log_variances
         # k times the variance costs less than 1/k of the divergence, which is convex in the precision
-        log_variances = log_variances + math.log(charged / limit * _OUTWARD)
+        log_variances = log_variances + math.log(charged / limit * OUTWARD)
     raise AssertionError("more noise costs less")

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import Array
 
 # An order whose tangent promises less than this is not worth solving, relatively.
 _WORTH = 1e-9

@@ -1,0 +1,172 @@
+"""Elementary functions of the accountants in log space, each with the bound on its rounding error.
+
+u = `UNIT` = 2^-53 is the unit roundoff of double precision. The bounds assume that the elementary
+functions of the C library, NumPy and SciPy are right to a few u; tests/accounting/test_numerics.py holds
+every bound against 60 digits. Charges are rounded outward by `OUTWARD`, which outweighs these errors.
+
+Where two formulas for one quantity differ in the last bits, both are here and their names say how: a
+charge written to a ledger must come out the same from every later version.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import gammaln
+
+Array = npt.NDArray[np.float64]
+
+UNIT = float(np.finfo(float).eps) / 2
+# Outweighs the rounding of a closed form, or of a sum of positive terms: 1e-12 is 9000 u. Where an
+# integral or a sum over a long grid is off by more, a larger constant stands beside it.
+OUTWARD = 1 + 1e-12
+# Within this distance of 0 `log_mixture_ratio_absolute` is right relatively as well.
+_NEAR_ZERO = 1e-8
+# Halvings that leave no double between any two finite ones.
+_ALL_HALVINGS = 2100
+
+
+def log_weights(rate: float) -> tuple[float, float]:
+    """log(1 - q) and log q of a mixture of weight q = `rate`; -inf and 0 at q = 1. Within 2u each."""
+    return (math.log1p(-rate) if rate < 1 else -math.inf), math.log(rate)
+
+
+def log_weights_numpy(rate: float) -> tuple[float, float]:
+    """`log_weights` by NumPy's vector functions, which round one value in ten differently."""
+    with np.errstate(divide="ignore"):
+        return float(np.log1p(-rate)), float(np.log(rate))
+
+
+def log_mixture(weights: tuple[float, float], log_p: npt.ArrayLike, log_q: npt.ArrayLike) -> Array:
+    """log((1 - q) p + q p'), the log-density of a subsampled mechanism's mixture.
+
+    Error: at most 8u (1 + the largest finite summand of the two exponents, in absolute value).
+    """
+    mixed: Array = np.logaddexp(weights[0] + np.asarray(log_p), weights[1] + np.asarray(log_q))
+    return mixed
+
+
+def log_mixture_ratio(
+    rate: float, log_ratio: Array, weights: tuple[float, float] | None = None
+) -> Array:
+    """log(1 - q + q e^g), the log-likelihood ratio of a subsampled step; `log_ratio` is g.
+
+    Error: at most 8u / (1 - q) relatively for g < 1 (where q g does not underflow), and at most
+    8u (1 + g + |log q| + |log(1 - q)|) beyond. None at q = 1, where it is g.
+    """
+    if rate == 1:
+        return log_ratio
+    small = np.log1p(rate * np.expm1(np.minimum(log_ratio, 1.0)))
+    large = log_mixture(weights or log_weights(rate), 0.0, log_ratio)
+    return np.where(log_ratio < 1, small, large)
+
+
+def log_mixture_ratio_absolute(rate: float, log_ratio: Array) -> Array:
+    """`log_mixture_ratio` to absolute accuracy: relative only where |g| < 1e-8.
+
+    Error: as for `log_mixture`; within 1e-8 of 0 at most 8u / (1 - q) relatively.
+    """
+    if rate == 1:
+        return log_ratio
+    small = np.log1p(rate * np.expm1(np.minimum(log_ratio, _NEAR_ZERO)))
+    # a sum in logarithms is off by a unit at least, however small its value
+    large = log_mixture(log_weights(rate), 0.0, log_ratio)
+    return np.where(np.abs(log_ratio) < _NEAR_ZERO, small, large)
+
+
+def log_binomial(n: float | Array, k: Array, weights: tuple[float, float]) -> Array:
+    """log of the binomial probability of k out of n, the weights added to each other first.
+
+    Error: at most 32u (1 + log n! + (n - k) |log(1 - q)| + k |log q|).
+    """
+    total: Array = _log_choose(n, k)
+    total += (n - k) * weights[0] + k * weights[1]
+    return total
+
+
+def log_binomial_in_turn(n: float | Array, k: Array, weights: tuple[float, float]) -> Array:
+    """`log_binomial` with each weight added to the log-binomial coefficient in turn; the same bound."""
+    total: Array = _log_choose(n, k) + (n - k) * weights[0] + k * weights[1]
+    return total
+
+
+def _log_choose(n: float | Array, k: Array) -> Array:
+    chosen: Array = gammaln(np.asarray(n) + 1) - gammaln(k + 1) - gammaln(n - k + 1)
+    return chosen
+
+
+def log_sum_exp(terms: Array) -> Array:
+    """log of the sum of exponentials along the last axis; -inf where all terms are.
+
+    Error: at most u (16 + 4 log2(number of terms) + |value|).
+    """
+    top = terms.max(axis=-1, initial=-np.inf, keepdims=True)
+    safe = np.where(np.isfinite(top), top, 0.0)
+    with np.errstate(divide="ignore"):
+        result: Array = (safe + np.log(np.exp(terms - safe).sum(axis=-1, keepdims=True)))[..., 0]
+    return result
+
+
+def log_sum_exp_scalar(terms: Array) -> float:
+    """`log_sum_exp` of a vector with a finite term, the last logarithm by the C library."""
+    top = float(terms.max())
+    return top + math.log(float(np.exp(terms - top).sum()))
+
+
+def log1mexp(x: Array) -> Array:
+    """log(1 - e^x) for x <= 0. Error: at most 4u (1 + |value|), so absolute far below 0."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(-np.expm1(x)))
+
+
+def log1mexp_relative(x: Array) -> Array:
+    """log(1 - e^x) for x < 0 (Mächler 2012). Error: at most 8u relatively, however near 0 it is."""
+    with np.errstate(divide="ignore"):  # of the branch that is not taken
+        return np.where(x > -0.69, log1mexp(x), np.log1p(-np.exp(x)))
+
+
+def log_expm1(x: Array) -> Array:
+    """log(e^x - 1) for x >= 0, without overflow. Error: at most 8u (1 + |x| + |value|)."""
+    return x + log1mexp(-x)
+
+
+def log_convex_remainder(log_ratio: Array, order: float) -> Array:
+    """log(r^a - 1 - a (r - 1)) at r = exp(log_ratio), without cancellation or overflow.
+
+    E_Q of this remainder is the moment E_Q r^a less 1, as a sum of positive terms. Error: at most 2e-12
+    and 8u (1 + a |log r|) together, for orders a from 1 + 1e-4 on and log r >= -600.
+    """
+    # below exp(-600) the ratio is nothing beside the constant, order - 1
+    power, t = order - 1, np.maximum(log_ratio, -600.0)
+    # r^a - 1 - a (r - 1) = r (expm1(power t) + power expm1(-t)); near t = 0 by its series.
+    capped = np.minimum(power * t, 600.0)
+    bracket = np.expm1(capped) + power * np.expm1(-t)
+    series = power * order * (t**2 / 2) * (1 + (power - 1) * t / 3 * (1 + (power**2 + 1) * t**2 / 20))
+    series += power * order * (power**2 - power + 1) * t**4 / 24
+    bracket = np.where(np.abs(t) * order < 1e-3, series, bracket)
+    with np.errstate(divide="ignore"):
+        return t + (power * t - capped) + np.log(bracket)
+
+
+def bisect(
+    attained: Callable[[float], bool],
+    inside: float,
+    outside: float,
+    *,
+    rounds: int = _ALL_HALVINGS,
+    tolerance: float = 0.0,
+) -> tuple[float, float]:
+    """The bracket (inside, outside) of where `attained` turns false, by bisection.
+
+    `attained` is true at the first end that is returned and false at the second, whatever the function,
+    if it is so at the start: whoever needs a bound takes the end on the safe side. Stops when no double
+    lies between, after `rounds` halvings, or at a gap of `tolerance` times max(1, |inside|).
+    """
+    for _ in range(rounds):
+        middle = (inside + outside) / 2
+        close = abs(outside - inside) <= tolerance * max(1.0, abs(inside))
+        if close or not min(inside, outside) < middle < max(inside, outside):
+            break
+        inside, outside = (middle, outside) if attained(middle) else (inside, middle)
+    return inside, outside
