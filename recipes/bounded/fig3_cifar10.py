@@ -18,7 +18,7 @@ from torch import Tensor
 import hush
 from hush.accounting.per_instance.bounded import individual_rdp
 from hush.accounting.pld.privacy_loss import Array
-from hush.accounting.rdp.gaussian import rdp_to_epsilon
+from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.data import load
 from hush.data.features import with_features
 from hush.data.tensors import tensors

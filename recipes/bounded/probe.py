@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import hush
 from hush.accounting.per_instance.bounded import individual_rdp, support_of
 from hush.accounting.pld.privacy_loss import Array
-from hush.accounting.rdp.gaussian import rdp_to_epsilon
+from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.core.parts import Noise
 from hush.data import load
 from hush.data.features import with_features

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from hush.accounting.rdp.profile import NoiseDensity, profile
+from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from recipes.figure import Figure
 
 SETTINGS = ((2.0, 0.1), (2.0, 1.0), (10.0, 1.0), (10.0, 5.0), (50.0, 1.0))
@@ -52,6 +52,6 @@ def laplace_scale(order: float, epsilon: float) -> float:
 
     def excess(log_scale: float) -> float:
         law = NoiseDensity(beta=1.0, scale=float(np.exp(log_scale)))
-        return float(profile(law, order, 1.0)) - epsilon
+        return float(CoordinateRDP(law=law)(order, 1.0)) - epsilon
 
     return math.exp(brentq(excess, -5.0, 8.0))

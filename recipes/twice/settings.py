@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hush.accounting.rdp.gaussian import conversion_term, rdp_to_epsilon
+from hush.accounting.rdp.conversion import conversion_term, rdp_to_epsilon
 from hush.accounting.rdp.subsampling import AdjacentPair
 from hush.accounting.shaping.block_cost import BlockCost
 from hush.accounting.shaping.least_variance import least_variance

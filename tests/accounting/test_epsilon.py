@@ -6,8 +6,9 @@ import pytest
 import hush
 from hush.accounting.epsilon import compose, delta, epsilon, rdp, upper_epsilon
 from hush.accounting.mechanism import SampledGaussian
+from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
 from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
-from hush.accounting.rdp.gaussian import ORDERS, divergence, rdp_to_epsilon
+from hush.accounting.rdp.gaussian import divergence
 from hush.core.errors import InvalidValue
 from hush.core.parts import Sampling
 

@@ -14,8 +14,9 @@ from scipy.special import gammaln
 from hush.accounting.calibrate import calibrate, largest
 from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.rdp.conversion import Conversion, rdp_to_epsilon
 from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
-from hush.accounting.rdp.gaussian import Conversion, divergence, rdp_to_epsilon
+from hush.accounting.rdp.gaussian import divergence
 from hush.accounting.shaping.fit import proportions, shaped
 from hush.clipping import L2, Lp
 from hush.core.errors import BudgetExceeded, InvalidValue

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from hush.accounting.calibrate import calibrate
 from hush.accounting.epsilon import checked_orders, epsilon
 from hush.accounting.numerics import OUTWARD, Array
-from hush.accounting.rdp.gaussian import rdp_to_epsilon
+from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.clipping import L2
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import DELTA, Bound, Budget, Guarantee

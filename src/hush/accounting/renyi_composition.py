@@ -21,8 +21,9 @@ from hush.accounting.mechanism import (
 )
 from hush.accounting.pld import accountant
 from hush.accounting.pld.privacy_loss import Array, Step
+from hush.accounting.rdp.conversion import ORDERS, rdp_to_delta, rdp_to_epsilon
 from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS, coordinate_wise
-from hush.accounting.rdp.gaussian import ORDERS, divergence, rdp_to_delta, rdp_to_epsilon
+from hush.accounting.rdp.gaussian import divergence
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.accounting.selective import bounds
 from hush.accounting.selective.trial import Trial
@@ -195,7 +196,7 @@ def _step_rdp(step: Simple, orders: tuple[float, ...]) -> Array:
     if isinstance(step, SampledGaussian):
         return divergence(step, orders)
     if isinstance(step, Trial):
-        return bounds.charged(step, np.array(orders))
+        return bounds.trial_rdp(step, np.array(orders))
     if isinstance(step, SampledNoise):
         scalar = Block(step.beta, step.scale, SensitivitySet(p=1.0, norm=1.0, dimension=1))
         step = CoordinateWise(step.rate, (scalar,))

@@ -148,7 +148,7 @@ def lowest(law: CoordinateRDP, p: float, bend: float) -> float:
     costs, ratios = law(order, grid), []
     for shift in np.linspace(0.06, 0.99, 60):
         cells = ConcaveMajorant(p, shift**p, grid, float(costs[0]), order, bend)
-        cells.learn(grid, costs)
+        cells.add_points(grid, costs)
         ratios.append(cells.upper() / float(law(order, shift)))
     return min(ratios)
 
@@ -156,13 +156,13 @@ def lowest(law: CoordinateRDP, p: float, bend: float) -> float:
 @pytest.mark.parametrize(("p", "beta", "scale"), [(2.0, 2.33, 3.0), (2.33, 2.33, 4.0), (4.0, 4.0, 6.0)])
 def test_between_grid_points_the_majorant_is_above_the_cost(p: float, beta: float, scale: float) -> None:
     law = noise(beta, scale)
-    assert law.least_bend(5.0, 1.0) > 0
-    assert lowest(law, p, law.least_bend(5.0, 1.0)) >= 1 - 1e-8
+    assert law.min_moment_curvature(5.0, 1.0) > 0
+    assert lowest(law, p, law.min_moment_curvature(5.0, 1.0)) >= 1 - 1e-8
 
 
 def test_a_bend_that_is_not_there_is_caught() -> None:
     law = noise(1.0, 2.0)
-    assert lowest(law, 2.0, law.least_bend(5.0, 1.0)) >= 1 - 1e-8
+    assert lowest(law, 2.0, law.min_moment_curvature(5.0, 1.0)) >= 1 - 1e-8
     assert lowest(law, 2.0, 20 * law.law.fisher) < 0.999
 
 

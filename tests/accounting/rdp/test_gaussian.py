@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hush.accounting.mechanism import SampledGaussian
-from hush.accounting.rdp.gaussian import ORDERS, divergence, epsilon
+from hush.accounting.rdp.conversion import ORDERS
+from hush.accounting.rdp.gaussian import divergence, epsilon
 from hush.core.errors import InvalidValue
 
 ORDINARY = (1.5, 2, 3.7, 8, 16.5, 32, 64)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hush.accounting.rdp.integrand import Integrand
-from hush.accounting.rdp.profile import NoiseDensity, curvature, least_bend, nearly_quadratic, profile
+from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.accounting.rdp.quadrature import log_moment_minus_one
 from hush.core.errors import InvalidValue
 
@@ -142,7 +142,7 @@ def test_the_certificate_bounds_the_integrand_on_a_complex_disc(
 @pytest.mark.parametrize("beta", [1.0, 1.3, 2.0, 2.33, 4.0])
 def test_closed_forms_and_both_directions(beta: float) -> None:
     for order, shift, scale in [(1.5, 0.3, 1.0), (2, 1.0, 3.0), (7.5, 0.7, 2.0)]:
-        found = float(profile(NoiseDensity(beta=beta, scale=scale), order, shift))
+        found = float(CoordinateRDP(law=NoiseDensity(beta=beta, scale=scale))(order, shift))
         truth = float(exact(beta, 1.0, order, shift / scale) / (order - 1))
         assert truth <= found <= truth * (1 + 1e-8)
     # the two directions are one another's mirror image
@@ -157,12 +157,14 @@ def test_the_closed_forms_agree_with_the_quadrature(order: float, shift: float) 
         law = NoiseDensity(beta=beta, scale=1.0)
         excess = float(log_moment_minus_one(beta, 1.0, np.array([order]), np.array([shift]))[0])
         assert np.logaddexp(0, excess) / (order - 1) == pytest.approx(
-            float(profile(law, order, shift)), rel=1e-9
+            float(CoordinateRDP(law=law)(order, shift)), rel=1e-9
         )
 
 
 def test_beta_two_is_the_normal_law() -> None:
-    assert float(profile(NoiseDensity(beta=2, scale=3 * math.sqrt(2)), 5, 1.0)) == pytest.approx(5 / 18)
+    assert float(
+        CoordinateRDP(law=NoiseDensity(beta=2, scale=3 * math.sqrt(2)))(5, 1.0)
+    ) == pytest.approx(5 / 18)
 
 
 @given(beta=BETAS, order=ORDERS, shift=SHIFTS, more=st.floats(0, 1))
@@ -171,11 +173,11 @@ def test_it_grows_with_order_and_shift_and_is_convex_in_the_shift(
     beta: float, order: float, shift: float, more: float
 ) -> None:
     law, slack = NoiseDensity(beta=beta, scale=1.0), 1 + 1e-8
-    at = profile(law, order, np.array([shift, shift * (1 + more / 2), shift * (1 + more)]))
+    at = CoordinateRDP(law=law)(order, np.array([shift, shift * (1 + more / 2), shift * (1 + more)]))
     assert at[0] <= at[2] * slack
     assert at[1] <= (at[0] + at[2]) / 2 * slack
-    assert at[0] <= profile(law, order * (1 + more), shift) * slack
-    assert profile(law, order, -shift) == at[0]
+    assert at[0] <= CoordinateRDP(law=law)(order * (1 + more), shift) * slack
+    assert CoordinateRDP(law=law)(order, -shift) == at[0]
 
 
 @given(beta=BETAS, rate=SOME_RATES, order=ORDERS, small=st.floats(-6, -0.5))
@@ -183,7 +185,7 @@ def test_it_grows_with_order_and_shift_and_is_convex_in_the_shift(
 def test_the_quadratic_bound_with_sampling(beta: float, rate: float, order: float, small: float) -> None:
     law = NoiseDensity(beta=beta, scale=2.0)
     reach = 10**small * law.scale / beta / max(order, 4 - order)
-    bound = float(curvature(law, rate, np.array([order]), np.array([reach]))[0])
+    bound = float(CoordinateRDP(law=law, rate=rate).curvature(np.array([order]), np.array([reach]))[0])
     for part in (1.0, 0.3):
         excess = log_moment_minus_one(
             beta, rate, np.array([order]), np.array([part * reach / law.scale])
@@ -199,20 +201,20 @@ def test_the_quadratic_bound_with_sampling(beta: float, rate: float, order: floa
 def test_the_quadratic_bound_is_of_second_order(beta: float, order: float) -> None:
     law = NoiseDensity(beta=beta, scale=1.0)
     limit = order * law.fisher / 2
-    for reach in (nearly_quadratic(law, 1.0, order), 0.3 / beta / (order - 0.5)):
-        bound = float(curvature(law, 1.0, np.array([order]), np.array([reach]))[0])
+    for reach in (CoordinateRDP(law=law).nearly_quadratic(order), 0.3 / beta / (order - 0.5)):
+        bound = float(CoordinateRDP(law=law).curvature(np.array([order]), np.array([reach]))[0])
         for part in (1.0, 0.1):
             assert exact(beta, 1.0, order, part * reach) <= (order - 1) * bound * (part * reach) ** 2
-    near = np.array([nearly_quadratic(law, 1.0, order)])
-    assert curvature(law, 1.0, np.array([order]), near)[0] == pytest.approx(limit, rel=6e-5)
+    near = np.array([CoordinateRDP(law=law).nearly_quadratic(order)])
+    assert CoordinateRDP(law=law).curvature(np.array([order]), near)[0] == pytest.approx(limit, rel=6e-5)
 
 
 @pytest.mark.parametrize("beta", [2.0, 2.33, 4.0, 12.0])
 @pytest.mark.parametrize("order", [1.03, 2.0, 10.0])
-def test_the_least_bend_is_below_the_second_derivative(beta: float, order: float) -> None:
+def test_the_curvature_bound_is_below_the_second_derivative(beta: float, order: float) -> None:
     law, step = NoiseDensity(beta=beta, scale=1.0), 1e-5
     for reach in (0.01 / beta, 0.1 / beta, 1 / beta):
-        least = order * (order - 1) * least_bend(law, reach)
+        least = CoordinateRDP(law=law).min_moment_curvature(order, reach)
         for part in (0.02, 0.5, 1.0):
             below, at, above = (
                 mp.exp(exact(beta, 1.0, order, part * reach + k * step)) for k in (-1, 0, 1)
@@ -223,26 +225,26 @@ def test_the_least_bend_is_below_the_second_derivative(beta: float, order: float
     reach = 0.01 / beta / order
     below, at, above = (mp.exp(exact(beta, 1.0, order, reach + k * reach / 100)) for k in (-1, 0, 1))
     bend = (above - 2 * at + below) / (reach / 100) ** 2
-    assert 1.02 * order * (order - 1) * least_bend(law, reach) > bend
-    assert least_bend(NoiseDensity(beta=1.9, scale=1.0), reach) == 0
+    assert 1.02 * CoordinateRDP(law=law).min_moment_curvature(order, reach) > bend
+    assert CoordinateRDP(law=NoiseDensity(beta=1.9, scale=1.0)).min_moment_curvature(order, reach) == 0
 
 
 def test_nothing_overflows() -> None:
     orders, shifts = np.array([1.0001, 2, 64, 1e4, 1e6])[:, None], np.array([0, 1e-12, 1e-3, 1, 1e3])
     for beta in (1.0, 1.2, 2.0, 3.0):
-        found = profile(NoiseDensity(beta=beta, scale=1.0), orders, shifts)
+        found = CoordinateRDP(law=NoiseDensity(beta=beta, scale=1.0))(orders, shifts)
         assert np.isfinite(found).all()
         assert (found[:, 0] == 0).all()
         assert (np.diff(found, axis=1) > 0).all()
         assert (np.diff(found, axis=0) >= -1e-8 * found[1:]).all()
-    assert (profile(NoiseDensity(beta=40.0, scale=1.0), 1e6, 1e3) > 1e300).all()
+    assert (CoordinateRDP(law=NoiseDensity(beta=40.0, scale=1.0))(1e6, 1e3) > 1e300).all()
 
 
 def test_sixty_orders_take_a_fifth_of_a_second() -> None:
     orders = np.concatenate([np.linspace(1.05, 2, 10), np.arange(3, 53)])
     for beta in (1.4, 2.6):
         began = time.perf_counter()
-        profile(NoiseDensity(beta=beta, scale=1.7), orders, 0.43)
+        CoordinateRDP(law=NoiseDensity(beta=beta, scale=1.7))(orders, 0.43)
         assert time.perf_counter() - began < 0.2
 
 
@@ -251,12 +253,12 @@ def test_orders_must_exceed_one(order: float) -> None:
     with pytest.raises(
         InvalidValue, match=r"orders=.* must be a finite number > 1: Rényi.* Pass e\.g\."
     ):
-        profile(NoiseDensity(beta=2, scale=1), [2, order], 1.0)
+        CoordinateRDP(law=NoiseDensity(beta=2, scale=1))([2, order], 1.0)
 
 
 def test_other_bad_input() -> None:
     with pytest.raises(InvalidValue, match=r"shifts=.*inf.*finite.*Pass e\.g\. shifts=1"):
-        profile(NoiseDensity(beta=2, scale=1), 2, math.inf)
+        CoordinateRDP(law=NoiseDensity(beta=2, scale=1))(2, math.inf)
     with pytest.raises(InvalidValue, match=r"beta=0\.5 must be .* >= 1.*log-concave.*Pass e\.g\."):
         NoiseDensity(beta=0.5, scale=1)
     with pytest.raises(InvalidValue, match=r"scale=0 must be .* > 0.*nothing is private"):

@@ -188,5 +188,5 @@ def test_extremes_are_silent(order: float, deviation: float, rate: float, thresh
 
 
 def test_the_acceptance_range() -> None:
-    low, high = trial(FASHION).accept
+    low, high = trial(FASHION).acceptance
     assert (low, high) == pytest.approx((norm.cdf(-2 / 2.6), 0.5))

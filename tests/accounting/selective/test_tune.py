@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hush
-from hush.accounting.selective.tune import Tuned, tune_selective
+from hush.accounting.selective.tune import SelectiveTuning, tune_selective
 from hush.core.errors import InvalidValue
 
 START = hush.Plan(
@@ -18,16 +18,16 @@ START = hush.Plan(
 BUDGET = hush.Budget(epsilon=1.0, delta=1e-5)
 
 
-def tuned(test: Any, **settings: float) -> Tuned:
+def tuned(test: Any, **settings: float) -> SelectiveTuning:
     return tune_selective(START, records=60_000, budget=BUDGET, updates=600, test=test, **settings)
 
 
-def noise(found: Tuned) -> float:
+def noise(found: SelectiveTuning) -> float:
     assert isinstance(found.plan.noise, hush.Gaussian)
     return found.plan.noise.multiplier
 
 
-def accepted(found: Tuned, signal: float) -> tuple[float, float]:
+def accepted(found: SelectiveTuning, signal: float) -> tuple[float, float]:
     """How often helpful and harmful proposals pass the plan's test, by simulation."""
     release = found.plan.release
     assert isinstance(release, hush.Selective)

@@ -10,7 +10,7 @@ from scipy.stats import binom
 import hush
 from hush.accounting.mechanism import ellipsoid
 from hush.accounting.pld.privacy_loss import Array
-from hush.accounting.rdp import gaussian
+from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.accounting.rdp.coordinatewise import coordinate_wise
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.accounting.rdp.subsampling import AdjacentPair
@@ -56,7 +56,7 @@ def epsilon(
         for block, deviation in zip(blocks, deviations, strict=True)
     ]
     orders = np.arange(2.0, 33.0)
-    return gaussian.rdp_to_epsilon(steps * coordinate_wise(parts, rate, orders), orders, BUDGET.delta)
+    return rdp_to_epsilon(steps * coordinate_wise(parts, rate, orders), orders, BUDGET.delta)
 
 
 @pytest.mark.parametrize(("blocks", "steps"), [(PAPER, 1500), (FEW, 20)])

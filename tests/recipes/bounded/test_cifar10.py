@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import hush
-from hush.accounting.rdp.gaussian import rdp_to_epsilon
+from hush.accounting.rdp.conversion import rdp_to_epsilon
 from recipes.bounded import fig3_cifar10 as fig3
 from recipes.bounded import fig4_cifar10 as fig4
 from recipes.bounded.probe import Way

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import hush
-from hush.accounting.rdp.gaussian import rdp_to_epsilon
+from hush.accounting.rdp.conversion import rdp_to_epsilon
 from recipes.bounded import fig3, fig4
 from recipes.bounded import probe as bounded_probe
 from recipes.bounded.probe import CLIP, ORDERS, Way, accuracy, descent

@@ -1,7 +1,7 @@
-"""What a release on a fixed support costs the records at hand: Rényi divergence and Fisher information.
+"""Per-instance RDP and Fisher information of normal noise on a fixed support.
 
-These numbers are computed from the records and are **sensitive**: publishing one would tell about the
-records what no budget was spent on. Nothing here prints, logs or stores them.
+These numbers are computed from the records and are **sensitive**: publishing one would be a release
+that no budget was spent on. Nothing here prints, logs or stores them.
 """
 
 from functools import singledispatch
@@ -28,11 +28,17 @@ _CHUNK = 2**16
 def individual_rdp(
     plan: Plan, location: npt.ArrayLike, orders: npt.ArrayLike, change: npt.ArrayLike | None = None
 ) -> Array:
-    """The Rényi divergence, at each order, of one step of `plan` whose sum is `location` (sensitive).
+    """Per-instance Rényi divergence of one step of `plan` at each order (sensitive).
 
-    Without `change` it is for whatever record is added to these or removed from them. With it, for the
-    neighbours whose sum is `location + change`: a vector, or a row for each neighbour, which gives a row
-    of divergences each.
+    Args:
+        plan: full batches, `L2`, `Linf` or `L2Linf` clipping, and noise of bounded support or Gaussian.
+        location: the clipped sum of the records at hand.
+        orders: each > 1.
+        change: what a neighbour's sum has more than `location`: a vector, or a row for each neighbour.
+            Unless given, any record may be added or removed.
+
+    Returns:
+        The divergence at each order; a row for each row of `change`.
 
     **Guarantee** (per-instance). No less than the larger of the two directions, and no more than
     `hush.rdp(plan, orders)`, which holds for any records: docs/guarantees/bounded.md.
@@ -46,28 +52,42 @@ def individual_rdp(
     >>> [round(float(hush.individual_rdp(plan, [at], orders=[2])[0]), 4) for at in (0.0, 6.0)]
     [0.8978, 0.0036]
     """
-    support, scale = _released(plan)
-    wanted, at = checked_orders(orders), as_vector("location", location)
+    support, scale = _release_law(plan)
+    order_array, center = checked_orders(orders), as_vector("location", location)
     if change is None:
-        balls = plan.clipping.sensitivity(len(at))
-        top, radius = balls[0].max_entry, balls[0].l2_radius
-        found = _summed(support, at / scale, np.broadcast_to(top / scale, at.shape), wanted, both=True)
-        return np.minimum(found, wanted * (radius / scale) ** 2 / 2 * OUTWARD)
-    moved = np.asarray(change, dtype=float)
-    if moved.shape[-1:] != at.shape or moved.ndim > 2 or not np.isfinite(moved).all():
+        balls = plan.clipping.sensitivity(len(center))
+        max_entry, radius = balls[0].max_entry, balls[0].l2_radius
+        values = _product_rdp(
+            support,
+            center / scale,
+            np.broadcast_to(max_entry / scale, center.shape),
+            order_array,
+            either_sign=True,
+        )
+        return np.minimum(values, order_array * (radius / scale) ** 2 / 2 * OUTWARD)
+    changes = np.asarray(change, dtype=float)
+    if changes.shape[-1:] != center.shape or changes.ndim > 2 or not np.isfinite(changes).all():
         raise InvalidValue(
-            f"change of shape {moved.shape} must be {len(at)} finite numbers, or rows of as many: "
+            f"change of shape {changes.shape} must be {len(center)} finite numbers, or rows of as many: "
             "it is what a neighbour's sum has more than `location`. Pass e.g. change=-gradient.",
             key="change",
         )
     rows = [
-        _summed(support, at / scale, row / scale, wanted, both=False) for row in np.atleast_2d(moved)
+        _product_rdp(support, center / scale, row / scale, order_array, either_sign=False)
+        for row in np.atleast_2d(changes)
     ]
-    return rows[0] if moved.ndim == 1 else np.stack(rows)
+    return rows[0] if changes.ndim == 1 else np.stack(rows)
 
 
 def fisher(plan: Plan, location: npt.ArrayLike) -> Array:
-    """eta^2 for each coordinate: the Fisher information that one step gives about the sum (sensitive).
+    """Fisher information eta^2 of one step about each coordinate of the clipped sum (sensitive).
+
+    Args:
+        plan: its noise and clipping decide; noise of bounded support or Gaussian.
+        location: the clipped sum of the records at hand.
+
+    Returns:
+        One number a coordinate, in units of 1 / (unit of the sum)^2.
 
     **Guarantee.** Between 0 and 1/scale^2, right to 1e-8: docs/guarantees/fisher.md.
 
@@ -80,55 +100,55 @@ def fisher(plan: Plan, location: npt.ArrayLike) -> Array:
     >>> hush.fisher(plan, [0.0, 3.0]).round(6).tolist()
     [0.291125, 0.109583]
     """
-    at = as_vector("location", location)
+    center = as_vector("location", location)
     check_kind("plan", plan, Plan)
     support, scale = support_of(plan.noise, plan.clipping.reference_norm)
-    found = np.empty(len(at))
-    for start in range(0, len(at), _CHUNK):
+    values = np.empty(len(center))
+    for start in range(0, len(center), _CHUNK):
         part = slice(start, start + _CHUNK)
-        found[part] = support.information(at[part] / scale) / scale**2
-    return found
+        values[part] = support.information(center[part] / scale) / scale**2
+    return values
 
 
 def support_of(noise: Noise, unit: float) -> tuple[Support, float]:
-    """The law in units of its deviation, and the deviation."""
-    if type(noise) not in (*_support.registry, Gaussian):
+    """The noise law in units of its standard deviation, and that deviation."""
+    if type(noise) not in (*_unit_law.registry, Gaussian):
         raise Unproved(
             f"{type(noise).__name__} noise has no charge for the records at hand: it is proved for "
             "Rectified, Truncated, StochasticSign, Quantized and Gaussian. Use hush.rdp for the rest."
         )
     scale = noise.multiplier * unit if isinstance(noise, Gaussian) else noise.scale  # type: ignore[attr-defined]
-    return _support(noise, scale), scale
+    return _unit_law(noise, scale), scale
 
 
 @singledispatch
-def _support(noise: Noise, scale: float) -> Support:
+def _unit_law(noise: Noise, scale: float) -> Support:
     return bounded_laws.Unbounded()
 
 
-@_support.register
+@_unit_law.register
 def _(noise: Rectified, scale: float) -> Support:
     return bounded_laws.Rectified(noise.bound / scale)
 
 
-@_support.register
+@_unit_law.register
 def _(noise: Truncated, scale: float) -> Support:
     return bounded_laws.Truncated(noise.bound / scale)
 
 
-@_support.register
+@_unit_law.register
 def _(noise: StochasticSign, scale: float) -> Support:
     return bounded_laws.Atoms(np.zeros(1))
 
 
-@_support.register
+@_unit_law.register
 def _(noise: Quantized, scale: float) -> Support:
     levels = np.linspace(-noise.bound, noise.bound, noise.levels) / scale
     return bounded_laws.Atoms((levels[1:] + levels[:-1]) / 2)
 
 
-def _released(plan: Plan) -> tuple[Support, float]:
-    """The law that a step of `plan` draws from, if its divergence is known at a location."""
+def _release_law(plan: Plan) -> tuple[Support, float]:
+    """The noise law of a step of `plan` and its deviation, if a per-instance divergence is proved."""
     check_kind("plan", plan, Plan)
     if type(plan.sampling) is not FullBatch or type(plan.clipping) not in (L2, Linf, L2Linf):
         raise Unproved(
@@ -139,26 +159,32 @@ def _released(plan: Plan) -> tuple[Support, float]:
     return support_of(plan.noise, plan.clipping.reference_norm)
 
 
-def _summed(support: Support, at: Array, shift: Array, orders: Array, *, both: bool) -> Array:
-    """The larger direction of a product's divergences; of `both` signs, the worse at each coordinate."""
-    signs = (1.0, -1.0) if both else (1.0,)
+def _product_rdp(
+    support: Support, center: Array, shift: Array, orders: Array, *, either_sign: bool
+) -> Array:
+    """The larger direction of a product's divergences; `either_sign`: the worse at each coordinate."""
+    signs = (1.0, -1.0) if either_sign else (1.0,)
     totals = np.zeros((2, len(orders)))
-    for start in range(0, len(at), _CHUNK):
-        here, moved = at[start : start + _CHUNK], shift[start : start + _CHUNK]
+    for start in range(0, len(center), _CHUNK):
+        chunk, chunk_shift = center[start : start + _CHUNK], shift[start : start + _CHUNK]
         for k, order in enumerate(orders):
-            away = [support.divergence(here, sign * moved, order) for sign in signs]
-            back = [support.divergence(here + sign * moved, -sign * moved, order) for sign in signs]
-            totals[0, k] += np.maximum.reduce(away).sum()
-            totals[1, k] += np.maximum.reduce(back).sum()
+            forward = [support.divergence(chunk, sign * chunk_shift, order) for sign in signs]
+            backward = [
+                support.divergence(chunk + sign * chunk_shift, -sign * chunk_shift, order)
+                for sign in signs
+            ]
+            totals[0, k] += np.maximum.reduce(forward).sum()
+            totals[1, k] += np.maximum.reduce(backward).sum()
     return np.asarray(totals.max(0) * OUTWARD)
 
 
 def as_vector(name: str, value: npt.ArrayLike) -> Array:
-    found = as_floats(value)
-    if found.ndim != 1 or not len(found) or not np.isfinite(found).all():
+    """The value as a finite vector."""
+    values = as_floats(value)
+    if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
         raise InvalidValue(
-            f"{name} of shape {found.shape} must be a vector of finite numbers: a charge is the sum "
+            f"{name} of shape {values.shape} must be a vector of finite numbers: a charge is the sum "
             "over its coordinates, and one that is not a number bounds nothing. Pass the clipped sum.",
             key=name,
         )
-    return found
+    return values

@@ -1,4 +1,4 @@
-"""Fisher information loss over many steps: what adds up, and how to read it."""
+"""Fisher information loss of each record over many steps."""
 
 from dataclasses import dataclass, field
 
@@ -13,11 +13,11 @@ from hush.sampling.poisson import RATE
 
 @dataclass
 class FisherLoss:
-    """What the steps of a run tell about each record (sensitive: it depends on the records).
+    """Fisher information loss eta of each record, accumulated over the steps of a run (sensitive).
 
-    Squared losses add over steps; a step in which each record takes part with chance `rate` counts that
-    much of what it would tell if the record took part: docs/guarantees/fisher.md. Along one run it is a
-    sample of the information, whose mean over runs is what the theorem speaks of.
+    Squared losses add over steps; a step in which each record takes part with probability `rate` adds
+    that share of its information given that the record takes part: docs/guarantees/fisher.md. Along one
+    run it is a sample of the information, whose mean over runs is what the theorem bounds.
 
     >>> loss = FisherLoss(records=2)
     >>> loss.add([0.01, 0.04]); loss.add([0.01, 0.04], rate=0.5)
@@ -33,7 +33,12 @@ class FisherLoss:
         self._squared = np.zeros(self.records)
 
     def add(self, squared: npt.ArrayLike, rate: float = 1.0) -> None:
-        """One more step: each record's largest eigenvalue of J^T diag(eta^2) J, if it takes part."""
+        """Add one step.
+
+        Args:
+            squared: the largest eigenvalue of J^T diag(eta^2) J of each record, if it takes part.
+            rate: the probability that a record takes part.
+        """
         rate = RATE["range"].check("rate", rate)
         step = np.asarray(squared, dtype=float)
         if step.shape != (self.records,) or not (step >= 0).all():
@@ -45,19 +50,20 @@ class FisherLoss:
         self._squared += rate * step
 
     def eta(self) -> Array:
-        """The loss of each record."""
+        """The Fisher information loss eta of each record."""
         return np.asarray(np.sqrt(self._squared))
 
     @property
     def largest(self) -> float:
-        """That of the record that is told most about."""
+        """The largest loss of any record."""
         return float(self.eta().max())
 
     @property
     def median(self) -> float:
+        """The median loss over the records."""
         return float(np.median(self.eta()))
 
     def deviation(self) -> Array:
-        """The least standard deviation, in any direction, of an unbiased guess of each record."""
+        """The least standard deviation of an unbiased estimate of each record (Cramér and Rao)."""
         with np.errstate(divide="ignore"):
             return np.asarray(1 / self.eta())

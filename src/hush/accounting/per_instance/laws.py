@@ -1,7 +1,6 @@
-"""Normal laws on a fixed support, one number at a time, in units of the deviation.
+"""One-dimensional normal laws on a fixed support: RDP and Fisher information, at deviation 1.
 
-What each outcome weighs at a location, and the Rényi divergence between two locations: sums of terms
-that are not negative, in logarithms.
+A Rényi moment is a sum of non-negative terms over the outcomes, computed in logarithms.
 """
 
 import itertools
@@ -35,7 +34,7 @@ class Support(ABC):
 
 @dataclass(frozen=True)
 class Unbounded(Support):
-    """The normal law itself: every location costs the same."""
+    """The normal law itself: the divergence does not depend on the location."""
 
     def divergence(self, location: Array, shift: Array, order: float) -> Array:
         return np.broadcast_to(order * shift**2 / 2 * (1 + 8 * UNIT), location.shape)
@@ -46,7 +45,7 @@ class Unbounded(Support):
 
 @dataclass(frozen=True, eq=False)
 class Atoms(Support):
-    """Only which of some intervals the draw is in is told; `cuts` are the ends between them.
+    """A quantized normal law: the interval that the draw is in is released; `cuts` separate them.
 
     One cut at zero is the sign; cuts half-way between levels are rounding to the nearest level.
     """
@@ -58,8 +57,8 @@ class Atoms(Support):
         for low, high in self._intervals():
             first = log_mass(low - location, high - location)
             second = log_mass(low - location - shift, high - location - shift)
-            excess = np.logaddexp(excess, weighed(first, second, order))
-        return _capped(excess, shift, order)
+            excess = np.logaddexp(excess, log_remainder_mass(first, second, order))
+        return _capped_rdp(excess, shift, order)
 
     def information(self, location: Array) -> Array:
         total = np.zeros(location.shape)
@@ -75,17 +74,17 @@ class Atoms(Support):
 
 @dataclass(frozen=True)
 class Rectified(Support):
-    """Draws outside [-bound, bound] are moved to the nearer end."""
+    """The rectified normal law: draws outside [-bound, bound] are moved to the nearer end."""
 
     bound: float
 
     def divergence(self, location: Array, shift: Array, order: float) -> Array:
-        bound, moved = self.bound, location + shift
+        bound, shifted = self.bound, location + shift
         excess = np.logaddexp(
-            weighed(log_ndtr(-bound - location), log_ndtr(-bound - moved), order),
-            weighed(log_ndtr(location - bound), log_ndtr(moved - bound), order),
+            log_remainder_mass(log_ndtr(-bound - location), log_ndtr(-bound - shifted), order),
+            log_remainder_mass(log_ndtr(location - bound), log_ndtr(shifted - bound), order),
         )
-        return _capped(np.logaddexp(excess, self._inside(location, shift, order)), shift, order)
+        return _capped_rdp(np.logaddexp(excess, self._inside(location, shift, order)), shift, order)
 
     def _inside(self, location: Array, shift: Array, order: float) -> Array:
         """log of the integral of p^a q^(1-a) - q - a (p - q) over the support.
@@ -98,13 +97,13 @@ class Rectified(Support):
         first = log_mass(-self.bound - location, self.bound - location)
         second = log_mass(-self.bound - location - shift, self.bound - location - shift)
         first, second = first + math.log(order), second + math.log(order - 1)
-        most = np.maximum(np.maximum(power, first), second)
-        most = np.where(np.isneginf(most), 0.0, most)
-        sizes = np.abs(lift) + np.abs(most) + np.abs(most - lift) + order * np.abs(shift)
+        largest = np.maximum(np.maximum(power, first), second)
+        largest = np.where(np.isneginf(largest), 0.0, largest)
+        sizes = np.abs(lift) + np.abs(largest) + np.abs(largest - lift) + order * np.abs(shift)
         error = 16 * UNIT * (1 + np.where(np.isfinite(sizes), sizes, 0.0))
         with np.errstate(divide="ignore"):
-            total = np.exp(power - most) + np.exp(second - most) - np.exp(first - most)
-            return np.asarray(most + np.log(np.maximum(total, 0.0) + error))
+            total = np.exp(power - largest) + np.exp(second - largest) - np.exp(first - largest)
+            return np.asarray(largest + np.log(np.maximum(total, 0.0) + error))
 
     def information(self, location: Array) -> Array:
         low, high = -self.bound - location, self.bound - location
@@ -118,37 +117,40 @@ class Rectified(Support):
 
 @dataclass(frozen=True)
 class Truncated(Support):
-    """Draws outside [-bound, bound] are not made: the law is conditioned on the support."""
+    """The truncated normal law: conditioned on [-bound, bound]."""
 
     bound: float
 
     def divergence(self, location: Array, shift: Array, order: float) -> Array:
         # Reflected so that the location is on the right: everything is then measured from that end.
         side = np.where(location < 0, -1.0, 1.0)
-        outside, moved = side * location - self.bound, side * shift
-        here, there = self._bent(outside, outside), self._bent(outside + moved, outside)
-        beyond = self._bent(outside - (order - 1) * moved, outside)
-        found = there - here + (beyond - here) / (order - 1)
-        found += np.where(outside > 0, 0.0, order * moved**2 / 2)
-        sizes = np.abs(here) + np.abs(there) + np.abs(beyond) / (order - 1) + order * moved**2
-        found = np.maximum(found, 0.0) + 16 * UNIT * (1 + sizes) / min(1.0, self.bound)
+        outside, move = side * location - self.bound, side * shift
+        at_location = self._detrended_log_mass(outside, outside)
+        at_shifted = self._detrended_log_mass(outside + move, outside)
+        at_tilted = self._detrended_log_mass(outside - (order - 1) * move, outside)
+        value = at_shifted - at_location + (at_tilted - at_location) / (order - 1)
+        value += np.where(outside > 0, 0.0, order * move**2 / 2)
+        sizes = (
+            np.abs(at_location) + np.abs(at_shifted) + np.abs(at_tilted) / (order - 1) + order * move**2
+        )
+        value = np.maximum(value, 0.0) + 16 * UNIT * (1 + sizes) / min(1.0, self.bound)
         # Popoviciu: no law on [-bound, bound] has a variance above bound^2.
-        return np.minimum(found, order * shift**2 / 2 * min(1.0, self.bound**2) * (1 + 8 * UNIT))
+        return np.minimum(value, order * shift**2 / 2 * min(1.0, self.bound**2) * (1 + 8 * UNIT))
 
-    def _bent(self, outside: Array, origin: Array) -> Array:
-        """log of the normal mass of the support; where `origin` > 0, without its part -outside^2 / 2.
+    def _detrended_log_mass(self, outside: Array, origin: Array) -> Array:
+        """log of the normal mass of the support, plus outside^2 / 2 where `origin` > 0.
 
-        The parabola adds a (shift)^2 / 2 to what is wanted, exactly; without it nothing large is left to
-        cancel, however far outside the location is.
+        The parabola changes the divergence by a (shift)^2 / 2 exactly; without it nothing large is left
+        to cancel, however far outside the location is.
         """
         width = 2 * self.bound
         right = np.maximum(outside, -5.0)
         mills = erfcx(right / math.sqrt(2))
-        lost = np.log(erfcx((right + width) / math.sqrt(2)) / mills) - width * right - width**2 / 2
-        far = np.log(mills / 2) + log1mexp(lost)
+        log_lost = np.log(erfcx((right + width) / math.sqrt(2)) / mills) - width * right - width**2 / 2
+        far = np.log(mills / 2) + log1mexp(log_lost)
         mass = log_mass(outside, outside + width)
-        bent = np.where(outside > -5, far, mass + outside**2 / 2)
-        return np.where(origin > 0, bent, mass)
+        detrended = np.where(outside > -5, far, mass + outside**2 / 2)
+        return np.where(origin > 0, detrended, mass)
 
     def information(self, location: Array) -> Array:
         outside = np.abs(location) - self.bound
@@ -158,8 +160,8 @@ class Truncated(Support):
             at_low, at_high = np.exp(log_density(low) - mass), np.exp(log_density(high) - mass)
             mean = at_low - at_high
             near = 1 + low * at_low - np.where(at_high > 0, high, 0.0) * at_high - mean**2
-        found = np.where(outside > _FAR, self._variance(np.maximum(outside, _FAR)), near)
-        return np.clip(found, 0.0, min(1.0, self.bound**2))
+        variance = np.where(outside > _FAR, self._variance(np.maximum(outside, _FAR)), near)
+        return np.clip(variance, 0.0, min(1.0, self.bound**2))
 
     def _variance(self, outside: Array) -> Array:
         """The variance by Gauss-Legendre, far outside, where the closed form cancels."""
@@ -181,29 +183,29 @@ def log_mass(low: Array, high: Array) -> Array:
     flip = low + high > 0
     near = np.where(flip, -low, high)
     far = np.where(flip, -high, low)
-    most, least = log_ndtr(near), log_ndtr(far)
-    return np.asarray(_log_difference(most, least))
+    largest, smallest = log_ndtr(near), log_ndtr(far)
+    return np.asarray(_log_difference(largest, smallest))
 
 
 def _log_difference(first: Array, second: Array) -> Array:
     """log |exp(first) - exp(second)|."""
-    most, least = np.maximum(first, second), np.minimum(first, second)
+    largest, smallest = np.maximum(first, second), np.minimum(first, second)
     with np.errstate(invalid="ignore"):
-        gap = np.where(np.isneginf(most), 0.0, least - most)
-        return np.asarray(most + log1mexp(gap))
+        gap = np.where(np.isneginf(largest), 0.0, smallest - largest)
+        return np.asarray(largest + log1mexp(gap))
 
 
 def log_density(x: Array) -> Array:
     return np.asarray(-(np.asarray(x) ** 2) / 2 - _LOG_2PI / 2)
 
 
-def weighed(first: Array, second: Array, order: float) -> Array:
-    """log of q (r^a - 1 - a (r - 1)), r = p / q, for an outcome of log-probabilities p and q.
+def log_remainder_mass(first: Array, second: Array, order: float) -> Array:
+    """log of q (r^a - 1 - a (r - 1)), r = p / q, for an outcome of log-probabilities `first`, `second`.
 
     Rounded up: it rises with the distance of r from 1.
     """
-    gone = np.isneginf(first) & np.isneginf(second)
-    first, second = np.where(gone, 0.0, first), np.where(gone, 0.0, second)
+    empty = np.isneginf(first) & np.isneginf(second)
+    first, second = np.where(empty, 0.0, first), np.where(empty, 0.0, second)
     error = 8 * UNIT * (np.abs(first) + np.abs(second))
     ratio = first - second
     ratio = ratio + np.copysign(error, ratio)
@@ -212,10 +214,10 @@ def weighed(first: Array, second: Array, order: float) -> Array:
             order - 1 - order * np.exp(np.minimum(ratio, -1)) + np.exp(order * np.minimum(ratio, -1))
         )
     excess = np.where(ratio < -1, small, log_convex_remainder(np.maximum(ratio, -1.0), order))
-    return np.where(gone, -np.inf, second + error + excess)
+    return np.where(empty, -np.inf, second + error + excess)
 
 
-def _capped(excess: Array, shift: Array, order: float) -> Array:
-    """The divergence that the log of a moment less 1 gives, and not more than the normal law's."""
-    found = np.logaddexp(0.0, excess) / (order - 1) * OUTWARD
-    return np.minimum(found, order * shift**2 / 2 * (1 + 8 * UNIT))
+def _capped_rdp(excess: Array, shift: Array, order: float) -> Array:
+    """The Rényi divergence from the log of a moment less 1, capped at the normal law's."""
+    value = np.logaddexp(0.0, excess) / (order - 1) * OUTWARD
+    return np.minimum(value, order * shift**2 / 2 * (1 + 8 * UNIT))

@@ -1,4 +1,4 @@
-"""The worst way to spread one record's change over the coordinates."""
+"""The worst-case allocation of one record's change over the coordinates."""
 
 import math
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from hush.core.errors import InvalidValue
 from hush.core.sensitivity import SensitivitySet
 
 _TOLERANCE = 2e-4
-_ROUNDS = 30
+_MAX_REFINEMENTS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """A bound at each order, and a concrete change that comes close to it.
+    """An upper bound on the Rényi divergence at each order, and a change that nearly attains it.
 
-    `counts[k]` coordinates move by `shifts[k]`, k = 0, 1, 2; that change costs `attained`.
+    `counts[k]` coordinates move by `shifts[k]`, k = 0, 1, 2; that change has divergence `attained`.
     """
 
     bound: Array
@@ -31,14 +31,17 @@ class Allocation:
 
 
 def worst_allocation(profile: CoordinateRDP, ball: SensitivitySet, orders: npt.ArrayLike) -> Allocation:
-    """The largest sum of `profile` over the coordinates of a change in `ball`, at each order.
+    """The largest Rényi divergence of a change in `ball` at each order.
+
+    A change's divergence is the sum of `profile` over its coordinates.
 
     **Guarantee.** `bound` is never below the supremum: the allocation lemma, proved in
     docs/guarantees/coordinate-wise.md. It is within 1e-3 of the lemma's value.
 
-    >>> from hush.accounting.rdp.profile import Law
-    >>> gaussian = Profile(law=Law(beta=2, scale=1))
-    >>> worst(gaussian, Ball(p=2, norm=0.5, dimension=1000), [2, 3]).bound.round(6).tolist()
+    >>> from hush.accounting.rdp.profile import NoiseDensity
+    >>> gaussian = CoordinateRDP(law=NoiseDensity(beta=2, scale=1))
+    >>> changes = SensitivitySet(p=2, norm=0.5, dimension=1000)
+    >>> worst_allocation(gaussian, changes, [2, 3]).bound.round(6).tolist()
     [0.5, 0.75]
     """
     order = checked(np.atleast_1d(np.asarray(orders, dtype=float)), 0.0)[0]
@@ -48,19 +51,19 @@ def worst_allocation(profile: CoordinateRDP, ball: SensitivitySet, orders: npt.A
             "cost of a coordinate proved convex in its shift. Pass e.g. orders=[2, 3, 4]."
         )
     if ball.max_entry == 0:
-        nothing = np.zeros((3, len(order)))
-        return Allocation(bound=nothing[0], attained=nothing[0], counts=nothing, shifts=nothing)
-    if ball.p == math.inf or _all_at_top(ball):
-        return _every_coordinate_at_top(profile, ball, order)
+        zeros = np.zeros((3, len(order)))
+        return Allocation(bound=zeros[0], attained=zeros[0], counts=zeros, shifts=zeros)
+    if ball.p == math.inf or _cube_in_ball(ball):
+        return _cube_vertex(profile, ball, order)
     if ball.p == 2 and profile.law.beta == 2:
-        return _as_few_as_can(profile, ball, order)
-    return _on_majorant(profile, ball, order)
+        return _sparsest_change(profile, ball, order)
+    return _by_concave_majorant(profile, ball, order)
 
 
 def sum_over_blocks(
     blocks: Sequence[tuple[CoordinateRDP, SensitivitySet]], orders: npt.ArrayLike
 ) -> Array:
-    """The bound for a change that is in every block's ball at once: the blocks' bounds, added."""
+    """An upper bound on the divergence of a product of blocks: their worst allocations, added."""
     if not blocks:
         raise InvalidValue("blocks=[] must not be empty: pass e.g. blocks=[(profile, ball)].")
     total: Array = np.sum(
@@ -69,11 +72,12 @@ def sum_over_blocks(
     return total
 
 
-def _all_at_top(ball: SensitivitySet) -> bool:
+def _cube_in_ball(ball: SensitivitySet) -> bool:
+    """Whether every coordinate may move by `max_entry` at once."""
     return ball.dimension is not None and ball.dimension * ball.max_entry**ball.p <= ball.norm**ball.p
 
 
-def _every_coordinate_at_top(profile: CoordinateRDP, ball: SensitivitySet, order: Array) -> Allocation:
+def _cube_vertex(profile: CoordinateRDP, ball: SensitivitySet, order: Array) -> Allocation:
     many = math.inf if ball.dimension is None else float(ball.dimension)
     bound = many * profile(order, ball.max_entry)
     counts, shifts = np.zeros((3, len(order))), np.zeros((3, len(order)))
@@ -81,65 +85,71 @@ def _every_coordinate_at_top(profile: CoordinateRDP, ball: SensitivitySet, order
     return Allocation(bound=bound, attained=bound, counts=counts, shifts=shifts)
 
 
-def _as_few_as_can(profile: CoordinateRDP, ball: SensitivitySet, order: Array) -> Allocation:
-    """Normal noise under a Euclidean bound: the cost is convex in the square of the shift.
+def _sparsest_change(profile: CoordinateRDP, ball: SensitivitySet, order: Array) -> Allocation:
+    """Normal noise under a Euclidean bound: the divergence is convex in the square of the shift.
 
     It is the logarithm of a sum of exponentials of that square (of one, without sampling). So the
-    majorant is the chord from 0 to the top, which as few coordinates as can be attain.
+    majorant is the chord from 0 to the cap, attained by as few coordinates as possible.
     """
     counts, shifts = np.zeros((3, len(order))), np.zeros((3, len(order)))
-    counts.T[:], shifts.T[:] = _concrete(ball, 0.0, ball.max_entry)
+    counts.T[:], shifts.T[:] = _integer_counts(ball, 0.0, ball.max_entry)
     bound = ball.max_entries_moved * profile(order, ball.max_entry) * OUTWARD
-    attained = _cost(profile, order, counts, shifts)
+    attained = _product_rdp(profile, order, counts, shifts)
     return Allocation(bound=bound, attained=np.minimum(attained, bound), counts=counts, shifts=shifts)
 
 
-def _on_majorant(profile: CoordinateRDP, ball: SensitivitySet, order: Array) -> Allocation:
-    """Refine a grid of shifts until the majorant's bounds from both sides are close, at every order."""
-    grids = [ConcaveMajorant.start(profile, ball.p, ball.max_entry, _spread(ball), a) for a in order]
-    asked = list(range(len(order)))
-    points = [grid.shifts for grid in grids]
-    for _ in range(_ROUNDS):
-        lengths = [len(points[k]) for k in asked]
-        costs = profile(np.repeat(order[asked], lengths), np.concatenate([points[k] for k in asked]))
-        for k, cost in zip(asked, np.split(costs, np.cumsum(lengths)[:-1]), strict=True):
-            grids[k].learn(points[k], cost)
-            points[k] = grids[k].wanted(_TOLERANCE)
-        asked = [k for k in asked if len(points[k])]
-        if not asked:
+def _by_concave_majorant(profile: CoordinateRDP, ball: SensitivitySet, order: Array) -> Allocation:
+    """Refine a grid of shifts until the majorant's lower and upper bounds are close, at every order."""
+    majorants = [
+        ConcaveMajorant.start(profile, ball.p, ball.max_entry, _uniform_power(ball), a) for a in order
+    ]
+    open_orders = list(range(len(order)))
+    points = [majorant.shifts for majorant in majorants]
+    for _ in range(_MAX_REFINEMENTS):
+        lengths = [len(points[k]) for k in open_orders]
+        costs = profile(
+            np.repeat(order[open_orders], lengths), np.concatenate([points[k] for k in open_orders])
+        )
+        for k, cost in zip(open_orders, np.split(costs, np.cumsum(lengths)[:-1]), strict=True):
+            majorants[k].add_points(points[k], cost)
+            points[k] = majorants[k].refinement_points(_TOLERANCE)
+        open_orders = [k for k in open_orders if len(points[k])]
+        if not open_orders:
             break
     budget = ball.norm**ball.p
     scale = budget if ball.dimension is None else float(ball.dimension)
-    bound = np.array([scale * grid.upper() for grid in grids]) * OUTWARD
+    bound = np.array([scale * majorant.upper() for majorant in majorants]) * OUTWARD
     counts, shifts = np.zeros((3, len(order))), np.zeros((3, len(order)))
-    for k, grid in enumerate(grids):
-        counts[:, k], shifts[:, k] = _concrete(ball, *grid.touching())
-    attained = _cost(profile, order, counts, shifts)
+    for k, majorant in enumerate(majorants):
+        counts[:, k], shifts[:, k] = _integer_counts(ball, *majorant.contact_shifts())
+    attained = _product_rdp(profile, order, counts, shifts)
     return Allocation(bound=bound, attained=np.minimum(attained, bound), counts=counts, shifts=shifts)
 
 
-def _cost(profile: CoordinateRDP, order: Array, counts: Array, shifts: Array) -> Array:
-    """What so many coordinates at these shifts cost; none cost nothing, however far they would move."""
-    each = profile(np.broadcast_to(order, shifts.shape), shifts)
-    found: Array = np.multiply(counts, each, out=np.zeros_like(each), where=counts > 0).sum(axis=0)
-    return found
+def _product_rdp(profile: CoordinateRDP, order: Array, counts: Array, shifts: Array) -> Array:
+    """The divergence of `counts` coordinates at these shifts; a count of 0 adds 0 at any shift."""
+    per_coordinate = profile(np.broadcast_to(order, shifts.shape), shifts)
+    total: Array = np.multiply(
+        counts, per_coordinate, out=np.zeros_like(per_coordinate), where=counts > 0
+    ).sum(axis=0)
+    return total
 
 
-def _spread(ball: SensitivitySet) -> float:
-    """|s|^p of one coordinate when all move alike; 0 without a dimension."""
+def _uniform_power(ball: SensitivitySet) -> float:
+    """|s|^p of one coordinate of the uniform change; 0 without a dimension."""
     return 0.0 if ball.dimension is None else ball.norm**ball.p / ball.dimension
 
 
-def _concrete(ball: SensitivitySet, low: float, high: float) -> tuple[list[float], list[float]]:
-    """Whole numbers of coordinates at two shifts, and what is left of the budget on one more."""
+def _integer_counts(ball: SensitivitySet, low: float, high: float) -> tuple[list[float], list[float]]:
+    """Whole numbers of coordinates at two shifts, and one more for the rest of the budget."""
     budget, p = ball.norm**ball.p, ball.p
-    room = math.inf if ball.dimension is None else float(ball.dimension)
-    if high == low or math.isinf(room):
-        many = math.floor(min(room, budget / high**p * OUTWARD))
+    dimension_limit = math.inf if ball.dimension is None else float(ball.dimension)
+    if high == low or math.isinf(dimension_limit):
+        many = math.floor(min(dimension_limit, budget / high**p * OUTWARD))
         few = 0
     else:
-        many = math.floor(max(0.0, (budget - room * low**p) / (high**p - low**p)) * OUTWARD)
-        few = max(0, int(room) - many - 1) if low > 0 else 0
-    left = max(0.0, budget - many * high**p - few * low**p) ** (1 / p)
-    last = 1 if many + few < room and left > 0 else 0
-    return [many, few, last], [high, low, min(left, ball.max_entry) if last else 0.0]
+        many = math.floor(max(0.0, (budget - dimension_limit * low**p) / (high**p - low**p)) * OUTWARD)
+        few = max(0, int(dimension_limit) - many - 1) if low > 0 else 0
+    rest = max(0.0, budget - many * high**p - few * low**p) ** (1 / p)
+    last = 1 if many + few < dimension_limit and rest > 0 else 0
+    return [many, few, last], [high, low, min(rest, ball.max_entry) if last else 0.0]

@@ -19,137 +19,148 @@ _FIRST_RATIO = 1.6
 
 
 class ConcaveMajorant:
-    """A grid of shifts for one order, what they cost, and the majorant's value at y = `at`.
+    """Certified bounds on the least concave majorant of y -> h(y^(1/p)) at y = `point`, for one order.
 
-    `at` = 0 asks for its slope at 0 instead, which is what unlimited coordinates cost per budget.
+    `point` = 0 asks for its slope at 0 instead: the divergence per unit of budget where the number of
+    coordinates is not limited.
     """
 
     def __init__(
-        self, p: float, at: float, shifts: Array, first: float, order: float, bend: float
+        self,
+        p: float,
+        point: float,
+        shifts: Array,
+        first_height: float,
+        order: float,
+        min_curvature: float,
     ) -> None:
-        self.p, self.at, self.shifts = p, at, shifts
-        # exp((order - 1) h) has a second derivative of at least `bend`
-        self.order, self.bend = order, bend
-        # what the shifts below the first grid point cost at most, at that point
-        self.first = first
-        self.known = np.zeros(0)
+        self.p, self.point, self.shifts = p, point, shifts
+        # exp((order - 1) h) has a second derivative of at least `min_curvature`
+        self.order, self.min_curvature = order, min_curvature
+        # an upper bound on the divergence at shifts up to the first grid point
+        self.first_height = first_height
+        self.grid = np.zeros(0)
         self.costs = np.zeros(0)
 
     @classmethod
     def start(
-        cls, profile: CoordinateRDP, p: float, top: float, at: float, order: float
+        cls, profile: CoordinateRDP, p: float, top: float, point: float, order: float
     ) -> "ConcaveMajorant":
         """A coarse grid from where the profile is quadratic up to `top`."""
-        alike = at ** (1 / p)
+        uniform = point ** (1 / p)
         low = top if profile.quadratic and p <= 2 else min(top, profile.nearly_quadratic(order))
-        if p > 2 and at > 0:
-            low = min(low, 0.005 * alike)
+        if p > 2 and point > 0:
+            low = min(low, 0.005 * uniform)
         steps = max(1, math.ceil(math.log(top / low) / math.log(_FIRST_RATIO)))
         grid = np.geomspace(low, top, steps + 1) if low < top else np.array([top])
         grid[-1] = top
-        if low < alike < top:
-            grid = np.unique(np.append(grid, alike))
+        if low < uniform < top:
+            grid = np.unique(np.append(grid, uniform))
         rise = profile.curvature(np.array([order]), np.array([low]))[0] * low**2
         # in y = s^p a parabola in s is concave from p = 2 on
-        bend = profile.least_bend(order, top) if p >= 2 else 0.0
-        return cls(p, at, grid, float(rise), order, bend)
+        min_curvature = profile.min_moment_curvature(order, top) if p >= 2 else 0.0
+        return cls(p, point, grid, float(rise), order, min_curvature)
 
-    def learn(self, shifts: Array, costs: Array) -> None:
-        """Take in what these shifts cost."""
-        every = np.concatenate([self.known, shifts])
-        position = np.argsort(every)
-        self.known, self.costs = every[position], np.concatenate([self.costs, costs])[position]
+    def add_points(self, shifts: Array, costs: Array) -> None:
+        """Add grid shifts and their divergences."""
+        shifts_so_far = np.concatenate([self.grid, shifts])
+        ranking = np.argsort(shifts_so_far)
+        self.grid, self.costs = shifts_so_far[ranking], np.concatenate([self.costs, costs])[ranking]
 
     def upper(self) -> float:
-        """No less than the majorant."""
-        x, value, _ = self._vertices()
+        """An upper bound on the majorant."""
+        x, value, _ = self._tangent_crossings()
         points = np.concatenate([[0.0], self._powers(), x])
-        heights = np.concatenate([[self._origin()], self._raised(), value])
+        heights = np.concatenate([[self._origin()], self._upper_heights(), value])
         return self._hull(points, heights)[0]
 
-    def touching(self) -> tuple[float, float]:
-        """The shifts on either side of `at` whose mixture attains the majorant on the grid."""
-        _, left, right = self._hull(*self._grid())
+    def contact_shifts(self) -> tuple[float, float]:
+        """The shifts on either side of `point` whose mixture attains the majorant on the grid."""
+        _, left, right = self._hull(*self._lower_vertices())
         return left ** (1 / self.p), right ** (1 / self.p)
 
-    def wanted(self, tolerance: float) -> Array:
-        """Shifts that would bring the bounds together; none where they are, relatively."""
-        level, left, right = self._hull(*self._grid())
+    def refinement_points(self, tolerance: float) -> Array:
+        """Shifts to add to the grid; none where the bounds agree to `tolerance`, relatively."""
+        level, left, right = self._hull(*self._lower_vertices())
         if not np.isfinite(self.costs).all():
             return np.zeros(0)
-        points, heights = self._grid()
+        points, heights = self._lower_vertices()
         at_left = heights[np.searchsorted(points, left)]
         at_right = heights[np.searchsorted(points, right)]
-        x, value, cell = self._vertices()
-        if self.at == 0:
+        x, value, cell = self._tangent_crossings()
+        if self.point == 0:
             line = level * x * (1 + tolerance)
         else:
-            slope = (at_right - at_left) / (right - left) if right > left else self._support(level)
-            line = level * (1 + tolerance) + slope * (x - self.at)
-        far = cell[value > line]
-        between: Array = np.sqrt(self.known[far] * self.known[far + 1])
+            slope = (
+                (at_right - at_left) / (right - left) if right > left else self._supporting_slope(level)
+            )
+            line = level * (1 + tolerance) + slope * (x - self.point)
+        open_cells = cell[value > line]
+        between: Array = np.sqrt(self.grid[open_cells] * self.grid[open_cells + 1])
         return between
 
-    def _support(self, level: float) -> float:
-        """The slope of a line through (at, level) above the grid, where the grid touches at `at`."""
-        points, heights = self._grid()
-        beyond = points > self.at
-        if beyond.any():
-            return float(((heights[beyond] - level) / (points[beyond] - self.at)).max())
-        before = points < self.at
-        return float(((level - heights[before]) / (self.at - points[before])).min())
+    def _supporting_slope(self, level: float) -> float:
+        """Slope of a line through (point, level) above the grid, if the grid touches at `point`."""
+        points, heights = self._lower_vertices()
+        above = points > self.point
+        if above.any():
+            return float(((heights[above] - level) / (points[above] - self.point)).max())
+        below = points < self.point
+        return float(((level - heights[below]) / (self.point - points[below])).min())
 
     def _origin(self) -> float:
         # for p <= 2 the quadratic bound is convex in y, so its chord from 0 is above it
-        return 0.0 if self.p <= 2 else self.first
+        return 0.0 if self.p <= 2 else self.first_height
 
-    def _raised(self) -> Array:
+    def _upper_heights(self) -> Array:
         raised = self.costs.copy()
-        raised[0] = max(raised[0], self.first)
+        raised[0] = max(raised[0], self.first_height)
         return raised
 
-    def _grid(self) -> tuple[Array, Array]:
+    def _lower_vertices(self) -> tuple[Array, Array]:
         return np.concatenate([[0.0], self._powers()]), np.concatenate([[0.0], self.costs])
 
     def _powers(self) -> Array:
-        y = self.known**self.p
-        # the grid holds the shift that belongs to `at`; its power must be `at` itself
-        return np.where(np.abs(y - self.at) <= 1e-12 * self.at, self.at, y)
+        y = self.grid**self.p
+        # the grid holds the shift that belongs to `point`; its power must be `point` itself
+        return np.where(np.abs(y - self.point) <= 1e-12 * self.point, self.point, y)
 
-    def _vertices(self) -> tuple[Array, Array, npt.NDArray[np.intp]]:
+    def _tangent_crossings(self) -> tuple[Array, Array, npt.NDArray[np.intp]]:
         """Where the tangents of each cell's bound cross, how high, and which cell.
 
         A cell's bound is the chord of h; or, where that is lower, the chord of exp((a - 1) h) less what
-        its least bend takes off.
+        its least curvature takes off.
         """
-        cell = np.arange(len(self.known) - 1)
-        low, high = self.known[:-1], self.known[1:]
+        cell = np.arange(len(self.grid) - 1)
+        low, high = self.grid[:-1], self.grid[1:]
         below, above = self.costs[:-1], np.maximum(self.costs[1:], self.costs[:-1])
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             rise = (above - below) / (high - low)
             x, value, over = self._crossing(below, above, rise, rise)
-            if self.bend > 0:
+            if self.min_curvature > 0:
                 power = self.order - 1
                 start, end = np.expm1(power * below), np.expm1(power * above)
                 slope = (end - start) / (high - low)
                 # no more than that, or the bound would not be concave in y
-                half = np.minimum(self.bend * (high - low) / 2, slope * (high - low) / (high + low))
-                bent = self._crossing(
+                half = np.minimum(
+                    self.min_curvature * (high - low) / 2, slope * (high - low) / (high + low)
+                )
+                curved = self._crossing(
                     below,
                     above,
                     (slope - half) / power / (1 + start),
                     (slope + half) / power / (1 + end),
                 )
-                lower = bent[2] < over
-                x, value = np.where(lower, bent[0], x), np.where(lower, bent[1], value)
+                lower = curved[2] < over
+                x, value = np.where(lower, curved[0], x), np.where(lower, curved[1], value)
         return x, np.where(np.isnan(value), np.inf, value), cell
 
     def _crossing(
         self, below: Array, above: Array, rise: Array, last: Array
     ) -> tuple[Array, Array, Array]:
         """Where tangents of slopes `rise`, `last` in the shift cross, how high, and above the chord."""
-        steep = rise / self.p * self.known[:-1] ** (1 - self.p)
-        flat = last / self.p * self.known[1:] ** (1 - self.p)
+        steep = rise / self.p * self.grid[:-1] ** (1 - self.p)
+        flat = last / self.p * self.grid[1:] ** (1 - self.p)
         y_low, y_high = self._powers()[:-1], self._powers()[1:]
         cross = (above - flat * y_high - below + steep * y_low) / (steep - flat)
         middle = (y_low + y_high) / 2
@@ -159,24 +170,24 @@ class ConcaveMajorant:
         return x, value, value - below - (above - below) / (y_high - y_low) * (x - y_low)
 
     def _hull(self, points: Array, heights: Array) -> tuple[float, float, float]:
-        """The concave majorant at `at` (its slope at 0 if that is 0), and the points that span it."""
-        if self.at == 0:
+        """The concave majorant at `point` (its slope at 0 if that is 0), and the points that span it."""
+        if self.point == 0:
             if heights[points == 0].max(initial=0.0) > 0:
                 return math.inf, 0.0, 0.0
-            inside = points > 0
-            slope = heights[inside] / points[inside]
+            positive = points > 0
+            slope = heights[positive] / points[positive]
             best = int(np.argmax(slope))
-            return float(slope[best]), 0.0, float(points[inside][best])
+            return float(slope[best]), 0.0, float(points[positive][best])
         if np.isinf(heights).any():
-            return math.inf, self.at, self.at
-        left, right = points <= self.at, points > self.at
+            return math.inf, self.point, self.point
+        left, right = points <= self.point, points > self.point
         x, y = points[left], heights[left]
-        at_left = x == self.at
-        level, span = -math.inf, (self.at, self.at)
+        at_left = x == self.point
+        level, span = -math.inf, (self.point, self.point)
         if at_left.any():
             level = float(y[at_left].max())
         if right.any():
-            share = (self.at - x[:, None]) / (points[right] - x[:, None])
+            share = (self.point - x[:, None]) / (points[right] - x[:, None])
             mixed = (1 - share) * y[:, None] + share * heights[right]
             i, j = np.unravel_index(int(np.argmax(mixed)), mixed.shape)
             if mixed[i, j] > level * OUTWARD:

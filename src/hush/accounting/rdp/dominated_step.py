@@ -1,4 +1,4 @@
-"""What a record shows when its coordinates are sampled, at the least."""
+"""A plain sampled Gaussian step that a step with sampled coordinates dominates."""
 
 import math
 
@@ -12,30 +12,35 @@ from hush.core.sensitivity import SensitivitySet
 _QUANTILES = (1e-6, 1e-3, 0.05, 0.2, 0.5, 0.8, 0.95, 0.999, 1 - 1e-6)
 _INWARD = 1 - 1e-9
 # A record may always move fewer than it could, and SciPy counts no further.
-_MOST = 1e15
+_MAX_COORDINATES = 1e15
 
 
 def dominated_step(
     ball: SensitivitySet, deviation: float, rate: float, coordinate_rate: float
 ) -> tuple[float, float]:
-    """Rate and multiplier of a plain sampled Gaussian step that shows no more than a change in `ball`.
+    """Rate and multiplier of a plain sampled Gaussian step: its epsilon is a lower bound for this one's.
 
     **Guarantee.** A record that moves m coordinates by the cap c each moves their sum, under noise of
     deviation sqrt(m) times theirs, by c times a binomial number of them. That is c k at least with the
-    chance that k or more take part, so the sum shows no less than a step at that rate and that shift;
+    probability that k or more take part, so the sum dominates a step at that rate and that shift;
     docs/guarantees/twice-sampling.md, step 4. The best m and k by chi-square are taken.
 
-    >>> rate, multiplier = shown(Ball(p=2, norm=1.0, cap=0.1), 1.5, rate=0.06, coordinate_rate=1 / 3)
+    >>> changes = SensitivitySet(p=2, norm=1.0, cap=0.1)
+    >>> rate, multiplier = dominated_step(changes, 1.5, rate=0.06, coordinate_rate=1 / 3)
     >>> round(rate, 3), round(multiplier, 2)
     (0.057, 5.77)
     """
-    most = (ball.norm / ball.max_entry) ** ball.p if ball.p < math.inf else math.inf
-    many = max(1, math.floor(min(most, ball.dimension or math.inf, _MOST) * OUTWARD))
-    found = [(rate * coordinate_rate, deviation / ball.max_entry)]
-    for k in np.unique(np.maximum(1, binom.ppf(_QUANTILES, many, coordinate_rate))):
-        chance = float(binom.sf(k - 1, many, coordinate_rate)) * _INWARD
-        found.append((rate * chance, deviation * math.sqrt(many) / (ball.max_entry * float(k))))
-    return max(found, key=_chi_square)
+    movable = (ball.norm / ball.max_entry) ** ball.p if ball.p < math.inf else math.inf
+    coordinates = max(
+        1, math.floor(min(movable, ball.dimension or math.inf, _MAX_COORDINATES) * OUTWARD)
+    )
+    candidates = [(rate * coordinate_rate, deviation / ball.max_entry)]
+    for k in np.unique(np.maximum(1, binom.ppf(_QUANTILES, coordinates, coordinate_rate))):
+        probability = float(binom.sf(k - 1, coordinates, coordinate_rate)) * _INWARD
+        candidates.append(
+            (rate * probability, deviation * math.sqrt(coordinates) / (ball.max_entry * float(k)))
+        )
+    return max(candidates, key=_chi_square)
 
 
 def _chi_square(step: tuple[float, float]) -> float:

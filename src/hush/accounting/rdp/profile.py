@@ -1,4 +1,4 @@
-"""Rényi divergence between a one-dimensional noise law and its shift."""
+"""Rényi divergence of one coordinate: a noise density against its subsampled shift."""
 
 import math
 from dataclasses import dataclass, field
@@ -19,6 +19,13 @@ _ORDER = Range(
     example=2.0,
 )
 _SHIFT = Range(why="a record moves the output by a finite amount or nothing is private", example=1.0)
+
+PARTICIPATION = number(
+    above=0,
+    at_most=1,
+    why="it is the probability that a coordinate takes part",
+    example=0.5,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +49,94 @@ class NoiseDensity(Value):
         return float(self.beta**2 * math.exp(ratio) / self.scale**2)
 
 
-def profile(law: NoiseDensity, orders: npt.ArrayLike, shifts: npt.ArrayLike) -> Array:
-    """D_a between the law at 0 and at a shift, orders and shifts broadcast against each other.
+@dataclass(frozen=True, kw_only=True)
+class CoordinateRDP(Value):
+    """RDP profile of one coordinate: noise of density `law`, shifted with probability `rate`."""
 
-    **Guarantee.** Never below the true value, and within 1e-8 of it relatively (closed forms at
-    beta 1 and 2, certified quadrature else). The two directions are equal: x -> shift - x swaps the
-    laws. docs/guarantees/coordinate-wise.md.
+    law: NoiseDensity
+    rate: float = field(default=1.0, metadata=PARTICIPATION)
 
-    >>> float(profile(Law(beta=2, scale=1), 3, 0.5).round(9))
-    0.75
-    """
-    order, shift = checked(orders, shifts)
-    return sampled(law, 1.0, order, shift)
+    def __call__(self, orders: npt.ArrayLike, shifts: npt.ArrayLike) -> Array:
+        """The larger of the two D_a between law(0) and (1 - rate) law(0) + rate law(shift).
+
+        Orders and shifts are broadcast against each other.
+
+        **Guarantee.** Never below the true value, and within 1e-8 of it relatively: closed forms at
+        rate 1 for beta 1 and 2 (Mironov 2017, Propositions 6 and 7; Gil, Alajaji and Linder 2013), a
+        binomial sum for normal noise at whole orders, certified quadrature else. The larger is always
+        that of the mixture from law(0), for every symmetric law, rate and order:
+        docs/guarantees/coordinate-wise.md, "Which direction". Convex in the shift at rate 1 and at
+        whole orders; not proved elsewhere.
+
+        >>> unsampled = CoordinateRDP(law=NoiseDensity(beta=2, scale=1))
+        >>> sampled = CoordinateRDP(law=NoiseDensity(beta=2, scale=1), rate=0.5)
+        >>> float(unsampled(3, 0.5).round(9)), bool(sampled(3, 0.5) < unsampled(3, 0.5))
+        (0.75, True)
+        """
+        order, shift = checked(orders, shifts)
+        whole = bool((order == np.round(order)).all()) and float(order.max(initial=0)) <= 1000
+        if self.law.beta == 2 and self.rate < 1 and whole:
+            return self._binomial(order, shift / self.law.scale)
+        in_units = (shift / self.law.scale).ravel()
+        moments = _log_moments(
+            self.law.beta, self.rate, order.astype(float).tobytes(), in_units.tobytes()
+        )
+        return OUTWARD * moments.reshape(order.shape) / (order - 1)
+
+    def curvature(self, order: Array, reach: Array) -> Array:
+        """K with D_a <= K shift^2 at all shifts up to `reach` (+inf where `reach` is too large for it).
+
+        As reach -> 0 it is a rate^2 / 2 times the Fisher information, the true limit.
+        docs/guarantees/coordinate-wise.md, "Near zero".
+        """
+        law, rate = self.law, self.rate
+        limit = order * rate**2 * law.fisher / 2
+        if self.quadratic:
+            return limit
+        power = 2 - 1 / law.beta
+        if rate == 1:
+            widening = (1 + reach / law.scale / 2) ** (law.beta - 1)
+            e = (order - 0.5) * law.beta * reach / law.scale * widening
+            e = np.minimum(e, 1.0)
+            rise = (np.exp(e) * _positive(1 - e) ** -power + np.exp(-e) * (1 + e) ** -power) / 2
+        else:
+            e = np.minimum(np.maximum(order, 4 - order) * law.beta * reach / law.scale, 1.0)
+            rise = np.exp(e) * _positive(1 - e) ** -power
+        return np.where(e < 1, limit * rise * OUTWARD, np.inf)
+
+    def nearly_quadratic(self, order: float) -> float:
+        """A shift up to which `curvature` is within 5e-5 of its limit, relatively; about the largest."""
+        if self.rate == 1:
+            # the rise is 1 + (1/2 + g + g (g + 1) / 2) e^2 + ..., g = 2 - 1/beta < 2
+            return 3e-3 * self.law.scale / self.law.beta / (order - 0.5)
+        return 2e-5 * self.law.scale / self.law.beta / max(order, 4 - order)
+
+    def min_moment_curvature(self, order: float, reach: float) -> float:
+        """m >= 0 with M'' >= m at shifts up to `reach`, M = exp((order - 1) D); 0 if none is proved."""
+        if self.rate < 1:
+            return 0.0
+        return order * (order - 1) * _min_curvature(self.law, reach)
+
+    @property
+    def quadratic(self) -> bool:
+        """Whether the profile is a multiple of shift^2 at every order."""
+        return self.law.beta == 2 and self.rate == 1
+
+    def convex(self, order: Array) -> bool:
+        """Whether the profile is proved convex in the shift at all these orders."""
+        return self.rate == 1 or bool((order == np.round(order)).all())
+
+    def _binomial(self, order: Array, shift: Array) -> Array:
+        """Normal noise at whole orders; the binomial weights sum to 1, which is taken from each term."""
+        divergences = np.zeros(order.shape)
+        for a in np.unique(order):
+            v = np.arange(2, a + 1)
+            log_weight = log_binomial(a, v, log_weights_numpy(self.rate))
+            at_order = order == a
+            power = v * (v - 1) * shift[at_order][:, None] ** 2
+            terms = log_weight + power + log1mexp(-power)
+            divergences[at_order] = np.logaddexp(0.0, np.logaddexp.reduce(terms, axis=1)) / (a - 1)
+        return OUTWARD * divergences
 
 
 def checked(orders: npt.ArrayLike, shifts: npt.ArrayLike) -> tuple[Array, Array]:
@@ -68,60 +151,33 @@ def checked(orders: npt.ArrayLike, shifts: npt.ArrayLike) -> tuple[Array, Array]
     return order, shift
 
 
-def sampled(law: NoiseDensity, rate: float, order: Array, shift: Array) -> Array:
-    """D_a of (1 - rate) law(0) + rate law(shift) from law(0); entries checked and of one shape."""
-    in_units = (shift / law.scale).ravel()
-    moments = _log_moments(law.beta, rate, order.astype(float).tobytes(), in_units.tobytes())
-    return OUTWARD * moments.reshape(order.shape) / (order - 1)
-
-
 @lru_cache(maxsize=512)
 def _log_moments(beta: float, rate: float, orders: bytes, shifts: bytes) -> Array:
-    """log E r^a at each pair; the arrays come as bytes so that a repeated question costs nothing."""
+    """log E r^a at each pair of order and shift; the arrays come as bytes, to be cache keys."""
     order, shift = np.frombuffer(orders), np.frombuffer(shifts)
-    found = np.zeros(len(order))
+    moments = np.zeros(len(order))
     moved = shift > 0
+    unit = CoordinateRDP(law=NoiseDensity(beta=beta, scale=1.0), rate=rate)
     # Below this shift the quadratic bound is as good as the value, and powers could underflow.
     tiny = moved & (shift * np.maximum(order, 4 - order) * beta < 1e-9)
-    found[tiny] = curvature(NoiseDensity(beta=beta, scale=1.0), rate, order[tiny], shift[tiny])
-    found[tiny] *= shift[tiny] ** 2 * (order[tiny] - 1)
+    moments[tiny] = unit.curvature(order[tiny], shift[tiny])
+    moments[tiny] *= shift[tiny] ** 2 * (order[tiny] - 1)
     rest = moved & ~tiny
     if rate == 1 and beta == 2:
-        found[rest] = order[rest] * (order[rest] - 1) * shift[rest] ** 2
+        moments[rest] = order[rest] * (order[rest] - 1) * shift[rest] ** 2
     elif rate == 1 and beta == 1:
-        found[rest] = np.logaddexp(0.0, _log_excess_laplace(order[rest], shift[rest]))
+        moments[rest] = np.logaddexp(0.0, _log_excess_laplace(order[rest], shift[rest]))
     elif rest.any():
-        found[rest] = np.logaddexp(0.0, log_moment_minus_one(beta, rate, order[rest], shift[rest]))
-    found.flags.writeable = False
-    return found
+        moments[rest] = np.logaddexp(0.0, log_moment_minus_one(beta, rate, order[rest], shift[rest]))
+    moments.flags.writeable = False
+    return moments
 
 
-def curvature(law: NoiseDensity, rate: float, order: Array, reach: Array) -> Array:
-    """K with D_a <= K shift^2 at all shifts up to `reach` (+inf where `reach` is too large for it).
-
-    As reach -> 0 it is a rate^2 / 2 times the Fisher information, the true limit.
-    docs/guarantees/coordinate-wise.md, "Near zero".
-    """
-    limit = order * rate**2 * law.fisher / 2
-    if law.beta == 2 and rate == 1:
-        return limit
-    power = 2 - 1 / law.beta
-    if rate == 1:
-        wide = (1 + reach / law.scale / 2) ** (law.beta - 1)
-        e = (order - 0.5) * law.beta * reach / law.scale * wide
-        e = np.minimum(e, 1.0)
-        rise = (np.exp(e) * _room(e) ** -power + np.exp(-e) * (1 + e) ** -power) / 2
-    else:
-        e = np.minimum(np.maximum(order, 4 - order) * law.beta * reach / law.scale, 1.0)
-        rise = np.exp(e) * _room(e) ** -power
-    return np.where(e < 1, limit * rise * OUTWARD, np.inf)
-
-
-def least_bend(law: NoiseDensity, reach: float) -> float:
+def _min_curvature(law: NoiseDensity, reach: float) -> float:
     """c >= 0 with M''(s) >= a (a - 1) c at shifts s up to `reach` and every order a, M = E r^a.
 
     About the Fisher information if `reach` is small; 0 below beta = 2, where nothing is proved.
-    docs/guarantees/coordinate-wise.md, "Bent at least so much".
+    docs/guarantees/coordinate-wise.md, "A lower bound on the curvature".
     """
     beta, d = law.beta, reach / law.scale / 2
     if beta < 2 or d * beta >= 1:
@@ -131,33 +187,25 @@ def least_bend(law: NoiseDensity, reach: float) -> float:
         return math.exp(gammaln((power + 1) / beta) - gammaln(1 / beta))
 
     fisher = moment(2 * beta - 2)
-    wide = (1 + d) ** (beta - 2) * (fisher + moment(3 * beta - 4))
-    lost = (beta - 1) * d**2 * (moment(2 * beta - 4) + beta / 2 * wide)
+    widening = (1 + d) ** (beta - 2) * (fisher + moment(3 * beta - 4))
+    lost = (beta - 1) * d**2 * (moment(2 * beta - 4) + beta / 2 * widening)
     kink = 2 * d ** (2 * beta - 1) * beta / math.gamma(1 / beta)
     return float(max(0.0, beta**2 * (fisher - lost - kink)) / law.scale**2 / OUTWARD)
 
 
-def _room(e: Array) -> Array:
-    room: Array = np.maximum(1 - e, 1e-100)
-    return room
-
-
-def nearly_quadratic(law: NoiseDensity, rate: float, order: float) -> float:
-    """A shift up to which `curvature` is within 5e-5 of its limit, relatively; about the largest one."""
-    if rate == 1:
-        # the rise is 1 + (1/2 + g + g (g + 1) / 2) e^2 + ..., g = 2 - 1/beta < 2
-        return 3e-3 * law.scale / law.beta / (order - 0.5)
-    return 2e-5 * law.scale / law.beta / max(order, 4 - order)
+def _positive(values: Array) -> Array:
+    positive: Array = np.maximum(values, 1e-100)
+    return positive
 
 
 def _log_excess_laplace(order: Array, shift: Array) -> Array:
     """log(E r^a - 1): Mironov 2017, Proposition 6, as a sum of positive terms."""
-    up = np.log(order) + _log_expm1_less(shift * (order - 1))
-    down = np.log(order - 1) + _log_expm1_less(-shift * order)
+    up = np.log(order) + _log_exp_remainder(shift * (order - 1))
+    down = np.log(order - 1) + _log_exp_remainder(-shift * order)
     return np.logaddexp(up, down) - np.log(2 * order - 1)
 
 
-def _log_expm1_less(values: Array) -> Array:
+def _log_exp_remainder(values: Array) -> Array:
     """log(exp(y) - 1 - y) without cancellation or overflow."""
     series = np.ones_like(values)
     for k in range(9, 2, -1):
@@ -167,71 +215,3 @@ def _log_expm1_less(values: Array) -> Array:
     capped = np.clip(values, -1e300, 50.0)
     far = np.log(np.where(small, 1.0, np.expm1(capped) - capped)) + np.maximum(values - 50.0, 0.0)
     return np.where(small, near, far)
-
-
-RATE = number(
-    above=0,
-    at_most=1,
-    why="it is the probability that a coordinate takes part",
-    example=0.5,
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CoordinateRDP(Value):
-    """What one coordinate costs: noise of a law, and a shift that is there with probability `rate`."""
-
-    law: NoiseDensity
-    rate: float = field(default=1.0, metadata=RATE)
-
-    def __call__(self, orders: npt.ArrayLike, shifts: npt.ArrayLike) -> Array:
-        """The larger of the two D_a between law(0) and (1 - rate) law(0) + rate law(shift).
-
-        **Guarantee.** Never below the true value, and within 1e-8 of it relatively. The larger is
-        always that of the mixture from law(0), for every symmetric law, rate and order:
-        docs/guarantees/coordinate-wise.md, "Which direction". Convex in the shift at rate 1 and at
-        whole orders; not proved elsewhere.
-
-        >>> from hush.accounting.rdp.profile import Law
-        >>> sampled = Profile(law=Law(beta=2, scale=1), rate=0.5)
-        >>> bool(sampled(3, 0.5) < Profile(law=Law(beta=2, scale=1))(3, 0.5))
-        True
-        """
-        order, shift = checked(orders, shifts)
-        whole = bool((order == np.round(order)).all()) and float(order.max(initial=0)) <= 1000
-        if self.law.beta == 2 and self.rate < 1 and whole:
-            return self._binomial(order, shift / self.law.scale)
-        return sampled(self.law, self.rate, order, shift)
-
-    def curvature(self, order: Array, reach: Array) -> Array:
-        """K such that the profile is at most K shift^2 up to `reach`."""
-        return curvature(self.law, self.rate, order, reach)
-
-    def nearly_quadratic(self, order: float) -> float:
-        """A shift up to which `curvature` hardly grows with its reach."""
-        return nearly_quadratic(self.law, self.rate, order)
-
-    def least_bend(self, order: float, reach: float) -> float:
-        """m >= 0 with M'' >= m at shifts up to `reach`, M = exp((order - 1) D); 0 if none is proved."""
-        return order * (order - 1) * least_bend(self.law, reach) if self.rate == 1 else 0.0
-
-    @property
-    def quadratic(self) -> bool:
-        """Whether the profile is a multiple of shift^2 at every order."""
-        return self.law.beta == 2 and self.rate == 1
-
-    def convex(self, order: Array) -> bool:
-        """Whether the profile is proved convex in the shift at all these orders."""
-        return self.rate == 1 or bool((order == np.round(order)).all())
-
-    def _binomial(self, order: Array, shift: Array) -> Array:
-        """Normal noise at whole orders; the binomial weights sum to 1, which is taken from each term."""
-        found = np.zeros(order.shape)
-        for a in np.unique(order):
-            v = np.arange(2, a + 1)
-            log_weight = log_binomial(a, v, log_weights_numpy(self.rate))
-            mine = order == a
-            power = v * (v - 1) * shift[mine][:, None] ** 2
-            terms = log_weight + power + log1mexp(-power)
-            found[mine] = np.logaddexp(0.0, np.logaddexp.reduce(terms, axis=1)) / (a - 1)
-        return OUTWARD * found

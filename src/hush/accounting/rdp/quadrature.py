@@ -21,12 +21,12 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 _RHO = 3.0
 _REACH = (_RHO + 1 / _RHO) / 2
 _LOG_GAUSS = math.log(64 / 15 / (1 - _RHO**-2)) - 2 * (len(_NODES) - 1) * math.log(_RHO)
-# What a panel may add to the error, and what is too small to integrate, relative to the whole.
+# The error that a panel may add, and the size too small to integrate, relative to the integral.
 _LOG_TOLERANCE, _LOG_NEGLIGIBLE = math.log(1e-12), math.log(1e-14)
-# Halving that goes on for longer than this is given up: the answer is then infinite.
-_ROUNDS, _LONGEST = 60, 1_000_000
+# Where more halvings or panels would be needed the answer is infinite.
+_MAX_HALVINGS, _MAX_PANELS = 60, 1_000_000
 # Pairs of order and shift that are worked on at a time, to bound the memory.
-_TOGETHER = 1000
+_CHUNK = 1000
 
 _Index = npt.NDArray[np.intp]
 
@@ -38,132 +38,134 @@ def log_moment_minus_one(beta: float, rate: float, orders: Array, shifts: Array)
     to it. **Guarantee.** Never below the true value, and above it by 1e-10 or so; infinite where
     powers overflow. docs/guarantees/coordinate-wise.md, "Quadrature".
     """
-    found = []
+    log_integrals = []
     with np.errstate(all="ignore"):
-        for first in range(0, len(orders), _TOGETHER):
-            some = slice(first, first + _TOGETHER)
-            found.append(_Integral(beta, rate, orders[some], shifts[some]).log_upper())
-    value = np.concatenate(found) - math.log(2) - gammaln(1 + 1 / beta)
+        for first in range(0, len(orders), _CHUNK):
+            chunk = slice(first, first + _CHUNK)
+            log_integrals.append(
+                _AdaptiveQuadrature(beta, rate, orders[chunk], shifts[chunk]).log_upper()
+            )
+    value = np.concatenate(log_integrals) - math.log(2) - gammaln(1 + 1 / beta)
     return np.where(np.isnan(value), np.inf, value)
 
 
 @dataclass(frozen=True, eq=False)
-class _Panels:
-    """Intervals of the distance from the kink, each owned by a pair of order and shift."""
+class _PanelArray:
+    """Quadrature panels: intervals of the distance from the kink; `pair` indexes the (order, shift)."""
 
-    owner: _Index
+    pair: _Index
     side: Array
     low: Array
     high: Array
 
-    def take(self, which: npt.NDArray[Any]) -> "_Panels":
-        return _Panels(self.owner[which], self.side[which], self.low[which], self.high[which])
+    def take(self, which: npt.NDArray[Any]) -> "_PanelArray":
+        return _PanelArray(self.pair[which], self.side[which], self.low[which], self.high[which])
 
-    def halves(self) -> "_Panels":
+    def halves(self) -> "_PanelArray":
         middle = (self.low + self.high) / 2
-        return _joined(
+        return _concatenate(
             [
-                _Panels(self.owner, self.side, self.low, middle),
-                _Panels(self.owner, self.side, middle, self.high),
+                _PanelArray(self.pair, self.side, self.low, middle),
+                _PanelArray(self.pair, self.side, middle, self.high),
             ]
         )
 
 
-def _joined(parts: list[_Panels]) -> _Panels:
-    """All the panels of the parts."""
-    return _Panels(
-        np.concatenate([part.owner for part in parts]),
+def _concatenate(parts: list[_PanelArray]) -> _PanelArray:
+    """The panels of all parts in one array."""
+    return _PanelArray(
+        np.concatenate([part.pair for part in parts]),
         np.concatenate([part.side for part in parts]),
         np.concatenate([part.low for part in parts]),
         np.concatenate([part.high for part in parts]),
     )
 
 
-class _Integral:
-    """Running logs, one for each pair: the sum, its error, the largest panel and exponent seen."""
+class _AdaptiveQuadrature:
+    """Logs for each (order, shift): the integral, its error bound, the largest panel and exponent."""
 
     def __init__(self, beta: float, rate: float, orders: Array, shifts: Array) -> None:
         self.beta, self.rate, self.orders, self.shifts = beta, rate, orders, shifts
-        self.total = np.full(len(orders), -np.inf)
-        self.error = np.full(len(orders), -np.inf)
-        self.peak = np.full(len(orders), -np.inf)
+        self.log_total = np.full(len(orders), -np.inf)
+        self.log_error = np.full(len(orders), -np.inf)
+        self.log_peak = np.full(len(orders), -np.inf)
         self.exponent = np.zeros(len(orders))
 
     def log_upper(self) -> Array:
-        """The logs of the integrals with every error added."""
-        panels = self._layout()
-        for _ in range(_ROUNDS):
-            panels = self._absorb(panels)
-            if not 0 < len(panels.owner) <= _LONGEST:
+        """The logs of the integrals, rounded up by every error bound."""
+        panels = self._initial_panels()
+        for _ in range(_MAX_HALVINGS):
+            panels = self._integrate_or_dismiss(panels)
+            if not 0 < len(panels.pair) <= _MAX_PANELS:
                 break
             panels = panels.halves()
-        self.error[panels.owner] = np.inf
+        self.log_error[panels.pair] = np.inf
         # a sum of positive terms; an exponent E is off by a few units of E
         rounding = 1e-12 + 32 * UNIT * self.exponent
-        upper: Array = np.logaddexp(self.total, self.error) + rounding
+        upper: Array = np.logaddexp(self.log_total, self.log_error) + rounding
         return upper
 
-    def _of(self, owner: _Index, side: Array) -> Integrand:
-        return Integrand(self.beta, self.rate, self.orders[owner], self.shifts[owner], side)
+    def _integrand(self, pair: _Index, side: Array) -> Integrand:
+        return Integrand(self.beta, self.rate, self.orders[pair], self.shifts[pair], side)
 
-    def _layout(self) -> _Panels:
-        """Panels that double away from the kink; what they leave out goes into the error."""
-        everyone = np.arange(len(self.orders))
-        right, left = (np.full(len(everyone), side) for side in (1.0, -1.0))
-        steep = 1 + self.orders * self.beta * self.shifts ** (self.beta - 1)
-        start = 2.0**-17 * np.minimum(self.shifts, 1 / steep)
+    def _initial_panels(self) -> _PanelArray:
+        """Panels that double away from the kink; bounds on what they leave out go into the error."""
+        all_pairs = np.arange(len(self.orders))
+        right, left = (np.full(len(all_pairs), side) for side in (1.0, -1.0))
+        steepness = 1 + self.orders * self.beta * self.shifts ** (self.beta - 1)
+        start = 2.0**-17 * np.minimum(self.shifts, 1 / steepness)
         # L, and with it the weight, is largest at the kink on the left of it, and grows to its right
-        integrand = self._of(everyone, right)
-        nearby = np.maximum(integrand.growth(start), self.shifts**self.beta)
-        self.error = integrand.log_weight(nearby) + np.log(2 * start)
+        integrand = self._integrand(all_pairs, right)
+        largest_log_ratio = np.maximum(integrand.log_ratio(start), self.shifts**self.beta)
+        self.log_error = integrand.log_weight(largest_log_ratio) + np.log(2 * start)
         parts = []
-        edge, owner = start, everyone
-        while len(owner):
-            upper = np.minimum(2 * edge, self.shifts[owner] / 2)
-            parts.append(_Panels(owner, left[owner], edge, upper))
-            on = upper < self.shifts[owner] / 2
-            edge, owner = upper[on], owner[on]
-        edge, owner = start, everyone
-        while len(owner):
-            parts.append(_Panels(owner, right[owner], edge, 2 * edge))
+        edge, pair = start, all_pairs
+        while len(pair):
+            upper = np.minimum(2 * edge, self.shifts[pair] / 2)
+            parts.append(_PanelArray(pair, left[pair], edge, upper))
+            unfinished = upper < self.shifts[pair] / 2
+            edge, pair = upper[unfinished], pair[unfinished]
+        edge, pair = start, all_pairs
+        while len(pair):
+            parts.append(_PanelArray(pair, right[pair], edge, 2 * edge))
             edge = 2 * edge
-            integrand = self._of(owner, right[owner])
-            np.maximum.at(self.peak, owner, integrand.log_value(edge) + np.log(edge / 2))
+            integrand = self._integrand(pair, right[pair])
+            np.maximum.at(self.log_peak, pair, integrand.log_value(edge) + np.log(edge / 2))
             tail = integrand.log_tail(edge)
-            ended = (tail <= self.peak[owner] + _LOG_NEGLIGIBLE) | ~np.isfinite(edge**self.beta)
+            finished = (tail <= self.log_peak[pair] + _LOG_NEGLIGIBLE) | ~np.isfinite(edge**self.beta)
             tail = np.where(np.isfinite(edge**self.beta), tail, np.inf)
-            self.error[owner[ended]] = np.logaddexp(self.error[owner[ended]], tail[ended])
-            edge, owner = edge[~ended], owner[~ended]
-        merged = _joined(parts)
-        return merged.take(np.isfinite(self.error[merged.owner]))
+            self.log_error[pair[finished]] = np.logaddexp(self.log_error[pair[finished]], tail[finished])
+            edge, pair = edge[~finished], pair[~finished]
+        merged = _concatenate(parts)
+        return merged.take(np.isfinite(self.log_error[merged.pair]))
 
-    def _absorb(self, panels: _Panels) -> _Panels:
-        """Integrate or dismiss the panels that can be; return the others."""
-        owner = panels.owner
-        integrand = self._of(owner, panels.side)
+    def _integrate_or_dismiss(self, panels: _PanelArray) -> _PanelArray:
+        """Integrate or dismiss the panels whose error bounds allow it; return the others."""
+        pair = panels.pair
+        integrand = self._integrand(pair, panels.side)
         middle, half = (panels.low + panels.high) / 2, (panels.high - panels.low) / 2
         centre = integrand.log_value(middle) + np.log(2 * half)
-        np.maximum.at(self.peak, owner, centre)
-        exponent = integrand.order * integrand.growth(middle) + middle**self.beta
-        np.maximum.at(self.exponent, owner, np.where(centre > self.peak[owner] - 40, exponent, 0.0))
+        np.maximum.at(self.log_peak, pair, centre)
+        exponent = integrand.order * integrand.log_ratio(middle) + middle**self.beta
+        np.maximum.at(self.exponent, pair, np.where(centre > self.log_peak[pair] - 40, exponent, 0.0))
         largest = integrand.log_largest(middle, _REACH * half)
-        whole, slip = largest + np.log(2 * half), largest + np.log(half) + _LOG_GAUSS
-        dismissed = whole <= self.peak[owner] + _LOG_NEGLIGIBLE
-        done = ~dismissed & (slip <= self.peak[owner] + _LOG_TOLERANCE)
-        _add(self.error, owner[dismissed], whole[dismissed])
-        _add(self.error, owner[done], slip[done])
-        _add(self.total, owner[done], self._gauss(panels.take(done)))
+        dismissal_error, gauss_error = largest + np.log(2 * half), largest + np.log(half) + _LOG_GAUSS
+        dismissed = dismissal_error <= self.log_peak[pair] + _LOG_NEGLIGIBLE
+        done = ~dismissed & (gauss_error <= self.log_peak[pair] + _LOG_TOLERANCE)
+        _logaddexp_at(self.log_error, pair[dismissed], dismissal_error[dismissed])
+        _logaddexp_at(self.log_error, pair[done], gauss_error[done])
+        _logaddexp_at(self.log_total, pair[done], self._log_gauss_legendre(panels.take(done)))
         return panels.take(~(dismissed | done))
 
-    def _gauss(self, panels: _Panels) -> Array:
-        """The logs of the panels' integrals."""
+    def _log_gauss_legendre(self, panels: _PanelArray) -> Array:
+        """The logs of the panels' integrals by Gauss-Legendre."""
         half = (panels.high - panels.low)[:, None] / 2
         u = (panels.low + panels.high)[:, None] / 2 + half * _NODES
-        order, shift = self.orders[panels.owner][:, None], self.shifts[panels.owner][:, None]
+        order, shift = self.orders[panels.pair][:, None], self.shifts[panels.pair][:, None]
         integrand = Integrand(self.beta, self.rate, order, shift, panels.side[:, None])
         return log_sum_exp(integrand.log_value(u) + np.log(half * _WEIGHTS))
 
 
-def _add(logs: Array, owner: _Index, terms: Array) -> None:
-    """Add exp(terms) to their owners' sums, in logs."""
-    np.logaddexp.at(logs, owner, terms)
+def _logaddexp_at(logs: Array, pair: _Index, terms: Array) -> None:
+    """Add exp(terms) to the sums of their pairs, in logs."""
+    np.logaddexp.at(logs, pair, terms)

@@ -1,4 +1,4 @@
-"""Input sampling: a record takes part with a small probability."""
+"""Privacy amplification by Poisson subsampling of records, for Rényi divergences."""
 
 import math
 from enum import Enum
@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hush.accounting.numerics import OUTWARD, Array, log1mexp, log_binomial, log_weights
-from hush.accounting.rdp.profile import RATE
+from hush.accounting.rdp.profile import PARTICIPATION
 from hush.core.errors import InvalidValue
 
 
 class AdjacentPair(Enum):
-    """What is known of the laws without the record and with it, before sampling.
+    """What is known of the pair of output laws without the record and with it, before sampling.
 
     docs/guarantees/coordinate-wise.md, "Input sampling", proves each.
     """
@@ -33,13 +33,16 @@ def subsampled_rdp(
         pair: what is known of the two laws before sampling.
         orders: the whole orders that are wanted; every order of `base` unless given.
 
+    Returns:
+        D_a at each wanted order.
+
     **Guarantee.** An upper bound on both directions, if `base` bounds both (each order may have its
     own worst case): docs/guarantees/coordinate-wise.md, "Input sampling".
 
-    >>> amplify([0.5, 0.75], rate=0.1, pair=Pair.SWAPPED).round(6).tolist()
+    >>> subsampled_rdp([0.5, 0.75], rate=0.1, pair=AdjacentPair.SWAPPED).round(6).tolist()
     [0.006466, 0.01039]
     """
-    rate = RATE["range"].check("rate", rate)
+    rate = PARTICIPATION["range"].check("rate", rate)
     unsampled = np.asarray(base, dtype=float)
     if unsampled.ndim != 1 or not (unsampled >= 0).all():
         raise InvalidValue(
@@ -50,31 +53,31 @@ def subsampled_rdp(
     if rate == 1:
         chosen: Array = unsampled[wanted - 2]
         return chosen
-    return np.array([_one(unsampled[: a - 1], rate, pair) for a in wanted])
+    return np.array([_at_order(unsampled[: a - 1], rate, pair) for a in wanted])
 
 
-def _one(unsampled: Array, rate: float, pair: AdjacentPair) -> float:
-    """The bound at the order that `unsampled` ends with."""
+def _at_order(unsampled: Array, rate: float, pair: AdjacentPair) -> float:
+    """The bound at the order of the last entry of `unsampled`."""
     a = len(unsampled) + 1
     v = np.arange(2, a + 1)
     log_weight = log_binomial(a, v.astype(float), log_weights(rate))
     power = (v - 1) * unsampled
     # the binomial weights sum to one, so 1 is taken from every term
     terms = log_weight + power + log1mexp(-power)
-    again = repeated(v, a, pair)
-    some = again > 0
-    extra = (log_weight + power)[some] + math.log1p(-rate) + np.log(again[some])
+    surcharge = removal_surcharge(v, a, pair)
+    charged = surcharge > 0
+    extra = (log_weight + power)[charged] + math.log1p(-rate) + np.log(surcharge[charged])
     excess = np.logaddexp.reduce(np.append(terms, extra))
     return float(np.logaddexp(0.0, excess) / (a - 1) * OUTWARD)
 
 
-def repeated(v: npt.NDArray[np.int_], a: int, pair: AdjacentPair) -> Array:
-    """How much of each term is added once more, for the direction in which the record is removed."""
+def removal_surcharge(v: npt.NDArray[np.int_], a: int, pair: AdjacentPair) -> Array:
+    """How many times each term is added again to cover the direction in which the record is removed."""
     if pair is AdjacentPair.SWAPPED:
         return np.zeros(len(v))
     if pair is AdjacentPair.POSITIVE:
         # odd orders only: the splitting of Zhu and Wang is not convex where a density is negative
         return np.where((v == a) & (a % 2 == 1), 1.0, 0.0)
     # sup over 0 < r < 1 of (2 - r)^v r^(v-1), at r = 1 - 1 / (2v - 1); Zhu and Wang have 2 here
-    least = (1 - (2.0 * v - 1) ** -2) ** (v - 1) * 2 * v / (2 * v - 1)
-    return np.where(v >= 3, least, 0.0)
+    multiple = (1 - (2.0 * v - 1) ** -2) ** (v - 1) * 2 * v / (2 * v - 1)
+    return np.where(v >= 3, multiple, 0.0)

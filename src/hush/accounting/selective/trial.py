@@ -1,4 +1,4 @@
-"""What a selective plan is to the accountant: a training step and a test, and what is seen of them."""
+"""The mechanism of a selective plan: a sampled Gaussian training step and a noisy test."""
 
 import math
 from dataclasses import dataclass
@@ -28,31 +28,31 @@ class Trial:
 
     @property
     def rate(self) -> float:
-        """The chance that a record takes part in a step, in the training or the test."""
+        """The probability that a record takes part in a step, in the training or the test."""
         if self.accounting != "per-trial":
             return 1.0
         return self.train.rate + (1 - self.train.rate) * self.test.rate
 
     @property
     def given_up(self) -> float:
-        """No less than the chance that a step ends without an accepted update and without saying so."""
+        """An upper bound on the probability that hidden trials end without an accepted update."""
         return 0.0 if self.accounting == "per-trial" else GIVEN_UP
 
     @property
-    def log_accept(self) -> tuple[float, float]:
-        """The logs of the least and the largest chance of acceptance, m and M."""
+    def log_acceptance_range(self) -> tuple[float, float]:
+        """The logs of the least and the largest acceptance probability, m and M."""
         low, high = ((self.threshold + side) / self.test.multiplier for side in (-0.5, 0.5))
         return float(log_ndtr(low)), float(log_ndtr(high))
 
     @property
-    def accept(self) -> tuple[float, float]:
-        """The least and the largest chance of acceptance, m and M."""
-        low, high = self.log_accept
+    def acceptance(self) -> tuple[float, float]:
+        """The least and the largest acceptance probability, m and M."""
+        low, high = self.log_acceptance_range
         return math.exp(low), math.exp(high)
 
     @property
-    def reject(self) -> float:
-        """The least chance of rejection, 1 - M."""
+    def min_rejection(self) -> float:
+        """The least rejection probability, 1 - M."""
         return float(ndtr(-(self.threshold + 0.5) / self.test.multiplier))
 
 

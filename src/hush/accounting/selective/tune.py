@@ -1,4 +1,4 @@
-"""Which test lets a selective run get by with the least training noise.
+"""Tuning of selective release: the test that needs the least training noise.
 
 What a test can see is modelled, not measured: a helpful proposal lowers the loss of a record by
 `signal` standard deviations of that change on average, a harmful one raises it by as much, and half
@@ -29,23 +29,23 @@ _CONTRAST = Range(
     why="helpful proposals must be accepted more often than harmful ones, or the test is for nothing",
     example=2.0,
 )
-# At this order tests are compared before the best are priced in full.
-_ORDER = 8.0
-# Among tests that need training noise so close to the least, the one with the smallest batch is taken.
-_CLOSE = 1.005
+# Tests are compared by their RDP at this order before the best are accounted in full.
+_COMPARISON_ORDER = 8.0
+# Among tests whose RDP is within this factor of the least, the one with the smallest batch is taken.
+_NEAR_BEST = 1.005
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
-    """The plan found, and what it is expected to do."""
+class SelectiveTuning:
+    """The tuned plan, its guarantee, and the modelled power of its test."""
 
     plan: Plan
     trials: int
     guarantee: Guarantee
     helpful: float
-    """How often a helpful proposal is accepted."""
+    """Modelled acceptance probability of a helpful proposal."""
     harmful: float
-    """How often a harmful one is."""
+    """Modelled acceptance probability of a harmful proposal."""
 
 
 def tune_selective(
@@ -58,11 +58,22 @@ def tune_selective(
     acceptance: float = 0.5,
     signal: float = 0.1,
     contrast: float = 2.0,
-) -> Tuned:
-    """The test, and the least training noise, for `updates` accepted updates within `budget`.
+) -> SelectiveTuning:
+    """The plan with the test and the least training noise for `updates` accepted updates in `budget`.
 
-    `plan` gives the sampling and clipping of the training. The test accepts `acceptance` of all
-    trials, and helpful proposals at least `contrast` times as often as harmful ones.
+    Args:
+        plan: gives the sampling and clipping of the training; its noise and release are replaced.
+        records: the number of records, public.
+        budget: the epsilon and delta that all trials together keep.
+        updates: how many accepted updates are wanted.
+        test: which number is tested, "mean" or "summed".
+        acceptance: the modelled share of trials that are accepted.
+        signal: how far a helpful proposal lowers a record's loss, in standard deviations of the change.
+        contrast: how many times as often helpful proposals must be accepted as harmful ones.
+
+    Returns:
+        The tuned plan, the number of trials `updates / acceptance`, their guarantee, and the power of
+        the test.
 
     **Guarantee.** The plan's trials, `updates / acceptance` of them, stay within the budget whatever
     the model of the test is worth; if it is poor, fewer updates are accepted.
@@ -74,27 +85,31 @@ def tune_selective(
     contrast = _CONTRAST.check("contrast", contrast)
     trials = math.ceil(updates / acceptance)
     start = calibrate(replace(plan, release=Always()), budget, steps=trials)
-    priced: list[tuple[float, float, _Power]] = []
-    for power in _powers(test, records, signal, acceptance):
-        if power.helpful >= contrast * power.harmful:
-            tested = replace(start, release=power.release)
-            cost = float(charge.rdp(tested, [_ORDER])[0])
-            priced.append((cost, power.release.rate, power))
-    if not priced:
+    candidates: list[tuple[float, float, _TestPower]] = []
+    for candidate in _candidate_tests(test, records, signal, acceptance):
+        if candidate.helpful >= contrast * candidate.harmful:
+            tested = replace(start, release=candidate.release)
+            cost = float(charge.rdp(tested, [_COMPARISON_ORDER])[0])
+            candidates.append((cost, candidate.release.rate, candidate))
+    if not candidates:
         raise InvalidValue(
             f"no {test} test of {records} records accepts {acceptance:g} of all trials and helpful "
             f"proposals {contrast:g} times as often as harmful ones at a signal of {signal:g}: ask for "
             "less contrast or acceptance, or assume more signal.",
             key="contrast",
         )
-    least = min(cost for cost, _, _ in priced)
-    close = [(rate, cost, power) for cost, rate, power in priced if cost <= _CLOSE * least]
-    _, _, best = min(close, key=lambda found: found[:2])
+    lowest_cost = min(cost for cost, _, _ in candidates)
+    near_best = [
+        (rate, cost, candidate)
+        for cost, rate, candidate in candidates
+        if cost <= _NEAR_BEST * lowest_cost
+    ]
+    _, _, best = min(near_best, key=lambda entry: entry[:2])
     try:
         final = calibrate(replace(start, release=best.release), budget, steps=trials)
     except BudgetExceeded as error:
         raise BudgetExceeded(f"the test alone costs too much: {error}") from None
-    return Tuned(
+    return SelectiveTuning(
         plan=final,
         trials=trials,
         guarantee=charge.epsilon(final, steps=trials, delta=budget.delta),
@@ -104,31 +119,31 @@ def tune_selective(
 
 
 @dataclass(frozen=True)
-class _Power:
-    """A test, and how often it accepts helpful and harmful proposals."""
+class _TestPower:
+    """A test, and its acceptance probabilities for helpful and harmful proposals."""
 
     release: Selective
     helpful: float
     harmful: float
 
 
-def _powers(test: Test, records: int, signal: float, acceptance: float) -> Iterator[_Power]:
-    """Tests of all sizes and noises, each with the threshold that accepts as often as asked."""
+def _candidate_tests(test: Test, records: int, signal: float, acceptance: float) -> Iterator[_TestPower]:
+    """Tests of all batch sizes and noises, each with the threshold that gives `acceptance`."""
     size = 16
     while size <= min(records, 4096):
         for step in range(24):
             noise = 0.5 * 2 ** (step / 2)
-            chances = _summed if test == "summed" else _mean
+            test_power = _summed_test_power if test == "summed" else _mean_test_power
             _, root = bisect(
-                lambda t, size=size, noise=noise, chances=chances: (  # type: ignore[misc]
-                    sum(chances(size, noise, signal, t)) / 2 - acceptance < 0
+                lambda t, size=size, noise=noise, test_power=test_power: (  # type: ignore[misc]
+                    sum(test_power(size, noise, signal, t)) / 2 - acceptance < 0
                 ),
                 -1e4,
                 1e4,
                 rounds=60,
             )
             threshold = round(root, 6)
-            helpful, harmful = chances(size, noise, signal, threshold)
+            helpful, harmful = test_power(size, noise, signal, threshold)
             release = Selective(
                 rate=size / records,
                 clip=0.01 if test == "summed" else 0.001,
@@ -136,19 +151,21 @@ def _powers(test: Test, records: int, signal: float, acceptance: float) -> Itera
                 threshold=threshold,
                 test=test,
             )
-            yield _Power(release, helpful, harmful)
+            yield _TestPower(release, helpful, harmful)
         size *= 2
 
 
-def _summed(size: float, noise: float, signal: float, threshold: float) -> tuple[float, float]:
-    """A record's clipped difference is of the clip's size: the sum spreads by sqrt(size), plus noise."""
+def _summed_test_power(
+    size: float, noise: float, signal: float, threshold: float
+) -> tuple[float, float]:
+    """Acceptance probabilities of a summed test; each record's difference is of the clip's size."""
     spread = math.hypot(math.sqrt(size), noise)
     helpful, harmful = ((threshold + side * size * signal) / spread for side in (1, -1))
     return float(ndtr(helpful)), float(ndtr(harmful))
 
 
-def _mean(size: float, noise: float, signal: float, threshold: float) -> tuple[float, float]:
-    """The clip is so small that only the mean's sign is left, and that is right with some chance."""
+def _mean_test_power(size: float, noise: float, signal: float, threshold: float) -> tuple[float, float]:
+    """Acceptance probabilities of a mean test; its clip leaves no more than the sign of the mean."""
     right = float(ndtr(signal * math.sqrt(size)))
-    most, least = (float(ndtr((threshold + side) / 2 / noise)) for side in (1, -1))
-    return right * most + (1 - right) * least, right * least + (1 - right) * most
+    upper, lower = (float(ndtr((threshold + side) / 2 / noise)) for side in (1, -1))
+    return right * upper + (1 - right) * lower, right * lower + (1 - right) * upper

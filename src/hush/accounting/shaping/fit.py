@@ -1,6 +1,6 @@
-"""The normal noise of least total variance for blocks of coordinates, each with its own bound.
+"""Block-wise Gaussian noise of least total variance within a budget.
 
-Only where to look for good noise: what any noise costs is charged elsewhere, whoever chose it.
+The search is not trusted: whatever noise it finds is charged by the accountants of any other noise.
 """
 
 import math
@@ -11,9 +11,9 @@ import numpy as np
 
 from hush.accounting.calibrate import calibrate
 from hush.accounting.numerics import OUTWARD, Array
+from hush.accounting.rdp.conversion import Conversion, conversion_term
 from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS, coordinate_wise
-from hush.accounting.rdp.gaussian import Conversion, conversion_term
-from hush.accounting.rdp.profile import RATE, CoordinateRDP, NoiseDensity
+from hush.accounting.rdp.profile import PARTICIPATION, CoordinateRDP, NoiseDensity
 from hush.accounting.rdp.subsampling import AdjacentPair
 from hush.accounting.shaping.block_cost import BlockCost
 from hush.accounting.shaping.least_variance import ScaledShape, least_variance
@@ -26,30 +26,31 @@ from hush.core.sensitivity import SensitivitySet
 from hush.noise import BlockGaussian, Gaussian
 from hush.sampling import FullBatch, Poisson
 
-_ROUNDS = 20
+_MAX_CORRECTIONS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shaped:
-    """Noise for each block, and how good it is."""
+    """The standard deviation of each block's noise, and how close to the least total variance it is."""
 
     deviations: tuple[float, ...]
     variance: float
     """Summed over all coordinates."""
     isotropic: float
-    """The least total variance with one deviation for all, under the same accounting."""
+    """The least total variance of isotropic noise, under the same accounting."""
     closed_form: float
     """The least total variance in the proportions that are best where all coordinates take part."""
     residual: float
-    """How far a block's share of the variance is from its share of the cost's slope, at most; 0 at
-    the optimum (Karush, Kuhn and Tucker)."""
+    """Violation of the Karush-Kuhn-Tucker conditions: the largest difference between a block's share of
+    the variance and its share of the divergence's slope. 0 at the optimum."""
     order: int | None
     """The order at which the Rényi divergence decides; none under tight accounting."""
-    found: str
+    method: str
+    """How the shape was computed, in words."""
 
     @property
     def gain(self) -> float:
-        """How many times less variance than isotropic noise."""
+        """The total variance of isotropic noise over this one's."""
         return self.isotropic / self.variance
 
 
@@ -62,38 +63,58 @@ def shaped(
     coordinate_rate: float = 1.0,
     conversion: Conversion = "improved",
 ) -> Shaped:
-    """The normal noise of least total variance that keeps `budget` for `steps` steps.
+    """The Gaussian noise of least total variance that keeps `budget` for `steps` steps.
 
-    Records take part with `rate`, each of their coordinates with `coordinate_rate`. Where all
-    coordinates take part the shape is in closed form and the scale is that of tight (PLD)
-    accounting; else both come from Rényi divergences at every whole order, with `conversion`.
+    Args:
+        blocks: the changes that one record can make in each block of coordinates.
+        rate: the probability that a record takes part in a step.
+        budget: epsilon and delta of all steps.
+        steps: how many steps are composed.
+        coordinate_rate: the probability that a coordinate of a record takes part. At 1 the shape is in
+            closed form, scaled by privacy loss distributions; below, both come from Rényi divergences
+            at whole orders.
+        conversion: from Rényi divergences to epsilon; not used at a coordinate rate of 1.
+
+    Returns:
+        The deviations, and how close to the least variance they are.
 
     **Guarantee.** The noise keeps the budget: it was charged by what charges any other noise. That
     it is the least is proved, up to `residual`: docs/guarantees/shaped-noise.md.
 
     >>> from hush.core.guarantee import Budget
-    >>> blocks = [Ball(p=2.0, norm=2.5, dimension=1000), Ball(p=2.0, norm=1.0, dimension=290_898)]
-    >>> found = shaped(blocks, rate=0.02, budget=Budget(epsilon=8.0, delta=1e-5), steps=5000)
-    >>> round(found.gain, 1)
+    >>> blocks = [
+    ...     SensitivitySet(p=2.0, norm=2.5, dimension=1000),
+    ...     SensitivitySet(p=2.0, norm=1.0, dimension=290_898),
+    ... ]
+    >>> noise = shaped(blocks, rate=0.02, budget=Budget(epsilon=8.0, delta=1e-5), steps=5000)
+    >>> round(noise.gain, 1)
     5.5
     """
     if not blocks:
         raise InvalidValue(
-            "blocks=[] must not be empty: pass e.g. blocks=[Ball(p=2.0, norm=1.0, dimension=10)]."
+            "blocks=[] must not be empty: pass e.g. "
+            "blocks=[SensitivitySet(p=2.0, norm=1.0, dimension=10)]."
         )
-    rate = RATE["range"].check("rate", rate)
-    coordinate_rate = RATE["range"].check("coordinate_rate", coordinate_rate)
+    rate = PARTICIPATION["range"].check("rate", rate)
+    coordinate_rate = PARTICIPATION["range"].check("coordinate_rate", coordinate_rate)
     steps = check_count("steps", steps, "with no step there is no noise to choose", at_least=1)
     if coordinate_rate == 1:
         return _closed_form(blocks, rate, budget, steps)
-    return _searched(blocks, rate, coordinate_rate, budget, steps, conversion)
+    return _convex_search(blocks, rate, coordinate_rate, budget, steps, conversion)
 
 
 def fit_noise(plan: Plan, budget: Budget, steps: int, dimension: int | None = None) -> Plan:
-    """The same plan with normal noise that fits its clipping: least in total for `steps` in `budget`.
+    """The plan with the Gaussian noise of least total variance for `steps` steps within `budget`.
 
-    Each block of the clipping gets a deviation of its own; a single block gets plain `Gaussian` noise.
-    `dimension`, the number of parameters, is needed where the clipping does not say it.
+    Args:
+        plan: its sampling and clipping decide; its noise is replaced.
+        budget: epsilon and delta of all steps.
+        steps: how many steps are composed.
+        dimension: the number of parameters, where the clipping does not say it.
+
+    Returns:
+        The plan with `BlockGaussian` noise, one multiplier for each block of the clipping; with plain
+        `Gaussian` noise where there is one block.
 
     **Guarantee.** As for `calibrate`, which has the last word: the shape is only where to look.
 
@@ -111,7 +132,7 @@ def fit_noise(plan: Plan, budget: Budget, steps: int, dimension: int | None = No
     balls = check_kind("plan", plan, Plan).clipping.sensitivity(dimension)
     if len(balls) == 1:
         return calibrate(replace(plan, noise=Gaussian(multiplier=1.0)), budget, steps, dimension)
-    found = shaped(
+    noise = shaped(
         balls,
         rate=plan.sampling.participation,
         budget=budget,
@@ -119,7 +140,7 @@ def fit_noise(plan: Plan, budget: Budget, steps: int, dimension: int | None = No
         coordinate_rate=plan.sampling.coordinate_participation,
     )
     multipliers = [
-        deviation / ball.l2_radius for deviation, ball in zip(found.deviations, balls, strict=True)
+        deviation / ball.l2_radius for deviation, ball in zip(noise.deviations, balls, strict=True)
     ]
     return calibrate(
         replace(plan, noise=BlockGaussian(multipliers=multipliers)), budget, steps, dimension
@@ -127,15 +148,15 @@ def fit_noise(plan: Plan, budget: Budget, steps: int, dimension: int | None = No
 
 
 def proportions(blocks: Sequence[SensitivitySet]) -> Array:
-    """Deviations in closed form, for a step as private as noise of deviation 1 is for a norm of 1.
+    """Optimal deviations up to scale: as private as noise of deviation 1 under a sensitivity of 1.
 
     Theorem 4.6 of the twice-sampling paper, variance proportional to norm / sqrt(rank); with ranks of
     1 it is Theorem 4.5, with one block Theorem 4.3.
     """
     ranks = np.array([block.size for block in blocks], dtype=float)
     norms = np.array([block.l2_radius for block in blocks])
-    found: Array = np.sqrt(norms / np.sqrt(ranks) * (norms @ np.sqrt(ranks)))
-    return found
+    deviations: Array = np.sqrt(norms / np.sqrt(ranks) * (norms @ np.sqrt(ranks)))
+    return deviations
 
 
 def _closed_form(blocks: Sequence[SensitivitySet], rate: float, budget: Budget, steps: int) -> Shaped:
@@ -157,11 +178,11 @@ def _closed_form(blocks: Sequence[SensitivitySet], rate: float, budget: Budget, 
         closed_form=float(variance.sum()),
         residual=float(np.abs(variance / variance.sum() - cost / cost.sum()).max()),
         order=None,
-        found="in closed form, scaled by privacy loss distributions",
+        method="in closed form, scaled by privacy loss distributions",
     )
 
 
-def _searched(
+def _convex_search(
     blocks: Sequence[SensitivitySet],
     rate: float,
     coordinate_rate: float,
@@ -169,10 +190,16 @@ def _searched(
     steps: int,
     conversion: Conversion,
 ) -> Shaped:
-    """Theorem 5.6, over all orders together."""
+    """Theorem 5.6 of the twice-sampling paper, over all orders together."""
     ranks = np.array([block.size for block in blocks], dtype=float)
-    room = (budget.epsilon - conversion_term(WHOLE_ORDERS, budget.delta, conversion)) / steps
-    limits = {int(a): float(limit) for a, limit in zip(WHOLE_ORDERS, room, strict=True) if limit > 0}
+    divergence_limits = (
+        budget.epsilon - conversion_term(WHOLE_ORDERS, budget.delta, conversion)
+    ) / steps
+    limits = {
+        int(a): float(limit)
+        for a, limit in zip(WHOLE_ORDERS, divergence_limits, strict=True)
+        if limit > 0
+    }
     if not limits:
         raise BudgetExceeded(
             f"epsilon={budget.epsilon:g} at delta={budget.delta:g} is less than Rényi divergences give "
@@ -180,7 +207,7 @@ def _searched(
             "all coordinates take part (coordinate_rate=1), which is charged more tightly."
         )
     cost = BlockCost(blocks, rate, coordinate_rate, max(limits), AdjacentPair.POSITIVE)
-    start = 2 * np.log(proportions(blocks))
+    closed_form_shape = 2 * np.log(proportions(blocks))
 
     def certified(order: int, log_variances: Array) -> Array:
         return _certified(blocks, log_variances, rate, coordinate_rate, order, limits[order])
@@ -190,17 +217,17 @@ def _searched(
         best = least_variance(ScaledShape(cost, shape), np.array([total]), limits, np.zeros(1))
         return float(ranks @ np.exp(certified(best.order, shape + best.log_variances)))
 
-    found = least_variance(cost, ranks, limits, start)
-    log_variances = certified(found.order, found.log_variances)
+    optimum = least_variance(cost, ranks, limits, closed_form_shape)
+    log_variances = certified(optimum.order, optimum.log_variances)
     return Shaped(
         deviations=tuple(np.exp(log_variances / 2).tolist()),
         variance=float(ranks @ np.exp(log_variances)),
         isotropic=scaled(np.zeros(len(blocks))),
-        closed_form=scaled(start),
-        residual=found.residual,
-        order=found.order,
-        found=f"by convex search at {found.solved} of {len(limits)} orders, the others ruled out; "
-        f"within {max(0.0, found.log_total - found.log_least):.0e} of the least",
+        closed_form=scaled(closed_form_shape),
+        residual=optimum.residual,
+        order=optimum.order,
+        method=f"by convex search at {optimum.solved} of {len(limits)} orders, the others ruled out; "
+        f"within {max(0.0, optimum.log_total - optimum.log_least):.0e} of the least",
     )
 
 
@@ -212,20 +239,21 @@ def _certified(
     order: int,
     limit: float,
 ) -> Array:
-    """The log-variances, raised until the accountant that charges any noise finds them in the limit."""
-    for _ in range(_ROUNDS):
+    """The log-variances, raised until the accountant finds their divergence within the limit."""
+    for _ in range(_MAX_CORRECTIONS):
         parts = [
             (
                 CoordinateRDP(
-                    law=NoiseDensity(beta=2.0, scale=math.sqrt(2 * math.exp(each))), rate=coordinate_rate
+                    law=NoiseDensity(beta=2.0, scale=math.sqrt(2 * math.exp(log_variance))),
+                    rate=coordinate_rate,
                 ),
                 block,
             )
-            for block, each in zip(blocks, log_variances, strict=True)
+            for block, log_variance in zip(blocks, log_variances, strict=True)
         ]
-        charged = float(coordinate_wise(parts, rate, [order])[0])
-        if charged <= limit:
+        divergence = float(coordinate_wise(parts, rate, [order])[0])
+        if divergence <= limit:
             return log_variances
         # k times the variance costs less than 1/k of the divergence, which is convex in the precision
-        log_variances = log_variances + math.log(charged / limit * OUTWARD)
+        log_variances = log_variances + math.log(divergence / limit * OUTWARD)
     raise AssertionError("more noise costs less")

@@ -1,4 +1,4 @@
-"""The least total variance within a cost that is convex in log-variances at each order.
+"""Minimisation of the total variance under a divergence that is convex in log-variances at each order.
 
 To keep a budget one order is enough, so the admissible noise is a union of convex sets, one an
 order: the optimum is the best of the optima at single orders. An order is solved only if the tangent
@@ -17,15 +17,15 @@ from scipy.special import logsumexp
 
 from hush.accounting.numerics import Array
 
-# An order whose tangent promises less than this is not worth solving, relatively.
-_WORTH = 1e-9
+# An order whose tangent allows a smaller gain than this is not solved, relatively.
+_MIN_GAIN = 1e-9
 # How close to its limit a cost is brought, relatively.
-_CLOSE = 1e-13
+_LIMIT_TOLERANCE = 1e-13
 _NEWTON_STEPS = 200
 
 
 class Cost(Protocol):
-    """A cost at each order, falling and convex in the log-variances, with its slopes."""
+    """A divergence at each order, falling and convex in the log-variances, with its gradient."""
 
     def at(self, order: int, log_variances: Array) -> tuple[float, Array]: ...
 
@@ -34,7 +34,7 @@ class Cost(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Optimum:
-    """Log-variances of the blocks, and how close to the least they are."""
+    """The optimal log-variances of the blocks, with a certificate of how close to optimal they are."""
 
     log_variances: Array
     log_total: float
@@ -42,31 +42,31 @@ class Optimum:
     residual: float
     """The largest difference between a block's shares of the variance and of the cost's slope."""
     log_least: float
-    """No admissible noise has less total variance: tangents at all orders say so."""
+    """A lower bound on the log-total of any admissible noise, by tangents at all orders."""
     solved: int
-    """At how many orders the optimum was worked out; tangents ruled out the others."""
+    """At how many orders the problem was solved; tangents ruled out the others."""
 
 
 def least_variance(cost: Cost, ranks: Array, limits: Mapping[int, float], start: Array) -> Optimum:
     """The least sum of rank * variance with cost(a) <= limits[a] at one order a at least."""
     orders = sorted(limits)
-    least = dict.fromkeys(orders, -math.inf)
+    lower_bounds = dict.fromkeys(orders, -math.inf)
     solved: dict[int, Array] = {}
     best, order = start, min(orders, key=lambda a: abs(math.log(a / 8)))
     best_order, best_total = order, math.inf
     while True:
-        found = _at_order(cost, ranks, order, limits[order], best)
+        found = _solve_order(cost, ranks, order, limits[order], best)
         solved[order] = found
         total = _log_total(ranks, found)
         if total < best_total:
             best, best_order, best_total = found, order, total
         for a, (value, slopes) in zip(orders, cost.at_all(orders, best), strict=True):
-            bound = _tangent(ranks, best, value - limits[a], slopes)
-            least[a] = max(least[a], bound)
-        open_orders = [a for a in orders if a not in solved and least[a] < best_total - _WORTH]
+            bound = _tangent_bound(ranks, best, value - limits[a], slopes)
+            lower_bounds[a] = max(lower_bounds[a], bound)
+        open_orders = [a for a in orders if a not in solved and lower_bounds[a] < best_total - _MIN_GAIN]
         if not open_orders:
             break
-        order = min(open_orders, key=least.__getitem__)
+        order = min(open_orders, key=lower_bounds.__getitem__)
     share = _log_shares(ranks, best)
     slopes = cost.at(best_order, best)[1]
     return Optimum(
@@ -74,13 +74,13 @@ def least_variance(cost: Cost, ranks: Array, limits: Mapping[int, float], start:
         log_total=best_total,
         order=best_order,
         residual=float(np.abs(np.exp(share) - slopes / slopes.sum()).max()),
-        log_least=min(best_total, *(least[a] for a in orders)),
+        log_least=min(best_total, *(lower_bounds[a] for a in orders)),
         solved=len(solved),
     )
 
 
 class ScaledShape:
-    """The same cost where only the scale is free: log-variances are a `shape` plus one number."""
+    """A divergence of which only the scale is free: log-variances are a `shape` plus one number."""
 
     def __init__(self, cost: Cost, shape: Array) -> None:
         self._cost, self._shape = cost, shape
@@ -90,19 +90,19 @@ class ScaledShape:
         return value, slopes.sum(keepdims=True)
 
     def at_all(self, orders: Sequence[int], log_variances: Array) -> list[tuple[float, Array]]:
-        every = self._cost.at_all(orders, self._shape + log_variances)
-        return [(value, slopes.sum(keepdims=True)) for value, slopes in every]
+        at_orders = self._cost.at_all(orders, self._shape + log_variances)
+        return [(value, slopes.sum(keepdims=True)) for value, slopes in at_orders]
 
 
-def _at_order(cost: Cost, ranks: Array, order: int, limit: float, start: Array) -> Array:
+def _solve_order(cost: Cost, ranks: Array, order: int, limit: float, start: Array) -> Array:
     """The optimum at one order, searched among shapes, each scaled to the limit."""
     if len(start) == 1:
-        return _to_limit(cost, order, limit, start)
+        return _scale_to_limit(cost, order, limit, start)
     scaled = start
 
     def objective(shape: Array) -> tuple[float, Array]:
         nonlocal scaled
-        scaled = _to_limit(cost, order, limit, shape + np.mean(scaled - shape))
+        scaled = _scale_to_limit(cost, order, limit, shape + np.mean(scaled - shape))
         slopes = cost.at(order, scaled)[1]
         # the scale follows the shape such that the cost stays: d scale = - slopes / sum of slopes
         return _log_total(ranks, scaled), np.exp(_log_shares(ranks, scaled)) - slopes / slopes.sum()
@@ -113,7 +113,7 @@ def _at_order(cost: Cost, ranks: Array, order: int, limit: float, start: Array) 
     return scaled
 
 
-def _to_limit(cost: Cost, order: int, limit: float, log_variances: Array) -> Array:
+def _scale_to_limit(cost: Cost, order: int, limit: float, log_variances: Array) -> Array:
     """The log-variances, all moved by one number such that the cost is `limit`.
 
     Newton's iteration in the precision: there the cost is convex, so that after its first step it
@@ -123,15 +123,15 @@ def _to_limit(cost: Cost, order: int, limit: float, log_variances: Array) -> Arr
         value, slopes = cost.at(order, log_variances)
         # the cost's slope in the common precision, in units of its present value
         step = (limit - value) / -float(slopes.sum())
-        if abs(step) < _CLOSE:
+        if abs(step) < _LIMIT_TOLERANCE:
             break
         # the first step may be wild; the cost at no precision is 0, so none reaches -1
         log_variances = log_variances - math.log1p(min(max(step, -0.999999), 1e6))
     return log_variances
 
 
-def _tangent(ranks: Array, point: Array, excess: float, slopes: Array) -> float:
-    """The least log-total with excess + slopes (u - point) <= 0: below that of the convex cost."""
+def _tangent_bound(ranks: Array, point: Array, excess: float, slopes: Array) -> float:
+    """The least log-total with excess + slopes (u - point) <= 0: a lower bound."""
     weight = -slopes
     if not (weight > 0).all() or not np.isfinite(weight).all():
         return -math.inf

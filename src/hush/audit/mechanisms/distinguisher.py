@@ -7,7 +7,7 @@ import torch
 
 from hush.accounting.epsilon import epsilon
 from hush.accounting.per_instance.bounded import individual_rdp
-from hush.accounting.rdp.gaussian import ORDERS, rdp_to_epsilon
+from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
 from hush.audit.lower_bound import Array, Audit, Draws, epsilon_lower_bound
 from hush.audit.mechanisms import copies
 from hush.core.plan import Plan

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hush.accounting.epsilon import epsilon
 from hush.accounting.per_instance.bounded import individual_rdp
-from hush.accounting.rdp.gaussian import ORDERS, rdp_to_epsilon
+from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
 from hush.core.errors import DataError, InvalidPlan, Unsupported
 from hush.core.guarantee import DELTA, Arithmetic, Bound, Guarantee, Secrecy
 from hush.core.parts import Always

@@ -1,0 +1,49 @@
+"""Conversion of Rényi differential privacy to (epsilon, delta)."""
+
+import math
+from typing import Literal
+
+import numpy as np
+
+from hush.accounting.numerics import Array
+
+Conversion = Literal["improved", "mironov"]
+"""`improved`: Canonne, Kamath and Steinke 2020, Proposition 12. `mironov`: Mironov 2017, Proposition 3,
+which papers often quote."""
+
+ORDERS: Array = np.concatenate(
+    [1 + np.geomspace(1e-4, 0.9, 25), np.arange(2, 65), np.round(np.geomspace(70, 1e6, 60))]
+)
+
+
+def rdp_to_epsilon(
+    divergences: Array, orders: Array, delta: float, conversion: Conversion = "improved"
+) -> float:
+    """The least epsilon at `delta` that Rényi divergences at these orders give."""
+    return max(0.0, float((_nan_to_inf(divergences) + conversion_term(orders, delta, conversion)).min()))
+
+
+def conversion_term(orders: Array, delta: float, conversion: Conversion = "improved") -> Array:
+    """epsilon(delta) less the Rényi divergence, at each order; may be negative."""
+    added: Array = -math.log(delta) / (orders - 1)
+    if conversion == "improved":
+        added = added + np.log1p(-1 / orders) - np.log(orders) / (orders - 1)
+    return added
+
+
+def rdp_to_delta(divergences: Array, orders: Array, epsilon: float) -> float:
+    """The least delta at `epsilon` that Rényi divergences at these orders give.
+
+    The improved conversion solved for delta. The total variation distance, which delta never
+    exceeds, is also at most sqrt(D/2) and sqrt(1 - exp(-D)) (Pinsker; Bretagnolle and Huber).
+    """
+    divergences = _nan_to_inf(divergences)
+    exponents = (orders - 1) * (divergences - epsilon + np.log1p(-1 / orders)) - np.log(orders)
+    smallest = float(divergences.min())
+    total_variation = min(math.sqrt(smallest / 2), math.sqrt(-math.expm1(-smallest)))
+    return min(total_variation, math.exp(min(0.0, float(exponents.min()))))
+
+
+def _nan_to_inf(divergences: Array) -> Array:
+    """A divergence that could not be computed bounds nothing."""
+    return np.where(np.isnan(divergences), np.inf, divergences)
