@@ -8,8 +8,7 @@ import pytest
 
 from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.pld.privacy_loss import Array
-from hush.accounting.rdp import coordinatewise as pipeline
-from hush.accounting.rdp import gaussian
+from hush.accounting.rdp import coordinatewise, gaussian
 from hush.accounting.rdp.allocation import sum_over_blocks
 from hush.accounting.rdp.coordinatewise import coordinate_wise
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
@@ -102,7 +101,7 @@ def test_an_order_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.extend(orders)
         return sum_over_blocks(blocks, orders)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(pipeline, "sum_over_blocks", counted)
+    monkeypatch.setattr(coordinatewise, "sum_over_blocks", counted)
     few = coordinate_wise(blocks, 0.1, [2, 5])
     many = coordinate_wise(blocks, 0.1, [2, 5, 12])
     assert asked == list(range(2, 13))

@@ -22,7 +22,7 @@ from hush.noise import Gaussian, Quantized, Rectified, StochasticSign, Truncated
 from hush.sampling import FullBatch
 
 _CHUNK = 2**16
-"""Coordinates worked on at once: some dozen arrays of this length, whatever the dimension."""
+"""Coordinates processed at a time, to bound the memory: some dozen arrays of this length."""
 
 
 def individual_rdp(

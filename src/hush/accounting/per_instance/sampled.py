@@ -1,6 +1,6 @@
 """Per-instance RDP under coordinate sampling: every coordinate of every record takes part on its own.
 
-With sampled coordinates the output is a product again, given the other records' draws; with sampled
+With sampled coordinates the output is a product law, given the other records' draws; with sampled
 records it is not. docs/guarantees/bounded.md, "Sampled coordinates".
 """
 

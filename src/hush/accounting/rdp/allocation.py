@@ -78,10 +78,10 @@ def _cube_in_ball(ball: SensitivitySet) -> bool:
 
 
 def _cube_vertex(profile: CoordinateRDP, ball: SensitivitySet, order: Array) -> Allocation:
-    many = math.inf if ball.dimension is None else float(ball.dimension)
-    bound = many * profile(order, ball.max_entry)
+    dimension = math.inf if ball.dimension is None else float(ball.dimension)
+    bound = dimension * profile(order, ball.max_entry)
     counts, shifts = np.zeros((3, len(order))), np.zeros((3, len(order)))
-    counts[0], shifts[0] = many, ball.max_entry
+    counts[0], shifts[0] = dimension, ball.max_entry
     return Allocation(bound=bound, attained=bound, counts=counts, shifts=shifts)
 
 
@@ -145,11 +145,17 @@ def _integer_counts(ball: SensitivitySet, low: float, high: float) -> tuple[list
     budget, p = ball.norm**ball.p, ball.p
     dimension_limit = math.inf if ball.dimension is None else float(ball.dimension)
     if high == low or math.isinf(dimension_limit):
-        many = math.floor(min(dimension_limit, budget / high**p * OUTWARD))
-        few = 0
+        count_high = math.floor(min(dimension_limit, budget / high**p * OUTWARD))
+        count_low = 0
     else:
-        many = math.floor(max(0.0, (budget - dimension_limit * low**p) / (high**p - low**p)) * OUTWARD)
-        few = max(0, int(dimension_limit) - many - 1) if low > 0 else 0
-    rest = max(0.0, budget - many * high**p - few * low**p) ** (1 / p)
-    last = 1 if many + few < dimension_limit and rest > 0 else 0
-    return [many, few, last], [high, low, min(rest, ball.max_entry) if last else 0.0]
+        count_high = math.floor(
+            max(0.0, (budget - dimension_limit * low**p) / (high**p - low**p)) * OUTWARD
+        )
+        count_low = max(0, int(dimension_limit) - count_high - 1) if low > 0 else 0
+    rest = max(0.0, budget - count_high * high**p - count_low * low**p) ** (1 / p)
+    count_last = 1 if count_high + count_low < dimension_limit and rest > 0 else 0
+    return [count_high, count_low, count_last], [
+        high,
+        low,
+        min(rest, ball.max_entry) if count_last else 0.0,
+    ]

@@ -72,7 +72,7 @@ def _at_order(unsampled: Array, rate: float, pair: AdjacentPair) -> float:
 
 
 def removal_surcharge(v: npt.NDArray[np.int_], a: int, pair: AdjacentPair) -> Array:
-    """How many times each term is added again to cover the direction in which the record is removed."""
+    """The multiple of each term that is added to cover the direction in which the record is removed."""
     if pair is AdjacentPair.SWAPPED:
         return np.zeros(len(v))
     if pair is AdjacentPair.POSITIVE:

@@ -90,8 +90,8 @@ def hockey_stick(step: SampledGaussian, threshold: float) -> float:
     cut = step.multiplier**2 * math.log(excess) + 0.5
     with_record = math.exp(float(log_ndtr((1 - cut) / step.multiplier)))
     without = math.exp(float(log_ndtr(-cut / step.multiplier)))
-    gain, price = step.rate * (with_record - without), (threshold - 1) * without
-    return max(0.0, gain - price) + 1e-14 * (step.rate * with_record + abs(price))
+    gain, loss = step.rate * (with_record - without), (threshold - 1) * without
+    return max(0.0, gain - loss) + 1e-14 * (step.rate * with_record + abs(loss))
 
 
 def _cuts(deviation: float, order: float) -> Array:

@@ -19,7 +19,7 @@ from hush.accounting.numerics import Array
 
 # An order whose tangent allows a smaller gain than this is not solved, relatively.
 _MIN_GAIN = 1e-9
-# How close to its limit a cost is brought, relatively.
+# How close to its limit a divergence is brought, relatively.
 _LIMIT_TOLERANCE = 1e-13
 _NEWTON_STEPS = 200
 
@@ -40,7 +40,7 @@ class Optimum:
     log_total: float
     order: int
     residual: float
-    """The largest difference between a block's shares of the variance and of the cost's slope."""
+    """The largest difference between a block's shares of the variance and of the divergence's slope."""
     log_least: float
     """A lower bound on the log-total of any admissible noise, by tangents at all orders."""
     solved: int
@@ -55,11 +55,11 @@ def least_variance(cost: Cost, ranks: Array, limits: Mapping[int, float], start:
     best, order = start, min(orders, key=lambda a: abs(math.log(a / 8)))
     best_order, best_total = order, math.inf
     while True:
-        found = _solve_order(cost, ranks, order, limits[order], best)
-        solved[order] = found
-        total = _log_total(ranks, found)
+        candidate = _solve_order(cost, ranks, order, limits[order], best)
+        solved[order] = candidate
+        total = _log_total(ranks, candidate)
         if total < best_total:
-            best, best_order, best_total = found, order, total
+            best, best_order, best_total = candidate, order, total
         for a, (value, slopes) in zip(orders, cost.at_all(orders, best), strict=True):
             bound = _tangent_bound(ranks, best, value - limits[a], slopes)
             lower_bounds[a] = max(lower_bounds[a], bound)
@@ -108,13 +108,13 @@ def _solve_order(cost: Cost, ranks: Array, order: int, limit: float, start: Arra
         return _log_total(ranks, scaled), np.exp(_log_shares(ranks, scaled)) - slopes / slopes.sum()
 
     # The search may end early for want of digits; how far it came is what `residual` says.
-    found = minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-11})
-    objective(found.x)
+    solution = minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-11})
+    objective(solution.x)
     return scaled
 
 
 def _scale_to_limit(cost: Cost, order: int, limit: float, log_variances: Array) -> Array:
-    """The log-variances, all moved by one number such that the cost is `limit`.
+    """The log-variances, all moved by one number such that the divergence is `limit`.
 
     Newton's iteration in the precision: there the cost is convex, so that after its first step it
     comes from the side above the limit and never passes it.
@@ -144,5 +144,5 @@ def _log_total(ranks: Array, log_variances: Array) -> float:
 
 
 def _log_shares(ranks: Array, log_variances: Array) -> Array:
-    found: Array = np.log(ranks) + log_variances - _log_total(ranks, log_variances)
-    return found
+    log_shares: Array = np.log(ranks) + log_variances - _log_total(ranks, log_variances)
+    return log_shares
