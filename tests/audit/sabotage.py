@@ -22,7 +22,7 @@ from hush.training.resume import Snapshot
 from hush.training.step import PrivateStep
 
 PRIVATE, AROUND, KEPT = PrivateStep.private_gradient, hush.Gaussian.privatize, coordinates._masked
-RESTORE, CHARGE, PASSES = Snapshot.restore, Ledger.charge, Trials.passes
+RESTORE, CHARGE, PASSES = Snapshot.restore, Ledger.charge, Trials.noisy_verdict
 WITHIN, DRAWS = lp.weights_within, ziggurat_cpu.pending_draws
 
 
@@ -217,9 +217,9 @@ def a_rate_a_fifth_too_high(patch: pytest.MonkeyPatch) -> None:
 
 def momentum_kept(patch: pytest.MonkeyPatch) -> None:
     def restore(self: Snapshot) -> None:
-        momentum = {key: dict(held) for key, held in self._optimizer.state.items()}
+        momentum = {key: dict(held) for key, held in self.optimizer.state.items()}
         RESTORE(self)
-        self._optimizer.state.update(momentum)
+        self.optimizer.state.update(momentum)
 
     patch.setattr(Snapshot, "restore", restore)
 
@@ -229,12 +229,12 @@ def stale_loss(patch: pytest.MonkeyPatch) -> None:
     last: list[Tensor] = []
 
     def number(self: Trials, new: Tensor, old: Tensor) -> Tensor:
-        expected, clip = self._sampling.expected(self._step.records), self._release.clip
+        expected, clip = self.sampling.expected(self.step.records), self.release.clip
         before = last.pop() if last else old.sum() / expected
         last.append(new.sum() / expected)
         return (new.sum() / expected - before).clamp(-clip, clip)
 
-    patch.setattr(Trials, "_number", number)
+    patch.setattr(Trials, "bounded_rise", number)
 
 
 def no_clipping_far_out(patch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ def a_quarter_of_the_noise_in_the_test(patch: pytest.MonkeyPatch) -> None:
             a_quarter_of_the_noise(inside)
             return PASSES(self, number)
 
-    patch.setattr(Trials, "passes", passes)
+    patch.setattr(Trials, "noisy_verdict", passes)
 
 
 def an_empty_slot_that_counts(patch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 import hush
 from hush.core.parts import Noise
 from hush.core.randomness import Stream
-from hush.training.async_noise import in_background, spare_core
+from hush.training.async_noise import background_pays, run_in_background, spare_core
 from tests.training.test_step import LOSS
 
 RECORDS = 20
@@ -21,7 +21,7 @@ def update(
     noise: Noise, monkeypatch: pytest.MonkeyPatch, many: int, rate: float = 0.5
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What one step releases, and the state of its generator then."""
-    monkeypatch.setattr("hush.training.step._MANY", many)
+    monkeypatch.setattr("hush.training.async_noise._BACKGROUND_SIZE", many)
     torch.manual_seed(0)
     model = nn.Linear(60, 30)
     inputs, targets = torch.randn(RECORDS, 60), torch.randint(0, 30, (RECORDS,))
@@ -81,14 +81,14 @@ def test_only_noise_that_does_not_depend_on_the_sum_comes_before_it() -> None:
 def test_coordinates_and_noise_are_not_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come from one generator, which two threads must not share."""
     seen: list[bool] = []
-    monkeypatch.setattr("hush.training.step._MANY", 1)
+    monkeypatch.setattr("hush.training.async_noise._BACKGROUND_SIZE", 1)
     model = nn.Linear(3, 2)
     for sampling in (hush.Poisson(rate=0.5), hush.Twice(rate=0.5, coordinate_rate=0.5)):
         noise = hush.Gaussian(multiplier=1.0)
         plan = hush.Plan(sampling=sampling, clipping=hush.L2(norm=1.0), noise=noise)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         step = hush.PrivateStep(model, LOSS, optimizer, plan, records=9)
-        seen.append(step._early())
+        seen.append(background_pays(step.plan, step.dimension, step.device))
     assert seen == [True, False]
 
 
@@ -101,7 +101,7 @@ def test_a_thread_is_not_added_to_as_many_as_there_are_cores(monkeypatch: pytest
     monkeypatch.delattr("os.sched_getaffinity")
     monkeypatch.setattr("os.cpu_count", lambda: None)
     assert not spare_core()
-    with in_background(lambda: done.append(current_thread()), early=True) as ready:
+    with run_in_background(lambda: done.append(current_thread()), enabled=True) as ready:
         ready()
         assert done == [current_thread()]
 
@@ -111,7 +111,7 @@ def test_what_the_work_raises_is_raised(early: bool) -> None:
     def work() -> None:
         raise ValueError("no noise")
 
-    with pytest.raises(ValueError, match="no noise"), in_background(work, early) as result:
+    with pytest.raises(ValueError, match="no noise"), run_in_background(work, early) as result:
         result()
 
 
@@ -123,7 +123,7 @@ def test_the_work_is_over_when_the_block_fails(monkeypatch: pytest.MonkeyPatch) 
         time.sleep(0.05)
         done.append(1)
 
-    with pytest.raises(KeyError), in_background(work, early=True):
+    with pytest.raises(KeyError), run_in_background(work, enabled=True):
         raise KeyError
     assert done == [1]
 
@@ -144,7 +144,7 @@ def test_an_interrupt_waits_for_the_work(monkeypatch: pytest.MonkeyPatch) -> Non
         wait(works)
 
     monkeypatch.setattr("hush.training.async_noise.wait", impatient)
-    with pytest.raises(KeyboardInterrupt), in_background(work, early=True):
+    with pytest.raises(KeyboardInterrupt), run_in_background(work, enabled=True):
         pass
     assert done == [1]
     assert len(waits) == 2

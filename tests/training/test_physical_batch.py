@@ -5,7 +5,7 @@ from torch import nn
 import hush
 from hush.gradients.recording import record
 from hush.training import physical_batch as sizing
-from hush.training.physical_batch import activations, fitting
+from hush.training.physical_batch import activations, records_that_fit
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -24,7 +24,9 @@ def test_more_memory_for_each_record_means_fewer_records(monkeypatch: pytest.Mon
     for width in (10, 1000, 10**6):
         model = nn.Sequential(nn.Linear(width, 2), nn.Tanh(), nn.Linear(2, 3))
         inputs, targets = torch.randn(2, width), torch.zeros(2, dtype=torch.long)
-        sizes.append(fitting(model, LOSS, inputs, targets, record(model, LOSS, inputs, targets)))
+        sizes.append(
+            records_that_fit(model, LOSS, inputs, targets, record(model, LOSS, inputs, targets))
+        )
     assert sizes[0] > 10 * sizes[1] > 10 * sizes[2]
     assert sizes[2] == 1
 
@@ -49,7 +51,7 @@ def test_a_process_that_shares_a_gpu_keeps_to_its_share(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (800, 1000))
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: share)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 40)
-    assert sizing.room(device) == 200
+    assert sizing.memory_limit(device) == 200
     share = 0.1
-    assert sizing.room(device) == 15
-    assert sizing.room(torch.device("cpu")) == 2**27
+    assert sizing.memory_limit(device) == 15
+    assert sizing.memory_limit(torch.device("cpu")) == 2**27

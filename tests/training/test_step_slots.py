@@ -232,7 +232,7 @@ def test_one_record_moves_the_choice_of_a_step_by_its_clip(kind: type[nn.Module]
             present=present,
         )
         direction = torch.randn(8, generator=torch.Generator().manual_seed(5)).double()
-        changes.append(descent._changes(direction, torch.linspace(0, 5, 6).tolist()))
+        changes.append(descent.loss_changes(direction, torch.linspace(0, 5, 6).tolist()))
     assert float((changes[0] - changes[1]).norm()) <= 0.5 * (1 + 1e-6)
 
 
@@ -250,13 +250,13 @@ def test_one_record_moves_a_selective_test_by_its_clip(kind: type[nn.Module]) ->
     for present in (None, all_but(300, 299)):
         torch.manual_seed(3)
         step = step_of(kind(), plan, 300)
-        trials = step._trials
+        trials = step.trials
         assert trials is not None
         parts = [(inputs, targets, present)]
-        old = trials._losses(parts)
+        old = trials.losses(parts)
         with torch.no_grad():
             step.model.linear.weight.add_(torch.tensor([[-5.0, 0, 0], [5.0, 0, 0]]))  # type: ignore[union-attr, operator]
-        numbers.append(float(trials._number(trials._losses(parts), old)))
+        numbers.append(float(trials.bounded_rise(trials.losses(parts), old)))
     assert abs(numbers[0] - numbers[1]) <= 0.05 * (1 + 1e-6)
 
 

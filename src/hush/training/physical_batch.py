@@ -17,16 +17,16 @@ Measured in docs/results/step.md.
 """
 
 
-def fitting(
+def records_that_fit(
     model: nn.Module, loss: Loss, inputs: Any, targets: Any, tape: GradientTape | SplitTape
 ) -> int:
     """How many records to work on at once, from what these few keep between forward and backward."""
-    limit = room(next(model.parameters()).device)
+    limit = memory_limit(next(model.parameters()).device)
     kept = activations(model, loss, inputs, targets) + sum(map(_size, tape.tensors()))
     return max(1, limit * tape.records // max(1, kept))
 
 
-def room(device: torch.device) -> int:
+def memory_limit(device: torch.device) -> int:
     """Bytes that a physical batch may keep: on a GPU a quarter of what this process may still take."""
     if device.type != "cuda":
         return _HOST_MEMORY
@@ -40,12 +40,12 @@ def activations(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> int:
     own = {value.untyped_storage().data_ptr() for value in model.parameters()}
     kept: dict[int, int] = {}
 
-    def noted(value: Tensor) -> Tensor:
+    def note(value: Tensor) -> Tensor:
         if value.untyped_storage().data_ptr() not in own:
             kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
         return value
 
-    with saved_tensors_hooks(noted, lambda value: value):
+    with saved_tensors_hooks(note, lambda value: value):
         values = loss(call_model(model, inputs), targets)
     del values
     return sum(kept.values())

@@ -1,17 +1,18 @@
-"""What a private step is made of at one moment, and how another one goes on from there."""
+"""Checkpoint of a private step, and a snapshot of its model and optimizer to restore."""
 
 import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 
 from hush.core.errors import CheckpointError
 from hush.core.randomness import SystemSource, cryptographic
 from hush.core.ranges import check_kind
+from hush.core.release import Selective
 
 if TYPE_CHECKING:
-    from hush.training.step import PrivateStep
-from torch import Tensor, nn
+    from hush.training.step_state import StepState
 
 _FACTS = {
     "plan": "plan",
@@ -24,8 +25,8 @@ _FACTS = {
 }
 
 
-def state_of(step: "PrivateStep") -> dict[str, Any]:
-    """All that the step needs to go on exactly as it would have."""
+def state_of(step: "StepState") -> dict[str, Any]:
+    """Checkpoint: all that the step needs to go on exactly as it would have."""
     source = step.generator
     return {
         **_facts(step),
@@ -38,13 +39,13 @@ def state_of(step: "PrivateStep") -> dict[str, Any]:
         "accepted": step.accepted,
         "generator": None if isinstance(source, SystemSource) else source.get_state(),
         "model": step.model.state_dict(),
-        "frame": None if step._frames is None else step._frames.state_dict(),
+        "frame": None if step.basis_schedule is None else step.basis_schedule.state_dict(),
         "optimizer": step.optimizer.state_dict(),
     }
 
 
-def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
-    """Bring the step to that state; raise if it is of another run or its charges are missing.
+def load_state(step: "StepState", state: dict[str, Any]) -> None:
+    """Load a checkpoint into the step; raise if it is of another run or its charges are missing.
 
     A state that cannot be loaded leaves the model and the optimizer as they were.
     """
@@ -61,22 +62,22 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
         ) from None
 
 
-def _load(step: "PrivateStep", state: dict[str, Any]) -> None:
+def _load(step: "StepState", state: dict[str, Any]) -> None:
     step.model.load_state_dict(state["model"])
     step.optimizer.load_state_dict(state["optimizer"])
-    if step._frames is not None:
-        step._frames.load_state_dict(state["frame"])
+    if step.basis_schedule is not None:
+        step.basis_schedule.load_state_dict(state["frame"])
     if not isinstance(step.generator, SystemSource):
         step.generator.set_state(state["generator"])
     step.run, step.steps, step.skipped = state["run"], state["steps"], state["skipped"]
     step.charged_run, step.randomness = state["charged_run"], state["randomness"]
-    if step._trials is not None:
-        step._trials.accepted = state["accepted"]
+    if isinstance(step.plan.release, Selective):
+        step.accepted_trials = state["accepted"]
     if isinstance(step.generator, SystemSource):
         step.reseed()
 
 
-def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
+def _check(step: "StepState", state: dict[str, Any]) -> None:
     missing = state_of(step).keys() - check_kind("state", state, dict).keys()
     if missing:
         raise CheckpointError(
@@ -85,13 +86,13 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
         )
     for name, ours in _facts(step).items():
         if state[name] != ours:
-            theirs, here = _apart(state[name], ours) if name == "settings" else (state[name], ours)
+            theirs, here = _differing(state[name], ours) if name == "settings" else (state[name], ours)
             raise CheckpointError(
                 f"the checkpoint is of a run with {_FACTS[name]} {theirs} and this one has {here}: "
                 "it would not go on as it began. Resume with the same plan, data, optimizer, views and "
                 "source of randomness; a scheduler changes the learning rate on the way."
             )
-    counts = ["steps", "skipped", *(["accepted"] if step._trials is not None else [])]
+    counts = ["steps", "skipped", *(["accepted"] if isinstance(step.plan.release, Selective) else [])]
     for name in counts:
         if type(state[name]) is not int or state[name] < 0:
             raise CheckpointError(
@@ -100,25 +101,25 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
     step.ledger.check_charged(state["charged_run"], state["steps"], state["ledger"])
 
 
-def _facts(step: "PrivateStep") -> dict[str, Any]:
-    """What must be the same for a run to go on."""
+def _facts(step: "StepState") -> dict[str, Any]:
+    """Settings that must be the same for a run to go on."""
     return {
         "plan": step.plan.digest,
         "records": step.records,
         "kind": type(step.optimizer).__name__,
         "secure": isinstance(step.generator, SystemSource),
         "exact": cryptographic(step.generator),
-        "settings": step._settings,
-        "views": None if step._views is None else getattr(step._views, "__qualname__", "of a kind"),
+        "settings": step.optimizer_settings,
+        "views": None if step.views is None else getattr(step.views, "__qualname__", "of a kind"),
     }
 
 
-def _apart(theirs: Any, ours: list[dict[str, Any]]) -> tuple[Any, Any]:
-    """Two lists of settings without those that are the same in both."""
+def _differing(theirs: Any, ours: list[dict[str, Any]]) -> tuple[Any, Any]:
+    """The settings that differ between two lists of parameter groups, on either side."""
     try:
         pairs = list(zip(theirs, ours, strict=True))
         differ = [[name for name in {**a, **b} if a.get(name) != b.get(name)] for a, b in pairs]
-        told = [
+        listed = [
             "; ".join(
                 ", ".join(f"{name}={group.get(name)!r}" for name in names)
                 for group, names in zip(side, differ, strict=True)
@@ -128,7 +129,7 @@ def _apart(theirs: Any, ours: list[dict[str, Any]]) -> tuple[Any, Any]:
         ]
     except (TypeError, ValueError, AttributeError):  # another number of groups, or damaged
         return theirs, ours
-    return told[0], told[1]
+    return listed[0], listed[1]
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -144,7 +145,7 @@ class Snapshot:
     """The weights, buffers, gradients and optimizer state of one moment."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._parameters = [(value, _copied(value), _copied(value.grad)) for value in model.parameters()]
         # by their place: a forward pass may have put another tensor there
         self._buffers = [
@@ -152,7 +153,7 @@ class Snapshot:
             for module in model.modules()
             for name, value in module._buffers.items()
         ]
-        self._state = {key: _copied(held) for key, held in optimizer.state.items()}
+        self._state = {key: _copied(state) for key, state in optimizer.state.items()}
         self._groups = [_settings(group) for group in optimizer.param_groups]
 
     @torch.no_grad()
@@ -165,12 +166,12 @@ class Snapshot:
             module._buffers[name] = buffer
             if buffer is not None:
                 buffer.copy_(value)
-        self._optimizer.state.clear()
-        self._optimizer.state.update({key: _copied(held) for key, held in self._state.items()})
-        for group, kept in zip(self._optimizer.param_groups, self._groups, strict=True):
+        self.optimizer.state.clear()
+        self.optimizer.state.update({key: _copied(state) for key, state in self._state.items()})
+        for group, settings in zip(self.optimizer.param_groups, self._groups, strict=True):
             parameters = group["params"]
             group.clear()
-            group.update({**_copied(kept), "params": parameters})
+            group.update({**_copied(settings), "params": parameters})
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

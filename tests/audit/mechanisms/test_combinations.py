@@ -137,7 +137,7 @@ def test_a_verdict_without_noise_is_found_out(monkeypatch: pytest.MonkeyPatch) -
         release=release,
     )
     assert audit_steps(chosen, runs=80).holds
-    monkeypatch.setattr(Trials, "passes", lambda self, number: bool(number < 0))
+    monkeypatch.setattr(Trials, "noisy_verdict", lambda self, number: bool(number < 0))
     assert not audit_steps(chosen, runs=80).holds
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import InvalidValue, LedgerError
-from hush.training.methods.adaptive import Adaptive, AdaptiveDescent, held
+from hush.training.methods.adaptive import Adaptive, AdaptiveDescent, clip_loss_changes
 from tests.gradients.oracle import one_at_a_time
 
 BUDGET = hush.Budget(epsilon=2.0, delta=1e-5)
@@ -38,14 +38,14 @@ def descent(
 class Watched(AdaptiveDescent):
     """Keeps what was summed, the noise it was given, and the precision that was asked for."""
 
-    def _noisy(self, total: Tensor, norm: float, precision: float) -> Tensor:
-        noisy = super()._noisy(total, norm, precision)
+    def _privatize(self, total: Tensor, norm: float, precision: float) -> Tensor:
+        noisy = super()._privatize(total, norm, precision)
         self.seen = [*getattr(self, "seen", []), (total.clone(), norm, precision, noisy.clone())]
         return noisy
 
-    def _chosen(self, noisy: Tensor, longest: float) -> float | None:
+    def _choose_length(self, noisy: Tensor, longest: float) -> float | None:
         self.directions = [*getattr(self, "directions", []), noisy.clone()]
-        return super()._chosen(noisy, longest)
+        return super()._choose_length(noisy, longest)
 
 
 def watched(inputs: Tensor, targets: Tensor, settings: Adaptive = SETTINGS, seed: int = 0) -> Watched:
@@ -60,7 +60,7 @@ def test_it_learns_and_ends_within_the_budget() -> None:
     run = descent(inputs, targets)
     lengths = list(run.run())
     assert 2 <= len(lengths) <= 6
-    right = (run._step.model(inputs).argmax(1) == targets).float().mean()
+    right = (run.step.model(inputs).argmax(1) == targets).float().mean()
     assert float(right) > 0.85
     assert run.spent(1e-5).epsilon.upper <= BUDGET.epsilon
 
@@ -107,20 +107,20 @@ def test_one_record_moves_each_first_sum_by_its_norm_at_most(strange: float) -> 
     without, present = watched(inputs, targets), watched(*more)
     # given what was released before, the sums are what differs: the same direction for both
     direction = torch.randn(10, generator=seeded(2))
-    gradients = [run._gradient() for run in (without, present)]
+    gradients = [run.gradient_sum() for run in (without, present)]
     assert (gradients[1] - gradients[0]).norm() <= SETTINGS.clip + 1e-4
     lengths = [0.0, 0.5, 1.0, 5.0]
-    changes = [run._changes(direction, lengths) for run in (without, present)]
+    changes = [run.loss_changes(direction, lengths) for run in (without, present)]
     assert (changes[1] - changes[0]).norm() <= SETTINGS.loss_clip + 1e-6
 
 
 def test_entry_by_entry_bounds_alone_would_be_caught() -> None:
     losses = torch.tensor([[0.0, 9.0, -9.0, 9.0]], dtype=torch.float64)
-    assert float(held(losses, 1.0).norm()) == pytest.approx(1.0)
+    assert float(clip_loss_changes(losses, 1.0).norm()) == pytest.approx(1.0)
     broken = (losses - losses[:, :1]).clamp(-1, 1)  # what is charged for is the norm of the row
     assert float(broken.norm()) > 1.7
-    assert held(torch.tensor([[0.0, 0.1]]), 1.0).tolist() == [[0.0, pytest.approx(0.1)]]
-    worst = held(torch.tensor([[0.0, math.inf, math.nan]]), 1.0)
+    assert clip_loss_changes(torch.tensor([[0.0, 0.1]]), 1.0).tolist() == [[0.0, pytest.approx(0.1)]]
+    worst = clip_loss_changes(torch.tensor([[0.0, math.inf, math.nan]]), 1.0)
     assert worst[0, 1] == worst[0, 2] > 0.5
 
 
@@ -154,10 +154,10 @@ def test_the_whole_budget_is_on_the_ledger_before_anything_is_drawn() -> None:
     closed = hush.Ledger()
     refused = descent(*data(), ledger=closed)
     closed.close()
-    before = [value.clone() for value in refused._step.model.parameters()]
+    before = [value.clone() for value in refused.step.model.parameters()]
     with pytest.raises(LedgerError):
         next(refused.run())
-    assert all(map(torch.equal, before, refused._step.model.parameters()))
+    assert all(map(torch.equal, before, refused.step.model.parameters()))
 
 
 def test_settings_out_of_range_are_refused() -> None:

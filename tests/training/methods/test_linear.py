@@ -10,12 +10,9 @@ from torch import nn
 import hush
 from hush.accounting.filters import RenyiFilter
 from hush.accounting.ledger.ledger import Ledger
-from hush.accounting.per_instance.fisher import FisherLoss
 from hush.core.errors import DataError, HushError
 from hush.core.parts import Noise
-from hush.gradients.fisher import gap, softmax_regression
 from hush.training.methods.linear import LinearDescent
-from hush.training.told import add_fisher, charges
 
 torch.manual_seed(0)
 X, Y = torch.randn(60, 8), torch.randint(0, 3, (60,))
@@ -115,48 +112,6 @@ def test_a_record_that_is_left_out_adds_nothing() -> None:
     few = gradients(torch.zeros(3, 8), 0.3)[torch.as_tensor(price <= np.median(price) * (1 - 1e-6))]
     assert 20 < len(few) < 40
     assert torch.allclose(weights, -few.sum(0).view(3, 8).float() / 60, atol=1e-6)
-
-
-def test_the_same_by_the_tape() -> None:
-    model = nn.Linear(8, 3, bias=False)
-    nn.init.zeros_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = hush.PrivateStep(
-        model, nn.CrossEntropyLoss(), optimizer, plan(hush.Rectified(scale=2.0, bound=1.0)), records=60
-    )
-    batch = next(step.batches((X, Y)))
-    location = gradients(torch.zeros(3, 8), 0.3)
-    exact = hush.individual_rdp(step.plan, location.sum(0).numpy(), ORDERS, change=-location.numpy())
-    assert charges(step, batch, ORDERS) == pytest.approx(exact, rel=1e-4)
-
-
-def test_minibatches_tell_about_those_who_take_part() -> None:
-    model = nn.Linear(8, 3, bias=False)
-    noise = hush.Rectified(scale=1.0, bound=2.0)
-    sampled = hush.Plan(sampling=hush.Poisson(rate=0.3), clipping=hush.Linf(norm=0.3), noise=noise)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = hush.PrivateStep(
-        model,
-        nn.CrossEntropyLoss(),
-        optimizer,
-        sampled,
-        records=60,
-        generator=torch.Generator().manual_seed(5),
-        physical_batch=7,
-    )
-    loss = FisherLoss(records=60)
-    batch = next(step.batches((X, Y)))
-    add_fisher(step, batch, loss)
-    absent = np.setdiff1d(np.arange(60), batch.indices.numpy())
-    assert (loss.eta()[absent] == 0).all()
-    assert (loss.eta()[batch.indices.numpy()] > 0).all()
-    # the normal law would tell |J|^2, a fixed support tells less
-    who = batch.indices
-    normal = softmax_regression(model.weight.detach(), X[who], Y[who], 0.3, torch.ones(24))
-    matrices = torch.stack([normal(row.expand(len(who), 8)) for row in torch.eye(8)], 2)
-    most = (torch.linalg.eigvalsh(matrices)[:, -1] / (1 - gap(8, 60, 1e-6))).sqrt().numpy()
-    assert (loss.eta()[who.numpy()] <= most * (1 + 1e-3)).all()
-    assert (loss.eta()[who.numpy()] < 0.999 * most).any()
 
 
 def test_what_does_not_fit_is_refused() -> None:

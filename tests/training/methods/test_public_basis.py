@@ -68,8 +68,8 @@ def moved(step: PrivateStep, data: Any) -> Tensor:
 
 
 def basis(step: PrivateStep) -> Tensor:
-    assert step._frames is not None
-    frame = step._frames._frame
+    assert step.basis_schedule is not None
+    frame = step.basis_schedule.current
     assert frame is not None
     return frame.groups[0].basis
 

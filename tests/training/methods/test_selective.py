@@ -124,7 +124,7 @@ def test_an_accepted_trial_is_a_plain_step() -> None:
     for batch in step.batches(data, steps=4):
         plain.generator.set_state(step.generator.get_state())  # type: ignore[union-attr]
         twin = Batch(batch.indices, data, batch.physical)
-        plain._drawn = twin
+        plain.pending_batch = twin
         assert plain(twin)
         assert step(batch)
         assert same(everything(step)["weights"], everything(plain)["weights"])
@@ -166,9 +166,9 @@ def test_momentum_kept_on_rejection_is_caught(monkeypatch: pytest.MonkeyPatch) -
     restore = Snapshot.restore
 
     def forgetful(self: Snapshot) -> None:
-        momentum = {key: dict(held) for key, held in self._optimizer.state.items()}
+        momentum = {key: dict(held) for key, held in self.optimizer.state.items()}
         restore(self)
-        self._optimizer.state.update(momentum)
+        self.optimizer.state.update(momentum)
 
     monkeypatch.setattr(Snapshot, "restore", forgetful)
     assert not same(*after_a_rejection())
@@ -180,8 +180,8 @@ def verdicts(chosen: hush.Plan, loss: Any = None, trials: int = 12) -> list[tupl
     tests: list[Tensor] = []
     release = chosen.release
     assert isinstance(release, hush.Selective)
-    assert step._trials is not None
-    sampling = step._trials._sampling
+    assert step.trials is not None
+    sampling = step.trials.sampling
     draw = type(sampling).draw
 
     def noted(self: Any, records: int, generator: Any) -> Tensor:
@@ -231,12 +231,12 @@ def test_the_verdict_is_that_of_the_same_records_on_both_models(test: str) -> No
 def accepts_as_charged(test: str, multiplier: float, charged: float) -> bool:
     """Whether the share of accepted trials fits the chance at both ends of the clip."""
     step, _ = begin(plan(test=test, multiplier=multiplier, threshold=-0.5))
-    trials = step._trials
+    trials = step.trials
     assert isinstance(trials, Trials)
     repeats, fits = 4000, True
     for end in (-1.0, 1.0):
         number = torch.tensor(end * 0.01, dtype=torch.float64)
-        seen = sum(trials.passes(number.clone()) for _ in range(repeats))
+        seen = sum(trials.noisy_verdict(number.clone()) for _ in range(repeats))
         least, most = hush.Selective(
             rate=0.5,
             clip=0.01,
@@ -305,13 +305,13 @@ def test_the_charge_is_on_disk_before_the_test(tmp_path: Path, monkeypatch: pyte
         ledger=path,
     )
     seen = []
-    losses = Trials._losses
+    losses = Trials.losses
 
     def watched(self: Trials, parts: Any) -> Tensor:
         seen.append(path.read_text().count('"charge"'))
         return losses(self, parts)
 
-    monkeypatch.setattr(Trials, "_losses", watched)
+    monkeypatch.setattr(Trials, "losses", watched)
     for batch in step.batches(data, steps=2):
         step(batch)
     assert seen == [1, 1, 2, 2]
@@ -319,7 +319,7 @@ def test_the_charge_is_on_disk_before_the_test(tmp_path: Path, monkeypatch: pyte
     def broken(self: Trials, parts: Any) -> Tensor:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Trials, "_losses", broken)
+    monkeypatch.setattr(Trials, "losses", broken)
     before = everything(step)
     with pytest.raises(KeyboardInterrupt):
         step(next(step.batches(data)))
@@ -343,9 +343,9 @@ def test_the_ledger_does_not_name_a_rejected_proposal(monkeypatch: pytest.Monkey
     assert not {*names} & {*step.ledger.releases}
     # the mask changes with the generator, so the name of the same proposal does
     parts: list[tuple[Any, Any, Tensor | None]] = [(*data, None)]
-    assert step._trials is not None
+    assert step.trials is not None
     update = torch.ones(3)
-    assert step._trials._masked_name(update, parts) != step._trials._masked_name(update, parts)
+    assert step.trials.masked_fingerprint(update, parts) != step.trials.masked_fingerprint(update, parts)
 
 
 def test_repeating_a_trial_on_other_records_is_refused() -> None:
@@ -370,8 +370,8 @@ def test_an_empty_test_batch_is_a_difference_of_nothing() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_is_the_worst(test: str, bad: float) -> None:
     step, _ = begin(plan(test=test))
-    assert step._trials is not None
-    number = step._trials._number
+    assert step.trials is not None
+    number = step.trials.bounded_rise
     good, broken = torch.tensor([1.0]).double(), torch.tensor([bad]).double()
     assert number(broken, good) == 0.01
     assert number(good, broken) == -0.01
@@ -383,14 +383,14 @@ def test_a_loss_that_is_not_finite_is_the_worst(test: str, bad: float) -> None:
 def test_one_record_moves_the_sum_by_one_clip_and_the_mean_by_two() -> None:
     summed, _ = begin(plan(test="summed"))
     mean, _ = begin(plan(test="mean"))
-    assert summed._trials is not None
-    assert mean._trials is not None
+    assert summed.trials is not None
+    assert mean.trials is not None
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         new, old = torch.randn(2, 9, generator=generator, dtype=torch.float64)
-        moved = summed._trials._number(new, old) - summed._trials._number(new[1:], old[1:])
+        moved = summed.trials.bounded_rise(new, old) - summed.trials.bounded_rise(new[1:], old[1:])
         assert abs(float(moved)) <= 0.01 * (1 + 1e-9)
-        assert abs(float(mean._trials._number(new, old))) <= 0.01
+        assert abs(float(mean.trials.bounded_rise(new, old))) <= 0.01
 
 
 class Deciding(nn.Module):
@@ -411,16 +411,16 @@ def test_a_record_does_not_decide_for_the_others() -> None:
     chosen = plan(test="summed", clip=0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     step = hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, chosen, records=RECORDS)
-    trials = step._trials
+    trials = step.trials
     assert trials is not None
     x, y = torch.randn(20, 5).double(), torch.randint(0, 3, (20,))
     outlier = torch.cat([x, torch.full((1, 5), 100.0).double()]), torch.cat([y, y[:1]])
-    without, with_it = (trials._losses([(*part, None)]) for part in ((x, y), outlier))
+    without, with_it = (trials.losses([(*part, None)]) for part in ((x, y), outlier))
     assert torch.allclose(with_it[:20], without)
     assert not torch.allclose(
         nn.CrossEntropyLoss(reduction="none")(model(outlier[0]), outlier[1])[:20], without
     )
-    change = trials._number(with_it, 0 * with_it) - trials._number(without, 0 * without)
+    change = trials.bounded_rise(with_it, 0 * with_it) - trials.bounded_rise(without, 0 * without)
     assert abs(float(change)) <= 0.01 * (1 + 1e-9)
     trained = (torch.randn(RECORDS, 5).double(), torch.randint(0, 3, (RECORDS,)))
     for batch in step.batches(trained, steps=2):
@@ -456,13 +456,13 @@ def test_a_run_counts_its_trials_and_the_schedule_its_updates() -> None:
 
 def test_hidden_trials_leave_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tests = []
-    passes = Trials.passes
+    passes = Trials.noisy_verdict
 
     def noted(self: Trials, number: Tensor) -> bool:
         tests.append(passes(self, number))
         return tests[-1]
 
-    monkeypatch.setattr(Trials, "passes", noted)
+    monkeypatch.setattr(Trials, "noisy_verdict", noted)
     chosen = plan(noise=2.0, accounting="per-acceptance")
     run, _, scheduler = train(chosen, steps=6, directory=tmp_path / "run", evaluate_every=2)
     assert sum(tests) == run.steps == scheduler.last_epoch == 6
@@ -494,7 +494,7 @@ def test_a_crash_after_the_charge_is_repeated_not_paid_again(
     chosen = plan(noise=2.0)
     whole, *_ = train(chosen, steps=9, directory=tmp_path / "whole", evaluate_every=3)
     calls = 0
-    passes = Trials.passes
+    passes = Trials.noisy_verdict
 
     def crash(self: Trials, number: Tensor) -> bool:
         nonlocal calls
@@ -504,7 +504,7 @@ def test_a_crash_after_the_charge_is_repeated_not_paid_again(
         return passes(self, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trials, "passes", crash)
+        patch.setattr(Trials, "noisy_verdict", crash)
         with pytest.raises(KeyboardInterrupt):
             train(chosen, steps=9, directory=tmp_path / "run", evaluate_every=3)
     again, *_ = train(chosen, steps=9, directory=tmp_path / "run", evaluate_every=3, resume=True)

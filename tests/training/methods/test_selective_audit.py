@@ -56,9 +56,9 @@ def lower_bound() -> float:
 
 
 def forgetful(snapshot: Snapshot, restore: object = Snapshot.restore) -> None:
-    momentum = {key: dict(held) for key, held in snapshot._optimizer.state.items()}
+    momentum = {key: dict(held) for key, held in snapshot.optimizer.state.items()}
     restore(snapshot)  # type: ignore[operator]
-    snapshot._optimizer.state.update(momentum)
+    snapshot.optimizer.state.update(momentum)
 
 
 @pytest.mark.slow

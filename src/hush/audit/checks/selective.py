@@ -49,21 +49,21 @@ def no_change_measured(step: PrivateStep, data: Data, steps: int) -> Check:
     shows as a change.
     """
     trials = _trials(step)
-    seen: list[float] = []
-    passes = trials.passes
+    rises: list[float] = []
+    noisy_verdict = trials.noisy_verdict
 
-    def watched(number: Tensor) -> bool:
-        seen.append(float(number))
-        return passes(number)
+    def watched(rise: Tensor) -> bool:
+        rises.append(float(rise))
+        return noisy_verdict(rise)
 
-    trials.passes = watched  # type: ignore[method-assign]
+    trials.noisy_verdict = watched  # type: ignore[method-assign]
     try:
         with _no_moves(step):
             for batch in step.batches(data, steps=steps):
                 step(batch)
     finally:
-        del trials.passes
-    return Check(name="the test of no change", p_value=float(not any(seen)))
+        del trials.noisy_verdict
+    return Check(name="the test of no change", p_value=float(not any(rises)))
 
 
 def fresh_test_batches(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Check:
@@ -102,7 +102,7 @@ def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
             rise = torch.tensor(
                 release.threshold * release.clip + side * deviation, dtype=torch.float64
             ).to(step.device)
-            accepted = sum(trials.passes(rise.clone()) for _ in range(tries))
+            accepted = sum(trials.noisy_verdict(rise.clone()) for _ in range(tries))
             found.append(stats.binomtest(accepted, tries, float(stats.norm.cdf(-side))).pvalue)
     return Check(name="noise of the verdict", p_value=p_values.least(np.array(found)))
 

@@ -13,7 +13,7 @@ from hush.core.guarantee import Neighbours
 from hush.core.plan import Plan
 from hush.pate.argmax import NoisyMax
 from hush.pate.confident import Confident
-from hush.training.methods.mean import _clipped_sum, mean
+from hush.training.methods.mean import clipped_row_sum, mean
 from hush.training.methods.moments import NoisyMoments
 from hush.training.methods.quantile import NoisyQuantile
 
@@ -40,7 +40,7 @@ def audit_number(plan: Plan, *, runs: int = 4000, confidence: float, delta: floa
     source, found = torch.Generator().manual_seed(0), []
     for _ in range(-(-runs // _ROWS)):
         rows = _rows()[plan.sampling.draw(_ROWS, source)]
-        total = _clipped_sum(rows, plan, source)
+        total = clipped_row_sum(rows, plan, source)
         noisy = plan.noise.privatize(total, norm=plan.clipping.reference_norm, generator=source)
         found.append(noisy.numpy().reshape(2, _ROWS))
     return _by_ratio(plan, np.concatenate(found, 1), 1, delta, confidence)

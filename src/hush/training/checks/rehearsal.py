@@ -24,30 +24,31 @@ def rehearsal(step: "PrivateStep") -> Iterator[None]:
     released**, nor anything that depends on it beyond whether it ran at all.
     """
     before = Snapshot(step.model, step.optimizer)
-    held = [(vars(module), dict(vars(module))) for module in step.model.modules()]
-    held += [(module._buffers, dict(module._buffers)) for module in step.model.modules()]
+    attributes = [(vars(module), dict(vars(module))) for module in step.model.modules()]
+    attributes += [(module._buffers, dict(module._buffers)) for module in step.model.modules()]
     source, ledger, loss = step.generator, step.ledger, step.loss
     state = None if isinstance(source, SystemSource) else source.get_state()
-    counted = step.run, step.steps, step.skipped, step.accepted, step._bounded, step._drawn
+    counted = step.run, step.steps, step.skipped, step.accepted_trials
+    bounded, pending = step.rounding_bounded, step.pending_batch
     charged = step.charged_run, step.randomness
     update = None if step.update is None else step.update.clone()  # its memory is used again
-    frame = None if step._frames is None else step._frames.state_dict()
-    step.ledger, step._drawn = Ledger(None), None
+    schedule = step.basis_schedule
+    basis = None if schedule is None else schedule.state_dict()
+    step.ledger, step.pending_batch = Ledger(None), None
     try:
         with torch.random.fork_rng([step.device] if step.device.type == "cuda" else []):
             yield
     finally:
-        for attributes, kept in held:
-            attributes.clear()
-            attributes.update(kept)
+        for own, values in attributes:
+            own.clear()
+            own.update(values)
         before.restore()
         step.generator, step.ledger, step.loss, step.update = source, ledger, loss, update
         if not isinstance(source, SystemSource) and state is not None:
             source.set_state(state)
-        step.run, step.steps, step.skipped, accepted, step._bounded, step._drawn = counted
+        step.run, step.steps, step.skipped, step.accepted_trials = counted
+        step.rounding_bounded, step.pending_batch = bounded, pending
         step.charged_run, step.randomness = charged
-        if step.trials is not None:
-            step.trials.accepted = accepted
-        if step._frames is not None and frame is not None and step._frames.state_dict() is not frame:
-            step._frames.load_state_dict(frame)
+        if schedule is not None and basis is not None and schedule.state_dict() is not basis:
+            schedule.load_state_dict(basis)
         step.adopt_weights()

@@ -1,4 +1,4 @@
-"""Weights that private runs of this process released: training them further adds to what was spent."""
+"""Guards of released weights: moved outside of a private step, or trained further on another ledger."""
 
 import warnings
 from weakref import WeakKeyDictionary
@@ -7,12 +7,58 @@ import torch
 from torch import Tensor, nn
 
 from hush.accounting.ledger.ledger import Ledger
-from hush.core.errors import PrivacyWarning
+from hush.core.errors import LedgerError, PrivacyWarning
 
 _RELEASED: "WeakKeyDictionary[nn.Module, dict[str, tuple[Tensor, Tensor]]]" = WeakKeyDictionary()
 """Norms of the weights of each model that still exists, before the first step and after the last one on
 each ledger, by its identity. They tell one set of weights from another, and stay on the model's device
 until they are compared, so that no step waits for them."""
+
+
+class WeightsGuard:
+    """Recognises weights that changed other than by a private step, where nothing is charged."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.adopt()
+
+    def adopt(self) -> None:
+        """Take the weights as they are now for released or public ones."""
+        self._versions, self.norms = self._read()
+
+    def applied(self, ledger: Ledger) -> None:
+        """Take the weights as they are now for those that a step charged to the ledger has made."""
+        before = self.norms
+        self.adopt()
+        note_released(self._model, before, self.norms, ledger)
+
+    def check(self, ledger: Ledger) -> None:
+        """Raise, and void the ledger, if the weights are others than those last taken."""
+        versions, norms = self._read()
+        if versions == self._versions and torch.equal(norms, self.norms):
+            return
+        reason = "the model's weights were changed outside of the private step, where nothing is charged"
+        ledger.void(reason)
+        raise LedgerError(
+            f"{reason}: no guarantee holds for the model. Only step(batch) may train it: leave out "
+            "other calls of optimizer.step(). If the change did not depend on the records (weights that "
+            "were loaded, averaged or clamped), call step.adopt_weights() right after it."
+        )
+
+    @torch.no_grad()
+    def _read(self) -> tuple[list[tuple[int, int]], Tensor]:
+        """Address and version of each parameter, and the bits of their norms.
+
+        Writes by way of `.data` are not counted by torch; they change the norm. The bits, of which those
+        of a NaN are equal to themselves, stay on the device until they are compared, so that a step does
+        not wait for what it has just moved.
+        """
+        values: list[Tensor] = list(self._model.parameters())
+        norms = torch._foreach_norm(values)
+        if len({norm.dtype for norm in norms}) > 1:
+            norms = tuple(norm.double() for norm in norms)
+        versions = [(value.data_ptr(), value._version) for value in values]
+        return versions, torch.stack(norms).view(torch.uint8)
 
 
 def note_released(model: nn.Module, before: Tensor, after: Tensor, ledger: Ledger) -> None:
@@ -22,21 +68,21 @@ def note_released(model: nn.Module, before: Tensor, after: Tensor, ledger: Ledge
     steps[ledger.identity] = start, after
 
 
-def warn_of_other_ledger(lengths: Tensor, ledger: Ledger) -> None:
-    """Warn if weights of these lengths came out of a private run that is on another ledger.
+def warn_of_other_ledger(norms: Tensor, ledger: Ledger) -> None:
+    """Warn if weights of these norms came out of a private run that is on another ledger.
 
     The model itself and copies of it are recognised while it exists; weights that were read from a
     file in another process are not.
 
     Args:
-        lengths: bits of the norms of the weights to be trained, as they are now.
-        ledger: what their steps will be charged to.
+        norms: bits of the norms of the weights to be trained, as they are now.
+        ledger: the one that their steps will be charged to.
     """
     known = [pair for released in _RELEASED.values() for pair in released.items()]
     others = {
         name
         for name, (start, last) in known
-        if _equal(last, lengths) and not _equal(start, last) and name != ledger.identity
+        if _equal(last, norms) and not _equal(start, last) and name != ledger.identity
     }
     if others:
         warnings.warn(

@@ -1,8 +1,8 @@
-"""Descent with a noisy choice of the step size, and noise that shrinks when no step helps (DPAGD).
+"""Adaptive private gradient descent (DPAGD): noisy choice of the step size, adaptive noise level.
 
-After Lee and Kifer 2018: every record takes part in every step; the length of a step is the best of a
-few by their noisy losses; if the best is not to move, the same gradient is measured again with more of
-the budget.
+After Lee and Kifer 2018: every record takes part in every step; the step size is the best of a few by
+their noisy losses; if the best is not to move, the same gradient is measured again with more of the
+budget.
 """
 
 from collections.abc import Iterator
@@ -24,33 +24,34 @@ from hush.gradients.terms import zero_rows
 from hush.gradients.tree import tree_map
 from hush.noise import Gaussian
 from hush.training.data import Batch, Data, check_present, count
+from hush.training.parameters import split_like
 from hush.training.randomness import own_randomness
 from hush.training.step import PrivateStep
 
 _WHY = "a step goes so far along the noisy direction at most"
-_AFTER = 10
-"""Moves after which the largest step is chosen anew, from those that were taken."""
+_UPDATE_EVERY = 10
+"""Moves after which the largest step size is chosen anew, from those that were taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive(Value):
-    """The settings of `AdaptiveDescent`; none may depend on the records."""
+    """Settings of `AdaptiveDescent`; none may depend on the records."""
 
     clip: float = field(metadata=NORM)
-    """Each record's gradient is scaled down to this Euclidean norm."""
+    """Clipping norm of the per-sample gradients."""
     loss_clip: float = field(default=1.0, metadata=NORM)
-    """So is the vector of what the steps to choose from change of its loss."""
+    """Clipping norm of the vector of a record's loss changes, an entry a candidate step size."""
     longest: float = field(default=1.0, metadata=number(above=0, at_most=1e12, why=_WHY, example=1.0))
-    """The largest step at first."""
+    """Largest candidate step size at first."""
     sizes: int = 20
-    """How many steps there are to choose from, evenly spaced."""
+    """Candidate step sizes, evenly spaced."""
     splits: int = 60
-    """The first gradient and each choice of a step are given 1 / (2 splits) of the budget."""
+    """The first gradient and each choice of a step size are given 1 / (2 splits) of the budget."""
     growth: float = field(
         default=0.1,
         metadata=number(above=0, at_most=100, why="more budget is to be tried", example=0.1),
     )
-    """How much more precise a gradient is measured when no step helps."""
+    """Relative increase of a gradient's precision (1 / variance) when no step size helps."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,7 +60,7 @@ class Adaptive(Value):
 
 
 class AdaptiveDescent:
-    """Runs until the budget is used; the model moves in place, in evaluation mode.
+    """Descent until the budget is used; the model moves in place, in evaluation mode.
 
     **Guarantee.** Every model on the way, and how many there were, satisfy `spent(delta)`: all noisy
     quantities are Gaussian releases of full batches, and a `GaussianFilter` of the budget admits each
@@ -70,6 +71,18 @@ class AdaptiveDescent:
         for length in descent.run():
             ...
         print(descent.spent(delta=1e-5))
+
+    Args:
+        model: module to train, in place.
+        loss: one value a record.
+        data: inputs and targets, a row a slot.
+        budget: of the whole run; all of it is charged.
+        settings: clipping norms, candidate step sizes and shares of the budget.
+        ledger: ledger to charge; None: one in memory.
+        generator: seeds the noise, so that it can be repeated: for tests.
+        secure: draw noise from the operating system.
+        physical_batch: records to work on at once; None: as many as fit.
+        present: which slots hold a record; None: all do.
     """
 
     def __init__(
@@ -89,7 +102,7 @@ class AdaptiveDescent:
         self.filter = GaussianFilter(budget)
         self.settings = settings
         model.eval()
-        self._step = PrivateStep(
+        self.step = PrivateStep(
             model,
             loss,
             torch.optim.SGD(model.parameters(), lr=1.0),
@@ -100,95 +113,99 @@ class AdaptiveDescent:
             secure=secure,
             physical_batch=physical_batch,
         )
-        self._everyone = Batch(
-            torch.arange(self._step.records),
+        self._full_batch = Batch(
+            torch.arange(self.step.records),
             data,
-            self._step.probe(data),
+            self.step.probe(data),
             check_present(present, count(data)),
         )
         self._share = self.filter.precision / (2 * settings.splits)
 
     def run(self) -> Iterator[float]:
-        """Descend; after each move yield its length."""
-        total = self._gradient()
-        self._step.charge(f"filter {self.filter.precision!r}")
+        """Step sizes of the moves, each yielded right after its move."""
+        total = self.gradient_sum()
+        self.step.charge(f"filter {self.filter.precision!r}")
         precision, longest, taken = self._share, self.settings.longest, list[float]()
         while self.filter.admit(precision):
-            noisy = self._noisy(total, self.settings.clip, precision)
-            length = self._chosen(noisy, longest)
+            noisy = self._privatize(total, self.settings.clip, precision)
+            length = self._choose_length(noisy, longest)
             while length == 0:
                 more = self.settings.growth * precision
                 if not self.filter.admit(more):
                     return
-                again = self._noisy(total, self.settings.clip, more)
-                noisy = (precision * noisy + more * again) / (precision + more)
+                second = self._privatize(total, self.settings.clip, more)
+                noisy = (precision * noisy + more * second) / (precision + more)
                 precision += more
-                length = self._chosen(noisy, longest)
+                length = self._choose_length(noisy, longest)
             if length is None:
                 return
             self._move(noisy, length)
             taken.append(length)
-            if len(taken) % _AFTER == 0:
-                longest = (1 + self.settings.growth) * max(taken[-_AFTER:])
+            if len(taken) % _UPDATE_EVERY == 0:
+                longest = (1 + self.settings.growth) * max(taken[-_UPDATE_EVERY:])
             yield length
-            total = self._gradient()
+            total = self.gradient_sum()
 
     def spent(self, delta: float) -> Guarantee:
-        """The guarantee for everything on the ledger, the filter's whole budget among it."""
-        return self._step.spent(delta)
+        """(epsilon, delta) guarantee of everything on the ledger, the filter's whole budget among it.
 
-    def _noisy(self, total: Tensor, norm: float, precision: float) -> Tensor:
-        """A sum in which each record counts for `norm` at most, with noise that was admitted."""
+        Args:
+            delta: of the guarantee.
+        """
+        return self.step.spent(delta)
+
+    def _privatize(self, total: Tensor, norm: float, precision: float) -> Tensor:
+        """Noisy sum, of l2 sensitivity `norm` and noise of a precision that the filter admitted."""
         noise = Gaussian(multiplier=precision**-0.5)
-        wide = norm / (1 - self._step.rounding)
-        return noise.privatize(total.clone(), norm=wide, generator=self._step.generator)
+        sensitivity = norm / (1 - self.step.rounding)
+        return noise.privatize(total.clone(), norm=sensitivity, generator=self.step.generator)
 
-    def _gradient(self) -> Tensor:
-        """The sum of all clipped gradients in one vector."""
-        return self._step.clipped_sum(self._everyone).clone()
+    def gradient_sum(self) -> Tensor:
+        """Sum of all clipped per-sample gradients (sensitive)."""
+        return self.step.clipped_sum(self._full_batch).clone()
 
-    def _chosen(self, noisy: Tensor, longest: float) -> float | None:
-        """The length whose noisy loss is least, 0 if none helps; None if there is no budget to ask."""
+    def _choose_length(self, direction: Tensor, longest: float) -> float | None:
+        """Step size of the least noisy loss, 0 if none helps; None if there is no budget to ask."""
         if not self.filter.admit(self._share):
             return None
         lengths = torch.linspace(0, longest, self.settings.sizes + 1, dtype=torch.float64).tolist()
-        noisy_losses = self._noisy(self._changes(noisy, lengths), self.settings.loss_clip, self._share)
+        changes = self.loss_changes(direction, lengths)
+        noisy_losses = self._privatize(changes, self.settings.loss_clip, self._share)
         return float(lengths[int(noisy_losses.argmin())])
 
     @torch.no_grad()
-    def _changes(self, noisy: Tensor, lengths: list[float]) -> Tensor:
-        """How each length changes the loss, summed over the records, each held within the clip."""
-        step, clip = self._step, self.settings.loss_clip
+    def loss_changes(self, direction: Tensor, lengths: list[float]) -> Tensor:
+        """Loss change of each step size along a direction, clipped per record and summed (sensitive)."""
+        step, clip = self.step, self.settings.loss_clip
         start = [parameter.clone() for parameter in step.trainable().values()]
         total = torch.zeros(len(lengths), dtype=torch.float64, device=step.device)
         step.module_state.begin()
-        for part in self._everyone:
+        for part in self._full_batch:
             inputs, targets, present = tree_map(part, step.to_device)
             losses = []
             for length in lengths:
-                self._move(noisy, length)
+                self._move(direction, length)
                 with own_randomness(step.generator, step.device):
-                    found = per_record_losses(step.model, step.loss, inputs, targets)
-                losses.append(found.double())
+                    values = per_record_losses(step.model, step.loss, inputs, targets)
+                losses.append(values.double())
                 for parameter, value in zip(step.trainable().values(), start, strict=True):
                     parameter.copy_(value)
-            changes = held(torch.stack(losses, 1), clip)
+            changes = clip_loss_changes(torch.stack(losses, 1), clip)
             total += (changes if present is None else zero_rows(changes, present)).sum(0)
         step.module_state.check()
         return total
 
     @torch.no_grad()
-    def _move(self, noisy: Tensor, length: float) -> None:
-        direction = noisy / torch.linalg.vector_norm(noisy)
-        parameters = list(self._step.trainable().values())
-        parts = direction.split([parameter.numel() for parameter in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.sub_((length * part.view_as(parameter)).to(parameter.dtype))
-        self._step.adopt_weights()
+    def _move(self, direction: Tensor, length: float) -> None:
+        unit = direction / torch.linalg.vector_norm(direction)
+        parameters = list(self.step.trainable().values())
+        for parameter, part in zip(parameters, split_like(unit, parameters), strict=True):
+            parameter.sub_((length * part).to(parameter.dtype))
+        self.step.adopt_weights()
 
 
-def held(losses: Tensor, clip: float) -> Tensor:
-    """Each record's losses less the first, its row scaled down to a Euclidean norm of `clip` at most.
+def clip_loss_changes(losses: Tensor, clip: float) -> Tensor:
+    """Changes of each record's losses from the first, a row each, clipped to an l2 norm of `clip`.
 
     A loss that is not finite counts as the worst.
     """

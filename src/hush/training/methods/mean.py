@@ -77,7 +77,7 @@ def mean(
             "hush.Plan(sampling=..., clipping=..., noise=...)."
         )
     rows = _rows(records)
-    _check_shown(plan)
+    _check_always_released(plan)
     promised = epsilon(plan, 1, delta, dimension=rows.shape[1])
     source = source_for(rows.device, generator, secure=secure, arithmetic=arithmetic)
     if not cryptographic(source) or len(rows) > _MOST_ROWS:
@@ -86,7 +86,7 @@ def mean(
     promised = replace(promised, randomness=secrecy, records=len(rows))
     taken = rows[plan.sampling.draw(len(rows), source).to(rows.device)]
     with own_randomness(source, rows.device):
-        total = _clipped_sum(taken, plan, source).mul_(1 - _ROUNDING)
+        total = clipped_row_sum(taken, plan, source).mul_(1 - _ROUNDING)
     balls = plan.clipping.sensitivity(len(total))
     blocks = total.split([ball.dimension or len(total) for ball in balls])
     for block, (noise, norm) in zip(
@@ -103,9 +103,9 @@ def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guar
 
     **Guarantee** (per-instance). docs/guarantees/bounded.md; for full batches.
     """
-    _check_shown(plan)
+    _check_always_released(plan)
     delta = DELTA["range"].check("delta", delta)
-    location = _clipped_sum(_rows(records), plan, None).numpy()
+    location = clipped_row_sum(_rows(records), plan, None).numpy()
     upper = rdp_to_epsilon(individual_rdp(plan, location, ORDERS), ORDERS, delta)
     at_worst = epsilon(plan, 1, delta, dimension=len(location)).epsilon.upper
     return Guarantee(
@@ -117,7 +117,7 @@ def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guar
     )
 
 
-def _check_shown(plan: Plan) -> None:
+def _check_always_released(plan: Plan) -> None:
     if type(plan.release) is not Always or getattr(plan.clipping, "bases", None) is not None:
         raise Unsupported(
             f"{plan} is for training: a mean is always shown, has no loss to test and no gradients to "
@@ -126,7 +126,7 @@ def _check_shown(plan: Plan) -> None:
         )
 
 
-def _clipped_sum(rows: Tensor, plan: Plan, source: "Randomness | None") -> Tensor:
+def clipped_row_sum(rows: Tensor, plan: Plan, source: "Randomness | None") -> Tensor:
     tape = GradientTape(terms={"rows": Dense(rows)}, device=rows.device)
     if source is None or plan.sampling.coordinate_participation == 1:
         return plan.clipping.clip(tape).total["rows"]

@@ -28,17 +28,19 @@ class BasisSchedule:
         self._loss = loss
         self._ranks = clipping.ranks
         self._principal = clipping.bases
-        self._frame: PublicBasis | None = None
+        self.current: PublicBasis | None = None
         self._made: dict[str, Any] = {}
 
     def at(self, step: int, generator: Randomness) -> PublicBasis:
         """The frame of a step, counted from 0."""
-        if self._frame is None or (step % self._principal.every == 0 and step != self._made.get("step")):
+        if self.current is None or (
+            step % self._principal.every == 0 and step != self._made.get("step")
+        ):
             weights = {name: value.detach().clone() for name, value in self._parameters().items()}
             seed = seed_from(generator)
             self._made = {"step": step, "seed": seed, "weights": weights}
-            self._frame = self._found(seed)
-        return self._frame
+            self.current = self._found(seed)
+        return self.current
 
     def state_dict(self) -> dict[str, Any]:
         """What the present frame was made of."""
@@ -47,13 +49,13 @@ class BasisSchedule:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the frame again that the state was of, whatever the weights are now."""
-        self._made, self._frame = state, None
+        self._made, self.current = state, None
         if not state:
             return
         now = {name: value.detach().clone() for name, value in self._parameters().items()}
         try:
             self._set(state["weights"])
-            self._frame = self._found(state["seed"])
+            self.current = self._found(state["seed"])
         finally:
             self._set(now)
 

@@ -1,4 +1,4 @@
-"""Trials of a selective plan: propose, test both models on one fresh batch, keep or take back."""
+"""Selective release: test the model before and after a proposal on one fresh batch, and keep one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,13 +24,13 @@ from hush.training.resume import Snapshot
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
 
-# More hidden trials for one update than this and a run may never end.
-_MOST_HIDDEN = 1_000_000
-Parts = list[tuple[Any, Any, Tensor | None]]
+_MAX_HIDDEN_TRIALS = 1_000_000
+"""Hidden trials for one update beyond which a run may never end."""
+PhysicalBatches = list[tuple[Any, Any, Tensor | None]]
 
 
 class Trials:
-    """The trials of a private step whose plan is selective.
+    """Trials of a private step whose plan is selective (DPSUR): propose, test, accept or restore.
 
     **Guarantee.** docs/guarantees/selective.md. A trial's charge is on disk before its test. After a
     rejection nothing is left of the proposal: weights, buffers, gradients and optimizer state are those
@@ -38,63 +38,53 @@ class Trials:
     """
 
     def __init__(self, step: "PrivateStep", release: Selective) -> None:
-        self._step = step
-        self._release = release
-        self._sampling = Poisson(rate=release.rate)
+        self.step = step
+        self.release = release
+        self.sampling = Poisson(rate=release.rate)
+        """Subsampling of the test batch."""
         self._noise = Gaussian(multiplier=release.multiplier)
-        self.accepted = 0
-        """How many proposals were accepted."""
-        least, most = release.acceptance(self._sampling.expected(step.records))
-        if release.most_trials > _MOST_HIDDEN:
-            raise InvalidValue(
-                f"a proposal is accepted with a chance between m={least:.3g} and M={most:.3g}, so that "
-                f"an update could take more than {_MOST_HIDDEN:g} hidden trials: it must end with a "
-                "probability that is charged. Raise the threshold or the noise of the test, or use "
-                'accounting="per-trial".',
-                key="threshold",
-            )
 
     def __call__(self, batch: Batch) -> bool:
-        """Run one step of the plan; return whether the model moved."""
-        step = self._step
-        for number in range(int(self._release.most_trials)):
+        """Whether the model moved in one step of the plan, which this runs."""
+        step = self.step
+        for number in range(int(self.release.most_trials)):
             batch = step.draw(batch) if number else batch
             update = step.private_gradient(batch)
-            # taken once: both models must see the very same records
-            parts = [tree_map(part, step.to_device) for part in self.draw_test(batch)]
-            name = self._masked_name(update, parts)
+            # taken once: both models must be tested on the very same records
+            tested = [tree_map(part, step.to_device) for part in self.draw_test(batch)]
+            label = self.masked_fingerprint(update, tested)
             if not number:
-                step.charge(name)
-            if self._kept(update, parts):
-                self.accepted += 1
+                step.charge(label)
+            if self._accept_or_restore(update, tested):
+                step.accepted_trials += 1
                 return True
         return False
 
     def draw_test(self, batch: Batch) -> Batch:
         """Batch of slots that both models are tested on, drawn independently of the training batch."""
-        drawn = self._sampling.draw(self._step.records, self._step.generator)
+        drawn = self.sampling.draw(self.step.records, self.step.generator)
         return Batch(drawn, batch.data, batch.physical, batch.present)
 
-    def _masked_name(self, update: Tensor, parts: Parts) -> str:
-        """A name for the trial on the ledger that tells nothing of a proposal which may be rejected.
+    def masked_fingerprint(self, update: Tensor, tested: PhysicalBatches) -> str:
+        """Label of the trial on the ledger, independent of a proposal that may be rejected.
 
         The mask is uniform and used once. A trial that is repeated has the same mask, so that another
         proposal or other records under the same noise are still noticed.
         """
-        mask = int(random_bits(1, self._step.generator)) % 2**64
-        return f"{int(fingerprint([update, *tree_leaves(parts)]), 16) ^ mask:016x}"
+        mask = int(random_bits(1, self.step.generator)) % 2**64
+        return f"{int(fingerprint([update, *tree_leaves(tested)]), 16) ^ mask:016x}"
 
-    def _kept(self, update: Tensor, parts: Parts) -> bool:
+    def _accept_or_restore(self, update: Tensor, tested: PhysicalBatches) -> bool:
         """Move the model, test it against where it was, and leave it at one of the two places."""
-        step = self._step
+        step = self.step
         before = Snapshot(step.model, step.optimizer)
         try:
             step.apply(update)
             after = Snapshot(step.model, step.optimizer)
-            new = self._losses(parts)
+            new = self.losses(tested)
             before.restore()
-            old = self._losses(parts)
-            accepted = self.passes(self._number(new, old))
+            old = self.losses(tested)
+            accepted = self.noisy_verdict(self.bounded_rise(new, old))
         except BaseException:
             before.restore()
             step.adopt_weights()
@@ -106,45 +96,45 @@ class Trials:
 
     def probe(self, inputs: Any, targets: Any) -> None:
         """Raise if the model keeps something of a record when it is evaluated."""
-        with _evaluating(self._step.model):
-            losses = partial(per_record_losses, self._step.model, self._step.loss)
-            self._step.module_state.probe(losses, inputs, targets)
+        with _evaluating(self.step.model):
+            losses = partial(per_record_losses, self.step.model, self.step.loss)
+            self.step.module_state.probe(losses, inputs, targets)
 
     @torch.no_grad()
-    def _losses(self, parts: Parts) -> Tensor:
-        """The loss of each record, in double precision, without dropout."""
-        step = self._step
+    def losses(self, tested: PhysicalBatches) -> Tensor:
+        """Per-sample losses at the present weights, in double precision, without dropout (sensitive)."""
+        step = self.step
         step.module_state.begin()
         with _evaluating(step.model), indices_not_shown():
-            values = [self._each_loss(*part) for part in parts]
+            values = [self._per_sample_losses(*part) for part in tested]
         step.module_state.check()
-        nothing = torch.zeros(0, dtype=torch.float64, device=step.device)
-        return torch.cat([nothing, *(value.double().reshape(-1) for value in values)])
+        empty = torch.zeros(0, dtype=torch.float64, device=step.device)
+        return torch.cat([empty, *(value.double().reshape(-1) for value in values)])
 
-    def _each_loss(self, inputs: Any, targets: Any, present: Tensor | None) -> Tensor:
-        """Loss of each record, worked out as on the tape; 0 of an empty slot, before and after."""
-        with own_randomness(self._step.generator, self._step.device):
-            losses = per_record_losses(self._step.model, self._step.loss, inputs, targets)
+    def _per_sample_losses(self, inputs: Any, targets: Any, present: Tensor | None) -> Tensor:
+        """Per-sample losses, worked out as on the tape; 0 of an empty slot, before and after."""
+        with own_randomness(self.step.generator, self.step.device):
+            losses = per_record_losses(self.step.model, self.step.loss, inputs, targets)
         return losses if present is None else losses.where(present, torch.zeros_like(losses))
 
-    def _number(self, new: Tensor, old: Tensor) -> Tensor:
-        """What is tested: how much the loss rose, bounded. A loss that is not finite is the worst."""
+    def bounded_rise(self, new: Tensor, old: Tensor) -> Tensor:
+        """Test statistic: bounded rise of the loss (sensitive); one that is not finite is the worst."""
         worst = torch.full_like(new, torch.inf)
         new, old = torch.where(new.isfinite(), new, worst), torch.where(old.isfinite(), old, worst)
         rises = torch.where(new == old, torch.zeros_like(new), new - old)
-        clip = self._release.clip
-        if self._release.test == "summed":
+        clip = self.release.clip
+        if self.release.test == "summed":
             return rises.clamp(-clip, clip).sum()
-        mean = rises.sum() / self._sampling.expected(self._step.records)
+        mean = rises.sum() / self.sampling.expected(self.step.records)
         # both a loss that became infinite and one that ceased to be: worst
         return torch.where(mean.isnan(), torch.full_like(mean, clip), mean).clamp(-clip, clip)
 
-    def passes(self, number: Tensor) -> bool:
-        """Noisy verdict on a bounded rise of the loss: whether the proposal is accepted."""
-        release = self._release
+    def noisy_verdict(self, rise: Tensor) -> bool:
+        """Whether the proposal is accepted, by a bounded rise of the loss under Gaussian noise."""
+        release = self.release
         # more than rounding of the losses' sum, in double precision, adds to what a record may move
-        unit = release.clip * (2 if release.test == "mean" else 1) * (1 + 2.0**-20)
-        noisy = self._noise.privatize(number.reshape(1), norm=unit, generator=self._step.generator)
+        sensitivity = release.clip * (2 if release.test == "mean" else 1) * (1 + 2.0**-20)
+        noisy = self._noise.privatize(rise.reshape(1), norm=sensitivity, generator=self.step.generator)
         return bool(noisy < release.threshold * release.clip)
 
 
@@ -158,6 +148,19 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def check_hidden_trials(release: Selective, records: int) -> None:
+    """Raise if one update could take more hidden trials than end in reasonable time."""
+    least, most = release.acceptance(Poisson(rate=release.rate).expected(records))
+    if release.most_trials > _MAX_HIDDEN_TRIALS:
+        raise InvalidValue(
+            f"a proposal is accepted with a chance between m={least:.3g} and M={most:.3g}, so that "
+            f"an update could take more than {_MAX_HIDDEN_TRIALS:g} hidden trials: it must end with a "
+            "probability that is charged. Raise the threshold or the noise of the test, or use "
+            'accounting="per-trial".',
+            key="threshold",
+        )
 
 
 def check_possible(release: Selective, records: int, trials: int) -> None:

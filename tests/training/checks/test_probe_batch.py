@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import Unsupported
-from hush.training.checks.stand_ins import stand_ins
+from hush.training.checks.probe_batch import stand_ins
 
 RECORDS = 20
 PLAN = hush.Plan(

@@ -1,0 +1,253 @@
+"""State of a private step: model, ledger, randomness and counters, and how a run resumes from them."""
+
+import os
+import secrets
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hush.accounting.epsilon import rdp
+from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.mechanism import grows_with_dimension
+from hush.core.errors import DataError, InvalidValue, LedgerError, Unsupported
+from hush.core.guarantee import Arithmetic, Guarantee, Secrecy
+from hush.core.plan import Plan
+from hush.core.randomness import SystemSource, cryptographic, set_apart, source_for
+from hush.core.ranges import check_count, check_kind
+from hush.core.release import Selective
+from hush.core.value import SingleOwner
+from hush.gradients.checks.models import check_model, check_optimizer, per_record
+from hush.gradients.checks.module_state import ModuleState
+from hush.gradients.recording import Views
+from hush.gradients.replay import Replay
+from hush.training.checks.released_weights import WeightsGuard, warn_of_other_ledger
+from hush.training.data import Batch, Data
+from hush.training.methods.public_basis import basis_schedule
+from hush.training.methods.selective import check_hidden_trials
+from hush.training.parameters import Layout, trainable_parameters
+from hush.training.resume import load_state, settings_of, state_of
+
+
+class StepState(SingleOwner):
+    """Everything that a `PrivateStep` holds; that class adds the phases of a step."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Any,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        *,
+        records: int,
+        ledger: Ledger | str | os.PathLike[str] | None = None,
+        generator: torch.Generator | None = None,
+        secure: bool = False,
+        arithmetic: Arithmetic = "proved",
+        physical_batch: int | None = None,
+        replay: bool = False,
+        views: Views | None = None,
+        public: Data | None = None,
+    ) -> None:
+        """A step on a model, before its first draw.
+
+        Args:
+            model: module to train, in place; parameters may be frozen between steps.
+            loss: loss module or function of outputs and targets, one value a record.
+            optimizer: takes the noisy gradients; must hold the model's parameters alone.
+            plan: sampling, clipping, noise and release.
+            records: number of slots of the data, which is public.
+            ledger: ledger to charge, or the path of one of this plan alone; None: one in memory.
+            generator: seeds the stream, so that whoever knows the seed can repeat the run: for tests,
+                and the guarantee says `randomness: seeded`.
+            secure: draw from the operating system instead of a stream. Such a step cannot be repeated,
+                so a run that resumes pays again for the steps since its checkpoint.
+            arithmetic: "assumed" draws noise with torch's own generator: faster, and on a grid that can
+                be recognised.
+            physical_batch: records to work on at once; None: as many as fit.
+            replay: on a GPU, record the work of a physical batch once, as a CUDA graph, and replay it:
+                much faster for small models, if forward() does the same work for the same shapes.
+            views: turns the inputs of one record into several views of it, along a new first dimension;
+                the record's gradient is their mean, before it is clipped (hush.data.views has some for
+                images).
+            public: records that need no protection, for `Subspaces(bases=Principal(...))`; they must be
+                others than the private ones.
+        """
+        check_kind("plan", plan, Plan)
+        check_model(check_kind("model", model, nn.Module))
+        check_optimizer(check_kind("optimizer", optimizer, torch.optim.Optimizer), model)
+        self.model = model
+        self.loss = per_record(loss)
+        self.module_state = ModuleState(model, getattr(self.loss, "loss", self.loss))
+        """Watches that forward passes keep nothing of a record in the model's attributes."""
+        self.optimizer = optimizer
+        self.optimizer_settings = settings_of(optimizer)
+        """Settings of the optimizer when the step was made: a resumed run must begin with the same."""
+        self.plan = plan
+        self.records = check_count(
+            "records", records, "the divisor of the update is a public number of records", 1
+        )
+        self.device = next(iter(self.trainable().values())).device
+        self.dimension = self.size
+        """Parameters that are trained: what a charge that grows with the dimension is for."""
+        # raise for blocks of another model, and for a plan that cannot be charged
+        plan.clipping.sensitivity(self.dimension)
+        rdp(plan, [2.0], self.dimension if grows_with_dimension(plan) else None)
+        if isinstance(plan.release, Selective):
+            check_hidden_trials(plan.release, self.records)
+        self.physical_batch = (
+            None
+            if physical_batch is None
+            else check_count("physical_batch", physical_batch, "it is a number of records", 1)
+        )
+        """Records to work on at once; None: to be found when the data is known."""
+        if views is not None and not callable(views):
+            raise InvalidValue(
+                f"views={views!r} cannot be called: it is to turn one record's inputs into several. "
+                "Pass e.g. hush.data.views.flips_and_shifts(4)."
+            )
+        self.views = views
+        self.basis_schedule = basis_schedule(model, self.loss, public, plan.clipping)
+        """Public bases that gradients are clipped in; None: those of the parameters."""
+        self.generator = source_for(self.device, generator, secure=secure, arithmetic=arithmetic)
+        on_device = (
+            isinstance(self.generator, torch.Generator)
+            and self.generator.device.type == self.device.type
+        )
+        if replay and not on_device and plan.sampling.coordinate_participation < 1:
+            raise Unsupported(
+                f"replay=True repeats the same work, and {type(plan.sampling).__name__} draws which "
+                "coordinates take part: replayed, the same ones always would, as only torch's generator "
+                "on the GPU can be asked for new ones from within. Leave out replay, or pass "
+                'arithmetic="assumed" without a generator of your own.'
+            )
+        self._replay = Replay(model, self.loss, plan.clipping, views) if replay else None
+        self.ledger = _open_ledger(ledger, plan)
+        self.generator = set_apart(self.generator, self.ledger.stream_label())
+        self.randomness: Secrecy = "secret" if generator is None else "seeded"
+        """Whether the stream's key came from the operating system or from a seed that was given."""
+        self.run = secrets.token_hex(8)
+        self.charged_run = self.run
+        """Run that the last step was charged to: another one right after `reseed`."""
+        self.steps = 0
+        """Steps that were charged."""
+        self.accepted_trials = 0
+        """Proposals that were accepted, under a selective plan."""
+        self._skipped: int | Tensor = 0
+        self.update: Tensor | None = None
+        """Private gradient that the last step released; valid until the next step."""
+        self.pending_batch: Batch | None = None
+        """Batch that was drawn and not yet used (sensitive)."""
+        self.rounding_bounded = False
+        """Whether rounding is within what is paid for, by what is public: known after `probe`."""
+        self._weights = WeightsGuard(model)
+        warn_of_other_ledger(self._weights.norms, self.ledger)
+
+    @property
+    def skipped(self) -> int:
+        """Records that added nothing because their gradient was not finite, so far (sensitive)."""
+        return int(self._skipped)  # counted on the device: only who asks waits for it
+
+    @skipped.setter
+    def skipped(self, number: int) -> None:
+        self._skipped = number
+
+    @property
+    def accepted(self) -> int:
+        """Steps that moved the model."""
+        return self.accepted_trials if isinstance(self.plan.release, Selective) else self.steps
+
+    @property
+    def rounding(self) -> float:
+        """Share of its bound by which rounding may let one record move a clipped sum more than that."""
+        return self.layout().rounding
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """Whether what ran so far rounded within what is paid for, under noise drawn exactly."""
+        exact = cryptographic(self.generator) and self.plan.noise.exact and self.rounding_bounded
+        return "proved" if exact else "assumed"
+
+    @property
+    def size(self) -> int:
+        """Number of trainable parameters, entry by entry, as of now."""
+        return sum(parameter.numel() for parameter in self.trainable().values())
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Parameters to train, by name; which ones they are may change between steps."""
+        return trainable_parameters(self.model)
+
+    def layout(self) -> Layout:
+        """Trainable parameters as of now, and the sensitivity set of each block of the clipping."""
+        return Layout.of(self.model, self.plan.clipping)
+
+    def to_device(self, value: Tensor) -> Tensor:
+        """A tensor where the model is."""
+        return value.to(self.device)
+
+    def spent(self, delta: float) -> Guarantee:
+        """(epsilon, delta) guarantee of everything on the ledger so far.
+
+        Args:
+            delta: of the guarantee.
+
+        Returns:
+            Bounds on epsilon, and the assumptions they rest on. Raises if the weights were changed
+            outside of the step since it last ran.
+        """
+        self._weights.check(self.ledger)
+        return self.ledger.epsilon(delta)
+
+    def adopt_weights(self) -> None:
+        """Declare that the model's weights were set outside of this step without looking at the records.
+
+        For weights that were loaded, averaged or clamped: functions of what was released before, or of
+        public data.
+        """
+        self._weights.adopt()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Checkpoint: all that a step needs to go on exactly as it would have (secret)."""
+        self._check_nothing_pending()
+        return state_of(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint, on the ledger that was charged for it.
+
+        Args:
+            state: of `state_dict`, of the same plan, data, optimizer, views and kind of randomness.
+        """
+        self._check_nothing_pending()
+        load_state(self, state)
+        self.adopt_weights()
+
+    def reseed(self) -> None:
+        """Draw new randomness from here on; steps taken again are then charged again."""
+        if not isinstance(self.generator, SystemSource):
+            kind: Arithmetic = "proved" if cryptographic(self.generator) else "assumed"
+            self.generator = source_for(self.generator.device, arithmetic=kind)
+        self.randomness = "secret"
+        self.run = secrets.token_hex(8)
+
+    def _check_nothing_pending(self) -> None:
+        if self.pending_batch is not None:
+            raise DataError(
+                "a batch was drawn and not used: leaving out a draw after seeing it would make the "
+                "sampling depend on the records. Pass every batch to the step; one whose step was "
+                "interrupted can be passed again."
+            )
+
+
+def _open_ledger(ledger: Ledger | str | os.PathLike[str] | None, plan: Plan) -> Ledger:
+    """Ledger to charge; one opened by its path must be of this plan alone."""
+    if isinstance(ledger, Ledger):
+        return ledger
+    opened = Ledger(ledger)
+    others = [other for other in opened.counts if other != plan]
+    if others:
+        opened.close()
+        raise LedgerError(
+            f"the ledger {ledger} was charged for another plan, {others[0]}: it does not belong to "
+            "this run. To add up several plans, open it yourself: ledger=hush.Ledger(path)."
+        )
+    return opened
