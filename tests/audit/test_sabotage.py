@@ -19,7 +19,7 @@ from hush.audit.checks.draws import draws_independent, masks_independent
 from hush.audit.checks.noise import (
     LEVEL,
     Check,
-    Observed,
+    ObservedNoise,
     noise_at_any_size,
     noise_fresh,
     noise_law,
@@ -310,7 +310,7 @@ def test_p_values_are_even_where_nothing_is_wrong() -> None:
     rng, found = np.random.default_rng(0), []
     for _ in range(200):
         noise = rng.normal(0, 0.5**0.5, size=(5, 40))
-        found.append(noise_scale(Observed(noise=noise, exponent=2.0)).p_value)
+        found.append(noise_scale(ObservedNoise(noise=noise, exponent=2.0)).p_value)
     assert stats.kstest(found, "uniform").pvalue > 1e-3
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from hush.core.lazy import lazy_modules
 
 if TYPE_CHECKING:
-    from hush.audit.self_test import self_test
+    from hush.audit.run_self_test import self_test
 
 __all__ = ["self_test"]
 
@@ -16,6 +16,6 @@ def __getattr__(name: str) -> Any:
     # when it is first used: most of what is here needs no torch
     if name != "self_test":
         return _modules(name)
-    from hush.audit.self_test import self_test
+    from hush.audit.run_self_test import self_test
 
     return self_test

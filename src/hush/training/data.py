@@ -1,4 +1,4 @@
-"""Data as a numbered set of records, whatever holds it."""
+"""Data as numbered slots of records, and batches of them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ dictionary of them by the names of the model's arguments.
 
 
 def count(data: Data) -> int:
-    """How many records there are; raises if they cannot be numbered."""
+    """Number of records; raises if they cannot be numbered."""
     pair = pair_of(data)
     if pair is not None:
         if any(not rows.dim() for part in pair for rows in tree_leaves(part)):
@@ -46,7 +46,7 @@ def count(data: Data) -> int:
                 "one of each, or one record's influence is not bounded. Pass tensors with the same "
                 "number of rows."
             )
-        return _some(inputs[0])
+        return _not_empty(inputs[0])
     if isinstance(data, tuple) and len(data) == 2:
         kinds = " and ".join(type(part).__name__ for part in data)
         raise DataError(
@@ -59,17 +59,17 @@ def count(data: Data) -> int:
             "to pick any record at any time. Pass two tensors (inputs, targets) or a map-style data set "
             "(of a DataLoader, its .dataset)."
         )
-    return _some(len(data))
+    return _not_empty(len(data))
 
 
-def _some(records: int) -> int:
+def _not_empty(records: int) -> int:
     if records == 0:
         raise DataError("the data has no records: there is nothing to learn from. Pass at least one.")
     return records
 
 
 def take(data: Data, indices: Tensor) -> tuple[Any, Any]:
-    """The inputs and targets of these records."""
+    """Inputs and targets of the records of these indices."""
     pair = pair_of(data)
     if pair is not None:
         inputs, targets = tree_map(pair, lambda rows: rows[indices.to(rows.device)])
@@ -119,15 +119,15 @@ _ROWS = 4096
 
 def pair_of(data: Data) -> Sequence[Any] | None:
     """Inputs and targets, where all of them are tensors in memory."""
-    held = data.tensors if isinstance(data, TensorDataset) else data
-    if not isinstance(held, (tuple, list)) or not all(map(_has_tensors, held)):
+    tensors = data.tensors if isinstance(data, TensorDataset) else data
+    if not isinstance(tensors, (tuple, list)) or not all(map(_has_tensors, tensors)):
         return None
-    if len(held) != 2:
+    if len(tensors) != 2:
         raise DataError(
-            f"data of {len(held)} tensors: a record is an input and a target. Pass the pair "
+            f"data of {len(tensors)} tensors: a record is an input and a target. Pass the pair "
             "(inputs, targets)."
         )
-    return held
+    return tensors
 
 
 def _has_tensors(part: Any) -> bool:

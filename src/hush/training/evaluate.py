@@ -1,4 +1,4 @@
-"""How good a model is on data that nobody needs protected."""
+"""Loss and accuracy on records that need no protection."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
 
     Nothing here is charged: pass public or held-out records, not the training set.
     """
-    each_loss = per_record(loss)
+    per_sample_loss = per_record(loss)
     device = next(model.parameters()).device
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -79,7 +79,7 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
         for indices in torch.arange(count(data)).split(_BATCH):
             inputs, targets = tree_map(take(data, indices), lambda rows: rows.to(device))
             outputs = call_model(model, inputs)
-            total_loss += float(each_loss(outputs, targets).double().sum())
+            total_loss += float(per_sample_loss(outputs, targets).double().sum())
             classified = (
                 isinstance(outputs, Tensor)
                 and outputs.dim() == 2

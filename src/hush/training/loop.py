@@ -1,4 +1,4 @@
-"""The loop around a private step, for people who do not want to write one."""
+"""Training loop around a private step, within a budget: evaluation, checkpoints, resuming."""
 
 import os
 from collections.abc import Callable
@@ -34,7 +34,7 @@ Scheduler = LRScheduler | ReduceLROnPlateau
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a training run did and what it may be said to have kept private."""
+    """Guarantee and metrics of a training run."""
 
     guarantee: Guarantee
     steps: int
@@ -72,27 +72,46 @@ def train(
     self_test: Callable[[PrivateStep, Data], None] | None = None,
     progress: bool = False,
 ) -> Run:
-    """Train until `steps` are done or the budget is used, whichever comes first.
+    """Differentially private training until `steps` are done or the budget is used.
 
     **Guarantee.** `Run.guarantee`, never above the budget: whether a step fits is known before it
     is taken. The loss and accuracy are of `evaluation`, which is not protected; nothing is
     reported of the training records.
 
-    With a `directory` the run leaves its plan, ledger, metrics, checkpoint and weights there, and
-    `resume=True` goes on from the checkpoint as if nothing had happened. `reseed=True` goes on with
-    new randomness instead, and pays again for the steps since the checkpoint. `secure=True` draws
-    records and noise from the operating system's cryptographic source; resuming such a run always
-    reseeds it. `arithmetic`, `views` and `public` as in `PrivateStep`; `present` says which slots of the
-    data hold a record. The scheduler moves once a step that moved
-    the model, or once an evaluation if it wants a metric. Under a selective plan charged per trial a
-    step is a trial, and the metrics say how many were accepted; if charged per acceptance it is an
-    accepted update, and nothing is said of the rejected ones.
+    Under a selective plan charged per trial a step is a trial, and the metrics say how many were
+    accepted; if charged per acceptance it is an accepted update, and nothing is said of the others.
 
-    `ledger` is for runs that add up, on one model or on the same records: the guarantee, and the budget,
-    are then of everything charged to it. A run with a directory keeps a ledger of its own there.
+    Args:
+        model: module to train, in place.
+        loss: loss module or function of outputs and targets, one value a record.
+        optimizer: takes the noisy gradients.
+        plan: sampling, clipping, noise and release.
+        data: the private records, inputs and targets, a row a slot.
+        budget: most that everything on the ledger may cost.
+        steps: steps to take in all; None: as many as the budget allows.
+        scheduler: moves once a step that moved the model, or once an evaluation if it wants a metric.
+        evaluation: records that need no protection, for loss and accuracy.
+        evaluate_every: steps between evaluations and checkpoints; None: about an epoch.
+        ledger: for runs that add up, on one model or on the same records: the guarantee, and the budget,
+            are then of everything charged to it. A run with a directory has a ledger of its own there.
+        directory: where the run leaves its plan, ledger, metrics, checkpoint and weights.
+        resume: go on from the checkpoint in the directory as if nothing had happened.
+        reseed: go on with new randomness, and pay again for the steps since the checkpoint.
+        generator: seeds the run, so that whoever knows the seed can repeat it: for tests.
+        secure: draw records and noise from the operating system's cryptographic source; resuming such a
+            run always reseeds it.
+        arithmetic: as in `PrivateStep`, and so are `physical_batch`, `views` and `public`.
+        present: which slots of the data hold a record; None: all do.
+        physical_batch: records to work on at once; None: as many as fit.
+        views: several views of each record, whose mean gradient is clipped.
+        public: records that need no protection, for clipping in public bases.
+        self_test: called with the step and the data before the first batch is drawn; what it raises
+            stops the run with nothing charged. hush.audit.self_test tests whether the step does what is
+            charged.
+        progress: show a progress bar.
 
-    `self_test` is called with the step and the data before the first batch is drawn, and what it raises
-    stops the run with nothing charged: hush.audit.self_test tries whether the step does what is charged.
+    Returns:
+        The guarantee, what ended the run, and its metrics.
     """
     check_kind("plan", plan, Plan)
     check_kind("budget", budget, Budget)
@@ -170,7 +189,7 @@ def train(
             self_test(step, data)
         if folder and not folder.checkpoint.exists():
             folder.begin(plan, ledger)
-            _keep(folder, step, scheduler)
+            _save_checkpoint(folder, step, scheduler)
         with RunProgress(end, step.steps, shown=progress) as bar:
             for batch in batches:
                 moved = step(batch)
@@ -190,7 +209,7 @@ def train(
                 metrics.append(newest)
                 if folder:
                     folder.add_metrics(newest)
-                    _keep(folder, step, scheduler)
+                    _save_checkpoint(folder, step, scheduler)
                 ledger.compact(step.run, step.steps)  # no resumed run goes back before the checkpoint
         if folder:
             checkpoint.save_weights(folder.weights, model)
@@ -207,7 +226,7 @@ def train(
 def _last_step(
     step: PrivateStep, budget: Budget, wanted: int | None
 ) -> tuple[int, Literal["steps", "budget"]]:
-    """The step to stop after, and what makes it the last one.
+    """Last step of the run, and whether the steps asked for or the budget end it.
 
     Steps on the ledger beyond the checkpoint are repeated, not paid again, so they always fit.
     """
@@ -246,13 +265,13 @@ def _last_step(
     return limit, "budget"
 
 
-def _keep(folder: RunFolder, step: PrivateStep, scheduler: Scheduler | None) -> None:
+def _save_checkpoint(folder: RunFolder, step: PrivateStep, scheduler: Scheduler | None) -> None:
     state = None if scheduler is None else scheduler.state_dict()
     checkpoint.save(folder.checkpoint, {"step": step.state_dict(), "scheduler": state})
 
 
 def _resume(folder: RunFolder, step: PrivateStep, scheduler: Scheduler | None) -> list[dict[str, Any]]:
-    """Bring everything to where the last checkpoint left it; return the metrics up to there."""
+    """Load the last checkpoint; return the metrics up to there."""
     folder.check_ledger(step.ledger)
     if not folder.checkpoint.exists():
         return []

@@ -1,4 +1,4 @@
-"""How many records fit into one physical batch."""
+"""Size of a physical batch: records that fit into memory at once."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ Measured in docs/results/step.md.
 def records_that_fit(
     model: nn.Module, loss: Loss, inputs: Any, targets: Any, tape: GradientTape | SplitTape
 ) -> int:
-    """How many records to work on at once, from what these few keep between forward and backward."""
+    """Records to work on at once, from the memory that these few keep between forward and backward."""
     limit = memory_limit(next(model.parameters()).device)
     kept = activations(model, loss, inputs, targets) + sum(map(_size, tape.tensors()))
     return max(1, limit * tape.records // max(1, kept))

@@ -1,4 +1,4 @@
-"""Dropout, views and coins, drawn from the step's source and not from torch's global state."""
+"""Randomness of dropout, views and coins, from the step's source in place of torch's global state."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +14,11 @@ def own_randomness(source: Randomness, device: torch.device) -> Iterator[None]:
     shared = [torch.default_generator]
     if device.type == "cuda":
         shared.append(torch.cuda.default_generators[device.index or 0])
-    states = [each.get_state() for each in shared]
+    states = [generator.get_state() for generator in shared]
     try:
-        for each in shared:
-            fill_state(each, source)
+        for generator in shared:
+            fill_state(generator, source)
         yield
     finally:
-        for each, state in zip(shared, states, strict=True):
-            each.set_state(state)
+        for generator, state in zip(shared, states, strict=True):
+            generator.set_state(state)

@@ -42,8 +42,8 @@ class PrivateStep(StepState):
     docs/guarantees/poisson-gaussian.md and ledger.md. Two steps on one model must share a ledger: the
     weights of another one's run are trained further with a `PrivacyWarning`.
 
-    `step(batch)` runs five phases, each a method that methods built on a step call and override one by
-    one: `draw`, `clipped_sum` (by `clip_physical_batch`), `privatize`, `charge` and `apply`.
+    `step(batch)` runs five phases, methods to call and override one by one: `draw`, `clipped_sum` (by
+    `clip_physical_batch`), `privatize`, `charge` and `apply`.
 
         step = hush.PrivateStep(model, loss, optimizer, plan, records=len(inputs))
         for batch in step.batches((inputs, targets), steps=100):
@@ -51,8 +51,7 @@ class PrivateStep(StepState):
         print(step.spent(delta=1e-5))
     """
 
-    _mask_stream: Randomness
-    """Of dropout, views and coins: for them alone, as noise is drawn at the same time."""
+    _mask_stream: Randomness  # of dropout, views and coins alone: noise is drawn at the same time
     _accumulator: Tensor | None = None
 
     @cached_property
@@ -67,7 +66,7 @@ class PrivateStep(StepState):
             data: only shapes and types count, unless the model does not take made-up records.
 
         Returns:
-            Records a physical batch. Raises if the model cannot be trained privately on such data.
+            Records a physical batch; raises if the model cannot be trained privately.
         """
         found = probe_batch(self, data)
         self.rounding_bounded = found.rounding_bounded
@@ -86,7 +85,7 @@ class PrivateStep(StepState):
             present: which slots hold a record. What is in an empty slot counts for nothing.
 
         Returns:
-            Batches of slots (sensitive); none may be left out.
+            Subsampled slots (sensitive); none may be left out.
         """
         if count(data) != self.records:
             raise DataError(
@@ -112,7 +111,7 @@ class PrivateStep(StepState):
         An override must draw each slot as charged, whoever is in it: coin i is of slot i.
 
         Args:
-            like: batch of the same data, physical batch and slots.
+            like: batch of the same data.
         """
         indices = self.plan.sampling.draw(self.records, self.generator)
         return Batch(indices, like.data, like.physical, like.present)
@@ -124,8 +123,8 @@ class PrivateStep(StepState):
             batch: the last one drawn; a step that was interrupted takes the same batch again.
 
         Returns:
-            Whether the model moved: always, unless the plan is selective and the proposal was rejected.
-            A learning-rate schedule should move only when the model did.
+            Whether the model moved: not if a selective plan rejected the proposal. A learning-rate
+            schedule should move only when the model did.
         """
         if batch is None or batch is not self.pending_batch:
             raise DataError(
@@ -138,8 +137,7 @@ class PrivateStep(StepState):
         if grows_with_dimension(self.plan) and self.size > self.dimension:
             raise Unsupported(
                 f"{self.size} numbers are to be trained and the step was made for {self.dimension}: "
-                f"{self.plan} costs more the more there are. Let all of them require gradients before "
-                "making the step."
+                f"{self.plan} costs more the more there are. Let all require gradients before making it."
             )
         if self.trials is not None:
             return self.trials(batch)
@@ -151,8 +149,8 @@ class PrivateStep(StepState):
     def private_gradient(self, batch: Batch) -> Tensor:
         """Noisy mean of the clipped per-sample gradients of a batch, to be charged before it is used.
 
-        `privatize(clipped_sum(batch))`, with the noise drawn while gradients are computed where it pays.
-        An override must release no more than that.
+        `privatize(clipped_sum(batch))`, with the noise drawn while gradients are computed where it pays;
+        an override must release no more.
 
         Args:
             batch: slots drawn under the plan.
@@ -171,15 +169,14 @@ class PrivateStep(StepState):
     def clipped_sum(self, batch: Batch) -> Tensor:
         """Sum of the clipped per-sample gradients of a batch (sensitive).
 
-        One record moves it by (1 + `rounding`) times what its clipping allows, at most: what is charged
-        rests on that, and an override must keep it.
+        One record moves it by (1 + `rounding`) times its sensitivity set at most: the charge rests on
+        that, and an override must keep it.
 
         Args:
             batch: slots drawn under the plan.
 
         Returns:
-            Flat vector in double precision, blocks of the clipping one after another; its memory is
-            used again by the next sum.
+            Flat vector in double precision, block after block; the next sum overwrites it.
         """
         basis = self._basis()
         self._mask_stream = substream(self.generator)
@@ -201,7 +198,7 @@ class PrivateStep(StepState):
             present: which of the slots hold a record; None: all do.
 
         Returns:
-            The sum by parameter or block, and how many records were skipped.
+            Sum by parameter or block, and the number of records skipped.
         """
         mask = self.coordinate_mask()
         if self._replay is not None:
@@ -240,7 +237,7 @@ class PrivateStep(StepState):
     def charge(self, release: str) -> None:
         """Put the step on the ledger, on disk: only from here on may its release be used.
 
-        Not to be overridden: a step is charged once, after its draws and before its release.
+        Not to be overridden: once a step, after its draws and before its release.
 
         Args:
             release: name or fingerprint of the release; it must not tell more than the release.
@@ -262,8 +259,8 @@ class PrivateStep(StepState):
     def apply(self, update: Tensor) -> None:
         """Move the model by the optimizer's rule for a private gradient that was charged.
 
-        No gradient is left behind: one that stayed would be applied again by whoever calls the optimizer
-        next. An override may look at released values alone.
+        No gradient is left behind: whoever calls the optimizer next would apply it again. An override
+        may look at released values alone.
 
         Args:
             update: of `private_gradient` or `privatize`.

@@ -9,7 +9,7 @@ import torch
 
 import hush
 from hush.core.errors import InvalidValue
-from hush.training.methods.moments import described, finite
+from hush.training.methods.moments import channel_moments, finite
 from hush.training.methods.whitening import related
 from recipes.dpsur import table2 as dpsur_table2
 from recipes.dpsur.charged_statistics import Paid
@@ -85,7 +85,7 @@ def test_the_public_norms_of_normalised_features_hold_for_any_image() -> None:
     scales = torch.logspace(-3, 3, 81)[:, None, None]
     features = normalised(torch.randn(50, 81, 7, 7, generator=generator) ** 3 * scales)
     (values,) = finite(features)
-    first, second = described(9.0, values)
+    first, second = channel_moments(9.0, values)
     assert float(first.norms(2).max()) <= 9.0
     assert 9.0 < float(second.norms(2).max()) <= 81 / 27**0.5  # nothing is cut off
     alike = normalised(torch.randn(50, 1, 7, 7, generator=generator).expand(50, 81, 7, 7))

@@ -176,7 +176,7 @@ def test_one_record_more_does_not_make_others_vanish(monkeypatch: pytest.MonkeyP
     def moved() -> float:
         def total(inputs: Tensor, square_norm: float) -> Tensor:
             noisy = NoisyWhitening(multiplier=1.0, square_norm=square_norm)
-            return list(noisy._totals(inputs, related))[1][1]
+            return list(noisy.clipped_sums(inputs, related))[1][1]
 
         return max(float((total(more, step) - total(many, step)).norm()) / step for step in steps)
 

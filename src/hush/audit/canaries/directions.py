@@ -42,7 +42,7 @@ class Spikes:
         return found.scatter_(1, self.coordinates[who][:, None], length)
 
     def scores(self, update: Tensor) -> Tensor:
-        """How far an update goes in the direction of each canary."""
+        """Inner product of an update with the direction of each canary."""
         return update[self.coordinates].double()
 
 
@@ -78,8 +78,8 @@ def directions_for(
     canaries = check_count("canaries", canaries, "they are counted", at_least=1)
     trained = [value for value in model.parameters() if value.requires_grad]
     dimension, device = sum(value.numel() for value in trained), trained[0].device
-    balls = plan.clipping.sensitivity(dimension)
-    if len(balls) == 1 and balls[0].p <= 2 and balls[0].cap is None:
+    blocks = plan.clipping.sensitivity(dimension)
+    if len(blocks) == 1 and blocks[0].p <= 2 and blocks[0].cap is None:
         if canaries > dimension:
             raise InvalidValue(
                 f"canaries={canaries} must be at most the {dimension} numbers that are trained: each "
@@ -93,7 +93,7 @@ def directions_for(
 
 
 def quietness(model: nn.Module, loss: Loss, data: Data) -> Tensor:
-    """How much the first records move each coordinate at the present weights: their mean |gradient|."""
+    """Mean absolute per-sample gradient of the first records, by coordinate, at the present weights."""
     some = torch.arange(min(_LOOKED_AT, count(data)))
     device = next(model.parameters()).device
     inputs, targets = take(data, some)
@@ -108,7 +108,7 @@ def quietness(model: nn.Module, loss: Loss, data: Data) -> Tensor:
 def mislabelled(
     inputs: Tensor, targets: Tensor, canaries: int, classes: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """So many of these records, by chance, each with a label that is not its own.
+    """Random records with a wrong label each, as canaries.
 
     Canaries in input space: what a model knows of them it knows by heart.
     """

@@ -21,9 +21,14 @@ _DRAWS = 400
 
 
 def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Check:
-    """Whether each record is drawn at the rate charged, independently of the others and of other steps.
+    """Whether each record is subsampled at the rate charged, independently across records and steps.
 
     Nothing is trained: batches are drawn and thrown away.
+
+    Args:
+        step: as it is.
+        data: as many records as the step is for.
+        draws: number of batches.
     """
     check_count("draws", draws, "they are counted", at_least=2)
     nobody = Batch(torch.arange(0), data, 1)
@@ -44,10 +49,16 @@ def drawn_as_charged(drawn: list[np.ndarray], records: int, rate: float) -> floa
 def masks_independent(
     sampling: Sampling, *, records: int = 250, numbers: int = 40, seed: int = 0
 ) -> Check:
-    """Whether each number of each record that takes part is kept with the chance charged, on its own.
+    """Whether each coordinate of each record takes part at the rate charged, independently.
 
-    A private step shows its masks where there is next to no noise: of records that move numbers of
-    their own, one by one; of records that all move the same numbers, how many are kept of each.
+    A private step shows its masks where there is next to no noise: of records that move coordinates of
+    their own, one by one; of records that all move the same ones, how many take part in each.
+
+    Args:
+        sampling: one that samples coordinates.
+        records: of either step.
+        numbers: coordinates of each record.
+        seed: of the steps.
     """
     check_kind("sampling", sampling, Sampling)  # type: ignore[type-abstract]
     rate = sampling.coordinate_participation

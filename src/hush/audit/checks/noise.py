@@ -1,8 +1,8 @@
-"""Checks that the noise of a private step is what is charged, for a test suite: exact laws, p-values.
+"""Checks that the noise of a private step has the law that is charged: exact p-values, for a test suite.
 
 Each takes a step as it is and data that need no protection: nothing here is charged for as a release.
 A check that passes says that nothing was found at this size; docs/guarantees/audit.md says what can be.
-Others: `draw_checks` of who takes part, `step_checks` of what one record can move, `selective_checks`.
+Beside it: `draws` checks subsampling, `step` sensitivity and charges, `selective` its trials.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _REPEATS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What was looked at, and how likely so much is by chance if the step does what is charged."""
+    """Result of a check: its p-value if the step does what is charged."""
 
     name: str
     p_value: float
@@ -43,7 +43,7 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observed:
+class ObservedNoise:
     """Noise in each noisy sum of some steps, in units of its scale."""
 
     noise: Array
@@ -61,10 +61,14 @@ class NoiseLaw:
     """One for each number."""
 
 
-def observe(step: PrivateStep, data: Data, steps: int) -> Observed:
-    """Noise of so many steps, two at least; the model moves as it would.
+def observe(step: PrivateStep, data: Data, steps: int) -> ObservedNoise:
+    """Noise of some steps, in units of its scale; the model moves as it would.
 
-    A step whose randomness has no state (`secure`) must draw nothing but records and noise.
+    Args:
+        step: as it is. One whose randomness has no state (`secure`) must draw nothing but records and
+            noise.
+        data: as many records as the step is for, that need no protection.
+        steps: to run, two at least.
     """
     check_count("steps", steps, "one step says nothing of another", at_least=2)
     law = noise_of(step)
@@ -73,35 +77,46 @@ def observe(step: PrivateStep, data: Data, steps: int) -> Observed:
             "a selective step shows accepted proposals only, whose noise is not that of all of them. "
             "Check its noise with noise_at_any_size."
         )
-    found = []
+    noise = []
     for batch in step.batches(data, steps=steps):
         total = sum_before_noise(step, batch)
         step(batch)
         assert step.update is not None
-        found.append(_noise(step, step.update, total, law))
-    return Observed(noise=np.array(found), exponent=law.exponent)
+        noise.append(_noise(step, step.update, total, law))
+    return ObservedNoise(noise=np.array(noise), exponent=law.exponent)
 
 
-def proposals(step: PrivateStep, batches: list[Batch]) -> Observed:
-    """Noise of the private gradients of these batches; nothing is charged, and nothing moves."""
+def observe_proposals(step: PrivateStep, batches: list[Batch]) -> ObservedNoise:
+    """Noise of the private gradients of some batches; nothing is charged, and nothing moves.
+
+    Args:
+        step: as it is.
+        batches: of data that need no protection.
+    """
     law, found = noise_of(step), []
     with rehearsal(step):
         for batch in batches:
             total = sum_before_noise(step, batch)
             found.append(_noise(step, step.private_gradient(batch), total, law))
-    return Observed(noise=np.array(found), exponent=law.exponent)
+    return ObservedNoise(noise=np.array(found), exponent=law.exponent)
 
 
-def noise_scale(seen: Observed) -> Check:
-    """Whether there is as much noise as is charged: the sum of |x|^exponent has a gamma law, exactly."""
-    total = float((np.abs(seen.noise) ** seen.exponent).sum())
-    return Check(name="noise scale", p_value=laws.gamma_tails(total, seen.noise.size, seen.exponent))
+def noise_scale(observed: ObservedNoise) -> Check:
+    """Whether the noise scale is the one charged: the sum of |x|^exponent has a gamma law, exactly.
+
+    Args:
+        observed: noise of some steps.
+    """
+    total = float((np.abs(observed.noise) ** observed.exponent).sum())
+    return Check(
+        name="noise scale", p_value=laws.gamma_tails(total, observed.noise.size, observed.exponent)
+    )
 
 
 def noise_at_any_size(
     step: PrivateStep, data: Data, repeats: int = _REPEATS, sizes: Sequence[int] | None = None
 ) -> Check:
-    """Whether there is as much noise whoever was drawn: the gamma law of `noise_scale` at each size.
+    """Whether the noise scale is the one charged at any batch size: `noise_scale` at each.
 
     Args:
         step: as it is; nothing is charged, and nothing moves.
@@ -113,25 +128,30 @@ def noise_at_any_size(
     physical, found = step.probe(data), []
     for size in (0, 1, step.records // 2, step.records) if sizes is None else sizes:
         batch = Batch(torch.arange(size), data, physical)
-        found.append(noise_scale(proposals(step, [batch] * repeats)).p_value)
+        found.append(noise_scale(observe_proposals(step, [batch] * repeats)).p_value)
     return Check(name="noise at any batch size", p_value=laws.least(np.array(found)))
 
 
-def noise_law(seen: Observed) -> Check:
-    """Whether the noise has the law that is charged, and each number its share (exact gamma laws)."""
-    totals = (np.abs(seen.noise) ** seen.exponent).sum(0)
-    law = stats.gamma(len(seen.noise) / seen.exponent)
+def noise_law(observed: ObservedNoise) -> Check:
+    """Whether the noise has the law that is charged, in each coordinate and together.
+
+    Args:
+        observed: noise of some steps.
+    """
+    totals = (np.abs(observed.noise) ** observed.exponent).sum(0)
+    law = stats.gamma(len(observed.noise) / observed.exponent)
     each_number = laws.least(np.minimum(1.0, 2 * np.minimum(law.cdf(totals), law.sf(totals))))
-    together = float(stats.kstest(seen.noise.ravel(), stats.gennorm(seen.exponent).cdf).pvalue)
+    together = float(stats.kstest(observed.noise.ravel(), stats.gennorm(observed.exponent).cdf).pvalue)
     return Check(name="law of the noise", p_value=laws.least(np.array([each_number, together])))
 
 
-def noise_fresh(seen: Observed) -> Check:
-    """Whether no number of the noise says anything of another, in the same step or in a later one.
+def noise_fresh(observed: ObservedNoise) -> Check:
+    """Whether the noise is independent across coordinates and steps, at every distance.
 
-    At every distance: a repeat after k steps shows in more than k of them.
+    Args:
+        observed: noise of some steps; a repeat after k steps shows in more than k of them.
     """
-    return Check(name="fresh noise", p_value=laws.repeats(seen.noise))
+    return Check(name="fresh noise", p_value=laws.repeats(observed.noise))
 
 
 def sum_before_noise(step: PrivateStep, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""P-values of what a private step draws, if it draws as charged: exact laws of coins and noise."""
+"""P-values of the coins and noise of a private step under the laws that are charged, exact."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Checks of selective steps: rejections leave nothing, tests are of fresh records and under noise."""
+"""Checks of selective release: complete rollback, fresh test batches, noisy verdicts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,13 @@ _DRAWS = 400
 
 
 def rollback_complete(step: PrivateStep, data: Data, steps: int) -> Check:
-    """Whether a rejected proposal leaves weights, buffers and optimizer as they were, bit for bit."""
+    """Whether a rejected proposal leaves weights, buffers and optimizer as they were, bit for bit.
+
+    Args:
+        step: of a selective plan; its model moves.
+        data: as many records as the step is for.
+        steps: to run, enough for a rejection.
+    """
     _trials(step)
     rejected, same = 0, True
     for batch in step.batches(data, steps=steps):
@@ -47,6 +53,11 @@ def no_change_measured(step: PrivateStep, data: Data, steps: int) -> Check:
 
     Learning rates are set to 0 for it. A loss kept from another batch, or another model's dropout,
     shows as a change.
+
+    Args:
+        step: of a selective plan.
+        data: as many records as the step is for.
+        steps: to run.
     """
     trials = _trials(step)
     rises: list[float] = []
@@ -71,6 +82,11 @@ def fresh_test_batches(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Ch
 
     How many records are in both is binomial with the product of the rates, exactly. Only draws are
     made: nothing is trained, tested or charged.
+
+    Args:
+        step: of a selective plan.
+        data: as many records as the step is for.
+        draws: number of pairs of batches.
     """
     trials, release = _trials(step), _release(step)
     check_count("draws", draws, "they are counted", at_least=2)
@@ -92,6 +108,10 @@ def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
 
     A rise of the loss one deviation of the noise beyond the threshold, on either side, is accepted with
     a chance of Phi(-1) or Phi(1): the number of verdicts is binomial, exactly.
+
+    Args:
+        step: of a selective plan.
+        tries: verdicts on either side.
     """
     trials, release = _trials(step), _release(step)
     check_count("tries", tries, "they are counted", at_least=1)

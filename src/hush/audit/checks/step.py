@@ -1,4 +1,4 @@
-"""Checks of what one record can move, what a step charges, and what it leaves behind."""
+"""Checks of the sensitivity of a clipped sum, of charges, and of state that a step leaves behind."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,11 +49,11 @@ def influence(
     slots, data = torch.arange(len(batch)), take(batch.data, batch.indices)
     emptied = slots.tolist() if places is None else places
 
-    def total(held: Data, present: Tensor) -> Tensor:
-        return sum_before_noise(step, Batch(slots, held, batch.physical, present))
+    def total(content: Data, present: Tensor) -> Tensor:
+        return sum_before_noise(step, Batch(slots, content, batch.physical, present))
 
     def as_bounded(length: float) -> bool:
-        with _longer(step, 1.0 if length == 1 else length * step.plan.clipping.reference_norm):
+        with _scaled_losses(step, 1.0 if length == 1 else length * step.plan.clipping.reference_norm):
             whole = total(data, slots >= 0)
             return all(_own_share(step, whole, total, data, slots == place) for place in emptied)
 
@@ -63,7 +63,13 @@ def influence(
 
 
 def charged(step: PrivateStep, data: Data, steps: int) -> Check:
-    """Whether so many steps put so many charges on the ledger, and in its file if it has one."""
+    """Whether every step is charged once, on the ledger and in its file if it has one.
+
+    Args:
+        step: as it is; its model moves.
+        data: as many records as the step is for.
+        steps: to run.
+    """
     check_count("steps", steps, "they are counted", at_least=1)
     before = step.ledger.counts.get(step.plan, 0)
     for batch in step.batches(data, steps=steps):
@@ -76,8 +82,16 @@ def charged(step: PrivateStep, data: Data, steps: int) -> Check:
 
 
 def nothing_kept(step: PrivateStep, data: Data, steps: int) -> Check:
-    """Whether a step leaves nothing but weights and optimizer state: every other tensor of the model
-    (buffers, frozen parameters, gradients, attributes) is the same after it, bit for bit."""
+    """Whether a step leaves nothing but weights and optimizer state.
+
+    Every other tensor of the model (buffers, frozen parameters, gradients, attributes) is the same after
+    it, bit for bit.
+
+    Args:
+        step: as it is; its model moves.
+        data: as many records as the step is for.
+        steps: to run.
+    """
     check_count("steps", steps, "they are counted", at_least=1)
     same = True
     for batch in step.batches(data, steps=steps):
@@ -103,19 +117,19 @@ def _own_share(
     moved = whole - without
     if not torch.equal(without, total(exchanged, ~only)) or not bool(moved.isfinite().all()):
         return False
-    balls = step.plan.clipping.sensitivity(step.size)
-    sizes = [ball.dimension or len(whole) for ball in balls]
+    blocks = step.plan.clipping.sensitivity(step.size)
+    sizes = [block.dimension or len(whole) for block in blocks]
     more = 1 + step.rounding
     return all(
-        float(torch.linalg.vector_norm(part, ball.p)) <= ball.norm * more
-        and float(part.abs().max()) <= ball.max_entry * more
-        and float((part - own).abs().max()) <= ball.norm * step.rounding
-        for part, own, ball in zip(moved.split(sizes), alone.split(sizes), balls, strict=True)
+        float(torch.linalg.vector_norm(part, block.p)) <= block.norm * more
+        and float(part.abs().max()) <= block.max_entry * more
+        and float((part - own).abs().max()) <= block.norm * step.rounding
+        for part, own, block in zip(moved.split(sizes), alone.split(sizes), blocks, strict=True)
     )
 
 
 def _filled(place: int, other: int) -> Callable[[Tensor], Tensor]:
-    """What puts a copy of another slot's row in a slot."""
+    """Function that puts a copy of another slot's row in a slot."""
 
     def exchanged(rows: Tensor) -> Tensor:
         rows = rows.clone()
@@ -126,7 +140,7 @@ def _filled(place: int, other: int) -> Callable[[Tensor], Tensor]:
 
 
 @contextmanager
-def _longer(step: PrivateStep, factor: float) -> Iterator[None]:
+def _scaled_losses(step: PrivateStep, factor: float) -> Iterator[None]:
     """Multiply every record's loss, and so its gradient."""
     loss = step.loss
     step.loss = lambda outputs, targets: factor * loss(outputs, targets)

@@ -1,4 +1,4 @@
-"""Attacks on what is released outside of training: means, votes, statistics and quantiles."""
+"""Distinguishing attacks on releases outside of training: means, votes, moments and quantiles."""
 
 import numpy as np
 import torch

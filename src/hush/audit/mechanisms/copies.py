@@ -1,4 +1,4 @@
-"""Thousands of runs in one private step: a record for each row of a table, rows without one beside.
+"""Thousands of independent runs in one private step: a record for each row of a table, and empty rows.
 
 A record moves the numbers of its own row and no others, so each row is a run of the plan on one record;
 clipping, draws and noise are those of the step, all in one call.
@@ -15,6 +15,7 @@ from hush.audit.lower_bound import Draws
 from hush.clipping import L2, Box, Importance, Lp, Subspaces
 from hush.core.plan import Plan
 from hush.noise import BlockGaussian
+from hush.training.parameters import split_like
 from hush.training.step import PrivateStep
 
 STRENGTH = 100.0
@@ -36,17 +37,13 @@ class Tables(nn.Module):
         return torch.cat([block(index) for block in self.blocks], 1)
 
     def rows(self, update: Tensor) -> Tensor:
-        """What an update of all numbers, one after the other, has for each row."""
-        parameters = list(self.parameters())
-        parts = update.split([parameter.numel() for parameter in parameters])
-        shaped = [part.view_as(own) for part, own in zip(parts, parameters, strict=True)]
-        return torch.cat(shaped, 1)
+        """Entries of a flat update that belong to each row."""
+        return torch.cat(split_like(update, list(self.parameters())), 1)
 
 
 def widths(plan: Plan, touched: int) -> tuple[int, ...]:
     """How many of the touched numbers are in each block of the clipping."""
-    balls = plan.clipping.sensitivity(touched)
-    return tuple(ball.dimension or touched for ball in balls)
+    return tuple(block.dimension or touched for block in plan.clipping.sensitivity(touched))
 
 
 def copied(plan: Plan, rows: int) -> Plan:

@@ -1,4 +1,4 @@
-"""The distinguisher: does what a plan runs tell more of a record than is charged?"""
+"""Likelihood-ratio distinguisher: a lower bound on epsilon of what a plan runs, against the charge."""
 
 import math
 
@@ -73,16 +73,16 @@ def clipped(plan: Plan, touched: int) -> Array:
 
 
 def log_ratio(plan: Plan, outputs: Array, shift: Array, around: Array) -> Array:
-    """How much likelier each row of outputs is with the record: the best score there is.
+    """Log-likelihood ratio of each row of outputs, with the record over without: the optimal score.
 
     For noise on a fixed support, that of the whole normal law; any score makes a valid audit.
     """
-    rate, thinning = plan.sampling.participation, plan.sampling.coordinate_participation
+    rate, coordinate_rate = plan.sampling.participation, plan.sampling.coordinate_participation
     powers, scales = _law(plan, len(shift))
-    seen = outputs.reshape(len(outputs), -1, len(shift)) - around
-    each = (np.abs(seen) ** powers - np.abs(seen - shift) ** powers) / scales**powers
-    if thinning < 1:
-        each = np.logaddexp(math.log1p(-thinning), math.log(thinning) + each)
+    centred = outputs.reshape(len(outputs), -1, len(shift)) - around
+    each = (np.abs(centred) ** powers - np.abs(centred - shift) ** powers) / scales**powers
+    if coordinate_rate < 1:
+        each = np.logaddexp(math.log1p(-coordinate_rate), math.log(coordinate_rate) + each)
     whole = each.sum(2)
     if rate < 1:
         whole = np.logaddexp(math.log1p(-rate), math.log(rate) + whole)

@@ -34,7 +34,7 @@ _AT_ONCE = {"cpu": 2**18, "cuda": 2**25}
 
 @dataclass(frozen=True, kw_only=True)
 class Charges:
-    """What the steps of a run cost the records at hand, added up (sensitive, and no guarantee).
+    """Per-instance RDP of the records at hand, summed over the steps (sensitive, and no guarantee).
 
     Locations depend on earlier releases, so the sum of one run bounds nothing for another:
     docs/guarantees/filter.md.
@@ -42,9 +42,9 @@ class Charges:
 
     orders: Array
     for_all: Array
-    """For whatever record is added or removed, at each order."""
+    """RDP of any record added or removed, at each order."""
     each: Array
-    """For each record, a row: no more than for all, and no more than its own norms cost."""
+    """RDP of each record, a row: no more than for all, and no more than its own norms cost."""
 
 
 class LinearDescent:
@@ -114,15 +114,19 @@ class LinearDescent:
         self._each = np.zeros((len(inputs), len(self._orders)))
 
     def run(self, steps: int) -> Iterator[Tensor]:
-        """Take so many steps; each yields the weights after it, which may be published."""
+        """Weights after each step, which may be published.
+
+        Args:
+            steps: to take.
+        """
         for _ in range(check_count("steps", steps, "they are counted", at_least=1)):
             total = self._step_sum()
             # more than what rounding in double precision adds to a record: docs/guarantees/tape.md
             flat = total.reshape(-1).mul_(1 - 2.0**-16)
-            around = self.plan.noise.privatize(
+            noisy = self.plan.noise.privatize(
                 flat, norm=self.plan.clipping.reference_norm, generator=self.generator
             )
-            update = around.div_(self.plan.sampling.expected(len(self.inputs)))
+            update = noisy.div_(self.plan.sampling.expected(len(self.inputs)))
             self.ledger.charge(
                 self.plan,
                 run=self._run,
@@ -139,7 +143,7 @@ class LinearDescent:
             yield self.weights
 
     def spent(self, delta: float) -> Guarantee:
-        """The guarantee for everything on the ledger, or the filter's budget where that is less.
+        """(epsilon, delta) guarantee of all on the ledger, or the filter's budget where that is less.
 
         The filter knows of its own steps alone: with any other on the ledger its budget says nothing.
         """
@@ -156,12 +160,12 @@ class LinearDescent:
         return min(charged, filtered, key=lambda each: each.epsilon.upper)
 
     def charges(self) -> Charges:
-        """What was spent on the records at hand, at the `orders` asked for (sensitive)."""
+        """Per-instance RDP of the records at hand, at the `orders` asked for (sensitive)."""
         each = np.minimum(self._each, self._for_all)
         return Charges(orders=self._orders, for_all=self._for_all.copy(), each=each)
 
     def _step_sum(self) -> Tensor:
-        """The sum of the clamped gradients of those who take part; what it costs is noted."""
+        """Sum of the clamped gradients of those who take part; its per-instance RDP is added up."""
         if self.individual is None:
             total, squares = self._clamped()
         else:
@@ -174,11 +178,11 @@ class LinearDescent:
             admitted = torch.as_tensor(self.individual.admit(price), device=squares.device)
             total, squares = self._clamped(admitted)
         if len(self._orders):
-            self._watch(total, squares)
+            self._add_charges(total, squares)
         return total
 
     def _clamped(self, admitted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The sum of the clamped gradients, and the squared norm of each of them."""
+        """Sum of the clamped per-sample gradients, and the squared norm of each."""
         limit = self.plan.clipping.reference_norm
         logits = self.inputs @ self.weights.T
         error = logits.softmax(1) - nn.functional.one_hot(self.targets, len(self.weights))
@@ -194,16 +198,16 @@ class LinearDescent:
         product = self.inputs.new_empty(rows, self.inputs.shape[1])
         for start in range(0, len(self.inputs), rows):
             features = self.inputs[start : start + rows]
-            held = product[: len(features)]
+            clamped = product[: len(features)]
             for k in range(len(self.weights)):
-                torch.mul(features, error[start : start + rows, k, None], out=held)
-                held.clamp_(-limit, limit)
-                total[k] += held.sum(0, dtype=torch.float64)
+                torch.mul(features, error[start : start + rows, k, None], out=clamped)
+                clamped.clamp_(-limit, limit)
+                total[k] += clamped.sum(0, dtype=torch.float64)
                 if measured:
-                    squares[start : start + rows] += torch.linalg.vector_norm(held, dim=1) ** 2
+                    squares[start : start + rows] += torch.linalg.vector_norm(clamped, dim=1) ** 2
         return total, squares
 
-    def _watch(self, total: Tensor, squares: Tensor) -> None:
+    def _add_charges(self, total: Tensor, squares: Tensor) -> None:
         location = total.reshape(-1).cpu().numpy()
         for_all = individual_rdp(self.plan, location, self._orders)
         deviation = support_of(self.plan.noise, self.plan.clipping.reference_norm)[1]

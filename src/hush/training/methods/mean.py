@@ -1,4 +1,4 @@
-"""The private mean of some records: the smallest thing a plan can run."""
+"""Differentially private mean of the records under any plan."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,7 +28,7 @@ _MOST_ROWS = 2**21
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateMean:
-    """A noisy mean, and what releasing it promises; both may be published."""
+    """A noisy mean and the guarantee of its release; both may be published."""
 
     value: npt.NDArray[np.float64]
     guarantee: Guarantee
@@ -43,10 +43,10 @@ def mean(
     secure: bool = False,
     arithmetic: Arithmetic = "proved",
 ) -> PrivateMean:
-    """The mean of the records, a row each, under any plan.
+    """Differentially private mean of the records, a row each, under any plan.
 
-    Each row is held within the plan's clipping, the rows that take part are added up, noise is drawn
-    around the sum, and the result is divided by the expected number of rows. Noise on a fixed support
+    Rows are subsampled, clipped and summed, the sum is privatized, and divided by the expected number
+    of rows. Noise on a fixed support
     bounds the *sum*: its `scale` and `bound` are as many times larger than those of the mean.
 
     **Guarantee.** `hush.epsilon(plan, steps=1, delta=delta)`: the value may be published with it. The
@@ -59,6 +59,9 @@ def mean(
         generator: seeds the draws, so that they can be repeated.
         secure: draw from the operating system.
         arithmetic: `assumed` draws noise with torch's own, faster generator.
+
+    Returns:
+        The noisy mean and its guarantee.
 
     >>> import hush, torch
     >>> rows = torch.rand(1000, 3, generator=torch.Generator().manual_seed(0))
@@ -78,12 +81,12 @@ def mean(
         )
     rows = _rows(records)
     _check_always_released(plan)
-    promised = epsilon(plan, 1, delta, dimension=rows.shape[1])
+    guarantee = epsilon(plan, 1, delta, dimension=rows.shape[1])
     source = source_for(rows.device, generator, secure=secure, arithmetic=arithmetic)
     if not cryptographic(source) or len(rows) > _MOST_ROWS:
-        promised = replace(promised, arithmetic="assumed")
+        guarantee = replace(guarantee, arithmetic="assumed")
     secrecy: Secrecy = "secret" if generator is None else "seeded"
-    promised = replace(promised, randomness=secrecy, records=len(rows))
+    guarantee = replace(guarantee, randomness=secrecy, records=len(rows))
     taken = rows[plan.sampling.draw(len(rows), source).to(rows.device)]
     with own_randomness(source, rows.device):
         total = clipped_row_sum(taken, plan, source).mul_(1 - _ROUNDING)
@@ -95,13 +98,18 @@ def mean(
         block.copy_(noise.privatize(block, norm=norm, generator=source))
     share = 1 - _ROUNDING if plan.noise.additive else 1.0
     value = total.div_(share * plan.sampling.expected(len(rows))).cpu().numpy()
-    return PrivateMean(value=value, guarantee=promised)
+    return PrivateMean(value=value, guarantee=guarantee)
 
 
 def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guarantee:
-    """What `mean` promises these records and any that is added to them or removed (sensitive).
+    """Per-instance guarantee of `mean` for these records and any one added or removed (sensitive).
 
     **Guarantee** (per-instance). docs/guarantees/bounded.md; for full batches.
+
+    Args:
+        records: a row of finite numbers each.
+        plan: full-batch plan of the mean.
+        delta: of the guarantee.
     """
     _check_always_released(plan)
     delta = DELTA["range"].check("delta", delta)
@@ -127,18 +135,19 @@ def _check_always_released(plan: Plan) -> None:
 
 
 def clipped_row_sum(rows: Tensor, plan: Plan, source: "Randomness | None") -> Tensor:
+    """Sum of the clipped rows, coordinates masked from the source if there is one (sensitive)."""
     tape = GradientTape(terms={"rows": Dense(rows)}, device=rows.device)
     if source is None or plan.sampling.coordinate_participation == 1:
         return plan.clipping.clip(tape).total["rows"]
 
-    def thin(values: Tensor) -> Tensor:
+    def mask(values: Tensor) -> Tensor:
         return plan.sampling.mask_coordinates(values, source)
 
-    return plan.clipping.clip(tape, thin).total["rows"]
+    return plan.clipping.clip(tape, mask).total["rows"]
 
 
 def _rows(records: npt.ArrayLike) -> Tensor:
-    """The records in double precision, in memory of their own."""
+    """Copy of the records in double precision."""
     given: Any = records
     try:
         rows = torch.as_tensor(given if isinstance(given, Tensor) else np.asarray(given))

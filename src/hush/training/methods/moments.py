@@ -1,4 +1,4 @@
-"""Statistics of the inputs, to normalise by: noisy, and paid for."""
+"""Differentially private mean and variance of the inputs, to normalise by."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -27,12 +27,13 @@ from hush.sampling import FullBatch
 from hush.training.fingerprint import fingerprint
 
 Pair = tuple[Term, Term]
-"""What each record adds to the two sums."""
+"""Vectors that each record adds to the two sums."""
 
 _AT_ONCE = 1024
 _ROUNDING, _MOST_RECORDS = 2.0**-16, 2**21
 """Share of a record's bound that rounding in double precision may add, in sums of so many records."""
-_FAR = 2.0**10
+_CANCELLING = 2.0**10
+"""Terms of a mean, in clipping norms, from which on rounding of what cancels may count."""
 _FLOOR = number(
     above=0,
     at_most=1e12,
@@ -43,7 +44,7 @@ _FLOOR = number(
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """The mean and variance of each channel, which may be published."""
+    """Mean and variance of each channel, which may be published."""
 
     mean: Tensor
     variance: Tensor
@@ -51,10 +52,15 @@ class Moments:
 
 @dataclass(frozen=True, kw_only=True)
 class NoisySums(Value):
-    """Two sums over the records, of a vector each, released with noise.
+    """Two sums of clipped vectors over the records, released under Gaussian noise.
 
-    **Guarantee.** Two releases of full batches with Gaussian noise: docs/guarantees/baselines.md. What
-    is said of the vectors' norms must not depend on the records: a quantile of theirs is not public.
+    **Guarantee.** Two full-batch Gaussian mechanisms: docs/guarantees/baselines.md. The clipping norms
+    must not depend on the records: a quantile of their norms is not public.
+
+    Args:
+        multiplier: noise multiplier of either sum.
+        norm: l2 clipping norm of a record's first vector.
+        square_norm: l2 clipping norm of its second vector.
     """
 
     multiplier: float = field(metadata=MULTIPLIER)
@@ -63,7 +69,7 @@ class NoisySums(Value):
 
     @property
     def plan(self) -> Plan:
-        """One of the two releases; they cost the same, whatever their norms."""
+        """Plan of one of the two releases; they cost the same, whatever their norms."""
         return Plan(
             sampling=FullBatch(),
             clipping=L2(norm=1.0),
@@ -71,7 +77,11 @@ class NoisySums(Value):
         )
 
     def guarantee(self, delta: float) -> Guarantee:
-        """What both cost, on their own."""
+        """(epsilon, delta) guarantee of both releases, on their own.
+
+        Args:
+            delta: of the guarantee.
+        """
         return epsilon(self.plan, 2, delta)
 
     def _means(
@@ -82,7 +92,7 @@ class NoisySums(Value):
         generator: torch.Generator | None,
         secure: bool,
     ) -> list[Tensor]:
-        """The noisy sums of the records' vectors over their number, charged before they are known."""
+        """Noisy means of the records' vectors, charged before they are known."""
         check_kind("ledger", ledger, Ledger)
         check_kind("inputs", inputs, Tensor)
         if inputs.ndim < 2 or not inputs.numel() or not inputs.is_floating_point():
@@ -91,10 +101,10 @@ class NoisySums(Value):
                 "numbers, records x channels x places, one at least of each: each record's own channels "
                 "are what is bounded. Pass e.g. inputs.float()."
             )
-        run, found = secrets.token_hex(8), []
+        run, means = secrets.token_hex(8), []
         source = source_for(torch.device("cpu"), generator, secure=secure)
         source = set_apart(source, ledger.stream_label())
-        for step, (norm, total) in enumerate(self._totals(inputs, vectors), start=1):
+        for step, (norm, total) in enumerate(self.clipped_sums(inputs, vectors), start=1):
             noisy = self.plan.noise.privatize(total, norm=norm * (1 + _ROUNDING), generator=source)
             noisy.div_(len(inputs))
             ledger.charge(
@@ -106,13 +116,13 @@ class NoisySums(Value):
                 randomness="secret" if generator is None else "seeded",
                 records=len(inputs),
             )
-            found.append(noisy)
-        return found
+            means.append(noisy)
+        return means
 
-    def _totals(
+    def clipped_sums(
         self, inputs: Tensor, vectors: Callable[[Tensor], Pair]
     ) -> Iterator[tuple[float, Tensor]]:
-        """Each norm, and the sum over the records of what is held within it."""
+        """Clipping norm and clipped sum of either vector (sensitive)."""
         norms = self.norm, self.square_norm
         totals = [torch.zeros((), dtype=torch.float64)] * 2
         for values in finite(inputs):
@@ -124,13 +134,12 @@ class NoisySums(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyMoments(NoisySums):
-    """Mean and variance of each channel over all records and places, from two noisy sums.
+    """Differentially private mean and variance of each channel over all records and places.
 
-    What a record adds to the first is the mean of each of its channels, to the second the mean of the
-    squares, either vector scaled down to a Euclidean norm of `norm` and `square_norm` at most.
-    Variances below `floor` are set to it.
+    A record adds the mean of each of its channels to the first sum and the mean of their squares to the
+    second, clipped to l2 norms of `norm` and `square_norm`. Variances below `floor` are set to it.
 
-    **Guarantee.** That of `NoisySums`; the floor must not depend on the records either.
+    **Guarantee.** As of `NoisySums`; the floor must not depend on the records either.
 
     >>> print(NoisyMoments(multiplier=8.0).guarantee(delta=1e-5).epsilon)
     <= 0.63398 (and >= 0.63398)
@@ -146,20 +155,32 @@ class NoisyMoments(NoisySums):
         generator: torch.Generator | None = None,
         secure: bool = False,
     ) -> Moments:
-        """The moments of `inputs` (records, channels, places...)."""
-        first, second = self._means(inputs, partial(described, self.norm), ledger, generator, secure)
+        """Mean and variance of each channel of the inputs, charged before they are known.
+
+        Args:
+            inputs: of shape (records, channels, places...).
+            ledger: ledger to charge, twice.
+            generator: seeds the noise, so that it can be repeated: for tests.
+            secure: draw noise from the operating system.
+
+        Returns:
+            Moments that may be published with the guarantee.
+        """
+        first, second = self._means(
+            inputs, partial(channel_moments, self.norm), ledger, generator, secure
+        )
         variance = (second - first**2).clamp(min=self.floor)
         return Moments(mean=first, variance=variance)
 
 
-def described(norm: float, values: Tensor) -> Pair:
-    """The mean of each channel of each record, and that of the squares.
+def channel_moments(norm: float, values: Tensor) -> Pair:
+    """Mean of each channel of each record, and mean of its squares.
 
     Places that cancel leave rounding in a mean, in an order that may depend on the other records. The
     means of a record fall to 0 where their terms are more than a thousand times `norm` long.
     """
     terms = vector_norms(values.abs().mean(2), 2.0)
-    trust = (2 - terms / (_FAR * norm)).clamp(min=0.0, max=1.0).nan_to_num()
+    trust = (2 - terms / (_CANCELLING * norm)).clamp(min=0.0, max=1.0).nan_to_num()
     return Dense(values.mean(2) * trust[:, None]), Dense(values.square().mean(2))
 
 

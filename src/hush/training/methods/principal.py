@@ -1,4 +1,4 @@
-"""Bases of the subspaces that public gradients lie in, by block power iteration with deflation.
+"""Principal subspaces of public gradients, by block power iteration with deflation.
 
 Algorithm 4 of the twice-sampling paper, for each group of parameters on its own. All that enters is
 public: the records, and weights that were released. So new bases cost nothing.
@@ -21,7 +21,7 @@ from hush.training.data import Data, count
 from hush.training.methods.probe import finite, gradient_rows
 from hush.training.randomness import own_randomness
 
-_AT_ONCE = 4096
+_ROWS_AT_ONCE = 4096
 """Rows of a basis that are in double precision at a time."""
 
 
@@ -33,7 +33,7 @@ def principal_basis(
     principal: Principal,
     generator: Randomness,
 ) -> PublicBasis:
-    """The frame of the principal directions of the public records' gradients at the present weights.
+    """Public basis: principal directions of the public records' gradients at the present weights.
 
     `ranks` are those of the subspaces, the residual's last; they add up to the number of parameters.
     Repeats itself for the same model and generator state. Only one group's public gradients are in
@@ -43,7 +43,7 @@ def principal_basis(
     needed = max(map(sum, columns))
     seed = seed_from(generator)
     own = torch.Generator(next(model.parameters()).device).manual_seed(seed)
-    found = []
+    parts = []
     for group, split in zip(groups, columns, strict=True):
         with own_randomness(own, own.device):
             rows = finite(gradient_rows(model, loss, public, group))
@@ -51,8 +51,8 @@ def principal_basis(
             raise _too_few(len(rows), needed, len(groups))
         with full_precision(own.device):
             basis = principal_directions(rows, split, principal.iterations, own)
-        found.append(Group(group, basis, split))
-    return PublicBasis(tuple(found))
+        parts.append(Group(group, basis, split))
+    return PublicBasis(tuple(parts))
 
 
 def check_enough(
@@ -61,7 +61,7 @@ def check_enough(
     """The groups of parameters and the ranks in each; raise if the records are too few for them."""
     sizes = {name: value.numel() for name, value in model.named_parameters() if value.requires_grad}
     ranks = _checked(ranks, sum(sizes.values()))
-    groups = _runs(list(sizes), list(sizes.values()), principal.groups)
+    groups = _groups_of(list(sizes), list(sizes.values()), principal.groups)
     totals = [sum(sizes[name] for name in group) for group in groups]
     shares = [apportioned(total, totals) for total in accumulate(ranks[:-1], initial=0)]
     needed = max(shares[-1])
@@ -73,9 +73,9 @@ def check_enough(
 def principal_directions(
     rows: Tensor, ranks: Sequence[int], iterations: int, generator: torch.Generator
 ) -> Tensor:
-    """Orthonormal columns that span the rows' principal subspaces, the largest first.
+    """Orthonormal basis of the rows' principal subspaces, a column a direction, the largest first.
 
-    `rows` is overwritten by what the subspaces leave of it.
+    `rows` is overwritten by its residual.
     """
     length = rows.shape[1]
     basis = rows.new_zeros(length, 0)
@@ -91,7 +91,7 @@ def principal_directions(
     if 0 < scale < math.inf:
         rows *= scale
     one = torch.eye(basis.shape[1], dtype=torch.float64, device=basis.device)
-    if not bool(((_products(basis) - one).abs() < _CROOKED).all()):
+    if not bool(((_gram(basis) - one).abs() < _NOT_ORTHONORMAL).all()):
         raise DataError(
             "no orthonormal basis was found for the public gradients: they are not finite, or lie in "
             "fewer directions than the ranks ask for. Check the public records, or lower the ranks."
@@ -99,10 +99,10 @@ def principal_directions(
     return basis
 
 
-# What is added to each column, as a share of it, so that columns which depend on each other, or on the
-# basis, have a triangular factor in double precision: the least that does.
-_STIRS = (1e-7, 1e-5)
-_CROOKED = 1e-6
+# Random perturbation of each column, as a share of it, so that columns which depend on each other, or on
+# the basis, have a Cholesky factor in double precision: the least that does.
+_PERTURBATIONS = (1e-7, 1e-5)
+_NOT_ORTHONORMAL = 1e-6
 
 
 def _orthonormal(block: Tensor, basis: Tensor, generator: torch.Generator) -> Tensor:
@@ -111,55 +111,55 @@ def _orthonormal(block: Tensor, basis: Tensor, generator: torch.Generator) -> Te
     Random directions make up for what the block lacks in rank. By triangular factors of inner products
     in double precision: on a GPU a QR decomposition of such columns came out as no numbers.
     """
-    stir = torch.randn(block.shape, generator=generator, device=block.device, dtype=block.dtype)
-    unit = _unit(block)
-    for share in _STIRS:
-        block = unit + share / math.sqrt(len(block)) * stir
+    perturbation = torch.randn(block.shape, generator=generator, device=block.device, dtype=block.dtype)
+    unit = _normalized(block)
+    for share in _PERTURBATIONS:
+        block = unit + share / math.sqrt(len(block)) * perturbation
         for _ in range(3):  # a column that lies in the basis leaves its rounding, which does too
-            block = _unit(block - basis @ (basis.T @ block))
-        factor, failed = torch.linalg.cholesky_ex(_products(block))
+            block = _normalized(block - basis @ (basis.T @ block))
+        factor, failed = torch.linalg.cholesky_ex(_gram(block))
         if not bool(failed):
             break
-    block = _whitened(block, factor)
+    block = _orthonormalized(block, factor)
     for _ in range(2):
         block = block - basis @ (basis.T @ block)
-        block = _whitened(block, torch.linalg.cholesky_ex(_products(block)).L)
+        block = _orthonormalized(block, torch.linalg.cholesky_ex(_gram(block)).L)
     return block
 
 
-def _unit(block: Tensor) -> Tensor:
-    """The columns, each of length 1."""
+def _normalized(block: Tensor) -> Tensor:
+    """Columns scaled to l2 norm 1."""
     length: Tensor = torch.linalg.vector_norm(block, dim=0)
     return block / length.clamp(min=torch.finfo(block.dtype).tiny)
 
 
-def _whitened(columns: Tensor, factor: Tensor) -> Tensor:
-    """The columns times the inverse of a triangular factor of their inner products."""
+def _orthonormalized(columns: Tensor, factor: Tensor) -> Tensor:
+    """Columns times the inverse of the Cholesky factor of their Gram matrix."""
     return torch.cat(
         [
             torch.linalg.solve_triangular(factor.T, run.double(), upper=True, left=False).to(run.dtype)
-            for run in columns.split(_AT_ONCE)
+            for run in columns.split(_ROWS_AT_ONCE)
         ]
     )
 
 
-def _products(columns: Tensor) -> Tensor:
-    """The columns' inner products with each other, in double precision."""
+def _gram(columns: Tensor) -> Tensor:
+    """Gram matrix of the columns, in double precision."""
     count = columns.shape[1]
     total = torch.zeros(count, count, dtype=torch.float64, device=columns.device)
-    for run in columns.split(_AT_ONCE):
+    for run in columns.split(_ROWS_AT_ONCE):
         total.addmm_(run.T.double(), run.double())
     return total
 
 
-def _runs(names: list[str], sizes: list[int], groups: int) -> list[tuple[str, ...]]:
-    """The names in runs of about the same total size: so many, or fewer."""
+def _groups_of(names: list[str], sizes: list[int], groups: int) -> list[tuple[str, ...]]:
+    """Names in `groups` consecutive groups of about equal total size, or in fewer."""
     ends = list(accumulate(sizes, initial=0))
     middles = [(a + b) / 2 for a, b in pairwise(ends)]
-    found: dict[int, list[str]] = {}
+    members: dict[int, list[str]] = {}
     for name, middle in zip(names, middles, strict=True):
-        found.setdefault(min(groups - 1, int(groups * middle / max(1, ends[-1]))), []).append(name)
-    return [tuple(run) for run in found.values()]
+        members.setdefault(min(groups - 1, int(groups * middle / max(1, ends[-1]))), []).append(name)
+    return [tuple(run) for run in members.values()]
 
 
 def _checked(ranks: Sequence[int], dimension: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The gradients of a whole data set written out, for public records: one a row."""
+"""Per-sample gradients of public records, materialised one a row."""
 
 import functools
 from collections.abc import Sequence
@@ -14,16 +14,18 @@ from hush.gradients.tape import GradientTape, SplitTape
 from hush.gradients.tree import tree_map
 from hush.training.data import Data, count, take
 
-_AT_ONCE = 64
+_GRADIENTS_AT_ONCE = 64
 """Records whose gradients are worked out together."""
+_DESCENT_BATCH = 250
+"""Records of a pass without per-sample gradients."""
 
 
 def gradient_rows(
     model: nn.Module, loss: Loss, data: Data, names: Sequence[str] | None = None
 ) -> Tensor:
-    """The records' gradients of the named parameters, or of all, at the present weights.
+    """Per-sample gradients of the named parameters, or of all, at the present weights, a row each.
 
-    In the precision of the parameters, single at least. Bare gradients: as sensitive as the records.
+    In the precision of the parameters, single at least. Without noise: as sensitive as the records.
     """
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     names = list(trained) if names is None else names
@@ -31,7 +33,7 @@ def gradient_rows(
     sizes = [trained[name].numel() for name in names]
     device = next(iter(trained.values())).device
     rows = torch.empty(count(data), sum(sizes), dtype=dtype, device=device)
-    for at_once in torch.arange(count(data)).split(_AT_ONCE):
+    for at_once in torch.arange(count(data)).split(_GRADIENTS_AT_ONCE):
         inputs, targets = tree_map(take(data, at_once), lambda value: value.to(device))
         few = rows[at_once[0] : at_once[-1] + 1]
         for some, written in _only(record(model, per_record(loss), inputs, targets), names).chunks():
@@ -41,7 +43,7 @@ def gradient_rows(
 
 
 def finite(rows: Tensor) -> Tensor:
-    """The rows without those that hold what is no finite number."""
+    """Rows all of whose entries are finite."""
     usable = rows.isfinite().all(1)
     return rows if bool(usable.all()) else rows[usable]
 
@@ -55,9 +57,6 @@ def _only(tape: GradientTape | SplitTape, names: Sequence[str]) -> GradientTape 
 
 def _some(tape: GradientTape, names: Sequence[str]) -> GradientTape:
     return replace(tape, terms={name: tape.terms[name] for name in names})
-
-
-_AT_ONCE = 250
 
 
 def probe(
@@ -92,7 +91,7 @@ def descend(
     inputs, targets = data
     for _ in range(steps):
         optimizer.zero_grad()
-        for x, y in zip(inputs.split(_AT_ONCE), targets.split(_AT_ONCE), strict=True):
+        for x, y in zip(inputs.split(_DESCENT_BATCH), targets.split(_DESCENT_BATCH), strict=True):
             (loss(model(x), y) * (len(x) / len(inputs))).backward()
         optimizer.step()
     optimizer.zero_grad()

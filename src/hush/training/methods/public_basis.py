@@ -1,4 +1,4 @@
-"""The frame that a run's gradients are written in, found anew from public records as the run goes."""
+"""Public bases that a run's gradients are clipped in, recomputed from public records as it goes."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ from hush.training.methods.principal import check_enough, principal_basis
 
 
 class BasisSchedule:
-    """Gives the frame of each step; the same one until it is time for another.
+    """Public basis of each step; the same one for `every` steps.
 
-    All that a frame depends on is public: the records, released weights, and a seed of its own.
+    All that it depends on is public: the public records, released weights, and a seed of its own.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, public: Data, clipping: Subspaces) -> None:
@@ -29,37 +29,37 @@ class BasisSchedule:
         self._ranks = clipping.ranks
         self._principal = clipping.bases
         self.current: PublicBasis | None = None
-        self._made: dict[str, Any] = {}
+        self._inputs: dict[str, Any] = {}
 
     def at(self, step: int, generator: Randomness) -> PublicBasis:
-        """The frame of a step, counted from 0."""
+        """Public basis of a step, counted from 0; drawn from a seed of the generator when it is new."""
         if self.current is None or (
-            step % self._principal.every == 0 and step != self._made.get("step")
+            step % self._principal.every == 0 and step != self._inputs.get("step")
         ):
             weights = {name: value.detach().clone() for name, value in self._parameters().items()}
             seed = seed_from(generator)
-            self._made = {"step": step, "seed": seed, "weights": weights}
-            self.current = self._found(seed)
+            self._inputs = {"step": step, "seed": seed, "weights": weights}
+            self.current = self._compute(seed)
         return self.current
 
     def state_dict(self) -> dict[str, Any]:
-        """What the present frame was made of."""
-        return self._made
+        """Step, seed and weights that the current basis was computed from."""
+        return self._inputs
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the frame again that the state was of, whatever the weights are now."""
-        self._made, self.current = state, None
+        """Recompute the basis of a state, whatever the weights are now."""
+        self._inputs, self.current = state, None
         if not state:
             return
         now = {name: value.detach().clone() for name, value in self._parameters().items()}
         try:
             self._set(state["weights"])
-            self.current = self._found(state["seed"])
+            self.current = self._compute(state["seed"])
         finally:
             self._set(now)
 
-    def _found(self, seed: int) -> PublicBasis:
+    def _compute(self, seed: int) -> PublicBasis:
         device = next(self._model.parameters()).device
         own = torch.Generator(device).manual_seed(seed)
         return principal_basis(self._model, self._loss, self.public, self._ranks, self._principal, own)
@@ -75,7 +75,7 @@ class BasisSchedule:
 def basis_schedule(
     model: nn.Module, loss: Loss, public: Data | None, clipping: Clipping
 ) -> BasisSchedule | None:
-    """The frames that a clipping asks for, if it does."""
+    """Schedule of the public bases that a clipping asks for; None if it asks for none."""
     wanted = isinstance(clipping, Subspaces) and clipping.bases is not None
     if wanted and public is None:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Clipping thresholds without public data: quantiles of a noisy histogram of norms, paid for."""
+"""Differentially private quantiles of norms from a noisy histogram: thresholds without public data."""
 
 import secrets
 from dataclasses import dataclass, field, replace
@@ -31,6 +31,12 @@ class NoisyQuantile(Value):
     Norms are counted in `bins` that grow by one factor from `low` to `high`; what is outside counts
     in the first or the last. A quantile is the upper edge of its bin.
 
+    Args:
+        multiplier: noise multiplier of the counts.
+        low: lower end of the first bin.
+        high: upper end of the last bin.
+        bins: number of bins.
+
     **Guarantee.** One record adds 1 to one count of each block, whatever its norm is, so the noisy
     counts cost as much as `plan(blocks)` says, and the quantiles are functions of them:
     docs/guarantees/public-basis.md. The bins and the quantile must not depend on the data.
@@ -53,13 +59,17 @@ class NoisyQuantile(Value):
 
     @property
     def edges(self) -> Tensor:
-        """The upper edge of each bin."""
+        """Upper edge of each bin."""
         ends = torch.tensor([self.low, self.high], dtype=torch.float64).log()
         shares = torch.arange(1, self.bins + 1, dtype=torch.float64) / self.bins
         return (ends[0] + (ends[1] - ends[0]) * shares).exp()
 
     def plan(self, blocks: int) -> Plan:
-        """The noisy counts as the plan that a ledger charges."""
+        """Plan of the noisy histogram, as a ledger charges it.
+
+        Args:
+            blocks: norms that each record has.
+        """
         return Plan(
             sampling=FullBatch(),
             clipping=Entries(changed=blocks),
@@ -67,14 +77,19 @@ class NoisyQuantile(Value):
         )
 
     def guarantee(self, blocks: int, delta: float) -> Guarantee:
-        """What the quantiles of so many blocks cost together, on their own."""
+        """(epsilon, delta) guarantee of the quantiles of all blocks together, on their own.
+
+        Args:
+            blocks: norms that each record has.
+            delta: of the guarantee.
+        """
         counts = epsilon(self.plan(blocks), 1, delta)
         # The lower end belongs to the noisy counts; quantiles tell less.
         return replace(counts, epsilon=Bound(lower=0.0, upper=counts.epsilon.upper))
 
     def counts(self, norms: Tensor) -> Tensor:
-        """How many records fall into each bin of each block (blocks, bins): each into exactly one."""
-        # What is not a number sorts nowhere, and would be a count that is missing.
+        """Histogram of each block's norms (blocks, bins): each record in exactly one bin (sensitive)."""
+        # a NaN sorts nowhere, and would be a count that is missing
         known = norms.to("cpu", torch.float64).nan_to_num(nan=self.high)
         bins = torch.bucketize(known, self.edges).clamp(max=self.bins - 1)
         counts = torch.zeros(norms.shape[1], self.bins, dtype=torch.float64)
@@ -89,7 +104,18 @@ class NoisyQuantile(Value):
         generator: torch.Generator | None = None,
         secure: bool = False,
     ) -> tuple[float, ...]:
-        """The noisy quantile of each column of `norms` (records, blocks), charged before it is known."""
+        """Noisy quantile of each block's norms, charged before it is known.
+
+        Args:
+            norms: of shape (records, blocks).
+            quantile: share of the records below it.
+            ledger: ledger to charge, once for all blocks.
+            generator: seeds the noise, so that it can be repeated: for tests.
+            secure: draw noise from the operating system.
+
+        Returns:
+            One a block, which may be published with the guarantee.
+        """
         quantile = QUANTILE.check("quantile", quantile)
         if norms.dim() != 2 or norms.shape[1] == 0:
             raise DataError(

@@ -1,4 +1,4 @@
-"""Clipping thresholds from public gradients: how long they are in each block of coefficients."""
+"""Clipping thresholds from the norms of public gradients in each block of coefficients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ QUANTILE = Range(above=0, below=1, why="it is a share of the records", example=0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Norms:
-    """How long each record's gradient is in each block: (records, blocks), in double precision."""
+    """Per-sample gradient norms in each block: (records, blocks), in double precision."""
 
     l2: Tensor
     linf: Tensor
 
     @classmethod
     def of(cls, model: nn.Module, loss: Loss, data: Data, frame: PublicBasis | None = None) -> "Norms":
-        """Those of the data at the present weights; one block, the whole gradient, without a frame.
+        """Gradient norms at the present weights; one block, the whole gradient, without a basis.
 
         As sensitive as the records.
         """
@@ -54,14 +54,14 @@ class Norms:
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """What to clip each block at: the Euclidean norm first, then every entry."""
+    """Clipping norms of each block: l2 first, then of every entry."""
 
     l2: tuple[float, ...]
     linf: tuple[float, ...]
 
 
 def public_thresholds(norms: Norms, *, norm: float, quantile: float = 0.99) -> Thresholds:
-    """Thresholds for a whole of Euclidean norm `norm`, shared out as public gradients share theirs.
+    """Block thresholds of total l2 norm `norm`, in proportion to the expected norms of public gradients.
 
     A block gets its expected norm, all of them scaled so that their squares add up to `norm` squared;
     the largest entry is the `quantile` over the records, once clipped to that. `norms` must be those

@@ -13,9 +13,9 @@ from hush.training.methods.moments import NoisySums, Pair
 
 
 class FrozenWhitening(nn.Module):
-    """The features less a mean, their channels mixed by a matrix; nothing is learned.
+    """Affine whitening layer: the features less a mean, their channels times a matrix; not trained.
 
-    The numbers must be public, or private ones that were paid for (`NoisyWhitening`).
+    Mean and matrix must be public, or private ones that were paid for (`NoisyWhitening`).
     """
 
     mean: Tensor
@@ -33,15 +33,15 @@ class FrozenWhitening(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyWhitening(NoisySums):
-    """The mean of every feature, and the second moments of the channels among each other.
+    """Whitening with a differentially private mean and covariance.
 
-    What a record adds to the first sum is all its features, to the second the mean over its places of
-    the products of its channels, scaled down to a Euclidean norm of `norm` and `square_norm` at most.
+    A record adds all its features to the first sum, and to the second the mean over its places of the
+    outer products of its channels, clipped to l2 norms of `norm` and `square_norm`.
 
-    **Guarantee.** That of `NoisySums`: all else is made of the two noisy sums.
+    **Guarantee.** As of `NoisySums`: the layer is post-processing of the two noisy sums.
 
-    Directions whose variance is below what noise alone would show are scaled as if they had that much,
-    so that little is made of them. A gradient's norm is then no longer spent on the few directions in
+    Eigenvalues of the covariance below what noise alone would show are raised to that, so that little is
+    made of their directions. A gradient's norm is then no longer spent on the few directions in
     which all records are alike, and the same noise hides less.
     """
 
@@ -53,7 +53,17 @@ class NoisyWhitening(NoisySums):
         generator: torch.Generator | None = None,
         secure: bool = False,
     ) -> FrozenWhitening:
-        """What whitens `inputs` (records, channels, places...)."""
+        """Whitening layer for inputs like these, charged before it is known.
+
+        Args:
+            inputs: of shape (records, channels, places...).
+            ledger: ledger to charge, twice.
+            generator: seeds the noise, so that it can be repeated: for tests.
+            secure: draw noise from the operating system.
+
+        Returns:
+            A layer that may be published with the guarantee.
+        """
         mean, products = self._means(inputs, related, ledger, generator, secure)
         channels, places = inputs.shape[1], inputs[0, 0].numel()
         centre = mean.view(channels, places)
@@ -66,7 +76,7 @@ class NoisyWhitening(NoisySums):
 
 
 def related(values: Tensor) -> Pair:
-    """The features of each record, and the mean over its places of its channels' products."""
+    """Features of each record, and the mean over its places of its channels' outer products."""
     channels, places = values.shape[1:]
     products = product(values.mT, values.mT / places, torch.Size([channels, channels]))
     return Dense(values.flatten(1)), products

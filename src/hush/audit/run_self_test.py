@@ -14,7 +14,7 @@ from hush.audit.checks.noise import (
     noise_law,
     noise_scale,
     observable,
-    proposals,
+    observe_proposals,
 )
 from hush.audit.checks.selective import fresh_test_batches, noisy_verdicts
 from hush.audit.checks.step import charged, influence, nothing_kept
@@ -62,7 +62,7 @@ def self_test(step: PrivateStep, data: Data) -> None:
 
 def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
     physical = step.probe(data)
-    nobody = Batch(torch.arange(0), data, physical)
+    empty = Batch(torch.arange(0), data, physical)
     draws = min(400, max(32, _COINS // step.records))
     # as many as a step is likely to work on at once: kernels are chosen by shape
     drawn = math.ceil(step.plan.sampling.participation * step.records)
@@ -70,10 +70,10 @@ def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
     yield draws_independent(step, data, draws)
     if observable(step):
         rows = min(16, max(2, -(-_NUMBERS // step.size)))
-        seen = proposals(step, [step.draw(nobody) for _ in range(rows)])
-        yield noise_scale(seen)
+        observed = observe_proposals(step, [step.draw(empty) for _ in range(rows)])
+        yield noise_scale(observed)
         yield noise_at_any_size(step, data, max(2, rows // 4), sorted({0, 1, some}))
-        fewer = replace(seen, noise=seen.noise[:, :_MOST_NUMBERS])
+        fewer = replace(observed, noise=observed.noise[:, :_MOST_NUMBERS])
         yield noise_law(fewer)
         yield noise_fresh(fewer)
     if step.trials is not None:
