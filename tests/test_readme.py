@@ -1,4 +1,4 @@
-"""What the README shows must work as it stands."""
+"""Code, names and links of the README and of the how-to pages."""
 
 import ast
 import re
@@ -11,15 +11,66 @@ import pytest
 
 import hush
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [README, *sorted(path for path in (ROOT / "docs").glob("*.md"))]
+MANUAL = [*PAGES, ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"]
+HOW_TO = ("command-line", "plans", "own-loop", "pate", "statistics", "selective")
 
 
-def test_the_lines_of_python_run(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+def blocks(page: Path, language: str = "python") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+def test_the_lines_of_the_readme_run(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks(README)
     exec(code, {})
     printed = capsys.readouterr().out
     assert "epsilon <= 2.99" in printed
     assert float(printed.split()[-1]) > 0.85
+
+
+@pytest.mark.parametrize(
+    "page", [each for each in PAGES[1:] if blocks(each)], ids=lambda page: page.stem
+)
+def test_the_code_of_a_page_runs_from_top_to_bottom(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for code in blocks(page):
+        exec(code, names)
+    assert "epsilon <=" in capsys.readouterr().out
+
+
+def test_the_plan_file_that_is_shown_is_a_plan(tmp_path: Path) -> None:
+    (text,) = blocks(ROOT / "docs" / "plans.md", "toml")
+    (tmp_path / "plan.toml").write_text(text)
+    assert hush.core.plan.read_plan(tmp_path / "plan.toml").clipping.sensitivity(650)
+
+
+def test_all_python_is_in_blocks_that_run() -> None:
+    """A block marked as plain text would not be checked."""
+    for page in PAGES:
+        marks = re.findall(r"^```(\w*)\n.*?^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert set(marks) <= {"python", "toml"}, page
+
+
+def test_the_readme_is_short_and_leads_to_every_page() -> None:
+    text = README.read_text()
+    assert len(text.splitlines()) <= 100
+    index = (ROOT / "docs" / "README.md").read_text()
+    for name in HOW_TO:
+        assert f"(docs/{name}.md)" in text
+        assert f"({name}.md)" in index
+    for page in (ROOT / "docs" / "results").glob("*.md"):
+        assert f"(results/{page.name})" in index
+
+
+@pytest.mark.parametrize("page", MANUAL, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), target
 
 
 def messages() -> Iterator[str]:
@@ -30,21 +81,47 @@ def messages() -> Iterator[str]:
                 yield node.value
 
 
-def test_every_name_in_the_readme_and_in_messages_is_there_after_importing_hush() -> None:
+def test_every_name_in_pages_and_in_messages_is_there_after_importing_hush() -> None:
     """In a process of its own: other tests import the modules that a name might need."""
-    text = "\n".join([README, *messages()])
+    text = "\n".join([*(page.read_text() for page in MANUAL), *messages()])
     names = set(re.findall(r"(?<![\w/.-])hush(?:\.[A-Za-z]\w*)+(?![\w/])", text))
-    assert {"hush.data.views.flips_and_shifts", "hush.training.methods.mean.individual_mean"} <= names
+    assert {"hush.data.flips_and_shifts", "hush.individual_mean", "hush.audit.self_test"} <= names
     code = (
         "import hush, sys\n"
+        "assert 'torch' not in sys.modules and 'scipy' not in sys.modules\n"
         "for name in sys.argv[1:]:\n"
         "    try: eval(name)\n"
         "    except AttributeError: print(name)\n"
     )
+    exported = {f"hush.{name}" for name in hush.__all__}
     done = subprocess.run(
-        [sys.executable, "-c", code, *sorted(names)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, *sorted(names | exported)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.split() == []
+
+
+def commands() -> list[list[str]]:
+    """The words of every `hush` command line in the pages, without its comment and redirection."""
+    lines = "\n".join(page.read_text() for page in MANUAL)
+    return [
+        re.split(r"\s[>#]\s", line)[0].split()
+        for line in re.findall(r"^    (hush [a-z].*)$", lines, flags=re.MULTILINE)
+    ]
+
+
+def test_every_option_of_the_commands_that_are_shown_is_there() -> None:
+    from typer.main import get_command
+
+    from hush.cli.main import app
+
+    known = get_command(app).commands  # type: ignore[attr-defined]
+    assert len(commands()) > 20
+    for words in commands():
+        options = {name for option in known[words[1]].params for name in option.opts}
+        assert {word for word in words if word.startswith("--")} <= options, words
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

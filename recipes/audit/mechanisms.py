@@ -3,7 +3,7 @@
 from typing import Any
 
 from hush.audit.mechanisms.combinations import attacks, refused
-from recipes.figure import Figure
+from hush.report.figure import Figure
 
 SIDE_BY_SIDE, WHOLE_STEPS = 10, 4
 """So many times the runs that the test suite makes: a run that is a whole step takes milliseconds."""
@@ -11,7 +11,7 @@ FAILURE = 0.05
 
 
 def audit_mechanisms() -> Figure:
-    """The lower bound on epsilon, the charge, and how much of it was found, for all of them."""
+    """Audited lower bound on epsilon and charge of every proved combination."""
     every = attacks()
     confidence = 1 - FAILURE / len(every)
     rows: list[list[object]] = []

@@ -10,7 +10,7 @@ import numpy as np
 import hush
 from hush.accounting.per_instance.bounded import fisher, individual_rdp, support_of
 from hush.core.parts import Noise
-from recipes.figure import Figure
+from hush.report.figure import Figure
 
 SCALE, BOUND, SHIFT, ORDER = 1.0, 1.0, 1.0, 2.0
 LOCATIONS = np.linspace(-4, 4, 81)
@@ -23,7 +23,7 @@ NOISES: dict[str, Noise] = {
 
 
 def bounded_fig1() -> Figure:
-    """eta, the divergence that the paper charges, and the one that holds, by location."""
+    """Fisher information, the RDP that the paper charges, and the one that holds, by location."""
     eta: dict[str, list[float]] = {}
     one_way: dict[str, list[float]] = {}
     charged: dict[str, list[float]] = {}

@@ -11,8 +11,7 @@ import torch
 
 import hush
 from hush.accounting.per_instance.bounded import individual_rdp, support_of
-from hush.report.table import Table
-from recipes.figure import Figure
+from hush.report.figure import Figure, Table
 
 RECORDS, NUMBERS, TRIALS, ORDER = 900, 100, 5, 2.0
 MEANS = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -16,9 +16,9 @@ from torch import Tensor
 from hush.data import load, tensors
 from hush.gradients.fisher import gap
 from hush.models import build
+from hush.report.figure import Figure
 from recipes.bounded.fig4 import draw_frontiers
 from recipes.bounded.wide_resnet import Training, train
-from recipes.figure import Figure
 from recipes.workers import workers
 
 MODEL, CLASSES = "wrn-10-2", 10
@@ -36,7 +36,7 @@ Run = tuple[Training, str]
 def bounded_fig4_cifar10(
     *, device: str = "cpu", seeds: int = 1, epochs: int = EPOCHS, processes: int | None = None
 ) -> Figure:
-    """Accuracy, largest and median loss of every run."""
+    """Accuracy against Fisher information loss, for a wide residual network on CIFAR-10."""
     ways = [(kind, scale, bound) for kind, bound in LAWS.items() for scale in SCALES]
     steps = epochs * (len(_at_hand("cpu")[0]) // BATCH)
     runs: list[Run] = [

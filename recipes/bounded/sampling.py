@@ -11,8 +11,8 @@ import numpy as np
 import hush
 from hush.accounting.per_instance.bounded import individual_rdp
 from hush.accounting.per_instance.sampled import sampled_rdp
+from hush.report.figure import Figure
 from recipes.bounded.fig2 import NUMBERS, RECORDS, TRIALS
-from recipes.figure import Figure
 
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 MEAN, DEVIATION, BOUND = 0.25, 0.2, 0.3

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from hush.report.figure import Figure
 from recipes.dpsur.methods import WAYS
 from recipes.dpsur.runs import Four, Way, outcomes
-from recipes.figure import Figure
 from recipes.workers import workers
 
 _LEVEL = 3.0

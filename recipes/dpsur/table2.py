@@ -6,14 +6,14 @@ for that.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from statistics import mean, stdev
 from typing import Any
 
 from hush.core.errors import InvalidValue
+from hush.report.figure import Figure, cell
 from recipes.dpsur.methods import WAYS
 from recipes.dpsur.runs import DELTA, EPSILONS, Outcome, Way, outcomes
-from recipes.figure import Figure, cell
+from recipes.registry import variant
 from recipes.workers import workers
 
 _SHORT = 10
@@ -108,7 +108,8 @@ def marked(rows: list[list[Any]]) -> None:
             max(within, key=lambda line: float(line[3]))[10] = "best"
 
 
-dpsur_table2 = partial(table2, "fashion-mnist")
-dpsur_table2_mnist = partial(table2, "mnist")
-dpsur_table2_cifar10 = partial(table2, "cifar10")
-dpsur_table2_imdb = partial(table2, "imdb")
+_SUMMARY = "Accuracy of each method at sound epsilons, on {}."
+dpsur_table2 = variant(table2, _SUMMARY.format("Fashion-MNIST"), "fashion-mnist")
+dpsur_table2_mnist = variant(table2, _SUMMARY.format("MNIST"), "mnist")
+dpsur_table2_cifar10 = variant(table2, _SUMMARY.format("CIFAR-10"), "cifar10")
+dpsur_table2_imdb = variant(table2, _SUMMARY.format("IMDB"), "imdb")

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
-from recipes.figure import Figure
+from hush.report.figure import Figure
 
 SETTINGS = ((2.0, 0.1), (2.0, 1.0), (10.0, 1.0), (10.0, 5.0), (50.0, 1.0))
 GAPS = tuple(range(0, 21, 2))

@@ -20,8 +20,7 @@ from hush.data import load
 from hush.data.votes import read_votes
 from hush.noise import GeneralizedGaussian
 from hush.pate.argmax import NoisyMax, noisy
-from hush.report.table import Table
-from recipes.figure import Figure
+from hush.report.figure import Figure, Table
 
 BETAS = tuple(float(beta) for beta in np.linspace(1, 4, 20))
 EPSILONS = (0.1, 0.3, 1.0)

@@ -6,13 +6,13 @@ on IMDB; 12 shapes beta in [1, 4], three epsilons, three seeds. (The images of S
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from recipes.figure import Figure
+from hush.report.figure import Figure
 from recipes.gg.beta_sgd import DELTA, Setting, accuracy, enough, inputs
+from recipes.registry import variant
 from recipes.workers import workers
 
 BETAS = tuple(round(float(beta), 4) for beta in np.linspace(1, 4, 12))
@@ -54,7 +54,7 @@ def gg_fig4(
     epochs: int | None = None,
     processes: int | None = None,
 ) -> Figure:
-    """The accuracy of a network, by the shape of the noise."""
+    """Test accuracy of beta-DP-SGD by the shape beta of its noise, on Adult."""
     setting = replace(setting, device=device, seeds=seeds, epochs=epochs or setting.epochs)
     records = len(inputs(setting).y_train)
     rate, steps = setting.rate(records), setting.steps(records)
@@ -110,5 +110,10 @@ def gg_fig4(
     )
 
 
-gg_fig4_cifar10 = partial(gg_fig4, CIFAR10, "gg-fig4-cifar10")
-gg_fig4_imdb = partial(gg_fig4, IMDB, "gg-fig4-imdb")
+gg_fig4_cifar10 = variant(
+    gg_fig4,
+    "Accuracy of beta-DP-SGD by beta, on scattering features of CIFAR-10.",
+    CIFAR10,
+    "gg-fig4-cifar10",
+)
+gg_fig4_imdb = variant(gg_fig4, "Accuracy of beta-DP-SGD by beta, on IMDB.", IMDB, "gg-fig4-imdb")

@@ -16,8 +16,8 @@ from hush.clipping import Lp
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.noise import GeneralizedGaussian
+from hush.report.figure import Figure
 from hush.sampling import FullBatch
-from recipes.figure import Figure
 
 BETAS = tuple(float(beta) for beta in np.linspace(1, 4, 13))
 EPSILONS = (0.5, 1.0, 2.0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hush.accounting.pld.privacy_loss import Array
-from recipes.figure import Figure
+from hush.report.figure import Figure
 from recipes.gg.fig8 import BETAS, DELTA, VOTES, scale, utility
 
 CLASSES, TOTAL, HISTOGRAMS = 25, 1000, 40

@@ -17,8 +17,8 @@ from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.models import build
 from hush.noise import GeneralizedGaussian
+from hush.report.figure import Figure
 from hush.sampling import Poisson
-from recipes.figure import Figure
 from recipes.gg.beta_sgd import DELTA, Noise, Setting, accuracy, enough, inputs
 from recipes.gg.fig4 import CIFAR10
 from recipes.workers import workers

@@ -17,9 +17,9 @@ from hush.accounting.shaping.fit import shaped
 from hush.core.sensitivity import SensitivitySet
 from hush.data import load, tensors
 from hush.models import build, models_for
+from hush.report.figure import Figure
 from hush.training.methods.principal import principal_directions
 from hush.training.methods.probe import descend, gradient_rows
-from recipes.figure import Figure
 from recipes.twice.fig3 import LEARNING_RATE, MODEL, RECORDS, STEPS
 from recipes.twice.section6 import BUDGET, RATE
 from recipes.twice.section6 import STEPS as CHARGED

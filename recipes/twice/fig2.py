@@ -8,8 +8,8 @@ import torch
 
 from hush.data import load
 from hush.gradients.geometry import geometry
-from recipes.figure import Figure
-from recipes.twice.geometry import geometry_figure
+from hush.report.figure import Figure
+from hush.report.geometry import geometry_figure
 
 RECORDS = 400
 

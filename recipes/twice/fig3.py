@@ -10,9 +10,9 @@ from torch import nn
 
 from hush.data import load, tensors
 from hush.models import build, models_for
+from hush.report.figure import Figure
+from hush.report.geometry import geometry_figure
 from hush.training.methods.probe import probe
-from recipes.figure import Figure
-from recipes.twice.geometry import geometry_figure
 
 MODEL = "mnist-cnn"
 RECORDS, STEPS, LEARNING_RATE = 1000, 100, 0.05

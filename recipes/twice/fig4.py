@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from hush.accounting.shaping.block_cost import BlockCost
-from hush.report.table import Table
-from recipes.figure import Figure
+from hush.report.figure import Figure, Table
 from recipes.twice.settings import ball, plain, sampled
 
 RATE = 0.005

@@ -9,9 +9,8 @@ from hush.accounting import epsilon as charge
 from hush.clipping import L2
 from hush.core.plan import Plan
 from hush.noise import Gaussian
-from hush.report.table import Table
+from hush.report.figure import Figure, Table
 from hush.sampling import Poisson
-from recipes.figure import Figure
 from recipes.twice.fig4 import COORDINATE_RATES, RATE, SPREADS, ways
 from recipes.twice.settings import DELTA, published_epsilon
 

@@ -8,7 +8,7 @@ import numpy as np
 from hush.accounting.shaping.fit import shaped
 from hush.core.guarantee import Budget
 from hush.core.sensitivity import SensitivitySet
-from recipes.figure import Figure
+from hush.report.figure import Figure
 from recipes.twice.settings import PARAMETERS
 
 RANK, PRINCIPAL, RESIDUAL = 1000, 2.5, 1.0

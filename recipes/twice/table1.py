@@ -9,7 +9,7 @@ from typing import Any
 
 from hush.accounting.shaping.fit import shaped
 from hush.core.guarantee import Budget
-from recipes.figure import Figure
+from hush.report.figure import Figure
 from recipes.twice.settings import DELTA, PARAMETERS, ball, plain, published_variance, sampled
 
 STEPS = {2.0: 1500, 2.5: 2000, 4.0: 2500, 8.0: 5000}

@@ -16,7 +16,7 @@ from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.shaping.fit import proportions, shaped
 from hush.core.guarantee import Budget
 from hush.core.sensitivity import SensitivitySet
-from recipes.figure import Figure
+from hush.report.figure import Figure
 from recipes.twice.settings import DELTA, PARAMETERS, plain, published_variance, sampled
 from recipes.twice.table1 import STEPS
 

@@ -24,11 +24,11 @@ from hush.core.plan import Plan
 from hush.data import load, tensors
 from hush.models import build
 from hush.noise import Gaussian
+from hush.report.figure import Figure
 from hush.sampling import Poisson, Twice
 from hush.training.loop import train
 from hush.training.methods.principal import principal_basis
 from hush.training.methods.thresholds import Norms, public_thresholds
-from recipes.figure import Figure
 from recipes.workers import workers
 
 DELTA, CAP = 1e-5, 0.1

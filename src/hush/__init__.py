@@ -1,6 +1,7 @@
-"""hush: private training with noise that fits.
+"""hush: differential privacy for PyTorch, every epsilon proved.
 
-Values import at once; what needs SciPy or torch is loaded when it is first used.
+The parts of a plan, guarantees and errors import at once; names that need SciPy or torch are loaded when
+they are first used, so that `import hush` costs neither.
 """
 
 from importlib import import_module
@@ -8,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hush import noise
 from hush.clipping import L2, Box, Entries, Importance, L2Linf, Linf, Lp, Principal, Subspaces
+from hush.core import errors
+from hush.core.errors import PrivacyWarning
 from hush.core.guarantee import Bound, Budget, Guarantee, Neighbours
 from hush.core.lazy import lazy_modules
 from hush.core.parts import Always
@@ -17,13 +20,20 @@ from hush.noise import *  # noqa: F403  (its list of laws is the one list)
 from hush.sampling import Coordinate, FullBatch, Poisson, Twice
 
 if TYPE_CHECKING:
+    from hush.accounting.attacker import Attacker
     from hush.accounting.calibrate import calibrate
     from hush.accounting.epsilon import epsilon, rdp
+    from hush.accounting.filters import RenyiFilter
     from hush.accounting.ledger.ledger import Ledger
     from hush.accounting.per_instance.bounded import fisher, individual_rdp
     from hush.accounting.shaping.fit import fit_noise
+    from hush.pate.argmax import NoisyMax
+    from hush.pate.confident import Confident
     from hush.training.loop import train
-    from hush.training.methods.mean import mean
+    from hush.training.methods.mean import individual_mean, mean
+    from hush.training.methods.moments import NoisyMoments
+    from hush.training.methods.quantile import NoisyQuantile
+    from hush.training.methods.whitening import NoisyWhitening
     from hush.training.step import PrivateStep
 
 __version__ = "0.1.0"
@@ -31,9 +41,11 @@ __version__ = "0.1.0"
 __all__ = [
     "L2",
     "Always",
+    "Attacker",
     "Bound",
     "Box",
     "Budget",
+    "Confident",
     "Coordinate",
     "Entries",
     "FullBatch",
@@ -44,17 +56,25 @@ __all__ = [
     "Linf",
     "Lp",
     "Neighbours",
+    "NoisyMax",
+    "NoisyMoments",
+    "NoisyQuantile",
+    "NoisyWhitening",
     "Plan",
     "Poisson",
     "Principal",
+    "PrivacyWarning",
     "PrivateStep",
+    "RenyiFilter",
     "Selective",
     "Subspaces",
     "Twice",
     "calibrate",
     "epsilon",
+    "errors",
     "fisher",
     "fit_noise",
+    "individual_mean",
     "individual_rdp",
     "mean",
     "rdp",
@@ -63,16 +83,24 @@ __all__ = [
 __all__ += noise.__all__
 
 _LAZY = {
-    "Ledger": "hush.accounting.ledger.ledger",
-    "PrivateStep": "hush.training.step",
-    "calibrate": "hush.accounting.calibrate",
-    "epsilon": "hush.accounting.epsilon",
-    "fisher": "hush.accounting.per_instance.bounded",
-    "fit_noise": "hush.accounting.shaping.fit",
-    "individual_rdp": "hush.accounting.per_instance.bounded",
-    "mean": "hush.training.methods.mean",
-    "rdp": "hush.accounting.epsilon",
-    "train": "hush.training.loop",
+    "Attacker": "accounting.attacker",
+    "Confident": "pate.confident",
+    "Ledger": "accounting.ledger.ledger",
+    "NoisyMax": "pate.argmax",
+    "NoisyMoments": "training.methods.moments",
+    "NoisyQuantile": "training.methods.quantile",
+    "NoisyWhitening": "training.methods.whitening",
+    "PrivateStep": "training.step",
+    "RenyiFilter": "accounting.filters",
+    "calibrate": "accounting.calibrate",
+    "epsilon": "accounting.epsilon",
+    "fisher": "accounting.per_instance.bounded",
+    "fit_noise": "accounting.shaping.fit",
+    "individual_mean": "training.methods.mean",
+    "individual_rdp": "accounting.per_instance.bounded",
+    "mean": "training.methods.mean",
+    "rdp": "accounting.epsilon",
+    "train": "training.loop",
 }
 
 
@@ -80,7 +108,9 @@ _modules = lazy_modules(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(import_module(_LAZY[name]), name) if name in _LAZY else _modules(name)
+    if name in _LAZY:
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    return _modules(name)
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 
 import hush
 from hush.core.plan import EXAMPLE
-from hush.report.signal import signal_to_noise
+from hush.report.signal_to_noise import signal_to_noise
 from tests.cli.command import Result, call
 
 LONGEST = 3000

@@ -263,10 +263,12 @@ def test_help_names_every_command() -> None:
 
 
 def test_reproduce_lists_its_recipes_and_refuses_others(tmp_path: Path) -> None:
-    assert "gg-dimension" in call("reproduce", "list").stdout.splitlines()
+    listed = call("reproduce").stdout.splitlines()
+    assert len(listed) == 37
+    assert any(re.match(r"gg-dimension +\w.*\.$", line) for line in listed)
     wrong = call("reproduce", "gg-dimension", "nothing", cwd=tmp_path)
     assert wrong.returncode == 2
-    assert "'nothing' is no recipe; choose from gg-dimension" in wrong.stderr
+    assert "'nothing' is no recipe; choose from audit-mechanisms, bounded-fig1" in wrong.stderr
     assert not list(tmp_path.iterdir())
 
 

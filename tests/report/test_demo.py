@@ -1,9 +1,15 @@
+"""The demonstration report: its table, plot and page."""
+
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
 
 import hush
 from hush.report import demo
+from hush.report.demo import plot_accuracy, write_page
+from hush.report.figure import Table
 
 
 def test_the_demonstration_compares_and_leaves_a_report(
@@ -32,3 +38,33 @@ def test_the_demonstration_compares_and_leaves_a_report(
         with hush.Ledger(tmp_path / f"epsilon-{epsilon}" / "ledger.jsonl") as ledger:
             assert sum(ledger.counts.values()) == 20
             assert ledger.epsilon(demo.DELTA).epsilon.upper <= epsilon
+
+
+def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
+    plot = tmp_path / "plot.png"
+    plot.write_bytes(b"picture")
+    page = tmp_path / "report.html"
+    table = Table(header=["a"], rows=[["<1>"]])
+    settings = Table(header=["setting", "value"], rows=[["rate", "<.25>"]])
+    given = {"lead": "lead", "table": table, "plot": plot, "settings": settings}
+    write_page(page, title="A & B", notes=["x < y"], **given)  # type: ignore[arg-type]
+    text = page.read_text()
+    assert "<title>A &amp; B</title>" in text
+    assert "<li>x &lt; y</li>" in text
+    assert "data:image/png;base64,cGljdHVyZQ==" in text
+    assert "<td>rate</td><td>&lt;.25&gt;</td>" in text
+    assert 'src="http' not in text
+
+
+CURVES = {"epsilon 1": [(0.3, 0.5), (1.0, 0.8)], "epsilon 8": [(2.0, 0.7), (8.0, 0.9)]}
+
+
+def test_a_picture_with_a_curve_for_each_run(tmp_path: Path) -> None:
+    pictures = []
+    for curves in (CURVES, {"epsilon 1": CURVES["epsilon 1"]}):
+        path = tmp_path / f"{len(curves)}.png"
+        plot_accuracy(path, curves, baseline=("no privacy", 0.95), title="a title")
+        pictures.append(imread(path)[..., :3])
+    colours = [len(np.unique(picture.reshape(-1, 3), axis=0)) for picture in pictures]
+    assert pictures[0].shape == (630, 1050, 3)
+    assert colours[0] > colours[1] > 10

@@ -1,11 +1,11 @@
-"""`hush audit`: a run again with canaries in it, and what they refute."""
+"""`hush audit`: a lower bound on epsilon from training again with canaries."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hush.cli.options import AsJson, Device, Seed, device_of, one_of
+from hush.cli.options import AsJson, DataDir, Device, Seed, device_of, one_of
 from hush.cli.output import print_json
 from hush.core.errors import InvalidValue, LedgerError
 from hush.core.plan import read_plan
@@ -34,25 +34,23 @@ def audit(
         int, typer.Option(help="1: many canaries in one run. More: one canary, in every other run.")
     ] = 1,
     confidence: Annotated[float, typer.Option(help="How often the bound is right.")] = 0.95,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder with the data files; else HUSH_DATA.")
-    ] = None,
+    data_dir: DataDir = None,
     device: Device = None,
     seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train again as a run did, with canaries, and bound epsilon from below by what shows of them.
+    """Lower bound on epsilon: train again as a run did, with canaries, and try to detect them.
 
-    This audits what hush does under the run's plan; the released weights are not looked at. What it
-    prints comes from the records and is charged nowhere: keep it to yourself. Exits with 1 if the bound
-    is above the charge.
+    This audits what hush does under the run's plan, not the weights that were released. The result is
+    computed from the records and charged nowhere: keep it to yourself. Exits with 1 if the bound is
+    above the charge.
 
     Example: hush audit runs/digits-1 --no-others
     """
     from hush.accounting.ledger.ledger import Ledger
     from hush.audit.lower_bound import CONFIDENCE
     from hush.cli.audit_runner import AuditRunner
-    from hush.cli.experiment import Settings, rebuild_experiment
+    from hush.cli.experiment import Settings, build_experiment
 
     CONFIDENCE.check("--confidence", confidence)
     check_count("--runs", runs, "they are counted", at_least=1)
@@ -83,24 +81,25 @@ def audit(
             f"the ledger of {run_dir} has no step of its plan.toml: nothing was trained, or it has "
             "changed. Name the folder of a run as `hush train` left it."
         )
-    made = rebuild_experiment(settings, data_dir, device_of(device))
-    again = AuditRunner(made=made, plan=plan, steps=steps, kind=kind, others=others, seed=seed)
-    found = again.once(canaries, confidence) if runs == 1 else again.often(runs, confidence)
-    exceeded = found.epsilon > found.charge.epsilon.upper
+    experiment = build_experiment(settings, data_dir, device_of(device))
+    runner = AuditRunner(
+        experiment=experiment, plan=plan, steps=steps, kind=kind, others=others, seed=seed
+    )
+    result = runner.one_run(canaries, confidence) if runs == 1 else runner.many_runs(runs, confidence)
+    bound, guesses = result.bound, result.guesses
+    exceeded = bound.epsilon > result.charge.epsilon.upper
     if as_json:
         print_json(
             {
-                "lower_bound": found.epsilon,
-                "charge": found.charge.to_plain(),
+                "lower_bound": bound.epsilon,
+                "charge": result.charge.to_plain(),
                 "exceeded": exceeded,
                 "sensitive": True,
                 "confidence": confidence,
-                "gaussian": {"separation": found.separation, "epsilon": found.gaussian_epsilon},
+                "gaussian": {"separation": bound.separation, "epsilon": bound.gaussian_epsilon},
                 "kind": kind,
-                "canaries": found.canaries,
-                "guesses": None
-                if found.guesses is None
-                else {"made": found.guesses.made, "right": found.guesses.right},
+                "canaries": result.canaries,
+                "guesses": None if guesses is None else {"made": guesses.made, "right": guesses.right},
                 "runs": runs,
                 "steps": steps,
                 "others": others,
@@ -108,17 +107,17 @@ def audit(
             }
         )
     else:
-        whose = f"{len(made.train[1])} other records" if others else "no other records"
-        print(f"audit of {run_dir}: trained again under its plan, {steps} steps, {whose},")
-        print(f"  {found.told}")
+        records = f"{len(experiment.train[1])} other records" if others else "no other records"
+        print(f"audit of {run_dir}: trained again under its plan, {steps} steps, {records},")
+        print(f"  {result.summary}")
         print("  (what is audited is the library under this plan, not the weights that were released)")
-        print(f"charge       {found.charge}")
+        print(f"charge       {result.charge}")
         print(
-            f"lower bound  epsilon >= {found.epsilon:.4g} at delta {settings.delta:g}, whatever the "
+            f"lower bound  epsilon >= {bound.epsilon:.4g} at delta {settings.delta:g}, whatever the "
             f"mechanism, with confidence {confidence:g}"
         )
         print(
-            f"             epsilon >= {found.gaussian_epsilon:.4g} if the trade-off is a Gaussian's, an "
+            f"             epsilon >= {bound.gaussian_epsilon:.4g} if the trade-off is a Gaussian's, an "
             "estimate where records are sampled"
         )
         if exceeded:

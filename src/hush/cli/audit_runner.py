@@ -1,4 +1,4 @@
-"""A run made again with canaries, once or often, for `hush audit`."""
+"""Training runs with canaries for `hush audit`: one run with many, or many runs with one."""
 
 from dataclasses import dataclass
 
@@ -18,114 +18,108 @@ _CANARIES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """What the canaries refute, beside the charge."""
+class AuditResult:
+    """A lower bound on epsilon beside the charge."""
 
-    epsilon: float
-    separation: float
-    gaussian_epsilon: float
+    bound: OneRun | ManyRuns
     charge: Guarantee
     canaries: int
     guesses: Guesses | None
-    """Of one run with many canaries."""
-    told: str
-    """How it was found, in words."""
+    """Membership guesses of one run with many canaries."""
+    summary: str
+    """The design of the audit, in words."""
 
 
 class AuditRunner:
     """Trains as the run did; coins, directions and noise are drawn anew, from a seed if there is one."""
 
     def __init__(
-        self, *, made: Experiment, plan: Plan, steps: int, kind: str, others: bool, seed: int | None
+        self,
+        *,
+        experiment: Experiment,
+        plan: Plan,
+        steps: int,
+        kind: str,
+        others: bool,
+        seed: int | None,
     ) -> None:
-        self._made, self._plan, self._steps = made, plan, steps
+        self._experiment, self._plan, self._steps = experiment, plan, steps
         self._kind, self._others = kind, others
+        self._delta = experiment.settings.delta
         self._coins = fresh_generator() if seed is None else torch.Generator().manual_seed(seed)
         if seed is not None:
             torch.manual_seed(seed)
 
-    def once(self, canaries: int | None, confidence: float) -> Finding:
-        """Many canaries in one run, each by a fair coin."""
-        model, optimizer = self._made.begin()
+    def one_run(self, canaries: int | None, confidence: float) -> AuditResult:
+        """The bound from many canaries in one run, each included by a fair coin."""
+        model, optimizer = self._experiment.initialise()
         trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
-        room = trained if self._kind == "gradient" else len(self._made.test[1])
+        room = trained if self._kind == "gradient" else len(self._experiment.test[1])
         many = max(1, min(_CANARIES, room // 2)) if canaries is None else canaries
         included = torch.rand(many, generator=self._coins) < 0.5
-        planted = self._run(model, optimizer, self._canaries(model, many), included)
-        found = one_run(
-            planted.scores.numpy(),
-            included.numpy(),
-            delta=self._made.settings.delta,
-            confidence=confidence,
+        planted = self._train(model, optimizer, self._canaries(model, many), included)
+        bound = one_run(
+            planted.scores.numpy(), included.numpy(), delta=self._delta, confidence=confidence
         )
-        told = (
-            f"{many} {self._kind} canaries, each in by a fair coin; {found.guesses.right} of "
-            f"{found.guesses.made} guesses right"
+        guesses = bound.guesses
+        return AuditResult(
+            bound=bound,
+            charge=planted.charge,
+            canaries=many,
+            guesses=guesses,
+            summary=f"{many} {self._kind} canaries, each in by a fair coin; {guesses.right} of "
+            f"{guesses.made} guesses right",
         )
-        return self._finding(found, planted.charge, many, found.guesses, told)
 
-    def often(self, runs: int, confidence: float) -> Finding:
-        """One canary, in every other run."""
+    def many_runs(self, runs: int, confidence: float) -> AuditResult:
+        """The bound from one canary, included in every other run."""
         scores: dict[bool, list[float]] = {True: [], False: []}
         canary: tuple[Tensor, Tensor] | Directions | None = None
         for number in range(runs):
-            model, optimizer = self._made.begin()
+            model, optimizer = self._experiment.initialise()
             canary = self._canaries(model, 1) if canary is None else canary
             included = number % 2 == 0
-            planted = self._run(model, optimizer, canary, torch.tensor([included]))
+            planted = self._train(model, optimizer, canary, torch.tensor([included]))
             scores[included].append(float(planted.scores))
-        found = many_runs(
-            scores[True], scores[False], delta=self._made.settings.delta, confidence=confidence
-        )
-        told = f"{runs} runs, one {self._kind} canary in every other; half of them chose the threshold"
-        return self._finding(found, planted.charge, 1, None, told)
-
-    def _finding(
-        self,
-        found: OneRun | ManyRuns,
-        charge: Guarantee,
-        canaries: int,
-        guesses: Guesses | None,
-        told: str,
-    ) -> Finding:
-        return Finding(
-            epsilon=found.epsilon,
-            separation=found.separation,
-            gaussian_epsilon=found.gaussian_epsilon,
-            charge=charge,
-            canaries=canaries,
-            guesses=guesses,
-            told=told,
+        return AuditResult(
+            bound=many_runs(scores[True], scores[False], delta=self._delta, confidence=confidence),
+            charge=planted.charge,
+            canaries=1,
+            guesses=None,
+            summary=f"{runs} runs, one {self._kind} canary in every other; half of them chose the "
+            "threshold",
         )
 
     def _canaries(self, model: nn.Module, many: int) -> tuple[Tensor, Tensor] | Directions:
+        experiment = self._experiment
         if self._kind == "input":
-            return mislabelled(*self._made.test, many, self._made.classes, self._coins)
-        each = nn.CrossEntropyLoss(reduction="none")
-        return directions_for(self._plan, model, each, self._made.train, many, self._coins)
+            return mislabelled(*experiment.test, many, experiment.classes, self._coins)
+        per_sample_loss = nn.CrossEntropyLoss(reduction="none")
+        return directions_for(self._plan, model, per_sample_loss, experiment.train, many, self._coins)
 
-    def _run(
+    def _train(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         canaries: tuple[Tensor, Tensor] | Directions,
         included: Tensor,
     ) -> Planted:
-        secure = self._made.settings.secure
-        own = torch.Generator(self._made.train[0].device).manual_seed(seed_from(self._coins))
+        experiment = self._experiment
+        secure = experiment.settings.secure
+        generator = torch.Generator(experiment.train[0].device).manual_seed(seed_from(self._coins))
         return run_with_canaries(
             model,
             nn.CrossEntropyLoss(),
             optimizer,
             self._plan,
-            self._made.train,
+            experiment.train,
             canaries,
             included,
             steps=self._steps,
-            delta=self._made.settings.delta,
+            delta=self._delta,
             others=self._others,
-            generator=None if secure else own,
+            generator=None if secure else generator,
             secure=secure,
-            views=self._made.views,
-            public=self._made.public,
+            views=experiment.views,
+            public=experiment.public,
         )

@@ -1,10 +1,6 @@
 """`hush claims`: published statements that do not hold, and what is charged instead."""
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from hush.cli.options import AsJson
 from hush.cli.output import print_json
@@ -26,12 +22,3 @@ def claims(as_json: AsJson = False) -> None:
             f"  charged  {claim.charged}\n"
             f"  test     tests/accounting/{claim.test}\n"
         )
-
-
-def demo(
-    out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("runs/demo"),
-) -> None:
-    """Train without privacy and with epsilon 1, 3 and 8; write a table, a plot and a page."""
-    from hush.report.demo import demo as run_demo
-
-    run_demo(out)

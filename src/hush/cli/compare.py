@@ -20,7 +20,7 @@ from hush.cli.options import (
 from hush.cli.output import print_json, progress_lines
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
-from hush.report.table import Table
+from hush.report.figure import Table
 
 
 def compare(

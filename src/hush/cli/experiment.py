@@ -1,4 +1,7 @@
-"""What a run was made with, apart from its plan: kept beside it, so that it can be made again."""
+"""Settings of a run, and the experiment they describe: records, model, optimizer.
+
+`hush train` and `hush audit` both build the experiment here: an audit trains what the run trained.
+"""
 
 import json
 from dataclasses import dataclass, field
@@ -6,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hush.core.atomic_files import replace_file
-from hush.core.errors import CheckpointError, shorten
-from hush.core.guarantee import DELTA
+from hush.core.errors import CheckpointError, InvalidPlan, InvalidValue, shorten
+from hush.core.guarantee import DELTA, Budget
+from hush.core.plan import Plan, read_plan
 from hush.core.ranges import Range, check_count, check_kind
 from hush.core.value import Value
 
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
     from hush.gradients.recording import Views
 
 _NAME = "settings.json"
-RATE = Range(above=0, at_most=1e6, why="it is how far a step goes", example=1.0)
+LEARNING_RATE = Range(above=0, at_most=1e6, why="it is how far a step goes", example=1.0)
 MOMENTUM = Range(at_least=0, below=1, why="at 1 no update is ever forgotten", example=0.9)
 
 
@@ -29,7 +33,7 @@ class Settings(Value):
     data: str
     model: str
     delta: float = field(metadata=DELTA)
-    learning_rate: float = field(metadata={"range": RATE})
+    learning_rate: float = field(metadata={"range": LEARNING_RATE})
     momentum: float = field(default=0.0, metadata={"range": MOMENTUM})
     adam: bool = False
     features: str | None = None
@@ -50,12 +54,12 @@ class Settings(Value):
             check_count("views", self.views, "views of a record are averaged", at_least=1)
 
     def write(self, folder: Path) -> None:
-        """Put them beside the plan."""
+        """Write them to settings.json in the run's folder."""
         replace_file(folder / _NAME, (json.dumps(self.to_plain()) + "\n").encode())
 
     @classmethod
     def read(cls, folder: Path) -> "Settings":
-        """Those of a run."""
+        """The settings in a run's folder; raises for a run that is not finished."""
         try:
             return cls.from_plain(json.loads((folder / _NAME).read_text()))
         except (OSError, ValueError, RecursionError) as error:  # HushError is a ValueError
@@ -68,7 +72,7 @@ class Settings(Value):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Experiment:
-    """The records of a run, and how its model and optimizer begin."""
+    """The records of a run on their device, and how its model and optimizer are initialised."""
 
     settings: Settings
     train: "tuple[Tensor, Tensor]"
@@ -77,38 +81,89 @@ class Experiment:
     views: "Views | None"
     classes: int
 
-    def begin(self) -> "tuple[nn.Module, torch.optim.Optimizer]":
-        """A new model, and its optimizer."""
+    def initialise(self) -> "tuple[nn.Module, torch.optim.Optimizer]":
+        """A new model on the records' device, and its optimizer."""
         import torch
 
         from hush.models import build
 
-        made, inputs = self.settings, self.train[0]
-        network = build(made.model, classes=self.classes, shape=inputs.shape[1:]).to(inputs.device)
-        if made.adam:
-            return network, torch.optim.Adam(network.parameters(), lr=made.learning_rate)
-        return network, torch.optim.SGD(
-            network.parameters(), lr=made.learning_rate, momentum=made.momentum
+        settings, inputs = self.settings, self.train[0]
+        model = build(settings.model, classes=self.classes, shape=inputs.shape[1:]).to(inputs.device)
+        if settings.adam:
+            return model, torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
+        return model, torch.optim.SGD(
+            model.parameters(), lr=settings.learning_rate, momentum=settings.momentum
         )
 
 
-def rebuild_experiment(settings: Settings, data_dir: Path | None, place: "torch.device") -> Experiment:
-    """What a run of these settings was given."""
-    from hush.data import load, tensors
-    from hush.data.features import with_features
-    from hush.data.views import flips_and_shifts
+def build_experiment(settings: Settings, data_dir: Path | None, device: "torch.device") -> Experiment:
+    """The experiment of these settings; raises where they do not fit the data.
+
+    Args:
+        settings: the run's, from options or from its folder.
+        data_dir: folder with the data files; None: the environment's HUSH_DATA.
+        device: where the records go.
+    """
+    from hush.data import flips_and_shifts, load, tensors, with_features
 
     dataset = load(settings.data, data_dir)
     if settings.features is not None:
-        dataset = with_features(dataset, settings.features, device=str(place), directory=data_dir)
-    x, y, x_test, y_test = (part.to(place) for part in tensors(dataset))
-    some = settings.public_records
-    seen = settings.views
+        dataset = with_features(dataset, settings.features, device=str(device), directory=data_dir)
+    limit, public = len(dataset.y_train) - 1, settings.public_records
+    if public > limit:
+        raise InvalidValue(
+            f"--public-records {public} must be > 0 and <= {limit}: public records have no protection, "
+            "and someone is to be left to protect. Pass e.g. --public-records 100."
+        )
+    views = None
+    if settings.views is not None:
+        if settings.features is not None or len(dataset.shape) != 3:
+            kind = settings.data if settings.features is None else f"{settings.features} features"
+            raise InvalidValue(
+                f"--views {settings.views} is for images, and {kind} are none: shifts and flips would "
+                "make other records of them. Leave it out."
+            )
+        # an eighth of the side: the usual 4 pixels of 32 would push most of 8 pixels out of sight
+        views = flips_and_shifts(settings.views, shift=min(4, dataset.shape[-1] // 8))
+    x, y, x_test, y_test = (part.to(device) for part in tensors(dataset))
     return Experiment(
         settings=settings,
-        train=(x[some:], y[some:]),
+        train=(x[public:], y[public:]),
         test=(x_test, y_test),
-        public=(x[:some], y[:some]) if some else None,
-        views=None if seen is None else flips_and_shifts(seen, shift=min(4, x.shape[-1] // 8)),
+        public=(x[:public], y[:public]) if public else None,
+        views=views,
         classes=dataset.classes,
+    )
+
+
+def check_same_plan(folder: Path, plan: Plan, budget: Budget, steps: int | None, dimension: int) -> None:
+    """Raise if the run in a folder has another plan, with what differs and how to go on under its own.
+
+    Args:
+        folder: of the run to resume; one without a plan file passes.
+        plan: of the options. Noise calibrated for another number of steps is another plan.
+        budget: epsilon and delta of the whole run.
+        steps: number of steps in all; None: as many as the budget allows.
+        dimension: number of parameters.
+    """
+    from hush.accounting.calibrate import steps_within
+    from hush.accounting.epsilon import compose
+    from hush.accounting.mechanism import grows_with_dimension
+    from hush.training.run_folder import differences
+
+    file = folder / "plan.toml"
+    charged = read_plan(file) if file.exists() else plan
+    if charged == plan:
+        return
+    sizes = {charged: dimension} if grows_with_dimension(charged) else {}
+    allowed = steps_within(charged, budget, {}, sizes)
+    count = allowed if steps is None else steps
+    cost = compose({charged: count}, budget.delta, sizes).epsilon.upper
+    raise InvalidPlan(
+        f"{file} is another plan than these options stand for ({differences(charged, plan)}): a run "
+        f"keeps the plan it was charged for. That one allows {allowed} steps in all at epsilon "
+        f"{budget.epsilon:g} (steps {allowed} there -> {count} here); {count} steps of it cost epsilon "
+        f"{cost:.4g}. Go on under it with --plan {file} --steps {count} --epsilon of at least that, in "
+        "place of options for noise, rate and clip; sound if nothing that the run released decided how "
+        "many steps there are. Or name another --run-dir."
     )

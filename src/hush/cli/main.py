@@ -1,4 +1,4 @@
-"""`hush`: the commands, each in a file of its own."""
+"""`hush`: the command line, assembled from one file a command."""
 
 import sys
 import warnings
@@ -10,8 +10,9 @@ from hush import __version__
 from hush.cli.account import account
 from hush.cli.audit import audit
 from hush.cli.calibrate import calibrate
-from hush.cli.claims import claims, demo
+from hush.cli.claims import claims
 from hush.cli.compare import compare
+from hush.cli.demo import demo
 from hush.cli.output import print_error, print_warning
 from hush.cli.pate import pate
 from hush.cli.probe import probe
@@ -30,7 +31,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def hush(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Private training with noise that fits."""
+    """Differential privacy for PyTorch, every epsilon proved."""
     if version:
         print(__version__)
         raise typer.Exit
@@ -44,7 +45,7 @@ for command in (
 
 
 def main() -> None:
-    """Run the command line; an error of the user's making, or a warning, is a line, not a traceback."""
+    """Run the command line; errors of hush and warnings are printed as a line, without a traceback."""
     warnings.showwarning = print_warning
     try:
         app()

@@ -1,16 +1,17 @@
-"""Options that several commands share, and how they become a plan."""
+"""Options that several commands share, and the plan parts they are converted to."""
 
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hush.clipping import L2
 from hush.core.errors import InvalidPlan, InvalidValue
-from hush.core.parts import Sampling
+from hush.core.parts import Always, Release, Sampling
 from hush.core.plan import Plan
+from hush.core.release import Selective
 from hush.data.registry import NAMES
 from hush.noise import Gaussian
 from hush.sampling import FullBatch, Poisson
@@ -89,6 +90,34 @@ Seed = Annotated[
     typer.Option(help="To repeat a run, for tests: who knows it knows the noise.", min=0, max=2**63 - 1),
 ]
 Epochs = Annotated[float | None, typer.Option(help="Passes over the data, in place of steps.")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder with the data files; else HUSH_DATA.")]
+LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate.")]
+
+TestBatch = Annotated[
+    int | None, typer.Option(help="Expected records in the test of each proposal: a selective run.")
+]
+TestNoise = Annotated[float | None, typer.Option(help="Noise multiplier of the test.")]
+TestClip = Annotated[
+    float | None, typer.Option(help="Bound on the change of the loss: each record's, or the mean's.")
+]
+TestThreshold = Annotated[
+    float | None,
+    typer.Option(
+        help="Accept below this many test clips; -1, the paper's, by default; 0 discriminates best."
+    ),
+]
+TestKind = Annotated[
+    str | None,
+    typer.Option(
+        "--test",
+        help="summed (by default) or mean, the DPSUR paper's.",
+        callback=one_of("--test", "summed", "mean", why="its charge is proved for these two"),
+    ),
+]
+
+# The summed test by default: docs/results/selective.md compares the two at equal epsilon.
+_TEST_NOISE = {"summed": 8.0, "mean": 1.3}
+_TEST_CLIP = {"summed": 0.01, "mean": 0.001}
 
 
 def refuse_together(**options: object) -> None:
@@ -99,7 +128,7 @@ def refuse_together(**options: object) -> None:
 
 
 def sampling_of(rate: float | None, records: int | None, batch_size: int | None) -> Sampling:
-    """The sampling that a rate, or a batch size out of so many records, stands for."""
+    """Poisson sampling at `rate`, or at `batch_size` / `records`; a full batch at rate 1."""
     if rate is None:
         if records is None or batch_size is None:
             raise InvalidPlan(
@@ -116,12 +145,12 @@ def sampling_of(rate: float | None, records: int | None, batch_size: int | None)
 
 
 def plan_of(sampling: Sampling, noise: float, clip: float = 1.0) -> Plan:
-    """Plain DP-SGD with these numbers."""
+    """The plan of plain DP-SGD: L2 clipping at `clip`, Gaussian noise of multiplier `noise`."""
     return Plan(sampling=sampling, clipping=L2(norm=clip), noise=Gaussian(multiplier=noise))
 
 
 def steps_of(steps: int | None, epochs: float | None, plan: Plan) -> int:
-    """The number of steps, where an epoch is as many as touch each record once on average."""
+    """The number of steps; an epoch is as many as sample each record once in expectation."""
     if steps is not None:
         return steps
     if epochs is None:
@@ -131,15 +160,53 @@ def steps_of(steps: int | None, epochs: float | None, plan: Plan) -> int:
     return max(1, round(epochs / plan.sampling.participation))
 
 
+def release_of(
+    records: int,
+    batch: int | None,
+    noise: float | None,
+    clip: float | None,
+    threshold: float | None,
+    test: str | None,
+) -> Release:
+    """The release rule of the `--test...` options; without a test batch, every update is released."""
+    if batch is None:
+        options = {
+            "--test-noise": noise,
+            "--test-clip": clip,
+            "--test-threshold": threshold,
+            "--test": test,
+        }
+        for option, value in options.items():
+            if value is not None:
+                raise InvalidPlan(
+                    f"{option} is for a test that is not there: no update would be tested. Pass "
+                    "--test-batch as well."
+                )
+        return Always()
+    if not 0 < batch <= records:
+        raise InvalidValue(
+            f"--test-batch {batch} must be > 0 and <= the {records} records: a record is tested with a "
+            f"chance of at most 1. Pass e.g. --test-batch {min(256, records)}."
+        )
+    kind: Any = test or "summed"
+    return Selective(
+        rate=batch / records,
+        clip=_TEST_CLIP[kind] if clip is None else clip,
+        multiplier=_TEST_NOISE[kind] if noise is None else noise,
+        threshold=-1.0 if threshold is None else threshold,
+        test=kind,
+    )
+
+
 def device_of(name: str | None) -> "torch.device":
-    """The device by that name, or the best one there is."""
+    """The torch device called `name`; by default a GPU if torch has one, else the CPU."""
     import torch
 
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    device = torch.device(_device_named(name) or ("cuda" if there else "cpu"))
-    if device.type == "cuda" and (device.index or 0) >= there:
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = torch.device(_device_named(name) or ("cuda" if available else "cpu"))
+    if device.type == "cuda" and (device.index or 0) >= available:
         raise InvalidValue(
-            f"--device {name}: torch finds {there} CUDA device(s), numbered from 0. Pass e.g. --device "
-            "cpu, or install a torch that was built for the GPU at hand."
+            f"--device {name}: torch finds {available} CUDA device(s), numbered from 0. Pass e.g. "
+            "--device cpu, or install a torch that was built for the GPU at hand."
         )
     return device

@@ -1,4 +1,4 @@
-"""How commands print."""
+"""JSON, errors, warnings and progress of all commands."""
 
 import json
 import sys
@@ -11,9 +11,14 @@ from typing import Any, TextIO
 from hush.core.errors import shorten
 from hush.core.ranges import finite_or_none
 
+SEED_NOTICE = (
+    "the noise came from a known seed: the guarantee holds only while the seed stays secret and serves "
+    "no other run"
+)
+
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print one JSON object; what is infinite becomes null, which every reader understands."""
+    """Print one JSON object; infinities become null, which every reader understands."""
     print(json.dumps(finite_or_none(value)))
 
 

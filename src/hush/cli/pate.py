@@ -1,4 +1,4 @@
-"""`hush pate`: a student that learns from the noisy votes of teachers."""
+"""`hush pate`: PATE, a student trained on noisy votes of teachers."""
 
 import contextlib
 import math
@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from hush.cli.options import AsJson, Data, Delta, Model, Seed, refuse_together
-from hush.cli.output import print_json, progress_lines
+from hush.cli.options import AsJson, Data, DataDir, Delta, Model, Seed, refuse_together
+from hush.cli.output import SEED_NOTICE, print_json, progress_lines
 from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import DELTA, Budget
 from hush.core.parts import Noise
@@ -19,9 +19,7 @@ from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 
 def pate(
     data: Data = "digits",
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder with the data files; else HUSH_DATA.")
-    ] = None,
+    data_dir: DataDir = None,
     model: Model = None,
     teachers: Annotated[int, typer.Option(help="Teachers, each with records of its own.")] = 100,
     queries: Annotated[
@@ -41,7 +39,7 @@ def pate(
         float, typer.Option(help="Shape of the noise: 1 Laplace, 2 Gaussian, others between and above.")
     ] = 2.0,
     threshold: Annotated[
-        float | None, typer.Option(help="Answer only where so many teachers, with noise, agree.")
+        float | None, typer.Option(help="Answer only where this many teachers, with noise, agree.")
     ] = None,
     test_noise: Annotated[
         float | None, typer.Option(help="Noise of that test, in units of the noise on a count; else 3.")
@@ -83,8 +81,8 @@ def pate(
     query: Query = vote
     if threshold is None and test_noise is not None:
         raise InvalidValue(
-            f"--test-noise {test_noise:g} is that of a test, and without --threshold there is none. "
-            "Pass both, or neither."
+            f"--test-noise {test_noise:g} is the noise of a test, and without --threshold there is "
+            "none. Pass both, or neither."
         )
     if threshold is not None:
         multiplier = (3.0 if test_noise is None else test_noise) * vote.noise.to_plain()["multiplier"]
@@ -95,9 +93,9 @@ def pate(
         query = with_noise(query, budget, queries, queries if answers is None else answers)
     with contextlib.ExitStack() as stack:
         if sys.stderr.isatty() and not as_json:
-            done = stack.enter_context(RunProgress(teachers, 0, shown=True)).advance
+            finished = stack.enter_context(RunProgress(teachers, 0, shown=True)).advance
         else:
-            done = stack.enter_context(progress_lines("teachers trained", teachers))
+            finished = stack.enter_context(progress_lines("teachers trained", teachers))
         run = run_pate(
             partial(build, model or models_for(data)[-1], classes=dataset.classes, shape=dataset.shape),
             (x_train, y_train),
@@ -113,7 +111,7 @@ def pate(
             processes=processes,
             resume=resume,
             generator=None if seed is None else torch.Generator().manual_seed(seed),
-            done=done,
+            done=finished,
         )
     if as_json:
         print_json(
@@ -133,8 +131,8 @@ def pate(
             }
         )
         return
-    right = "none to measure" if math.isnan(run.label_accuracy) else f"{run.label_accuracy:.1%} right"
-    print(f"{data}: {run.answered} of {queries} queries answered, {right}")
+    accuracy = "none to measure" if math.isnan(run.label_accuracy) else f"{run.label_accuracy:.1%} right"
+    print(f"{data}: {run.answered} of {queries} queries answered, {accuracy}")
     print(f"student: accuracy {run.student_accuracy:.2%} on {len(x_test) - queries} test records")
     print(run.guarantee)
     print("sensitive, computed from the private records (in no file to publish):")
@@ -142,10 +140,7 @@ def pate(
     if run.per_instance:
         print(f"  on these votes: {run.per_instance}")
     if seed is not None:
-        print(
-            "the noise came from a known seed: the guarantee holds only while the seed stays secret and "
-            "serves no other run"
-        )
+        print(SEED_NOTICE)
     print(f"to publish: {run_dir / 'student.safetensors'} and the ledger beside it; not teachers/")
 
 

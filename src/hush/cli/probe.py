@@ -61,9 +61,8 @@ def probe(
 
     from hush.data import tensors
     from hush.models import build
-    from hush.report.advice import numbers
+    from hush.report.geometry import geometry_figure, numbers
     from hush.training.methods.probe import probe as measure
-    from recipes.twice.geometry import geometry_figure
 
     _RATE.check("--lr", learning_rate)
     check_count("--records", records, "they are counted", 2)

@@ -1,4 +1,4 @@
-"""`hush reproduce`: figures and tables of the papers, ours beside theirs."""
+"""`hush reproduce`: figures and tables of papers, computed again beside the printed numbers."""
 
 import sys
 from collections.abc import Callable
@@ -23,16 +23,16 @@ def reproduce(
     device: Device = None,
     betas: Annotated[str | None, typer.Option(help="Only these shapes, as 1,2,3.")] = None,
     epsilons: Annotated[str | None, typer.Option(help="Only these epsilons, as 1,3.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="So many runs of each kind.", min=1)] = None,
-    epochs: Annotated[int | None, typer.Option(help="So many passes over the data.", min=1)] = None,
-    steps: Annotated[int | None, typer.Option(help="So many steps of training.", min=1)] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of runs of each kind.", min=1)] = None,
+    epochs: Annotated[int | None, typer.Option(help="Number of passes over the data.", min=1)] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of training steps.", min=1)] = None,
     learning_rates: Annotated[str | None, typer.Option(help="The best of these only, as 0.3,1.")] = None,
     only: Annotated[str | None, typer.Option(help="Only methods with this in their name.")] = None,
-    processes: Annotated[int | None, typer.Option(help="So many runs at once.", min=1)] = None,
+    processes: Annotated[int | None, typer.Option(help="Number of runs at once.", min=1)] = None,
 ) -> None:
     """Compute a paper's figure or table again; write a CSV and a plot, print the table.
 
-    Recipes are complete by default; those that train may be thinned.
+    Without a name, lists the recipes. They are complete by default; those that train can be shortened.
 
     Example: hush reproduce gg-dimension
     """
@@ -74,7 +74,7 @@ def reproduce(
 
 
 def _recipes() -> dict[str, Callable[..., Any]]:
-    """Recipes by name; they come with a clone of the repository, not with the installed package."""
+    """Recipes by name; they come with a clone of the repository, not with the package."""
     clone = Path(__file__).resolve().parents[3]
     if not (clone / "recipes" / "registry.py").is_file():
         raise DataError(
@@ -84,13 +84,13 @@ def _recipes() -> dict[str, Callable[..., Any]]:
         )
     if str(clone) not in sys.path:
         sys.path.insert(0, str(clone))
-    from recipes.registry import RECIPES
+    from recipes.registry import all_recipes
 
-    return RECIPES
+    return all_recipes()
 
 
 def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
-    """The numbers of a list with commas."""
+    """The numbers of a comma-separated list."""
     if text is None:
         return None
     try:

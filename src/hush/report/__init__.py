@@ -1,1 +1,1 @@
-"""Tables, plots and the page that shows them."""
+"""Tables, figures and the demonstration report."""

@@ -1,5 +1,8 @@
-"""The demonstration: the bundled digits without privacy and with epsilon 1, 3 and 8."""
+"""The demonstration report: the bundled digits without privacy and with epsilon 1, 3 and 8."""
 
+import base64
+from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from shutil import rmtree
 
@@ -13,9 +16,7 @@ from hush.core.plan import Plan
 from hush.data import load, tensors
 from hush.models import build
 from hush.noise import Gaussian
-from hush.report.page import write_page
-from hush.report.plots import plot_accuracy
-from hush.report.table import Table
+from hush.report.figure import Table
 from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
 from hush.training.loop import train
@@ -37,13 +38,13 @@ NOTES = (
 
 
 def demo(out: Path) -> None:
-    """Run everything, print the table, and leave table, plot and page in `out`."""
+    """Train all runs, print the table, and write table, plot and HTML page to `out`."""
     dataset = load("digits")
     x_train, y_train, x_test, y_test = tensors(dataset)
     loss = nn.CrossEntropyLoss()
 
     print("training without privacy ...")
-    model = fresh_model(dataset.classes, x_train)
+    model = initial_model(dataset.classes, x_train)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -58,7 +59,7 @@ def demo(out: Path) -> None:
         budget = Budget(epsilon=epsilon, delta=DELTA)
         plan = Plan(sampling=Poisson(rate=RATE), clipping=L2(norm=CLIP), noise=Gaussian(multiplier=1.0))
         plan = calibrate(plan, budget, steps=STEPS)
-        model = fresh_model(dataset.classes, x_train)
+        model = initial_model(dataset.classes, x_train)
         folder = out / f"epsilon-{epsilon:g}"
         rmtree(folder, ignore_errors=True)
         run = train(
@@ -86,7 +87,7 @@ def demo(out: Path) -> None:
     table = Table(header=["mechanism", "epsilon", "noise multiplier", "test accuracy"], rows=rows)
     title = f"{len(x_train)} handwritten digits, delta {DELTA:g}"
     (out / "table.md").write_text(table.markdown() + "\n")
-    plot_accuracy(out / "plot.png", curves, ceiling=("no privacy", baseline), title=title)
+    plot_accuracy(out / "plot.png", curves, baseline=("no privacy", baseline), title=title)
     write_page(
         out / "report.html",
         title=title,
@@ -101,21 +102,86 @@ def demo(out: Path) -> None:
         print(f"  {note}")
 
 
-def _settings(records: int, promised: Guarantee) -> Table:
-    """What the private runs have in common: what it takes to run them again, and to read epsilon."""
+def _settings(records: int, guarantee: Guarantee) -> Table:
+    """Settings that the private runs share: enough to repeat them and to interpret epsilon."""
     rows = {
         "steps": f"{STEPS}",
         "sampling": f"Poisson, rate {RATE:g}: {RATE * records:g} of {records} records expected a step",
         "clipping": f"Euclidean norm {CLIP:g} of each record's gradient",
         "learning rate": f"{LEARNING_RATE:g} (SGD)",
-        "neighbours": f"{promised.neighbours}, {promised.unit}",
-        "delta": f"{promised.delta:g}",
-        "randomness": promised.randomness,
+        "neighbours": f"{guarantee.neighbours}, {guarantee.unit}",
+        "delta": f"{guarantee.delta:g}",
+        "randomness": guarantee.randomness,
     }
     return Table(header=["setting", "value"], rows=[[name, value] for name, value in rows.items()])
 
 
-def fresh_model(classes: int, inputs: torch.Tensor) -> nn.Module:
-    """The same starting point for every run."""
+def initial_model(classes: int, inputs: torch.Tensor) -> nn.Module:
+    """The classifier, with the same initial weights for every run."""
     torch.manual_seed(SEED)
     return build("logistic", classes=classes, shape=inputs.shape[1:])
+
+
+def plot_accuracy(
+    path: Path,
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    baseline: tuple[str, float],
+    title: str,
+) -> None:
+    """Plot accuracy against the epsilon spent so far, one curve a run, under a non-private baseline."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    label, level = baseline
+    axes.axhline(level, color="0.4", linestyle="--", linewidth=1, label=label)
+    for name, points in curves.items():
+        spent, accuracy = zip(*points, strict=True)
+        (line,) = axes.plot(spent, accuracy, linewidth=1.5, label=name)
+        axes.plot(spent[-1], accuracy[-1], "o", color=line.get_color())
+    axes.set(xscale="log", xlabel="epsilon spent", ylabel="test accuracy", title=title)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 3rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; margin: 1.5rem 0; }
+th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid #ddd; }
+img { max-width: 100%; }
+code { background: #f3f3f3; padding: .1rem .3rem; }
+"""
+
+
+def write_page(
+    path: Path, *, title: str, lead: str, table: Table, plot: Path, settings: Table, notes: Sequence[str]
+) -> None:
+    """Write a self-contained HTML page: lead, results, plot, settings of the runs, notes."""
+    picture = base64.b64encode(plot.read_bytes()).decode()
+    items = "\n".join(f"<li>{escape(note)}</li>" for note in notes)
+    path.write_text(
+        f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>{escape(title)}</title>
+<style>{_STYLE}</style>
+<h1>{escape(title)}</h1>
+<p>{escape(lead)}</p>
+{table.html()}
+<img alt="{escape(title)}" src="data:image/png;base64,{picture}">
+{settings.html()}
+<ul>
+{items}
+</ul>
+</html>
+""",
+        encoding="utf-8",
+    )

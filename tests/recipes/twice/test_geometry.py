@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hush.data import load
-from recipes.figure import Figure
+from hush.report.figure import Figure
 from recipes.twice.fig2 import twice_fig2
 from recipes.twice.fig3 import twice_fig3
 

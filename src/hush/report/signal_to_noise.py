@@ -1,4 +1,4 @@
-"""How far the records can move a model at most, beside how far noise moves it."""
+"""Signal-to-noise ratio of a run, from public numbers: the most that records can move the model."""
 
 import math
 
@@ -6,14 +6,20 @@ from hush.core.parts import Noise
 from hush.core.plan import Plan
 
 DROWNED = 1.0
-"""Below this even gradients that all agree move the model less than the noise does."""
+"""Below this ratio even gradients that all agree move the model less than the noise does."""
 
 
 def signal_to_noise(plan: Plan, *, records: int, steps: int, dimension: int) -> float:
-    """The length of all clipped sums together, at most, over the root mean square of the noise on them.
+    """Upper bound on the norm of the summed clipped gradients over the noise's root mean square norm.
 
-    At most: as if every record pushed as far as the clipping lets it, all in one direction, at every
-    step. From public numbers alone.
+    An upper bound: as if every record's gradient had the largest norm that clipping allows, all in one
+    direction, at every step.
+
+    Args:
+        plan: of one step.
+        records: number of slots.
+        steps: number of steps, whose sums and noises add up.
+        dimension: number of parameters.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -24,18 +30,18 @@ def signal_to_noise(plan: Plan, *, records: int, steps: int, dimension: int) -> 
     >>> round(signal_to_noise(plan, records=1000, steps=4, dimension=100), 9)
     10.0
     """
-    balls = plan.clipping.sensitivity(dimension)
-    noises = plan.noise.per_block(balls, plan.clipping.reference_norm)
+    blocks = plan.clipping.sensitivity(dimension)
+    noises = plan.noise.per_block(blocks, plan.clipping.reference_norm)
     variance = sum(
-        ball.size * _deviation(noise, norm) ** 2
-        for ball, (noise, norm) in zip(balls, noises, strict=True)
+        block.size * _deviation(noise, norm) ** 2
+        for block, (noise, norm) in zip(blocks, noises, strict=True)
     )
-    push = math.hypot(*(ball.l2_radius for ball in balls)) * plan.sampling.expected(records)
+    push = math.hypot(*(block.l2_radius for block in blocks)) * plan.sampling.expected(records)
     return math.sqrt(steps) * push / math.sqrt(variance)
 
 
 def drowned(plan: Plan, *, records: int, steps: int, dimension: int) -> str | None:
-    """A warning where the noise is all there will be to see."""
+    """A warning where the ratio is below `DROWNED`, else None."""
     ratio = signal_to_noise(plan, records=records, steps=steps, dimension=dimension)
     if ratio >= DROWNED:
         return None
@@ -47,6 +53,7 @@ def drowned(plan: Plan, *, records: int, steps: int, dimension: int) -> str | No
 
 
 def _deviation(noise: Noise, norm: float) -> float:
+    """Standard deviation of the noise on one coordinate."""
     law = (noise.dominating_noise(norm) or noise).exponential_power(norm)
     assert law is not None, "a noise is charged by its law or by one that dominates it"
     beta, scale = law

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from hush.gradients.geometry import Geometry, geometry
-from hush.report.advice import advice, numbers
+from hush.report.geometry import advice, numbers
 
 
 def found(principal: float, largest: float, dimension: int = 10_000) -> Geometry:

@@ -58,12 +58,12 @@ def test_a_selective_run_says_how_many_trials_were_accepted() -> None:
     ("arguments", "message"),
     [
         ("--test-noise 2", "--test-noise is for a test that is not there"),
-        ("--threshold -1", "--threshold is for a test that is not there"),
+        ("--test-threshold -1", "--test-threshold is for a test that is not there"),
         ("--test mean", "--test is for a test that is not there"),
         ("--test-batch 0", "--test-batch 0 must be > 0"),
         ("--test-batch 64 --test median", "--test median must be one of summed, mean"),
         (
-            "--test-batch 64 --test mean --threshold -90 --noise 2 --steps 5",
+            "--test-batch 64 --test mean --test-threshold -90 --noise 2 --steps 5",
             "between m=1.12e-268 and M=4.22e-257: in 5 trials",
         ),
     ],

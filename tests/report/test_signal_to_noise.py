@@ -5,7 +5,7 @@ import torch
 
 import hush
 from hush.core.parts import Clipping, Noise, Sampling
-from hush.report.signal import drowned, signal_to_noise
+from hush.report.signal_to_noise import drowned, signal_to_noise
 
 
 @pytest.mark.parametrize(

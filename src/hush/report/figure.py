@@ -1,17 +1,42 @@
-"""What a recipe leaves behind: a table, a CSV and a PNG."""
+"""Tables and figures: aligned Markdown, HTML, CSV and PNG."""
 
 import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from hush.report.table import Table
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A header and rows of cells that are already text."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """The table as Markdown, columns aligned so that it also reads well as plain text."""
+        lines = [self.header, *self.rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(self.header))]
+        rule = ["-" * width for width in widths]
+        return "\n".join(
+            "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
+            for line in [self.header, rule, *self.rows]
+        )
+
+    def html(self) -> str:
+        """The table as HTML."""
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in self.header)
+        body = "\n".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows
+        )
+        return f"<table>\n<tr>{head}</tr>\n{body}\n</table>"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One figure or table of a paper, ours beside theirs."""
+    """A plot with the numbers behind it, as rows of a table."""
 
     name: str
     title: str
@@ -21,9 +46,9 @@ class Figure:
     """Draws on matplotlib axes, or on a list of them where there are several panels."""
     panels: int = 1
     across: int | None = None
-    """How many panels stand in a row; all of them where it is not said."""
+    """Panels in a row; all of them by default."""
     summary: Table | None = None
-    """What to print where the rows are too many."""
+    """Printed in place of the rows where those are too many."""
     notes: Sequence[str] = ()
 
     def save(self, folder: Path) -> list[Path]:
@@ -55,7 +80,7 @@ class Figure:
 
 
 def cell(value: object) -> str:
-    """A value of a row as text."""
+    """A value of a row as text: four significant digits, a dash for None."""
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
