@@ -20,8 +20,8 @@ from hush.accounting.per_instance.bounded import individual_rdp
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.data import load
+from hush.data.dataset import tensors
 from hush.data.features import with_features
-from hush.data.tensors import tensors
 from hush.report.figure import Figure, Table
 from recipes.bounded.fig3 import as_text, draw_ratios, ratios_at
 from recipes.bounded.probe import (

@@ -17,10 +17,10 @@ import torch
 from hush.accounting.calibrate import calibrate
 from hush.core.guarantee import Budget, Neighbours
 from hush.data import load
-from hush.data.votes import read_votes
 from hush.noise import GeneralizedGaussian
 from hush.pate.argmax import NoisyMax, noisy
 from hush.report.figure import Figure, Table
+from recipes.gg.votes import read_votes
 
 BETAS = tuple(float(beta) for beta in np.linspace(1, 4, 20))
 EPSILONS = (0.1, 0.3, 1.0)

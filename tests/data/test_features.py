@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from hush.core.errors import DataError
 from hush.data import Dataset, features, load
-from hush.data.cache import cache_directory, kept
-from hush.data.features import with_features
+from hush.data.features import cache_directory, cached, with_features
 from hush.data.scattering import scatter
 
 
@@ -39,11 +38,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counted.append(len(images))
         return _plain(images, shape, device)
 
-    monkeypatch.setattr(features, "_scattered", counting)
+    monkeypatch.setattr(features, "_scattering", counting)
     return counted
 
 
-_plain = features._scattered
+_plain = features._scattering
 
 
 def test_features_are_the_transform_s_and_made_once(
@@ -95,7 +94,7 @@ def test_the_kind_and_shape_of_the_source_count(tmp_path: Path) -> None:
     source = np.arange(16, dtype=np.float32)
     for number, each in enumerate((source, source.reshape(4, 4), source.view(np.int32))):
         value = np.full(3, number, dtype=np.float32)
-        assert np.array_equal(kept(tmp_path, "x", each, (3,), value.copy), value)
+        assert np.array_equal(cached(tmp_path, "x", each, (3,), value.copy), value)
 
 
 def test_a_failure_while_making_leaves_nothing(tmp_path: Path) -> None:
@@ -103,7 +102,7 @@ def test_a_failure_while_making_leaves_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        kept(tmp_path, "x", np.zeros(2), (2,), fail)
+        cached(tmp_path, "x", np.zeros(2), (2,), fail)
     assert not list(tmp_path.iterdir())
 
 
@@ -140,14 +139,14 @@ def test_the_drafts_of_processes_that_were_killed_are_removed(
     def make() -> NDArray[np.float32]:
         return source
 
-    kept(tmp_path, "zeros", source, (2, 3), make)
+    cached(tmp_path, "zeros", source, (2, 3), make)
     assert "zeros: worked out once for 2 records" in capsys.readouterr().err
     (found,) = tmp_path.iterdir()
     found.unlink()
     dead, alive = (found.with_name(f"{found.name}.{process}") for process in (2**22 + 1, os.getppid()))
     dead.touch()
     alive.touch()
-    kept(tmp_path, "zeros", source, (2, 3), make)
+    cached(tmp_path, "zeros", source, (2, 3), make)
     assert sorted(tmp_path.iterdir()) == sorted([found, alive])
-    kept(tmp_path, "zeros", source, (2, 3), make)
+    cached(tmp_path, "zeros", source, (2, 3), make)
     assert capsys.readouterr().err.count("worked out") == 1

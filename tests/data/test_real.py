@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hush.data import Dataset, load
-from hush.data.cifar10 import write_cifar10_npz
+from hush.data.images import write_cifar10_npz
 
 
 def counts(dataset: Dataset) -> tuple[list[int], list[int]]:

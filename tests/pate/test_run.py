@@ -15,8 +15,8 @@ from hush.data import load, tensors
 from hush.models import build
 from hush.pate.argmax import NoisyMax
 from hush.pate.confident import Confident, planned
-from hush.pate.fit import Lesson
 from hush.pate.run import PateRun, pate
+from hush.pate.teachers import Lesson
 
 X, Y, X_TEST, Y_TEST = tensors(load("digits"))
 VOTE = NoisyMax.of_teachers(noise=hush.Gaussian(multiplier=4.0))

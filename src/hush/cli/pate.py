@@ -64,8 +64,8 @@ def pate(
     from hush.models import build, models_for
     from hush.pate.argmax import NoisyMax
     from hush.pate.confident import Confident, Query, with_noise
-    from hush.pate.fit import Lesson
     from hush.pate.run import pate as run_pate
+    from hush.pate.teachers import Lesson
     from hush.training.progress import RunProgress
 
     DELTA["range"].check("delta", delta)

@@ -1,10 +1,9 @@
 """Data sets by name, features of images, augmented views; readers check files against published sums."""
 
 from hush.core.lazy import lazy_modules
-from hush.data.dataset import Dataset
+from hush.data.dataset import Dataset, tensors
 from hush.data.features import with_features
 from hush.data.registry import NAMES, load
-from hush.data.tensors import tensors
 from hush.data.views import flips_and_shifts
 
 __all__ = ["NAMES", "Dataset", "flips_and_shifts", "load", "tensors", "with_features"]

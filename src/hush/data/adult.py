@@ -1,4 +1,4 @@
-"""The columns of the Adult table, as its description (adult.names) lists them.
+"""The Adult census table: its columns, as adult.names lists them, and its reader.
 
 Limits are round numbers or the census' own codes (99 hours, 16 levels of education, 99,999
 dollars), so that scaling reads nothing off the records.
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hush.core.errors import DataError
 from hush.data.dataset import Dataset
-from hush.data.files import read_published
+from hush.data.published import read_published
 
 
 @dataclass(frozen=True)

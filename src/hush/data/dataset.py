@@ -1,12 +1,15 @@
 """A data set as a value: inputs and labels, split into a private training part and a test part."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hush.core.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,6 +63,22 @@ class Dataset:
             f"Dataset({self.name}: {len(self.y_train)} training and {len(self.y_test)} test "
             f"records of {shape}, {self.classes} classes)"
         )
+
+
+def tensors(dataset: Dataset) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
+    """x_train, y_train, x_test, y_test as tensors that share the arrays' memory.
+
+    Args:
+        dataset: as `load` or `with_features` returns it.
+    """
+    import torch  # here: the readers need no torch
+
+    return (
+        torch.from_numpy(dataset.x_train),
+        torch.from_numpy(dataset.y_train),
+        torch.from_numpy(dataset.x_test),
+        torch.from_numpy(dataset.y_test),
+    )
 
 
 def public_order(count: int) -> NDArray[np.int64]:

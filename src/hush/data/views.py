@@ -1,4 +1,4 @@
-"""Views of one image, to average a record's gradient over before it is clipped."""
+"""Augmented views of an image, over which a per-sample gradient is averaged before clipping."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -10,10 +10,16 @@ if TYPE_CHECKING:
 
 
 def flips_and_shifts(count: int, *, shift: int = 4) -> "Callable[[torch.Tensor], torch.Tensor]":
-    """A function from an image (channels, height, width) to `count` views of it.
+    """A function from an image to random views of it, for `PrivateStep(..., views=)`.
 
-    Each is shifted by up to `shift` pixels either way, and mirrored half of the time. For
-    `PrivateStep(..., views=)`: one record, however many views, has one gradient.
+    One record, however many views, has one gradient.
+
+    Args:
+        count: views of an image.
+        shift: largest shift in pixels, either way; views are mirrored half of the time.
+
+    Returns:
+        A function from (channels, height, width) to (count, channels, height, width).
     """
     count = check_count("count", count, "views of a record are averaged", at_least=1)
     shift = check_count("shift", shift, "it is a number of pixels")

@@ -1,4 +1,4 @@
-"""The networks of the papers."""
+"""Networks of the papers, by name."""
 
 from hush.models.registry import NAMES, build, models_for
 

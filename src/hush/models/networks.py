@@ -1,7 +1,6 @@
-"""The convolutional networks on raw pixels of 001 (Tables 5 and 6), with tanh.
+"""Networks of the DPSUR and generalized Gaussian papers: convolutional, linear, recurrent, on features.
 
-Tanh bounds what a layer passes on, which keeps the gradients of single records, and so what
-clipping cuts off, small.
+Tanh bounds activations, which keeps per-sample gradients, and so what clipping cuts off, small.
 """
 
 import math
@@ -13,7 +12,7 @@ from hush.data.imdb import PADDING, VOCABULARY
 
 
 def mnist_cnn(classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """The network of Table 5 for 1 x 28 x 28 images: 26,010 parameters for ten classes."""
+    """The network of DPSUR's Table 5 for 1 x 28 x 28 images: 26,010 parameters for ten classes."""
     return nn.Sequential(
         nn.Conv2d(shape[0], 16, kernel_size=8, stride=2, padding=2),
         nn.Tanh(),
@@ -29,7 +28,7 @@ def mnist_cnn(classes: int, shape: tuple[int, ...]) -> nn.Module:
 
 
 def cifar_cnn(classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """The network of Table 6 for 3 x 32 x 32 images: 550,570 parameters for ten classes."""
+    """The network of DPSUR's Table 6 for 3 x 32 x 32 images: 550,570 parameters for ten classes."""
     return nn.Sequential(
         *_block(shape[0], 32),
         *_block(32, 64),
@@ -52,7 +51,7 @@ def _block(channels: int, filters: int) -> list[nn.Module]:
 
 
 def logistic(classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """One linear layer on the flattened input, zero to begin with.
+    """One linear layer on the flattened input, initialised to zero.
 
     The loss is convex, so zero is as good a start as any and needs no random numbers.
     """
@@ -66,7 +65,7 @@ HIDDEN = 32
 
 
 def mlp(classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """Two fully connected layers with 32 hidden units, as for Adult in 004 (Table 1)."""
+    """Two fully connected layers, 32 hidden units: the generalized Gaussian paper's for Adult."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(math.prod(shape), HIDDEN),
@@ -103,7 +102,7 @@ class ImdbLstm(nn.Module):
 
 
 def imdb_lstm(classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """The network of Table 7 for 10,000 token ids: 1,021,202 parameters for two classes."""
+    """The network of DPSUR's Table 7 for 10,000 token ids: 1,021,202 parameters for two classes."""
     return ImdbLstm(classes)
 
 
@@ -123,7 +122,7 @@ class PlainLstm(nn.Module):
 
 
 def imdb_plain_lstm(classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """The network of 004 for 10,000 token ids: 1,081,002 parameters for two classes."""
+    """The generalized Gaussian paper's for 10,000 token ids: 1,081,002 parameters, two classes."""
     return PlainLstm(classes)
 
 
@@ -133,11 +132,10 @@ def _mean_over_words(outputs: Tensor, tokens: Tensor) -> Tensor:
 
 
 class FrozenNorm(nn.Module):
-    """Each channel less a mean, over a deviation; nothing is learned, and no record sees another.
+    """Normalisation with fixed statistics: each channel less a mean, over a standard deviation.
 
-    Both are of the shape of a record, or of its first dimensions.
-
-    The numbers must be public, or private ones that were paid for (`NoisyMoments`).
+    Mean and variance have the shape of a record, or of its first dimensions. They must be public, or
+    private statistics that were charged (`NoisyMoments`).
     """
 
     mean: Tensor
@@ -186,7 +184,7 @@ def scattering_cifar(classes: int, shape: tuple[int, ...]) -> nn.Module:
 
 
 def scattering_linear(classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """One linear layer, zero to begin with, as the loss is convex."""
+    """One linear layer on normalised features, initialised to zero, as the loss is convex."""
     linear = nn.Linear(math.prod(shape), classes)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)

@@ -1,4 +1,4 @@
-"""The networks by name, with the data sets they are made for."""
+"""Networks by name, with the data sets they are made for."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,15 +20,14 @@ from hush.models.networks import (
     scattering_linear,
     scattering_mnist,
 )
-from hush.models.resnet import resnet22
-from hush.models.wide_resnet import wrn_10_2
+from hush.models.residual import resnet22, wrn_10_2
 
 _TABLES_AND_IMAGES = ("digits", "mnist", "fashion-mnist", "cifar10", "adult")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """How to make a network, and what it takes."""
+    """Factory of a network, and the inputs it takes."""
 
     factory: Callable[[int, tuple[int, ...]], nn.Module]
     data: tuple[str, ...]
@@ -85,7 +84,12 @@ NAMES: tuple[str, ...] = tuple(_NETWORKS)
 
 
 def models_for(data: str, features: str | None = None) -> tuple[str, ...]:
-    """The names of the networks made for a data set, or for features of it."""
+    """Names of the networks made for a data set, or for features of it.
+
+    Args:
+        data: one of `hush.data.NAMES`.
+        features: one of `hush.data.features.FEATURES`; None: the records as they are.
+    """
     return tuple(
         name
         for name, network in _NETWORKS.items()
@@ -94,10 +98,15 @@ def models_for(data: str, features: str | None = None) -> tuple[str, ...]:
 
 
 def build(name: str, *, classes: int, shape: Sequence[int]) -> nn.Module:
-    """A new network called `name`, for records of `shape`, with one score a class.
+    """A new network with one score a class.
 
     Initial weights come from torch's global generator; call `torch.manual_seed` before, to repeat
     them. They do not depend on the data.
+
+    Args:
+        name: one of `hush.models.NAMES`.
+        classes: number of classes.
+        shape: of one record's input.
 
     >>> build("logistic", classes=10, shape=(1, 8, 8))
     Sequential(
@@ -112,9 +121,9 @@ def build(name: str, *, classes: int, shape: Sequence[int]) -> nn.Module:
     given = tuple(shape)
     if not network.takes(given):
         fitting = [other for other in NAMES if _NETWORKS[other].takes(given)]
-        seen = f" ({network.features} features of the data)" if network.features else ""
+        source = f" ({network.features} features of the data)" if network.features else ""
         raise Unsupported(
-            f"{name} takes records of {_written(network.shape or ())}{seen}, not {_written(given)}. "
+            f"{name} takes records of {_written(network.shape or ())}{source}, not {_written(given)}. "
             f"Networks that take those: {', '.join(fitting)}."
         )
     return network.factory(classes, given)

@@ -1,4 +1,4 @@
-"""Teachers, noisy votes, student."""
+"""PATE: teachers on disjoint records, noisy votes, a student."""
 
 from hush.core.lazy import lazy_modules
 

@@ -1,4 +1,4 @@
-"""Private argmax: which of several scores is the largest, after noise (GGNMax)."""
+"""Private argmax: report-noisy-max of scores or votes (GNMax, GGNMax)."""
 
 import math
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class NoisyMax(Value):
     which changes by `norm` at most (`changed` is then the number of scores); `L2` or `Lp` where the
     norm of the whole change is known. The noise's multiplier is in units of `moved.norm`.
 
-    **Guarantee.** That of the noisy scores themselves, of which the answer is a function:
+    **Guarantee.** The guarantee of the noisy scores, of which the answer is a function:
     docs/guarantees/argmax.md. It does not depend on the scores and may be published.
 
     >>> import hush, torch
@@ -51,13 +51,22 @@ class NoisyMax(Value):
 
     @classmethod
     def of_votes(cls, *, noise: Noise, neighbours: Neighbours = Neighbours.REPLACE) -> Self:
-        """For counts of votes: a replaced vote moves two of them by one, an added vote moves one."""
+        """The noisy argmax of vote counts: replacing a vote moves two counts by 1, adding one moves one.
+
+        Args:
+            noise: its multiplier is in votes.
+            neighbours: replace, or add/remove, one vote.
+        """
         changed = 2 if neighbours is Neighbours.REPLACE else 1
         return cls(noise=noise, moved=Entries(changed=changed), neighbours=neighbours, unit="one vote")
 
     @classmethod
     def of_teachers(cls, *, noise: Noise) -> Self:
-        """For votes of teachers on disjoint records: a record added or removed replaces one vote."""
+        """The noisy argmax of teachers on disjoint records: a record changes one vote, so two counts.
+
+        Args:
+            noise: its multiplier is in votes.
+        """
         return cls(noise=noise, moved=Entries(changed=2), neighbours=Neighbours.ZERO_OUT)
 
     @property
@@ -66,11 +75,16 @@ class NoisyMax(Value):
         return Plan(sampling=FullBatch(), clipping=self.moved, noise=self.noise)
 
     def __call__(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One answer a row of `scores`; each row is a query to be charged."""
+        """Index of the largest noisy score of each row.
+
+        Args:
+            scores: a row a query, a column a class; each row is to be charged.
+            generator: seeds the noise, for tests.
+        """
         return noisy(self.plan, as_scores(scores), generator).argmax(1)
 
     def guarantee(self, queries: int, delta: float) -> Guarantee:
-        """What `queries` answers guarantee at `delta`, whatever the scores are."""
+        """Guarantee of `queries` answers at `delta`, for any scores."""
         return charged({self.plan: queries}, delta, self.neighbours, self.unit)
 
 
@@ -90,8 +104,8 @@ def covers_a_vote(moved: Clipping) -> bool:
     if isinstance(moved, Entries):
         return moved.changed >= 2 and moved.norm >= 1
     norms = {L2: math.sqrt(2), Linf: 1.0}
-    least = norms.get(type(moved), 2 ** (1 / moved.p) if isinstance(moved, Lp) else math.inf)
-    return moved.reference_norm >= least
+    needed = norms.get(type(moved), 2 ** (1 / moved.p) if isinstance(moved, Lp) else math.inf)
+    return moved.reference_norm >= needed
 
 
 def noisy(plan: Plan, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -102,8 +116,8 @@ def noisy(plan: Plan, scores: Tensor, generator: torch.Generator | None = None) 
 
 
 def charged(counts: Mapping[Plan, int], delta: float, neighbours: Neighbours, unit: str) -> Guarantee:
-    """What answers guarantee whose noisy scores cost as much as `counts` says."""
-    # The lower end belongs to the noisy scores; an answer tells less.
+    """Guarantee of answers whose noisy scores are charged as `counts`."""
+    # The lower bound is for the noisy scores; their argmax reveals less.
     bound = Bound(lower=0.0, upper=compose(counts, delta).epsilon.upper)
     return Guarantee(epsilon=bound, delta=delta, neighbours=neighbours, unit=unit)
 

@@ -1,4 +1,4 @@
-"""Asking the teachers: every test and every answer is on the ledger before it is used."""
+"""Answers to queries under a ledger: every test and answer is charged before it is used."""
 
 import secrets
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ def ask(
 ) -> Tensor:
     """The answer to each row of `scores`, `NO_ANSWER` where there is none.
 
-    Rows are asked in order until no plan may run again: `counts` says how often each may, fixed
-    beforehand. A ledger that holds answers already gives them back, and they are not asked again.
+    Rows are answered in order until a plan has run as often as `counts`, fixed beforehand, allows.
+    Answers that the ledger already holds are returned from it and not charged again.
 
-    **Guarantee.** That of `counts`, whatever the answers are, docs/guarantees/argmax.md, step 3: a
-    charge, with the answer as what is released, is on disk before the answer is returned.
+    **Guarantee.** The guarantee of `counts`, for any answers, docs/guarantees/argmax.md, step 3: a
+    charge, with the released answer, is on disk before the answer is returned.
     """
     rows = as_scores(scores)
     vote = query if isinstance(query, NoisyMax) else query.vote
@@ -38,7 +38,7 @@ def ask(
     run, step = secrets.token_hex(8), 0
 
     def released(row: int, plan: Plan, outcome: str) -> str | None:
-        """What a query released, charged now unless it was before; None if its plan may not run."""
+        """The released outcome, charged unless it was before; None if its plan may not run again."""
         nonlocal step
         question = (row, outcome in ("passed", "failed"))
         if question not in known:
@@ -55,7 +55,7 @@ def ask(
             known[question] = outcome
         return known[question]
 
-    found = torch.full((len(rows),), NO_ANSWER)
+    labels = torch.full((len(rows),), NO_ANSWER)
     for row in range(len(rows)):
         if not isinstance(query, NoisyMax):
             verdict = released(row, query.test, "passed" if passes[row] else "failed")
@@ -66,13 +66,13 @@ def ask(
         answer = released(row, vote.plan, str(int(answers[row])))
         if answer is None:
             break
-        found[row] = int(answer)
-    return found
+        labels[row] = int(answer)
+    return labels
 
 
 def _known(ledger: Ledger) -> dict[tuple[int, bool], str]:
-    """What the ledger says was released: by row, and whether it was a test."""
-    found = {}
+    """Outcomes on the ledger, by row and whether it was a test."""
+    outcomes = {}
     for release in ledger.releases:
         row, _, outcome = release.partition(":")
         if not row.isdecimal():
@@ -80,5 +80,5 @@ def _known(ledger: Ledger) -> dict[tuple[int, bool], str]:
                 f"the ledger {ledger.path} holds {release!r}, which is no answer to a query: it "
                 "belongs to another kind of run. Name another directory."
             )
-        found[int(row), outcome in ("passed", "failed")] = outcome
-    return found
+        outcomes[int(row), outcome in ("passed", "failed")] = outcome
+    return outcomes

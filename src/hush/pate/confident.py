@@ -1,4 +1,4 @@
-"""Answers only where the scores are clear: a noisy test comes first (Confident-GNMax)."""
+"""Confident-GNMax: a noisy argmax that is answered only if a noisy threshold test passes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -28,8 +28,8 @@ _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e9
 class Confident(Value):
     """A noisy argmax, asked only where the largest score plus noise of its own reaches `threshold`.
 
-    `noise` is that of the test, in units of `vote.moved.norm`, by which the largest score moves at
-    most. Every query pays for its test, and those that pass it pay for the answer as well.
+    `noise` is added to the largest score for the test, in units of `vote.moved.norm`, by which that
+    score moves at most. Every query is charged for its test, those that pass also for the answer.
 
     **Guarantee.** docs/guarantees/argmax.md, step 3: the number of queries, and the most that may be
     answered, are fixed beforehand.
@@ -62,7 +62,7 @@ class Confident(Value):
         return Plan(sampling=FullBatch(), clipping=moved, noise=self.noise)
 
     def __call__(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One answer a row of `scores`, `NO_ANSWER` where the test fails; each row is a query."""
+        """Index of the largest noisy score of each row, `NO_ANSWER` where its test fails."""
         checked = as_scores(scores)
         return self.vote(checked, generator).where(self.passes(checked, generator), NO_ANSWER)
 
@@ -71,7 +71,7 @@ class Confident(Value):
         return noisy(self.test, scores.amax(1), generator) >= self.threshold
 
     def guarantee(self, queries: int, delta: float, answers: int | None = None) -> Guarantee:
-        """What `queries` queries guarantee of which `answers` at most (all by default) are answered."""
+        """Guarantee of `queries` queries, of which at most `answers` (all by default) are answered."""
         counts = planned(self, queries, queries if answers is None else answers)
         return charged(counts, delta, self.vote.neighbours, self.vote.unit)
 
@@ -80,19 +80,19 @@ Query = NoisyMax | Confident
 
 
 def planned(query: Query, queries: int, answers: int) -> Mapping[Plan, int]:
-    """How often each plan may run, in a run of `queries` queries with `answers` answers at most."""
+    """Number of runs of each plan, for `queries` queries with at most `answers` answers."""
     asked = check_count("queries", queries, "how many there are is fixed beforehand", at_least=1)
     answered = check_count("answers", answers, "how many there are is fixed beforehand", at_least=1)
     if isinstance(query, NoisyMax):
         return {query.plan: min(asked, answered)}
     counts = {query.test: asked}
-    # With the same noise and one changed entry the two are one plan.
+    # With the same noise and one changed entry, test and vote are the same plan.
     counts[query.vote.plan] = counts.get(query.vote.plan, 0) + min(asked, answered)
     return counts
 
 
 def with_noise(query: Query, budget: Budget, queries: int, answers: int) -> Query:
-    """The same query with the least noise for which everything planned stays within `budget`.
+    """The query with the least noise that keeps all planned tests and answers within `budget`.
 
     Both noises of a `Confident` query keep their ratio.
     """

@@ -1,7 +1,7 @@
-"""What answers cost on the votes at hand: far less than at worst where the teachers agree.
+"""Per-instance (data-dependent) RDP of noisy votes: far below the worst case where teachers agree.
 
-These numbers are computed from the private data and are **sensitive**: publishing one would tell
-about the data what no budget was spent on.
+These numbers are computed from the private data and are **sensitive**: publishing one would release
+something that no budget was spent on.
 """
 
 import math
@@ -26,10 +26,9 @@ _ROUNDING = 1e-12
 
 
 def per_instance(query: Query, scores: Tensor, delta: float, answers: int | None = None) -> Guarantee:
-    """What answering the query on every row of `scores` costs this data set and its neighbours.
+    """Per-instance guarantee of answering the query on every row of `scores`.
 
-    With `answers`, no more than so many rows are answered. Never above the charge that does not depend
-    on the data.
+    At most `answers` rows are answered. Never above the charge that does not depend on the data.
 
     **Guarantee** (sensitive). docs/guarantees/argmax.md, step 4: whichever neighbour the data set at
     hand is held against, in both directions. Only for Gaussian noise.
@@ -51,7 +50,7 @@ def per_instance(query: Query, scores: Tensor, delta: float, answers: int | None
 
 
 def divergences(query: Query, scores: Tensor, orders: Array) -> Array:
-    """No less than the Rényi divergences between an answer on these scores and on neighbouring ones.
+    """Upper bounds on the Rényi divergences between an answer on these scores and on neighbouring ones.
 
     One row a query, one column an order.
     """
@@ -62,15 +61,15 @@ def divergences(query: Query, scores: Tensor, orders: Array) -> Array:
 
 
 def runner_up(scores: Array, deviation: float) -> Array:
-    """No less than the log-probability that noise of this deviation overturns the largest score.
+    """Upper bound on the log-probability that noise of this deviation overturns the largest score.
 
     The union bound over the other scores: each overtakes with probability Phi(-gap / sqrt(2) sigma).
     """
     sorted_scores = np.sort(scores, axis=1)
     gaps = sorted_scores[:, -1:] - sorted_scores[:, :-1]
-    each = log_ndtr(-gaps / (math.sqrt(2) * deviation))
-    together: Array = np.logaddexp.reduce(each, axis=1)
-    return np.minimum(together, 0.0)
+    overtaken = log_ndtr(-gaps / (math.sqrt(2) * deviation))
+    union: Array = np.logaddexp.reduce(overtaken, axis=1)
+    return np.minimum(union, 0.0)
 
 
 def _vote(vote: NoisyMax, scores: Array, orders: Array) -> Array:
@@ -79,17 +78,17 @@ def _vote(vote: NoisyMax, scores: Array, orders: Array) -> Array:
     log_q = runner_up(scores, deviation)[:, None]
     r, a = np.sqrt(-log_q), orders[None, :]
     worst = np.broadcast_to(a * t**2, (len(scores), len(orders)))
-    known = r >= a * t
+    valid = r >= a * t
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         # log(1 - x) for the outcomes' probabilities: q here; between w and u there.
         stays = log1mexp_relative(log_q)
-        most, least = log1mexp_relative(-((r - t) ** 2)), log1mexp_relative(-((r + t) ** 2))
+        upper, lower = log1mexp_relative(-((r - t) ** 2)), log1mexp_relative(-((r + t) ** 2))
         forward = np.where((r - t) / r * np.exp(2 * r * t - t**2) >= a / (a - 1), a * stays, 0.0)
-        backward = np.where((r + t) / r * np.exp(-2 * r * t - t**2) <= (a - 1) / a, a * least, 0.0)
-        forward = np.logaddexp(forward - (a - 1) * most, a * (a - 1) * t**2 - (r - (a - 1) * t) ** 2)
+        backward = np.where((r + t) / r * np.exp(-2 * r * t - t**2) <= (a - 1) / a, a * lower, 0.0)
+        forward = np.logaddexp(forward - (a - 1) * upper, a * (a - 1) * t**2 - (r - (a - 1) * t) ** 2)
         backward = np.logaddexp(backward - (a - 1) * stays, a * (a - 1) * t**2 - (r - a * t) ** 2)
-        found = _outward(np.maximum(forward, backward), a)
-    return np.where(known & (found < worst), found, worst)
+        bound = _outward(np.maximum(forward, backward), a)
+    return np.where(valid & (bound < worst), bound, worst)
 
 
 def _confident(query: Confident, scores: Array, orders: Array) -> Array:
@@ -108,13 +107,13 @@ def _confident(query: Confident, scores: Array, orders: Array) -> Array:
 
 
 def _outward(log_moments: Array, orders: Array) -> Array:
-    """The divergences that log-moments give, rounded up."""
-    found: Array = (np.maximum(log_moments, 0.0) * OUTWARD + _ROUNDING) / (orders - 1)
-    return found
+    """Rényi divergences from log-moments, rounded up."""
+    divergences: Array = (np.maximum(log_moments, 0.0) * OUTWARD + _ROUNDING) / (orders - 1)
+    return divergences
 
 
 def _rate(plan: Plan) -> float:
-    """sqrt of what one unit of order costs at worst."""
+    """t, where the worst-case RDP at order a is t^2 a."""
     step = mechanism(plan)
     assert isinstance(step, SampledGaussian)
     return 1 / (math.sqrt(2) * step.multiplier)

@@ -1,44 +1,53 @@
 """PATE from end to end: teachers on disjoint records, noisy votes on public inputs, a student."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hush.accounting.ledger.ledger import Ledger
-from hush.core.errors import InvalidValue, Unproved
+from hush.core.atomic_files import replace_file
+from hush.core.errors import CheckpointError, InvalidValue, LedgerError, Unproved
 from hush.core.guarantee import Guarantee
 from hush.core.ranges import check_count
 from hush.noise import Gaussian
 from hush.pate.argmax import NoisyMax, charged, covers_a_vote
 from hush.pate.ask import ask
 from hush.pate.confident import NO_ANSWER, Confident, Query, planned
-from hush.pate.fit import Lesson, fit, predict
-from hush.pate.folder import PateFolder
-from hush.pate.partition import check_teachers
 from hush.pate.per_instance import per_instance
-from hush.pate.teachers import Network, opinions, train_teachers, votes
+from hush.pate.teachers import (
+    Lesson,
+    Network,
+    check_teachers,
+    fit,
+    predict,
+    predictions,
+    train_teachers,
+    votes,
+)
 from hush.training import checkpoint
 from hush.training.data import count
 from hush.training.fingerprint import fingerprint
 
-_USUAL = Lesson()
+_LESSON = Lesson()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PateRun:
-    """What a run of PATE did and what it may be said to have kept private."""
+    """Result of a PATE run: guarantees and accuracies."""
 
     guarantee: Guarantee
-    """For everything that was released, whatever the votes were; it may be published."""
+    """Of everything that was released, for any votes; it may be published."""
     answered: int
     label_accuracy: float
     """The share of answers that are right; NaN if there is none."""
     student_accuracy: float
     per_instance: Guarantee | None
-    """What it cost on these votes (sensitive); None for other noise than Gaussian."""
+    """Per-instance guarantee on these votes (sensitive); None for other noise than Gaussian."""
     teacher_accuracy: float
     """The share of their votes that is right (sensitive)."""
 
@@ -55,20 +64,37 @@ def pate(
     delta: float,
     directory: Path,
     answers: int | None = None,
-    lesson: Lesson = _USUAL,
+    lesson: Lesson = _LESSON,
     processes: int = 1,
     resume: bool = False,
     generator: torch.Generator | None = None,
     done: Callable[[], None] = lambda: None,
 ) -> PateRun:
-    """Train teachers on `data`, ask them about the inputs of `public`, train a student on the answers.
+    """Train teachers, let them vote under noise on public inputs, train a student on the answers.
 
-    **Guarantee.** `PateRun.guarantee`, for everything that leaves: the student, the answers, their
+    **Guarantee.** `PateRun.guarantee`, for everything released: the student, the answers, their
     number, the ledger. Neighbours differ by one record of `data`. `public` and `evaluation` are not
     protected; their targets serve to measure only. docs/guarantees/argmax.md.
 
-    At most `answers` inputs are answered (all by default). A run that was killed goes on with
-    `resume=True`: teachers that are finished and answers on the ledger are kept.
+    Args:
+        network: makes a new teacher or student.
+        data: private inputs and targets.
+        public: inputs to label, and targets to measure the answers with.
+        evaluation: inputs and targets to measure the student with.
+        query: the noisy vote, with or without a test before it.
+        teachers: how many, on disjoint records.
+        classes: number of classes.
+        delta: of the guarantee.
+        directory: of the run's files.
+        answers: the most inputs that are answered; None: all.
+        lesson: hyperparameters of teachers and student.
+        processes: teachers trained at once.
+        resume: go on with the run in `directory`; finished teachers and answers on the ledger stay.
+        generator: seeds the noise, for tests.
+        done: called as each teacher is finished.
+
+    Returns:
+        The guarantee and the accuracies; the student's weights are in `directory`.
     """
     inputs, truth = public
     vote = query if isinstance(query, NoisyMax) else query.vote
@@ -102,26 +128,95 @@ def pate(
     with Ledger(folder.ledger) as ledger:
         folder.begin()
         train_teachers(folder.teachers, network, data, teachers, lesson, processes=processes, done=done)
-        given = opinions(folder.teachers, network, teachers, inputs)
-        scores = votes(given, classes)
-        found = ask(query, scores, ledger, plans, generator)
-    answered = found != NO_ANSWER
+        predicted = predictions(folder.teachers, network, teachers, inputs)
+        scores = votes(predicted, classes)
+        labels = ask(query, scores, ledger, plans, generator)
+    answered = labels != NO_ANSWER
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(teachers)
         student = network()
-        fit(student, inputs[answered], found[answered], lesson, seed=teachers)
+        fit(student, inputs[answered], labels[answered], lesson, seed=teachers)
     checkpoint.save_weights(folder.student, student)
     noises = {type(plan.noise) for plan in plans}
     return PateRun(
         guarantee=guarantee,
         answered=int(answered.sum()),
-        label_accuracy=_share(found[answered] == truth[answered]),
-        student_accuracy=_share(predict(student, evaluation[0]) == evaluation[1]),
+        label_accuracy=_mean(labels[answered] == truth[answered]),
+        student_accuracy=_mean(predict(student, evaluation[0]) == evaluation[1]),
         per_instance=per_instance(query, scores, delta, answers) if noises == {Gaussian} else None,
-        teacher_accuracy=_share(given == truth),
+        teacher_accuracy=_mean(predicted == truth),
     )
 
 
-def _share(right: Tensor) -> float:
-    """How many are; NaN of none."""
-    return float(right.double().mean())
+def _mean(correct: Tensor) -> float:
+    """Share of the entries that are true; NaN of none."""
+    return float(correct.double().mean())
+
+
+class PateFolder:
+    """The files of one run.
+
+    `settings.json`, `ledger.jsonl` (with the answers) and `student.safetensors` may be published;
+    `teachers/` and `private.json` are as secret as the records: how many records there are tells
+    neighbours apart that differ by one.
+    """
+
+    def __init__(
+        self, path: Path, settings: dict[str, Any], private: dict[str, Any], *, resume: bool
+    ) -> None:
+        self.path = path
+        self.ledger = path / "ledger.jsonl"
+        self.teachers = path / "teachers"
+        self.student = path / "student.safetensors"
+        self._settings = path / "settings.json"
+        self._private = path / "private.json"
+        self._contents = {
+            self._private: json.dumps(private, indent=1),
+            self._settings: json.dumps(settings, indent=1),
+        }
+        if resume and not self._settings.is_file():
+            raise CheckpointError(
+                f"there is no run in {path} to resume: starting one under a mistyped name would pay for "
+                "everything again. Check the name, or start the run without resuming."
+            )
+        if self._settings.exists():
+            self._check(resume=resume)
+        elif self.teachers.exists():
+            raise CheckpointError(
+                f"{path} holds teachers without settings.json: trained on other shares of the records, "
+                "two of them may have seen the same one. Restore the file, or name another directory."
+            )
+
+    def begin(self) -> None:
+        """Write the settings, which mark that a run exists; its ledger must exist already."""
+        for path, content in self._contents.items():
+            replace_file(path, content.encode(), secret=path == self._private)
+
+    def _check(self, *, resume: bool) -> None:
+        """Raise unless the run that is there may go on with these settings."""
+        if not resume:
+            raise CheckpointError(
+                f"{self.path} already holds a run: starting over would spend its budget a second time "
+                "without saying so. Resume it, or name another directory."
+            )
+        differing = []
+        for path, content in self._contents.items():
+            try:
+                before, now = json.loads(path.read_bytes()), json.loads(content)
+            except (ValueError, OSError) as error:
+                raise CheckpointError(
+                    f"{path} is damaged or missing ({error}): what the ledger was charged for is not "
+                    "known. Restore it, or start a new run in a new directory."
+                ) from None
+            known = before if isinstance(before, dict) else {}
+            differing += [name for name in now if known.get(name) != now[name]]
+        if differing:
+            raise CheckpointError(
+                f"{self.path} holds a run with other settings ({', '.join(differing)}): a run keeps "
+                "what it was charged for. Resume with the same ones, or name another directory."
+            )
+        if not self.ledger.exists():
+            raise LedgerError(
+                f"{self.path} holds a run whose ledger is missing: what it spent is not known. Restore "
+                "ledger.jsonl, or start a new run in a new directory."
+            )

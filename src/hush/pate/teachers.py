@@ -1,23 +1,94 @@
-"""Teachers: one network for each share of the records, trained on its own and kept in a file.
+"""PATE's teachers: one network a share of the records, trained without privacy and stored in a file.
 
 Teachers are not private. Their files are as secret as the records.
 """
 
+import hashlib
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from hush.core.errors import CheckpointError
-from hush.pate.fit import Lesson, fit, predict
-from hush.pate.partition import teacher_of
+from hush.core.errors import CheckpointError, DataError
+from hush.core.ranges import check_count, number
+from hush.core.value import Value
 from hush.training import checkpoint
 
 Network = Callable[[], nn.Module]
 """Makes a new network; it must be picklable to be trained in another process."""
+
+
+def teacher_of(inputs: Tensor, targets: Tensor, teachers: int) -> Tensor:
+    """Index of the teacher that each record belongs to, a function of the record alone.
+
+    A hash of the record's content, so that adding or removing a record changes one teacher only; shares
+    cut by position would all shift. Shares are of about equal size.
+    """
+    check_teachers(teachers, len(inputs))
+    return torch.tensor(
+        [
+            _hash(record.numpy().tobytes() + int(target).to_bytes(8)) % teachers
+            for record, target in zip(inputs.cpu(), targets.tolist(), strict=True)
+        ]
+    )
+
+
+def check_teachers(teachers: int, records: int) -> None:
+    """Raise unless there are at least two teachers and a record for each."""
+    check_count("teachers", teachers, "one teacher's vote is what noise hides", at_least=2)
+    if teachers > records:
+        raise DataError(
+            f"teachers={teachers} is more than the {records} records: most teachers would have learned "
+            f"nothing, and their votes drown the others. Pass e.g. teachers={max(2, records // 20)}."
+        )
+
+
+def _hash(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson(Value):
+    """Hyperparameters of a teacher's or student's training with Adam."""
+
+    epochs: int = 40
+    batch: int = 32
+    rate: float = field(
+        default=5e-3,
+        metadata=number(above=0, at_most=10, why="it is how far a step goes", example=5e-3),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("epochs", "batch"):
+            whole = check_count(name, getattr(self, name), "it is counted", at_least=1)
+            object.__setattr__(self, name, whole)
+
+
+def fit(model: nn.Module, inputs: Tensor, targets: Tensor, lesson: Lesson, seed: int) -> None:
+    """Train the model in place, without privacy; without records it stays as it is."""
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lesson.rate)
+    loss = nn.CrossEntropyLoss()
+    model.train()
+    for _ in range(lesson.epochs):
+        for batch in torch.randperm(len(inputs), generator=generator).split(lesson.batch):
+            if len(batch):
+                optimizer.zero_grad()
+                loss(model(inputs[batch]), targets[batch]).backward()
+                optimizer.step()
+    model.eval()
+
+
+@torch.no_grad()
+def predict(model: nn.Module, inputs: Tensor) -> Tensor:
+    """The most likely class of each input."""
+    model.eval()
+    return torch.cat([model(part).argmax(1) for part in inputs.split(1024)])
 
 
 def train_teachers(
@@ -30,16 +101,16 @@ def train_teachers(
     processes: int = 1,
     done: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train those teachers whose file is not there yet; `done` is called as each is finished."""
+    """Train the teachers whose file is missing; `done` is called as each is finished."""
     inputs, targets = data
     owner = teacher_of(inputs, targets, teachers)
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [number for number in range(teachers) if not _file(folder, number).exists()]
+    missing = [teacher for teacher in range(teachers) if not _file(folder, teacher).exists()]
     for _ in range(teachers - len(missing)):
         done()
     jobs = (
-        (folder, network, inputs[owner == number], targets[owner == number], lesson, number)
-        for number in missing
+        (folder, network, inputs[owner == teacher], targets[owner == teacher], lesson, teacher)
+        for teacher in missing
     )
     if processes == 1:
         for job in jobs:
@@ -47,46 +118,48 @@ def train_teachers(
             done()
         return
     # Spawned, not forked: a fork would copy the threads' locks and the generators' state.
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_alone) as pool:
+    with ProcessPoolExecutor(
+        processes, mp_context=get_context("spawn"), initializer=_one_thread
+    ) as pool:
         for finished in as_completed([pool.submit(_train, *job) for job in jobs]):
             finished.result()
             done()
 
 
-def opinions(folder: Path, network: Network, teachers: int, inputs: Tensor) -> Tensor:
-    """The class that each teacher (a row) gives each input (a column)."""
+def predictions(folder: Path, network: Network, teachers: int, inputs: Tensor) -> Tensor:
+    """Predicted classes, a row a teacher and a column an input."""
     model = network()
-    each = []
-    for number in range(teachers):
+    predicted = []
+    for teacher in range(teachers):
         try:
-            model.load_state_dict(checkpoint.load(_file(folder, number))["weights"])
+            model.load_state_dict(checkpoint.load(_file(folder, teacher))["weights"])
         except (RuntimeError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"{_file(folder, number)} is not a teacher of this run ({error}): its vote would be "
+                f"{_file(folder, teacher)} is not a teacher of this run ({error}): its vote would be "
                 "another network's. Remove the file to train that teacher again."
             ) from None
-        each.append(predict(model, inputs))
-    return torch.stack(each)
+        predicted.append(predict(model, inputs))
+    return torch.stack(predicted)
 
 
-def votes(given: Tensor, classes: int) -> Tensor:
-    """How many teachers vote for each class, a row an input."""
-    return nn.functional.one_hot(given, classes).sum(0).double()
+def votes(predicted: Tensor, classes: int) -> Tensor:
+    """Vote counts, a row an input and a column a class."""
+    return nn.functional.one_hot(predicted, classes).sum(0).double()
 
 
 def _train(
-    folder: Path, network: Network, inputs: Tensor, targets: Tensor, lesson: Lesson, number: int
+    folder: Path, network: Network, inputs: Tensor, targets: Tensor, lesson: Lesson, teacher: int
 ) -> None:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(number)
+        torch.manual_seed(teacher)
         model = network()
-        fit(model, inputs, targets, lesson, seed=number)
-    checkpoint.save(_file(folder, number), {"weights": model.state_dict()})
+        fit(model, inputs, targets, lesson, seed=teacher)
+    checkpoint.save(_file(folder, teacher), {"weights": model.state_dict()})
 
 
-def _file(folder: Path, number: int) -> Path:
-    return folder / f"{number:05d}.safetensors"
+def _file(folder: Path, teacher: int) -> Path:
+    return folder / f"{teacher:05d}.safetensors"
 
 
-def _alone() -> None:
+def _one_thread() -> None:
     torch.set_num_threads(1)

@@ -1,7 +1,8 @@
-"""CIFAR-10: from cifar10.npz, or decoded from a lossless compact copy.
+"""Image data sets: the bundled digits, MNIST and Fashion-MNIST, CIFAR-10.
 
-Decoding takes some ten seconds and 1.5 GB of memory at each load. `write_cifar10_npz` does it
-once and for all: its target becomes the data directory, or its file joins the compact copy.
+CIFAR-10 is read from cifar10.npz, or decoded from a lossless compact copy, which takes some ten seconds
+and 1.5 GB of memory at each load. `write_cifar10_npz` does it once and for all: its target becomes the
+data directory, or its file joins the compact copy.
 """
 
 import lzma
@@ -12,14 +13,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hush.core.errors import DataError
-from hush.data.dataset import Dataset, unit_pixels
-from hush.data.files import check_sum, read_bytes, read_published
-from hush.data.npz import parse_npz
-from hush.data.published import CIFAR10_PIXELS, FILES
+from hush.data.dataset import Dataset, public_order, unit_pixels
+from hush.data.formats import parse_idx, parse_npz
+from hush.data.published import CIFAR10_PIXELS, FILES, check_sum, read_bytes, read_published
 
-_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
-_TRAINING = 50_000
+_DIGITS_TRAINING = 1437
+_CIFAR10_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+_CIFAR10_TRAINING = 50_000
 _SIDE = 32
+
+
+def read_digits() -> Dataset:
+    """1,437 training and 360 test images of 1 x 8 x 8 in [0, 1]; the split is fixed and public."""
+    from sklearn.datasets import load_digits
+
+    bundled = load_digits()
+    order = public_order(len(bundled.target))
+    # Pixels count the dark points of a 4 x 4 patch, so 16 is the most there can be.
+    images = unit_pixels(bundled.images[order], brightest=16)[:, np.newaxis]
+    labels = bundled.target[order].astype(np.int64)
+    return Dataset(
+        name="digits",
+        x_train=images[:_DIGITS_TRAINING],
+        y_train=labels[:_DIGITS_TRAINING],
+        x_test=images[_DIGITS_TRAINING:],
+        y_test=labels[_DIGITS_TRAINING:],
+        classes=10,
+    )
+
+
+def read_mnist(name: str, folder: Path) -> Dataset:
+    """60,000 training and 10,000 test images of 1 x 28 x 28 in [0, 1] (mnist or fashion-mnist)."""
+    x_train, y_train, x_test, y_test = (
+        parse_idx(content, f"{name}: {folder / file.path}")
+        for content, file in zip(read_published(name, folder), FILES[name], strict=True)
+    )
+    return Dataset(
+        name=name,
+        x_train=unit_pixels(x_train)[:, np.newaxis],
+        y_train=y_train.astype(np.int64),
+        x_test=unit_pixels(x_test)[:, np.newaxis],
+        y_test=y_test.astype(np.int64),
+        classes=10,
+    )
 
 
 def read_cifar10(folder: Path) -> Dataset:
@@ -47,8 +83,8 @@ def write_cifar10_npz(folder: Path, target: Path) -> Path:
 
 def _from_npz(path: Path) -> list[NDArray[Any]]:
     """The four uint8 arrays of cifar10.npz, checked pixel by pixel and label by label."""
-    arrays = parse_npz(read_bytes("cifar10", path), f"cifar10: {path}", _ARRAYS)
-    for name, array in zip(_ARRAYS, arrays, strict=True):
+    arrays = parse_npz(read_bytes("cifar10", path), f"cifar10: {path}", _CIFAR10_ARRAYS)
+    for name, array in zip(_CIFAR10_ARRAYS, arrays, strict=True):
         shape = (_SIDE, _SIDE, 3) if name.startswith("x") else ()
         if array.dtype != np.uint8 or array.shape[1:] != shape or array.ndim == 0:
             raise DataError(
@@ -77,7 +113,8 @@ def _decoded(folder: Path) -> list[NDArray[Any]]:
     images = decode_images(residuals.reshape(3, -1, _SIDE, _SIDE))
     check_sum("cifar10", "the decoded compact copy", images.tobytes(), CIFAR10_PIXELS, folder)
     labels = np.frombuffer(label_bytes, np.uint8)
-    return [images[:_TRAINING], labels[:_TRAINING], images[_TRAINING:], labels[_TRAINING:]]
+    count = _CIFAR10_TRAINING
+    return [images[:count], labels[:count], images[count:], labels[count:]]
 
 
 def decode_images(residuals: NDArray[np.uint8]) -> NDArray[np.uint8]:

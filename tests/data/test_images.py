@@ -1,3 +1,5 @@
+"""CIFAR-10 from its two layouts."""
+
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -7,8 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from hush.core.errors import DataError
-from hush.data import cifar10, load
-from hush.data.cifar10 import decode_images
+from hush.data import images as module
+from hush.data import load
+from hush.data.images import decode_images
 from hush.data.published import FILES, Published
 
 RNG = np.random.default_rng(7)
@@ -48,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write(tmp_path)
     pixels = np.concatenate([X_TRAIN, X_TEST]).tobytes()
     labels = np.concatenate([Y_TRAIN, Y_TEST]).tobytes()
-    monkeypatch.setattr(cifar10, "CIFAR10_PIXELS", hashlib.sha256(pixels).hexdigest())
+    monkeypatch.setattr(module, "CIFAR10_PIXELS", hashlib.sha256(pixels).hexdigest())
     files = (
         Published("cifar10/images.med.xz", "-"),
         Published("cifar10/labels.u8", hashlib.sha256(labels).hexdigest()),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hush.data.files import find_directory, read_published
+from hush.data.published import find_directory, read_published
 
 TEACHERS = 250
 

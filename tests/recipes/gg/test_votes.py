@@ -6,7 +6,7 @@ import pytest
 
 from hush.core.errors import DataError
 from hush.data import load
-from hush.data.votes import TEACHERS, read_votes
+from recipes.gg.votes import TEACHERS, read_votes
 
 
 @pytest.mark.real_data("pate-votes", "mnist")

@@ -10,9 +10,8 @@ import pytest
 from hush.core.errors import DataError
 from hush.data import NAMES, load
 from hush.data.efficientnet import network
-from hush.data.files import read_published
-from hush.data.published import FILES, Published
-from hush.data.votes import read_votes
+from hush.data.published import FILES, Published, read_published
+from recipes.gg.votes import read_votes
 
 IMAGES = bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 2]) + bytes([0, 255, 51, 0])
 LABELS = bytes([0, 0, 8, 1, 0, 0, 0, 2]) + bytes([3, 9])

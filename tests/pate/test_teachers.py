@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hush.core.errors import DataError, InvalidValue
-from hush.pate.partition import teacher_of
+from hush.pate.teachers import teacher_of
 
 
 def records(count: int) -> tuple[torch.Tensor, torch.Tensor]:
