@@ -262,23 +262,6 @@ def test_help_names_every_command() -> None:
         assert command in text
 
 
-def test_reproduce_lists_its_recipes_and_refuses_others(tmp_path: Path) -> None:
-    listed = call("reproduce").stdout.splitlines()
-    assert len(listed) == 37
-    assert any(re.match(r"gg-dimension +\w.*\.$", line) for line in listed)
-    wrong = call("reproduce", "gg-dimension", "nothing", cwd=tmp_path)
-    assert wrong.returncode == 2
-    assert "'nothing' is no recipe; choose from audit-mechanisms, bounded-fig1" in wrong.stderr
-    assert not list(tmp_path.iterdir())
-
-
-def test_reproduce_prints_a_table_and_leaves_its_files(tmp_path: Path) -> None:
-    result = call("reproduce", "gg-fig10", "--out", tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "| Laplace, order 2, epsilon 0.1" in result.stdout
-    assert {path.name for path in tmp_path.iterdir()} == {"gg-fig10.csv", "gg-fig10.png"}
-
-
 def test_a_plan_whose_cost_grows_with_the_dimension_is_asked_for_it(tmp_path: Path) -> None:
     steep = tmp_path / "plan.toml"
     steep.write_text(

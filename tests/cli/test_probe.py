@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from hush.cli.probe import probe
-from hush.cli.reproduce import reproduce
-from hush.core.errors import HushError, InvalidValue
+from hush.core.errors import HushError
 from tests.cli.command import answer
 
 
@@ -46,8 +45,3 @@ def test_what_cannot_be_probed_is_refused(options: dict[str, Any], reason: str, 
     with pytest.raises(HushError, match=reason):
         probe(**{"device": "cpu", "out": tmp_path / "none", **options})
     assert not (tmp_path / "none").exists()
-
-
-def test_a_recipe_without_a_network_takes_no_model() -> None:
-    with pytest.raises(InvalidValue, match="has no choice of model"):
-        reproduce(["gg-fig2"], model="mlp")

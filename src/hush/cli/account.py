@@ -1,4 +1,4 @@
-"""`hush account`: what a plan, or a ledger, costs."""
+"""`hush account`: epsilon of a plan, or of a ledger."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def account(
     run_dir: Annotated[
         Path | None,
-        typer.Argument(help="Folder of a run: its ledger, checked against what is beside it."),
+        typer.Argument(help="Folder of a run: its ledger, checked against the other files."),
     ] = None,
     noise: Noise = None,
     rate: Rate = None,
@@ -62,9 +62,9 @@ def account(
     refuse_together(steps=steps, epochs=epochs)
     notes: list[str] = []
     if run_dir is not None or ledger is not None:
-        held, notes = _held(run_dir, ledger)
-        counts, sizes = held.counts, held.dimensions
-        guarantee = held.epsilon(delta)
+        charges, notes = _read_ledger(run_dir, ledger)
+        counts, sizes = charges.counts, charges.dimensions
+        guarantee = charges.epsilon(delta)
     else:
         if plan is not None:
             value = read_plan(plan)
@@ -92,8 +92,8 @@ def account(
         print(f"  {note}")
 
 
-def _held(run_dir: Path | None, path: Path | None) -> "tuple[Ledger, list[str]]":
-    """The ledger to account for, and what was or could not be checked."""
+def _read_ledger(run_dir: Path | None, path: Path | None) -> "tuple[Ledger, list[str]]":
+    """The ledger of a run or of a path, and notes on what was or could not be checked."""
     from hush.training.checks.run import checked_ledger, ledger_at
 
     if run_dir is not None:

@@ -1,4 +1,4 @@
-"""`hush calibrate`: which noise, rate or number of steps a budget allows."""
+"""`hush calibrate`: the noise, rate or number of steps that a budget allows."""
 
 from typing import Annotated
 
@@ -41,7 +41,7 @@ def calibrate(
         int | None, typer.Option(help="Number of parameters, where the noise depends on it.")
     ] = None,
     fit: Annotated[
-        bool, typer.Option("--fit", help="Noise of its own for each block of the plan's clipping.")
+        bool, typer.Option("--fit", help="A noise scale for each block of the plan's clipping.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -63,25 +63,25 @@ def calibrate(
     if plan is not None or noise is None:
         start = read_plan(plan) if plan else plan_of(sampling_of(rate, records, batch_size), 1)
         count = steps_of(steps, epochs, start)
-        found = (fit_noise if fit else inverse.calibrate)(start, budget, count, dimension)
+        fitting = (fit_noise if fit else inverse.calibrate)(start, budget, count, dimension)
     elif sampled:
-        found = plan_of(sampling_of(rate, records, batch_size), noise)
+        fitting = plan_of(sampling_of(rate, records, batch_size), noise)
         if steps is not None or epochs is not None:
             raise InvalidPlan(
                 "noise, rate and steps are all given, so there is nothing to find. Leave one of them "
                 "out, or ask `hush account` what they cost."
             )
-        count = inverse.steps_within(found, budget)
+        count = inverse.steps_within(fitting, budget)
     else:
         if steps is None:
             raise InvalidPlan(
                 "with --noise, pass --steps to find the rate, or --rate to find the steps."
             )
-        found = inverse.rate_within(plan_of(FullBatch(), noise), budget, steps=steps)
+        fitting = inverse.rate_within(plan_of(FullBatch(), noise), budget, steps=steps)
         count = steps
-    guarantee = epsilon_of(found, steps=count, delta=delta, dimension=dimension)
+    guarantee = epsilon_of(fitting, steps=count, delta=delta, dimension=dimension)
     if as_json:
-        print_json({**guarantee.to_plain(), "steps": count, "plan": found.to_plain()})
+        print_json({**guarantee.to_plain(), "steps": count, "plan": fitting.to_plain()})
         return
     print(f"# {count} steps: {guarantee}\n")
-    print(plan_text(found), end="")
+    print(plan_text(fitting), end="")

@@ -1,4 +1,4 @@
-"""`hush compare`: the noise each mechanism needs for one and the same guarantee."""
+"""`hush compare`: the noise each mechanism needs for the same guarantee."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`hush probe`: how a model's gradients lie in space, and which clipping would pay."""
+"""`hush probe`: geometry of per-sample gradients, and which clipping would pay."""
 
 import json
 from pathlib import Path
@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hush.cli.options import MODELS, AsJson, Device, device_of, one_of
+from hush.cli.experiment import LEARNING_RATE
+from hush.cli.options import MODELS, AsJson, DataDir, Device, LearningRate, device_of, one_of
 from hush.cli.output import print_json, progress_lines
 from hush.core.errors import InvalidValue
-from hush.core.ranges import Range, check_count
+from hush.core.ranges import check_count
 from hush.data.registry import NAMES
 
 if TYPE_CHECKING:
     from hush.data.dataset import Dataset
 
-_RATE = Range(above=0, at_most=1e6, why="it is how far a step goes", example=0.05)
 _WARNING = (
-    "no privacy: all of this is worked out from the records without noise and describes them, so they "
+    "no privacy: all of this is computed from the records without noise and describes them, so they "
     "must be public (or made up: --data synthetic)"
 )
 
@@ -30,9 +30,7 @@ def probe(
             callback=one_of("--data", *NAMES, "synthetic", why="it is read or made by that name"),
         ),
     ] = "digits",
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder with the data files; else HUSH_DATA.")
-    ] = None,
+    data_dir: DataDir = None,
     model: Annotated[
         str,
         typer.Option(
@@ -47,7 +45,7 @@ def probe(
         int, typer.Option(help="How many to find directions with, and as many to measure.")
     ] = 400,
     steps: Annotated[int, typer.Option(help="Steps of gradient descent before measuring.")] = 100,
-    learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate.")] = 0.05,
+    learning_rate: LearningRate = 0.05,
     device: Device = None,
     seed: Annotated[int, typer.Option(help="Of the initial weights.")] = 0,
     out: Annotated[Path, typer.Option(help="Where CSV, JSON and PNG files go.")] = Path("runs/probe"),
@@ -59,17 +57,17 @@ def probe(
     """
     import torch
 
-    from hush.data import tensors
+    from hush.data import load, tensors
     from hush.models import build
     from hush.report.geometry import geometry_figure, numbers
     from hush.training.methods.probe import probe as measure
 
-    _RATE.check("--lr", learning_rate)
+    LEARNING_RATE.check("--lr", learning_rate)
     check_count("--records", records, "they are counted", 2)
     check_count("--steps", steps, "they are counted")
     place = device_of(device)
     torch.manual_seed(seed)
-    dataset = _synthetic(shape, 2 * records) if data == "synthetic" else _public(data, data_dir)
+    dataset = _synthetic(shape, 2 * records) if data == "synthetic" else load(data, data_dir)
     x, y, _, _ = tensors(dataset)
     if 2 * records > len(x):
         raise InvalidValue(
@@ -82,25 +80,25 @@ def probe(
     )
     loss = torch.nn.CrossEntropyLoss()
     with progress_lines(f"measuring the gradients of {model} on {data}"):
-        found = measure(network, loss, reference, measured, steps=steps, learning_rate=learning_rate)
-    title = f"gradients of {model} on {data} after {steps} steps, {found.dimension} parameters"
-    figure = geometry_figure("probe", title, found, [_WARNING])
+        geometry = measure(network, loss, reference, measured, steps=steps, learning_rate=learning_rate)
+    title = f"gradients of {model} on {data} after {steps} steps, {geometry.dimension} parameters"
+    figure = geometry_figure("probe", title, geometry, [_WARNING])
     files = [*figure.save(out), out / "probe.json"]
-    told = {"data": data, "model": model, "steps": steps, **numbers(found), "notes": list(figure.notes)}
-    files[-1].write_text(json.dumps(told, indent=2) + "\n")
+    report = {
+        "data": data,
+        "model": model,
+        "steps": steps,
+        **numbers(geometry),
+        "notes": list(figure.notes),
+    }
+    files[-1].write_text(json.dumps(report, indent=2) + "\n")
     if as_json:
-        print_json({**told, "files": [str(file) for file in files]})
+        print_json({**report, "files": [str(file) for file in files]})
         return
     print(f"{title}\n\n{figure.table().markdown()}\n")
     for note in figure.notes:
         print(f"  {note}")
     print(f"  written: {', '.join(map(str, files))}")
-
-
-def _public(name: str, folder: Path | None) -> "Dataset":
-    from hush.data import load
-
-    return load(name, folder)
 
 
 def _synthetic(shape: str, records: int) -> "Dataset":

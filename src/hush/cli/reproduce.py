@@ -79,8 +79,8 @@ def _recipes() -> dict[str, Callable[..., Any]]:
     if not (clone / "recipes" / "registry.py").is_file():
         raise DataError(
             "the recipes of the papers' tables and figures are not part of the installed package: "
-            "they train for hours and are read, not imported. Clone the repository that hush comes from "
-            "(`pip show hush` names it), install it with `pip install --editable .`, and run this there."
+            "they train for hours and are read, not imported. Clone the repository of hush, install it "
+            "with `pip install --editable .`, and run this there."
         )
     if str(clone) not in sys.path:
         sys.path.insert(0, str(clone))

@@ -1,4 +1,4 @@
-"""`hush tune-selective`: the test of a selective run that leaves the least training noise."""
+"""`hush tune-selective`: the test of a selective run that needs the least training noise."""
 
 from typing import Annotated
 
@@ -27,20 +27,20 @@ def tune_selective(
     clip: Annotated[float, typer.Option(help="Largest Euclidean norm of a gradient.")] = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """The least training noise for so many accepted updates: both tests, and the better one's plan.
+    """The least training noise for a number of accepted updates: both tests, and the better one's plan.
 
     Example: hush tune-selective --records 60000 --batch-size 2048 --updates 646 --epsilon 1
     """
-    from hush.accounting.selective.tune import tune_selective as tuned
+    from hush.accounting.selective.tune import tune_selective as tune
     from hush.core.errors import HushError
     from hush.noise import Gaussian
 
     start = plan_of(sampling_of(None, records, batch_size), 1.0, clip)
     budget = Budget(epsilon=epsilon, delta=delta)
-    found, failed = {}, {}
+    tuned, failed = {}, {}
     for test in ("summed", "mean"):
         try:
-            found[test] = tuned(
+            tuned[test] = tune(
                 start,
                 records=records,
                 budget=budget,
@@ -52,11 +52,11 @@ def tune_selective(
             )
         except HushError as error:
             failed[test] = error
-    if not found:
+    if not tuned:
         raise failed["summed"]
     noise = {
         test: each.plan.noise.multiplier
-        for test, each in found.items()
+        for test, each in tuned.items()
         if isinstance(each.plan.noise, Gaussian)
     }
     best = min(noise, key=noise.__getitem__)
@@ -69,17 +69,17 @@ def tune_selective(
                 "helpful": each.helpful,
                 "harmful": each.harmful,
             }
-            for test, each in found.items()
+            for test, each in tuned.items()
         }
         reasons = {test: str(error) for test, error in failed.items()}
         print_json({"best": best, "tests": tests, "failed": reasons})
         return
-    for test, each in found.items():
+    for test, each in tuned.items():
         print(
             f"# {test}: training noise {noise[test]:.4g} for {each.trials} trials; accepts "
             f"{each.helpful:.0%} of helpful and {each.harmful:.0%} of harmful proposals"
         )
     for test, reason in failed.items():
         print(f"# {test}: {reason}")
-    print(f"# {best} test, {found[best].guarantee}\n")
-    print(plan_text(found[best].plan), end="")
+    print(f"# {best} test, {tuned[best].guarantee}\n")
+    print(plan_text(tuned[best].plan), end="")

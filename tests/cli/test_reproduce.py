@@ -1,0 +1,54 @@
+"""`hush reproduce`: recipes are listed, run, and no part of the package."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import hush
+from hush.cli.reproduce import reproduce
+from hush.core.errors import DataError, InvalidValue
+from tests.cli.command import call
+
+
+def test_reproduce_lists_its_recipes_and_refuses_others(tmp_path: Path) -> None:
+    listed = call("reproduce").stdout.splitlines()
+    assert len(listed) == 37
+    assert any(re.match(r"gg-dimension +\w.*\.$", line) for line in listed)
+    wrong = call("reproduce", "gg-dimension", "nothing", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "'nothing' is no recipe; choose from audit-mechanisms, bounded-fig1" in wrong.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_reproduce_prints_a_table_and_leaves_its_files(tmp_path: Path) -> None:
+    result = call("reproduce", "gg-fig10", "--out", tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "| Laplace, order 2, epsilon 0.1" in result.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"gg-fig10.csv", "gg-fig10.png"}
+
+
+def test_a_recipe_without_a_network_takes_no_model() -> None:
+    with pytest.raises(InvalidValue, match="has no choice of model"):
+        reproduce(["gg-fig2"], model="mlp")
+
+
+def test_an_installed_package_says_where_the_recipes_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "site-packages" / "hush" / "cli" / "reproduce.py"
+    monkeypatch.setattr("hush.cli.reproduce.__file__", str(installed))
+    with pytest.raises(DataError, match="not part of the installed package"):
+        reproduce()
+
+
+def test_nothing_else_in_the_package_needs_the_recipes() -> None:
+    """The wheel has none: what imports them fails there."""
+    source = Path(hush.__file__).parent
+    importing = set()
+    for path in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "recipes":
+                importing.add(path.relative_to(source).as_posix())
+    assert importing == {"cli/reproduce.py"}
