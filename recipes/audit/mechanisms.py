@@ -6,7 +6,7 @@ from hush.audit.mechanisms.combinations import attacks, refused
 from hush.report.figure import Figure
 
 SIDE_BY_SIDE, WHOLE_STEPS = 10, 4
-"""So many times the runs that the test suite makes: a run that is a whole step takes milliseconds."""
+"""Multiple of the runs that the test suite makes: a run that is a whole step takes milliseconds."""
 FAILURE = 0.05
 
 

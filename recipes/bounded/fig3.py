@@ -9,7 +9,7 @@ from typing import Any
 
 import hush
 from hush.report.figure import Figure, Table
-from recipes.bounded.probe import DATA, DELTA, KINDS, STEPS, accuracy, descent, features, ways
+from recipes.bounded.probe import DATA, DELTA, KINDS, STEPS, accuracy, descent, features, grid
 
 TARGETS = (66.0, 68.0, 70.0, 72.0, 74.0, 75.0)
 
@@ -18,15 +18,15 @@ def bounded_fig3(*, device: str = "cpu", seeds: int = 1) -> Figure:
     """Ratios of per-instance epsilons at equal accuracy, rectified and truncated, on Fashion-MNIST."""
     x, y, x_test, y_test = features(device)
     rows: list[list[Any]] = []
-    for way in ways():
-        found = []
+    for point in grid():
+        results = []
         for seed in range(seeds):
-            run = descent(way, x, y, seed)
+            run = descent(point, x, y, seed)
             *_, weights = run.run(STEPS)
-            found.append((accuracy(weights, x_test, y_test), run.paper(), run.charged()))
-        published = hush.epsilon(way.plan(), steps=STEPS, delta=DELTA, dimension=weights.numel())
-        means = [sum(column) / seeds for column in zip(*found, strict=True)]
-        rows.append([way.kind, way.scale, way.bound, *means, published.epsilon.upper])
+            results.append((accuracy(weights, x_test, y_test), run.paper(), run.charged()))
+        published = hush.epsilon(point.plan(), steps=STEPS, delta=DELTA, dimension=weights.numel())
+        means = [sum(column) / seeds for column in zip(*results, strict=True)]
+        rows.append([point.kind, point.scale, point.bound, *means, published.epsilon.upper])
     ratios = [ratios_at(rows, target) for target in TARGETS]
 
     return Figure(
@@ -65,17 +65,17 @@ def draw_ratios(ratios: list[list[float | None]], axes: Any) -> None:
 
 def ratios_at(rows: list[list[Any]], target: float) -> list[float | None]:
     """The target, and for each law the lowest epsilon that reaches it over the Gaussian's, both ways."""
-    least: dict[str, tuple[float, float]] = {}
+    lowest: dict[str, tuple[float, float]] = {}
     for kind in KINDS:
         reached = [(row[4], row[5]) for row in rows if row[0] == kind and row[3] >= target]
         if reached:
-            least[kind] = (min(each[0] for each in reached), min(each[1] for each in reached))
-    found: list[float | None] = [target]
+            lowest[kind] = (min(each[0] for each in reached), min(each[1] for each in reached))
+    results: list[float | None] = [target]
     for kind in KINDS[1:]:
         for k in (0, 1):
-            known = kind in least and "Gaussian" in least
-            found.append(least[kind][k] / least["Gaussian"][k] if known else None)
-    return found
+            known = kind in lowest and "Gaussian" in lowest
+            results.append(lowest[kind][k] / lowest["Gaussian"][k] if known else None)
+    return results
 
 
 def as_text(value: float | None) -> str:

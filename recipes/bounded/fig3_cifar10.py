@@ -29,7 +29,7 @@ from recipes.bounded.probe import (
     DELTA,
     KINDS,
     PUBLIC,
-    Way,
+    GridPoint,
     accuracy,
     descent,
     one_sided,
@@ -57,13 +57,13 @@ Answer = list[tuple[float, float]]
 def bounded_fig3_cifar10(*, device: str = "cpu", seeds: int = 1, processes: int | None = None) -> Figure:
     """Ratios of per-instance epsilons at equal accuracy, on ImageNet features of CIFAR-10."""
     x, y, x_test, y_test = features(device)
-    cells = [(way, rate) for way in ways() for rate in RATES]
+    cells = [(point, rate) for point in grid() for rate in RATES]
     reached: list[list[float]] = []
 
     def questions() -> Iterator[Question]:
-        for way, rate in cells:
+        for point, rate in cells:
             for seed in range(seeds):
-                plan, locations, accuracies = _run(way, rate, seed, (x, y), (x_test, y_test))
+                plan, locations, accuracies = _run(point, rate, seed, (x, y), (x_test, y_test))
                 reached.append(accuracies)
                 yield plan, locations
 
@@ -72,14 +72,14 @@ def bounded_fig3_cifar10(*, device: str = "cpu", seeds: int = 1, processes: int 
     shape = (len(cells), seeds, len(LENGTHS), -1)
     found = np.concatenate([np.reshape(reached, shape), np.reshape(costs, shape)], axis=3).mean(1)
     rows: list[list[Any]] = []
-    for (way, rate), at_lengths in zip(cells, found, strict=True):
-        half = None if way.bound is None else round(way.bound * way.scale * way.clip, 9)
+    for (point, rate), at_lengths in zip(cells, found, strict=True):
+        half = None if point.bound is None else round(point.bound * point.scale * point.clip, 9)
         for steps, own in zip(LENGTHS, at_lengths, strict=True):
-            any_records = hush.epsilon(way.plan(), steps, DELTA, dimension=CLASSES * x.shape[1])
+            any_records = hush.epsilon(point.plan(), steps, DELTA, dimension=CLASSES * x.shape[1])
             rows.append(
                 [
-                    *(way.kind, way.scale, way.bound, *own.tolist(), any_records.epsilon.upper),
-                    *(way.clip, half, rate, steps),
+                    *(point.kind, point.scale, point.bound, *own.tolist(), any_records.epsilon.upper),
+                    *(point.clip, half, rate, steps),
                 ]
             )
     ratios = [ratios_at(rows, target) for target in TARGETS]
@@ -113,13 +113,13 @@ def bounded_fig3_cifar10(*, device: str = "cpu", seeds: int = 1, processes: int 
     )
 
 
-def ways() -> list[Way]:
+def grid() -> list[GridPoint]:
     """The thinned grid."""
     halves: dict[str, tuple[float | None, ...]] = {
         kind: (None,) if kind == "Gaussian" else BOUNDS for kind in KINDS
     }
     return [
-        Way(kind=kind, scale=scale, bound=half and half / (scale * clip), clip=clip)
+        GridPoint(kind=kind, scale=scale, bound=half and half / (scale * clip), clip=clip)
         for kind in KINDS
         for clip in CLIPS
         for scale in SCALES
@@ -136,10 +136,10 @@ def features(device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _run(
-    way: Way, rate: float, seed: int, data: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]
+    point: GridPoint, rate: float, seed: int, data: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]
 ) -> tuple[hush.Plan, Array, list[float]]:
     """The plan, the sums of all steps (sensitive), and the accuracy after each of the lengths."""
-    run = descent(way, *data, seed, charging=False, learning_rate=rate)
+    run = descent(point, *data, seed, charging=False, learning_rate=rate)
     locations, reached = [], []
     for steps, weights in enumerate(run.run(max(LENGTHS)), 1):
         locations.append(run.location)

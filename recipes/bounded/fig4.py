@@ -15,7 +15,7 @@ from hush.accounting.per_instance.bounded import fisher
 from hush.accounting.per_instance.fisher import FisherLoss
 from hush.gradients.fisher import power_iteration, softmax_regression
 from hush.report.figure import Figure
-from recipes.bounded.probe import CLIP, DATA, KINDS, STEPS, accuracy, descent, features, ways
+from recipes.bounded.probe import CLIP, DATA, KINDS, STEPS, accuracy, descent, features, grid
 
 WATCHED, ITERATIONS, FAILURE = 100, 20, 1e-6
 
@@ -24,14 +24,14 @@ def bounded_fig4(*, device: str = "cpu", seeds: int = 1) -> Figure:
     """Accuracy against Fisher information loss, for a linear model on Fashion-MNIST."""
     x, y, x_test, y_test = features(device)
     rows: list[list[Any]] = []
-    for way in ways():
-        found = []
+    for point in grid():
+        results = []
         for seed in range(seeds):
-            run, loss = descent(way, x, y, seed, charging=False), FisherLoss(records=WATCHED)
+            run, loss = descent(point, x, y, seed, charging=False), FisherLoss(records=WATCHED)
             before = run.weights
             for weights in run.run(STEPS):
-                told = torch.as_tensor(fisher(run.plan, run.location)).to(x)
-                normal = softmax_regression(before, x[:WATCHED], y[:WATCHED], CLIP, told)
+                information = torch.as_tensor(fisher(run.plan, run.location)).to(x)
+                normal = softmax_regression(before, x[:WATCHED], y[:WATCHED], CLIP, information)
                 start = torch.randn(
                     WATCHED,
                     x.shape[1],
@@ -41,8 +41,8 @@ def bounded_fig4(*, device: str = "cpu", seeds: int = 1) -> Figure:
                 spectrum = power_iteration(normal, start, iterations=ITERATIONS, failure=FAILURE)
                 loss.add(spectrum.upper.double().cpu().numpy())
                 before = weights
-            found.append((accuracy(weights, x_test, y_test), loss.largest, loss.median))
-        rows.append([way.kind, way.scale, way.bound, *np.mean(found, 0).tolist()])
+            results.append((accuracy(weights, x_test, y_test), loss.largest, loss.median))
+        rows.append([point.kind, point.scale, point.bound, *np.mean(results, 0).tolist()])
 
     return Figure(
         name="bounded-fig4",

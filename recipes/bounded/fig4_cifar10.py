@@ -37,7 +37,7 @@ def bounded_fig4_cifar10(
     *, device: str = "cpu", seeds: int = 1, epochs: int = EPOCHS, processes: int | None = None
 ) -> Figure:
     """Accuracy against Fisher information loss, for a wide residual network on CIFAR-10."""
-    ways = [(kind, scale, bound) for kind, bound in LAWS.items() for scale in SCALES]
+    grid = [(kind, scale, bound) for kind, bound in LAWS.items() for scale in SCALES]
     steps = epochs * (len(_at_hand("cpu")[0]) // BATCH)
     runs: list[Run] = [
         (
@@ -58,12 +58,12 @@ def bounded_fig4_cifar10(
             ),
             device,
         )
-        for kind, scale, bound in ways
+        for kind, scale, bound in grid
         for seed in range(seeds)
     ]
     with workers(processes, device) as over:
-        found = np.array(list(_told(over(outcome, runs)))).reshape(len(ways), seeds, 3).mean(1)
-    rows: list[list[Any]] = [[*way, *own.tolist()] for way, own in zip(ways, found, strict=True)]
+        found = np.array(list(_told(over(outcome, runs)))).reshape(len(grid), seeds, 3).mean(1)
+    rows: list[list[Any]] = [[*point, *own.tolist()] for point, own in zip(grid, found, strict=True)]
     loose = (1 - gap(_at_hand("cpu")[0][0].numel(), ITERATIONS, FAILURE)) ** -0.5
 
     return Figure(

@@ -1,4 +1,4 @@
-"""Linear probing on fixed features, watched: what Figures 3 and 4 of the bounded-support paper share.
+"""Linear probing on fixed features, per-instance costs: Figures 3 and 4 of the bounded-support paper.
 
 The paper's features (BEiT, ViT) are not to be had. Here: scattering of Fashion-MNIST, averaged over a
 2 x 2 grid, each brought to mean 0 and variance 1 on the first 2,000 training images, which are taken
@@ -37,8 +37,8 @@ _LEAST = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """One choice of a mechanism."""
+class GridPoint:
+    """One mechanism of the grid."""
 
     kind: str
     scale: float
@@ -54,13 +54,13 @@ class Way:
         return hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(norm=self.clip), noise=noise)
 
 
-def ways() -> list[Way]:
+def grid() -> list[GridPoint]:
     """The whole grid."""
     bounds: dict[str, tuple[float | None, ...]] = {
         kind: (None,) if kind == "Gaussian" else BOUNDS for kind in KINDS
     }
     return [
-        Way(kind=kind, scale=scale, bound=bound)
+        GridPoint(kind=kind, scale=scale, bound=bound)
         for kind in KINDS
         for scale in SCALES
         for bound in bounds[kind]
@@ -87,14 +87,14 @@ def _pooled(images: Tensor) -> Tensor:
 
 
 def one_sided(plan: hush.Plan, location: Array, orders: Array) -> Array:
-    """What Algorithm 1 of the paper charges for a step: one direction, one sign."""
+    """RDP that Algorithm 1 of the paper charges for a step: one direction, one sign."""
     support, scale = support_of(plan.noise, plan.clipping.reference_norm)
     shift = np.full(len(location), plan.clipping.reference_norm / scale)
     return np.array([support.divergence(location / scale, shift, order).sum() for order in orders])
 
 
 class Watched(LinearDescent):
-    """A descent that adds up what its steps cost the records at hand, and what the paper would say.
+    """A descent that sums the per-instance RDP of its steps, sound and by the paper's algorithm.
 
     Sums of one run, and no guarantee for another: docs/guarantees/filter.md.
     """
@@ -123,7 +123,7 @@ class Watched(LinearDescent):
 
 
 def descent(
-    way: Way,
+    point: GridPoint,
     x: Tensor,
     y: Tensor,
     seed: int,
@@ -134,7 +134,7 @@ def descent(
     """From zero weights; `charging` it takes longer than running it."""
     generator = torch.Generator(x.device).manual_seed(seed)
     return Watched(
-        x, y, way.plan(), classes=CLASSES, lr=learning_rate, generator=generator, charging=charging
+        x, y, point.plan(), classes=CLASSES, lr=learning_rate, generator=generator, charging=charging
     )
 
 

@@ -40,9 +40,9 @@ class Training:
     learning_rate: float
     momentum: float
     watched: int
-    """How many records' loss is measured: the first ones."""
+    """Number of records whose loss is measured: the first ones."""
     moments: int
-    """How many steps it is measured in."""
+    """Number of steps it is measured in."""
     iterations: int
     failure: float
     seed: int

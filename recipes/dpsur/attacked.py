@@ -1,4 +1,4 @@
-"""The models that Tables 3 and 4 of the DPSUR paper attack: by heart, and within an epsilon."""
+"""Models that Tables 3 and 4 of the DPSUR paper attack: overfitted without privacy, or private."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -10,9 +10,9 @@ from hush.accounting.calibrate import steps_within
 from hush.core.errors import BudgetExceeded
 from hush.core.guarantee import Budget
 from hush.training.step import PrivateStep
-from recipes.dpsur.inputs import Inputs, at_hand, network
-from recipes.dpsur.methods import WAYS
-from recipes.dpsur.runs import DELTA, EPSILONS, Way, calibrated, plan_for
+from recipes.dpsur.inputs import Inputs, inputs_on, network
+from recipes.dpsur.methods import METHODS
+from recipes.dpsur.runs import DELTA, EPSILONS, Method, calibrated, plan_for
 
 Records = tuple[Tensor, Tensor]
 PRIVATE = {"DP-SGD": "DPSGD-HF", "DPSUR": "DPSUR"}
@@ -23,14 +23,14 @@ _WHOLE = {"fashion-mnist": 23_332, "cifar10": 20_000}
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much of everything."""
+    """Sizes of a study: records, epochs, shadow models."""
 
     records: int | None
     """All that are split; None: all there are."""
     epsilons: tuple[float, ...]
     epochs: int
     plain_epochs: int
-    """Of the models without privacy: long enough to learn by heart."""
+    """Of the models without privacy: long enough to memorise."""
     plain_batch: int
     shadows: int
     plain_shadows: int
@@ -52,8 +52,8 @@ class Case:
 
 @lru_cache(maxsize=1)
 def pooled(data: str, device: str, records: int | None) -> tuple[Tensor, Tensor, int]:
-    """Training and test records together, or so many of them by chance, on the device."""
-    inputs = at_hand(data, True, device)
+    """Training and test records together, or a random `records` of them, on the device."""
+    inputs = inputs_on(data, True, device)
     total = inputs.records + len(inputs.test[1])
     some = torch.randperm(total, generator=torch.Generator().manual_seed(0))[: records or total]
     some = some.to(inputs.train[1].device)
@@ -69,37 +69,39 @@ def picked(x: Tensor, y: Tensor, rows: Tensor) -> Records:
 
 
 def trained(case: Case, classes: int, records: Records, number: int) -> tuple[nn.Module, float | None]:
-    """A model of one method, and what it spent."""
-    way = next(way for way in WAYS[case.data] if way.name == PRIVATE.get(case.method, "DPSGD-HF"))
+    """A trained model of one method, and the epsilon it spent."""
+    method = next(
+        method for method in METHODS[case.data] if method.name == PRIVATE.get(case.method, "DPSGD-HF")
+    )
     torch.manual_seed(1000 * case.seed + number)
     inputs = Inputs(classes=classes, train=records, test=records)
-    model = network(way.model, inputs).to(case.device)
+    model = network(method.model, inputs).to(case.device)
     if case.level is None:
-        return _by_heart(model, records, case.size), None
-    return model, _privately(case, way, model, records, number)
+        return _overfitted(model, records, case.size), None
+    return model, _privately(case, method, model, records, number)
 
 
-def _privately(case: Case, way: Way, model: nn.Module, records: Records, number: int) -> float:
+def _privately(case: Case, method: Method, model: nn.Module, records: Records, number: int) -> float:
     """Train within epsilon as in Table 2, at the sampling rates of the paper's split of all records."""
     assert case.level is not None
     many = len(records[1])
     whole = _WHOLE.get(case.data, many)
     scaled = replace(
-        way,
-        batch=max(1, round(way.batch * many / whole)),
-        test_batch=max(1, round(way.test_batch * many / whole)),
+        method,
+        batch=max(1, round(method.batch * many / whole)),
+        test_batch=max(1, round(method.test_batch * many / whole)),
     )
     budget = Budget(epsilon=case.level, delta=DELTA)
     steps = max(1, case.size.epochs * many // scaled.batch)
     plan = plan_for(scaled, many, case.level)
-    if way.noise is None:
+    if method.noise is None:
         plan = calibrated(plan, budget, steps)
     else:
         allowed = steps_within(plan, budget)
         if not allowed:
-            raise BudgetExceeded(f"{way.name}: epsilon {case.level:g} is below what one trial costs.")
+            raise BudgetExceeded(f"{method.name}: epsilon {case.level:g} is below what one trial costs.")
         steps = min(steps, allowed) if case.size.short else allowed
-    rate = way.rates[EPSILONS.index(case.level)]
+    rate = method.rates[EPSILONS.index(case.level)]
     step = PrivateStep(
         model,
         nn.CrossEntropyLoss(),
@@ -113,15 +115,15 @@ def _privately(case: Case, way: Way, model: nn.Module, records: Records, number:
     return step.spent(DELTA).epsilon.upper
 
 
-def _by_heart(model: nn.Module, records: Records, size: Size) -> nn.Module:
-    """Train without privacy until the records are known by heart."""
+def _overfitted(model: nn.Module, records: Records, size: Size) -> nn.Module:
+    """Train without privacy until the training records are memorised."""
     x, y = records
-    loss, at_once, epochs = nn.CrossEntropyLoss(), size.plain_batch, size.plain_epochs
+    loss, batch, epochs = nn.CrossEntropyLoss(), size.plain_batch, size.plain_epochs
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    steps = -(-len(y) // at_once) * epochs
+    steps = -(-len(y) // batch) * epochs
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=steps + 1)
     for _ in range(epochs):
-        for rows in torch.randperm(len(y), device=y.device).split(at_once):
+        for rows in torch.randperm(len(y), device=y.device).split(batch):
             optimizer.zero_grad()
             loss(model(x[rows]), y[rows]).backward()
             optimizer.step()

@@ -129,16 +129,16 @@ def attacked(
     ]:
         for seed in range(seeds):
             case = Case(data=data, method=method, level=level, seed=seed, device=device, size=size)
-            found = attack(case)
-            rows += [row(case, found, verdict) for verdict in found.verdicts]
+            result = attack(case)
+            rows += [row(case, result, verdict) for verdict in result.verdicts]
             label = method if level is None else f"{method}, epsilon {level:g}"
-            drawn[label], spent[label] = found.verdicts, found.epsilon or 0.0
-            said = ", ".join(f"{v.name} {v.accuracy().value:.3f}" for v in found.verdicts)
-            print(f"  {label}: {said}", flush=True)
-    shown = ["non-private", *(f"{method}, epsilon {size.epsilons[0]:g}" for method in PRIVATE)]
+            drawn[label], spent[label] = result.verdicts, result.epsilon or 0.0
+            summary = ", ".join(f"{v.name} {v.accuracy().value:.3f}" for v in result.verdicts)
+            print(f"  {label}: {summary}", flush=True)
+    panel_labels = ["non-private", *(f"{method}, epsilon {size.epsilons[0]:g}" for method in PRIVATE)]
 
     def draw(panels: Any) -> None:
-        for axes, label in zip(panels, shown, strict=True):
+        for axes, label in zip(panels, panel_labels, strict=True):
             limits = {f"ceiling, epsilon {spent[label]:.3g}": (spent[label], DELTA)}
             curves = {verdict.name: verdict.roc for verdict in drawn[label]}
             draw_roc(axes, curves, limits if spent[label] else {}, title=label)
@@ -151,7 +151,7 @@ def attacked(
         header=HEADER,
         rows=rows,
         draw=draw,
-        panels=len(shown),
+        panels=len(panel_labels),
         notes=[
             f"{share} records split 2:1:2:1, {size.shadows} shadow models trained as the attacked one "
             f"({size.plain_shadows} without privacy), {seeds} seed(s), {size.epochs} epochs "
@@ -164,8 +164,8 @@ def attacked(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
-    """What was trained, and what the attacks say of it."""
+class AttackResult:
+    """A trained model's accuracy and epsilon, and the attacks' verdicts."""
 
     train: float
     test: float
@@ -173,23 +173,23 @@ class Found:
     verdicts: list[Verdict]
 
 
-def row(case: Case, found: Found, verdict: Verdict) -> list[Any]:
+def row(case: Case, result: AttackResult, verdict: Verdict) -> list[Any]:
     """The line of an attack on a model."""
     accuracy = verdict.accuracy()
     printed = _PRINTED.get((case.data, verdict.name), {}).get(case.method)
     place = 0 if case.level is None else EPSILONS.index(case.level)
-    most = None
-    if found.epsilon is not None:
-        most = float(ceiling(0.01, found.epsilon, DELTA))
+    bound = None
+    if result.epsilon is not None:
+        bound = float(ceiling(0.01, result.epsilon, DELTA))
     return [
-        *(case.method, found.epsilon, 100 * found.train, 100 * found.test),
+        *(case.method, result.epsilon, 100 * result.train, 100 * result.test),
         *(verdict.name, accuracy.value, accuracy.low, accuracy.high, verdict.roc.auc),
-        *(verdict.roc.at(0.001).value, verdict.roc.at(0.01).value, verdict.roc.at(0.01).low, most),
+        *(verdict.roc.at(0.001).value, verdict.roc.at(0.01).value, verdict.roc.at(0.01).low, bound),
         None if printed is None else printed[place],
     ]
 
 
-def attack(case: Case) -> Found:
+def attack(case: Case) -> AttackResult:
     """Train the model and its shadows, and ask every attack."""
     x, y, classes = pooled(case.data, case.device, case.size.records)
     parts = split(len(y), torch.Generator().manual_seed(case.seed))
@@ -202,22 +202,22 @@ def attack(case: Case) -> Found:
         own = parts.shadow[torch.randperm(len(parts.shadow), generator=order)]
         shadows.append(train(picked(x, y, own[: len(parts.shadow_train)]), 1 + number)[0])
     loss = nn.CrossEntropyLoss()
-    asked, known, own_records = _candidates(x, y, parts)
-    return Found(
+    candidates, known, own_records = _candidates(x, y, parts)
+    return AttackResult(
         train=evaluate(model, loss, picked(x, y, parts.target_train))["accuracy"],
         test=evaluate(model, loss, picked(x, y, parts.target_test))["accuracy"],
         epsilon=epsilon,
         verdicts=[
-            loss_threshold(model, asked, shadow, own_records),
-            black_box_shadow(model, asked, shadow, own_records),
-            white_box_partial(model, asked, known),
-            lira(model, asked, shadows),
+            loss_threshold(model, candidates, shadow, own_records),
+            black_box_shadow(model, candidates, shadow, own_records),
+            white_box_partial(model, candidates, known),
+            lira(model, candidates, shadows),
         ],
     )
 
 
 def _candidates(x: Tensor, y: Tensor, parts: Split) -> tuple[Candidates, Candidates, Candidates]:
-    """Those to judge, those that the white-box attacker knows, and those of the shadow model."""
+    """Candidates to judge, those that the white-box attacker knows, and the shadow model's."""
     half = len(parts.target_test) // 2
     of = partial(Candidates.of, x, y)
     return (
@@ -231,12 +231,12 @@ def draw_roc(
     axes: Any, curves: Mapping[str, Roc], ceilings: Mapping[str, tuple[float, float]], *, title: str
 ) -> None:
     """Draw each curve, and for each (epsilon, delta) the most that any attack could reach."""
-    # rates below one in so many others were not measured
+    # rates below one over the number of non-members were not measured
     smallest = min(1 / len(roc.others) for roc in curves.values())
     grid = np.geomspace(smallest, 1, 400)
     for name, roc in curves.items():
         false, true = roc.rates
-        # a step function: between two thresholds nothing more is found
+        # a step function: between two thresholds nothing changes
         axes.plot(false, true, drawstyle="steps-post", linewidth=1.2, label=name)
     for name, (epsilon, delta) in ceilings.items():
         axes.plot(grid, ceiling(grid, epsilon, delta), "--", color="0.3", linewidth=1, label=name)

@@ -1,4 +1,4 @@
-"""Figure 9 of the DPSUR paper: what learning rate and test do to accuracy, at a sound epsilon of 3.
+"""Figure 9 of the DPSUR paper: accuracy by learning rate and settings of the test, epsilon 3.
 
 On a GPU its own setting, CIFAR-10 on scattering features. On a CPU one linear layer on features of
 Fashion-MNIST, shortened, with the noise that the budget leaves each setting.
@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from hush.report.figure import Figure
-from recipes.dpsur.methods import WAYS
-from recipes.dpsur.runs import Four, Way, outcomes
+from recipes.dpsur.methods import METHODS
+from recipes.dpsur.runs import Four, Method, outcomes
 from recipes.workers import workers
 
 _LEVEL = 3.0
@@ -47,25 +47,30 @@ def dpsur_fig9(
         for study, (values, printed) in STUDIES.items()
         for value in (_QUICK[study] if short else values)
     ]
-    ways = [varied(start(data, short), study, value) for study, value, _ in cells]
+    methods = [varied(start(data, short), study, value) for study, value, _ in cells]
     rows: list[list[Any]] = []
     with workers(processes, device) as over:
-        runs = over(outcomes, [(way, data, _LEVEL, seeds, device, length) for way in ways])
+        runs = over(outcomes, [(method, data, _LEVEL, seeds, device, length) for method in methods])
         for (study, value, printed), found in zip(cells, runs, strict=True):
             accepted, trials = (
                 sum(getattr(outcome, name) or 0 for outcome in found) for name in ("accepted", "trials")
             )
             accuracy = 100 * sum(outcome.accuracy for outcome in found) / seeds
-            said = None if short else printed
-            rows.append([study, value, accuracy, said, trials // seeds, accepted / trials])
+            printed_value = None if short else printed
+            rows.append([study, value, accuracy, printed_value, trials // seeds, accepted / trials])
             print(f"  {study} {value:g}: {accuracy:.2f}%", flush=True)
 
     def draw(panels: Any) -> None:
         for axes, study in zip(panels, STUDIES, strict=True):
             own = [row for row in rows if row[0] == study]
             axes.plot([row[1] for row in own], [row[2] for row in own], "o-", ms=3, label="ours")
-            said = [row for row in own if row[3] is not None]
-            axes.plot([row[1] for row in said], [row[3] for row in said], "x", label="printed")
+            theirs = [row for row in own if row[3] is not None]
+            axes.plot(
+                [row[1] for row in theirs],
+                [row[3] for row in theirs],
+                "x",
+                label="printed",
+            )
             logarithmic = study in ("test clip", "test batch")
             axes.set(xlabel=study, ylabel="test accuracy, %", xscale="log" if logarithmic else "linear")
         panels[0].legend(frameon=False, fontsize=8)
@@ -84,27 +89,27 @@ def dpsur_fig9(
     )
 
 
-def start(data: str, short: bool) -> Way:
-    """What one setting at a time is changed of: the mean test, every trial charged."""
-    by_name = {way.name: way for way in WAYS[data]}
+def start(data: str, short: bool) -> Method:
+    """The method whose settings are varied one at a time: the mean test, every trial charged."""
+    by_name = {method.name: method for method in METHODS[data]}
     paper = replace(by_name["DPSUR"], test_batch=128)
     if not short:
         return paper
     return replace(paper, model="scattering-linear", batch=8192, rates=_four(16.0), noise=None)
 
 
-def varied(way: Way, study: str, value: float) -> Way:
-    """The way with one setting changed."""
+def varied(method: Method, study: str, value: float) -> Method:
+    """The method with one setting changed."""
     match study:
         case "learning rate":
-            return replace(way, rates=_four(value))
+            return replace(method, rates=_four(value))
         case "test noise":
-            return replace(way, test_noise=_four(value))
+            return replace(method, test_noise=_four(value))
         case "test clip":
-            return replace(way, test_clip=value)
+            return replace(method, test_clip=value)
         case "threshold":
-            return replace(way, threshold=value)
-    return replace(way, test_batch=round(value))
+            return replace(method, threshold=value)
+    return replace(method, test_batch=round(value))
 
 
 def _four(value: float) -> Four:

@@ -1,4 +1,4 @@
-"""What the runs of the DPSUR paper's comparison are given: data and networks."""
+"""Data and networks of the DPSUR paper's comparison."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,7 +11,7 @@ from hush.data.features import with_features
 from hush.models import build
 
 GROUPS = 27
-_AT_ONCE = 1000
+_BATCH = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Inputs:
 
 
 @lru_cache(maxsize=2)
-def at_hand(data: str, features: bool, device: str) -> Inputs:
+def inputs_on(data: str, features: bool, device: str) -> Inputs:
     """The data set or its scattering features on the device, kept from run to run."""
     dataset = load(data)
     if features:
@@ -36,22 +36,22 @@ def at_hand(data: str, features: bool, device: str) -> Inputs:
     x, y, x_test, y_test = tensors(dataset)
     if features:
         x, x_test = (normalised(values) for values in (x, x_test))
-    x, y, x_test, y_test = (each.to(device) for each in (x, y, x_test, y_test))
+    x, y, x_test, y_test = (part.to(device) for part in (x, y, x_test, y_test))
     return Inputs(classes=dataset.classes, train=(x, y), test=(x_test, y_test))
 
 
 def normalised(features: Tensor) -> Tensor:
     """The features in groups of channels, each record's of mean 0 and variance 1."""
-    return changed(features, nn.GroupNorm(GROUPS, features.shape[1], affine=False))
+    return transform(features, nn.GroupNorm(GROUPS, features.shape[1], affine=False))
 
 
 @torch.no_grad()
-def changed(features: Tensor, layer: nn.Module) -> Tensor:
-    """What a layer that keeps their shape makes of the features, some records at a time."""
-    found = torch.empty_like(features)
-    for part, made in zip(features.split(_AT_ONCE), found.split(_AT_ONCE), strict=True):
-        made.copy_(layer(part))
-    return found
+def transform(features: Tensor, layer: nn.Module) -> Tensor:
+    """A shape-preserving layer applied to the features, in batches of records."""
+    output = torch.empty_like(features)
+    for part, block in zip(features.split(_BATCH), output.split(_BATCH), strict=True):
+        block.copy_(layer(part))
+    return output
 
 
 def network(name: str, inputs: Inputs, *, relu: bool = False) -> nn.Module:

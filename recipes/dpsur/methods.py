@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
-from recipes.dpsur.runs import Four, Way
+from recipes.dpsur.runs import Four, Method
 
 
-def _dpsur(data: Way, noise: Four, test_noise: Four, printed: Four, test_batch: int = 256) -> list[Way]:
+def _dpsur(
+    data: Method, noise: Four, test_noise: Four, printed: Four, test_batch: int = 256
+) -> list[Method]:
     """Selective release with the paper's settings, as it is charged there and as it should be."""
     paper = replace(
         data,
@@ -38,12 +40,12 @@ def _images(
     noise: Four,
     test_noise: Four,
     printed: dict[str, Four],
-) -> tuple[Way, ...]:
-    pixels = Way(name="DPSGD-TS", model=raw, rates=raw_rates, printed=printed["DPSGD-TS"])
-    scattered = Way(
+) -> tuple[Method, ...]:
+    pixels = Method(name="DPSGD-TS", model=raw, rates=raw_rates, printed=printed["DPSGD-TS"])
+    scattered = Method(
         name="DPSGD-HF", model=features, batch=batch, rates=rates, printed=printed["DPSGD-HF"]
     )
-    linear = Way(
+    linear = Method(
         name="DPSGD-HF, linear", model="scattering-linear", batch=8192, rates=linear_rates, quick=True
     )
     white = _whitened(linear, white_rates)
@@ -74,14 +76,14 @@ def _images(
     )
 
 
-def _whitened(data: Way, rates: Four) -> Way:
+def _whitened(data: Method, rates: Four) -> Method:
     name = f"{data.name}, whitened"
     return replace(data, name=name, paid="whitening", statistics_noise=16.0, rates=rates)
 
 
 _ONES: Four = (1.0, 1.0, 1.0, 1.0)
 
-WAYS: dict[str, tuple[Way, ...]] = {
+METHODS: dict[str, tuple[Method, ...]] = {
     "fashion-mnist": _images(
         raw="mnist-cnn",
         features="scattering-mnist",
@@ -144,7 +146,7 @@ WAYS: dict[str, tuple[Way, ...]] = {
     ),
 }
 
-_REVIEWS = Way(
+_REVIEWS = Method(
     name="DPSGD-TS",
     model="imdb-lstm",
     batch=1024,
@@ -152,7 +154,7 @@ _REVIEWS = Way(
     adam=True,
     printed=(65.08, 68.34, 70.10, 70.85),
 )
-WAYS["imdb"] = (
+METHODS["imdb"] = (
     _REVIEWS,
     replace(_REVIEWS, name="DPIS", kind="importance", printed=(63.56, 66.11, 68.49, 70.12)),
     replace(_REVIEWS, name="DPAGD", kind="adaptive", rates=_ONES, printed=(58.72, 63.48, 64.59, 66.01)),

@@ -1,6 +1,6 @@
 """Table 2 of the DPSUR paper at epsilons that hold: which method is best?
 
-On a CPU the ways that it does in a minute or so, shortened; on a GPU all of them. Settings are the
+On a CPU the methods that train in a minute or so, shortened; on a GPU all of them. Settings are the
 paper's where it prints them and ours elsewhere, chosen by test accuracy, as it does; no epsilon accounts
 for that.
 """
@@ -11,8 +11,8 @@ from typing import Any
 
 from hush.core.errors import InvalidValue
 from hush.report.figure import Figure, cell
-from recipes.dpsur.methods import WAYS
-from recipes.dpsur.runs import DELTA, EPSILONS, Outcome, Way, outcomes
+from recipes.dpsur.methods import METHODS
+from recipes.dpsur.runs import DELTA, EPSILONS, Method, Outcome, outcomes
 from recipes.registry import variant
 from recipes.workers import workers
 
@@ -33,35 +33,35 @@ def table2(
     only: str = "",
     processes: int = 1,
 ) -> Figure:
-    """Every way at every epsilon, and the best of those that stay within it."""
+    """Every method at every epsilon, and the best of those that stay within it."""
     short = device == "cpu"
     levels = tuple(epsilons or ((1.0, 3.0) if short else EPSILONS))
-    named = [way for way in WAYS[data] if only in way.name]
+    named = [method for method in METHODS[data] if only in method.name]
     if not named:
-        names = "; ".join(way.name for way in WAYS[data])
+        names = "; ".join(method.name for method in METHODS[data])
         raise InvalidValue(f"no method has {only!r} in its name. There are: {names}.")
-    ways = [way for way in named if way.quick or not short]
-    if not ways:
+    methods = [method for method in named if method.quick or not short]
+    if not methods:
         raise InvalidValue(f"a CPU trains none of this on {data} in good time: pass --device cuda.")
     length = epochs or (_SHORT if short else None)
-    cells = [(way, level) for level in levels for way in ways]
+    cells = [(method, level) for level in levels for method in methods]
     rows: list[list[Any]] = []
     with workers(processes, device) as over:
-        runs = over(outcomes, [(way, data, level, seeds, device, length) for way, level in cells])
-        for (way, level), found in zip(cells, runs, strict=True):
-            rows.append(row(way, level, found))
+        runs = over(outcomes, [(method, data, level, seeds, device, length) for method, level in cells])
+        for (method, level), found in zip(cells, runs, strict=True):
+            rows.append(row(method, level, found))
             # whole, so that what a run that is cut short has found is not lost
             line = zip(HEADER, rows[-1], strict=True)
             print("  " + "; ".join(f"{key} {cell(value)}" for key, value in line if value), flush=True)
     marked(rows)
 
     def draw(axes: Any) -> None:
-        for place, way in enumerate(ways):
-            own = [line for line in rows if line[1] == way.name]
+        for place, method in enumerate(methods):
+            own = [line for line in rows if line[1] == method.name]
             places, heights, spreads = ([line[k] or 0 for line in own] for k in (7, 3, 4))
             # there are ten colours
             style = "o-" if place < 10 else "s--"
-            axes.errorbar(places, heights, spreads, fmt=style, ms=3, label=way.name)
+            axes.errorbar(places, heights, spreads, fmt=style, ms=3, label=method.name)
         axes.set(xlabel=f"epsilon that holds, at delta {DELTA:g}", ylabel="test accuracy, %")
         axes.legend(frameon=False, fontsize=7)
 
@@ -83,15 +83,15 @@ def table2(
     )
 
 
-def row(way: Way, level: float, found: Sequence[Outcome]) -> list[Any]:
-    """The line of a way at an epsilon, from its runs."""
+def row(method: Method, level: float, found: Sequence[Outcome]) -> list[Any]:
+    """The line of a method at an epsilon, from its runs."""
     scores = [100 * outcome.accuracy for outcome in found]
     trials = [outcome.trials for outcome in found if outcome.trials is not None]
     accepted = [outcome.accepted for outcome in found if outcome.accepted is not None]
     published = [outcome.published for outcome in found if outcome.published is not None]
     return [
-        *(level, way.name, way.model, mean(scores), stdev(scores) if len(scores) > 1 else None),
-        None if way.printed is None else way.printed[EPSILONS.index(level)],
+        *(level, method.name, method.model, mean(scores), stdev(scores) if len(scores) > 1 else None),
+        None if method.printed is None else method.printed[EPSILONS.index(level)],
         mean(published) if published else None,
         max(outcome.sound for outcome in found),
         round(mean(trials)) if trials else None,

@@ -28,7 +28,7 @@ DELTA = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is trained, and how."""
+    """Data, network and hyperparameters of a study."""
 
     data: str
     title: str
@@ -59,11 +59,11 @@ class Noise:
     budget: Budget
     steps: int
     published: float
-    """What the paper's accounting would say that it costs."""
+    """Epsilon by the paper's accounting."""
 
 
 def enough(question: tuple[float, float, float, int]) -> Noise:
-    """The least noise of a shape for an epsilon, at a sampling rate and for so many steps."""
+    """The least noise of a shape for an epsilon, sampling rate and number of steps."""
     beta, level, rate, steps = question
     plan = Plan(
         sampling=Poisson(rate=rate),
@@ -72,8 +72,8 @@ def enough(question: tuple[float, float, float, int]) -> Noise:
     )
     budget = Budget(epsilon=level, delta=DELTA)
     found = calibrate(plan, budget, steps)
-    said = epsilon(found, steps, DELTA, dimension=1, mode="published")
-    return Noise(found, budget, steps, said.epsilon.upper)
+    published = epsilon(found, steps, DELTA, dimension=1, mode="published")
+    return Noise(found, budget, steps, published.epsilon.upper)
 
 
 def accuracy(run: tuple[Setting, Noise, float, int]) -> float:
@@ -81,7 +81,7 @@ def accuracy(run: tuple[Setting, Noise, float, int]) -> float:
     setting, noise, clip, seed = run
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    classes, x, y, x_test, y_test = _at_hand(setting.data, setting.features, setting.device)
+    classes, x, y, x_test, y_test = _tensors_on(setting.data, setting.features, setting.device)
     model = build(setting.model, classes=classes, shape=x.shape[1:]).to(setting.device)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(
         model.parameters(), lr=setting.learning_rate, momentum=setting.momentum
@@ -118,7 +118,9 @@ def inputs(setting: Setting) -> Dataset:
 
 
 @lru_cache(maxsize=1)
-def _at_hand(data: str, features: str | None, device: str) -> tuple[int, Tensor, Tensor, Tensor, Tensor]:
+def _tensors_on(
+    data: str, features: str | None, device: str
+) -> tuple[int, Tensor, Tensor, Tensor, Tensor]:
     """The classes and the tensors of a data set on the device, kept from run to run."""
     found = inputs(Setting(data=data, title="", model="", features=features, device=device))
     x, y, x_test, y_test = (tensor.to(device) for tensor in tensors(found))

@@ -44,7 +44,7 @@ class Point:
     deviation: float
     """Between the trials."""
     true_epsilon: float
-    """What one answer costs when a vote is replaced."""
+    """Epsilon of one answer when a vote is replaced."""
 
 
 def gg_fig3(data_dir: Path | None = None) -> Figure:

@@ -56,7 +56,7 @@ def gg_fig9() -> Figure:
 
 
 def histogram(gap: float, rng: np.random.Generator) -> Array:
-    """How many votes the other classes are behind the right one."""
+    """Votes by which the other classes are behind the right one."""
     runner_up = VOTES * (1 - gap)
     others = np.zeros(CLASSES - 2)
     while others.sum() != TOTAL - VOTES - round(runner_up):

@@ -1,7 +1,7 @@
 """Table 1 of the generalized Gaussian paper: CIFAR-10 on scattering features, DP-SGD and beta-DP-SGD.
 
-"Sound" noise is what the epsilon of its column takes. "Published" is the paper's: clipping in l_beta,
-noise by the one-dimensional accounting, and beside it what that truly costs in so many dimensions.
+"Sound" noise is calibrated to the epsilon of its column. "Published" is the paper's: clipping in l_beta,
+noise by the one-dimensional accounting, and beside it its sound epsilon in the network's dimension.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ PRINTED = {
     2.0: {1.0: 63.5, 2.0: 67.6, 3.0: 69.2},
     2.33: {1.0: 63.7, 2.0: 67.7, 3.0: 69.4},
 }
-WAYS = (("sound", 2.0), ("sound", 2.33), ("published", 2.33))
+ACCOUNTINGS = (("sound", 2.0), ("sound", 2.33), ("published", 2.33))
 
 
 def gg_table1(
@@ -45,11 +45,13 @@ def gg_table1(
     data = inputs(setting)
     records = len(data.y_train)
     network = build(setting.model, classes=data.classes, shape=data.shape)
-    dimension = sum(each.numel() for each in network.parameters())
+    dimension = sum(by_clip.numel() for by_clip in network.parameters())
     rate, steps = setting.rate(records), setting.steps(records)
-    cells = [(way, beta, level) for level in epsilons for way, beta in WAYS]
+    cells = [(accounting, beta, level) for level in epsilons for accounting, beta in ACCOUNTINGS]
     with workers(processes, device) as over:
-        questions = [(way, beta, level, rate, steps, dimension) for way, beta, level in cells]
+        questions = [
+            (accounting, beta, level, rate, steps, dimension) for accounting, beta, level in cells
+        ]
         noises: list[Noise] = list(over(chosen, questions))
         runs = [
             (setting, noise, clip, seed)
@@ -57,20 +59,24 @@ def gg_table1(
             for clip in setting.clips
             for seed in range(seeds)
         ]
-        found = np.array(list(over(accuracy, runs))).reshape(len(cells), len(setting.clips), seeds)
+        accuracies = np.array(list(over(accuracy, runs))).reshape(len(cells), len(setting.clips), seeds)
     rows = []
-    for (way, beta, level), noise, each in zip(cells, noises, found, strict=True):
-        clip = int(each.mean(1).argmax())
-        mean, spread = 100 * each[clip].mean(), 100 * each[clip].std(ddof=1) if seeds > 1 else None
+    for (accounting, beta, level), noise, by_clip in zip(cells, noises, accuracies, strict=True):
+        clip = int(by_clip.mean(1).argmax())
+        mean, spread = 100 * by_clip[clip].mean(), 100 * by_clip[clip].std(ddof=1) if seeds > 1 else None
         scale = noise.plan.noise.to_plain()["multiplier"]
         true, printed = noise.budget.epsilon, PRINTED[beta].get(level)
-        rows.append([level, beta, way, scale, setting.clips[clip], true, float(mean), spread, printed])
+        rows.append(
+            [level, beta, accounting, scale, setting.clips[clip], true, float(mean), spread, printed]
+        )
 
     def draw(axes: Any) -> None:
-        for way, beta in WAYS:
-            mine = [row for row in rows if (row[2], row[1]) == (way, beta)]
+        for accounting, beta in ACCOUNTINGS:
+            mine = [row for row in rows if (row[2], row[1]) == (accounting, beta)]
             line = [row[0] for row in mine], [row[6] for row in mine], [row[7] or 0.0 for row in mine]
-            axes.errorbar(*line, fmt="o-", markersize=3, capsize=2, label=f"beta {beta:g}, {way} noise")
+            axes.errorbar(
+                *line, fmt="o-", markersize=3, capsize=2, label=f"beta {beta:g}, {accounting} noise"
+            )
         for beta, values in PRINTED.items():
             axes.plot(*zip(*values.items(), strict=True), "x--", color="0.5" if beta == 2 else "0.2")
         axes.plot([], [], "x--", color="0.5", label="the paper's")
@@ -96,15 +102,15 @@ def gg_table1(
 
 
 def chosen(question: tuple[str, float, float, float, int, int]) -> Noise:
-    """The noise of one way; its budget is what it truly costs."""
-    way, beta, level, rate, steps, dimension = question
-    if way == "sound":
+    """The noise by one accounting; its budget is the sound epsilon of that noise."""
+    accounting, beta, level, rate, steps, dimension = question
+    if accounting == "sound":
         return enough((beta, level, rate, steps))
     plan = Plan(
         sampling=Poisson(rate=rate),
         clipping=Lp(p=beta, norm=1.0),
         noise=GeneralizedGaussian(beta=beta, multiplier=1.0),
     )
-    found = calibrate(plan, Budget(epsilon=level, delta=DELTA), steps, dimension=1)
-    true = epsilon(found, steps, DELTA, dimension=dimension).epsilon.upper
-    return Noise(found, Budget(epsilon=true * (1 + 1e-6), delta=DELTA), steps, level)
+    accuracies = calibrate(plan, Budget(epsilon=level, delta=DELTA), steps, dimension=1)
+    true = epsilon(accuracies, steps, DELTA, dimension=dimension).epsilon.upper
+    return Noise(accuracies, Budget(epsilon=true * (1 + 1e-6), delta=DELTA), steps, level)

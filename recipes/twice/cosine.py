@@ -52,8 +52,8 @@ def twice_cosine(
         shares = [norm * each / math.hypot(*expected) for each in expected]
         mean = own.mean(0)
         clipped = {
-            "isotropic": _held(own, norm).mean(0),
-            "hybrid": (_held(inside, shares[0]) @ basis.T + _held(left, shares[1])).mean(0),
+            "isotropic": _clipped(own, norm).mean(0),
+            "hybrid": (_clipped(inside, shares[0]) @ basis.T + _clipped(left, shares[1])).mean(0),
         }
     size = own.shape[1]
     blocks = [
@@ -100,9 +100,9 @@ def _parts(rows: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     return inside, rows - inside @ basis.T
 
 
-def _held(rows: Tensor, norm: float) -> Tensor:
-    held: Tensor = rows * (norm / rows.norm(dim=1, keepdim=True)).clamp(max=1.0)
-    return held
+def _clipped(rows: Tensor, norm: float) -> Tensor:
+    clipped: Tensor = rows * (norm / rows.norm(dim=1, keepdim=True)).clamp(max=1.0)
+    return clipped
 
 
 def _noise(basis: Tensor, deviations: tuple[float, ...], generator: torch.Generator) -> Tensor:

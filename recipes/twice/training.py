@@ -34,7 +34,7 @@ from recipes.workers import workers
 DELTA, CAP = 1e-5, 0.1
 PUBLIC, FOR_BASES = 2000, 1200
 STEPS = {2.0: 1500, 2.5: 2000, 4.0: 2500, 8.0: 5000}
-# What the paper prints for ResNet22 at these epsilons, by way and rates.
+# What the paper prints for ResNet22 at these epsilons, by method and rates.
 PRINTED = {
     ("plain", 0.02): (59.5, 61.5, 67.3, 73.8),
     ("plain", 0.01): (55.4, 60.0, 64.3, 70.2),
@@ -50,7 +50,7 @@ THIRD, HALF = 1 / 3, 1 / 2
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is trained, and how."""
+    """Data, network and hyperparameters of a study."""
 
     data: str
     model: str
@@ -61,7 +61,7 @@ class Setting:
     rates: tuple[tuple[float, float], ...]
     """Pairs q1, q2."""
     learning_rates: tuple[float, ...] = (0.1, 0.3, 1.0)
-    """Each way has its best of these by test accuracy, as in the paper."""
+    """Each method has its best of these by test accuracy, as in the paper."""
     short: float = 1.0
     """Share of the paper's steps."""
 
@@ -95,11 +95,11 @@ def twice_training(
     learning_rates: Sequence[float] | None = None,
     processes: int = 1,
 ) -> Figure:
-    """Test accuracy and noise of each way to spend the same epsilon."""
+    """Test accuracy and noise of each method at the same epsilon."""
     setting = replace(SETTINGS[model], device=device)
     if learning_rates:
         setting = replace(setting, learning_rates=tuple(learning_rates))
-    _, public, _ = _at_hand(setting)
+    _, public, _ = _inputs_on(setting)
     start = _start(setting, seed=0)
     cells: list[tuple[float, int, str, Plan]] = []
     for level in epsilons:
@@ -108,27 +108,29 @@ def twice_training(
         for rates in setting.rates:
             plans = _plans(setting, rates, start, public, budget, length)
             known = {plan for *_, plan in cells}
-            cells += [(level, length, way, plan) for way, plan in plans.items() if plan not in known]
+            cells += [
+                (level, length, method, plan) for method, plan in plans.items() if plan not in known
+            ]
     rows: list[list[Any]] = []
     with workers(processes, device) as over:
-        wanted = [
+        jobs = [
             (setting, *cell, lr, seed)
             for cell in cells
             for lr in setting.learning_rates
             for seed in range(seeds)
         ]
-        runs = over(_accuracy, wanted)
-        for level, length, way, plan in cells:
+        runs = over(_accuracy, jobs)
+        for level, length, method, plan in cells:
             plain = next(other for at, _, name, other in cells if (at, name) == (level, "plain"))
             means = [100 * sum(next(runs) for _ in range(seeds)) / seeds for _ in setting.learning_rates]
             reached, lr = max(zip(means, setting.learning_rates, strict=True))
             rate = float(plan.sampling.to_plain()["rate"])
             inner = plan.sampling.coordinate_participation if isinstance(plan.sampling, Twice) else None
-            printed = PRINTED.get((way, rate)) if model == "resnet22" else None
+            printed = PRINTED.get((method, rate)) if model == "resnet22" else None
             noise = 100 * _variance(plan, start) / _variance(plain, start)
-            row = [level, length, way, rate, inner, noise, reached, lr]
+            row = [level, length, method, rate, inner, noise, reached, lr]
             rows.append([*row, printed[list(STEPS).index(level)] if printed else None])
-            print(f"  {way} at {rate:g}: {reached:.2f}%", flush=True)
+            print(f"  {method} at {rate:g}: {reached:.2f}%", flush=True)
 
     def draw(axes: Any) -> None:
         for level in epsilons:
@@ -162,7 +164,7 @@ Data = tuple[Tensor, Tensor]
 
 
 @lru_cache(maxsize=1)
-def _at_hand(setting: Setting) -> tuple[Data, Data, Data]:
+def _inputs_on(setting: Setting) -> tuple[Data, Data, Data]:
     """The private, the public and the test records on the device, kept from run to run."""
     x, y, x_test, y_test = (value.to(setting.device) for value in tensors(load(setting.data)))
     return (x[PUBLIC:], y[PUBLIC:]), (x[:PUBLIC], y[:PUBLIC]), (x_test, y_test)
@@ -171,7 +173,7 @@ def _at_hand(setting: Setting) -> tuple[Data, Data, Data]:
 def _start(setting: Setting, seed: int) -> nn.Module:
     """A new network."""
     torch.manual_seed(seed)
-    shape = _at_hand(setting)[0][0].shape[1:]
+    shape = _inputs_on(setting)[0][0].shape[1:]
     return build(setting.model, classes=10, shape=shape).to(setting.device)
 
 
@@ -242,7 +244,7 @@ def _variance(plan: Plan, model: nn.Module) -> float:
 def _accuracy(run: tuple[Setting, float, int, str, Plan, float, int]) -> float:
     """Of one training run: SGD with momentum, the rate divided by 10 half-way."""
     setting, level, steps, _, plan, lr, seed = run
-    private, public, test = _at_hand(setting)
+    private, public, test = _inputs_on(setting)
     model = _start(setting, seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=2e-4)
     result = train(

@@ -36,7 +36,7 @@ class Network:
     features: str | None = None
     """The features of the data that it takes; None: the records as they are."""
     channels: int = 1
-    """What the first size is a multiple of."""
+    """The first size is a multiple of this."""
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether records of this shape fit."""

@@ -14,7 +14,7 @@ from hush.report.figure import Figure, Table
 _LEVELS = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 _POINTS = 200
 WORTH = 1.1
-"""How many times less variance is called a gain."""
+"""Reduction of the variance, as a factor, from which on a split is called a gain."""
 FEW, MANY = 2, 100
 """Below FEW entries at the cap twice sampling gains nothing; above MANY they add nothing to its gain.
 

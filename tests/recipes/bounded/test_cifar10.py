@@ -12,7 +12,7 @@ import hush
 from hush.accounting.rdp.conversion import rdp_to_epsilon
 from recipes.bounded import fig3_cifar10 as fig3
 from recipes.bounded import fig4_cifar10 as fig4
-from recipes.bounded.probe import Way
+from recipes.bounded.probe import GridPoint
 from recipes.bounded.wide_resnet import Training
 
 
@@ -25,7 +25,7 @@ def records(device: str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("kind", ["rectified", "truncated"])
 def test_charges_are_sums_over_the_steps(kind: str) -> None:
-    plan = Way(kind=kind, scale=1e3, bound=0.5, clip=2e-3).plan()
+    plan = GridPoint(kind=kind, scale=1e3, bound=0.5, clip=2e-3).plan()
     locations = np.random.default_rng(0).normal(0, 3.0, size=(20, 40))
     orders = fig3.suited(plan, 40)
     for steps, (paper, charged) in zip(fig3.LENGTHS, fig3.charges((plan, locations)), strict=True):
@@ -37,7 +37,7 @@ def test_charges_are_sums_over_the_steps(kind: str) -> None:
 @pytest.mark.parametrize("scale", [1e3, 5e4])
 def test_the_orders_suit_the_plan(scale: float) -> None:
     """For the normal law no other order does better by more than a hundredth."""
-    plan = Way(kind="Gaussian", scale=scale, bound=None, clip=2e-3).plan()
+    plan = GridPoint(kind="Gaussian", scale=scale, bound=None, clip=2e-3).plan()
     found = dict(enumerate(fig3.charges((plan, np.zeros((20, 12_800))))))
     fine = 1 + np.geomspace(1e-2, 1e5, 4000)
     best = rdp_to_epsilon(20 * hush.rdp(plan, fine, dimension=12_800), fine, 1e-5)
@@ -46,13 +46,13 @@ def test_the_orders_suit_the_plan(scale: float) -> None:
 
 
 def test_figure_3_runs_the_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ways = [
-        Way(kind="Gaussian", scale=200.0, bound=None, clip=2e-2),
-        Way(kind="rectified", scale=200.0, bound=0.5, clip=2e-2),
-        Way(kind="truncated", scale=200.0, bound=1.5, clip=2e-2),
+    grid = [
+        GridPoint(kind="Gaussian", scale=200.0, bound=None, clip=2e-2),
+        GridPoint(kind="rectified", scale=200.0, bound=0.5, clip=2e-2),
+        GridPoint(kind="truncated", scale=200.0, bound=1.5, clip=2e-2),
     ]
     monkeypatch.setattr(fig3, "features", records)
-    monkeypatch.setattr(fig3, "ways", lambda: ways)
+    monkeypatch.setattr(fig3, "grid", lambda: grid)
     monkeypatch.setattr(fig3, "TARGETS", (0.0, 101.0))
     figure = fig3.bounded_fig3_cifar10(seeds=2, processes=1)
     assert len(figure.rows) == 3 * 2 * 2
@@ -70,11 +70,15 @@ def test_figure_3_runs_the_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_the_grid_has_the_paper_s_supports() -> None:
-    found = {round(way.bound * way.scale * way.clip, 9) for way in fig3.ways() if way.bound is not None}
+    found = {
+        round(point.bound * point.scale * point.clip, 9)
+        for point in fig3.grid()
+        if point.bound is not None
+    }
     assert found == set(fig3.BOUNDS)
-    assert {way.plan().clipping.reference_norm for way in fig3.ways()} == set(fig3.CLIPS)
-    for way in fig3.ways():
-        assert (way.bound is None) == (way.kind == "Gaussian")
+    assert {point.plan().clipping.reference_norm for point in fig3.grid()} == set(fig3.CLIPS)
+    for point in fig3.grid():
+        assert (point.bound is None) == (point.kind == "Gaussian")
 
 
 def test_figure_4_trains_and_watches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import hush
 from hush.accounting.rdp.conversion import rdp_to_epsilon
 from recipes.bounded import fig3, fig4
 from recipes.bounded import probe as bounded_probe
-from recipes.bounded.probe import CLIP, ORDERS, Way, accuracy, descent
+from recipes.bounded.probe import CLIP, ORDERS, GridPoint, accuracy, descent
 
 Data = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -31,24 +31,24 @@ def clamped(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", ["rectified", "truncated"])
 def test_what_is_charged_is_the_sum_over_the_steps(kind: str) -> None:
     x, y, *_ = records()
-    way = Way(kind=kind, scale=20.0, bound=0.5)
-    run = descent(way, x, y, seed=0)
+    point = GridPoint(kind=kind, scale=20.0, bound=0.5)
+    run = descent(point, x, y, seed=0)
     weights, total = torch.zeros(10, 4), np.zeros(len(ORDERS))
     for after in run.run(3):
         sum_here = sum(clamped(weights, *each) for each in zip(x, y, strict=True))
         location = np.asarray(torch.as_tensor(sum_here).detach().double()).ravel()
         assert run.location == pytest.approx(location, abs=1e-5), "the sum, and not the draw around it"
-        total += hush.individual_rdp(way.plan(), location, ORDERS)
+        total += hush.individual_rdp(point.plan(), location, ORDERS)
         weights = after
     assert run.charged() == pytest.approx(rdp_to_epsilon(total, ORDERS, 1e-5), rel=1e-4)
     assert 0 < run.paper() < run.charged()
-    worst = hush.rdp(way.plan(), ORDERS, dimension=40)
+    worst = hush.rdp(point.plan(), ORDERS, dimension=40)
     assert run.charged() < rdp_to_epsilon(3 * worst, ORDERS, 1e-5)
 
 
 def test_the_gaussian_s_charge_does_not_depend_on_the_records() -> None:
     x, y, *_ = records()
-    run = descent(Way(kind="Gaussian", scale=20.0, bound=None), x, y, seed=0)
+    run = descent(GridPoint(kind="Gaussian", scale=20.0, bound=None), x, y, seed=0)
     *_, _last = run.run(2)
     worst = hush.rdp(run.plan, ORDERS, dimension=40)
     assert run.paper() == pytest.approx(run.charged(), rel=1e-9)
@@ -76,18 +76,18 @@ def test_the_frontier_leaves_out_what_is_beaten() -> None:
 
 
 def test_losses_against_a_jacobian_that_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    ways = [Way(kind=kind, scale=20.0, bound=0.5) for kind in ("rectified", "truncated")]
-    ways.append(Way(kind="Gaussian", scale=20.0, bound=None))
+    grid = [GridPoint(kind=kind, scale=20.0, bound=0.5) for kind in ("rectified", "truncated")]
+    grid.append(GridPoint(kind="Gaussian", scale=20.0, bound=None))
     monkeypatch.setattr(fig4, "features", records)
-    monkeypatch.setattr(fig4, "ways", lambda: ways)
+    monkeypatch.setattr(fig4, "grid", lambda: grid)
     monkeypatch.setattr(fig4, "STEPS", 2)
     monkeypatch.setattr(fig4, "WATCHED", 7)
     found = {row[0]: row for row in fig4.bounded_fig4().rows}
     x, y, *_ = records()
-    for way in ways:
-        run, squared, before = descent(way, x, y, seed=0), np.zeros(7), torch.zeros(10, 4)
+    for point in grid:
+        run, squared, before = descent(point, x, y, seed=0), np.zeros(7), torch.zeros(10, 4)
         for after in run.run(2):
-            eta = torch.as_tensor(hush.fisher(way.plan(), run.location)).sqrt()
+            eta = torch.as_tensor(hush.fisher(point.plan(), run.location)).sqrt()
             for k in range(7):
                 moved = torch.autograd.functional.jacobian(
                     lambda value, k=k, before=before: clamped(before, value, y[k]).reshape(-1), x[k]
@@ -95,11 +95,11 @@ def test_losses_against_a_jacobian_that_is_written_out(monkeypatch: pytest.Monke
                 squared[k] += float(torch.linalg.matrix_norm(eta[:, None] * moved.double(), 2)) ** 2
             before = after
         reached = accuracy(before, x, y)
-        assert found[way.kind][3] == pytest.approx(reached)
+        assert found[point.kind][3] == pytest.approx(reached)
         largest, median = float(np.sqrt(squared.max())), float(np.median(np.sqrt(squared)))
         # certified upper ends, so no less; and close
-        assert largest * (1 - 1e-5) <= float(str(found[way.kind][4])) < 1.6 * largest
-        assert median * (1 - 1e-5) <= float(str(found[way.kind][5])) < 1.6 * median
+        assert largest * (1 - 1e-5) <= float(str(found[point.kind][4])) < 1.6 * largest
+        assert median * (1 - 1e-5) <= float(str(found[point.kind][5])) < 1.6 * median
 
 
 def test_records_that_set_the_scale_are_not_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:

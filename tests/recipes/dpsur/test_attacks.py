@@ -9,9 +9,9 @@ from hush.core.errors import BudgetExceeded, InvalidValue
 from recipes.dpsur import attacked as dpsur_attacked
 from recipes.dpsur.attacked import Case, pooled
 from recipes.dpsur.attacks import CPU, attack, attacked, dpsur_table4, row
-from recipes.dpsur.runs import Way
+from recipes.dpsur.runs import Method
 
-LINEAR = Way(name="DPSGD-HF", model="scattering-linear", batch=100, rates=(4.0, 4.0, 4.0, 4.0))
+LINEAR = Method(name="DPSGD-HF", model="scattering-linear", batch=100, rates=(4.0, 4.0, 4.0, 4.0))
 TESTED = replace(
     LINEAR,
     name="DPSUR",
@@ -27,7 +27,7 @@ TINY = replace(CPU, records=600, epsilons=(1.0,), epochs=2, plain_epochs=30)
 @pytest.fixture(autouse=True)
 def on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUSH_CACHE", str(tmp_path))
-    monkeypatch.setattr(dpsur_attacked, "WAYS", {"digits": (LINEAR, TESTED)})
+    monkeypatch.setattr(dpsur_attacked, "METHODS", {"digits": (LINEAR, TESTED)})
 
 
 def test_every_line_is_charged_and_drawn(tmp_path: Path) -> None:
@@ -67,6 +67,6 @@ def test_what_is_not_in_the_table_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(InvalidValue, match="not in the table"):
         attacked("x", "digits", "cpu", [5.0], 1, None, TINY)
     short = replace(TESTED, noise=(0.1, 0.1, 0.1, 0.1))
-    monkeypatch.setattr(dpsur_attacked, "WAYS", {"digits": (LINEAR, short)})
+    monkeypatch.setattr(dpsur_attacked, "METHODS", {"digits": (LINEAR, short)})
     with pytest.raises(BudgetExceeded, match="one trial"):
         attack(Case(data="digits", method="DPSUR", level=1.0, seed=0, device="cpu", size=TINY))

@@ -7,7 +7,7 @@ import pytest
 
 from recipes.dpsur.acceptance import dpsur_fig5, dpsur_fig6
 from recipes.dpsur.fig9 import STUDIES, dpsur_fig9, start, varied
-from recipes.dpsur.runs import Outcome, Way
+from recipes.dpsur.runs import Method, Outcome
 
 
 def test_acceptance_against_draws_and_against_what_is_printed() -> None:
@@ -29,16 +29,16 @@ def test_the_difference_is_largest_at_zero_and_the_ratio_grows_below() -> None:
 
 
 def test_each_study_changes_one_setting() -> None:
-    way = start("cifar10", False)
-    assert (way.kind, way.test_batch, way.noise) == ("mean", 128, (11.0, 9.0, 5.67, 5.67))
+    method = start("cifar10", False)
+    assert (method.kind, method.test_batch, method.noise) == ("mean", 128, (11.0, 9.0, 5.67, 5.67))
     for study, (values, _) in STUDIES.items():
-        changed = varied(way, study, values[0])
-        assert sum(getattr(way, name) != getattr(changed, name) for name in vars(way)) == 1, study
+        changed = varied(method, study, values[0])
+        assert sum(getattr(method, name) != getattr(changed, name) for name in vars(method)) == 1, study
 
 
 def test_the_studies_as_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reached(way: Way, *_: object) -> Outcome:
-        return Outcome(accuracy=way.test_batch / 1000, sound=2.9, published=2.0, trials=8, accepted=2)
+    def reached(method: Method, *_: object) -> Outcome:
+        return Outcome(accuracy=method.test_batch / 1000, sound=2.9, published=2.0, trials=8, accepted=2)
 
     monkeypatch.setattr("recipes.dpsur.runs.run", reached)
     figure = dpsur_fig9(seeds=2)

@@ -12,13 +12,15 @@ from hush.core.errors import InvalidValue
 from hush.training.methods.moments import channel_moments, finite
 from hush.training.methods.whitening import related
 from recipes.dpsur import table2 as dpsur_table2
-from recipes.dpsur.charged_statistics import Paid
+from recipes.dpsur.charged_statistics import Statistics
 from recipes.dpsur.inputs import normalised
-from recipes.dpsur.methods import WAYS
-from recipes.dpsur.runs import DELTA, Kind, Outcome, Way, plan_for, run
+from recipes.dpsur.methods import METHODS
+from recipes.dpsur.runs import DELTA, Kind, Method, Outcome, plan_for, run
 from recipes.dpsur.table2 import marked, row, table2
 
-LINEAR = Way(name="linear", model="scattering-linear", batch=400, epochs=5, rates=(4.0, 4.0, 4.0, 4.0))
+LINEAR = Method(
+    name="linear", model="scattering-linear", batch=400, epochs=5, rates=(4.0, 4.0, 4.0, 4.0)
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,15 +30,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "importance", "summed"])
 def test_runs_that_are_calibrated_use_the_budget_and_no_more(kind: Kind) -> None:
-    way = replace(LINEAR, kind=kind, test_batch=50, threshold=0.0)
-    outcome = run(way, "digits", 3.0, 0, "cpu", None)
+    method = replace(LINEAR, kind=kind, test_batch=50, threshold=0.0)
+    outcome = run(method, "digits", 3.0, 0, "cpu", None)
     assert 2.99 <= outcome.sound <= 3.0
     assert outcome.accuracy > 0.5
     assert (outcome.trials is None) == (kind != "summed")
 
 
 @pytest.mark.parametrize("paid", ["channels", "features", "whitening"])
-def test_statistics_are_paid_out_of_the_budget(paid: Paid) -> None:
+def test_statistics_are_paid_out_of_the_budget(paid: Statistics) -> None:
     outcome = run(replace(LINEAR, paid=paid, statistics_noise=16.0), "digits", 3.0, 0, "cpu", None)
     assert 2.99 <= outcome.sound <= 3.0
     assert outcome.accuracy > 0.5
@@ -50,7 +52,7 @@ def test_statistics_that_nothing_would_pay_for_are_refused(other: dict[str, Any]
 
 def test_the_selective_runs_against_the_accountant() -> None:
     """What is said of a run within the budget, and of one as the paper has it, is charged anew here."""
-    way = replace(
+    method = replace(
         LINEAR,
         kind="mean",
         batch=100,
@@ -58,9 +60,9 @@ def test_the_selective_runs_against_the_accountant() -> None:
         test_noise=(1.0, 1.0, 1.0, 1.0),
         test_batch=10,
     )
-    sound = run(way, "digits", 1.0, 0, "cpu", None)
-    printed = run(replace(way, kind="published"), "digits", 1.0, 0, "cpu", None)
-    plan = plan_for(way, 1437, 1.0)
+    sound = run(method, "digits", 1.0, 0, "cpu", None)
+    printed = run(replace(method, kind="published"), "digits", 1.0, 0, "cpu", None)
+    plan = plan_for(method, 1437, 1.0)
     for outcome in (sound, printed):
         assert outcome.trials is not None
         assert outcome.accepted is not None
@@ -74,8 +76,8 @@ def test_the_selective_runs_against_the_accountant() -> None:
 
 
 def test_the_adaptive_run_stays_within_the_budget() -> None:
-    way = replace(LINEAR, kind="adaptive", clip=1.0, rates=(1.0, 1.0, 1.0, 1.0))
-    outcome = run(way, "digits", 4.0, 0, "cpu", None)
+    method = replace(LINEAR, kind="adaptive", clip=1.0, rates=(1.0, 1.0, 1.0, 1.0))
+    outcome = run(method, "digits", 4.0, 0, "cpu", None)
     assert 3.99 <= outcome.sound <= 4.0
     assert outcome.accuracy > 0.5
 
@@ -109,8 +111,8 @@ def test_the_best_line_is_among_those_within_their_epsilon() -> None:
 
 
 def test_the_table_and_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ways = (replace(LINEAR, quick=True), replace(LINEAR, name="slow"))
-    monkeypatch.setattr(dpsur_table2, "WAYS", {"digits": ways, "none": ways[1:]})
+    methods = (replace(LINEAR, quick=True), replace(LINEAR, name="slow"))
+    monkeypatch.setattr(dpsur_table2, "METHODS", {"digits": methods, "none": methods[1:]})
     figure = table2("digits", epsilons=(1.0,), epochs=1)
     assert [line[1] for line in figure.rows] == ["linear"]
     assert figure.rows[0][10] == "best"
@@ -123,5 +125,5 @@ def test_the_table_and_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_every_method_of_the_paper_is_there_beside_what_it_printed() -> None:
     for data in ("fashion-mnist", "mnist", "cifar10"):
-        printed = {way.name.split(",")[0] for way in WAYS[data] if way.printed}
+        printed = {method.name.split(",")[0] for method in METHODS[data] if method.printed}
         assert printed == {"DPSGD", "DPSGD-TS", "DPSGD-HF", "DPIS", "DPAGD", "DPSUR"}

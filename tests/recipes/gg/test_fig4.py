@@ -24,7 +24,7 @@ SMALL = Setting(
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUSH_CACHE", str(tmp_path / "cache"))
-    beta_sgd._at_hand.cache_clear()
+    beta_sgd._tensors_on.cache_clear()
 
 
 @pytest.mark.real_data("adult")
