@@ -49,7 +49,7 @@ def contenders(location: float, dtype: torch.dtype, device: torch.device) -> dic
     generator = torch.Generator(device).manual_seed(0)
     around = torch.empty(DRAWS, dtype=dtype, device=device)
     numpy = np.random.default_rng(0)
-    ways: dict[str, Draw] = {
+    variants: dict[str, Draw] = {
         "torch.randn": lambda: torch.randn(DRAWS, generator=generator, dtype=dtype, device=device)
     }
     for noise in (
@@ -58,16 +58,16 @@ def contenders(location: float, dtype: torch.dtype, device: torch.device) -> dic
         StochasticSign(scale=1.0),
         Quantized(scale=1.0, bound=2.0, levels=16),
     ):
-        ways[type(noise).__name__] = lambda noise=noise: noise.privatize(
+        variants[type(noise).__name__] = lambda noise=noise: noise.privatize(
             around.fill_(location), norm=1.0, generator=generator
         )
-    ways["least of an inverse cdf"] = least(location, dtype, device, generator)
+    variants["least of an inverse cdf"] = least(location, dtype, device, generator)
     if device.type == "cpu":
         ends = (-2 - location, 2 - location)
-        ways["SciPy truncnorm"] = lambda: stats.truncnorm.rvs(
+        variants["SciPy truncnorm"] = lambda: stats.truncnorm.rvs(
             *ends, loc=location, size=DRAWS, random_state=numpy
         )
-    return ways
+    return variants
 
 
 def main() -> None:
@@ -81,7 +81,7 @@ def main() -> None:
                 for location in LOCATIONS
             ]
             kind = f"{device.type} | {str(dtype).removeprefix('torch.')}"
-            print_rows(kind, spent, lambda way: "torch.randn")
+            print_rows(kind, spent, lambda variant: "torch.randn")
 
 
 if __name__ == "__main__":

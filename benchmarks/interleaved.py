@@ -1,4 +1,4 @@
-"""Timing several ways to draw a million numbers side by side: what the noise benchmarks share."""
+"""Interleaved timing of several samplers, for the noise benchmarks."""
 
 import statistics
 import sys
@@ -12,23 +12,23 @@ _CALLS = {"cpu": 1, "cuda": 5}
 
 
 def devices() -> list[torch.device]:
-    """Those named on the command line, or all there are."""
-    both = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    return [torch.device(name) for name in sys.argv[1:] or both]
+    """Devices named on the command line, or all available ones."""
+    available = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    return [torch.device(name) for name in sys.argv[1:] or available]
 
 
 def medians(
-    ways: Mapping[str, Draw],
+    variants: Mapping[str, Draw],
     device: torch.device,
     repeats: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Seconds each way takes, one after the other in turn, so that all have the same company."""
-    for draw in ways.values():  # builds tables, and has memory at hand
+    """Median seconds of each variant; calls are interleaved, so that all share the machine's load."""
+    for draw in variants.values():  # builds tables, and has memory at hand
         draw()
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    times: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(repeats):
-        for name, draw in ways.items():
+        for name, draw in variants.items():
             times[name].append(_seconds(draw, device, clock))
     return {name: statistics.median(spans) for name, spans in times.items()}
 
@@ -47,11 +47,11 @@ def _seconds(draw: Draw, device: torch.device, clock: Callable[[], float]) -> fl
 
 
 def print_rows(kind: str, spent: Sequence[Mapping[str, float]], by: Callable[[str], str]) -> None:
-    """A row a way: as a multiple of the way that `by` names, or milliseconds where that is itself."""
-    for way in spent[0]:
-        base = by(way)
+    """Print a row a variant: its time over that of the variant `by` names, or in milliseconds."""
+    for name in spent[0]:
+        base = by(name)
         cells = [
-            f"{1e3 * each[way]:.3g} ms" if base == way else f"{each[way] / each[base]:.2f}"
-            for each in spent
+            f"{1e3 * times[name]:.3g} ms" if base == name else f"{times[name] / times[base]:.2f}"
+            for times in spent
         ]
-        print(f"| {kind} | {way} | {' | '.join(cells)} |")
+        print(f"| {kind} | {name} | {' | '.join(cells)} |")

@@ -34,15 +34,15 @@ CONVOLUTIONS = (
 )  # fmt: skip
 
 
-def medians(ways: Sequence[Callable[[], object]]) -> list[float]:
+def medians(variants: Sequence[Callable[[], object]]) -> list[float]:
     """Milliseconds of each, interleaved."""
-    times: list[list[float]] = [[] for _ in ways]
-    for way in ways:
-        way()
+    times: list[list[float]] = [[] for _ in variants]
+    for variant in variants:
+        variant()
     for _ in range(REPEATS):
-        for way, own in zip(ways, times, strict=True):
+        for variant, own in zip(variants, times, strict=True):
             start = time.perf_counter()
-            way()
+            variant()
             own.append(1e3 * (time.perf_counter() - start))
     return [statistics.median(own) for own in times]
 
@@ -76,21 +76,21 @@ def of_convolution(
     term = ConvolutionFactors(grad, x, geometry)
 
     def written(large: int) -> Callable[[], None]:
-        def way() -> None:
+        def variant() -> None:
             convolution._LARGE, convolution._FEW_CHANNELS = large, 0
             dense = Dense(geometry.per_sample_weight_gradients(grad, x))
             dense.norms(2.0)
             dense.weighted_sum(weights)
 
-        return way
+        return variant
 
     def factors() -> None:
         term.norms(2.0)
         term.weighted_sum(weights)
 
-    ways = [lambda: geometry.weight(grad, x), written(2**60), written(0)]
+    variants = [lambda: geometry.weight(grad, x), written(2**60), written(0)]
     gram = x[0, 0].numel() <= 512  # beyond, the Gram matrices of pixels are out of all proportion
-    plain, grouped, unfolded, *kept = medians([*ways, *([factors] if gram else [])])
+    plain, grouped, unfolded, *kept = medians([*variants, *([factors] if gram else [])])
     ratio = shape.numel() / (x[0].numel() + grad[0].numel())
     name = f"{records} x {channels} x {size}^2, {filters} filters of {kernel}^2, stride {stride}"
     last = f"{kept[0]:.1f}" if kept else "-"

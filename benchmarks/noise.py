@@ -43,7 +43,7 @@ def contenders(beta: float, dtype: torch.dtype, device: torch.device, draws: int
         power = numpy.standard_gamma(1 + 1 / beta, draws, dtype=narrow)
         return power ** narrow.type(1 / beta) * (2 * numpy.random(draws, dtype=narrow) - 1)
 
-    ways: dict[str, Draw] = {
+    variants: dict[str, Draw] = {
         "torch.randn": lambda: torch.randn(draws, generator=generator, dtype=dtype, device=device),
         "hush": lambda: add_noise(torch.zeros_like(shape), beta, 1.0, stream),
         "hush, torch's generator": lambda: add_noise(torch.zeros_like(shape), beta, 1.0, generator),
@@ -52,17 +52,19 @@ def contenders(beta: float, dtype: torch.dtype, device: torch.device, draws: int
     }
     if draws <= _SECURE:
         secure = SystemSource(device)
-        ways["hush, secure"] = lambda: add_noise(torch.zeros_like(shape), beta, 1.0, secure)
+        variants["hush, secure"] = lambda: add_noise(torch.zeros_like(shape), beta, 1.0, secure)
     if device.type == "cuda":
         target = torch.zeros(draws, dtype=dtype, device=device)
         noise = GeneralizedGaussian(beta=beta, multiplier=1.0)
         normal = Gaussian(multiplier=1.0)
-        ways[ADDED] = lambda: normal.privatize(target, norm=1.0, generator=generator)
-        ways["hush, one kernel, added"] = lambda: noise.privatize(target, norm=1.0, generator=generator)
+        variants[ADDED] = lambda: normal.privatize(target, norm=1.0, generator=generator)
+        variants["hush, one kernel, added"] = lambda: noise.privatize(
+            target, norm=1.0, generator=generator
+        )
     if device.type == "cpu":
-        ways["numpy gamma"] = numpy_gamma
-        ways["SciPy gennorm"] = lambda: stats.gennorm.rvs(beta, size=draws, random_state=numpy)
-    return ways
+        variants["numpy gamma"] = numpy_gamma
+        variants["SciPy gennorm"] = lambda: stats.gennorm.rvs(beta, size=draws, random_state=numpy)
+    return variants
 
 
 def main() -> None:
@@ -77,7 +79,7 @@ def main() -> None:
                     for beta in BETAS
                 ]
                 kind = f"{device.type} | {str(dtype).removeprefix('torch.')} | {draws:,}"
-                print_rows(kind, spent, lambda way: ADDED if way.endswith("added") else "torch.randn")
+                print_rows(kind, spent, lambda name: ADDED if name.endswith("added") else "torch.randn")
 
 
 if __name__ == "__main__":

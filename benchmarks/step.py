@@ -162,7 +162,7 @@ def private(
 
 
 def by_hand(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """What people write without a library."""
+    """Per-sample gradients as people write them without a library."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     names = [name for name, _ in model.named_parameters()]
 
@@ -278,7 +278,7 @@ def peak(model: str, way: str, batch: int) -> float:
 
 
 def resident(field: str) -> float:
-    """What Linux says of this process, in MiB."""
+    """Peak resident memory of this process, in MiB."""
     status = Path("/proc/self/status").read_text()
     return int(status.split(f"{field}:")[1].split()[0]) / 2**10
 

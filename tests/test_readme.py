@@ -73,6 +73,14 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize(
+    "page", [*MANUAL, *(ROOT / "docs" / "results").glob("*.md")], ids=lambda page: page.name
+)
+def test_files_that_are_named_are_there(page: Path) -> None:
+    paths = re.findall(r"(?<![\w/])((?:src|tests|recipes|benchmarks)/[\w/]+\.py)", page.read_text())
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 def messages() -> Iterator[str]:
     """All strings in the library that are not docstrings."""
     for path in Path(hush.__file__).parent.rglob("*.py"):
