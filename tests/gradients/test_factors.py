@@ -127,3 +127,17 @@ def test_a_table_adds_every_record_however_many_at_once(
     exact = torch.tensordot(weights.double(), materialised(term), dims=1)
     torch.testing.assert_close(term.sum_over_positions(weights), exact)
     assert term.take(slice(0, 0)).sum_over_positions(weights[:0]).eq(0).all()
+
+
+@pytest.mark.parametrize("positions", [700, 20_000])
+def test_a_record_whose_positions_cancel_counts_by_the_norm_of_what_it_adds(positions: int) -> None:
+    """Half an ulp is lost at every position of a sum in single precision, and is in the sum itself."""
+    right = torch.full((1, positions, 1), 2.0**-16 * 0.999)
+    right[0, 0, 0], right[0, -2, 0], right[0, -1, 0] = 400.0, -400.0, 1.0
+    term = RowFactors(torch.zeros(1, positions, dtype=torch.long), right, torch.Size((2, 1)))
+    weights = 1 / term.norms(2.0)
+    for added in (term.weighted_sum(weights, 1.0), term.dense()[0].double() * weights):
+        assert float(added.norm()) <= 1 + 2**-14
+    place = torch.zeros(positions, dtype=torch.long)
+    in_single_precision = torch.zeros(1).index_add_(0, place, right[0, :, 0])
+    assert float(right.double().sum() / in_single_precision) > 1.0024, "more than is paid for"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hush.gradients.precision import SUM_BLOCK, blocked_product, vector_norms
+from hush.gradients.precision import SUM_BLOCK, blocked_product, full_precision, vector_norms
 
 
 @pytest.mark.parametrize("width", [8, 2000])
@@ -52,3 +52,14 @@ def test_a_sum_has_every_tile_once_and_adds_blocks_in_double_precision(
     found = blocked_product(left, right)
     assert found.dtype == torch.float64
     assert torch.equal(found, exact)
+
+
+def test_products_on_a_cpu_are_not_made_in_lower_precision() -> None:
+    """With "medium", oneDNN may multiply floats in bfloat16 where the processor can."""
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with full_precision(torch.device("cpu")):
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")

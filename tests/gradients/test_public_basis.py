@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hush.core.errors import InvalidValue
+from hush.core.sensitivity import SensitivitySet
 from hush.gradients.public_basis import RESIDUAL, Group, ProjectedTape, PublicBasis, apportioned
 from hush.gradients.recording import record
+from hush.gradients.tape import GradientTape
+from hush.gradients.terms import Dense
 from tests.gradients.oracle import one_at_a_time
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -180,3 +183,27 @@ def test_shares_add_up_grow_with_the_total_and_stay_within_the_sizes(
         assert abs(share - total * size / sum(sizes)) < len(sizes)
     before = apportioned(max(0, total - 1), sizes)
     assert all(a <= b for a, b in zip(before, shares, strict=True))
+
+
+def test_a_coefficient_that_overflows_adds_nothing_and_no_nan() -> None:
+    """A gradient of finite norm along a direction a little longer than 1 has an infinite coefficient."""
+    largest = torch.finfo(torch.float32).max
+    overflowed = 0
+    for seed in range(20):
+        torch.manual_seed(seed)
+        direction = torch.linalg.qr(torch.randn(6, 1))[0]
+        unit = direction[:, 0].double() / direction[:, 0].double().norm()
+        rows = torch.stack([(unit * largest * (1 - 1e-9)).float(), torch.randn(6)])
+        tape = GradientTape({"w": Dense(rows)}, torch.device("cpu"))
+        assert bool(tape.norms(2.0).isfinite().all())
+        basis = PublicBasis((Group(("w",), direction, (1,)),))
+        overflowed += not bool((rows @ direction).isfinite().all())
+        sets = [SensitivitySet(p=2.0, norm=1.0, dimension=size) for size in (1, 6)]
+        clipped = ProjectedTape(tape, basis).clip_entrywise(sets)
+        assert all(bool(part.isfinite().all()) for part in clipped.total.values())
+        alone = ProjectedTape(GradientTape({"w": Dense(rows[1:])}, torch.device("cpu")), basis)
+        for moved, part in zip(
+            clipped.total.values(), alone.clip_entrywise(sets).total.values(), strict=True
+        ):
+            assert float((moved - part).norm()) <= 1.0024
+    assert overflowed, "the case is met"

@@ -628,6 +628,40 @@ def test_two_steps_with_one_seed_on_one_ledger_do_not_share_their_noise(
         assert (one != other).all()
 
 
+def test_a_state_of_no_charge_is_not_loaded_after_other_charges(tmp_path: Path) -> None:
+    """A run of the same seed, begun after the ledger was opened again, has the key of that state."""
+
+    def begin(ledger: hush.Ledger) -> tuple[hush.PrivateStep, Any]:
+        model, data = problem()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        generator = torch.Generator().manual_seed(1)
+        step = hush.PrivateStep(
+            model, LOSS, optimizer, plan(), records=RECORDS, ledger=ledger, generator=generator
+        )
+        return step, data
+
+    with hush.Ledger(tmp_path / "ledger.jsonl") as ledger:
+        state = begin(ledger)[0].state_dict()
+    with hush.Ledger(tmp_path / "ledger.jsonl") as ledger:
+        begin(ledger)[0].load_state_dict(state)
+        step, data = begin(ledger)
+        step(next(step.batches(data)))
+        with pytest.raises(CheckpointError, match="same noise"):
+            begin(ledger)[0].load_state_dict(state)
+
+
+def test_an_interrupted_step_leaves_no_bare_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = hush.PrivateStep(model, LOSS, optimizer, plan(), records=RECORDS)
+    batches = step.batches(data)
+    step(next(batches))
+    monkeypatch.setattr(type(step), "private_gradient", lambda self, batch: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        step(next(batches))
+    assert step.update is None
+
+
 def test_a_state_kept_right_after_reseeding_can_be_loaded_again(tmp_path: Path) -> None:
     for secure in (True, False):
         path = tmp_path / f"{secure}.jsonl"

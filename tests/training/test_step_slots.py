@@ -1,7 +1,9 @@
 """Neighbours that differ by one slot's record, run through the step itself: what one record can move."""
 
+import random
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -417,3 +419,40 @@ def test_writes_that_torch_does_not_count_are_noticed() -> None:
     model.weight.data.add_(1.0)
     with pytest.raises(LedgerError, match="outside of the private step"):
         step.spent(1e-5)
+
+
+class Augmented:
+    """A data set whose records draw when they are asked for: each as much as its text is long."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor, lengths: list[int]) -> None:
+        self.inputs, self.targets, self.lengths = inputs, targets, lengths
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        for _ in range(self.lengths[index]):
+            shift = torch.rand(()) + np.random.rand() + random.random()  # noqa: NPY002
+        return self.inputs[index] + shift, self.targets[index]
+
+
+def test_what_a_data_set_draws_for_one_record_moves_no_other() -> None:
+    torch.manual_seed(0)
+    model, inputs = nn.Linear(5, 3), torch.randn(12, 5)
+    targets = torch.randint(0, 3, (12,))
+    absent = torch.ones(12, dtype=torch.bool)
+    absent[0] = False
+    sums = []
+    for present, length in ((None, 9), (absent, 1)):
+        data = Augmented(inputs, targets, [length] + [1] * 11)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        generator = torch.Generator().manual_seed(5)
+        step = hush.PrivateStep(model, LOSS, optimizer, plan_of(), records=12, generator=generator)
+        batch = next(step.batches(data, present=present))
+        torch.manual_seed(7)
+        before = torch.get_rng_state(), random.getstate()
+        sums.append(step.clipped_sum(batch).clone())
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert random.getstate() == before[1]
+    assert float((sums[0] - sums[1]).norm()) <= 1 + step.rounding
+    assert float((sums[0] - sums[1]).norm()) > 1e-3

@@ -82,7 +82,8 @@ def clip_blocks(
     entry, and then masked.
 
     **Guarantee.** What one record adds lies in the sets, up to rounding in single precision; a record
-    whose gradient is not finite adds nothing.
+    whose gradient, or what the tape writes for it, is not finite adds nothing. Coefficients in a public
+    basis may overflow where the gradient does not.
     """
     with full_precision(tape.device):
         total = tape.zeros()
@@ -95,11 +96,14 @@ def clip_blocks(
     ]
     limits = _entry_limits(sensitivity, tape.device)
     finite = tape.norms(2.0).isfinite()
-    all_finite = bool(finite.all())
+    skipped = (~finite).sum()
     with full_precision(tape.device):
         for rows, gradients in tape.chunks():
             flat = flat_rows(gradients)
-            flat = flat if all_finite else zero_rows(flat, finite[rows])
+            whole = flat.isfinite().all(1)
+            skipped = skipped + (finite[rows] & ~whole).sum()
+            keep = whole & finite[rows]
+            flat = flat if bool(keep.all()) else zero_rows(flat, keep)
             for start, end, norm in euclidean:
                 part = flat[:, start:end]
                 part.mul_(weights_within(norm, vector_norms(part, 2.0))[:, None])
@@ -109,7 +113,7 @@ def clip_blocks(
             summed = flat.sum(0, dtype=torch.float64).split([part.numel() for part in total.values()])
             for part, addend in zip(total.values(), summed, strict=True):
                 part += addend.view_as(part)
-    return ClippedSum(total=total, skipped=(~finite).sum())
+    return ClippedSum(total=total, skipped=skipped)
 
 
 def _check_covered(total: dict[str, Tensor], bounded: int) -> None:

@@ -152,9 +152,11 @@ class RowFactors:
         return RowFactors(self.index, zero_rows(self.right, keep), self.shape)
 
     def dense(self) -> Tensor:
-        rows = precise(self.right).flatten(0, 1)
+        # positions may cancel: added up in double precision, as in the norms and in the sum
+        rows = self.right.double().flatten(0, 1)
         whole = rows.new_zeros(self.records * self.shape[0], self.shape[1])
-        return whole.index_add_(0, self._keys(), rows).view(-1, *self.shape)
+        whole.index_add_(0, self._keys(), rows)
+        return whole.view(-1, *self.shape).to(precise(self.right).dtype)
 
     def norms(self, order: float) -> Tensor:
         used, keys = self._used_rows()
@@ -200,12 +202,11 @@ class RowFactors:
         keys, sources = self._keys().sort()
         place = (keys[1:] != keys[:-1]).long().cumsum(0)
         place = torch.cat([torch.zeros_like(keys[:1]), place])
-        rows = precise(self.right).flatten(0, 1)
-        # in the order of positions, so that a record's rows are the same numbers whoever else is there;
-        # a GPU adds in any order
-        wide = rows.double() if rows.is_cuda else rows
+        # in double precision, as the sum is: where positions cancel, a norm of sums in single precision
+        # is another vector's. A GPU adds in any order, too.
+        rows = self.right.double().flatten(0, 1)
         places = torch.empty_like(place).index_copy_(0, sources, place)
-        used = torch.zeros_like(wide).index_add_(0, places, wide).to(rows.dtype)
+        used = torch.zeros_like(rows).index_add_(0, places, rows).to(precise(self.right).dtype)
         return used, torch.zeros_like(keys).index_copy_(0, place, keys)
 
     def _keys(self) -> Tensor:

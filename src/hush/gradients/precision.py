@@ -25,17 +25,22 @@ _NORM_RUN = 1024
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Context without autograd, autocast and TensorFloat-32, which would round sums."""
+    """Context without autograd, autocast and products in lower precision, which would round sums."""
     with torch.no_grad(), without_autocast(device):
         yield
 
 
 @contextmanager
 def without_autocast(device: torch.device) -> Iterator[None]:
-    """Context without autocast and TensorFloat-32."""
+    """Context without autocast, TensorFloat-32 and, on a CPU, bfloat16 in products of floats."""
     with torch.autocast(device.type, enabled=False):
         if device.type != "cuda":
-            yield
+            allowed = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("highest")
+            try:
+                yield
+            finally:
+                torch.set_float32_matmul_precision(allowed)
             return
         before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
         _allow_tf32((False, False))

@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
 from hush.core.errors import DataError
+from hush.core.randomness import Randomness
 from hush.core.ranges import with_article
 from hush.gradients.tree import tree_leaves, tree_map
+from hush.training.randomness import global_randomness
 
 
 @runtime_checkable
@@ -68,13 +70,25 @@ def _not_empty(records: int) -> int:
     return records
 
 
-def take(data: Data, indices: Tensor) -> tuple[Any, Any]:
-    """Inputs and targets of the records of these indices."""
+def take(data: Data, indices: Tensor, source: "Randomness | None" = None) -> tuple[Any, Any]:
+    """Inputs and targets of the records of these indices.
+
+    Args:
+        data: tensors, or a map-style data set.
+        indices: numbers of the slots.
+        source: randomness of a data set that draws when it is asked for a record (augmentation): fresh
+            for each slot, so that how much one record draws moves no other; None: the program's own.
+    """
     pair = pair_of(data)
     if pair is not None:
         inputs, targets = tree_map(pair, lambda rows: rows[indices.to(rows.device)])
         return inputs, targets
-    records = default_collate([data[index] for index in indices.tolist()])
+    if source is None:
+        items = [data[index] for index in indices.tolist()]
+    else:
+        with global_randomness(source) as refresh:
+            items = [(refresh(), data[index])[1] for index in indices.tolist()]
+    records = default_collate(items)
     if (
         not isinstance(records, (tuple, list))
         or len(records) != 2
@@ -152,9 +166,17 @@ class Batch:
         return len(self.indices)
 
     def __iter__(self) -> Iterator[tuple[Any, Any, Tensor | None]]:
-        """Inputs, targets, and which of them are records (None: all), a physical batch at a time."""
+        """`physical_batches` under the program's own randomness."""
+        return self.physical_batches(None)
+
+    def physical_batches(self, source: "Randomness | None") -> Iterator[tuple[Any, Any, Tensor | None]]:
+        """Inputs, targets, and which of them are records (None: all), a physical batch at a time.
+
+        Args:
+            source: randomness of data sets that draw, fresh for each slot: see `take`.
+        """
         for part in self.indices.split(self.physical) if len(self) else ():
-            inputs, targets = take(self.data, part)
+            inputs, targets = take(self.data, part, source)
             yield inputs, targets, None if self.present is None else self.present[part.cpu()]
 
 

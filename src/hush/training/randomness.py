@@ -1,11 +1,16 @@
-"""Randomness of dropout, views and coins, from the step's source in place of torch's global state."""
+"""Randomness of dropout, views, coins and augmentation: from the step's source, not global state."""
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
-from hush.core.randomness import Randomness, fill_state
+from hush.core.randomness import Randomness, fill_state, random_words
+
+_TWISTER_WORDS = 624
+"""32-bit words in the state of a Mersenne twister."""
 
 
 @contextmanager
@@ -22,3 +27,29 @@ def own_randomness(source: Randomness, device: torch.device) -> Iterator[None]:
     finally:
         for generator, state in zip(shared, states, strict=True):
             generator.set_state(state)
+
+
+@contextmanager
+def global_randomness(source: Randomness) -> Iterator[Callable[[], None]]:
+    """Let the global generators of torch (CPU), numpy and Python draw from the source for a while.
+
+    Args:
+        source: what their states are drawn from.
+
+    Returns:
+        A function that draws all three states anew; the old ones come back at the end.
+    """
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+
+    def refresh() -> None:
+        fill_state(torch.default_generator, source)
+        words = random_words(_TWISTER_WORDS, source).view(np.uint32).reshape(2, _TWISTER_WORDS)
+        np.random.set_state(("MT19937", words[0], _TWISTER_WORDS, 0, 0.0))  # noqa: NPY002
+        random.setstate((3, (*words[1].tolist(), _TWISTER_WORDS), None))
+
+    try:
+        yield refresh
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        random.setstate(before[2])

@@ -33,6 +33,7 @@ def state_of(step: "StepState") -> dict[str, Any]:
         "run": step.run,
         "charged_run": step.charged_run,
         "ledger": step.ledger.digest_at(step.charged_run, step.steps),
+        "charges": sum(step.ledger.counts.values()),
         "randomness": step.randomness,
         "steps": step.steps,
         "skipped": step.skipped,
@@ -92,13 +93,23 @@ def _check(step: "StepState", state: dict[str, Any]) -> None:
                 "it would not go on as it began. Resume with the same plan, data, optimizer, views and "
                 "source of randomness; a scheduler changes the learning rate on the way."
             )
-    counts = ["steps", "skipped", *(["accepted"] if isinstance(step.plan.release, Selective) else [])]
+    selective = isinstance(step.plan.release, Selective)
+    counts = ["steps", "skipped", "charges", *(["accepted"] if selective else [])]
     for name in counts:
         if type(state[name]) is not int or state[name] < 0:
             raise CheckpointError(
                 f"the checkpoint has {name}={state[name]!r}, which is no number: damaged."
             )
     step.ledger.check_charged(state["charged_run"], state["steps"], state["ledger"])
+    fresh = not step.ledger.last_step(state["run"]) and not isinstance(step.generator, SystemSource)
+    charges = sum(step.ledger.counts.values())
+    if fresh and charges > state["charges"]:
+        raise CheckpointError(
+            f"the state was kept before the first charge of its run, and {charges - state['charges']} "
+            "charges were made to this ledger since: a run of the same seed may have drawn the same "
+            "noise, and two releases under the same noise reveal the records' difference. Make a new "
+            "step on this ledger instead."
+        )
 
 
 def _facts(step: "StepState") -> dict[str, Any]:

@@ -139,6 +139,7 @@ class PrivateStep(StepState):
                 f"{self.size} numbers are to be trained and the step was made for {self.dimension}: "
                 f"{self.plan} costs more the more there are. Let all require gradients before making it."
             )
+        self.update = None  # its memory holds the bare clipped sum until noise is added
         if self.trials is not None:
             return self.trials(batch)
         update = self.private_gradient(batch)
@@ -287,7 +288,7 @@ class PrivateStep(StepState):
         if not len(batch):
             total.zero_()
         self.module_state.begin()
-        for number, part in enumerate(batch):
+        for number, part in enumerate(batch.physical_batches(self._mask_stream)):
             inputs, targets, present = tree_map(part, self.to_device)
             clipped = self.clip_physical_batch(inputs, targets, basis, present)
             self._skipped = self._skipped + clipped.skipped

@@ -180,7 +180,7 @@ class AdaptiveDescent:
         start = [parameter.clone() for parameter in step.trainable().values()]
         total = torch.zeros(len(lengths), dtype=torch.float64, device=step.device)
         step.module_state.begin()
-        for part in self._full_batch:
+        for part in self._full_batch.physical_batches(step.generator):
             inputs, targets, present = tree_map(part, step.to_device)
             losses = []
             for length in lengths:

@@ -51,7 +51,8 @@ class Trials:
             batch = step.draw(batch) if number else batch
             update = step.private_gradient(batch)
             # taken once: both models must be tested on the very same records
-            tested = [tree_map(part, step.to_device) for part in self.draw_test(batch)]
+            drawn = self.draw_test(batch).physical_batches(step.generator)
+            tested = [tree_map(part, step.to_device) for part in drawn]
             label = self.masked_fingerprint(update, tested)
             if not number:
                 step.charge(label)
