@@ -1,5 +1,5 @@
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import DataError, Unsupported
-from hush.gradients.recording import record
+from hush.gradients.recording import per_record_losses, record
 from tests.gradients.oracle import check_tape, one_at_a_time
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -253,3 +253,26 @@ def test_autocast_gradients_are_close_and_not_summed_in_half_precision(dtype: to
     assert {part.dtype for part in total.values()} == {torch.float64}
     assert norms.dtype == torch.float32
     torch.testing.assert_close(norms, full.norms(2.0), rtol=0.05, atol=0)
+
+
+class Recurrent(nn.Module):
+    """A layer for which torch has no batching rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.lstm = nn.Embedding(20, 4), nn.LSTM(4, 3, batch_first=True)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return cast(Tensor, self.head(self.lstm(self.table(tokens))[0].mean(1)))
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_losses_alone_use_the_rules_of_layers(trained: bool) -> None:
+    torch.manual_seed(0)
+    model = Recurrent().double().requires_grad_(trained)
+    tokens, targets = torch.randint(0, 20, (6, 5)), torch.randint(0, 2, (6,))
+    loss = nn.CrossEntropyLoss(reduction="none")
+    found = per_record_losses(model, loss, tokens, targets)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, loss(model(tokens), targets).detach(), rtol=1e-12, atol=1e-12)

@@ -67,9 +67,17 @@ class Recording(TorchFunctionMode):
     """Intercepts every torch call of one forward pass, and collects the per-sample gradients' terms."""
 
     def __init__(
-        self, model: nn.Module, trainable: dict[str, nn.Parameter], records: int, device: torch.device
+        self,
+        model: nn.Module,
+        trainable: dict[str, nn.Parameter],
+        records: int,
+        device: torch.device,
+        *,
+        losses_only: bool = False,
     ) -> None:
         super().__init__()
+        self._losses_only = losses_only
+        """Whether rules serve without gradients: some layers have no batching rule of torch's own."""
         self.records = records
         self.terms: dict[str, list[Term]] = {name: [] for name in trainable}
         """For each parameter, a term for each of its uses."""
@@ -128,7 +136,7 @@ class Recording(TorchFunctionMode):
             return func(self._read_value(common_truth_value, args[0]))
         if func in NUMBERS and is_batchedtensor(args[0]):
             return func(self._read_value(single_record_number, args[0]))
-        if torch.is_grad_enabled():
+        if self._losses_only or torch.is_grad_enabled():
             rule = RULES.get(func)
             if rule is not None:
                 first = (kwargs.pop("input"),) if "input" in kwargs else ()
@@ -136,7 +144,8 @@ class Recording(TorchFunctionMode):
                 output = rule(self, *args, **kwargs)
                 if output is not NotImplemented:
                     return output
-            if any(map(is_batchedtensor, list(tree_leaves((args, kwargs))))):
+            batched = any(map(is_batchedtensor, list(tree_leaves((args, kwargs)))))
+            if batched and not self._losses_only:
                 args, kwargs = tree_map((args, kwargs), self._per_sample)
         return func(*args, **kwargs)
 

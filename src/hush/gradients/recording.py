@@ -61,7 +61,9 @@ def per_record_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -
 
     def losses(inputs: Any, targets: Any) -> Tensor:
         records, device = len(next(tree_leaves(inputs))), next(model.parameters()).device
-        return Recording(model, {}, records, device).losses(loss, inputs, targets, one_view)
+        recording = Recording(model, dict(model.named_parameters()), records, device, losses_only=True)
+        with torch.no_grad():
+            return recording.losses(loss, inputs, targets, one_view)
 
     parts = run_by_branch(losses, inputs, targets)
     gathered = torch.cat([values[part.places] for part, values in parts])
