@@ -66,7 +66,7 @@ def test_features_come_from_the_folder_that_is_named(
     shutil.copytree(run, again)
     kept = Settings.read(run).to_plain()
     features = {"features": "efficientnet-lite0", "model": "efficientnet-linear"}
-    Settings.from_plain({**kept, **features}).write(again)
+    (again / "settings.json").write_text(json.dumps({**kept, **features}))
     found = answer("audit", again, "--data-dir", tmp_path, "--no-others", "--canaries", 8)
     assert found["canaries"] == 8
     assert asked == [tmp_path, tmp_path]  # of training and of test records

@@ -317,3 +317,28 @@ def test_noise_that_drowns_the_records_is_said(tmp_path: Path) -> None:
     assert drowned.returncode == 0
     assert "the noise drowns the records: over 2 steps they can move the 650 " in drowned.stderr
     assert "drowns" not in call(*usual, tmp_path / "b").stderr
+
+
+def test_a_run_is_resumed_with_the_settings_it_began_with(tmp_path: Path) -> None:
+    begun = ("train", "--run-dir", "run", "--noise", "2", "--rate", "0.1", "--seed", "3", "--steps")
+    answer(*begun, "2", cwd=tmp_path)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    more = (*begun, "3", "--resume")
+    for other, said in (
+        (("--model", "mlp"), "model is logistic there and mlp here"),
+        (("--lr", "0.5"), "learning_rate is 1.0 there and 0.5 here"),
+        (("--features", "scattering"), "features is not set there and scattering here"),
+        (("--views", "2"), "views is not set there and 2 here"),
+        (("--delta", "1e-6"), "delta is 1e-05 there and 1e-06 here"),
+        (("--data", "mnist", "--data-dir", "nowhere"), "data is digits there and mnist here"),
+        (("--seed", "4"), "began with another seed, not with the seed 4"),
+    ):
+        refused = call(*more, *other, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert said in refused.stderr
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    (tmp_path / "run/checkpoint.safetensors").unlink()
+    refused = call(*more, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "charges of 2 steps" in refused.stderr
+    assert "--run-dir" in refused.stderr

@@ -22,6 +22,7 @@ from hush.core.errors import (
     PrivacyWarning,
     Unsupported,
 )
+from hush.training.checkpoint import load
 from hush.training.loop import Run
 
 RECORDS = 50
@@ -416,7 +417,7 @@ def test_a_secure_run_pays_again_for_what_it_cannot_repeat(
 def test_a_run_keeps_its_source_of_randomness(tmp_path: Path) -> None:
     train(steps=1, generator=None, secure=True, directory=tmp_path / "run")
     with pytest.raises(CheckpointError, match="secure randomness True and this one has False"):
-        train(steps=2, directory=tmp_path / "run", resume=True)
+        train(steps=2, directory=tmp_path / "run", resume=True, generator=None)
 
 
 def test_secure_runs_draw_records_and_noise_from_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,3 +505,94 @@ def test_a_seeded_run_says_so_also_when_it_is_resumed_without_the_seed(tmp_path:
     assert again.guarantee.randomness == "seeded"
     assert train(steps=1, generator=None).guarantee.randomness == "secret"
     assert again.guarantee.records == RECORDS
+
+
+def test_a_run_is_not_resumed_on_other_data(tmp_path: Path) -> None:
+    train(steps=2, directory=tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    model, optimizer, (inputs, targets) = problem()
+    weights = [value.clone() for value in model.parameters()]
+    others: list[tuple[Any, str]] = [
+        ((inputs.flip(0), targets), "first 8 records are not those"),
+        ((inputs, (targets + 1) % 3), "first 8 records are not those"),
+        ((inputs.double(), targets), r"float32 \(4,\) -> int64 \(\) and these are float64 \(4,\)"),
+        ((inputs[:, :3], targets), r"float32 \(4,\) -> int64 \(\) and these are float32 \(3,\)"),
+        (TensorDataset(inputs + 1, targets), "first 8 records are not those"),
+    ]
+    for data, said in others:
+        with pytest.raises(CheckpointError, match=rf"{said}.*new run in a new directory"):
+            train(of=(model, optimizer, data), steps=3, directory=tmp_path / "run", resume=True)
+    assert all(map(torch.equal, weights, model.parameters()))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    same: Any = TensorDataset(inputs.clone(), targets.clone())
+    again = train(of=(model, optimizer, same), steps=3, directory=tmp_path / "run", resume=True)
+    assert again.steps == 3
+
+
+def test_digests_of_records_are_in_the_secret_checkpoint_alone_and_keyed(tmp_path: Path) -> None:
+    origins = []
+    for name, secure in (("one", False), ("two", False), ("secure", True)):
+        generator = None if secure else torch.Generator().manual_seed(1)
+        train(steps=1, directory=tmp_path / name, generator=generator, secure=secure)
+        path = tmp_path / name / "checkpoint.safetensors"
+        assert path.stat().st_mode & 0o077 == 0
+        origins.append(load(path)["origin"])
+        public = [file.read_text() for file in (tmp_path / name).glob("*.[jt]*")]
+        secrets = [origins[-1][each] for each in ("salt", "first", "seed") if origins[-1][each]]
+        assert not [secret for secret in secrets for text in public if secret in text]
+    assert origins[0]["first"] != origins[1]["first"], "keyed by the run's own salt"
+    assert origins[2]["first"] is None, "a secure run keeps nothing to test guesses against"
+
+
+def test_another_seed_is_not_ignored_on_resuming(tmp_path: Path) -> None:
+    train(steps=2, directory=tmp_path / "run")
+    with pytest.raises(
+        CheckpointError, match=r"began with another seed, not with the seed 4: .*Leave it"
+    ):
+        train(
+            steps=3, directory=tmp_path / "run", resume=True, generator=torch.Generator().manual_seed(4)
+        )
+    train(steps=2, directory=tmp_path / "unseeded", generator=None)
+    with pytest.raises(CheckpointError, match=r"began with the operating system's randomness"):
+        train(steps=3, directory=tmp_path / "unseeded", resume=True)
+    used = torch.Generator().manual_seed(1)
+    torch.rand(3, generator=used)
+    assert train(steps=3, directory=tmp_path / "run", resume=True, generator=used).steps == 3
+
+
+def test_a_run_without_its_checkpoint_does_not_start_over(tmp_path: Path) -> None:
+    train(steps=3, directory=tmp_path / "run")
+    (tmp_path / "run/checkpoint.safetensors").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"charges of 3 steps and there is no checkpoint.*--run-dir"
+    ):
+        train(steps=5, directory=tmp_path / "run", resume=True)
+    with hush.Ledger(tmp_path / "run/ledger.jsonl") as ledger:
+        assert ledger.counts == {PLAN: 3}
+
+
+def test_settings_are_kept_from_the_start_and_compared(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="settings were passed and no directory"):
+        train(steps=2, settings={"data": "a"})
+    with pytest.raises(InvalidValue, match="settings cannot be written as JSON"):
+        train(steps=2, settings={"data": torch.ones(1)}, directory=tmp_path / "run")
+    kept = tmp_path / "run/settings.json"
+
+    def look(*_: object) -> None:
+        assert json.loads(kept.read_text()) == {"data": "a", "sizes": [1, 2]}
+        raise KeyboardInterrupt
+
+    model, optimizer, data = problem()
+    optimizer.register_step_post_hook(look)
+    of = (model, optimizer, data)
+    with pytest.raises(KeyboardInterrupt):
+        train(of=of, steps=2, settings={"data": "a", "sizes": (1, 2)}, directory=tmp_path / "run")
+    for other in ({"data": "b", "sizes": [1, 2]}, {"data": "a"}):
+        with pytest.raises(CheckpointError, match=r"(data is a there and b|sizes .*not set) here"):
+            train(steps=2, settings=other, directory=tmp_path / "run", resume=True)
+    before = kept.read_bytes(), kept.stat().st_mtime_ns
+    train(steps=2, settings={"data": "a", "sizes": (1, 2)}, directory=tmp_path / "run", resume=True)
+    assert (kept.read_bytes(), kept.stat().st_mtime_ns) == before
+    kept.unlink()
+    with pytest.raises(CheckpointError, match="what the run was begun with is not known"):
+        train(steps=3, settings={"data": "a"}, directory=tmp_path / "run", resume=True)

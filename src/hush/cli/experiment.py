@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hush.core.atomic_files import replace_file
 from hush.core.errors import CheckpointError, InvalidPlan, InvalidValue, shorten
 from hush.core.guarantee import DELTA, Budget
 from hush.core.plan import Plan, read_plan
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
     from hush.gradients.recording import Views
 
-_NAME = "settings.json"
 LEARNING_RATE = Range(above=0, at_most=1e6, why="it is how far a step goes", example=1.0)
 MOMENTUM = Range(at_least=0, below=1, why="at 1 no update is ever forgotten", example=0.9)
 
@@ -53,20 +51,18 @@ class Settings(Value):
         if self.views is not None:
             check_count("views", self.views, "views of a record are averaged", at_least=1)
 
-    def write(self, folder: Path) -> None:
-        """Write them to settings.json in the run's folder."""
-        replace_file(folder / _NAME, (json.dumps(self.to_plain()) + "\n").encode())
-
     @classmethod
     def read(cls, folder: Path) -> "Settings":
-        """The settings in a run's folder; raises for a run that is not finished."""
+        """The settings in a run's folder, which `hush train` keeps there as the run begins."""
+        from hush.training.run_folder import SETTINGS
+
         try:
-            return cls.from_plain(json.loads((folder / _NAME).read_text()))
+            return cls.from_plain(json.loads((folder / SETTINGS).read_text()))
         except (OSError, ValueError, RecursionError) as error:  # HushError is a ValueError
             reason = shorten(str(error), 500)
             raise CheckpointError(
-                f"{folder} has no {_NAME} that can be read ({reason}): what was trained is not known. "
-                "Name the folder of a run that `hush train` has finished."
+                f"{folder} has no {SETTINGS} that can be read ({reason}): what was trained is not "
+                "known. Name the folder of a run of `hush train`."
             ) from None
 
 

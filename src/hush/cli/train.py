@@ -135,6 +135,7 @@ def train(
     from hush.audit import self_test as check_step
     from hush.report.signal_to_noise import drowned
     from hush.training.loop import train as run_loop
+    from hush.training.run_folder import check_settings
 
     of_the_plan = {
         "noise": noise,
@@ -170,6 +171,8 @@ def train(
         public_records=public_records or 0,
         secure=secure,
     )
+    if resume and run_dir is not None and (run_dir / "plan.toml").exists():
+        check_settings(run_dir, settings.to_plain())
     place = device_of(device)
     experiment = build_experiment(settings, data_dir, place)
     records = len(experiment.train[1])
@@ -219,6 +222,7 @@ def train(
             physical_batch=physical_batch,
             views=experiment.views,
             public=experiment.public,
+            settings=settings.to_plain(),
             self_test=check_step if self_test else None,
             progress=not as_json,
         )
@@ -227,7 +231,6 @@ def train(
             resuming = f"--run-dir {folder} --resume"
             print(f"hush: stopped; go on with the same command and {resuming}", file=sys.stderr)
         raise
-    settings.write(folder)
     if as_json:
         print_json(
             {

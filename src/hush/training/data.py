@@ -102,6 +102,13 @@ def take(data: Data, indices: Tensor, source: "Randomness | None" = None) -> tup
     return tuple(inputs) if isinstance(inputs, list) else inputs, targets
 
 
+def describe_record(data: Data) -> str:
+    """Dtypes and shapes of a record's inputs and targets, which are public."""
+    inputs, targets = (list(tree_leaves(part)) for part in take(data, torch.arange(1)))
+    kinds = [f"{str(part.dtype)[6:]} {tuple(part.shape[1:])}" for part in (*inputs, *targets)]
+    return f"{', '.join(kinds[: len(inputs)])} -> {', '.join(kinds[len(inputs) :])}"
+
+
 @torch.no_grad()
 def check_some_number(data: Data) -> None:
     """Raise if an entry of the inputs or targets is NaN in every record, where they are in memory.

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from hush.core.errors import DataError
 from hush.gradients.checks.models import per_record
-from hush.gradients.tree import call_model, tree_leaves, tree_map
+from hush.gradients.tree import call_model, tree_map
 from hush.training.checks.held_out import holders, overlapping
-from hush.training.data import Data, count, take
+from hush.training.data import Data, count, describe_record, take
 
 _BATCH = 1024
 
@@ -51,17 +51,10 @@ def check_evaluation(model: nn.Module, loss: Any, evaluation: Data, data: Data) 
         reason = str(error).split("\n", maxsplit=1)[0]
         raise DataError(
             f"the evaluation data cannot be evaluated ({reason}): a record of it is "
-            f"{_described(evaluation)}, and a training record is {_described(data)}. The run would stop "
-            "at its first evaluation, with steps charged; nothing was charged yet. Pass evaluation data "
-            "of the training data's kinds, shapes and classes, or leave it out."
+            f"{describe_record(evaluation)}, and a training record is {describe_record(data)}. The "
+            "run would stop at its first evaluation, with steps charged; nothing was charged yet. Pass "
+            "evaluation data of the training data's kinds, shapes and classes, or leave it out."
         ) from error
-
-
-def _described(data: Data) -> str:
-    """Kinds and shapes of a record, which are public."""
-    inputs, targets = (list(tree_leaves(part)) for part in take(data, torch.arange(1)))
-    kinds = [f"{str(part.dtype)[6:]} {tuple(part.shape[1:])}" for part in (*inputs, *targets)]
-    return f"{', '.join(kinds[: len(inputs)])} -> {', '.join(kinds[len(inputs) :])}"
 
 
 @torch.no_grad()

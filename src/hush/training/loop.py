@@ -22,6 +22,7 @@ from hush.core.release import Selective
 from hush.gradients.recording import Views
 from hush.training import checkpoint
 from hush.training.checks.rehearsal import rehearsal
+from hush.training.checks.same_run import check_same_origin, origin_of
 from hush.training.data import Data, count
 from hush.training.evaluate import check_evaluation, check_held_out, evaluate
 from hush.training.methods.selective import check_possible
@@ -69,6 +70,7 @@ def train(
     physical_batch: int | None = None,
     views: Views | None = None,
     public: Data | None = None,
+    settings: dict[str, Any] | None = None,
     self_test: Callable[[PrivateStep, Data], None] | None = None,
     progress: bool = False,
 ) -> Run:
@@ -105,6 +107,8 @@ def train(
         physical_batch: records to work on at once; None: as many as fit.
         views: several views of each record, whose mean gradient is clipped.
         public: records that need no protection, for clipping in public bases.
+        settings: choices that are in no plan, as plain data (e.g. the name of the data set), kept in
+            settings.json in the directory; a run is resumed with the same ones. Publishable: no seed.
         self_test: called with the step and the data before the first batch is drawn; what it raises
             stops the run with nothing charged. hush.audit.self_test tests whether the step does what is
             charged.
@@ -144,6 +148,12 @@ def train(
             "there is nothing to resume or reseed: only a run with a directory can go on. Pass "
             "directory= and resume=True."
         )
+    if settings is not None and directory is None:
+        raise InvalidValue(
+            "settings were passed and no directory: they are kept beside the run, for resuming it. Pass "
+            "directory= as well, or leave them out.",
+            key="settings",
+        )
     if ledger is not None:
         check_kind("ledger", ledger, Ledger)
     if ledger is not None and directory is not None:
@@ -154,9 +164,9 @@ def train(
             key="ledger",
         )
     verdicts = isinstance(plan.release, Selective) and plan.release.accounting == "per-trial"
-    folder = (
-        None if directory is None else RunFolder(as_path("directory", directory), plan, resume=resume)
-    )
+    folder = None
+    if directory is not None:
+        folder = RunFolder(as_path("directory", directory), plan, resume=resume, settings=settings)
     refused = folder.nothing_if_refused() if folder else nullcontext()
     opened = nullcontext(ledger) if ledger is not None else Ledger(folder.ledger if folder else None)
     with opened as ledger, refused:
@@ -174,7 +184,16 @@ def train(
             views=views,
             public=public,
         )
-        metrics = _resume(folder, step, scheduler) if folder else []
+        origin, metrics = {}, []
+        if folder:
+            folder.check_ledger(ledger)
+            if folder.checkpoint.exists():
+                state = checkpoint.load(folder.checkpoint)
+                origin = state.get("origin", {})
+                check_same_origin(origin, data, generator, secure=secure)
+                metrics = _resume(state, folder, step, scheduler)
+            else:
+                origin = origin_of(data, generator, secure=secure)
         if reseed:
             step.reseed()
         end, stopped = _last_step(step, budget, wanted)
@@ -189,7 +208,7 @@ def train(
             self_test(step, data)
         if folder and not folder.checkpoint.exists():
             folder.begin(plan, ledger)
-            _save_checkpoint(folder, step, scheduler)
+            _save_checkpoint(folder, step, scheduler, origin)
         with RunProgress(end, step.steps, shown=progress) as bar:
             for batch in batches:
                 moved = step(batch)
@@ -209,7 +228,7 @@ def train(
                 metrics.append(newest)
                 if folder:
                     folder.add_metrics(newest)
-                    _save_checkpoint(folder, step, scheduler)
+                    _save_checkpoint(folder, step, scheduler, origin)
                 ledger.compact(step.run, step.steps)  # no resumed run goes back before the checkpoint
         if folder:
             checkpoint.save_weights(folder.weights, model)
@@ -265,17 +284,18 @@ def _last_step(
     return limit, "budget"
 
 
-def _save_checkpoint(folder: RunFolder, step: PrivateStep, scheduler: Scheduler | None) -> None:
+def _save_checkpoint(
+    folder: RunFolder, step: PrivateStep, scheduler: Scheduler | None, origin: dict[str, Any]
+) -> None:
     state = None if scheduler is None else scheduler.state_dict()
-    checkpoint.save(folder.checkpoint, {"step": step.state_dict(), "scheduler": state})
+    whole = {"step": step.state_dict(), "scheduler": state, "origin": origin}
+    checkpoint.save(folder.checkpoint, whole)
 
 
-def _resume(folder: RunFolder, step: PrivateStep, scheduler: Scheduler | None) -> list[dict[str, Any]]:
+def _resume(
+    state: dict[str, Any], folder: RunFolder, step: PrivateStep, scheduler: Scheduler | None
+) -> list[dict[str, Any]]:
     """Load the last checkpoint; return the metrics up to there."""
-    folder.check_ledger(step.ledger)
-    if not folder.checkpoint.exists():
-        return []
-    state = checkpoint.load(folder.checkpoint)
     step.load_state_dict(state["step"])
     if scheduler is not None and state["scheduler"] is not None:
         scheduler.load_state_dict(state["scheduler"])

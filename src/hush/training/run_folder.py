@@ -9,28 +9,33 @@ from typing import Any
 
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.atomic_files import file_named, replace_file
-from hush.core.errors import CheckpointError, InvalidPlan, LedgerError
+from hush.core.errors import CheckpointError, HushError, InvalidPlan, InvalidValue, LedgerError
 from hush.core.plan import Plan, read_plan, write_plan
-from hush.core.ranges import finite_or_none
+from hush.core.ranges import check_kind, finite_or_none
 
 ANCHOR = "anchor.json"
+SETTINGS = "settings.json"
 
 
 class RunFolder:
-    """The files of one run (`hush train` adds `settings.json`, the choices that are in no plan).
+    """The files of one run.
 
-    `plan.toml`, `ledger.jsonl`, `anchor.json` (which ledger is the run's) and `metrics.jsonl` may be
-    read by anyone who may see the model; `checkpoint.safetensors` holds the generator and is secret;
-    `model.safetensors` is the result.
+    `plan.toml`, `settings.json` (choices that are in no plan), `ledger.jsonl`, `anchor.json` (which
+    ledger is the run's) and `metrics.jsonl` may be read by anyone who may see the model;
+    `checkpoint.safetensors` holds the generator and is secret; `model.safetensors` is the result.
     """
 
-    def __init__(self, path: Path, plan: Plan, *, resume: bool) -> None:
+    def __init__(
+        self, path: Path, plan: Plan, *, resume: bool, settings: dict[str, Any] | None = None
+    ) -> None:
         self.ledger = path / "ledger.jsonl"
         self.checkpoint = path / "checkpoint.safetensors"
         self.weights = path / "model.safetensors"
         self._metrics = path / "metrics.jsonl"
         self._plan = path / "plan.toml"
         self._anchor = path / ANCHOR
+        self._settings = path / SETTINGS
+        self._chosen = None if settings is None else _as_json(settings)
         self._made = [each for each in (path, *path.parents) if not each.exists()]
         self._first = not self.ledger.exists()
         if resume and not path.is_dir():
@@ -48,6 +53,8 @@ class RunFolder:
                 f"{path} already holds a run: starting over would spend its budget a second time "
                 "without saying so. Resume it, or name another directory."
             )
+        if self._chosen is not None:
+            check_settings(path, self._chosen)
         kept = read_plan(self._plan)
         if kept != plan:
             raise InvalidPlan(
@@ -62,9 +69,15 @@ class RunFolder:
             )
 
     def check_ledger(self, ledger: Ledger) -> None:
-        """Raise if there is a run and another ledger than the one that it began with."""
+        """Raise if there is a run and not the ledger that it began with, or its checkpoint is gone."""
         if self._plan.exists():
             check_anchor(self._anchor, ledger.identity)
+        if ledger.counts and not self.checkpoint.exists():
+            raise CheckpointError(
+                f"{self.ledger} has charges of {sum(ledger.counts.values())} steps and there is no "
+                f"{self.checkpoint.name} to go on from: a run that starts over would pay for them a "
+                "second time. Restore the file, or start a new run in a new directory (--run-dir)."
+            )
 
     @contextmanager
     def nothing_if_refused(self) -> Iterator[None]:
@@ -78,14 +91,18 @@ class RunFolder:
             if self._first and not self._plan.exists():
                 self.ledger.unlink(missing_ok=True)
                 self._anchor.unlink(missing_ok=True)
+                if self._chosen is not None:
+                    self._settings.unlink(missing_ok=True)
                 for folder in self._made:
                     with suppress(OSError):
                         folder.rmdir()
             raise
 
     def begin(self, plan: Plan, ledger: Ledger) -> None:
-        """Put the anchor and then the plan beside the ledger: the plan says that a run exists."""
+        """Put the anchor, the settings and last the plan beside the ledger: the plan marks a run."""
         replace_file(self._anchor, (json.dumps({"ledger": ledger.identity}) + "\n").encode())
+        if self._chosen is not None:
+            replace_file(self._settings, (json.dumps(self._chosen) + "\n").encode())
         write_plan(plan, self._plan)
 
     def metrics(self, up_to: int | None = None) -> list[dict[str, Any]]:
@@ -134,7 +151,52 @@ def _line(entry: dict[str, Any]) -> str:
 
 def differences(kept: Plan, given: Plan) -> str:
     """Settings in which two plans differ: what the run's folder has, and what was given instead."""
-    ours, theirs = _settings(kept.to_plain()), _settings(given.to_plain())
+    return _differences(_settings(kept.to_plain()), _settings(given.to_plain()))
+
+
+def check_settings(folder: Path, given: dict[str, Any]) -> None:
+    """Raise unless the run in a folder was begun with these settings.
+
+    Args:
+        folder: of a run.
+        given: settings to go on with, as plain data.
+    """
+    path = folder / SETTINGS
+    try:
+        kept = json.loads(path.read_bytes())
+        reason = "" if isinstance(kept, dict) else "it holds no settings"
+    except (OSError, ValueError, RecursionError) as error:
+        reason = str(error)
+    if reason:
+        raise CheckpointError(
+            f"{path} cannot be read ({reason}): what the run was begun with is not known, and on other "
+            "data it would go on as another run under the same charges. Restore the file, or start a "
+            "new run in a new directory."
+        )
+    if kept != given:
+        raise CheckpointError(
+            f"{path} is of a run with other settings ({_differences(kept, given)}): a run goes on with "
+            "the data, model and optimizer that its charges and metrics are of. Resume with the same "
+            "ones, or name another directory."
+        )
+
+
+def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings as they are read back."""
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(check_kind("settings", settings, dict)))
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, HushError):
+            raise
+        raise InvalidValue(
+            f"settings cannot be written as JSON ({error}): a resumed run is held against them. Pass a "
+            "dictionary of numbers, strings, lists and dictionaries.",
+            key="settings",
+        ) from None
+    return plain
+
+
+def _differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     return ", ".join(
         f"{name} is {ours.get(name, 'not set')} there and {theirs.get(name, 'not set')} here"
         for name in {**ours, **theirs}
