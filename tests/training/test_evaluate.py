@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import pytest
@@ -23,6 +24,43 @@ def test_it_is_the_mean_loss_and_accuracy_over_all_batches() -> None:
         torch.tensor(result["loss"]), nn.functional.cross_entropy(outputs, targets).detach()
     )
     assert result["accuracy"] == (outputs.argmax(1) == targets).double().mean()
+
+
+WEIGHTS = torch.tensor([1.0, 5.0, 0.25])
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape"),
+    [
+        (nn.CrossEntropyLoss(ignore_index=1), ()),
+        (nn.CrossEntropyLoss(weight=WEIGHTS), ()),
+        (nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=2, label_smoothing=0.1), ()),
+        (nn.NLLLoss(weight=WEIGHTS, ignore_index=0), ()),
+        (nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=2), (4,)),
+        (nn.CrossEntropyLoss(), ()),
+    ],
+)
+def test_loss_and_accuracy_are_torch_s(loss: Any, shape: tuple[int, ...]) -> None:
+    """Over several batches, by torch's own mean of all records at once."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.LogSoftmax(1))
+    inputs, targets = torch.randn(2500, 2), torch.randint(0, 3, (2500, *shape))
+    if shape:
+        model.append(nn.Unflatten(1, (3, 1))).append(nn.Upsample(shape))
+    result = evaluate(model, loss, (inputs, targets))
+    outputs = model(inputs).detach()
+    assert result["loss"] == pytest.approx(float(loss(outputs, targets)), rel=1e-5)
+    if not shape:
+        kept = targets != loss.ignore_index
+        right = (outputs.argmax(1) == targets)[kept]
+        assert result["accuracy"] == pytest.approx(float(right.double().mean()))
+
+
+def test_nothing_is_measured_where_every_record_is_ignored() -> None:
+    targets = torch.ones(5, dtype=torch.int64)
+    result = evaluate(nn.Linear(3, 2), nn.CrossEntropyLoss(ignore_index=1), (torch.randn(5, 3), targets))
+    assert math.isnan(result["loss"])
+    assert math.isnan(result["accuracy"])
 
 
 def test_regression_has_no_accuracy() -> None:

@@ -1,13 +1,15 @@
 """Loss and accuracy on records that need no protection."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hush.core.errors import DataError
-from hush.gradients.checks.models import per_record
-from hush.gradients.tree import call_model, tree_map
+from hush.gradients.checks.models import CLASS_LOSSES, PerRecord, per_record
+from hush.gradients.recording import Loss
+from hush.gradients.tree import call_model, tree_leaves, tree_map
 from hush.training.checks.held_out import holders, overlapping
 from hush.training.data import Data, count, describe_record, take
 
@@ -59,29 +61,59 @@ def check_evaluation(model: nn.Module, loss: Any, evaluation: Data, data: Data) 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
-    """Mean loss, and accuracy where the outputs are scores of classes.
+    """Mean loss, and accuracy where the outputs are scores of classes; NaN where no record counts.
 
-    Nothing here is charged: pass public or held-out records, not the training set.
+    A loss of classes has torch's mean: weighted by class, without the targets of `ignore_index`, which
+    are not counted in the accuracy either. Nothing here is charged: pass public or held-out records, not
+    the training set.
     """
     per_sample_loss = per_record(loss)
+    ignored = getattr(loss, "ignore_index", None)
     device = next(model.parameters()).device
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    total_loss, right, classified = 0.0, 0, True
+    total_loss, total_weight, right, classified_records, classified = 0.0, 0.0, 0, 0, True
     try:
         for indices in torch.arange(count(data)).split(_BATCH):
             inputs, targets = tree_map(take(data, indices), lambda rows: rows.to(device))
             outputs = call_model(model, inputs)
-            total_loss += float(per_sample_loss(outputs, targets).double().sum())
+            losses, weight = _summed(per_sample_loss, outputs, targets)
+            total_loss, total_weight = total_loss + losses, total_weight + weight
             classified = (
                 isinstance(outputs, Tensor)
                 and outputs.dim() == 2
                 and targets.dim() == 1
                 and not targets.is_floating_point()
             )
-            right += int((outputs.argmax(1) == targets).sum()) if classified else 0
+            if classified:
+                counts = (
+                    torch.ones_like(targets, dtype=torch.bool) if ignored is None else targets != ignored
+                )
+                right += int(((outputs.argmax(1) == targets) & counts).sum())
+                classified_records += int(counts.sum())
     finally:
         for module, mode in modes:
             module.training = mode
-    result = {"loss": total_loss / count(data)}
-    return {**result, "accuracy": right / count(data)} if classified else result
+    result = {"loss": _ratio(total_loss, total_weight)}
+    return {**result, "accuracy": _ratio(right, classified_records)} if classified else result
+
+
+def _summed(per_sample_loss: Loss, outputs: Any, targets: Any) -> tuple[float, float]:
+    """Sum of the losses, and the sum of the weights that its mean divides by."""
+    held = per_sample_loss
+    classes = isinstance(held, PerRecord) and isinstance(held.loss, CLASS_LOSSES)
+    if not classes or not isinstance(targets, Tensor) or targets.is_floating_point():
+        return float(held(outputs, targets).double().sum()), float(len(next(tree_leaves(targets))))
+    assert isinstance(held, PerRecord)
+    counted = targets != held.loss.ignore_index
+    losses = float(PerRecord(held.loss, "none")(outputs, targets).double().sum())
+    if held.record_reduction == "sum":  # a sum over the positions of a record, a mean over records
+        return losses, float(counted.reshape(len(targets), -1).any(1).sum())
+    if held.loss.weight is None:
+        return losses, float(counted.sum())
+    weights = held.loss.weight.double()[targets.long().where(counted, 0)]
+    return losses, float((weights * counted).sum())
+
+
+def _ratio(total: float, weight: float) -> float:
+    return total / weight if weight else math.nan

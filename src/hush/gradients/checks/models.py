@@ -168,7 +168,7 @@ def per_record(loss: Any) -> Loss:
             "e.g. torch.nn.CrossEntropyLoss()."
         )
     reduction = getattr(loss, "reduction", "none")
-    if reduction == "none" and not isinstance(loss, _CLASS_LOSSES + _ELEMENTWISE_LOSSES):
+    if reduction == "none" and not isinstance(loss, CLASS_LOSSES + _ELEMENTWISE_LOSSES):
         return loss  # type: ignore[no-any-return]
     unreduced = loss
     if reduction != "none":
@@ -186,7 +186,7 @@ class PerRecord:
     """none, mean or sum; not named `reduction`, by which `per_record` knows a loss that reduces."""
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        if isinstance(self.loss, _CLASS_LOSSES) and getattr(targets, "dtype", None) == torch.uint8:
+        if isinstance(self.loss, CLASS_LOSSES) and getattr(targets, "dtype", None) == torch.uint8:
             targets = targets.long()  # torch takes bytes as classes, but not under vmap
         if isinstance(self.loss, _ELEMENTWISE_LOSSES):
             _check_same_shape(outputs, targets)
@@ -197,7 +197,7 @@ class PerRecord:
         return flat.mean(1) if self.record_reduction == "mean" else flat.sum(1)
 
 
-_CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _ELEMENTWISE_LOSSES = (
     nn.BCELoss,
     nn.BCEWithLogitsLoss,
