@@ -324,10 +324,11 @@ def test_a_printed_run_does_not_show_how_many_records_were_left_out() -> None:
     assert "21" not in f"{run}"
 
 
-def test_an_entry_that_no_record_has_is_refused_before_training(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_an_entry_that_no_record_has_is_refused_before_training(value: float, tmp_path: Path) -> None:
     model, optimizer, (x, y) = problem()
-    x[:, 2] = torch.nan
-    with pytest.raises(DataError, match=r"1 of the 4 entries .* NaN in every record"):
+    x[:, 2] = value
+    with pytest.raises(DataError, match=r"1 of the 4 entries .* NaN or infinite in every record"):
         train(of=(model, optimizer, (x, y)), steps=2, directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     x[49, 2] = 0.0

@@ -292,6 +292,33 @@ def test_weights_that_are_loaded_may_be_adopted() -> None:
     assert step.spent(1e-5).epsilon.upper > 0
 
 
+def test_steps_on_one_ledger_train_a_model_in_turns() -> None:
+    """Each move is charged on the ledger that both share; one that is not still voids it."""
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))
+    model = nn.Linear(6, 3)
+    first = step_of(model, plan_of(), 20)
+    second = step_of(model, plan_of(), 20, ledger=first.ledger)
+    elsewhere = step_of(model, plan_of(), 20)
+    for _ in range(2):
+        for step in (first, second):
+            step(next(step.batches((inputs, targets))))
+    assert first.spent(1e-5) == second.spent(1e-5)
+    assert first.spent(1e-5).epsilon == hush.epsilon(plan_of(), steps=4, delta=1e-5).epsilon
+    with pytest.raises(LedgerError, match="outside of the private step"):
+        elsewhere.spent(1e-5)
+    with torch.no_grad():
+        model.weight.copy_(model.weight.flip(0))  # of the same norm
+    second.adopt_weights()
+    assert first.spent(1e-5).epsilon.upper > 0, "declared for the ledger"
+    with torch.no_grad():
+        model.weight.copy_(model.weight.flip(0))
+    with pytest.raises(LedgerError, match="outside of the private step"):
+        first(next(first.batches((inputs, targets))))
+    with pytest.raises(LedgerError, match=r"the ledger in memory is void"):
+        second.ledger.epsilon(1e-5)
+
+
 def test_the_guarantee_says_what_is_assumed() -> None:
     torch.manual_seed(0)
     inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))

@@ -111,7 +111,7 @@ def describe_record(data: Data) -> str:
 
 @torch.no_grad()
 def check_some_number(data: Data) -> None:
-    """Raise if an entry of the inputs or targets is NaN in every record, where they are in memory.
+    """Raise if an entry of the inputs or targets is finite in no record, where they are in memory.
 
     No record would have a finite gradient: each would be left out, and the model trained on noise alone
     without a word. A single record with a number there is enough to pass, so that this tells nothing of
@@ -121,17 +121,17 @@ def check_some_number(data: Data) -> None:
     for part in tree_leaves(pair_of(data) or ()):
         if not part.is_floating_point():
             continue
-        missing = part[:1].isnan()[0]
+        missing = ~part[:1].isfinite()[0]
         for rows in part.split(_ROWS):
             if not bool(missing.any()):
                 break
-            missing = missing & rows.isnan().all(0)
+            missing = missing & ~rows.isfinite().any(0)
         if bool(missing.any()):
             raise DataError(
                 f"{int(missing.sum())} of the {missing.numel()} entries of a record of shape "
-                f"{tuple(missing.shape)} are NaN in every record: no gradient would be finite, and the "
-                "model would be trained on noise alone. Leave them out, or fill them in from what is "
-                "public."
+                f"{tuple(missing.shape)} are NaN or infinite in every record: no gradient would be "
+                "finite, and the model would be trained on noise alone. Leave them out, or fill them in from "
+                "what is public; a mask goes in as booleans."
             )
 
 

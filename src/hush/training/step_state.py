@@ -201,10 +201,10 @@ class StepState(SingleOwner):
     def adopt_weights(self) -> None:
         """Declare that the model's weights were set outside of this step without looking at the records.
 
-        For weights that were loaded, averaged or clamped: functions of what was released before, or of
-        public data.
+        It holds for all steps on the model that share the ledger. For weights that were
+        loaded, averaged or clamped: functions of what was released before, or of public data.
         """
-        self._weights.adopt()
+        self._weights.adopt(self.ledger)
 
     def state_dict(self) -> dict[str, Any]:
         """Checkpoint: all that a step needs to go on exactly as it would have (secret)."""

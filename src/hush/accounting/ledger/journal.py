@@ -32,6 +32,11 @@ class Journal:
             self.close()
             raise
 
+    @property
+    def title(self) -> str:
+        """The ledger as messages name it."""
+        return "the ledger in memory" if self.path is None else f"the ledger {self.path}"
+
     def append(self, entry: dict[str, Any]) -> None:
         """Put one entry on disk, then count it."""
         text = text_of(entry)
@@ -63,12 +68,12 @@ class Journal:
         """Raise unless an entry can be appended by this process."""
         if not self.writable:
             raise LedgerError(
-                f"the ledger {self.path} is closed or could not be written: without a charge on "
+                f"{self.title} is closed or could not be written: without a charge on "
                 "record the step must not be applied. Open it again to go on."
             )
         if os.getpid() != self._process:
             raise LedgerError(
-                f"the ledger {self.path} was opened by process {self._process} and this is a fork of "
+                f"{self.title} was opened by process {self._process} and this is a fork of "
                 "it: both would count on the same budget and draw the same noise. Charge in the process "
                 "that opened it, or give each process a ledger and a run of its own."
             )
@@ -77,7 +82,7 @@ class Journal:
         """Raise if the guarantee no longer holds."""
         if self.state.void is not None:
             raise LedgerError(
-                f"the ledger {self.path} is void ({self.state.void}): what was charged no longer "
+                f"{self.title} is void ({self.state.void}): what was charged no longer "
                 "covers what was released, so no epsilon can be given. Train a new model on a new "
                 "ledger."
             )
@@ -94,7 +99,7 @@ class Journal:
         except Damaged as damage:
             reason = f" ({damage.reason})" if damage.reason else ""
             raise LedgerError(
-                f"the ledger {self.path} is damaged at line {damage.number}{reason}: charges may be "
+                f"{self.title} is damaged at line {damage.number}{reason}: charges may be "
                 "missing, so no epsilon can be given. Restore it from a copy, or start a new run on a "
                 "new ledger."
             ) from None

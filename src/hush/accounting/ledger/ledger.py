@@ -138,14 +138,14 @@ class Ledger(SingleOwner):
         """
         if self.last_step(run) < steps:
             raise LedgerError(
-                f"the checkpoint has taken {steps} steps of run {run} and the ledger {self.path} knows "
+                f"the checkpoint has taken {steps} steps of run {run} and {self._journal.title} knows "
                 f"of {self.last_step(run)}: charges are missing. Use the ledger that was written beside "
                 "the checkpoint."
             )
         recorded = self.digest_at(run, steps)
         if recorded is not None and digest is not None and recorded != digest:
             raise LedgerError(
-                f"the ledger {self.path} is not the one that the checkpoint was charged to: at step "
+                f"{self._journal.title} is not the one that the checkpoint was charged to: at step "
                 f"{steps} of run {run} its digest is {recorded} and was {digest}. A charge may be "
                 "missing. Use the ledger that was written beside the checkpoint."
             )

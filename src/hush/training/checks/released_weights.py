@@ -9,10 +9,17 @@ from torch import Tensor, nn
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.errors import LedgerError, PrivacyWarning
 
+Reading = tuple[list[tuple[int, int]], Tensor]
+"""Address and version of each parameter, and the bits of their norms."""
+
 _RELEASED: "WeakKeyDictionary[nn.Module, dict[str, tuple[Tensor, Tensor]]]" = WeakKeyDictionary()
 """Norms of the weights of each model that still exists, before the first step and after the last one on
 each ledger, by its identity. They tell one set of weights from another, and stay on the model's device
 until they are compared, so that no step waits for them."""
+
+_ACCEPTED: "WeakKeyDictionary[nn.Module, dict[str, Reading]]" = WeakKeyDictionary()
+"""Weights of each model that a step on a ledger, by its identity, last moved or adopted: where several
+steps on one ledger train a model in turns, each charge covers what the others go on from."""
 
 
 class WeightsGuard:
@@ -20,23 +27,26 @@ class WeightsGuard:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self.adopt()
-
-    def adopt(self) -> None:
-        """Take the weights as they are now for released or public ones."""
         self._versions, self.norms = self._read()
+
+    def adopt(self, ledger: Ledger) -> None:
+        """Take the weights as they are now for released or public ones, in all steps on the ledger."""
+        self._versions, self.norms = self._read()
+        _ACCEPTED.setdefault(self._model, {})[ledger.identity] = self._versions, self.norms
 
     def applied(self, ledger: Ledger) -> None:
         """Take the weights as they are now for those that a step charged to the ledger has made."""
         before = self.norms
-        self.adopt()
+        self.adopt(ledger)
         note_released(self._model, before, self.norms, ledger)
 
     def check(self, ledger: Ledger) -> None:
-        """Raise, and void the ledger, if the weights are others than those last taken."""
-        versions, norms = self._read()
-        if versions == self._versions and torch.equal(norms, self.norms):
-            return
+        """Raise, and void the ledger, if the weights were moved by no step that is charged to it."""
+        now = self._read()
+        for known in ((self._versions, self.norms), _ACCEPTED.get(self._model, {}).get(ledger.identity)):
+            if known is not None and now[0] == known[0] and torch.equal(now[1], known[1]):
+                self._versions, self.norms = known
+                return
         reason = "the model's weights were changed outside of the private step, where nothing is charged"
         ledger.void(reason)
         raise LedgerError(
@@ -46,7 +56,7 @@ class WeightsGuard:
         )
 
     @torch.no_grad()
-    def _read(self) -> tuple[list[tuple[int, int]], Tensor]:
+    def _read(self) -> Reading:
         """Address and version of each parameter, and the bits of their norms.
 
         Writes by way of `.data` are not counted by torch; they change the norm. The bits, of which those
