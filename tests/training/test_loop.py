@@ -597,3 +597,18 @@ def test_settings_are_kept_from_the_start_and_compared(tmp_path: Path) -> None:
     kept.unlink()
     with pytest.raises(CheckpointError, match="what the run was begun with is not known"):
         train(steps=3, settings={"data": "a"}, directory=tmp_path / "run", resume=True)
+
+
+def test_mistakes_of_data_and_loss_are_named_before_a_charge(tmp_path: Path) -> None:
+    """Each of them would otherwise end in an error of torch's that names neither."""
+    model, optimizer, (inputs, targets) = problem()
+    of = (model, optimizer, (inputs, targets))
+    mistakes: list[tuple[Any, dict[str, Any], str]] = [
+        (of, {"evaluation": (inputs[:0], targets[:0])}, "evaluation: the data has no records"),
+        ((model, optimizer, (inputs, targets[:, None])), {}, r"targets\.squeeze\(-1\)"),
+        ((model, optimizer, ({"x": inputs}, targets)), {}, r"forward\(\) takes \(input\)"),
+    ]
+    for problem_, options, said in mistakes:
+        with pytest.raises(DataError, match=said):
+            train(of=problem_, steps=2, directory=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()

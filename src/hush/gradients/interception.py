@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from hush.core.errors import Unsupported
+from hush.gradients.checks.calls import call_loss
 from hush.gradients.checks.data_dependence import (
     CONDITIONS,
     NUMBERS,
@@ -103,7 +104,8 @@ class Recording(TorchFunctionMode):
             with self:
                 viewed = views(x)
                 count = len(next(tree_leaves(viewed)))
-                values = loss(call_model(self._model, viewed), tree_map(y, partial(_repeat, count)))
+                outputs = call_model(self._model, viewed)
+                values = call_loss(loss, outputs, tree_map(y, partial(_repeat, count)))
             if values.shape != (count,):
                 raise Unsupported(_not_per_record(values))
             return values.mean()

@@ -130,8 +130,8 @@ def check_some_number(data: Data) -> None:
             raise DataError(
                 f"{int(missing.sum())} of the {missing.numel()} entries of a record of shape "
                 f"{tuple(missing.shape)} are NaN or infinite in every record: no gradient would be "
-                "finite, and the model would be trained on noise alone. Leave them out, or fill them in from "
-                "what is public; a mask goes in as booleans."
+                "finite, and the model would be trained on noise alone. Leave them out, or fill them in "
+                "from what is public; a mask goes in as booleans."
             )
 
 

@@ -48,6 +48,12 @@ def check_evaluation(model: nn.Module, loss: Any, evaluation: Data, data: Data) 
         data: The private records, of which kinds and shapes are said.
     """
     try:
+        count(evaluation)
+    except DataError as error:
+        raise DataError(
+            f"evaluation: {error} Or leave out evaluation=; nothing was charged yet."
+        ) from error
+    try:
         evaluate(model, loss, evaluation)
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
         reason = str(error).split("\n", maxsplit=1)[0]

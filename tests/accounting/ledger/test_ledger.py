@@ -209,3 +209,8 @@ def test_streams_of_a_ledger_have_labels_of_their_own(tmp_path: Path) -> None:
             assert not used & {ledger.stream_label()}
     memory = hush.Ledger()
     assert memory.stream_label() == b"", "a run in memory draws what one on disk does"
+
+
+def test_a_folder_is_no_ledger(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match=r"is a folder, and a ledger is a file.*/ledger\.jsonl"):
+        hush.Ledger(tmp_path)

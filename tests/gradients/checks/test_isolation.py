@@ -166,6 +166,19 @@ def test_a_buffer_may_not_be_written_through_a_view_either() -> None:
     assert model.get_buffer("largest").tolist() == [0, 0]
 
 
+class Positions(nn.Linear):
+    """Numbers the positions of a sequence from a buffer that is too short, as BERT does."""
+
+    positions: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("positions", torch.arange(3.0)[None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.positions.expand(x.shape))
+
+
 @pytest.mark.parametrize(
     ("model", "loss", "inputs", "targets", "reason"),
     [
@@ -181,8 +194,13 @@ def test_a_buffer_may_not_be_written_through_a_view_either() -> None:
             TARGETS.float(),
             r"targets\.unsqueeze\(1\)",
         ),
+        (nn.Embedding(9, 3), LOSS, TARGETS.float(), TARGETS, r"embedding's rows .*inputs\.long\(\)"),
+        (Positions(), LOSS, INPUTS, TARGETS, "do not fit each other or the model .*expanded size"),
     ],
-    ids=["float64", "integers", "layer norm", "bytes", "sizes", "broadcast"],
+    ids=[
+        *("float64", "integers", "layer norm", "bytes", "sizes", "broadcast"),
+        *("float tokens", "too long a sequence"),
+    ],
 )
 def test_types_and_shapes_that_do_not_fit_are_named(
     model: nn.Module, loss: Any, inputs: Tensor, targets: Tensor, reason: str

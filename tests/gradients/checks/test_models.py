@@ -166,6 +166,16 @@ def test_outputs_and_targets_that_would_broadcast_over_records_are_refused(
 
 
 @pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.NLLLoss])
+def test_labels_are_one_class_for_each_vector_of_scores(kind: Any) -> None:
+    loss, wide = per_record(kind()), torch.zeros(4, 3, 5)
+    with pytest.raises(DataError, match=r"scores of shape \(3,\) and labels of shape \(1,\).*squeeze"):
+        loss(torch.zeros(4, 3), torch.zeros(4, 1, dtype=torch.int64))
+    with pytest.raises(DataError, match=r"labels of shape \(5,\)\. Pass targets of that shape"):
+        loss(wide, torch.zeros(4, dtype=torch.int64))
+    assert loss(wide, torch.zeros(4, 5, dtype=torch.int64)).shape == (4,)
+
+
+@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.NLLLoss])
 def test_bytes_are_labels_as_in_torch(kind: Any) -> None:
     outputs, targets = torch.randn(5, 3), torch.arange(5) % 3
     for reduction in ("none", "mean"):

@@ -40,6 +40,11 @@ class Ledger(SingleOwner):
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, read_only: bool = False) -> None:
         self.path = None if path is None else as_path("path", path)
+        if self.path is not None and self.path.is_dir():
+            raise LedgerError(
+                f"{self.path} is a folder, and a ledger is a file: charges are appended to it. Pass "
+                f"e.g. {self.path / 'ledger.jsonl'}."
+            )
         self._stream_labels = 0
         """How many labels of random streams were handed out."""
         self._journal = Journal(self.path, read_only)

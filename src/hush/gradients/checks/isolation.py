@@ -83,9 +83,9 @@ def indices_not_shown() -> Iterator[None]:
         if not re.search("out of (bounds|range)", str(error)):
             raise
         raise DataError(
-            "an index of some record is out of range: a label that is no class, or a token that is not "
-            "in the embedding (its value is private and not shown). Check the labels and inputs against "
-            "the model's sizes."
+            "an index of some record is out of range: a label that is no class, a token that is not in "
+            "the embedding, or a sequence longer than its positions (the value is private and not shown). "
+            "Check the labels and inputs against the model's sizes."
         ) from None
 
 
@@ -116,12 +116,15 @@ _MISMATCHES = {
         "the targets are of another type than the outputs ({text}): a loss of differences needs "
         "floating-point ones. Pass targets.float()."
     ),
-    "arget size": (
+    "scalar types: Long, Int": (
+        "numbers of an embedding's rows are of a type that numbers nothing ({text}). Pass inputs.long()."
+    ),
+    "arget size[^s]": (
         "the outputs and the targets of a record have different shapes ({text}): broadcast against "
         "each other they would compare records. Pass targets of the outputs' shape, e.g. "
         "targets.unsqueeze(1) for outputs of shape (records, 1)."
     ),
-    "cannot be multiplied|Given (groups|normalized_shape)|must match the size": (
+    "cannot be multiplied|Given (groups|normalized_shape)|must match the (existing )?size": (
         "the shapes of a record's tensors do not fit each other or the model ({text}). Check the "
         "model's sizes against the data's, without the first dimension, which is the records."
     ),

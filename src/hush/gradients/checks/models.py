@@ -190,6 +190,8 @@ class PerRecord:
             targets = targets.long()  # torch takes bytes as classes, but not under vmap
         if isinstance(self.loss, _ELEMENTWISE_LOSSES):
             _check_same_shape(outputs, targets)
+        if isinstance(self.loss, CLASS_LOSSES):
+            _check_labels_shape(outputs, targets)
         values: Tensor = self.loss(outputs, targets)
         if self.record_reduction == "none":
             return values
@@ -209,7 +211,25 @@ _ELEMENTWISE_LOSSES = (
 """Losses of outputs and targets of one shape; torch lets some of them broadcast, also over records."""
 
 
+def _check_labels_shape(outputs: Any, targets: Any) -> None:
+    """Raise if there is not one class number for each vector of scores."""
+    numbers = isinstance(targets, Tensor) and not targets.is_floating_point()
+    if not numbers or not isinstance(outputs, Tensor) or outputs.dim() < 2:
+        return  # probabilities, or what torch or the tape has a better word for
+    scores, labels = tuple(outputs.shape), tuple(targets.shape)
+    fitting = (scores[0], *scores[2:])
+    if labels != fitting:
+        way_out = "targets.squeeze(-1)" if labels == (*fitting, 1) else "targets of that shape"
+        raise DataError(
+            f"a record has scores of shape {scores[1:]} and labels of shape {labels[1:]}: the loss "
+            f"takes one class number for each vector of scores, labels of shape {fitting[1:]}. "
+            f"Pass {way_out}."
+        )
+
+
 def _check_same_shape(outputs: Any, targets: Any) -> None:
+    if not isinstance(outputs, Tensor):
+        return  # the loss says so when it is called
     shapes = [tuple(getattr(part, "shape", ())) for part in (outputs, targets)]
     if len(shapes[0]) != len(shapes[1]):
         raise DataError(

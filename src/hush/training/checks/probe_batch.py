@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import Unsupported
+from hush.gradients.checks.calls import check_arguments
 from hush.gradients.checks.isolation import check_independent_losses
 from hush.gradients.checks.models import PerRecord
 from hush.gradients.recording import expand_views, record
@@ -46,6 +47,7 @@ def probe_batch(step: "PrivateStep", data: Data) -> Probe:
     """
     check_some_number(data)
     records = tree_map(take(data, torch.arange(min(2, step.records))), step.to_device)
+    check_arguments(step.model, records[0])
     with torch.random.fork_rng([step.device] if step.device.type == "cuda" else []):
         inputs, targets = stand_ins(*records)
         try:

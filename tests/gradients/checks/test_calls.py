@@ -1,0 +1,88 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hush.core.errors import DataError, Unsupported
+from hush.gradients.checks.calls import check_arguments
+from hush.gradients.checks.models import per_record
+from hush.gradients.recording import record
+
+INPUTS, TARGETS = torch.randn(5, 4), torch.arange(5) % 3
+
+
+class ModelOutput(dict[str, Tensor]):
+    """A dictionary with attributes, as transformers returns."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+
+class Returning(nn.Linear):
+    def __init__(self, wrap: Any) -> None:
+        super().__init__(4, 3)
+        self.wrap = wrap
+
+    def forward(self, x: Tensor) -> Any:
+        return self.wrap(super().forward(x))
+
+
+def per_sample(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.MSELoss(), per_sample])
+@pytest.mark.parametrize(
+    ("wrap", "part"),
+    [
+        (lambda scores: {"logits": scores}, r'outputs\["logits"\]'),
+        (lambda scores: ModelOutput(logits=scores), r"outputs\.logits"),
+        (lambda scores: (scores, scores), r"outputs\[0\]"),
+    ],
+    ids=["dictionary", "ModelOutput", "tuple"],
+)
+def test_outputs_that_a_loss_does_not_take_are_named_with_a_loss_that_does(
+    wrap: Any, part: str, loss: Any
+) -> None:
+    with pytest.raises(Unsupported, match=rf"the model returns .*cross_entropy\({part}, y, reduction"):
+        record(Returning(wrap), per_record(loss), INPUTS, TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("loss", "kind"),
+    [
+        (lambda outputs, targets: 1.0, "a float"),
+        (lambda outputs, targets: outputs.argmax(1) - targets, r"torch\.int64"),
+        (lambda outputs, targets: per_sample(outputs, targets).sum().item(), "a float"),
+    ],
+)
+def test_a_loss_without_a_gradient_is_named(loss: Any, kind: str) -> None:
+    with pytest.raises(Unsupported, match=rf"the loss returned {kind}: .*without \.item\(\)"):
+        record(nn.Linear(4, 3), loss, INPUTS, TARGETS)
+
+
+def test_an_error_of_the_loss_itself_stays() -> None:
+    def wrong(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise TypeError("a mistake of its own")
+
+    with pytest.raises(TypeError, match="a mistake of its own"):
+        record(nn.Linear(4, 3), wrong, INPUTS, TARGETS)
+
+
+class Two(nn.Module):
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        return ids if mask is None else ids * mask
+
+
+def test_inputs_that_forward_does_not_take_are_named() -> None:
+    for fitting in (INPUTS, (INPUTS, INPUTS), {"ids": INPUTS}, {"mask": INPUTS, "ids": INPUTS}):
+        check_arguments(Two(), fitting)
+    with pytest.raises(DataError, match=r"names ids, masks and forward\(\) takes .*\bmask\b"):
+        check_arguments(Two(), {"ids": INPUTS, "masks": INPUTS})
+    with pytest.raises(DataError, match=r"names mask and .*missing a required argument: 'ids'"):
+        check_arguments(Two(), {"mask": INPUTS})
+    with pytest.raises(DataError, match="too many positional arguments"):
+        check_arguments(Two(), (INPUTS, INPUTS, INPUTS))
