@@ -84,8 +84,8 @@ def indices_not_shown() -> Iterator[None]:
             raise
         raise DataError(
             "an index of some record is out of range: a label that is no class, a token that is not in "
-            "the embedding, or a sequence longer than its positions (the value is private and not shown). "
-            "Check the labels and inputs against the model's sizes."
+            "the embedding, or a sequence longer than its positions (the value is private and not "
+            "shown). Check the labels and inputs against the model's sizes."
         ) from None
 
 
