@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import hush
-from hush.accounting.per_instance.bounded import fisher, individual_rdp, support_of
+from hush.accounting.per_instance.bounded import fisher, individual_rdp, unit_law
 from hush.core.parts import Noise
 from hush.report.figure import Figure
 
@@ -31,7 +31,7 @@ def bounded_fig1() -> Figure:
         plan = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(norm=SHIFT), noise=noise)
         eta[name] = np.sqrt(fisher(plan, LOCATIONS)).tolist()
         charged[name] = [float(individual_rdp(plan, [at], [ORDER])[0]) for at in LOCATIONS]
-        support, scale = support_of(noise, SHIFT)
+        support, scale = unit_law(noise, SHIFT)
         shift = np.full(len(LOCATIONS), SHIFT / scale)
         one_way[name] = support.divergence(LOCATIONS / scale, shift, ORDER).tolist()
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import hush
-from hush.accounting.per_instance.bounded import individual_rdp, support_of
+from hush.accounting.per_instance.bounded import individual_rdp, unit_law
 from hush.report.figure import Figure, Table
 
 RECORDS, NUMBERS, TRIALS, ORDER = 900, 100, 5, 2.0
@@ -75,7 +75,7 @@ def _trials(mean: float, deviation: float, bound: float) -> tuple[float, float, 
         noise=hush.Gaussian(multiplier=RECORDS * deviation),
     )
     normal = float(hush.rdp(plain, [ORDER], dimension=NUMBERS)[0])
-    support, scale = support_of(noise, 1.0)
+    support, scale = unit_law(noise, 1.0)
     paper, charged, errors = [], [], np.zeros(2)
     for trial in range(TRIALS):
         data = np.random.default_rng(trial).normal(mean, 1.0, size=(RECORDS, NUMBERS)).clip(-1, 1)

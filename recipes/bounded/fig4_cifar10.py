@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hush.data import load, tensors
-from hush.gradients.fisher import gap
+from hush.gradients.fisher import power_iteration_error
 from hush.models import build
 from hush.report.figure import Figure
 from recipes.bounded.fig4 import draw_frontiers
@@ -64,7 +64,7 @@ def bounded_fig4_cifar10(
     with workers(processes, device) as over:
         found = np.array(list(_told(over(outcome, runs)))).reshape(len(grid), seeds, 3).mean(1)
     rows: list[list[Any]] = [[*point, *own.tolist()] for point, own in zip(grid, found, strict=True)]
-    loose = (1 - gap(_at_hand("cpu")[0][0].numel(), ITERATIONS, FAILURE)) ** -0.5
+    loose = (1 - power_iteration_error(_at_hand("cpu")[0][0].numel(), ITERATIONS, FAILURE)) ** -0.5
 
     return Figure(
         name="bounded-fig4-cifar10",

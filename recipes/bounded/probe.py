@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.accounting.per_instance.bounded import individual_rdp, support_of
+from hush.accounting.per_instance.bounded import individual_rdp, unit_law
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.core.parts import Noise
@@ -88,7 +88,7 @@ def _pooled(images: Tensor) -> Tensor:
 
 def one_sided(plan: hush.Plan, location: Array, orders: Array) -> Array:
     """RDP that Algorithm 1 of the paper charges for a step: one direction, one sign."""
-    support, scale = support_of(plan.noise, plan.clipping.reference_norm)
+    support, scale = unit_law(plan.noise, plan.clipping.reference_norm)
     shift = np.full(len(location), plan.clipping.reference_norm / scale)
     return np.array([support.divergence(location / scale, shift, order).sum() for order in orders])
 

@@ -18,7 +18,7 @@ import hush
 from hush.accounting.per_instance.bounded import fisher
 from hush.accounting.per_instance.fisher import FisherLoss
 from hush.core.parts import Noise
-from hush.gradients.fisher import Information, spectrum
+from hush.gradients.fisher import FisherInformationTable, spectrum
 from hush.training.data import Batch
 from hush.training.evaluate import evaluate
 from hush.training.methods.probe import gradient_rows
@@ -122,7 +122,7 @@ class Watch:
         spans = np.array_split(np.arange(run.steps), min(run.moments, run.steps))
         self.moments = {int(chosen.choice(span)): len(span) for span in spans}
         """One step of each span of them, and how many it stands for."""
-        self._information = Information(plan, data[0].device)
+        self._information = FisherInformationTable(plan, data[0].device)
         self._starts = torch.Generator(data[0].device).manual_seed(run.seed)
 
     def __call__(self, step: int, batch: Batch, location: Tensor) -> None:

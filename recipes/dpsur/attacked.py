@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from hush.accounting.calibrate import steps_within
+from hush.accounting.calibrate import max_steps
 from hush.core.errors import BudgetExceeded
 from hush.core.guarantee import Budget
 from hush.training.step import PrivateStep
@@ -97,7 +97,7 @@ def _privately(case: Case, method: Method, model: nn.Module, records: Records, n
     if method.noise is None:
         plan = calibrated(plan, budget, steps)
     else:
-        allowed = steps_within(plan, budget)
+        allowed = max_steps(plan, budget)
         if not allowed:
             raise BudgetExceeded(f"{method.name}: epsilon {case.level:g} is below what one trial costs.")
         steps = min(steps, allowed) if case.size.short else allowed

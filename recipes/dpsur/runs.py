@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hush.accounting import epsilon as charge
-from hush.accounting.calibrate import calibrate, steps_within
+from hush.accounting.calibrate import calibrate, max_steps
 from hush.accounting.ledger.ledger import Ledger
 from hush.clipping import L2, Importance
 from hush.core.errors import InvalidValue
@@ -177,7 +177,7 @@ def as_published(plan: Plan) -> Plan:
 
 
 # The seeds of a method share their noise and their number of trials.
-_within = lru_cache(maxsize=1)(steps_within)
+_within = lru_cache(maxsize=1)(max_steps)
 
 
 @lru_cache(maxsize=1)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hush.accounting.shaping.fit import shaped
+from hush.accounting.shaping.fit import least_variance_noise
 from hush.core.sensitivity import SensitivitySet
 from hush.data import load, tensors
 from hush.models import build, models_for
@@ -60,7 +60,7 @@ def twice_cosine(
         SensitivitySet(p=2.0, norm=share, dimension=count)
         for share, count in zip(shares, (rank, size - rank), strict=True)
     ]
-    found = shaped(blocks, rate=RATE, budget=BUDGET, steps=CHARGED)
+    found = least_variance_noise(blocks, rate=RATE, budget=BUDGET, steps=CHARGED)
     alike = math.sqrt(found.isotropic / size)
     deviations = {"isotropic": (alike, alike), "hybrid": found.deviations}
     rows: list[list[Any]] = []

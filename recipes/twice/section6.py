@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hush.accounting.shaping.fit import shaped
+from hush.accounting.shaping.fit import least_variance_noise
 from hush.core.guarantee import Budget
 from hush.core.sensitivity import SensitivitySet
 from hush.report.figure import Figure
@@ -21,7 +21,7 @@ def twice_section6() -> Figure:
         SensitivitySet(p=2.0, norm=PRINCIPAL, dimension=RANK),
         SensitivitySet(p=2.0, norm=RESIDUAL, dimension=PARAMETERS - RANK),
     ]
-    found = shaped(blocks, rate=RATE, budget=BUDGET, steps=STEPS)
+    found = least_variance_noise(blocks, rate=RATE, budget=BUDGET, steps=STEPS)
     alike = math.sqrt(found.isotropic / PARAMETERS)
     rows: list[list[object]] = [
         ["principal", RANK, PRINCIPAL, found.deviations[0], alike],

@@ -7,7 +7,7 @@ of entries; and over plain DP-SGD that uses all entries of the gradients twice s
 
 from typing import Any
 
-from hush.accounting.shaping.fit import shaped
+from hush.accounting.shaping.fit import least_variance_noise
 from hush.core.guarantee import Budget
 from hush.report.figure import Figure
 from recipes.twice.settings import DELTA, PARAMETERS, ball, plain, published_variance, sampled
@@ -30,11 +30,11 @@ def twice_table1() -> Figure:
             budget = Budget(epsilon=epsilon, delta=DELTA)
             ours = published_variance(sampled(ball(D0), rate, 1 / parts), [1], budget, steps)
             base = published_variance(plain(rate / parts), [1], budget, steps)
-            sound = shaped(
+            sound = least_variance_noise(
                 ball(D0), rate=rate, coordinate_rate=1 / parts, budget=budget, steps=steps
             ).variance
             same, larger = (
-                shaped(ball(D0), rate=each, budget=budget, steps=steps).variance
+                least_variance_noise(ball(D0), rate=each, budget=budget, steps=steps).variance
                 for each in (rate / parts, rate)
             )
             # the noise on the mean: a batch that is `parts` times larger divides it by as much

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from hush.accounting.pld.privacy_loss import Array
-from hush.accounting.shaping.fit import proportions, shaped
+from hush.accounting.shaping.fit import closed_form_deviations, least_variance_noise
 from hush.core.guarantee import Budget
 from hush.core.sensitivity import SensitivitySet
 from hush.report.figure import Figure
@@ -64,11 +64,13 @@ def twice_table2() -> Figure:
     over_closed_form = []
     for cell, ours, sixth in zip(cells, ratios_for(share), ratios_for(SECTION_6), strict=True):
         rate, parts, budget, steps, printed = cell
-        found = shaped(blocks, rate=rate, coordinate_rate=1 / parts, budget=budget, steps=steps)
+        found = least_variance_noise(
+            blocks, rate=rate, coordinate_rate=1 / parts, budget=budget, steps=steps
+        )
         over_closed_form.append(found.closed_form / found.variance - 1)
         whole = [SensitivitySet(p=2.0, norm=1.0, dimension=PARAMETERS)]
-        tight = shaped(whole, rate=rate / parts, budget=budget, steps=steps).variance
-        larger = shaped(blocks, rate=rate, budget=budget, steps=steps).variance / parts**2
+        tight = least_variance_noise(whole, rate=rate / parts, budget=budget, steps=steps).variance
+        larger = least_variance_noise(blocks, rate=rate, budget=budget, steps=steps).variance / parts**2
         ratios = (ours, sixth, found.variance / tight, found.variance / larger)
         rows.append(
             [
@@ -128,4 +130,4 @@ def subspaces(share: float, d0: float = 100.0) -> list[SensitivitySet]:
 def closed_form(blocks: Sequence[SensitivitySet]) -> float:
     """The variance of shaped noise over that of isotropic noise for the same norm, by Theorem 4.6."""
     ranks = np.array([block.size for block in blocks], dtype=float)
-    return float(ranks @ proportions(blocks) ** 2 / ranks.sum())
+    return float(ranks @ closed_form_deviations(blocks) ** 2 / ranks.sum())

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import hush
-from hush.accounting.calibrate import calibrate, largest, rate_within, steps_within
+from hush.accounting.calibrate import calibrate, largest_affordable, max_rate, max_steps
 from hush.accounting.epsilon import compose, epsilon
 from hush.accounting.mechanism import SampledNoise
 from hush.accounting.pld import accountant
@@ -62,7 +62,7 @@ def test_calibration_needs_a_step() -> None:
 @pytest.mark.parametrize(("rate", "multiplier"), [(0.01, 1.0), (0.2, 6.0), (1.0, 30.0)])
 def test_steps_within_is_the_last_that_fits(rate: float, multiplier: float) -> None:
     step, budget = plan(rate, multiplier), hush.Budget(epsilon=2.0, delta=1e-5)
-    most = steps_within(step, budget)
+    most = max_steps(step, budget)
     assert most > 0
     assert epsilon(step, steps=most, delta=1e-5).epsilon.upper <= 2.0
     assert epsilon(step, steps=most + 1, delta=1e-5).epsilon.upper > 2.0
@@ -70,18 +70,18 @@ def test_steps_within_is_the_last_that_fits(rate: float, multiplier: float) -> N
 
 def test_what_was_spent_counts() -> None:
     step, budget = plan(), hush.Budget(epsilon=2.0, delta=1e-5)
-    most = steps_within(step, budget)
-    assert steps_within(step, budget, spent={step: most - 10}) == 10
-    assert steps_within(step, budget, spent={step: most}) == 0
+    most = max_steps(step, budget)
+    assert max_steps(step, budget, spent={step: most - 10}) == 10
+    assert max_steps(step, budget, spent={step: most}) == 0
     before = {plan(rate=1.0, multiplier=4.0): 2}
-    after = steps_within(step, budget, spent=before)
+    after = max_steps(step, budget, spent=before)
     assert 0 < after < most
     assert compose({**before, step: after}, 1e-5).epsilon.upper <= 2.0
 
 
 def test_no_step_fits_a_budget_that_is_gone() -> None:
     gone = {plan(rate=1.0, multiplier=0.1): 5}
-    assert steps_within(plan(), hush.Budget(epsilon=1.0, delta=1e-5), spent=gone) == 0
+    assert max_steps(plan(), hush.Budget(epsilon=1.0, delta=1e-5), spent=gone) == 0
 
 
 @pytest.mark.parametrize(
@@ -91,19 +91,19 @@ def test_the_rate_meets_the_budget_and_nearly_uses_it_up(
     multiplier: float, steps: int, target: float
 ) -> None:
     budget = hush.Budget(epsilon=target, delta=1e-5)
-    found = rate_within(plan(multiplier=multiplier), budget, steps)
+    found = max_rate(plan(multiplier=multiplier), budget, steps)
     assert found.noise == plan(multiplier=multiplier).noise
     assert 0.999 * target <= epsilon(found, steps=steps, delta=1e-5).epsilon.upper <= target
 
 
 def test_a_rate_of_one_is_the_most_there_is() -> None:
-    found = rate_within(plan(multiplier=100.0), hush.Budget(epsilon=5.0, delta=1e-5), 10)
+    found = max_rate(plan(multiplier=100.0), hush.Budget(epsilon=5.0, delta=1e-5), 10)
     assert found.sampling == hush.Poisson(rate=1.0)
 
 
 def test_a_rate_that_no_budget_allows_is_refused() -> None:
     with pytest.raises(BudgetExceeded, match=r"even at a rate of 1e-09.*Add noise"):
-        rate_within(plan(multiplier=0.01), hush.Budget(epsilon=1.0, delta=1e-12), 10)
+        max_rate(plan(multiplier=0.01), hush.Budget(epsilon=1.0, delta=1e-12), 10)
 
 
 @pytest.mark.parametrize("beta", [1.0, 1.5, 2.0, 2.33, 4.0])
@@ -146,7 +146,7 @@ def test_steps_of_a_plan_that_needs_the_dimension() -> None:
     )
     for dimension in (100, {plan: 100}):
         budget = hush.Budget(epsilon=1.0, delta=1e-5)
-        found = steps_within(plan, budget, dimension=dimension)
+        found = max_steps(plan, budget, dimension=dimension)
         assert hush.epsilon(plan, found, 1e-5, dimension=100).epsilon.upper <= 1.0
         assert hush.epsilon(plan, found + 1, 1e-5, dimension=100).epsilon.upper > 1.0
 
@@ -206,7 +206,7 @@ def test_a_cost_that_jumps_over_the_budget_is_not_searched_to_the_last_digit() -
         tried.append(argument)
         return 0.0 if argument <= 0.3 else 1e6
 
-    found = largest(cost, 1.0, start=0.01, low=1e-9, high=1.0, whole=False)
+    found = largest_affordable(cost, 1.0, start=0.01, low=1e-9, high=1.0, whole=False)
     assert found is not None
     assert 0.3 * (1 - 1e-6) <= found <= 0.3
     assert len(tried) <= 30
@@ -219,7 +219,7 @@ def test_a_smooth_cost_is_met_in_a_few_evaluations() -> None:
         tried.append(argument)
         return argument + argument**2
 
-    found = largest(cost, 0.5, start=1.0, low=1e-9, high=1e3, whole=False)
+    found = largest_affordable(cost, 0.5, start=1.0, low=1e-9, high=1e3, whole=False)
     assert found is not None
     assert 0.4995 <= found + found**2 <= 0.5
     assert len(tried) <= 5
@@ -230,7 +230,7 @@ def test_a_rate_under_hardly_any_noise_needs_no_grid(monkeypatch: pytest.MonkeyP
         raise AssertionError("a grid of losses up to 500,000 is long")
 
     monkeypatch.setattr(accountant, "compose", refuse)
-    found = rate_within(plan(multiplier=1e-3), hush.Budget(epsilon=3.0, delta=1e-5), steps=100)
+    found = max_rate(plan(multiplier=1e-3), hush.Budget(epsilon=3.0, delta=1e-5), steps=100)
     assert found.sampling.participation == pytest.approx(1e-7, rel=1e-3)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import hush
 from hush.accounting.ledger.ledger import Ledger
 from hush.clipping import norms as lp
-from hush.core.randomness import Stream, coins, uniform
+from hush.core.randomness import Stream, bernoulli, uniform
 from hush.core.tape import ClippedSum
 from hush.noise import ziggurat_cpu
 from hush.sampling import coordinates
@@ -23,7 +23,7 @@ from hush.training.step import PrivateStep
 
 PRIVATE, AROUND, KEPT = PrivateStep.private_gradient, hush.Gaussian.privatize, coordinates._masked
 RESTORE, CHARGE, PASSES = Snapshot.restore, Ledger.charge, Trials.noisy_verdict
-WITHIN, DRAWS = lp.weights_within, ziggurat_cpu.pending_draws
+WITHIN, DRAWS = lp.clipping_weights, ziggurat_cpu.pending_draws
 
 
 def a_quarter_of_the_noise(patch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def records_drawn_in_pairs(patch: pytest.MonkeyPatch) -> None:
     """Each at the rate charged, and always with its neighbour."""
 
     def draw(self: hush.Poisson, records: int, generator: Any) -> Tensor:
-        tossed = coins((records + 1) // 2, self.rate, generator)
+        tossed = bernoulli((records + 1) // 2, self.rate, generator)
         return tossed.repeat_interleave(2)[:records].nonzero().squeeze(1)
 
     patch.setattr(hush.Poisson, "draw", draw)
@@ -169,7 +169,7 @@ def records_drawn_in_hidden_pairs(patch: pytest.MonkeyPatch) -> None:
 
     def draw(self: hush.Poisson, records: int, generator: Any) -> Tensor:
         order = torch.randperm(records, generator=torch.Generator().manual_seed(5))
-        tossed = coins((records + 1) // 2, self.rate, generator)
+        tossed = bernoulli((records + 1) // 2, self.rate, generator)
         return order[tossed.repeat_interleave(2)[:records]]
 
     patch.setattr(hush.Poisson, "draw", draw)
@@ -243,7 +243,7 @@ def no_clipping_far_out(patch: pytest.MonkeyPatch) -> None:
     def within(norm: float, norms: Tensor) -> Tensor:
         return torch.where(norms > 1e3 * norm, torch.ones_like(norms), WITHIN(norm, norms))
 
-    patch.setattr(lp, "weights_within", within)
+    patch.setattr(lp, "clipping_weights", within)
 
 
 def every_second_step_uncharged(patch: pytest.MonkeyPatch) -> None:

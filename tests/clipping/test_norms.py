@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hush
-from hush.clipping.norms import weights_within
+from hush.clipping.norms import clipping_weights
 from hush.core.sensitivity import SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.recording import record
@@ -80,7 +80,7 @@ def test_a_last_bit_of_a_norm_moves_a_record_by_next_to_nothing(norm: float, kin
         assert float(here.max()) <= norm * (1 + 1e-6)
         return float((here - there).abs().max())
 
-    assert jump(weights_within) <= 1e-6 * norm
+    assert jump(clipping_weights) <= 1e-6 * norm
     # a weight that is cut off where it gets too small is caught
     if norm <= 1:
         assert jump(_cut_off) > 0.99 * norm

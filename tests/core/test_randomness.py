@@ -11,13 +11,13 @@ from hush.core.randomness import (
     Randomness,
     Stream,
     SystemSource,
-    coins,
+    bernoulli,
     cryptographic,
+    derive_source,
     fill_state,
     fresh_generator,
     random_bits,
     random_words,
-    set_apart,
     source_for,
     uniform,
 )
@@ -147,14 +147,14 @@ def test_long_and_short_calls_are_prefixes_of_the_same_stream() -> None:
 
 @pytest.mark.parametrize("source", [SYSTEM, torch.Generator().manual_seed(0)])
 def test_coins_have_their_rate_and_no_more(source: Randomness, monkeypatch: pytest.MonkeyPatch) -> None:
-    thrown = coins(100_000, 0.3, source)
+    thrown = bernoulli(100_000, 0.3, source)
     assert stats.binomtest(int(thrown.sum()), 100_000, 0.3).pvalue > 1e-6
-    assert bool(coins(1000, 1.0, source).all())
+    assert bool(bernoulli(1000, 1.0, source).all())
     # the largest word that is heads is one below rate * 2**62
     edge = int(1e-9 * 2.0**62)
     words = torch.tensor([edge - 1, edge]) << 1
     monkeypatch.setattr(randomness, "random_bits", lambda count, source: words)
-    assert coins(2, 1e-9, source).tolist() == [True, False]
+    assert bernoulli(2, 1e-9, source).tolist() == [True, False]
 
 
 def test_the_whole_state_of_a_generator_is_drawn() -> None:
@@ -174,9 +174,9 @@ def test_equal_sources_with_different_labels_draw_unrelated_numbers(arithmetic: 
         return source_for(torch.device("cpu"), torch.Generator().manual_seed(5), arithmetic=arithmetic)
 
     plain = random_words(64, source())
-    assert (random_words(64, set_apart(source(), b"")) == plain).all()
-    one, other = (random_words(64, set_apart(source(), label)) for label in (b"1:0", b"0:1"))
-    assert (random_words(64, set_apart(source(), b"1:0")) == one).all(), "a run can be repeated"
+    assert (random_words(64, derive_source(source(), b"")) == plain).all()
+    one, other = (random_words(64, derive_source(source(), label)) for label in (b"1:0", b"0:1"))
+    assert (random_words(64, derive_source(source(), b"1:0")) == one).all(), "a run can be repeated"
     for a, b in ((one, plain), (other, plain), (one, other)):
         assert not set(a.tolist()) & set(b.tolist())
-    assert set_apart(SystemSource(torch.device("cpu")), b"x") == SystemSource(torch.device("cpu"))
+    assert derive_source(SystemSource(torch.device("cpu")), b"x") == SystemSource(torch.device("cpu"))

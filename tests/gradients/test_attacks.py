@@ -147,7 +147,7 @@ def test_a_parameter_that_only_some_records_use_is_no_reason_to_stop() -> None:
 
     model = Made(work, w=torch.ones(5), v=torch.ones(5))
     tape = record(model, loss, torch.tensor([[1.0], [-1.0]]).expand(2, 5), torch.zeros(2))
-    assert tape.idle == ()
+    assert tape.unused_parameters == ()
     assert tape.norms_by_parameter(2.0)["v"].gt(0).tolist() == [True, False]
 
 

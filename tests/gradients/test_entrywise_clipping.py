@@ -59,7 +59,7 @@ def batch(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
 def test_sums_equal_one_record_at_a_time(
     clipping: Clipping, dtype: torch.dtype, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(terms.CHUNK, "cpu", chunk)
+    monkeypatch.setitem(terms.CHUNK_ENTRIES, "cpu", chunk)
     monkeypatch.setitem(terms.MATERIALISE_CHUNK, "cpu", chunk)
     model, (inputs, targets) = network().to(dtype), batch(dtype)
     loss = nn.CrossEntropyLoss(reduction="none")

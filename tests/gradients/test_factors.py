@@ -8,7 +8,7 @@ from hush.gradients.factors import (
     RowFactors,
     TiedFactors,
     merge_terms,
-    product,
+    outer_product_term,
 )
 from hush.gradients.terms import Dense, Term
 from tests.gradients.oracle import ORDERS
@@ -66,13 +66,14 @@ def test_every_form_answers_as_if_materialised(make: object) -> None:
 
 def test_the_form_that_is_kept_is_the_smaller_one_by_far() -> None:
     assert isinstance(
-        product(torch.randn(2, 1, 3), torch.randn(2, 1, 4), torch.Size((3, 4))), OuterFactors
+        outer_product_term(torch.randn(2, 1, 3), torch.randn(2, 1, 4), torch.Size((3, 4))), OuterFactors
     )
     assert isinstance(
-        product(torch.randn(2, 3, 50), torch.randn(2, 3, 50), torch.Size((50, 50))), OuterFactors
+        outer_product_term(torch.randn(2, 3, 50), torch.randn(2, 3, 50), torch.Size((50, 50))),
+        OuterFactors,
     )
     assert isinstance(
-        product(torch.randn(2, 20, 50), torch.randn(2, 20, 50), torch.Size((50, 50))), Dense
+        outer_product_term(torch.randn(2, 20, 50), torch.randn(2, 20, 50), torch.Size((50, 50))), Dense
     )
 
 

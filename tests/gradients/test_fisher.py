@@ -12,9 +12,9 @@ from hush.core.errors import InvalidValue, Unproved, Unsupported
 from hush.core.parts import Clipping, Noise
 from hush.gradients.fisher import (
     ERROR,
-    Information,
-    gap,
+    FisherInformationTable,
     power_iteration,
+    power_iteration_error,
     softmax_regression,
     spectrum,
 )
@@ -89,10 +89,10 @@ def test_few_iterations_are_paid_for() -> None:
 
 
 def test_the_gap_closes_with_iterations_and_is_a_chance() -> None:
-    gaps = [gap(1000, k, 1e-6) for k in (1, 10, 100, 1000)]
+    gaps = [power_iteration_error(1000, k, 1e-6) for k in (1, 10, 100, 1000)]
     assert gaps == sorted(gaps, reverse=True)
     assert 0 < gaps[-1] < 0.02 < gaps[0] < 1
-    assert gap(1, 1, 1e-6) == 0
+    assert power_iteration_error(1, 1, 1e-6) == 0
     chance = math.sqrt(2 * 1000 / math.pi) * (1 - gaps[2]) ** 100.5 / math.sqrt(gaps[2] * 201)
     assert chance == pytest.approx(1e-6, rel=1e-6)
 
@@ -152,7 +152,7 @@ def test_never_below_the_exact_one_and_close(
         [np.random.default_rng(0).uniform(-4 - width, 4 + width, 4000), [0.0, width, -width, 39 + width]]
     )
     exact = hush.fisher(plan, locations) * scale**2
-    table = Information(plan, "cpu")
+    table = FisherInformationTable(plan, "cpu")
     found = table.at(torch.as_tensor(locations)).numpy() * scale**2
     assert (found >= exact * (1 - 1e-12)).all()
     assert (found <= exact + 2 * ERROR).all()
@@ -167,17 +167,17 @@ def test_never_below_the_exact_one_and_close(
 def test_far_away_it_is_what_it_is_at_the_end_of_the_table() -> None:
     plan = plan_of(hush.Truncated(scale=2.0, bound=1.0))
     far = torch.tensor([90.0, -1e4, 1e30], dtype=torch.float64)
-    found = Information(plan, "cpu").at(far).numpy()
+    found = FisherInformationTable(plan, "cpu").at(far).numpy()
     assert (found >= hush.fisher(plan, far.numpy())).all()
     assert (found <= hush.fisher(plan, [2 * 40.4])[0] + ERROR).all()
 
 
 def test_the_normal_law_tells_the_same_everywhere() -> None:
     plan = plan_of(hush.Gaussian(multiplier=4.0))
-    found = Information(plan, "cpu").at(torch.tensor([0.0, -3.3, 1e6], dtype=torch.float64))
+    found = FisherInformationTable(plan, "cpu").at(torch.tensor([0.0, -3.3, 1e6], dtype=torch.float64))
     assert found.tolist() == pytest.approx([0.25] * 3)
 
 
 def test_a_support_without_end_is_refused() -> None:
     with pytest.raises(Unsupported, match="1e\\+04 deviations"):
-        Information(plan_of(hush.Rectified(scale=1.0, bound=1e4)), "cpu")
+        FisherInformationTable(plan_of(hush.Rectified(scale=1.0, bound=1e4)), "cpu")

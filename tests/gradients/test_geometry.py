@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import DataError
-from hush.gradients.geometry import Geometry, best_split, geometry, split
+from hush.gradients.geometry import Geometry, best_subspace_split, geometry, split
 
 
 def rows(seed: int, records: int, dimension: int) -> Tensor:
@@ -80,7 +80,7 @@ def test_the_variance_of_the_papers_example() -> None:
 
 def test_the_best_split_is_the_best_of_all_against_a_search_over_shapes() -> None:
     found = geometry(rows(0, 20, 50), rows(1, 200, 50))
-    best = best_split(found)
+    best = best_subspace_split(found)
     every = [split(found, rank) for rank in range(1, 21)]
     assert best.gain == max(each.gain for each in every)
     for each in every:

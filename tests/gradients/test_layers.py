@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from hush.gradients.checks.models import per_record
+from hush.gradients.checks.models import per_sample_loss
 from hush.gradients.recording import record
 from tests.gradients.oracle import check_tape, one_at_a_time
 
@@ -222,7 +222,7 @@ def test_norms_sums_and_chunks_equal_one_record_at_a_time(name: str, reduction: 
                     loss = nn.MSELoss(reduction=reduction)
                     targets = torch.randn(records, width).to(dtype)
                 expected = one_at_a_time(model, loss, inputs, targets, records)
-            check_tape(record(model, per_record(loss), inputs, targets), expected, tolerance)
+            check_tape(record(model, per_sample_loss(loss), inputs, targets), expected, tolerance)
 
 
 def _some(shape: tuple[int, ...] | None, dtype: torch.dtype) -> Tensor:

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from hush.core.errors import InvalidValue
 from hush.core.sensitivity import SensitivitySet
-from hush.gradients.public_basis import RESIDUAL, Group, ProjectedTape, PublicBasis, apportioned
+from hush.gradients.public_basis import (
+    RESIDUAL,
+    Group,
+    ProjectedTape,
+    PublicBasis,
+    webster_apportionment,
+)
 from hush.gradients.recording import record
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense
@@ -176,12 +182,12 @@ def test_shares_add_up_grow_with_the_total_and_stay_within_the_sizes(
     sizes: list[int], data: st.DataObject
 ) -> None:
     total = data.draw(st.integers(0, sum(sizes)))
-    shares = apportioned(total, sizes)
+    shares = webster_apportionment(total, sizes)
     assert sum(shares) == total
     for share, size in zip(shares, sizes, strict=True):
         assert 0 <= share <= size
         assert abs(share - total * size / sum(sizes)) < len(sizes)
-    before = apportioned(max(0, total - 1), sizes)
+    before = webster_apportionment(max(0, total - 1), sizes)
     assert all(a <= b for a, b in zip(before, shares, strict=True))
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import DataError, Unsupported
-from hush.gradients.recording import per_record_losses, record
+from hush.gradients.recording import per_sample_losses, record
 from tests.gradients.oracle import check_tape, one_at_a_time
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -168,7 +168,7 @@ def test_parameters_that_get_no_gradient_are_named_before_the_first_draw() -> No
     model = Custom().requires_grad_(True)
     data = (torch.randn(3, 4), torch.zeros(3, dtype=torch.long))
     tape = record(model, LOSS, *data)
-    assert tape.idle == ("idle.weight", "idle.bias")
+    assert tape.unused_parameters == ("idle.weight", "idle.bias")
     assert tape.weighted_sum(torch.ones(3))["idle.bias"].tolist() == [0, 0]
     plan = hush.Plan(
         sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
@@ -273,6 +273,6 @@ def test_losses_alone_use_the_rules_of_layers(trained: bool) -> None:
     model = Recurrent().double().requires_grad_(trained)
     tokens, targets = torch.randint(0, 20, (6, 5)), torch.randint(0, 2, (6,))
     loss = nn.CrossEntropyLoss(reduction="none")
-    found = per_record_losses(model, loss, tokens, targets)
+    found = per_sample_losses(model, loss, tokens, targets)
     assert not found.requires_grad
     torch.testing.assert_close(found, loss(model(tokens), targets).detach(), rtol=1e-12, atol=1e-12)

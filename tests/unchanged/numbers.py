@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 import hush
 from hush.accounting.attacker import Attacker
-from hush.accounting.calibrate import rate_within, steps_within
+from hush.accounting.calibrate import max_rate, max_steps
 from tests.unchanged.entry import Entries, asked, entries
 from tests.unchanged.plans import DIMENSION, Question
 
@@ -53,12 +53,12 @@ def _searches(question: Question) -> Entries:
     found |= {
         **asked("calibrate", hush.calibrate, plan, _BUDGET, 20, size),
         **asked("calibrate after", hush.calibrate, plan, _BUDGET, 20, size, spent={_PAID: 2}),
-        **asked("steps within", steps_within, plan, _BUDGET, dimension=size),
+        **asked("steps within", max_steps, plan, _BUDGET, dimension=size),
         **asked("advantage", getattr, attacker, "advantage"),
     }
     if question.seed % 30 == 0:
         found |= {
-            **asked("rate within", rate_within, plan, _BUDGET, 20, size),
+            **asked("rate within", max_rate, plan, _BUDGET, 20, size),
             **asked("fit noise", hush.fit_noise, plan, _BUDGET, 20, size),
             **asked("false negatives", attacker.false_negative_rate, 0.01),
         }

@@ -94,7 +94,7 @@ def calibrate(
             f"epsilon={before:g} was spent before, more than epsilon={budget.epsilon:g} at "
             f"delta={budget.delta:g}: what is released cannot be taken back. Allow a larger budget."
         )
-    precision = largest(
+    precision = largest_affordable(
         cost, budget.epsilon, start=1.0, low=1 / _MAX_MULTIPLIER, high=1 / _MIN_MULTIPLIER, whole=False
     )
     if precision is None:
@@ -107,7 +107,7 @@ def calibrate(
     return with_noise(1 / precision)
 
 
-def steps_within(
+def max_steps(
     plan: Plan,
     budget: Budget,
     spent: Mapping[Plan, int] = _NOTHING,
@@ -133,10 +133,12 @@ def steps_within(
 
     if cost(1) > budget.epsilon:
         return 0
-    return int(largest(cost, budget.epsilon, start=1e3, low=1.0, high=_MAX_STEPS, whole=True) or 0)
+    return int(
+        largest_affordable(cost, budget.epsilon, start=1e3, low=1.0, high=_MAX_STEPS, whole=True) or 0
+    )
 
 
-def rate_within(plan: Plan, budget: Budget, steps: int, dimension: int | None = None) -> Plan:
+def max_rate(plan: Plan, budget: Budget, steps: int, dimension: int | None = None) -> Plan:
     """The plan with the largest Poisson sampling rate for which `steps` steps stay within `budget`.
 
     Args:
@@ -169,7 +171,7 @@ def rate_within(plan: Plan, budget: Budget, steps: int, dimension: int | None = 
         counts = {with_rate(rate): steps}
         return upper_epsilon(counts, budget.delta, dimension, ceiling=_CEILING * budget.epsilon)
 
-    rate = largest(cost, budget.epsilon, start=0.01, low=_MIN_RATE, high=1.0, whole=False)
+    rate = largest_affordable(cost, budget.epsilon, start=0.01, low=_MIN_RATE, high=1.0, whole=False)
     if rate is None:
         raise BudgetExceeded(
             f"steps={steps} cost more than epsilon={budget.epsilon:g} at delta={budget.delta:g} even at "
@@ -179,7 +181,7 @@ def rate_within(plan: Plan, budget: Budget, steps: int, dimension: int | None = 
     return with_rate(rate)
 
 
-def largest(
+def largest_affordable(
     cost: Callable[[float], float],
     limit: float,
     *,

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import gammaln
 
-from hush.accounting.calibrate import calibrate, largest
+from hush.accounting.calibrate import calibrate, largest_affordable
 from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.conversion import Conversion, rdp_to_epsilon
 from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
-from hush.accounting.rdp.gaussian import divergence
-from hush.accounting.shaping.fit import proportions, shaped
+from hush.accounting.rdp.gaussian import renyi_divergence
+from hush.accounting.shaping.fit import closed_form_deviations, least_variance_noise
 from hush.clipping import L2, Lp
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import Budget
@@ -125,11 +125,13 @@ def _gaussian(setting: Setting, rate: float, batch: str = "") -> Iterator[Row]:
     At another rate than the setting's the noise is rescaled to the setting's batch size.
     """
     share = setting.rate / rate
-    isotropic = shaped(_unit_ball(setting), rate=rate, budget=setting.budget, steps=setting.steps)
+    isotropic = least_variance_noise(
+        _unit_ball(setting), rate=rate, budget=setting.budget, steps=setting.steps
+    )
     multiplier = isotropic.deviations[0]
 
     def one_step(deviation: float) -> Array:
-        return divergence(SampledGaussian(rate, deviation), WHOLE_ORDERS)
+        return renyi_divergence(SampledGaussian(rate, deviation), WHOLE_ORDERS)
 
     published = _deviation_by_rdp(setting, one_step, WHOLE_ORDERS, "mironov")
     yield _row(
@@ -143,7 +145,7 @@ def _gaussian(setting: Setting, rate: float, batch: str = "") -> Iterator[Row]:
         # Theorem 4.6 of the hybrid clipping paper, as private as the plain noise for a norm of 1
         blocks = _subspace_balls(setting)
         ranks = np.array([block.size for block in blocks], dtype=float)
-        root = share * math.sqrt(ranks @ proportions(blocks) ** 2 / setting.dimension)
+        root = share * math.sqrt(ranks @ closed_form_deviations(blocks) ** 2 / setting.dimension)
         name = f"Gaussian, shaped to the subspaces{batch}"
         yield _row(setting, name, "PLD", root * multiplier, _times(root, published))
 
@@ -199,7 +201,7 @@ def _twice_sampling_deviation(
 ) -> float:
     """Noise deviation that twice sampling needs; infinite where none keeps the budget."""
     try:
-        calibrated = shaped(
+        calibrated = least_variance_noise(
             blocks,
             rate=rate,
             coordinate_rate=coordinate_rate,
@@ -256,7 +258,9 @@ def _deviation_by_rdp(
         total = setting.steps * one_step(1 / precision)
         return rdp_to_epsilon(total, orders, setting.budget.delta, conversion)
 
-    precision = largest(cost, setting.budget.epsilon, start=1.0, low=1e-9, high=1e3, whole=False)
+    precision = largest_affordable(
+        cost, setting.budget.epsilon, start=1.0, low=1e-9, high=1e3, whole=False
+    )
     return 1 / precision if precision else None
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy.typing as npt
 
 from hush.accounting import renyi_composition as renyi
-from hush.accounting.mechanism import Entrywise, Simple, mechanism
+from hush.accounting.mechanism import ComposableStep, Entrywise, mechanism
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
 from hush.accounting.selective.trial import TrainAndTest, Trial
@@ -225,14 +225,14 @@ def _consistent(lower: float, upper: float) -> Bound:
     return Bound(lower=min(lower, upper), upper=upper)
 
 
-def _basis(steps: Mapping[Simple, int]) -> Literal["proved", "published"]:
+def _basis(steps: Mapping[ComposableStep, int]) -> Literal["proved", "published"]:
     claimed = any(isinstance(step, Trial) and step.accounting == "published" for step in steps)
     return "published" if claimed else "proved"
 
 
-def _mechanism_counts(counts: Mapping[Plan, int], dimension: Dimension) -> dict[Simple, int]:
+def _mechanism_counts(counts: Mapping[Plan, int], dimension: Dimension) -> dict[ComposableStep, int]:
     """How often each mechanism runs."""
-    steps: Counter[Simple] = Counter()
+    steps: Counter[ComposableStep] = Counter()
     for plan, count in counts.items():
         size = dimension.get(plan) if isinstance(dimension, Mapping) else dimension
         step, repeats = mechanism(plan, size), check_count("steps", count, _WHY_WHOLE)

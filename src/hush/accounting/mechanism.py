@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hush.accounting.pld.laws import NormalLaw, PowerLaw
+from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
 from hush.accounting.rdp.dominated_step import dominated_step
 from hush.accounting.selective.trial import TrainAndTest, Trial
 from hush.clipping import L2, Entries, Importance, Lp
@@ -33,10 +33,10 @@ class SampledGaussian:
     multiplier: float
 
     @property
-    def law(self) -> NormalLaw:
-        return NormalLaw(self.multiplier)
+    def law(self) -> GaussianLaw:
+        return GaussianLaw(self.multiplier)
 
-    def noisier(self) -> "SampledGaussian":
+    def with_representable_loss(self) -> "SampledGaussian":
         return replace(self, multiplier=max(self.multiplier, LEAST_MULTIPLIER))
 
 
@@ -71,10 +71,10 @@ class SampledNoise:
             )
 
     @property
-    def law(self) -> PowerLaw:
-        return PowerLaw(self.beta, self.scale)
+    def law(self) -> GeneralizedGaussianLaw:
+        return GeneralizedGaussianLaw(self.beta, self.scale)
 
-    def noisier(self) -> "SampledNoise":
+    def with_representable_loss(self) -> "SampledNoise":
         return replace(self, scale=max(self.scale, LARGEST_LOSS ** (-1 / self.beta)))
 
 
@@ -84,7 +84,7 @@ class Block:
 
     beta: float
     scale: float
-    ball: SensitivitySet
+    sensitivity: SensitivitySet
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,15 @@ class CoordinateWise:
     @property
     def dominated_step(self) -> "SampledGaussian | SampledNoise | None":
         """A dominated step: its epsilon is a lower bound for this one's. None where none is known."""
-        block = max(self.blocks, key=lambda block: block.ball.max_entry / block.scale)
-        if not block.ball.max_entry or block.beta > MOST_BETA:
+        block = max(self.blocks, key=lambda block: block.sensitivity.max_entry / block.scale)
+        if not block.sensitivity.max_entry or block.beta > MOST_BETA:
             return None
         if block.beta != 2:
-            return SampledNoise(self.rate, block.beta, block.scale / block.ball.max_entry)
+            return SampledNoise(self.rate, block.beta, block.scale / block.sensitivity.max_entry)
         candidates = (
-            dominated_step(block.ball, block.scale / math.sqrt(2), self.rate, self.coordinate_rate)
+            dominated_step(
+                block.sensitivity, block.scale / math.sqrt(2), self.rate, self.coordinate_rate
+            )
             for block in self.blocks
         )
         return SampledGaussian(*max(candidates, key=lambda step: step[0] / step[1]))
@@ -119,7 +121,7 @@ class CoordinateWise:
         if any(block.beta != 2 for block in self.blocks):
             return None
         deviations = [block.scale / math.sqrt(2) for block in self.blocks]
-        return ellipsoid(self.rate, [block.ball.l2_radius for block in self.blocks], deviations)
+        return ellipsoid(self.rate, [block.sensitivity.l2_radius for block in self.blocks], deviations)
 
 
 @dataclass(frozen=True, order=True)
@@ -147,8 +149,8 @@ def ellipsoid(rate: float, norms: Sequence[float], deviations: Sequence[float]) 
     return SampledGaussian(rate, 1 / math.hypot(*ratios))
 
 
-Simple = SampledGaussian | SampledNoise | CoordinateWise | Trial
-Mechanism = Simple | Entrywise | TrainAndTest
+ComposableStep = SampledGaussian | SampledNoise | CoordinateWise | Trial
+Mechanism = ComposableStep | Entrywise | TrainAndTest
 
 
 def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:

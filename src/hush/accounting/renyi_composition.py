@@ -14,23 +14,23 @@ import numpy as np
 
 from hush.accounting.mechanism import (
     Block,
+    ComposableStep,
     CoordinateWise,
     SampledGaussian,
     SampledNoise,
-    Simple,
 )
 from hush.accounting.pld import accountant
 from hush.accounting.pld.privacy_loss import Array, Step
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_delta, rdp_to_epsilon
-from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS, coordinate_wise
-from hush.accounting.rdp.gaussian import divergence
+from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS, coordinatewise_rdp
+from hush.accounting.rdp.gaussian import renyi_divergence
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.accounting.selective import bounds
 from hush.accounting.selective.trial import Trial
 from hush.core.errors import InvalidValue
 from hush.core.sensitivity import SensitivitySet
 
-Counts = Mapping[Simple, int]
+Counts = Mapping[ComposableStep, int]
 """How often each mechanism runs."""
 
 # High orders take long: a few more are evaluated at a time, as long as higher ones could be better.
@@ -112,7 +112,7 @@ def composed_rdp(steps: Counts, orders: Array) -> tuple[Array, Array]:
 
 def _failure_probability(steps: Counts) -> float:
     """Delta of hidden trials that never end: docs/guarantees/selective.md, step 6."""
-    return sum(count * step.given_up for step, count in steps.items() if isinstance(step, Trial))
+    return sum(count * step.nontermination for step, count in steps.items() if isinstance(step, Trial))
 
 
 def _dominating_steps(steps: Counts) -> dict[Step, int] | None:
@@ -145,7 +145,7 @@ def _best_order(
     """
     if not any(isinstance(step, CoordinateWise) for step in steps):
         return convert(*composed_rdp(steps, _TRIAL_ORDERS))
-    unsampled: Counter[Simple] = Counter()
+    unsampled: Counter[ComposableStep] = Counter()
     for step, count in steps.items():
         whole = step if isinstance(step, Trial) else replace(step, rate=1.0)
         if isinstance(whole, CoordinateWise):
@@ -191,31 +191,34 @@ def _extrapolate(divergences: Array, orders: Array, higher: Array) -> Array:
 
 
 @functools.lru_cache(maxsize=64)
-def _step_rdp(step: Simple, orders: tuple[float, ...]) -> Array:
+def _step_rdp(step: ComposableStep, orders: tuple[float, ...]) -> Array:
     """Rényi divergence of one step at each order."""
     if isinstance(step, SampledGaussian):
-        return divergence(step, orders)
+        return renyi_divergence(step, orders)
     if isinstance(step, Trial):
         return bounds.trial_rdp(step, np.array(orders))
     if isinstance(step, SampledNoise):
         scalar = Block(step.beta, step.scale, SensitivitySet(p=1.0, norm=1.0, dimension=1))
         step = CoordinateWise(step.rate, (scalar,))
     for block in step.blocks:
-        if block.ball.dimension is None and block.ball.p > 2:
+        if block.sensitivity.dimension is None and block.sensitivity.p > 2:
             raise InvalidValue(
-                f"noise of exponent beta={block.beta:g} under l_{block.ball.p:g} clipping needs the "
-                "dimension: a change spread over many coordinates costs more without end. Pass "
+                f"noise of exponent beta={block.beta:g} under l_{block.sensitivity.p:g} clipping needs "
+                "the dimension: a change spread over many coordinates costs more without end. Pass "
                 "dimension=, the number of parameters, or clip with L2."
             )
-    if any(block.ball.max_entry > block.scale * _MAX_LOSS ** (1 / block.beta) for block in step.blocks):
+    if any(
+        block.sensitivity.max_entry > block.scale * _MAX_LOSS ** (1 / block.beta)
+        for block in step.blocks
+    ):
         return np.full(len(orders), np.inf)
     blocks = [
         (
             CoordinateRDP(
                 law=NoiseDensity(beta=block.beta, scale=block.scale), rate=step.coordinate_rate
             ),
-            block.ball,
+            block.sensitivity,
         )
         for block in step.blocks
     ]
-    return coordinate_wise(blocks, step.rate, orders)
+    return coordinatewise_rdp(blocks, step.rate, orders)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from hush.audit.canaries.directions import Directions, directions_for, mislabelled
 from hush.audit.canaries.many_runs import ManyRuns, many_runs
 from hush.audit.canaries.one_run import Guesses, OneRun, one_run
-from hush.audit.canaries.planted import Planted, run_with_canaries
+from hush.audit.canaries.planted import CanaryRun, run_with_canaries
 from hush.cli.experiment import Experiment
 from hush.core.guarantee import Guarantee
 from hush.core.plan import Plan
@@ -103,7 +103,7 @@ class AuditRunner:
         optimizer: torch.optim.Optimizer,
         canaries: tuple[Tensor, Tensor] | Directions,
         included: Tensor,
-    ) -> Planted:
+    ) -> CanaryRun:
         experiment = self._experiment
         secure = experiment.settings.secure
         generator = torch.Generator(experiment.train[0].device).manual_seed(seed_from(self._coins))

@@ -71,13 +71,13 @@ def calibrate(
                 "noise, rate and steps are all given, so there is nothing to find. Leave one of them "
                 "out, or ask `hush account` what they cost."
             )
-        count = inverse.steps_within(fitting, budget)
+        count = inverse.max_steps(fitting, budget)
     else:
         if steps is None:
             raise InvalidPlan(
                 "with --noise, pass --steps to find the rate, or --rate to find the steps."
             )
-        fitting = inverse.rate_within(plan_of(FullBatch(), noise), budget, steps=steps)
+        fitting = inverse.max_rate(plan_of(FullBatch(), noise), budget, steps=steps)
         count = steps
     guarantee = epsilon_of(fitting, steps=count, delta=delta, dimension=dimension)
     if as_json:

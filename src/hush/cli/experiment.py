@@ -142,7 +142,7 @@ def check_same_plan(folder: Path, plan: Plan, budget: Budget, steps: int | None,
         steps: number of steps in all; None: as many as the budget allows.
         dimension: number of parameters.
     """
-    from hush.accounting.calibrate import steps_within
+    from hush.accounting.calibrate import max_steps
     from hush.accounting.epsilon import compose
     from hush.accounting.mechanism import grows_with_dimension
     from hush.training.run_folder import differences
@@ -152,7 +152,7 @@ def check_same_plan(folder: Path, plan: Plan, budget: Budget, steps: int | None,
     if charged == plan:
         return
     sizes = {charged: dimension} if grows_with_dimension(charged) else {}
-    allowed = steps_within(charged, budget, {}, sizes)
+    allowed = max_steps(charged, budget, {}, sizes)
     count = allowed if steps is None else steps
     cost = compose({charged: count}, budget.delta, sizes).epsilon.upper
     raise InvalidPlan(

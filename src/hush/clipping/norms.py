@@ -22,14 +22,14 @@ NORM = number(
 )
 
 
-def scaled_down(tape: Tape, order: float, norm: float) -> ClippedSum:
+def clip_whole(tape: Tape, order: float, norm: float) -> ClippedSum:
     """Sum of the per-sample gradients, each scaled to an l_order norm of `norm` at most."""
     norms = tape.norms(order)
-    weights = weights_within(norm, norms)
+    weights = clipping_weights(norm, norms)
     return ClippedSum(total=tape.weighted_sum(weights, norm), skipped=(~norms.isfinite()).sum())
 
 
-def weights_within(norm: float, norms: "torch.Tensor") -> "torch.Tensor":
+def clipping_weights(norm: float, norms: "torch.Tensor") -> "torch.Tensor":
     """Clipping weights min(1, norm / norms) of per-sample gradients.
 
     0 where a gradient is not finite, and where the weight would be too small for single precision:
@@ -71,7 +71,7 @@ class Lp(Clipping):
                 "Lp clipping scales whole records, and nothing is proved of its coordinates one by one. "
                 "Sample coordinates with L2, Linf, L2Linf, Box or Subspaces."
             )
-        return scaled_down(tape, self.p, self.norm)
+        return clip_whole(tape, self.p, self.norm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class L2(Clipping):
 
     def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
         return (
-            scaled_down(tape, 2.0, self.norm)
+            clip_whole(tape, 2.0, self.norm)
             if mask is None
             else tape.clip_entrywise(self.sensitivity(None), mask)
         )

@@ -167,7 +167,7 @@ def substream(source: Randomness) -> Stream:
     return Stream(source.device, random_words(_KEY_BYTES // 8, source).tobytes())
 
 
-def set_apart(source: Randomness, label: bytes) -> Randomness:
+def derive_source(source: Randomness, label: bytes) -> Randomness:
     """A source derived from another (domain separation): different labels draw unrelated numbers.
 
     Args:
@@ -223,7 +223,7 @@ def uniform(count: int, source: Randomness) -> "torch.Tensor":
     return (random_bits(count, source) >> 11 & 2**53 - 1).to(torch.float64).mul_(2.0**-53)
 
 
-def coins(count: int, rate: float, source: Randomness) -> "torch.Tensor":
+def bernoulli(count: int, rate: float, source: Randomness) -> "torch.Tensor":
     """`count` independent Bernoulli(`rate`) draws.
 
     Rounded down to a multiple of 2**-62: a smaller sampling rate costs no more than the one charged.

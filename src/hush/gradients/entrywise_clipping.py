@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hush.clipping.norms import weights_within
+from hush.clipping.norms import clipping_weights
 from hush.core.errors import Unsupported
 from hush.core.sensitivity import SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask
@@ -68,7 +68,9 @@ def clip_sum(
     """
     norms = tape.norms(2.0)
     euclidean = sensitivity.p == 2
-    weights = weights_within(sensitivity.norm, norms) if euclidean else norms.isfinite().to(norms.dtype)
+    weights = (
+        clipping_weights(sensitivity.norm, norms) if euclidean else norms.isfinite().to(norms.dtype)
+    )
     total = tape.clamped_weighted_sum(weights, sensitivity.max_entry / weights, mask)
     if sensitivity.dimension is not None:
         _check_covered(total, sensitivity.dimension)
@@ -106,7 +108,7 @@ def clip_blocks(
             flat = flat if bool(keep.all()) else zero_rows(flat, keep)
             for start, end, norm in euclidean:
                 part = flat[:, start:end]
-                part.mul_(weights_within(norm, vector_norms(part, 2.0))[:, None])
+                part.mul_(clipping_weights(norm, vector_norms(part, 2.0))[:, None])
             flat.clamp_(-limits.to(flat.dtype), limits.to(flat.dtype))
             if mask is not None:
                 flat = mask(flat)

@@ -46,7 +46,7 @@ _ROW_CHUNK = {"cpu": 2**17, "cuda": 2**28}
 """Entries of a table's rows that are summed at once: on a CPU as many as stay in its cache."""
 
 
-def product(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
+def outer_product_term(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
     """The term `sum_t left[:, t] (x) right[:, t]`, factored or materialised, whichever is cheaper.
 
     Args:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vjp, vmap
 
-from hush.accounting.per_instance.bounded import fisher, support_of
+from hush.accounting.per_instance.bounded import fisher, unit_law
 from hush.clipping import L2, Linf
 from hush.core.errors import InvalidValue, Unproved, Unsupported
 from hush.core.parts import Clipping
@@ -61,11 +61,13 @@ def power_iteration(
         vector = _unit(normal(vector))
     lower = (vector * normal(vector)).sum(1).clamp(min=0)
     return Spectrum(
-        lower=lower, upper=lower / (1 - gap(start.shape[1], iterations, failure)), failure=failure
+        lower=lower,
+        upper=lower / (1 - power_iteration_error(start.shape[1], iterations, failure)),
+        failure=failure,
     )
 
 
-def gap(dimension: int, iterations: int, failure: float) -> float:
+def power_iteration_error(dimension: int, iterations: int, failure: float) -> float:
     """Relative error that a random start of the power method exceeds with probability `failure`."""
     if dimension == 1:
         return 0.0
@@ -191,7 +193,7 @@ ERROR = 1e-6
 """Of the table, over 1/scale^2: a chord of length h is off by h^2/8 times the curvature at most."""
 
 
-class Information:
+class FisherInformationTable:
     """Fisher information eta^2 of one step of `plan` at any locations (sensitive, as they are).
 
     **Guarantee.** No less than `hush.fisher`, and no more than twice ERROR/scale^2 above it up to 40
@@ -200,7 +202,7 @@ class Information:
     """
 
     def __init__(self, plan: Plan, device: torch.device | str) -> None:
-        self.scale = support_of(plan.noise, plan.clipping.reference_norm)[1]
+        self.scale = unit_law(plan.noise, plan.clipping.reference_norm)[1]
         half = getattr(plan.noise, "bound", 0.0) / self.scale
         if half > _MAX_HALF_WIDTH:
             raise Unsupported(

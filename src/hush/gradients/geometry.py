@@ -108,7 +108,7 @@ def geometry(reference: Tensor, measured: Tensor) -> Geometry:
     )
 
 
-def best_split(measured: Geometry) -> SubspaceSplit:
+def best_subspace_split(measured: Geometry) -> SubspaceSplit:
     """The split in two that needs the least noise for what it keeps (Theorem 4.6)."""
     return max(
         (split(measured, rank) for rank in _ranks(measured)), key=lambda candidate: candidate.gain

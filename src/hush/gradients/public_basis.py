@@ -19,8 +19,8 @@ from hush.core.sensitivity import SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.entrywise_clipping import clip_blocks, flat_rows
 from hush.gradients.precision import full_precision
-from hush.gradients.tape import GradientTape, OccupiedTape, SplitTape
-from hush.gradients.terms import CHUNK
+from hush.gradients.tape import BranchedTape, GradientTape, MaskedTape
+from hush.gradients.terms import CHUNK_ENTRIES
 
 RESIDUAL = "residual"
 
@@ -129,7 +129,7 @@ class PublicBasis:
 class ProjectedTape:
     """Per-sample gradients of a batch as coefficients in a public basis."""
 
-    tape: GradientTape | SplitTape | OccupiedTape
+    tape: GradientTape | BranchedTape | MaskedTape
     basis: PublicBasis
 
     @property
@@ -172,7 +172,7 @@ class ProjectedTape:
         basis = self.basis
         # A record is in memory as the tape materialises it, as its residual, and as its coefficients.
         per_record = sum(basis.sizes.values()) + basis.dimension
-        records = max(1, (entries or CHUNK[basis.device.type]) // per_record)
+        records = max(1, (entries or CHUNK_ENTRIES[basis.device.type]) // per_record)
         for rows, gradients in self.tape.chunks(records * basis.dimension):
             if tuple(gradients) != basis.names:
                 raise InvalidValue(
@@ -182,7 +182,7 @@ class ProjectedTape:
             yield rows, basis.blocks(flat_rows(gradients).to(basis.groups[0].basis.dtype))
 
 
-def apportioned(total: int, sizes: Sequence[int]) -> list[int]:
+def webster_apportionment(total: int, sizes: Sequence[int]) -> list[int]:
     """`total` units apportioned in proportion to the sizes, by Webster's divisor method.
 
     A share never falls when the total grows, and none exceeds its size while the total is at most the

@@ -18,7 +18,7 @@ from hush.gradients.checks.data_dependence import run_by_branch
 from hush.gradients.checks.isolation import translate_vmap_errors
 from hush.gradients.factors import merge_terms
 from hush.gradients.interception import Recording, one_view
-from hush.gradients.tape import GradientTape, SplitTape
+from hush.gradients.tape import BranchedTape, GradientTape
 from hush.gradients.terms import Dense, Term
 from hush.gradients.tree import tree_leaves, tree_map
 
@@ -31,7 +31,7 @@ Views = Callable[[Any], Any]
 
 def record(
     model: nn.Module, loss: Loss, inputs: Any, targets: Any, views: Views | None = None
-) -> GradientTape | SplitTape:
+) -> GradientTape | BranchedTape:
     """The gradient tape of one batch: the gradient of each record's own loss.
 
     Where the model branches on a value (`if mask.all():`), each record takes its own branch
@@ -46,11 +46,11 @@ def record(
         views: if given, a record's loss is the mean over the views that this returns for it.
     """
     parts = run_by_branch(partial(_record_branch, model, loss, views or one_view), inputs, targets)
-    return parts[0][1] if len(parts) == 1 else SplitTape(parts)
+    return parts[0][1] if len(parts) == 1 else BranchedTape(parts)
 
 
 @torch.no_grad()
-def per_record_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
+def per_sample_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
     """The per-sample losses of a batch, whatever the other records are: (records,).
 
     The model sees each record alone, as on the tape, so that a model that mixes the records of a batch

@@ -15,7 +15,7 @@ from hush.core.errors import Unsupported
 from hush.core.parts import Clipping
 from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.recording import Loss, Views, record
-from hush.gradients.tape import OccupiedTape
+from hush.gradients.tape import MaskedTape
 
 _SIZE_MULTIPLE = 64
 _WARM_UP = 3
@@ -106,7 +106,7 @@ class Replay:
         if int(graph.output.skipped):
             # in the same places and shapes, by which kernels round
             tape = record(self._model, self._loss, graph.inputs, graph.targets, self._views)
-            return self._clipping.clip(OccupiedTape(tape, graph.present), mask)
+            return self._clipping.clip(MaskedTape(tape, graph.present), mask)
         return graph.output
 
     def _capture(
@@ -122,7 +122,7 @@ class Replay:
 
         def clipped_sum() -> ClippedSum:
             tape = record(self._model, self._loss, inputs, targets, self._views)
-            return self._clipping.clip(OccupiedTape(tape, present), mask)
+            return self._clipping.clip(MaskedTape(tape, present), mask)
 
         graph = torch.cuda.CUDAGraph()
         # what the warm-up draws is discarded, and drawn again: a resumed run draws the same

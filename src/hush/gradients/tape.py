@@ -17,7 +17,7 @@ from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.checks.data_dependence import SubBatch
 from hush.gradients.entrywise_clipping import clip_entrywise
 from hush.gradients.precision import capturing_cuda_graph, full_precision, vector_norms
-from hush.gradients.terms import CHUNK, Term, zero_rows
+from hush.gradients.terms import CHUNK_ENTRIES, Term, zero_rows
 from hush.gradients.tree import tree_leaves
 
 
@@ -27,9 +27,9 @@ class GradientTape:
 
     terms: dict[str, Term]
     device: torch.device
-    idle: tuple[str, ...] = ()
+    unused_parameters: tuple[str, ...] = ()
     """Parameters on which no record's loss depends."""
-    decided: bool = False
+    reads_values: bool = False
     """Whether the model read a value, by which records may branch differently."""
 
     @property
@@ -43,7 +43,7 @@ class GradientTape:
         and what is said of rounding must not tell which records there are.
         """
         bounded = all(term.rounding_bounded(records) for term in self.terms.values())
-        return bounded and not self.decided
+        return bounded and not self.reads_values
 
     def norms(self, order: float) -> Tensor:
         """The per-sample gradient norms over all parameters.
@@ -138,7 +138,7 @@ class GradientTape:
             written into.
         """
         size = sum(math.prod(term.shape) for term in self.terms.values())
-        step = max(1, (entries or CHUNK[self.device.type]) // size)
+        step = max(1, (entries or CHUNK_ENTRIES[self.device.type]) // size)
         for start in range(0, self.records, step):
             rows = slice(start, start + step)
             with full_precision(self.device):
@@ -147,7 +147,7 @@ class GradientTape:
 
 
 @dataclass(frozen=True, eq=False)
-class SplitTape:
+class BranchedTape:
     """Tapes of records that took different branches of the model; each has the shape of the batch."""
 
     parts: list[tuple[SubBatch, GradientTape]]
@@ -161,14 +161,14 @@ class SplitTape:
         return self.parts[0][1].device
 
     @property
-    def decided(self) -> bool:
+    def reads_values(self) -> bool:
         """Whether the model read a value: it did."""
         return True
 
     @property
-    def idle(self) -> tuple[str, ...]:
+    def unused_parameters(self) -> tuple[str, ...]:
         """Parameters on which no record's loss depends."""
-        first, *others = (tape.idle for _, tape in self.parts)
+        first, *others = (tape.unused_parameters for _, tape in self.parts)
         return tuple(name for name in first if all(name in other for other in others))
 
     def rounding_bounded(self, records: int) -> bool:
@@ -236,10 +236,10 @@ def _add(sums: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class OccupiedTape:
+class MaskedTape:
     """A tape of slots of which some are empty: their records add exactly zero to every sum."""
 
-    tape: GradientTape | SplitTape
+    tape: GradientTape | BranchedTape
     present: Tensor
     """Whether each slot holds a record."""
 

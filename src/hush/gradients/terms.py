@@ -19,7 +19,7 @@ from torch import Tensor
 from hush.core.tape import CoordinateMask
 from hush.gradients.precision import blocked_product, capturing_cuda_graph, precise, vector_norms
 
-CHUNK = {"cpu": 2**22, "cuda": 2**28}
+CHUNK_ENTRIES = {"cpu": 2**22, "cuda": 2**28}
 """Entries that a chunk of the tape holds unless one record has more: near the caches, or enough to keep
 a GPU busy."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hush.accounting.calibrate import largest
+from hush.accounting.calibrate import largest_affordable
 from hush.accounting.epsilon import compose
 from hush.accounting.mechanism import mechanism
 from hush.clipping import Entries
@@ -107,7 +107,7 @@ def with_noise(query: Query, budget: Budget, queries: int, answers: int) -> Quer
         counts = planned(scaled(1 / precision), queries, answers)
         return compose(counts, budget.delta).epsilon.upper
 
-    precision = largest(
+    precision = largest_affordable(
         cost, budget.epsilon, start=1.0, low=1 / _MOST_NOISE, high=1 / _LEAST_NOISE, whole=False
     )
     if precision is None:

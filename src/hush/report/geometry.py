@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hush.gradients.geometry import Geometry, best_split
+from hush.gradients.geometry import Geometry, best_subspace_split
 from hush.report.figure import Figure, Table
 
 _LEVELS = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
@@ -24,7 +24,7 @@ A judgement, not a bound: `hush compare` answers for a budget, against tight pla
 
 def numbers(geometry: Geometry) -> dict[str, Any]:
     """The numbers behind the advice, as plain data."""
-    best = best_split(geometry)
+    best = best_subspace_split(geometry)
     return {
         "dimension": geometry.dimension,
         "records": len(geometry.largest),
@@ -42,7 +42,7 @@ def numbers(geometry: Geometry) -> dict[str, Any]:
 
 def advice(geometry: Geometry) -> list[str]:
     """Sentences: which clipping would pay, why, and the command that says how much for a budget."""
-    best = best_split(geometry)
+    best = best_subspace_split(geometry)
     (first, rest), (c1, c2) = best.ranks, best.norms
     verdict = "pay" if best.gain >= WORTH else "do not pay"
     lines = [

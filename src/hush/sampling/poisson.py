@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hush.core.parts import Sampling
-from hush.core.randomness import Randomness, coins
+from hush.core.randomness import Randomness, bernoulli
 from hush.core.ranges import number
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Poisson(Sampling):
 
     def draw(self, records: int, generator: Randomness) -> "torch.Tensor":
         # 62 bits: a single-precision uniform would run a rate up to 2**-24 off the charge.
-        return coins(records, self.rate, generator).nonzero().squeeze(1)
+        return bernoulli(records, self.rate, generator).nonzero().squeeze(1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.core.errors import DataError
-from hush.gradients.checks.models import CLASS_LOSSES, PerRecord, per_record
+from hush.gradients.checks.models import CLASS_LOSSES, PerSampleLoss, per_sample_loss
 from hush.gradients.recording import Loss
 from hush.gradients.tree import call_model, tree_leaves, tree_map
 from hush.training.checks.held_out import holders, overlapping
@@ -73,7 +73,7 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
     are not counted in the accuracy either. Nothing here is charged: pass public or held-out records, not
     the training set.
     """
-    per_sample_loss = per_record(loss)
+    unreduced = per_sample_loss(loss)
     ignored = getattr(loss, "ignore_index", None)
     device = next(model.parameters()).device
     modes = [(module, module.training) for module in model.modules()]
@@ -83,7 +83,7 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
         for indices in torch.arange(count(data)).split(_BATCH):
             inputs, targets = tree_map(take(data, indices), lambda rows: rows.to(device))
             outputs = call_model(model, inputs)
-            losses, weight = _summed(per_sample_loss, outputs, targets)
+            losses, weight = _summed(unreduced, outputs, targets)
             total_loss, total_weight = total_loss + losses, total_weight + weight
             classified = (
                 isinstance(outputs, Tensor)
@@ -104,15 +104,15 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
     return {**result, "accuracy": _ratio(right, classified_records)} if classified else result
 
 
-def _summed(per_sample_loss: Loss, outputs: Any, targets: Any) -> tuple[float, float]:
+def _summed(unreduced: Loss, outputs: Any, targets: Any) -> tuple[float, float]:
     """Sum of the losses, and the sum of the weights that its mean divides by."""
-    held = per_sample_loss
-    classes = isinstance(held, PerRecord) and isinstance(held.loss, CLASS_LOSSES)
+    held = unreduced
+    classes = isinstance(held, PerSampleLoss) and isinstance(held.loss, CLASS_LOSSES)
     if not classes or not isinstance(targets, Tensor) or targets.is_floating_point():
         return float(held(outputs, targets).double().sum()), float(len(next(tree_leaves(targets))))
-    assert isinstance(held, PerRecord)
+    assert isinstance(held, PerSampleLoss)
     counted = targets != held.loss.ignore_index
-    losses = float(PerRecord(held.loss, "none")(outputs, targets).double().sum())
+    losses = float(PerSampleLoss(held.loss, "none")(outputs, targets).double().sum())
     if held.record_reduction == "sum":  # a sum over the positions of a record, a mean over records
         return losses, float(counted.reshape(len(targets), -1).any(1).sum())
     if held.loss.weight is None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hush.accounting.calibrate import steps_within
+from hush.accounting.calibrate import max_steps
 from hush.accounting.epsilon import compose
 from hush.accounting.ledger.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
@@ -255,7 +255,7 @@ def _last_step(
     if (
         once != before
         and (wanted or charged + 1) > charged
-        and steps_within(step.plan, budget, once, sizes)
+        and max_steps(step.plan, budget, once, sizes)
     ):
         before = once  # the next step is charged together with the one that was cut short
     counts = dict(before)
@@ -271,7 +271,7 @@ def _last_step(
         counts[step.plan] = counts.get(step.plan, 0) + max(0, wanted - charged)
         if compose(counts, budget.delta, sizes).epsilon.upper <= budget.epsilon:
             return wanted, "steps"
-    limit = charged + steps_within(step.plan, budget, before, sizes)
+    limit = charged + max_steps(step.plan, budget, before, sizes)
     if limit == 0:
         counts = {**before, step.plan: before.get(step.plan, 0) + 1}
         one = compose(counts, budget.delta, sizes).epsilon.upper

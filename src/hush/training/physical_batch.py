@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from hush.gradients.recording import Loss
-from hush.gradients.tape import GradientTape, SplitTape
+from hush.gradients.tape import BranchedTape, GradientTape
 from hush.gradients.tree import call_model
 
 _HOST_MEMORY = 2**27
@@ -18,7 +18,7 @@ Measured in docs/results/step.md.
 
 
 def records_that_fit(
-    model: nn.Module, loss: Loss, inputs: Any, targets: Any, tape: GradientTape | SplitTape
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, tape: GradientTape | BranchedTape
 ) -> int:
     """Records to work on at once, from the memory that these few keep between forward and backward."""
     limit = memory_limit(next(model.parameters()).device)

@@ -16,7 +16,7 @@ from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.checks.models import check_model, check_optimizer
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import record
-from hush.gradients.tape import OccupiedTape
+from hush.gradients.tape import MaskedTape
 from hush.gradients.tree import tree_map
 from hush.training.async_noise import add_noise, background_pays, draw_noise, run_in_background
 from hush.training.checks.probe_batch import probe_batch
@@ -209,7 +209,7 @@ class PrivateStep(StepState):
         # fresh for each: how much a model draws may depend on a record, and so would what comes after
         with own_randomness(self._mask_stream, self.device):
             tape = record(self.model, self.loss, inputs, targets, self.views)
-        occupied = tape if present is None else OccupiedTape(tape, present)
+        occupied = tape if present is None else MaskedTape(tape, present)
         with own_randomness(self._mask_stream, self.device):
             return self.plan.clipping.clip(
                 occupied if basis is None else ProjectedTape(occupied, basis), mask

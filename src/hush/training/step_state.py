@@ -13,11 +13,11 @@ from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import DataError, InvalidValue, LedgerError, Unsupported
 from hush.core.guarantee import Arithmetic, Guarantee, Secrecy
 from hush.core.plan import Plan
-from hush.core.randomness import SystemSource, cryptographic, set_apart, source_for
+from hush.core.randomness import SystemSource, cryptographic, derive_source, source_for
 from hush.core.ranges import check_count, check_kind
 from hush.core.release import Selective
 from hush.core.value import SingleOwner
-from hush.gradients.checks.models import check_model, check_optimizer, per_record
+from hush.gradients.checks.models import check_model, check_optimizer, per_sample_loss
 from hush.gradients.checks.module_state import ModuleState
 from hush.gradients.recording import Views
 from hush.gradients.replay import Replay
@@ -77,7 +77,7 @@ class StepState(SingleOwner):
         check_model(check_kind("model", model, nn.Module))
         check_optimizer(check_kind("optimizer", optimizer, torch.optim.Optimizer), model)
         self.model = model
-        self.loss = per_record(loss)
+        self.loss = per_sample_loss(loss)
         self.module_state = ModuleState(model, getattr(self.loss, "loss", self.loss))
         """Watches that forward passes keep nothing of a record in the model's attributes."""
         self.optimizer = optimizer
@@ -123,7 +123,7 @@ class StepState(SingleOwner):
             )
         self._replay = Replay(model, self.loss, plan.clipping, views) if replay else None
         self.ledger = _open_ledger(ledger, plan)
-        self.generator = set_apart(self.generator, self.ledger.stream_label())
+        self.generator = derive_source(self.generator, self.ledger.stream_label())
         self.randomness: Secrecy = "secret" if generator is None else "seeded"
         """Whether the stream's key came from the operating system or from a seed that was given."""
         self.run = secrets.token_hex(8)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hush.accounting.pld.laws import PowerLaw
+from hush.accounting.pld.laws import GeneralizedGaussianLaw
 from hush.accounting.pld.privacy_loss import UNIT, Array
 
 BETAS = st.one_of(st.sampled_from([1.0, 1 + 1e-9, 1.25, 1.99, 2.0, 2.33, 4.0, 12.0]), st.floats(1, 12))
@@ -16,18 +16,18 @@ BETAS = st.one_of(st.sampled_from([1.0, 1 + 1e-9, 1.25, 1.99, 2.0, 2.33, 4.0, 12
 POWERS = np.exp(np.linspace(math.log(1e-6), math.log(650), 24))
 
 
-def ratio(law: PowerLaw, place: float) -> mp.mpf:
+def ratio(law: GeneralizedGaussianLaw, place: float) -> mp.mpf:
     """The log-ratio at |2x - 1| = place, from the definition."""
     beta, width = mp.mpf(law.beta), 2 * mp.mpf(law.scale)
     return ((1 + mp.mpf(place)) / width) ** beta - (abs(1 - mp.mpf(place)) / width) ** beta
 
 
-def tail(law: PowerLaw, noise: mp.mpf) -> mp.mpf:
+def tail(law: GeneralizedGaussianLaw, noise: mp.mpf) -> mp.mpf:
     beta = mp.mpf(law.beta)
     return mp.gammainc(1 / beta, noise**beta, mp.inf, regularized=True) / 2
 
 
-def faithful(law: PowerLaw, model: PowerLaw, noise: Array) -> bool:
+def faithful(law: GeneralizedGaussianLaw, model: GeneralizedGaussianLaw, noise: Array) -> bool:
     """Whether cuts and tails of `model` are those of `law`, up to the errors that are paid for.
 
     A cut's loss may be off by what `compose` adds to epsilon, a tail by `rounding`.
@@ -49,7 +49,7 @@ def faithful(law: PowerLaw, model: PowerLaw, noise: Array) -> bool:
     return True
 
 
-def _slack(law: PowerLaw) -> float:
+def _slack(law: GeneralizedGaussianLaw) -> float:
     # `without` is rounded; near the middle its power may be far larger than the log-ratio
     return 1 + law.beta * math.pow(1 / law.scale, law.beta)
 
@@ -59,22 +59,22 @@ def _slack(law: PowerLaw) -> float:
 @example(beta=1 + 1e-12, log_scale=0.0)
 @settings(max_examples=60, deadline=None)
 def test_cuts_and_tails(beta: float, log_scale: float) -> None:
-    law = PowerLaw(beta, max(10**log_scale, 5e5 ** (-1 / beta)))
+    law = GeneralizedGaussianLaw(beta, max(10**log_scale, 5e5 ** (-1 / beta)))
     noise = POWERS ** (1 / beta)
     assert faithful(law, law, np.append(-noise[::-1], noise))
 
 
 @pytest.mark.parametrize("beta", [1.0, 1.25, 2.0, 4.0])
 def test_another_law_is_seen(beta: float) -> None:
-    law, noise = PowerLaw(beta, 1.0), POWERS ** (1 / beta)
-    assert not faithful(law, PowerLaw(beta, 1 + 1e-9), noise)
-    assert not faithful(law, PowerLaw(beta + 1e-9, 1.0), noise)
+    law, noise = GeneralizedGaussianLaw(beta, 1.0), POWERS ** (1 / beta)
+    assert not faithful(law, GeneralizedGaussianLaw(beta, 1 + 1e-9), noise)
+    assert not faithful(law, GeneralizedGaussianLaw(beta + 1e-9, 1.0), noise)
 
 
 @pytest.mark.parametrize("beta", [1.01, 1.25, 1.5, 2.0, 2.33, 4.0, 12.0])
 @pytest.mark.parametrize("scale", [0.5, 1.0, 1e4])
 def test_losses_where_cuts_are_put_are_the_losses_asked_for(beta: float, scale: float) -> None:
-    law = PowerLaw(beta, max(scale, 5e5 ** (-1 / beta)))
+    law = GeneralizedGaussianLaw(beta, max(scale, 5e5 ** (-1 / beta)))
     aims = np.abs(law.log_likelihood_ratio(POWERS ** (1 / beta), 0.0))
     with mp.workdps(40):
         for aim, place in zip(aims, law._invert(aims), strict=True):
@@ -84,15 +84,17 @@ def test_losses_where_cuts_are_put_are_the_losses_asked_for(beta: float, scale: 
 
 
 def test_a_loss_never_reached_is_cut_at_infinity() -> None:
-    without, _ = PowerLaw(1.0, 2.0).invert_ratio(np.array([-0.6, -0.25, 0.0, 0.25, 0.5, 0.6, np.inf]))
+    without, _ = GeneralizedGaussianLaw(1.0, 2.0).invert_ratio(
+        np.array([-0.6, -0.25, 0.0, 0.25, 0.5, 0.6, np.inf])
+    )
     assert without.tolist() == [-math.inf, 0.125, 0.25, 0.375, math.inf, math.inf, math.inf]
-    without, _ = PowerLaw(1.5, 2.0).invert_ratio(np.array([-np.inf, 0.0, 1e6]))
+    without, _ = GeneralizedGaussianLaw(1.5, 2.0).invert_ratio(np.array([-np.inf, 0.0, 1e6]))
     assert without.tolist() == [-math.inf, 0.25, math.inf]
 
 
 @pytest.mark.parametrize("beta", [1.0, 1.25, 2.0, 2.33, 4.0])
 def test_distance_and_reach(beta: float) -> None:
-    law = PowerLaw(beta, 0.8)
+    law = GeneralizedGaussianLaw(beta, 0.8)
     with mp.workdps(40):
         middle = 1 - 2 * tail(law, mp.mpf(0.5) / mp.mpf(0.8))
     assert law.total_variation == pytest.approx(float(middle), rel=1e-13)
@@ -103,7 +105,7 @@ def test_distance_and_reach(beta: float) -> None:
 @pytest.mark.parametrize("beta", [1.0, 1.25, 2.0, 2.33, 4.0])
 @pytest.mark.parametrize("tail_mass", [1e-300, 1e-12])
 def test_nodes_stand_for_the_law(beta: float, tail_mass: float) -> None:
-    noise, weight = PowerLaw(beta, 1.0).quadrature(tail_mass)
+    noise, weight = GeneralizedGaussianLaw(beta, 1.0).quadrature(tail_mass)
     second_moment = math.gamma(3 / beta) / math.gamma(1 / beta)
     assert np.exp(weight).sum() == pytest.approx(1)
     assert (np.exp(weight) * noise**2).sum() == pytest.approx(second_moment, rel=2e-2)

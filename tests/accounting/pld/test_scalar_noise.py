@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hush.accounting.mechanism import SampledGaussian, SampledNoise
 from hush.accounting.pld import accountant
 from hush.accounting.pld.lattice import Lattice, aligned_width, optimistic, pessimistic
-from hush.accounting.pld.laws import PowerLaw
+from hush.accounting.pld.laws import GeneralizedGaussianLaw
 from hush.accounting.pld.privacy_loss import Array, Direction, Step, loss_range
 from hush.accounting.pld.snapping import SNAP
 from hush.core.errors import InvalidValue
@@ -127,11 +127,11 @@ def test_delta_of_one_step(beta: float, rate: float) -> None:
 
 
 @dataclass(frozen=True)
-class _WrongTail(PowerLaw):
+class _WrongTail(GeneralizedGaussianLaw):
     """A law whose masses are those of another power."""
 
     def survival(self, noise: Array) -> Array:
-        return PowerLaw(1.05 * self.beta, self.scale).survival(noise)
+        return GeneralizedGaussianLaw(1.05 * self.beta, self.scale).survival(noise)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class _Broken(SampledNoise):
     """A step that forgets which power its noise has."""
 
     @property
-    def law(self) -> PowerLaw:
+    def law(self) -> GeneralizedGaussianLaw:
         return _WrongTail(self.beta, self.scale)
 
 

@@ -10,7 +10,7 @@ from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp import coordinatewise, gaussian
 from hush.accounting.rdp.allocation import sum_over_blocks
-from hush.accounting.rdp.coordinatewise import coordinate_wise
+from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.core.errors import InvalidValue
 from hush.core.sensitivity import SensitivitySet
@@ -24,7 +24,7 @@ def twice(deviation: float, rate: float, coordinate_rate: float) -> Array:
         law=NoiseDensity(beta=2, scale=deviation * math.sqrt(2)), rate=coordinate_rate
     )
     ball = SensitivitySet(p=2, norm=1, cap=0.1, dimension=300_000)
-    return coordinate_wise([(profile, ball)], rate, ORDERS)
+    return coordinatewise_rdp([(profile, ball)], rate, ORDERS)
 
 
 def needed(step: Callable[[float], Array], epsilon: float, steps: int) -> float:
@@ -55,7 +55,7 @@ def test_the_noise_twice_sampling_needs(
     targets = [(2, 1500), (2.5, 2000), (4, 2500), (8, 5000)]
     for (epsilon, steps), ratio in zip(targets, ratios, strict=True):
         plain = needed(
-            lambda s: gaussian.divergence(SampledGaussian(rate * coordinate_rate, s), ORDERS),
+            lambda s: gaussian.renyi_divergence(SampledGaussian(rate * coordinate_rate, s), ORDERS),
             epsilon,
             steps,
         )
@@ -66,26 +66,30 @@ def test_the_noise_twice_sampling_needs(
 @pytest.mark.parametrize("rate", [0.01, 0.3, 1.0])
 def test_normal_noise_in_l2_is_the_sampled_gaussian(rate: float) -> None:
     law = NoiseDensity(beta=2, scale=1.3 * math.sqrt(2))
-    found = coordinate_wise(
+    found = coordinatewise_rdp(
         [(CoordinateRDP(law=law), SensitivitySet(p=2, norm=1, dimension=1000))], rate, ORDERS
     )
-    assert found == pytest.approx(gaussian.divergence(SampledGaussian(rate, 1.3), ORDERS), rel=1e-9)
+    assert found == pytest.approx(
+        gaussian.renyi_divergence(SampledGaussian(rate, 1.3), ORDERS), rel=1e-9
+    )
 
 
 def test_coordinate_sampling_of_a_one_hot_change_is_input_sampling() -> None:
     law = NoiseDensity(beta=2, scale=1.3 * math.sqrt(2))
-    found = coordinate_wise(
+    found = coordinatewise_rdp(
         [(CoordinateRDP(law=law, rate=0.1), SensitivitySet(p=2, norm=1))], 1.0, [2, 5, 20]
     )
-    assert found == pytest.approx(gaussian.divergence(SampledGaussian(0.1, 1.3), [2, 5, 20]), rel=1e-3)
+    assert found == pytest.approx(
+        gaussian.renyi_divergence(SampledGaussian(0.1, 1.3), [2, 5, 20]), rel=1e-3
+    )
 
 
 def test_orders_are_whole_under_sampling() -> None:
     block = (CoordinateRDP(law=NoiseDensity(beta=1, scale=1)), SensitivitySet(p=1, norm=1))
-    assert coordinate_wise([block], 1.0, [1.5, 2.5]).shape == (2,)
+    assert coordinatewise_rdp([block], 1.0, [1.5, 2.5]).shape == (2,)
     for orders in ([1.5], [2.5]):
         with pytest.raises(InvalidValue, match=r"whole numbers >= 2 under sampling.*Pass e\.g\."):
-            coordinate_wise([block], 0.5, orders)
+            coordinatewise_rdp([block], 0.5, orders)
 
 
 def test_an_order_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +106,7 @@ def test_an_order_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return sum_over_blocks(blocks, orders)  # type: ignore[arg-type]
 
     monkeypatch.setattr(coordinatewise, "sum_over_blocks", counted)
-    few = coordinate_wise(blocks, 0.1, [2, 5])
-    many = coordinate_wise(blocks, 0.1, [2, 5, 12])
+    few = coordinatewise_rdp(blocks, 0.1, [2, 5])
+    many = coordinatewise_rdp(blocks, 0.1, [2, 5, 12])
     assert asked == list(range(2, 13))
     assert few.tolist() == many[:2].tolist()

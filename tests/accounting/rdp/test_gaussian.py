@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.rdp.conversion import ORDERS
-from hush.accounting.rdp.gaussian import divergence, epsilon
+from hush.accounting.rdp.gaussian import epsilon, renyi_divergence
 from hush.core.errors import InvalidValue
 
 ORDINARY = (1.5, 2, 3.7, 8, 16.5, 32, 64)
@@ -53,14 +53,14 @@ def integral(rate: float, multiplier: float, order: float, *, add: bool = False)
     ],
 )
 def test_the_integral(rate: float, multiplier: float, order: float) -> None:
-    ours = float(divergence(SampledGaussian(rate, multiplier), order)[0])
+    ours = float(renyi_divergence(SampledGaussian(rate, multiplier), order)[0])
     assert ours == pytest.approx(integral(rate, multiplier, order), rel=1e-9)
     assert ours >= integral(rate, multiplier, order, add=True) * (1 - 1e-9)
 
 
 def test_a_multiplier_five_percent_off_would_be_seen() -> None:
     truth = integral(0.01, 1.0, 8.5)
-    off = float(divergence(SampledGaussian(0.01, 1.05), 8.5)[0])
+    off = float(renyi_divergence(SampledGaussian(0.01, 1.05), 8.5)[0])
     assert off != pytest.approx(truth, rel=1e-2)
 
 
@@ -68,7 +68,9 @@ def test_a_multiplier_five_percent_off_would_be_seen() -> None:
 def test_closed_form_at_rate_one(multiplier: float) -> None:
     orders = np.array(ORDINARY)
     expected = orders / (2 * multiplier**2)
-    assert divergence(SampledGaussian(1.0, multiplier), orders) == pytest.approx(expected, rel=1e-11)
+    assert renyi_divergence(SampledGaussian(1.0, multiplier), orders) == pytest.approx(
+        expected, rel=1e-11
+    )
 
 
 @pytest.mark.parametrize(("rate", "multiplier"), [(0.01, 1.0), (0.2, 4.0), (1e-3, 0.6)])
@@ -98,13 +100,13 @@ def test_mironov_conversion_is_the_classical_formula() -> None:
 @pytest.mark.parametrize("order", [1.0, 0.5, -2.0, math.inf, math.nan])
 def test_orders_up_to_one_are_refused(order: float) -> None:
     with pytest.raises(InvalidValue, match="must be a finite number > 1"):
-        divergence(SampledGaussian(0.1, 1.0), [2.0, order])
+        renyi_divergence(SampledGaussian(0.1, 1.0), [2.0, order])
 
 
 @pytest.mark.parametrize("multiplier", [1e-300, 1e-3, 0.02, 1.0, 1e6, 1e300])
 @pytest.mark.parametrize("rate", [1e-8, 0.3, 1.0])
 def test_extremes_are_never_nan_and_never_fall_with_the_order(rate: float, multiplier: float) -> None:
-    values = divergence(SampledGaussian(rate, multiplier), [1.0001, 1.5, 2, 2.5, 100, 1e5, 1e12])
+    values = renyi_divergence(SampledGaussian(rate, multiplier), [1.0001, 1.5, 2, 2.5, 100, 1e5, 1e12])
     assert not np.isnan(values).any()
     assert (values >= 0).all()
     assert all(low <= high * (1 + 1e-9) + 1e-20 for low, high in pairwise(values))
@@ -119,7 +121,7 @@ def test_extremes_are_never_nan_and_never_fall_with_the_order(rate: float, multi
 def test_sampling_never_hurts_and_a_larger_order_never_costs_less(
     rate: float, multiplier: float, order: float
 ) -> None:
-    low, high = divergence(SampledGaussian(rate, multiplier), [order, 1.1 * order])
+    low, high = renyi_divergence(SampledGaussian(rate, multiplier), [order, 1.1 * order])
     assert 0 <= low <= high * (1 + 1e-9)
     assert high <= 1.1 * order / (2 * multiplier**2) * (1 + 1e-9)
 

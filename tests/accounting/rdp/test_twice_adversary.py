@@ -17,7 +17,7 @@ from scipy.optimize import minimize
 from scipy.special import gammaln
 
 from hush.accounting.pld.privacy_loss import Array
-from hush.accounting.rdp.coordinatewise import coordinate_wise
+from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.core.sensitivity import SensitivitySet
 
@@ -73,7 +73,7 @@ def charged(
         )
         for block, deviation in zip(blocks, deviations, strict=True)
     ]
-    return float(coordinate_wise(parts, rate, [order])[0])
+    return float(coordinatewise_rdp(parts, rate, [order])[0])
 
 
 def member(raw: Array, blocks: Sequence[SensitivitySet]) -> Array:

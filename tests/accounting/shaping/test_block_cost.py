@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hush.accounting.mechanism import ellipsoid
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp import gaussian
-from hush.accounting.rdp.coordinatewise import coordinate_wise
+from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.accounting.rdp.subsampling import AdjacentPair
 from hush.accounting.shaping.block_cost import BlockCost
@@ -81,7 +81,7 @@ def test_the_accountant_that_charges_any_law(seed: int, rate: float, inner: floa
         for block, log_variance in zip(blocks, log_variances, strict=True)
     ]
     orders = [2, 3, 7, 12]
-    charged = coordinate_wise(parts, rate, orders)
+    charged = coordinatewise_rdp(parts, rate, orders)
     cost = BlockCost(blocks, rate, inner, HIGHEST, AdjacentPair.POSITIVE)
     found = np.array([value for value, _ in cost.at_all(orders, log_variances)])
     assert (charged >= found * (1 - 1e-9)).all()
@@ -125,7 +125,7 @@ def test_all_entries_with_as_much_noise_on_the_mean_cost_no_more(
     cost = BlockCost(blocks, rate, inner, HIGHEST, AdjacentPair.SWAPPED).at(order, log_variances)[0]
     deviations = np.exp(log_variances / 2) / inner
     step = ellipsoid(rate, [block.l2_radius for block in blocks], deviations.tolist())
-    assert cost >= gaussian.divergence(step, [order])[0] * (1 - 1e-9)
+    assert cost >= gaussian.renyi_divergence(step, [order])[0] * (1 - 1e-9)
 
 
 def test_the_bounds_that_bind() -> None:

@@ -11,11 +11,11 @@ import hush
 from hush.accounting.mechanism import ellipsoid
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.conversion import rdp_to_epsilon
-from hush.accounting.rdp.coordinatewise import coordinate_wise
+from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.accounting.rdp.subsampling import AdjacentPair
 from hush.accounting.shaping.block_cost import BlockCost
-from hush.accounting.shaping.fit import Shaped, proportions, shaped
+from hush.accounting.shaping.fit import LeastVarianceNoise, closed_form_deviations, least_variance_noise
 from hush.accounting.shaping.least_variance import least_variance
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.sensitivity import SensitivitySet
@@ -40,8 +40,8 @@ FEW = [
 
 def found_for(
     blocks: Sequence[SensitivitySet], rate: float = 0.05, inner: float = 0.5, steps: int = 200
-) -> Shaped:
-    return shaped(blocks, rate=rate, coordinate_rate=inner, budget=BUDGET, steps=steps)
+) -> LeastVarianceNoise:
+    return least_variance_noise(blocks, rate=rate, coordinate_rate=inner, budget=BUDGET, steps=steps)
 
 
 def epsilon(
@@ -56,7 +56,7 @@ def epsilon(
         for block, deviation in zip(blocks, deviations, strict=True)
     ]
     orders = np.arange(2.0, 33.0)
-    return rdp_to_epsilon(steps * coordinate_wise(parts, rate, orders), orders, BUDGET.delta)
+    return rdp_to_epsilon(steps * coordinatewise_rdp(parts, rate, orders), orders, BUDGET.delta)
 
 
 @pytest.mark.parametrize(("blocks", "steps"), [(PAPER, 1500), (FEW, 20)])
@@ -144,7 +144,7 @@ def scaled_to_budget(blocks: Sequence[SensitivitySet], shape: Array, steps: int)
 
 def test_closed_and_isotropic_shapes_are_never_better() -> None:
     found = found_for(FEW, steps=20)
-    closed = scaled_to_budget(FEW, proportions(FEW), 20)
+    closed = scaled_to_budget(FEW, closed_form_deviations(FEW), 20)
     alike = scaled_to_budget(FEW, np.ones(3), 20)
     assert found.variance < 0.99 * closed
     assert found.closed_form == pytest.approx(closed, rel=1e-2)
@@ -182,7 +182,7 @@ def test_one_block_is_plain_calibration() -> None:
         sampling=hush.Poisson(rate=0.05), clipping=hush.L2(norm=2.0), noise=hush.Gaussian(multiplier=1.0)
     )
     noise = hush.calibrate(plan, BUDGET, steps=200).noise
-    found = shaped([ball(70, 2.0)], rate=0.05, budget=BUDGET, steps=200)
+    found = least_variance_noise([ball(70, 2.0)], rate=0.05, budget=BUDGET, steps=200)
     assert found.deviations == pytest.approx([2.0 * noise.to_plain()["multiplier"]], rel=1e-9)
     assert found.gain == pytest.approx(1.0)
     # with sampled coordinates: one number, by bisection in the accountant
@@ -204,8 +204,8 @@ def test_units_and_order_of_blocks_do_not_matter(inner: float) -> None:
 
 def test_a_split_block_gets_the_noise_of_the_whole() -> None:
     # unsampled, two boxes of one coordinate each are one box of two
-    halves = shaped([ball(1, 1.0)] * 2, rate=0.05, budget=BUDGET, steps=200)
-    whole = shaped([ball(2, 9.0, 1.0)], rate=0.05, budget=BUDGET, steps=200)
+    halves = least_variance_noise([ball(1, 1.0)] * 2, rate=0.05, budget=BUDGET, steps=200)
+    whole = least_variance_noise([ball(2, 9.0, 1.0)], rate=0.05, budget=BUDGET, steps=200)
     assert halves.deviations == pytest.approx(whole.deviations * 2)
 
 
@@ -215,9 +215,9 @@ def test_closed_forms_are_tight_and_least_among_covariances() -> None:
         ball(2, 0.5),
         ball(1, 1.0),
     ]
-    found = shaped(blocks, rate=0.05, budget=BUDGET, steps=200)
+    found = least_variance_noise(blocks, rate=0.05, budget=BUDGET, steps=200)
     effective = ellipsoid(0.05, [block.norm for block in blocks], found.deviations)
-    plain = shaped([ball(1, 1.0)], rate=0.05, budget=BUDGET, steps=200).deviations[0]
+    plain = least_variance_noise([ball(1, 1.0)], rate=0.05, budget=BUDGET, steps=200).deviations[0]
     assert effective.multiplier == pytest.approx(plain)
     rng = np.random.default_rng(1)
     ends = np.cumsum([block.size for block in blocks])[:-1]
@@ -235,21 +235,21 @@ def test_closed_forms_are_tight_and_least_among_covariances() -> None:
 
 def test_theorem_4_5_for_a_box() -> None:
     sides = [0.1, 1.0, 3.0]
-    found = shaped([ball(1, side) for side in sides], rate=1.0, budget=BUDGET, steps=10)
+    found = least_variance_noise([ball(1, side) for side in sides], rate=1.0, budget=BUDGET, steps=10)
     ratio = np.array(found.deviations) ** 2 / np.array(sides)
     assert ratio == pytest.approx(np.full(3, ratio[0]))
-    cube = shaped([ball(3, 100.0, 3.0)], rate=1.0, budget=BUDGET, steps=10)
+    cube = least_variance_noise([ball(3, 100.0, 3.0)], rate=1.0, budget=BUDGET, steps=10)
     # proportional to the squared sum of sides
     assert found.variance / cube.variance == pytest.approx((sum(sides) / 9.0) ** 2)
 
 
 def test_a_small_budget_takes_a_large_order() -> None:
     budget = hush.Budget(epsilon=0.1, delta=1e-5)
-    found = shaped(FEW, rate=0.05, coordinate_rate=0.5, budget=budget, steps=10)
+    found = least_variance_noise(FEW, rate=0.05, coordinate_rate=0.5, budget=budget, steps=10)
     assert found.order is not None
     assert found.order > 64
     with pytest.raises(BudgetExceeded, match=r"any order up to 1024.*coordinate_rate=1"):
-        shaped(
+        least_variance_noise(
             FEW, rate=0.05, coordinate_rate=0.5, budget=hush.Budget(epsilon=1e-3, delta=1e-9), steps=10
         )
 
@@ -258,9 +258,9 @@ def test_bad_input() -> None:
     with pytest.raises(InvalidValue, match=r"blocks=\[\] must not be empty"):
         found_for([])
     with pytest.raises(InvalidValue, match="coordinate_rate=0 must be"):
-        shaped(FEW, rate=0.1, coordinate_rate=0, budget=BUDGET, steps=1)
+        least_variance_noise(FEW, rate=0.1, coordinate_rate=0, budget=BUDGET, steps=1)
     with pytest.raises(InvalidValue, match="steps=0"):
-        shaped(FEW, rate=0.1, budget=BUDGET, steps=0)
+        least_variance_noise(FEW, rate=0.1, budget=BUDGET, steps=0)
 
 
 def test_a_plan_gets_noise_that_fits() -> None:

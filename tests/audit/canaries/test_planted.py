@@ -10,7 +10,7 @@ import hush
 from hush.accounting.pld import analytic_gaussian
 from hush.audit.canaries.directions import Signs, Spikes, directions_for, mislabelled, quietness
 from hush.audit.canaries.one_run import one_run
-from hush.audit.canaries.planted import Planted, run_with_canaries
+from hush.audit.canaries.planted import CanaryRun, run_with_canaries
 from hush.core.errors import DataError, InvalidValue
 from hush.core.randomness import Randomness
 from hush.noise import Gaussian
@@ -71,7 +71,7 @@ def planted(
     seed: int = 0,
     others: bool = True,
     physical_batch: int = 16,
-) -> tuple[Planted, Tensor]:
+) -> tuple[CanaryRun, Tensor]:
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model, loss, data = nn.Linear(10, classes), nn.CrossEntropyLoss(), records(20)

@@ -13,7 +13,7 @@ from hush.audit.mechanisms.combinations import (
     CLIPPINGS,
     RELEASES,
     SAMPLINGS,
-    Attacked,
+    Attack,
     attacks,
     plans,
     refused,
@@ -35,14 +35,14 @@ LONG = {
 }
 
 
-def marked(each: Attacked) -> Any:
+def marked(each: Attack) -> Any:
     # whole steps take as many seconds; one kind is tried by `..verdict_without_noise..`
     long = each.name in LONG or each.whole_steps
     return pytest.param(each, id=each.name, marks=(pytest.mark.slow,) if long else ())
 
 
 @pytest.mark.parametrize("each", [marked(each) for each in ATTACKS])
-def test_no_more_is_found_than_is_charged(each: Attacked) -> None:
+def test_no_more_is_found_than_is_charged(each: Attack) -> None:
     found = each.attack(runs=each.runs, confidence=CONFIDENCE)
     assert found.holds, found
 

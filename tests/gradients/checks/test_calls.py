@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from hush.core.errors import DataError, Unsupported
 from hush.gradients.checks.calls import check_arguments
-from hush.gradients.checks.models import per_record
+from hush.gradients.checks.models import per_sample_loss
 from hush.gradients.recording import record
 
 INPUTS, TARGETS = torch.randn(5, 4), torch.arange(5) % 3
@@ -48,7 +48,7 @@ def test_outputs_that_a_loss_does_not_take_are_named_with_a_loss_that_does(
     wrap: Any, part: str, loss: Any
 ) -> None:
     with pytest.raises(Unsupported, match=rf"the model returns .*cross_entropy\({part}, y, reduction"):
-        record(Returning(wrap), per_record(loss), INPUTS, TARGETS)
+        record(Returning(wrap), per_sample_loss(loss), INPUTS, TARGETS)
 
 
 @pytest.mark.parametrize(

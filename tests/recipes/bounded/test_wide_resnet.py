@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.gradients.fisher import gap
+from hush.gradients.fisher import power_iteration_error
 from hush.training.data import Batch
 from recipes.bounded.wide_resnet import Training, Watch, WatchedStep, passed_on, train
 
@@ -83,7 +83,7 @@ def test_against_jacobians_that_are_written_out(kind: str, monkeypatch: pytest.M
     assert not all(set(range(WATCHED)) <= taken for taken in drawn)
     # upper ends of certified bounds, whose lower ends are close after so many multiplications
     assert (loss.eta() >= np.sqrt(expected) * (1 - 1e-5)).all()
-    lower = loss.eta() * math.sqrt(1 - gap(5, ITERATIONS, 1e-6))
+    lower = loss.eta() * math.sqrt(1 - power_iteration_error(5, ITERATIONS, 1e-6))
     assert lower == pytest.approx(np.sqrt(expected), rel=0.01)
 
 

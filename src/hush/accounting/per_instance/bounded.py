@@ -102,7 +102,7 @@ def fisher(plan: Plan, location: npt.ArrayLike) -> Array:
     """
     center = as_vector("location", location)
     check_kind("plan", plan, Plan)
-    support, scale = support_of(plan.noise, plan.clipping.reference_norm)
+    support, scale = unit_law(plan.noise, plan.clipping.reference_norm)
     values = np.empty(len(center))
     for start in range(0, len(center), _CHUNK):
         part = slice(start, start + _CHUNK)
@@ -110,7 +110,7 @@ def fisher(plan: Plan, location: npt.ArrayLike) -> Array:
     return values
 
 
-def support_of(noise: Noise, unit: float) -> tuple[Support, float]:
+def unit_law(noise: Noise, unit: float) -> tuple[Support, float]:
     """The noise law in units of its standard deviation, and that deviation."""
     if type(noise) not in (*_unit_law.registry, Gaussian):
         raise Unproved(
@@ -156,7 +156,7 @@ def _release_law(plan: Plan) -> tuple[Support, float]:
             "records at hand: with sampled records the location is a secret of the draw, and in other "
             "bases the law is no product. Use FullBatch with Linf, L2 or L2Linf, or hush.rdp."
         )
-    return support_of(plan.noise, plan.clipping.reference_norm)
+    return unit_law(plan.noise, plan.clipping.reference_norm)
 
 
 def _product_rdp(

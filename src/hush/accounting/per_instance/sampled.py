@@ -14,7 +14,7 @@ from scipy.special import log_ndtr
 
 from hush.accounting.epsilon import checked_orders
 from hush.accounting.numerics import Array, log_mixture, log_weights, log_weights_numpy
-from hush.accounting.per_instance.bounded import as_vector, support_of
+from hush.accounting.per_instance.bounded import as_vector, unit_law
 from hush.accounting.per_instance.laws import (
     Atoms,
     Rectified,
@@ -72,7 +72,7 @@ def sampled_rdp(plan: Plan, location: npt.ArrayLike, orders: npt.ArrayLike) -> A
             "than it is worth. Pass e.g. orders=[2, 4, 8].",
             key="orders",
         )
-    support, scale = support_of(plan.noise, plan.clipping.reference_norm)
+    support, scale = unit_law(plan.noise, plan.clipping.reference_norm)
     rate, limit = plan.sampling.coordinate_participation, plan.clipping.reference_norm / scale
     totals = np.zeros((2, len(order_array)))
     for start in range(0, len(center), _CHUNK):

@@ -106,7 +106,7 @@ def _representable(steps: Counts) -> dict[Step, int]:
     """The steps with noise raised until a grid can hold their losses: no less private."""
     raised: dict[Step, int] = {}
     for step, count in steps.items():
-        noisier = step.noisier()
+        noisier = step.with_representable_loss()
         raised[noisier] = raised.get(noisier, 0) + count
     return raised
 

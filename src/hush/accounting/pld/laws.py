@@ -13,7 +13,7 @@ from hush.accounting.pld.privacy_loss import UNIT, Array
 
 
 @dataclass(frozen=True)
-class NormalLaw:
+class GaussianLaw:
     """N(0, scale^2); shifted by one, the log-likelihood ratio at x is (2x - 1) / (2 scale^2)."""
 
     scale: float
@@ -56,7 +56,7 @@ _TABLE_SIZE, _NEWTON_STEPS = 4096, 4
 
 
 @dataclass(frozen=True)
-class PowerLaw:
+class GeneralizedGaussianLaw:
     """Generalized Gaussian: density proportional to exp(-|x / scale|^beta), 1 <= beta."""
 
     beta: float

@@ -65,7 +65,7 @@ class Step(Protocol):
     @property
     def law(self) -> PrivacyLossLaw: ...
 
-    def noisier(self) -> "Step":
+    def with_representable_loss(self) -> "Step":
         """The step, or one with just enough more noise for its losses to fit a grid."""
 
 

@@ -25,7 +25,7 @@ _COMPUTED_ORDERS: Array = np.unique(
 WHOLE_ORDERS: Array = np.unique(np.round(np.append(np.arange(2, 33), np.geomspace(33, 1024, 28))))
 
 
-def coordinate_wise(
+def coordinatewise_rdp(
     blocks: Sequence[tuple[CoordinateRDP, SensitivitySet]], rate: float, orders: npt.ArrayLike
 ) -> Array:
     """The Rényi divergence of one step at each order, the larger of both directions.

@@ -25,7 +25,7 @@ from hush.core.errors import InvalidValue
 _MAX_TERMS = 100_000
 
 
-def divergence(step: SampledGaussian, orders: npt.ArrayLike) -> Array:
+def renyi_divergence(step: SampledGaussian, orders: npt.ArrayLike) -> Array:
     """The Rényi divergence of one sampled Gaussian step at each order, the larger of both directions.
 
     **Guarantee.** Exact to 1e-9 relatively, or larger than that; never smaller. At rate 1 it is
@@ -59,7 +59,7 @@ def epsilon(
     total = np.zeros(len(order))
     for step, count in steps.items():
         if count:
-            total = total + count * divergence(step, order)
+            total = total + count * renyi_divergence(step, order)
     return rdp_to_epsilon(total, order, delta, conversion)
 
 

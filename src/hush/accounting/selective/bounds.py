@@ -14,7 +14,7 @@ from scipy.special import log_ndtr
 
 from hush.accounting.numerics import OUTWARD, Array, bisect, log_convex_remainder, log_mixture_ratio
 from hush.accounting.pld.privacy_loss import Direction
-from hush.accounting.rdp.gaussian import divergence
+from hush.accounting.rdp.gaussian import renyi_divergence
 from hush.accounting.selective.dominating_pair import (
     dominating_pair,
     hockey_stick,
@@ -49,14 +49,14 @@ def trial_rdp(trial: Trial, orders: npt.ArrayLike) -> Array:
 
 def published(trial: Trial, orders: npt.ArrayLike) -> Array:
     """The published charge of an accepted update: two sampled Gaussians composed. Not a guarantee."""
-    return divergence(trial.train, orders) + divergence(trial.test, orders)
+    return renyi_divergence(trial.train, orders) + renyi_divergence(trial.test, orders)
 
 
 def per_trial(trial: Trial, orders: npt.ArrayLike) -> Array:
     """An upper bound on the Rényi divergence of one trial, every verdict public, at each order."""
     order_array = np.atleast_1d(np.asarray(orders, dtype=float))
     # The verdict is post-processing of the noisy number: publishing that costs the composition.
-    composed = divergence(trial.train, order_array) + divergence(trial.test, order_array)
+    composed = renyi_divergence(trial.train, order_array) + renyi_divergence(trial.test, order_array)
     corner = np.array([_per_trial(trial, float(order)) for order in order_array])
     smaller: Array = np.minimum(composed, corner)
     return smaller

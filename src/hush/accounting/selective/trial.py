@@ -34,7 +34,7 @@ class Trial:
         return self.train.rate + (1 - self.train.rate) * self.test.rate
 
     @property
-    def given_up(self) -> float:
+    def nontermination(self) -> float:
         """An upper bound on the probability that hidden trials end without an accepted update."""
         return 0.0 if self.accounting == "per-trial" else GIVEN_UP
 

@@ -1,6 +1,6 @@
 """RDP of a step as a function of its blocks' noise, with gradients: normal noise, sampled coordinates.
 
-`coordinate_wise` charges the same for any law, with certified integrals. For normal noise at whole
+`coordinatewise_rdp` charges the same for any law, with certified integrals. For normal noise at whole
 orders every stage is a finite sum, and the worst allocation is known (docs/guarantees/shaped-noise.md,
 "One block"), which makes an objective to search with. Nothing is charged by it.
 """

@@ -12,7 +12,7 @@ import numpy as np
 from hush.accounting.calibrate import calibrate
 from hush.accounting.numerics import OUTWARD, Array
 from hush.accounting.rdp.conversion import Conversion, conversion_term
-from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS, coordinate_wise
+from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS, coordinatewise_rdp
 from hush.accounting.rdp.profile import PARTICIPATION, CoordinateRDP, NoiseDensity
 from hush.accounting.rdp.subsampling import AdjacentPair
 from hush.accounting.shaping.block_cost import BlockCost
@@ -30,7 +30,7 @@ _MAX_CORRECTIONS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shaped:
+class LeastVarianceNoise:
     """The standard deviation of each block's noise, and how close to the least total variance it is."""
 
     deviations: tuple[float, ...]
@@ -54,7 +54,7 @@ class Shaped:
         return self.isotropic / self.variance
 
 
-def shaped(
+def least_variance_noise(
     blocks: Sequence[SensitivitySet],
     *,
     rate: float,
@@ -62,7 +62,7 @@ def shaped(
     steps: int,
     coordinate_rate: float = 1.0,
     conversion: Conversion = "improved",
-) -> Shaped:
+) -> LeastVarianceNoise:
     """The Gaussian noise of least total variance that keeps `budget` for `steps` steps.
 
     Args:
@@ -132,7 +132,7 @@ def fit_noise(plan: Plan, budget: Budget, steps: int, dimension: int | None = No
     balls = check_kind("plan", plan, Plan).clipping.sensitivity(dimension)
     if len(balls) == 1:
         return calibrate(replace(plan, noise=Gaussian(multiplier=1.0)), budget, steps, dimension)
-    noise = shaped(
+    noise = least_variance_noise(
         balls,
         rate=plan.sampling.participation,
         budget=budget,
@@ -147,7 +147,7 @@ def fit_noise(plan: Plan, budget: Budget, steps: int, dimension: int | None = No
     )
 
 
-def proportions(blocks: Sequence[SensitivitySet]) -> Array:
+def closed_form_deviations(blocks: Sequence[SensitivitySet]) -> Array:
     """Optimal deviations up to scale: as private as noise of deviation 1 under a sensitivity of 1.
 
     Theorem 4.6 of the twice-sampling paper, variance proportional to norm / sqrt(rank); with ranks of
@@ -159,7 +159,9 @@ def proportions(blocks: Sequence[SensitivitySet]) -> Array:
     return deviations
 
 
-def _closed_form(blocks: Sequence[SensitivitySet], rate: float, budget: Budget, steps: int) -> Shaped:
+def _closed_form(
+    blocks: Sequence[SensitivitySet], rate: float, budget: Budget, steps: int
+) -> LeastVarianceNoise:
     plain = Plan(
         sampling=FullBatch() if rate == 1 else Poisson(rate=rate),
         clipping=L2(norm=1.0),
@@ -168,10 +170,10 @@ def _closed_form(blocks: Sequence[SensitivitySet], rate: float, budget: Budget, 
     noise = calibrate(plain, budget, steps).noise
     multiplier = float(noise.to_plain()["multiplier"]) * OUTWARD
     ranks, norms = np.array([[block.size, block.l2_radius] for block in blocks], dtype=float).T
-    deviations = multiplier * proportions(blocks)
+    deviations = multiplier * closed_form_deviations(blocks)
     cost = (norms / deviations) ** 2
     variance = ranks * deviations**2
-    return Shaped(
+    return LeastVarianceNoise(
         deviations=tuple(deviations.tolist()),
         variance=float(variance.sum()),
         isotropic=float(multiplier**2 * (norms @ norms) * ranks.sum()),
@@ -189,7 +191,7 @@ def _convex_search(
     budget: Budget,
     steps: int,
     conversion: Conversion,
-) -> Shaped:
+) -> LeastVarianceNoise:
     """Theorem 5.6 of the twice-sampling paper, over all orders together."""
     ranks = np.array([block.size for block in blocks], dtype=float)
     divergence_limits = (
@@ -207,7 +209,7 @@ def _convex_search(
             "all coordinates take part (coordinate_rate=1), which is charged more tightly."
         )
     cost = BlockCost(blocks, rate, coordinate_rate, max(limits), AdjacentPair.POSITIVE)
-    closed_form_shape = 2 * np.log(proportions(blocks))
+    closed_form_shape = 2 * np.log(closed_form_deviations(blocks))
 
     def certified(order: int, log_variances: Array) -> Array:
         return _certified(blocks, log_variances, rate, coordinate_rate, order, limits[order])
@@ -219,7 +221,7 @@ def _convex_search(
 
     optimum = least_variance(cost, ranks, limits, closed_form_shape)
     log_variances = certified(optimum.order, optimum.log_variances)
-    return Shaped(
+    return LeastVarianceNoise(
         deviations=tuple(np.exp(log_variances / 2).tolist()),
         variance=float(ranks @ np.exp(log_variances)),
         isotropic=scaled(np.zeros(len(blocks))),
@@ -251,7 +253,7 @@ def _certified(
             )
             for block, log_variance in zip(blocks, log_variances, strict=True)
         ]
-        divergence = float(coordinate_wise(parts, rate, [order])[0])
+        divergence = float(coordinatewise_rdp(parts, rate, [order])[0])
         if divergence <= limit:
             return log_variances
         # k times the variance costs less than 1/k of the divergence, which is convex in the precision

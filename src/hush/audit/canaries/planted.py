@@ -15,11 +15,11 @@ from hush.core.errors import DataError
 from hush.core.guarantee import Guarantee
 from hush.core.plan import Plan
 from hush.core.tape import ClippedSum, CoordinateMask
-from hush.gradients.checks.models import per_record
+from hush.gradients.checks.models import per_sample_loss
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import Loss, Views
 from hush.gradients.tape import GradientTape
-from hush.gradients.terms import CHUNK, Dense
+from hush.gradients.terms import CHUNK_ENTRIES, Dense
 from hush.training.step import PrivateStep
 
 ORDINARY = -1
@@ -28,7 +28,7 @@ Example = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Planted:
+class CanaryRun:
     """Scores of the canaries of one run, and the guarantee that was charged."""
 
     scores: Tensor
@@ -54,7 +54,7 @@ def run_with_canaries(
     physical_batch: int | None = None,
     views: Views | None = None,
     public: Example | None = None,
-) -> Planted:
+) -> CanaryRun:
     """Scores of all canaries after training with those whose coin is true.
 
     Args:
@@ -76,7 +76,7 @@ def run_with_canaries(
         views: likewise.
         public: likewise.
     """
-    per_sample = per_record(loss)
+    per_sample = per_sample_loss(loss)
     directions = None if isinstance(canaries, tuple) else canaries
     own = canaries if isinstance(canaries, tuple) else _stand_ins(data, len(included))
     if len(own[1]) != len(included) or (directions is not None and directions.canaries != len(included)):
@@ -106,7 +106,7 @@ def run_with_canaries(
             scores += step.scores(step.update).cpu()
     if before is not None:
         scores = (before - _losses(model, per_sample, own)).cpu()
-    return Planted(scores=scores, charge=step.spent(delta), steps=step.steps)
+    return CanaryRun(scores=scores, charge=step.spent(delta), steps=step.steps)
 
 
 class WithCanaryIndex(nn.Module):
@@ -164,7 +164,7 @@ class CanaryStep(PrivateStep):
             return super().clip_physical_batch(inputs, targets, basis, present)
         who, mask = inputs[1], self.coordinate_mask()
         parts = [super().clip_physical_batch(inputs, targets, basis, present & (who == ORDINARY))]
-        at_once = max(1, CHUNK[self.device.type] // self.dimension)
+        at_once = max(1, CHUNK_ENTRIES[self.device.type] // self.dimension)
         drawn = who[present & (who != ORDINARY)]
         parts += [self._clip_canaries(some, basis, mask) for some in drawn.split(at_once) if len(some)]
         total = {

@@ -8,7 +8,7 @@ from itertools import product
 import torch
 
 from hush.accounting.mechanism import mechanism
-from hush.accounting.per_instance.bounded import support_of
+from hush.accounting.per_instance.bounded import unit_law
 from hush.audit.lower_bound import Audit
 from hush.audit.mechanisms import answers
 from hush.audit.mechanisms.copies import factored
@@ -58,7 +58,7 @@ RELEASES: tuple[Release, ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attacked:
+class Attack:
     """A named attack: `attack(runs=..., confidence=...)` gives a lower bound beside the charge."""
 
     name: str
@@ -82,7 +82,7 @@ def refused() -> list[Plan]:
     return [plan for plan, touched in plans() if _attack_on(plan, touched) is None]
 
 
-def attacks() -> list[Attacked]:
+def attacks() -> list[Attack]:
     """An attack on everything that is charged."""
     listed = []
     for plan, touched in plans():
@@ -90,7 +90,7 @@ def attacks() -> list[Attacked]:
         if attack is not None:
             whole = isinstance(plan.release, Selective)
             runs = STEPS if whole else 5 * ROWS if factored(plan) else ROWS
-            listed.append(Attacked(name=_name(plan), attack=attack, runs=runs, whole_steps=whole))
+            listed.append(Attack(name=_name(plan), attack=attack, runs=runs, whole_steps=whole))
     return [*listed, *_other_attacks()]
 
 
@@ -132,13 +132,13 @@ def _fitting(clipping: Clipping, noise: Noise) -> Clipping:
 def _has_per_instance_charge(noise: Noise) -> bool:
     """Whether a law on a fixed support has a per-instance charge."""
     try:
-        support_of(noise, 1.0)
+        unit_law(noise, 1.0)
     except Unproved:
         return False
     return noise.dominating_noise(1.0) is not None
 
 
-def _other_attacks() -> Iterator[Attacked]:
+def _other_attacks() -> Iterator[Attack]:
     """Attacks beyond single steps: compositions, public bases, per-instance charges, answers."""
     plain = Plan(
         sampling=Poisson(rate=0.3), clipping=L2(norm=1.0), noise=Gaussian(multiplier=2 * DEVIATION)
@@ -155,30 +155,30 @@ def _other_attacks() -> Iterator[Attacked]:
         noise=GeneralizedGaussian(beta=3.0, multiplier=2.0),
     )
     many = 5 * ROWS
-    yield Attacked(
+    yield Attack(
         name="8 steps of Poisson x L2 x Gaussian", attack=partial(audit, plain, steps=8), runs=many
     )
-    yield Attacked(
+    yield Attack(
         name="4 steps of Twice x L2Linf x Gaussian", attack=partial(audit, twice, touched=4, steps=4)
     )
-    yield Attacked(
+    yield Attack(
         name="Lp(p=3) x GeneralizedGaussian(beta=3), spread over 4 numbers",
         attack=partial(audit, spread, touched=4, dimension=4),
     )
-    yield Attacked(
+    yield Attack(
         name="secure FullBatch x L2 x Gaussian", attack=partial(audit, full, secure=True), runs=many
     )
     for noise in _noises(L2(norm=1.0), 1):
         if _has_per_instance_charge(noise):
             bounded = Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=noise)
             for others in (-1, 2):
-                yield Attacked(
+                yield Attack(
                     name=f"{type(noise).__name__} for the records at hand, sum {others:+d}",
                     attack=partial(audit, bounded, others=others, at_hand=True),
                     runs=many,
                 )
     yield from _answers(full)
-    yield Attacked(
+    yield Attack(
         name="adaptive descent under a filter", attack=audit_descent, runs=STEPS // 3, whole_steps=True
     )
     public = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.ones(6, 2)
@@ -190,7 +190,7 @@ def _other_attacks() -> Iterator[Attacked]:
             clipping=Subspaces(ranks=(1, 2), l2=(0.8, 0.6), bases=Principal(groups=1)),
             noise=noise,
         )
-        yield Attacked(
+        yield Attack(
             name=f"{_name(bases)}, public bases",
             attack=partial(audit_steps, bases, touched=3, public=public),
             runs=STEPS,
@@ -198,18 +198,18 @@ def _other_attacks() -> Iterator[Attacked]:
         )
 
 
-def _answers(full: Plan) -> Iterator[Attacked]:
+def _answers(full: Plan) -> Iterator[Attack]:
     votes = NoisyMax.of_votes(noise=Gaussian(multiplier=2.0))
     sure = Confident(vote=votes, threshold=5.0, noise=Gaussian(multiplier=2.0))
     teachers = NoisyMax.of_teachers(noise=GeneralizedGaussian(beta=1.5, multiplier=2.0))
     quantile = NoisyQuantile(multiplier=1.0, bins=4)
-    yield Attacked(name="argmax of votes, one replaced", attack=partial(answers.audit_votes, votes))
-    yield Attacked(name="argmax of teachers' votes", attack=partial(answers.audit_votes, teachers))
-    yield Attacked(name="argmax of clear votes", attack=partial(answers.audit_votes, sure, queries=2))
-    yield Attacked(name="hush.mean", attack=partial(answers.audit_mean, full))
-    yield Attacked(name="quantile of norms", attack=partial(answers.audit_quantile, quantile))
+    yield Attack(name="argmax of votes, one replaced", attack=partial(answers.audit_votes, votes))
+    yield Attack(name="argmax of teachers' votes", attack=partial(answers.audit_votes, teachers))
+    yield Attack(name="argmax of clear votes", attack=partial(answers.audit_votes, sure, queries=2))
+    yield Attack(name="hush.mean", attack=partial(answers.audit_mean, full))
+    yield Attack(name="quantile of norms", attack=partial(answers.audit_quantile, quantile))
     moments = NoisyMoments(multiplier=1.2)
-    yield Attacked(name="moments of inputs", attack=partial(answers.audit_moments, moments))
+    yield Attack(name="moments of inputs", attack=partial(answers.audit_moments, moments))
 
 
 def _name(plan: Plan) -> str:

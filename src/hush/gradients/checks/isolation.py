@@ -75,7 +75,7 @@ def _shares_memory(value: Tensor, other: Tensor) -> bool:
 
 
 @contextmanager
-def indices_not_shown() -> Iterator[None]:
+def redact_index_errors() -> Iterator[None]:
     """Context that reports an index out of range without its private value, which torch would show."""
     try:
         yield
@@ -140,7 +140,7 @@ def translate_vmap_errors(model: nn.Module, reads_values: Callable[[], bool]) ->
     """
     before = [(module, dict(module._buffers)) for module in model.modules()]
     try:
-        with indices_not_shown(), translate_dtype_errors(model):
+        with redact_index_errors(), translate_dtype_errors(model):
             yield
     except RuntimeError as error:
         if re.search("modified (by an )?in-?place|in-?place operation", str(error)):

@@ -156,7 +156,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         )
 
 
-def per_record(loss: Any) -> Loss:
+def per_sample_loss(loss: Any) -> Loss:
     """The per-sample loss: a loss module's reduction over the batch is undone.
 
     Args:
@@ -174,16 +174,16 @@ def per_record(loss: Any) -> Loss:
     if reduction != "none":
         unreduced = copy.copy(loss)
         unreduced.reduction = "none"
-    return PerRecord(unreduced, reduction)
+    return PerSampleLoss(unreduced, reduction)
 
 
 @dataclass(frozen=True)
-class PerRecord:
+class PerSampleLoss:
     """A loss module without reduction over the batch; within a record it reduces as before."""
 
     loss: Any
     record_reduction: str
-    """none, mean or sum; not named `reduction`, by which `per_record` knows a loss that reduces."""
+    """none, mean or sum; not named `reduction`, by which `per_sample_loss` knows a loss that reduces."""
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         if isinstance(self.loss, CLASS_LOSSES) and getattr(targets, "dtype", None) == torch.uint8:

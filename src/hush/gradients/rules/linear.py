@@ -7,7 +7,7 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.nn import functional
 
-from hush.gradients.factors import product
+from hush.gradients.factors import outer_product_term
 from hush.gradients.precision import to_autocast_dtype
 from hush.gradients.terms import Dense
 
@@ -36,7 +36,7 @@ class Linear:
         grads, inputs = (part.view(self.records, -1, part.shape[-1]) for part in (grad, x))
         if self.weight.terms is not None:
             factors = (inputs, grads) if self.transposed else (grads, inputs)
-            self.weight.terms.append(product(*factors, self.weight.value.shape))
+            self.weight.terms.append(outer_product_term(*factors, self.weight.value.shape))
         if self.bias is not None and self.bias.terms is not None:
             self.bias.terms.append(Dense(grads.sum(1)))
         if not needed[0]:

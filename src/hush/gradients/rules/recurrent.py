@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hush.core.errors import Unsupported
-from hush.gradients.factors import product
+from hush.gradients.factors import outer_product_term
 from hush.gradients.rules.lstm_scan import lstm_scan
 from hush.gradients.terms import Dense
 
@@ -60,7 +60,9 @@ class Gates:
             (self.state_weight, state_left, self.previous),
         ):
             if weight.terms is not None:
-                weight.terms.append(product(factor, self._by_record(right), weight.value.shape))
+                weight.terms.append(
+                    outer_product_term(factor, self._by_record(right), weight.value.shape)
+                )
         for bias, total in ((self.input_bias, bias_grad), (self.state_bias, state_bias_grad)):
             if bias is not None and bias.terms is not None:
                 bias.terms.append(Dense(total))

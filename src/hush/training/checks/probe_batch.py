@@ -15,9 +15,9 @@ from torch import Tensor
 from hush.core.errors import Unsupported
 from hush.gradients.checks.calls import check_arguments
 from hush.gradients.checks.isolation import check_independent_losses
-from hush.gradients.checks.models import PerRecord
+from hush.gradients.checks.models import PerSampleLoss
 from hush.gradients.recording import expand_views, record
-from hush.gradients.tape import GradientTape, SplitTape
+from hush.gradients.tape import BranchedTape, GradientTape
 from hush.gradients.tree import tree_map
 from hush.training.checks.labels import check_labels
 from hush.training.data import Data, check_some_number, take
@@ -53,7 +53,7 @@ def probe_batch(step: "PrivateStep", data: Data) -> Probe:
         try:
             tape = _checked_tape(step, inputs, targets)
             # what is not finite cannot be compared, and a branch may have been left out
-            usable = bool(tape.norms(2.0).isfinite().all()) and not tape.idle
+            usable = bool(tape.norms(2.0).isfinite().all()) and not tape.unused_parameters
         except Unsupported:
             raise
         except Exception:  # whatever the model raises for an input that it does not take
@@ -61,12 +61,12 @@ def probe_batch(step: "PrivateStep", data: Data) -> Probe:
         if not usable:
             inputs, targets = records
             tape = _checked_tape(step, inputs, targets)
-        if tape.idle:
+        if tape.unused_parameters:
             raise Unsupported(
-                f"the loss does not depend on {', '.join(tape.idle)}: noise alone would move it. "
-                "Freeze it with requires_grad_(False), or use it in forward()."
+                f"the loss does not depend on {', '.join(tape.unused_parameters)}: noise alone would "
+                "move it. Freeze it with requires_grad_(False), or use it in forward()."
             )
-        criterion = step.loss.loss if isinstance(step.loss, PerRecord) else step.loss
+        criterion = step.loss.loss if isinstance(step.loss, PerSampleLoss) else step.loss
         check_labels(step.model, criterion, inputs, data)
         physical = step.physical_batch or _physical_batch(step, inputs, targets, tape)
     batches = -(-step.records // physical)
@@ -75,9 +75,9 @@ def probe_batch(step: "PrivateStep", data: Data) -> Probe:
     return Probe(physical_batch=physical, rounding_bounded=bounded)
 
 
-def _checked_tape(step: "PrivateStep", inputs: Any, targets: Any) -> GradientTape | SplitTape:
+def _checked_tape(step: "PrivateStep", inputs: Any, targets: Any) -> GradientTape | BranchedTape:
     """Tape of one or two records, after checks that the model keeps them apart."""
-    tape: GradientTape | SplitTape = step.module_state.probe(
+    tape: GradientTape | BranchedTape = step.module_state.probe(
         partial(record, step.model, step.loss, views=step.views), inputs, targets
     )
     if step.trials is not None:
@@ -88,10 +88,10 @@ def _checked_tape(step: "PrivateStep", inputs: Any, targets: Any) -> GradientTap
 
 
 def _physical_batch(
-    step: "PrivateStep", inputs: Any, targets: Any, tape: GradientTape | SplitTape
+    step: "PrivateStep", inputs: Any, targets: Any, tape: GradientTape | BranchedTape
 ) -> int:
     """Records that fit into memory at once, if that does not depend on the records."""
-    if tape.decided:
+    if tape.reads_values:
         return _BRANCHING
     if step.views is not None:
         inputs, targets = expand_views(step.views, inputs, targets)

@@ -19,7 +19,7 @@ from hush.clipping.norms import NORM
 from hush.core.guarantee import Budget, Guarantee
 from hush.core.ranges import check_count, number
 from hush.core.value import Value
-from hush.gradients.recording import per_record_losses
+from hush.gradients.recording import per_sample_losses
 from hush.gradients.terms import zero_rows
 from hush.gradients.tree import tree_map
 from hush.noise import Gaussian
@@ -186,7 +186,7 @@ class AdaptiveDescent:
             for length in lengths:
                 self._move(direction, length)
                 with own_randomness(step.generator, step.device):
-                    values = per_record_losses(step.model, step.loss, inputs, targets)
+                    values = per_sample_losses(step.model, step.loss, inputs, targets)
                 losses.append(values.double())
                 for parameter, value in zip(step.trainable().values(), start, strict=True):
                     parameter.copy_(value)

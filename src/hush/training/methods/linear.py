@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from hush.accounting.epsilon import checked_orders, rdp
 from hush.accounting.filters import RenyiFilter, individual_gaussian_rdp
 from hush.accounting.ledger.ledger import Ledger
-from hush.accounting.per_instance.bounded import individual_rdp, support_of
+from hush.accounting.per_instance.bounded import individual_rdp, unit_law
 from hush.accounting.pld.privacy_loss import Array
 from hush.clipping import Linf
 from hush.core.errors import DataError, Unproved, Unsupported
 from hush.core.guarantee import Guarantee, Secrecy
 from hush.core.plan import Plan
-from hush.core.randomness import set_apart, source_for
+from hush.core.randomness import derive_source, source_for
 from hush.core.ranges import check_count
 from hush.sampling import FullBatch
 from hush.training.fingerprint import fingerprint
@@ -96,7 +96,7 @@ class LinearDescent:
         rdp(plan, [2.0], self.weights.numel())  # raises for a plan that cannot be charged
         self.ledger = Ledger() if ledger is None else ledger
         source = source_for(inputs.device, generator, secure=secure)
-        self.generator = set_apart(source, self.ledger.stream_label())
+        self.generator = derive_source(source, self.ledger.stream_label())
         self._randomness: Secrecy = "secret" if generator is None else "seeded"
         self._run, self._steps = secrets.token_hex(8), 0
         self._few = (
@@ -171,7 +171,7 @@ class LinearDescent:
         else:
             # a first pass for the norms, by which each record alone is let in or left out
             _, squares = self._clamped()
-            deviation = support_of(self.plan.noise, self.plan.clipping.reference_norm)[1]
+            deviation = unit_law(self.plan.noise, self.plan.clipping.reference_norm)[1]
             price = individual_gaussian_rdp(
                 squares.sqrt().cpu().numpy(), deviation, self.individual.orders
             )
@@ -210,7 +210,7 @@ class LinearDescent:
     def _add_charges(self, total: Tensor, squares: Tensor) -> None:
         location = total.reshape(-1).cpu().numpy()
         for_all = individual_rdp(self.plan, location, self._orders)
-        deviation = support_of(self.plan.noise, self.plan.clipping.reference_norm)[1]
+        deviation = unit_law(self.plan.noise, self.plan.clipping.reference_norm)[1]
         own = individual_gaussian_rdp(squares.sqrt().cpu().numpy(), deviation, self._orders)
         self._for_all += for_all
         self._each += np.minimum(own, for_all)

@@ -15,7 +15,7 @@ from hush.clipping.norms import NORM
 from hush.core.errors import DataError
 from hush.core.guarantee import Guarantee
 from hush.core.plan import Plan
-from hush.core.randomness import set_apart, source_for
+from hush.core.randomness import derive_source, source_for
 from hush.core.ranges import check_kind, number
 from hush.core.value import Value
 from hush.gradients.precision import vector_norms
@@ -103,7 +103,7 @@ class NoisySums(Value):
             )
         run, means = secrets.token_hex(8), []
         source = source_for(torch.device("cpu"), generator, secure=secure)
-        source = set_apart(source, ledger.stream_label())
+        source = derive_source(source, ledger.stream_label())
         for step, (norm, total) in enumerate(self.clipped_sums(inputs, vectors), start=1):
             noisy = self.plan.noise.privatize(total, norm=norm * (1 + _ROUNDING), generator=source)
             noisy.div_(len(inputs))

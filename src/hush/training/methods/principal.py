@@ -15,7 +15,7 @@ from hush.clipping.blocks import Principal
 from hush.core.errors import DataError, InvalidValue
 from hush.core.randomness import Randomness, seed_from
 from hush.gradients.precision import full_precision
-from hush.gradients.public_basis import Group, PublicBasis, apportioned
+from hush.gradients.public_basis import Group, PublicBasis, webster_apportionment
 from hush.gradients.recording import Loss
 from hush.training.data import Data, count
 from hush.training.methods.probe import finite, gradient_rows
@@ -63,7 +63,7 @@ def check_enough(
     ranks = _checked(ranks, sum(sizes.values()))
     groups = _groups_of(list(sizes), list(sizes.values()), principal.groups)
     totals = [sum(sizes[name] for name in group) for group in groups]
-    shares = [apportioned(total, totals) for total in accumulate(ranks[:-1], initial=0)]
+    shares = [webster_apportionment(total, totals) for total in accumulate(ranks[:-1], initial=0)]
     needed = max(shares[-1])
     if count(public) < needed:
         raise _too_few(count(public), needed, len(groups))

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from hush.gradients.checks.models import per_record
+from hush.gradients.checks.models import per_sample_loss
 from hush.gradients.geometry import Geometry, geometry
 from hush.gradients.recording import Loss, record
-from hush.gradients.tape import GradientTape, SplitTape
+from hush.gradients.tape import BranchedTape, GradientTape
 from hush.gradients.tree import tree_map
 from hush.training.data import Data, count, take
 
@@ -36,7 +36,9 @@ def gradient_rows(
     for at_once in torch.arange(count(data)).split(_GRADIENTS_AT_ONCE):
         inputs, targets = tree_map(take(data, at_once), lambda value: value.to(device))
         few = rows[at_once[0] : at_once[-1] + 1]
-        for some, written in _only(record(model, per_record(loss), inputs, targets), names).chunks():
+        for some, written in _only(
+            record(model, per_sample_loss(loss), inputs, targets), names
+        ).chunks():
             for part, columns in zip(written.values(), few.split(sizes, 1), strict=True):
                 columns[some] = part.unsqueeze(-1).flatten(1).to(dtype)
     return rows
@@ -48,10 +50,10 @@ def finite(rows: Tensor) -> Tensor:
     return rows if bool(usable.all()) else rows[usable]
 
 
-def _only(tape: GradientTape | SplitTape, names: Sequence[str]) -> GradientTape | SplitTape:
+def _only(tape: GradientTape | BranchedTape, names: Sequence[str]) -> GradientTape | BranchedTape:
     """The tape of some of the parameters."""
-    if isinstance(tape, SplitTape):
-        return SplitTape([(part, _some(own, names)) for part, own in tape.parts])
+    if isinstance(tape, BranchedTape):
+        return BranchedTape([(part, _some(own, names)) for part, own in tape.parts])
     return _some(tape, names)
 
 

@@ -12,7 +12,7 @@ from hush.clipping import Entries
 from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import Bound, Guarantee
 from hush.core.plan import Plan
-from hush.core.randomness import set_apart, source_for
+from hush.core.randomness import derive_source, source_for
 from hush.core.ranges import check_count, number
 from hush.core.value import Value
 from hush.noise import Gaussian
@@ -123,7 +123,9 @@ class NoisyQuantile(Value):
                 "a record may count once in each block only."
             )
         counts, plan = self.counts(norms), self.plan(norms.shape[1])
-        source = set_apart(source_for(counts.device, generator, secure=secure), ledger.stream_label())
+        source = derive_source(
+            source_for(counts.device, generator, secure=secure), ledger.stream_label()
+        )
         noisy = plan.noise.privatize(counts.clone(), norm=plan.clipping.reference_norm, generator=source)
         ledger.charge(
             plan,

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from hush.core.errors import InvalidValue
 from hush.core.randomness import random_bits
 from hush.core.release import Selective
-from hush.gradients.checks.isolation import indices_not_shown
-from hush.gradients.recording import per_record_losses
+from hush.gradients.checks.isolation import redact_index_errors
+from hush.gradients.recording import per_sample_losses
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.noise import Gaussian
 from hush.sampling import Poisson
@@ -98,7 +98,7 @@ class Trials:
     def probe(self, inputs: Any, targets: Any) -> None:
         """Raise if the model keeps something of a record when it is evaluated."""
         with _evaluating(self.step.model):
-            losses = partial(per_record_losses, self.step.model, self.step.loss)
+            losses = partial(per_sample_losses, self.step.model, self.step.loss)
             self.step.module_state.probe(losses, inputs, targets)
 
     @torch.no_grad()
@@ -106,7 +106,7 @@ class Trials:
         """Per-sample losses at the present weights, in double precision, without dropout (sensitive)."""
         step = self.step
         step.module_state.begin()
-        with _evaluating(step.model), indices_not_shown():
+        with _evaluating(step.model), redact_index_errors():
             values = [self._per_sample_losses(*part) for part in tested]
         step.module_state.check()
         empty = torch.zeros(0, dtype=torch.float64, device=step.device)
@@ -115,7 +115,7 @@ class Trials:
     def _per_sample_losses(self, inputs: Any, targets: Any, present: Tensor | None) -> Tensor:
         """Per-sample losses, worked out as on the tape; 0 of an empty slot, before and after."""
         with own_randomness(self.step.generator, self.step.device):
-            losses = per_record_losses(self.step.model, self.step.loss, inputs, targets)
+            losses = per_sample_losses(self.step.model, self.step.loss, inputs, targets)
         return losses if present is None else losses.where(present, torch.zeros_like(losses))
 
     def bounded_rise(self, new: Tensor, old: Tensor) -> Tensor:

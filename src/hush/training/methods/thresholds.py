@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hush.clipping.norms import NORM
 from hush.core.errors import DataError
 from hush.core.ranges import Range
-from hush.gradients.checks.models import per_record
+from hush.gradients.checks.models import per_sample_loss
 from hush.gradients.precision import vector_norms
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import Loss, record
@@ -37,7 +37,7 @@ class Norms:
         found = []
         for indices in torch.arange(count(data)).split(_AT_ONCE):
             inputs, targets = tree_map(take(data, indices), lambda value: value.to(device))
-            tape = record(model, per_record(loss), inputs, targets)
+            tape = record(model, per_sample_loss(loss), inputs, targets)
             if frame is None:
                 found.append(torch.stack([tape.norms(2.0), tape.norms(torch.inf)])[:, :, None])
                 continue

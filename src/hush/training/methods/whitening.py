@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.accounting.ledger.ledger import Ledger
-from hush.gradients.factors import product
+from hush.gradients.factors import outer_product_term
 from hush.gradients.terms import Dense
 from hush.training.methods.moments import NoisySums, Pair
 
@@ -78,5 +78,5 @@ class NoisyWhitening(NoisySums):
 def related(values: Tensor) -> Pair:
     """Features of each record, and the mean over its places of its channels' outer products."""
     channels, places = values.shape[1:]
-    products = product(values.mT, values.mT / places, torch.Size([channels, channels]))
+    products = outer_product_term(values.mT, values.mT / places, torch.Size([channels, channels]))
     return Dense(values.flatten(1)), products
