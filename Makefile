@@ -9,7 +9,7 @@ demo: $(READY)
 	$(BIN)/hush demo
 
 # Two workers of one thread each: small tensors gain nothing from more, and workers would fight.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 test: lint types
 	$(PYTEST) -m "not slow"
