@@ -7,8 +7,8 @@ they are first used, so that `import hush` costs neither.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hush import noise
-from hush.clipping import L2, Box, Entries, Importance, L2Linf, Linf, Lp, Principal, Subspaces
+from hush import clipping, noise, sampling
+from hush.clipping import *  # noqa: F403  (each folder's list of its parts is the one list)
 from hush.core import errors
 from hush.core.errors import PrivacyWarning
 from hush.core.guarantee import Bound, Budget, Guarantee, Neighbours
@@ -16,8 +16,8 @@ from hush.core.lazy import lazy_modules
 from hush.core.parts import Always
 from hush.core.plan import Plan
 from hush.core.release import Selective
-from hush.noise import *  # noqa: F403  (its list of laws is the one list)
-from hush.sampling import Coordinate, FullBatch, Poisson, Twice
+from hush.noise import *  # noqa: F403
+from hush.sampling import *  # noqa: F403
 
 if TYPE_CHECKING:
     from hush.accounting.attacker import Attacker
@@ -39,36 +39,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "L2",
     "Always",
     "Attacker",
     "Bound",
-    "Box",
     "Budget",
     "Confident",
-    "Coordinate",
-    "Entries",
-    "FullBatch",
     "Guarantee",
-    "Importance",
-    "L2Linf",
     "Ledger",
-    "Linf",
-    "Lp",
     "Neighbours",
     "NoisyMax",
     "NoisyMoments",
     "NoisyQuantile",
     "NoisyWhitening",
     "Plan",
-    "Poisson",
-    "Principal",
     "PrivacyWarning",
     "PrivateStep",
     "RenyiFilter",
     "Selective",
-    "Subspaces",
-    "Twice",
     "calibrate",
     "epsilon",
     "errors",
@@ -80,6 +67,8 @@ __all__ = [
     "rdp",
     "train",
 ]
+__all__ += sampling.__all__
+__all__ += clipping.__all__
 __all__ += noise.__all__
 
 _LAZY = {

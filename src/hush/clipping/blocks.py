@@ -74,6 +74,10 @@ class Box(Clipping):
     def _runs(self) -> tuple[tuple[int, float], ...]:
         return cast(tuple[tuple[int, float], ...], self.bounds)
 
+    @classmethod
+    def examples(cls) -> tuple[tuple[Clipping, int], ...]:
+        return ((cls(bounds=(0.8, 0.6)), 2),)
+
     @property
     def reference_norm(self) -> float:
         """The largest bound."""
@@ -131,6 +135,10 @@ class Subspaces(Clipping):
                 "last is of what the principal directions leave.",
                 key="bases",
             )
+
+    @classmethod
+    def examples(cls) -> tuple[tuple[Clipping, int], ...]:
+        return ((cls(ranks=(2, 2), l2=(0.8, 0.6)), 4),)
 
     @property
     def reference_norm(self) -> float:

@@ -41,6 +41,10 @@ class Entries(Clipping):
         why = "it is how many entries one record can change, and noise hides each on its own"
         object.__setattr__(self, "changed", check_count("changed", self.changed, why, at_least=1))
 
+    @classmethod
+    def examples(cls) -> tuple[tuple[Clipping, int], ...]:
+        return ((cls(changed=1), 1),)
+
     @property
     def reference_norm(self) -> float:
         return self.norm

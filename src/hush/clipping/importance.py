@@ -32,6 +32,10 @@ class Importance(Clipping):
 
     norm: float = field(metadata=NORM)
 
+    @classmethod
+    def examples(cls) -> tuple[tuple[Clipping, int], ...]:
+        return ((cls(norm=1.0), 1),)
+
     @property
     def reference_norm(self) -> float:
         return self.norm

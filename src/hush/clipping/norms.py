@@ -58,6 +58,10 @@ class Lp(Clipping):
     )
     norm: float = field(metadata=NORM)
 
+    @classmethod
+    def examples(cls) -> tuple[tuple[Clipping, int], ...]:
+        return ((cls(p=2.0, norm=1.0), 1),)
+
     @property
     def reference_norm(self) -> float:
         return self.norm
@@ -84,6 +88,10 @@ class L2(Clipping):
 
     norm: float = field(metadata=NORM)
 
+    @classmethod
+    def examples(cls) -> tuple[tuple[Clipping, int], ...]:
+        return ((cls(norm=1.0), 1),)
+
     @property
     def reference_norm(self) -> float:
         return self.norm
@@ -109,6 +117,10 @@ class Linf(Clipping):
 
     norm: float = field(metadata=NORM)
 
+    @classmethod
+    def examples(cls) -> tuple[tuple[Clipping, int], ...]:
+        return ((cls(norm=0.5), 4),)
+
     @property
     def reference_norm(self) -> float:
         return self.norm
@@ -131,6 +143,10 @@ class L2Linf(Clipping):
 
     l2: float = field(metadata=NORM)
     linf: float = field(metadata=NORM)
+
+    @classmethod
+    def examples(cls) -> tuple[tuple[Clipping, int], ...]:
+        return ((cls(l2=1.0, linf=0.5), 4),)
 
     @property
     def reference_norm(self) -> float:

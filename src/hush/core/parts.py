@@ -154,6 +154,16 @@ class Clipping(Part):
             The sum, in which no record counts for more than `sensitivity` allows.
         """
 
+    @classmethod
+    def examples(cls) -> "tuple[tuple[Clipping, int], ...]":
+        """Clippings of this kind for the audit to attack, best of l2 sensitivity 1.
+
+        Returns:
+            At least one for a part of the library, each with the number of entries that a record changes
+            equally to reach the bound.
+        """
+        return ()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Noise(Part):
