@@ -149,7 +149,9 @@ def ellipsoid(rate: float, norms: Sequence[float], deviations: Sequence[float]) 
     return SampledGaussian(rate, 1 / math.hypot(*ratios))
 
 
-ComposableStep = SampledGaussian | SampledNoise | CoordinateWise | Trial
+Paired = SampledGaussian | SampledNoise
+"""Steps with a known dominating pair: composed by their privacy losses, all others by RDP."""
+ComposableStep = Paired | CoordinateWise | Trial
 Mechanism = ComposableStep | Entrywise | TrainAndTest
 
 

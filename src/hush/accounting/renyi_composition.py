@@ -16,6 +16,7 @@ from hush.accounting.mechanism import (
     Block,
     ComposableStep,
     CoordinateWise,
+    Paired,
     SampledGaussian,
     SampledNoise,
 )
@@ -46,7 +47,8 @@ _MAX_LOSS = 1e100
 
 def requires_rdp(steps: Counts) -> bool:
     """Whether some step has no known dominating pair, so that the upper bound is by Rényi divergence."""
-    return any(isinstance(step, CoordinateWise | Trial) for step in steps)
+    # pairs are named, not the rest: a mechanism that is forgotten here must not be left out of the sum
+    return not all(isinstance(step, Paired) for step in steps)
 
 
 def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> float:
