@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from hush.gradients.checks.models import per_sample_loss
 from hush.gradients.recording import record
+from hush.gradients.rules import RULES
 from tests.gradients.oracle import check_tape, one_at_a_time
 
 
@@ -79,6 +81,20 @@ class Bare(nn.Module):
         for _ in range(3):
             x = torch.tanh(x @ self.matrix)
         return torch.einsum("bi,ji->bj", x, self.table) + self.matrix.square().sum()
+
+
+class Products(nn.Module):
+    """Matrix products under each of their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(4))
+        self.matrices = nn.ParameterList(torch.randn(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(torch.addmm(self.bias, x, self.matrices[0]))
+        output: Tensor = torch.tanh(torch.matmul(x, self.matrices[1])) @ self.matrices[2]
+        return output
 
 
 class TwoInputs(nn.Module):
@@ -169,6 +185,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
     "PReLU": (lambda: nn.PReLU(2), IMAGE),
     "bilinear": (TwoInputs, (7,)),
     "bare parameters": (Bare, (4,)),
+    "matrix products": (Products, (4,)),
     "language model": (lambda: Language(tied=False), None),
     "language model, tied": (lambda: Language(tied=True), None),
     "sparse embedding": (lambda: nn.Embedding(11, 40, sparse=True), None),
@@ -245,3 +262,26 @@ def test_dropout_inside_a_recurrent_layer_draws_for_each_record(dropout: float) 
     inputs = torch.randn(1, 4, 5).repeat(6, 1, 1)
     norms = record(model, lambda o, _: o.sum(1), inputs, torch.zeros(6)).norms(2.0)
     assert len(set(norms.tolist())) == (6 if dropout else 1)
+
+
+def test_every_rule_is_run_by_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that declines every case would pass the comparison too, by the general way."""
+    applied = set()
+
+    def noting(function: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            output = rule(*args, **kwargs)
+            if output is not NotImplemented:
+                applied.add(function)
+            return output
+
+        return noted
+
+    for function, rule in list(RULES.items()):
+        monkeypatch.setitem(RULES, function, noting(function, rule))
+    for make, shape in LAYERS.values():
+        model = nn.Sequential(make(), nn.Flatten())
+        inputs = torch.randn(2, *shape) if shape else torch.randint(0, 11, (2, 6))
+        record(model, lambda output, _: output.flatten(1).sum(1), inputs, torch.zeros(2))
+    # F.embedding_bag has no factors: its rule refuses max_norm and leaves the rest to the general way
+    assert applied == set(RULES) - {functional.embedding_bag}

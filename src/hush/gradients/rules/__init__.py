@@ -4,14 +4,15 @@
 parameters go through per-sample copies, which costs memory, not correctness.
 
 The file has a *rule*, called with the recording and the arguments of the torch function, inside
-`torch.vmap` (tensors have no dimension for the records), and a *layer* for all records at once:
+`torch.vmap` (each record is a batch of one: tensors have the shapes that the model was written for, the
+batch dimension being 1, and no dimension for the records), and a *layer* for all records at once:
 
     def linear(recording, x, weight, bias=None):              # the signature of F.linear
         weights = recording.as_weights(weight, bias)
         if weights is None:
             return NotImplemented                             # nothing trained here: the ordinary way
 
-        def work(x):                                          # outside of vmap: (records, ..., features)
+        def work(x):                                          # outside of vmap: (records, 1, ...)
             return recording.capture(Linear(*weights), x)
 
         return recording.run_batched(work, x)
@@ -20,7 +21,9 @@ The file has a *rule*, called with the recording and the arguments of the torch 
   None where it is not trained) for each, None where the rule does not apply.
 - `recording.run_batched(work, *tensors)` returns `work` of the tensors with the records as their first
   dimension, back inside `vmap`. `work` must map record r of its inputs to record r of its output alone:
-  that is what docs/guarantees/tape.md, 1, needs of it.
+  that is what docs/guarantees/tape.md, 1, needs of it. The batch dimension is the second (1, or more
+  where the model folds time into it): `x.flatten(0, 1)` for a torch function that wants one, and
+  `.unflatten(0, x.shape[:2])` of what it returns, as in `normalisation.group_norm`.
 - `recording.capture(layer, *inputs)` returns the layer's output; its `backward` runs in the tape's.
 
 A layer (`interception.Layer`) has two methods:
@@ -35,7 +38,7 @@ A layer (`interception.Layer`) has two methods:
 
 An operation without a batching rule for `vmap` needs no layer: a rule may call others, `with recording:`
 (`decompositions`). Tests: add the layer to `tests/gradients/test_layers.py`, which compares every layer
-with gradients computed one record at a time.
+with gradients computed one record at a time, and fails where no case runs a rule.
 """
 
 from collections.abc import Callable
@@ -56,8 +59,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     functional.linear: linear,
     torch.addmm: addmm,
     torch.matmul: matmul,
-    torch.Tensor.matmul: matmul,
-    torch.Tensor.__matmul__: matmul,
+    torch.Tensor.matmul: matmul,  # `@` too
     torch.conv1d: convolution,
     torch.conv2d: convolution,
     torch.conv3d: convolution,
