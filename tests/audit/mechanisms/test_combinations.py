@@ -83,34 +83,34 @@ def plan(noise: Noise, sampling: Sampling | None = None, clipping: Clipping | No
 
 
 GAUSSIAN = hush.Gaussian(multiplier=0.8)
-# each class draws its own noise, or through Gaussian
-DRAWN = [
-    plan(GAUSSIAN),
-    plan(hush.Laplace(multiplier=1.0), clipping=hush.Lp(p=1.0, norm=1.0)),
-    plan(hush.GeneralizedGaussian(beta=1.5, multiplier=1.0), clipping=hush.Lp(p=1.5, norm=1.0)),
-    plan(hush.BlockGaussian(multipliers=(0.8,))),
-    plan(hush.Rectified(scale=0.8, bound=2.0)),
-    plan(hush.Truncated(scale=0.8, bound=2.0)),
-    plan(hush.StochasticSign(scale=0.8)),
-    plan(hush.Quantized(scale=0.8, bound=2.0, levels=5)),
-]
+
+
+def drawn() -> list[hush.Plan]:
+    """A plan for each noise law: the first that is attacked on a full batch."""
+    first: dict[type[Noise], hush.Plan] = {}
+    unproved = set(refused())
+    for chosen, touched in plans():
+        if touched == 1 and chosen not in unproved and type(chosen.sampling) is hush.FullBatch:
+            first.setdefault(type(chosen.noise), chosen)
+    return list(first.values())
 
 
 def quarter(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A draw with a quarter of the noise."""
 
     def around(self: Any, location: Tensor, *, norm: float, generator: Any) -> Tensor:
-        now = self.scale if isinstance(self, hush.Truncated) else self.multiplier
+        now = self.scale if hasattr(self, "scale") else self.multiplier
         return original(self.with_multiplier(now / 4), location, norm=norm, generator=generator)
 
     return around
 
 
-@pytest.mark.parametrize("chosen", DRAWN, ids=lambda plan: type(plan.noise).__name__)
+@pytest.mark.parametrize("chosen", drawn(), ids=lambda plan: type(plan.noise).__name__)
 def test_a_quarter_of_the_noise_is_found_out(chosen: hush.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     assert audit(chosen, confidence=CONFIDENCE, dimension=1).holds
-    for kind in (hush.Gaussian, hush.Laplace, hush.GeneralizedGaussian, hush.Truncated):
-        monkeypatch.setattr(kind, "privatize", quarter(kind.privatize))
+    blocks = chosen.clipping.sensitivity(1)
+    for noise, _ in chosen.noise.per_block(blocks, chosen.clipping.reference_norm):
+        monkeypatch.setattr(type(noise), "privatize", quarter(type(noise).privatize))
     assert not audit(chosen, confidence=CONFIDENCE, dimension=1).holds
 
 
