@@ -161,6 +161,27 @@ def test_a_wrong_shape_names_what_would_fit(model: str, shape: tuple[int, ...]) 
         build(model, classes=10, shape=shape)
 
 
+@pytest.mark.parametrize(
+    ("model", "shape", "dtype", "said"),
+    [
+        ("imdb-lstm", (105,), torch.float32, "of token ids, .*not 105 numbers.*: logistic, mlp"),
+        (
+            "logistic",
+            (80,),
+            torch.int64,
+            "of numbers, of any shape, not 80 token ids.*: imdb-plain-lstm",
+        ),
+    ],
+)
+def test_a_network_takes_token_ids_or_numbers(
+    model: str, shape: tuple[int, ...], dtype: torch.dtype, said: str
+) -> None:
+    with pytest.raises(Unsupported, match=f"{model} takes records {said}"):
+        build(model, classes=2, shape=shape, dtype=dtype)
+    other = {torch.int64: torch.float32, torch.float32: torch.int64}[dtype]
+    build(model, classes=2, shape=shape, dtype=other)
+
+
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(Unsupported, match="logistic, mlp, mnist-cnn, cifar-cnn, resnet22"):
         build("resnet", classes=10, shape=(3, 32, 32))

@@ -97,7 +97,13 @@ def pate(
         else:
             finished = stack.enter_context(progress_lines("teachers trained", teachers))
         run = run_pate(
-            partial(build, model or models_for(data)[-1], classes=dataset.classes, shape=dataset.shape),
+            partial(
+                build,
+                model or models_for(data)[-1],
+                classes=dataset.classes,
+                shape=dataset.shape,
+                dtype=x_train.dtype,
+            ),
             (x_train, y_train),
             (x_test[:queries], y_test[:queries]),
             (x_test[queries:], y_test[queries:]),

@@ -74,7 +74,7 @@ def probe(
             f"--records {records} needs twice as many, and {data} has {len(x)}: directions come from "
             f"other records than those measured. Pass at most --records {len(x) // 2}."
         )
-    network = build(model, classes=dataset.classes, shape=dataset.shape).to(place)
+    network = build(model, classes=dataset.classes, shape=dataset.shape, dtype=x.dtype).to(place)
     reference, measured = (
         (x[part].to(place), y[part].to(place)) for part in (slice(records), slice(records, 2 * records))
     )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from hush.core.errors import Unsupported
@@ -37,9 +38,13 @@ class Network:
     """The features of the data that it takes; None: the records as they are."""
     channels: int = 1
     """The first size is a multiple of this."""
+    tokens: bool = False
+    """Whether a record is token ids, which are integers."""
 
-    def takes(self, shape: tuple[int, ...]) -> bool:
-        """Whether records of this shape fit."""
+    def takes(self, shape: tuple[int, ...], tokens: bool) -> bool:
+        """Whether records of this shape, of token ids or of floating-point numbers, fit."""
+        if tokens != self.tokens:
+            return False
         return self.shape is None or (
             len(shape) == len(self.shape)
             and shape[0] % self.channels == 0
@@ -54,8 +59,8 @@ _NETWORKS = {
     "cifar-cnn": Network(factory=cifar_cnn, data=("cifar10",), shape=(3, 32, 32)),
     "resnet22": Network(factory=resnet22, data=("cifar10",), shape=(3, 32, 32)),
     "wrn-10-2": Network(factory=wrn_10_2, data=("cifar10",), shape=(3, 32, 32)),
-    "imdb-plain-lstm": Network(factory=imdb_plain_lstm, data=("imdb",), shape=(None,)),
-    "imdb-lstm": Network(factory=imdb_lstm, data=("imdb",), shape=(None,)),
+    "imdb-plain-lstm": Network(factory=imdb_plain_lstm, data=("imdb",), shape=(None,), tokens=True),
+    "imdb-lstm": Network(factory=imdb_lstm, data=("imdb",), shape=(None,), tokens=True),
     "scattering-linear": Network(
         factory=scattering_linear,
         data=("digits", "mnist", "fashion-mnist", "cifar10"),
@@ -97,7 +102,9 @@ def models_for(data: str, features: str | None = None) -> tuple[str, ...]:
     )
 
 
-def build(name: str, *, classes: int, shape: Sequence[int]) -> nn.Module:
+def build(
+    name: str, *, classes: int, shape: Sequence[int], dtype: torch.dtype | None = None
+) -> nn.Module:
     """A new network with one score a class.
 
     Initial weights come from torch's global generator; call `torch.manual_seed` before, to repeat
@@ -107,6 +114,7 @@ def build(name: str, *, classes: int, shape: Sequence[int]) -> nn.Module:
         name: one of `hush.models.NAMES`.
         classes: number of classes.
         shape: of one record's input.
+        dtype: of the inputs; None: one that the network takes.
 
     >>> build("logistic", classes=10, shape=(1, 8, 8))
     Sequential(
@@ -119,15 +127,25 @@ def build(name: str, *, classes: int, shape: Sequence[int]) -> nn.Module:
     check_count("classes", classes, "a network that tells classes apart needs two", at_least=2)
     network = _NETWORKS[name]
     given = tuple(shape)
-    if not network.takes(given):
-        fitting = [other for other in NAMES if _NETWORKS[other].takes(given)]
+    tokens = network.tokens if dtype is None else not dtype.is_floating_point
+    if not network.takes(given, tokens):
+        # of records whose type is not known, both kinds of networks may be meant
+        kinds = {tokens} if dtype is not None else {True, False}
+        fitting = [
+            other for other in NAMES if any(_NETWORKS[other].takes(given, each) for each in kinds)
+        ]
         source = f" ({network.features} features of the data)" if network.features else ""
         raise Unsupported(
-            f"{name} takes records of {_written(network.shape or ())}{source}, not {_written(given)}. "
-            f"Networks that take those: {', '.join(fitting)}."
+            f"{name} takes records of {_written(network.shape, network.tokens)}{source}, not "
+            f"{_written(given, tokens)}. Networks that take those (--model): {', '.join(fitting)}."
         )
     return network.factory(classes, given)
 
 
-def _written(shape: Sequence[int | None]) -> str:
-    return " x ".join("any" if size is None else str(size) for size in shape) or "a single number"
+def _written(shape: Sequence[int | None] | None, tokens: bool) -> str:
+    """The shape and kind of a record, in words."""
+    kind = "token ids" if tokens else "numbers"
+    if shape is None or shape == (None,):
+        return f"{kind}, {'in any number' if shape else 'of any shape'}"
+    sizes = " x ".join("any" if size is None else str(size) for size in shape)
+    return f"{sizes} {kind}" if sizes else "a single number"
