@@ -130,9 +130,13 @@ def test_all_entries_of_the_same_gradients_need_less_noise(rows: dict[str, modul
 
 def test_bad_settings() -> None:
     with pytest.raises(InvalidValue, match=r"ranks that add up to dimension=10.*residual"):
-        replace(SETTING, dimension=10)
+        replace(SETTING, dimension=10, cap=None)
     with pytest.raises(InvalidValue, match="cap=2 must be"):
         replace(SETTING, cap=2)
+    least = SETTING.dimension**-0.5
+    with pytest.raises(InvalidValue, match=r"must be at least 1/sqrt\(\d+\) = .*Pass e\.g\. cap="):
+        replace(SETTING, cap=0.99 * least)
+    assert replace(SETTING, cap=least).cap == least
     with pytest.raises(InvalidValue, match="steps=0"):
         replace(SETTING, steps=0)
 

@@ -36,6 +36,25 @@ _RENYI = "RDP, allocation"
 _CAP = Range(above=0, at_most=1, why="no entry is larger than the whole vector", example=0.1)
 
 
+def check_cap(name: str, cap: float, dimension: int) -> float:
+    """The cap, checked to be a ratio of norms that a gradient can have.
+
+    Args:
+        name: as the error calls it.
+        cap: largest entry over the Euclidean norm.
+        dimension: number of entries.
+    """
+    checked, least = _CAP.check(name, cap), dimension**-0.5
+    if checked < least * (1 - 1e-9):  # a cap of exactly 1/sqrt(dimension), rounded, is all entries alike
+        raise InvalidValue(
+            f"{name}={checked:g} must be at least 1/sqrt({dimension}) = {least:.4g}: a vector whose "
+            f"entries are all alike has that ratio, and none has a smaller one, so that the noise would "
+            f"be for gradients that do not exist. Pass e.g. {name}={min(1.0, 10 * least):.4g}.",
+            key=name,
+        )
+    return checked
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """Data, sampling, budget and gradient geometry that all mechanisms share."""
@@ -54,7 +73,7 @@ class Setting:
         for name in ("records", "steps", "dimension"):
             check_count(name, getattr(self, name), "it is counted", at_least=1)
         if self.cap is not None:
-            _CAP.check("cap", self.cap)
+            check_cap("cap", self.cap, self.dimension)
         if self.subspaces and sum(rank for rank, _ in self.subspaces) != self.dimension:
             raise InvalidValue(
                 f"subspaces={self.subspaces!r} must have ranks that add up to dimension="

@@ -20,6 +20,7 @@ from hush.cli.options import (
 from hush.cli.output import print_json, progress_lines
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
+from hush.core.ranges import check_count
 from hush.report.figure import Table
 
 
@@ -45,11 +46,14 @@ def compare(
     Example: hush compare --records 50000 --dimension 291898 --batch-size 1000 --steps 1500
     --epsilon 2 --linf-ratio 0.1
     """
-    from hush.accounting.compare import Setting
+    from hush.accounting.compare import Setting, check_cap
     from hush.accounting.compare import compare as rows_of
 
     refuse_together(rate=rate, batch_size=batch_size)
     refuse_together(steps=steps, epochs=epochs)
+    check_count("--dimension", dimension, "it is counted", at_least=1)
+    if linf_ratio is not None:
+        check_cap("--linf-ratio", linf_ratio, dimension)
     plan = plan_of(sampling_of(rate, records, batch_size), 1.0)
     setting = Setting(
         records=records,
