@@ -224,7 +224,7 @@ def train(
             public=experiment.public,
             settings=settings.to_plain(),
             self_test=check_step if self_test else None,
-            progress=not as_json,
+            progress=not as_json or not sys.stderr.isatty(),  # lines there, and JSON on standard output
         )
     except KeyboardInterrupt:
         if (folder / "plan.toml").exists():

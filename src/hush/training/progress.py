@@ -1,5 +1,7 @@
 """What a person sees while a run goes on."""
 
+import sys
+import time
 from types import TracebackType
 from typing import Self
 
@@ -9,28 +11,47 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 _SHOWN = {"loss": "loss {:.3f}", "accuracy": "accuracy {:.1%}", "epsilon": "epsilon {:.3f}"}
 
 
+_SECONDS = 10.0
+
+
 class RunProgress:
-    """A progress bar with loss, accuracy, epsilon so far and time left; silent unless shown."""
+    """A progress bar with loss, accuracy, epsilon so far and time left; silent unless shown.
+
+    Where standard error is no terminal, a bar would be seen once the run is over: there a plain line
+    every ten seconds says how far it is.
+    """
 
     def __init__(self, total: int, done: int, *, shown: bool) -> None:
+        console = Console(stderr=True)
+        self._lines = shown and not (console.is_terminal or console.is_jupyter)
+        self._total, self._done, self._facts = total, done, ""
+        self._begun = self._told = time.monotonic()
         self._bar = Progress(
             TextColumn("training"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[facts]}"),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=not shown,
+            console=console,
+            disable=not shown or self._lines,
         )
         self._task = self._bar.add_task("training", total=total, completed=done, facts="")
 
     def advance(self) -> None:
         """One more step is done."""
         self._bar.advance(self._task)
+        self._done += 1
+        now = time.monotonic()
+        if self._lines and now - self._told >= _SECONDS:
+            self._told = now
+            told = [f"hush: training: {self._done} of {self._total} steps", self._facts]
+            told.append(f"{now - self._begun:.0f} seconds so far")
+            print(", ".join(filter(None, told)), file=sys.stderr, flush=True)
 
     def show(self, metrics: dict[str, float]) -> None:
         """Put the newest figures beside the bar."""
         facts = [text.format(metrics[name]) for name, text in _SHOWN.items() if name in metrics]
+        self._facts = ", ".join(facts)
         self._bar.update(self._task, facts="  ".join(facts))
 
     def __enter__(self) -> Self:
