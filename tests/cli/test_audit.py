@@ -72,6 +72,12 @@ def test_features_come_from_the_folder_that_is_named(
     assert asked == [tmp_path, tmp_path]  # of training and of test records
 
 
+def test_the_charge_says_seeded_where_the_audit_was_given_a_seed(run: Path) -> None:
+    for options, randomness in (((), "secret"), (("--seed", 1), "seeded")):
+        found = answer("audit", run, "--no-others", "--canaries", 8, *options)
+        assert found["charge"]["randomness"] == randomness
+
+
 @pytest.mark.parametrize("options", [(), ("--no-others",), ("--kind", "input")])
 def test_a_run_stays_below_its_charge(run: Path, options: tuple[str, ...]) -> None:
     found = answer("audit", run, "--seed", 1, *options)

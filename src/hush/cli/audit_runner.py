@@ -46,6 +46,7 @@ class AuditRunner:
         self._experiment, self._plan, self._steps = experiment, plan, steps
         self._kind, self._others = kind, others
         self._delta = experiment.settings.delta
+        self._seeded = seed is not None
         self._coins = fresh_generator() if seed is None else torch.Generator().manual_seed(seed)
         if seed is not None:
             torch.manual_seed(seed)
@@ -106,7 +107,9 @@ class AuditRunner:
     ) -> CanaryRun:
         experiment = self._experiment
         secure = experiment.settings.secure
-        generator = torch.Generator(experiment.train[0].device).manual_seed(seed_from(self._coins))
+        generator = None  # the noise of an audit without a seed is as secret as a run's
+        if self._seeded and not secure:
+            generator = torch.Generator(experiment.train[0].device).manual_seed(seed_from(self._coins))
         return run_with_canaries(
             model,
             nn.CrossEntropyLoss(),
@@ -118,7 +121,7 @@ class AuditRunner:
             steps=self._steps,
             delta=self._delta,
             others=self._others,
-            generator=None if secure else generator,
+            generator=generator,
             secure=secure,
             views=experiment.views,
             public=experiment.public,
