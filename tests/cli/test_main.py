@@ -119,13 +119,14 @@ def test_resuming_with_other_steps_says_which_and_how_to_go_on(tmp_path: Path) -
     assert refused.returncode == 2
     for part in (
         r"noise\.multiplier is \d.* there and \d.* here",
-        "steps 4 there -> 8 here",
+        "psilon 3 pays for 4 steps of that plan in all",
         r"8 steps of it cost epsilon (\d\.\d+)",
         r"--plan run/plan\.toml --steps 8",
     ):
         assert re.search(part, refused.stderr), refused.stderr
     more = ("train", "--run-dir", "run", "--plan", "run/plan.toml", "--steps", "8", "--resume")
-    gone_on = answer(*more, "--epsilon", "6", cwd=tmp_path)
+    (needed,) = re.findall(r"--steps 8 --epsilon ([\d.]+),", refused.stderr)
+    gone_on = answer(*more, "--epsilon", needed, cwd=tmp_path)
     cost = float(re.findall(r"8 steps of it cost epsilon (\d\.\d+)", refused.stderr)[0])
     assert gone_on["steps"] == 8
     assert gone_on["guarantee"]["epsilon"]["upper"] == pytest.approx(cost, rel=1e-3)
@@ -155,9 +156,17 @@ def test_resuming_with_other_steps_says_which_and_how_to_go_on(tmp_path: Path) -
             "compare --records 9 --dimension 5 --rate 0.1 --steps 1 --subspaces a:1",
             "--subspaces a:1",
         ),
-        ("compare --records 9 --dimension 5 --rate 0.1 --steps 1 --linf-ratio 2", "cap=2.0 must be"),
+        (
+            "compare --records 9 --dimension 5 --rate 0.1 --steps 1 --linf-ratio 2",
+            "--linf-ratio=2.0 must",
+        ),
+        (
+            "compare --records 9 --dimension 100 --rate 0.1 --steps 1 --linf-ratio 0.05",
+            "1/sqrt(100) = 0.1",
+        ),
         ("train --data none", "--data none must be one of digits, mnist"),
         ("train --model none", "--model none must be one of logistic, mlp"),
+        ("train --model imdb-lstm", "token ids, in any number, not 1 x 8 x 8 numbers"),
         ("train --features none", "--features none must be one of scattering, eff"),
         ("train --batch-size 5000", "<= the 1437 records"),
         ("train --epsilon 0", "epsilon=0"),
@@ -342,3 +351,30 @@ def test_a_run_is_resumed_with_the_settings_it_began_with(tmp_path: Path) -> Non
     assert refused.returncode == 2
     assert "charges of 2 steps" in refused.stderr
     assert "--run-dir" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["account --noise 2 --batch-size 10 --steps 9", "calibrate --epsilon 2 --batch-size 10 --steps 9"],
+)
+def test_a_delta_above_one_over_the_records_is_marked_where_they_are_known(asked: str) -> None:
+    marked = call(*asked.split(), "--records", "1000", "--delta", "0.01")
+    assert "delta: above 1/1000, one record of 1000 published" in marked.stdout
+    assert "warning: delta=0.01 is above 1/1000" in marked.stderr
+    fine = call(*asked.split(), "--records", "1000", "--delta", "1e-5")
+    assert fine.returncode == 0
+    assert "above 1/" not in fine.stdout + fine.stderr
+
+
+def test_resuming_with_another_epsilon_says_why_the_plan_is_another(tmp_path: Path) -> None:
+    asked = ("train", "--run-dir", "run", "--seed", "1", "--batch-size", "100", "--steps", "4")
+    answer(*asked, cwd=tmp_path)
+    refused = call(*asked, "--epsilon", "6", "--resume", cwd=tmp_path).stderr
+    assert (
+        "without --noise or --plan the noise is chosen for --epsilon, --delta and the steps" in refused
+    )
+    (allowed,) = re.findall(r"psilon 6 pays for (\d+) steps of that plan in all", refused)
+    (advice,) = re.findall(r"--plan run/plan\.toml --steps \d+ --epsilon [\d.]+", refused)
+    assert f"--steps {allowed} --epsilon 6" in advice
+    more = ("train", "--run-dir", "run", "--seed", "1", "--resume", *advice.split())
+    assert answer(*more, cwd=tmp_path)["steps"] == int(allowed) > 4

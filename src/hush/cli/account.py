@@ -1,5 +1,6 @@
 """`hush account`: epsilon of a plan, or of a ledger."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +23,9 @@ from hush.cli.options import (
 )
 from hush.cli.output import print_json
 from hush.core.errors import InvalidPlan
+from hush.core.guarantee import check_delta
 from hush.core.plan import read_plan
+from hush.core.ranges import check_count
 
 if TYPE_CHECKING:
     from hush.accounting.ledger.ledger import Ledger
@@ -78,6 +81,9 @@ def account(
         counts = {value: steps_of(steps, epochs, value)}
         sizes = {} if dimension is None else {value: dimension}
         guarantee = compose(counts, delta, sizes)
+        if records is not None:
+            check_delta(delta, check_count("--records", records, "they are counted", at_least=1))
+            guarantee = replace(guarantee, records=records)
     attacker = Attacker(counts, sizes)
     if as_json:
         charged = [{"plan": each.to_plain(), "steps": count} for each, count in counts.items()]

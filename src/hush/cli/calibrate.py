@@ -1,5 +1,6 @@
 """`hush calibrate`: the noise, rate or number of steps that a budget allows."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -22,8 +23,9 @@ from hush.cli.options import (
 )
 from hush.cli.output import print_json
 from hush.core.errors import InvalidPlan
-from hush.core.guarantee import Budget
+from hush.core.guarantee import Budget, check_delta
 from hush.core.plan import plan_text, read_plan
+from hush.core.ranges import check_count
 from hush.sampling import FullBatch
 
 
@@ -80,6 +82,9 @@ def calibrate(
         fitting = inverse.max_rate(plan_of(FullBatch(), noise), budget, steps=steps)
         count = steps
     guarantee = epsilon_of(fitting, steps=count, delta=delta, dimension=dimension)
+    if records is not None:
+        check_delta(delta, check_count("--records", records, "they are counted", at_least=1))
+        guarantee = replace(guarantee, records=records)
     if as_json:
         print_json({**guarantee.to_plain(), "steps": count, "plan": fitting.to_plain()})
         return

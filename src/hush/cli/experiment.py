@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,7 +85,8 @@ class Experiment:
         from hush.models import build
 
         settings, inputs = self.settings, self.train[0]
-        model = build(settings.model, classes=self.classes, shape=inputs.shape[1:]).to(inputs.device)
+        shape, kind = inputs.shape[1:], inputs.dtype
+        model = build(settings.model, classes=self.classes, shape=shape, dtype=kind).to(inputs.device)
         if settings.adam:
             return model, torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
         return model, torch.optim.SGD(
@@ -153,13 +155,14 @@ def check_same_plan(folder: Path, plan: Plan, budget: Budget, steps: int | None,
         return
     sizes = {charged: dimension} if grows_with_dimension(charged) else {}
     allowed = max_steps(charged, budget, {}, sizes)
-    count = allowed if steps is None else steps
+    count = max(allowed, steps or 0)  # fewer than the budget pays for are a matter of --steps alone
     cost = compose({charged: count}, budget.delta, sizes).epsilon.upper
+    needed = budget.epsilon if count == allowed else math.ceil(cost * 1000) / 1000
     raise InvalidPlan(
         f"{file} is another plan than these options stand for ({differences(charged, plan)}): a run "
-        f"keeps the plan it was charged for. That one allows {allowed} steps in all at epsilon "
-        f"{budget.epsilon:g} (steps {allowed} there -> {count} here); {count} steps of it cost epsilon "
-        f"{cost:.4g}. Go on under it with --plan {file} --steps {count} --epsilon of at least that, in "
-        "place of options for noise, rate and clip; sound if nothing that the run released decided how "
-        "many steps there are. Or name another --run-dir."
+        "keeps the plan it was charged for, and without --noise or --plan the noise is chosen for "
+        f"--epsilon, --delta and the steps. Epsilon {budget.epsilon:g} pays for {allowed} steps of that "
+        f"plan in all; {count} steps of it cost epsilon {cost:.4g}. Go on under it with --plan {file} "
+        f"--steps {count} --epsilon {needed:g}, in place of options for noise, rate and clip; sound if "
+        "nothing that the run released decided how many steps there are. Or name another --run-dir."
     )
