@@ -172,6 +172,6 @@ def test_a_secure_run_is_audited_with_the_secure_source(
         asked.append(secure)
         return source_for(*given, secure=secure, **others)
 
-    monkeypatch.setattr("hush.training.step.source_for", noted)
+    monkeypatch.setattr("hush.training.step_state.source_for", noted)
     assert call("audit", tmp_path / "run", "--canaries", 8).exit_code == 0
     assert asked == [True]

@@ -239,7 +239,7 @@ def test_a_height_next_to_the_curve_is_settled_with_further_bits(
         return left[-1]
 
     few = add_noise(torch.zeros(60_000, dtype=torch.float64), 2.0, 1.0, stream())
-    monkeypatch.setattr(ziggurat, "settled", counted)
+    monkeypatch.setattr(ziggurat, "exact_sum", counted)
     monkeypatch.setattr(ziggurat_cpu, "_SURE", 10.0)
     result = add_noise(torch.zeros(60_000, dtype=torch.float64), 2.0, 1.0, stream())
     assert len(left) > 200
