@@ -158,7 +158,7 @@ def max_rate(plan: Plan, budget: Budget, steps: int, dimension: int | None = Non
     ...     clipping=hush.L2(norm=1.0),
     ...     noise=hush.Gaussian(multiplier=1.0),
     ... )
-    >>> private = rate_within(plan, hush.Budget(epsilon=3.0, delta=1e-5), steps=1000)
+    >>> private = max_rate(plan, hush.Budget(epsilon=3.0, delta=1e-5), steps=1000)
     >>> 2.997 <= hush.epsilon(private, steps=1000, delta=1e-5).epsilon.upper <= 3.0
     True
     """

@@ -41,7 +41,7 @@ def coordinatewise_rdp(
     >>> from hush.accounting.rdp.profile import NoiseDensity
     >>> laplace = CoordinateRDP(law=NoiseDensity(beta=1, scale=1.0))
     >>> blocks = [(laplace, SensitivitySet(p=1, norm=1.0))]
-    >>> coordinate_wise(blocks, rate=0.1, orders=[2, 4]).round(6).tolist()
+    >>> coordinatewise_rdp(blocks, rate=0.1, orders=[2, 4]).round(6).tolist()
     [0.008536, 0.017893]
     """
     order_array = np.atleast_1d(np.asarray(orders, dtype=float))
