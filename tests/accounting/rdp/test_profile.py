@@ -213,9 +213,9 @@ def test_the_quadratic_bound_is_of_second_order(beta: float, order: float) -> No
 @pytest.mark.parametrize("order", [1.03, 2.0, 10.0])
 def test_the_curvature_bound_is_below_the_second_derivative(beta: float, order: float) -> None:
     law, step = NoiseDensity(beta=beta, scale=1.0), 1e-5
-    for reach in (0.01 / beta, 0.1 / beta, 1 / beta):
+    for reach in (0.03 / beta, 1 / beta):
         least = CoordinateRDP(law=law).min_moment_curvature(order, reach)
-        for part in (0.02, 0.5, 1.0):
+        for part in (0.02, 1.0):
             below, at, above = (
                 mp.exp(exact(beta, 1.0, order, part * reach + k * step)) for k in (-1, 0, 1)
             )

@@ -86,7 +86,8 @@ def least_variance_noise(
     ...     SensitivitySet(p=2.0, norm=2.5, dimension=1000),
     ...     SensitivitySet(p=2.0, norm=1.0, dimension=290_898),
     ... ]
-    >>> noise = least_variance_noise(blocks, rate=0.02, budget=Budget(epsilon=8.0, delta=1e-5), steps=5000)
+    >>> budget = Budget(epsilon=8.0, delta=1e-5)
+    >>> noise = least_variance_noise(blocks, rate=0.02, budget=budget, steps=5000)
     >>> round(noise.gain, 1)
     5.5
     """
