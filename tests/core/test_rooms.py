@@ -1,8 +1,10 @@
 """The layout itself: what may import what, and what `import hush` costs."""
 
 import ast
+import inspect
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import hush
@@ -62,3 +64,38 @@ def test_every_public_name_is_there() -> None:
 
 def test_only_public_names_are_listed() -> None:
     assert set(dir(hush)) == {*hush.__all__, "__version__"}
+
+
+def undocumented(name: str) -> list[str]:
+    """What takes arguments and does not say which, of one public name."""
+    value = getattr(hush, name)
+    methods = vars(value).items() if inspect.isclass(value) else ()
+    own = [(f"{name}.{key}", getattr(value, key)) for key, _ in methods if not key.startswith("_")]
+    if "__call__" in dict(methods):
+        own.append((f"{name}()", value.__call__))
+    if inspect.isfunction(value) or fields_of(value):
+        own.append((name, value))
+    return [
+        key
+        for key, part in own
+        if (
+            fields_of(part)
+            or ((inspect.isfunction(part) or inspect.ismethod(part)) and takes_arguments(part))
+        )
+        and "Args:" not in (inspect.getdoc(part) or "")
+    ]
+
+
+def fields_of(value: object) -> bool:
+    return inspect.isclass(value) and bool(getattr(value, "__dataclass_fields__", {}))
+
+
+def takes_arguments(function: Callable[..., object]) -> bool:
+    return bool(set(inspect.signature(function).parameters) - {"self", "cls"})
+
+
+def test_public_names_say_what_they_take() -> None:
+    no_fields = {"Always", "FullBatch"}
+    assert [key for name in set(hush.__all__) - no_fields for key in undocumented(name)] == []
+    assert undocumented("PrivateStep") == []
+    assert takes_arguments(hush.PrivateStep.apply), "the search looks at methods"

@@ -23,6 +23,10 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 class Attacker:
     """Bounds on the hypothesis test between two data sets that differ by one record.
 
+    Args:
+        counts: Number of steps of each plan.
+        dimension: Number of parameters, where the charge depends on it.
+
     **Guarantee.** No membership test does better than any of the numbers here: they are made from
     upper bounds on delta, and the trade-off curve is equivalent to the privacy curve (Wasserman and
     Zhou 2010; Dong, Roth and Su 2022). docs/guarantees/attacker.md.
@@ -38,9 +42,7 @@ class Attacker:
     """
 
     counts: Mapping[Plan, int]
-    """Number of steps of each plan."""
     dimension: Dimension = None
-    """Number of parameters, where the charge depends on it."""
 
     @cached_property
     def advantage(self) -> float:
@@ -56,7 +58,14 @@ class Attacker:
         return (1 + self.advantage) / 2
 
     def true_positive_rate(self, false_positive_rate: float) -> float:
-        """The largest power of a test at this false positive rate."""
+        """The largest power of a test at a false positive rate.
+
+        Args:
+            false_positive_rate: Chance that the test says "took part" of a record that did not.
+
+        Returns:
+            An upper bound on the chance that it says so of one that did.
+        """
         return 1 - self.false_negative_rate(false_positive_rate)
 
     def false_negative_rate(self, false_positive_rate: float) -> float:

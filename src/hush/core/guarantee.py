@@ -146,6 +146,11 @@ class Guarantee(Value):
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
+        """The guarantee that `to_plain` wrote.
+
+        Args:
+            plain: A dictionary of its fields.
+        """
         bound = Bound.from_plain(plain["epsilon"])
         neighbours = Neighbours(plain["neighbours"])
         return super().from_plain({**plain, "epsilon": bound, "neighbours": neighbours})

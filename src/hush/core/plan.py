@@ -52,6 +52,11 @@ class Plan(Value):
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
+        """The plan that `to_plain` wrote.
+
+        Args:
+            plain: A dictionary of parts, each with its kind and settings.
+        """
         parts = {}
         if not isinstance(plain, dict):
             raise InvalidPlan(

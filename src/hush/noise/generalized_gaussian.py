@@ -19,6 +19,10 @@ class GeneralizedGaussian(Noise):
     """Independent noise of density proportional to exp(-(|x| / s)^beta), s = `multiplier` * norm.
 
     At beta 2 it is `Gaussian` with `multiplier / sqrt(2)`; at beta 1 it is `Laplace`.
+
+    Args:
+        beta: Shape of the density, at least 1.
+        multiplier: Scale s, in units of the clipping norm.
     """
 
     additive: ClassVar[bool] = True
@@ -58,7 +62,11 @@ class GeneralizedGaussian(Noise):
 
 @dataclass(frozen=True, kw_only=True)
 class Laplace(Noise):
-    """Independent noise of density proportional to exp(-|x| / s), s = `multiplier` times the norm."""
+    """Independent noise of density proportional to exp(-|x| / s), s = `multiplier` times the norm.
+
+    Args:
+        multiplier: Scale s, in units of the clipping norm.
+    """
 
     additive: ClassVar[bool] = True
     exact: ClassVar[bool] = True

@@ -39,7 +39,9 @@ PROOFS = (
 class Rectified(Noise):
     """A normal draw around the sum, of standard deviation `scale`, clamped to [-bound, bound].
 
-    `scale` and `bound` are absolute: they are of the sum, not of the clipping norm.
+    Args:
+        scale: Standard deviation of the draw, absolute: of the sum, not in clipping norms.
+        bound: End of the support, absolute.
 
     **Guarantee.** Post-processing of `Gaussian`: docs/guarantees/bounded.md.
     """
@@ -76,6 +78,11 @@ class Quantized(Noise):
     evenly spaced numbers from -bound to bound.
 
     With two levels it is `bound` times `StochasticSign`; with more and more it tends to `Rectified`.
+
+    Args:
+        scale: Standard deviation of the draw, absolute: of the sum, not in clipping norms.
+        bound: Largest level, absolute.
+        levels: Number of levels, at least 2.
     """
 
     exact: ClassVar[bool] = True
@@ -121,7 +128,11 @@ class Quantized(Noise):
 
 @dataclass(frozen=True, kw_only=True)
 class StochasticSign(Noise):
-    """-1 or 1: the sign of a normal draw around the sum, of standard deviation `scale` (absolute)."""
+    """-1 or 1: the sign of a normal draw around the sum.
+
+    Args:
+        scale: Standard deviation of the draw, absolute: of the sum, not in clipping norms.
+    """
 
     exact: ClassVar[bool] = True
     proofs: ClassVar[tuple[Proof, ...]] = PROOFS

@@ -25,7 +25,9 @@ _AT_ONCE = {"cpu": 2**15, "cuda": 2**24}
 class Truncated(Noise):
     """A normal draw around the sum, of standard deviation `scale`, given that it is in [-bound, bound].
 
-    `scale` and `bound` are absolute: they are of the sum, not of the clipping norm.
+    Args:
+        scale: Standard deviation of the draw, absolute: of the sum, not in clipping norms.
+        bound: End of the support, absolute.
 
     **Guarantee.** Charged as the whole normal law: docs/guarantees/bounded.md. Drawn by the inverse cdf,
     with the same work whatever the location: rejection sampling would tell the records by its time.

@@ -24,9 +24,13 @@ from hush.sampling import FullBatch
 class NoisyMax(Value):
     """The index of the largest score after independent noise on every score.
 
-    `moved` says how far neighbours move the scores: `Entries` for counts, and for scores each of
-    which changes by `norm` at most (`changed` is then the number of scores); `L2` or `Lp` where the
-    norm of the whole change is known. The noise's multiplier is in units of `moved.norm`.
+    Args:
+        noise: Additive noise on every score, in units of `moved.norm`.
+        moved: Sensitivity of the scores: `Entries` for counts, and for scores each of which changes by
+            `norm` at most (`changed` is then the number of scores); `L2` or `Lp` where the norm of the
+            whole change is known.
+        neighbours: Adjacency relation under which the scores move so far.
+        unit: What neighbours differ by, in words.
 
     **Guarantee.** The guarantee of the noisy scores, of which the answer is a function:
     docs/guarantees/argmax.md. It does not depend on the scores and may be published.
@@ -84,7 +88,12 @@ class NoisyMax(Value):
         return noisy(self.plan, as_scores(scores), generator).argmax(1)
 
     def guarantee(self, queries: int, delta: float) -> Guarantee:
-        """Guarantee of `queries` answers at `delta`, for any scores."""
+        """Guarantee of a number of answers, for any scores.
+
+        Args:
+            queries: How many are answered.
+            delta: Failure probability.
+        """
         return charged({self.plan: queries}, delta, self.neighbours, self.unit)
 
 

@@ -28,8 +28,12 @@ _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e9
 class Confident(Value):
     """A noisy argmax, asked only where the largest score plus noise of its own reaches `threshold`.
 
-    `noise` is added to the largest score for the test, in units of `vote.moved.norm`, by which that
-    score moves at most. Every query is charged for its test, those that pass also for the answer.
+    Every query is charged for its test, those that pass also for the answer.
+
+    Args:
+        vote: The noisy argmax.
+        threshold: What the largest score must reach after noise.
+        noise: Noise of the test, in units of `vote.moved.norm`, by which that score moves at most.
 
     **Guarantee.** docs/guarantees/argmax.md, step 3: the number of queries, and the most that may be
     answered, are fixed beforehand.
@@ -62,16 +66,32 @@ class Confident(Value):
         return Plan(sampling=FullBatch(), clipping=moved, noise=self.noise)
 
     def __call__(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Index of the largest noisy score of each row, `NO_ANSWER` where its test fails."""
+        """Index of the largest noisy score of each row, `NO_ANSWER` where its test fails.
+
+        Args:
+            scores: A row a query, a column a class (sensitive).
+            generator: Seeds the noise: for tests.
+        """
         checked = as_scores(scores)
         return self.vote(checked, generator).where(self.passes(checked, generator), NO_ANSWER)
 
     def passes(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Whether the largest score of each row reaches the threshold after noise."""
+        """Whether the largest score of each row reaches the threshold after noise.
+
+        Args:
+            scores: A row a query, a column a class (sensitive).
+            generator: Seeds the noise: for tests.
+        """
         return noisy(self.test, scores.amax(1), generator) >= self.threshold
 
     def guarantee(self, queries: int, delta: float, answers: int | None = None) -> Guarantee:
-        """Guarantee of `queries` queries, of which at most `answers` (all by default) are answered."""
+        """Guarantee of a number of queries, for any scores.
+
+        Args:
+            queries: How many are tested.
+            delta: Failure probability.
+            answers: How many are answered at most; None: all.
+        """
         counts = planned(self, queries, queries if answers is None else answers)
         return charged(counts, delta, self.vote.neighbours, self.vote.unit)
 

@@ -137,7 +137,13 @@ class NoisyMoments(NoisySums):
     """Differentially private mean and variance of each channel over all records and places.
 
     A record adds the mean of each of its channels to the first sum and the mean of their squares to the
-    second, clipped to l2 norms of `norm` and `square_norm`. Variances below `floor` are set to it.
+    second, clipped to l2 norms of `norm` and `square_norm`.
+
+    Args:
+        multiplier: Noise of both sums, in units of their clipping norms.
+        norm: Clipping norm of a record's means.
+        square_norm: Clipping norm of a record's mean squares.
+        floor: Variances below it are set to it.
 
     **Guarantee.** As of `NoisySums`; the floor must not depend on the records either.
 

@@ -88,7 +88,11 @@ class NoisyQuantile(Value):
         return replace(counts, epsilon=Bound(lower=0.0, upper=counts.epsilon.upper))
 
     def counts(self, norms: Tensor) -> Tensor:
-        """Histogram of each block's norms (blocks, bins): each record in exactly one bin (sensitive)."""
+        """Histogram of each block's norms (blocks, bins): each record in exactly one bin (sensitive).
+
+        Args:
+            norms: A row a record, a column a block.
+        """
         # a NaN sorts nowhere, and would be a count that is missing
         known = norms.to("cpu", torch.float64).nan_to_num(nan=self.high)
         bins = torch.bucketize(known, self.edges).clamp(max=self.bins - 1)

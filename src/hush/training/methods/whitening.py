@@ -38,6 +38,11 @@ class NoisyWhitening(NoisySums):
     A record adds all its features to the first sum, and to the second the mean over its places of the
     outer products of its channels, clipped to l2 norms of `norm` and `square_norm`.
 
+    Args:
+        multiplier: Noise of both sums, in units of their clipping norms.
+        norm: Clipping norm of a record's features.
+        square_norm: Clipping norm of a record's mean outer product.
+
     **Guarantee.** As of `NoisySums`: the layer is post-processing of the two noisy sums.
 
     Eigenvalues of the covariance below what noise alone would show are raised to that, so that little is
