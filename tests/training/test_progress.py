@@ -7,7 +7,7 @@ def test_the_bar_shows_steps_and_figures(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rich.console.Console.is_terminal", True)
-    with RunProgress(4, 1, shown=True) as bar:
+    with RunProgress(4, 1, visible=True) as bar:
         bar.advance()
         bar.show({"step": 2, "loss": 0.25, "accuracy": 0.5, "epsilon": 1.25})
     shown = capsys.readouterr().err
@@ -20,7 +20,7 @@ def test_lines_tell_how_far_it_is_where_there_is_no_terminal(
 ) -> None:
     seconds = iter([0.0, 4.0, 11.0, 12.0, 22.5])
     monkeypatch.setattr("hush.training.progress.time.monotonic", lambda: next(seconds))
-    with RunProgress(9, 1, shown=True) as bar:
+    with RunProgress(9, 1, visible=True) as bar:
         bar.advance()
         bar.advance()
         bar.show({"step": 3, "loss": 0.25, "epsilon": 1.25})
@@ -33,7 +33,7 @@ def test_lines_tell_how_far_it_is_where_there_is_no_terminal(
 
 
 def test_it_is_silent_unless_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    with RunProgress(4, 0, shown=False) as bar:
+    with RunProgress(4, 0, visible=False) as bar:
         bar.advance()
         bar.show({"loss": 0.25})
     captured = capsys.readouterr()

@@ -93,7 +93,7 @@ def pate(
         query = with_noise(query, budget, queries, queries if answers is None else answers)
     with contextlib.ExitStack() as stack:
         if sys.stderr.isatty() and not as_json:
-            finished = stack.enter_context(RunProgress(teachers, 0, shown=True)).advance
+            finished = stack.enter_context(RunProgress(teachers, 0, visible=True)).advance
         else:
             finished = stack.enter_context(progress_lines("teachers trained", teachers))
         run = run_pate(

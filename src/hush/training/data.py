@@ -86,8 +86,11 @@ def take(data: Data, indices: Tensor, source: "Randomness | None" = None) -> tup
     if source is None:
         items = [data[index] for index in indices.tolist()]
     else:
+        items = []
         with global_randomness(source) as refresh:
-            items = [(refresh(), data[index])[1] for index in indices.tolist()]
+            for index in indices.tolist():
+                refresh()
+                items.append(data[index])
     records = default_collate(items)
     if (
         not isinstance(records, (tuple, list))

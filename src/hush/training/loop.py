@@ -209,7 +209,7 @@ def train(
         if folder and not folder.checkpoint.exists():
             folder.begin(plan, ledger)
             _save_checkpoint(folder, step, scheduler, origin)
-        with RunProgress(end, step.steps, shown=progress) as bar:
+        with RunProgress(end, step.steps, visible=progress) as bar:
             for batch in batches:
                 moved = step(batch)
                 bar.advance()

@@ -15,17 +15,17 @@ _SECONDS = 10.0
 
 
 class RunProgress:
-    """A progress bar with loss, accuracy, epsilon so far and time left; silent unless shown.
+    """A progress bar with loss, accuracy, epsilon so far and time left; silent unless visible.
 
     Where standard error is no terminal, a bar would be seen once the run is over: there a plain line
     every ten seconds says how far it is.
     """
 
-    def __init__(self, total: int, done: int, *, shown: bool) -> None:
+    def __init__(self, total: int, done: int, *, visible: bool) -> None:
         console = Console(stderr=True)
-        self._lines = shown and not (console.is_terminal or console.is_jupyter)
+        self._lines = visible and not (console.is_terminal or console.is_jupyter)
         self._total, self._done, self._facts = total, done, ""
-        self._begun = self._told = time.monotonic()
+        self._begun = self._printed = time.monotonic()
         self._bar = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -33,7 +33,7 @@ class RunProgress:
             TextColumn("{task.fields[facts]}"),
             TimeRemainingColumn(),
             console=console,
-            disable=not shown or self._lines,
+            disable=not visible or self._lines,
         )
         self._task = self._bar.add_task("training", total=total, completed=done, facts="")
 
@@ -42,11 +42,11 @@ class RunProgress:
         self._bar.advance(self._task)
         self._done += 1
         now = time.monotonic()
-        if self._lines and now - self._told >= _SECONDS:
-            self._told = now
-            told = [f"hush: training: {self._done} of {self._total} steps", self._facts]
-            told.append(f"{now - self._begun:.0f} seconds so far")
-            print(", ".join(filter(None, told)), file=sys.stderr, flush=True)
+        if self._lines and now - self._printed >= _SECONDS:
+            self._printed = now
+            parts = [f"hush: training: {self._done} of {self._total} steps", self._facts]
+            parts.append(f"{now - self._begun:.0f} seconds so far")
+            print(", ".join(filter(None, parts)), file=sys.stderr, flush=True)
 
     def show(self, metrics: dict[str, float]) -> None:
         """Put the newest figures beside the bar."""

@@ -80,8 +80,8 @@ def audit_moments(
     """Both noisy sums, as far as mean and variance show them, of channels with a record each."""
     ledger, source, found = Ledger(None), torch.Generator().manual_seed(0), []
     for _ in range(-(-runs // _ROWS)):
-        seen = moments(_rows(), ledger, generator=source)
-        both = torch.stack([seen.mean, seen.variance + seen.mean**2], 1).numpy()
+        noisy = moments(_rows(), ledger, generator=source)
+        both = torch.stack([noisy.mean, noisy.variance + noisy.mean**2], 1).numpy()
         found.append(both.reshape(2, _ROWS, 2))
     present, absent = np.concatenate(found, 1)
     lower = epsilon_lower_bound(by_line(Draws(present=present, absent=absent)), delta, confidence)

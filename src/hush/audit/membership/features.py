@@ -57,10 +57,10 @@ def inside(model: nn.Module, records: Records) -> Array:
     """
     device = next(model.parameters()).device
     *_, last = (module for module in model.modules() if isinstance(module, nn.Linear))
-    seen: list[Tensor] = []
+    embedded: list[Tensor] = []
     norms: list[Tensor] = []
     # out of the way while the tape runs, which works on its own copies
-    handle = last.register_forward_pre_hook(lambda _, given: seen.append(given[0].double().cpu()))
+    handle = last.register_forward_pre_hook(lambda _, given: embedded.append(given[0].double().cpu()))
     try:
         scores(model, records)
     finally:
@@ -70,7 +70,7 @@ def inside(model: nn.Module, records: Records) -> Array:
         tape = record(model, each, x.to(device), y.to(device))
         by_parameter = tape.norms_by_parameter(2.0).values()
         norms.append(torch.stack([norm.double().cpu() for norm in by_parameter], dim=1))
-    embedding = torch.cat(seen).flatten(1)
+    embedding = torch.cat(embedded).flatten(1)
     if embedding.shape[1] > _EMBEDDED:
         directions = torch.Generator().manual_seed(0)
         onto = torch.randn(embedding.shape[1], _EMBEDDED, generator=directions, dtype=torch.float64)
