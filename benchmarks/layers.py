@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hush.gradients import convolution
-from hush.gradients.convolution import ConvolutionFactors, ConvolutionShape
-from hush.gradients.factors import OuterFactors
+from hush.gradients.rules import convolution
+from hush.gradients.rules.convolution import ConvolutionFactors, ConvolutionShape
+from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.terms import Dense
 
 REPEATS = 7

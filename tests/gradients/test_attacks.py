@@ -11,8 +11,8 @@ from torch.nn import functional
 
 import hush
 from hush.core.errors import Unsupported
-from hush.gradients.factors import OuterFactors
 from hush.gradients.recording import record
+from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.terms import Dense
 from tests.gradients.oracle import check_tape, one_at_a_time
 

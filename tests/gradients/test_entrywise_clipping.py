@@ -12,8 +12,8 @@ import hush
 from hush.core.errors import Unsupported
 from hush.core.parts import Clipping
 from hush.gradients import terms
-from hush.gradients.factors import OuterFactors
 from hush.gradients.recording import record
+from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense
 from tests.gradients.oracle import flat, one_at_a_time

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.parts import Clipping
-from hush.gradients.convolution import ConvolutionFactors, ConvolutionShape
-from hush.gradients.factors import OuterFactors, RowFactors, TiedFactors
 from hush.gradients.recording import record
+from hush.gradients.rules.convolution import ConvolutionFactors, ConvolutionShape
+from hush.gradients.rules.embedding import RowFactors, TiedFactors
+from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Term
 

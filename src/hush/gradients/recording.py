@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from hush.core.errors import Unsupported
 from hush.gradients.checks.data_dependence import run_by_branch
 from hush.gradients.checks.isolation import translate_vmap_errors
-from hush.gradients.factors import merge_terms
 from hush.gradients.interception import Recording, one_view
+from hush.gradients.rules.embedding import merge_terms
 from hush.gradients.tape import BranchedTape, GradientTape
 from hush.gradients.terms import Dense, Term
 from hush.gradients.tree import tree_leaves, tree_map

@@ -1,8 +1,8 @@
 """Terms: the forms in which one parameter's per-sample gradients are kept, and what each can compute.
 
-`Dense` is materialised gradients, as Opacus's `grad_sample`; `factors` and `convolution` have the
-factored forms, which give ghost norms from Gram matrices and a weighted sum from one product
-(book-keeping: one backward pass serves norms and sum).
+`Dense` is materialised gradients, as Opacus's `grad_sample`; the layers in `rules` have the factored
+forms, which give ghost norms from Gram matrices and a weighted sum from one product (book-keeping: one
+backward pass serves norms and sum).
 
 Positions of a factored record can cancel: two large ones, `+B` and `-B`, have a small norm and a large
 rounding error, in the record's norm and in the sum it is added to (docs/guarantees/tape.md, 5). Such a
@@ -143,12 +143,12 @@ class Dense:
         return precise(self.gradients)
 
     def norms(self, order: float) -> Tensor:
-        return vector_norms(self.dense(), order)
+        return vector_norms(precise(self.gradients), order)
 
     def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> Tensor:
-        gradients = self.dense()
-        rows = gradients.reshape(len(gradients), math.prod(self.shape))
-        return blocked_product(weights.to(rows.dtype)[:, None], rows).view(self.shape)
+        shape = self.gradients.shape[1:]
+        rows = precise(self.gradients).reshape(len(self.gradients), math.prod(shape))
+        return blocked_product(weights.to(rows.dtype)[:, None], rows).view(shape)
 
     def clamped_weighted_sum(
         self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
@@ -204,7 +204,7 @@ def position_rounding_bounded(factor: Tensor, records: int, positions: int) -> b
 
 
 def sum_materialising_cancelled(term: FactoredTerm, weights: Tensor, max_norm: float) -> Tensor:
-    """The weighted sum over positions; records of which more cancels than is left are materialised.
+    """The weighted sum over positions; records that mostly cancel are materialised.
 
     `max_norm` bounds every record's norm after weighting. (While a CUDA graph is captured such a
     record's norm is NaN instead.)
@@ -215,37 +215,40 @@ def sum_materialising_cancelled(term: FactoredTerm, weights: Tensor, max_norm: f
     if not bool(cancelled.any()):
         return term.sum_over_positions(weights)
     own = weights[cancelled]
-    apart = materialised_clamped_sum(term.take(cancelled), own, torch.full_like(own, math.inf), None)
-    return term.sum_over_positions(weights.where(~cancelled, 0.0)) + apart
+    unlimited = torch.full_like(own, math.inf)
+    materialised = materialised_clamped_sum(term.take(cancelled), own, unlimited, None)
+    return term.sum_over_positions(weights.where(~cancelled, 0.0)) + materialised
 
 
-def product_bound(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+def product_bound(left: Tensor, right: Tensor) -> Tensor:
     """Upper bound on each record's norm: the products of the factors' norms, summed over positions.
 
     Infinite where a factor is beyond the root of the largest number: the other may be so small that a
     weight takes its last bits.
+
+    Args:
+        left: (records, positions, rows).
+        right: (records, positions, columns).
     """
-    beyond = torch.maximum(left, right) > torch.finfo(dtype).max ** 0.5
-    return (left * right).sum(1).where(~beyond.any(1), torch.inf)
+    factors = precise(left), precise(right)
+    norms: list[Tensor] = [
+        torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64) for part in factors
+    ]
+    beyond = torch.maximum(*norms) > torch.finfo(factors[0].dtype).max ** 0.5
+    return (norms[0] * norms[1]).sum(1).where(~beyond.any(1), torch.inf)
 
 
-def position_norms(positions: Tensor) -> Tensor:
-    """The Euclidean norm at each position: (records, positions), in double precision."""
-    norms: Tensor = torch.linalg.vector_norm(precise(positions), dim=-1, dtype=torch.float64)
-    return norms
-
-
-def inf_if_overflowing(norms: Tensor, bound: Tensor) -> Tensor:
+def nonfinite_if_unreliable(norms: Tensor, bound: Tensor, *, may_cancel: bool = True) -> Tensor:
     """The norms, infinite where positions or their partial sums may overflow their precision: where the
-    bound exceeds 2^-6 of the largest number."""
-    return norms.where(bound <= torch.finfo(norms.dtype).max / 64, torch.inf)
+    bound exceeds 2^-6 of the largest number.
 
-
-def nan_if_cancelled(norms: Tensor, bound: Tensor) -> Tensor:
-    """`inf_if_overflowing`, and NaN where most of a record cancels while a CUDA graph is captured: the
-    batch is then computed without the graph."""
-    norms = inf_if_overflowing(norms, bound)
-    return norms.where(norms >= _CANCELLED * bound, torch.nan) if capturing_cuda_graph() else norms
+    NaN where most of a record cancels while a CUDA graph is captured: the batch is then computed without
+    the graph.
+    """
+    norms = norms.where(bound <= torch.finfo(norms.dtype).max / 64, torch.inf)
+    if may_cancel and capturing_cuda_graph():
+        return norms.where(norms >= _CANCELLED * bound, torch.nan)
+    return norms
 
 
 def norms_or_recompute(term: Term, squares: Tensor, bound: Tensor, dtype: torch.dtype) -> Tensor:
@@ -254,4 +257,4 @@ def norms_or_recompute(term: Term, squares: Tensor, bound: Tensor, dtype: torch.
     norms = squares.clamp(min=0).sqrt().to(dtype)
     if not capturing_cuda_graph() and bool(cancelled.any()):
         norms[cancelled] = materialised_norms(term.take(cancelled), 2)
-    return nan_if_cancelled(norms, bound)
+    return nonfinite_if_unreliable(norms, bound)

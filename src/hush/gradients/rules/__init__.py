@@ -32,9 +32,9 @@ A layer (`interception.Layer`) has two methods:
   view of an input, and the tensors that `backward` needs.
 - `backward(grad, saved, needed) -> gradients`. Args: the output's gradient, what was saved, whether each
   input's gradient is needed. Returns: a gradient or None for each input. It appends one `Term` to
-  `weight.terms` of each trained weight: `factors.product` of output gradients and inputs for a matrix
-  product, `factors.RowFactors` for a lookup, `convolution.convolution_term`, or `terms.Dense` of
-  materialised per-sample gradients, never anything summed over records.
+  `weight.terms` of each trained weight: `linear.outer_product_term` of output gradients and inputs for a
+  matrix product, `embedding.RowFactors` for a lookup, `convolution.convolution_term`, or `terms.Dense`
+  of materialised per-sample gradients, never anything summed over records.
 
 An operation without a batching rule for `vmap` needs no layer: a rule may call others, `with recording:`
 (`decompositions`). Tests: add the layer to `tests/gradients/test_layers.py`, which compares every layer
@@ -47,34 +47,35 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from hush.gradients.rules import decompositions
-from hush.gradients.rules.attention import attention, dot_product
-from hush.gradients.rules.convolution import convolution
-from hush.gradients.rules.embedding import embedding, embedding_bag
-from hush.gradients.rules.linear import addmm, linear, matmul
-from hush.gradients.rules.normalisation import group_norm, instance_norm, layer_norm, rms_norm
-from hush.gradients.rules.recurrent import gru, lstm, rnn_relu, rnn_tanh
+from hush.gradients.rules import (
+    convolution,
+    decompositions,
+    embedding,
+    linear,
+    normalisation,
+    recurrent,
+)
 
 RULES: dict[Any, Callable[..., Any]] = {
-    functional.linear: linear,
-    torch.addmm: addmm,
-    torch.matmul: matmul,
-    torch.Tensor.matmul: matmul,  # `@` too
-    torch.conv1d: convolution,
-    torch.conv2d: convolution,
-    torch.conv3d: convolution,
-    functional.embedding: embedding,
-    functional.embedding_bag: embedding_bag,
-    functional.layer_norm: layer_norm,
-    functional.group_norm: group_norm,
-    functional.instance_norm: instance_norm,
-    functional.rms_norm: rms_norm,
-    functional.multi_head_attention_forward: attention,
-    functional.scaled_dot_product_attention: dot_product,
-    torch._VF.lstm: lstm,
-    torch._VF.gru: gru,
-    torch._VF.rnn_tanh: rnn_tanh,
-    torch._VF.rnn_relu: rnn_relu,
+    functional.linear: linear.linear,
+    torch.addmm: linear.addmm,
+    torch.matmul: linear.matmul,
+    torch.Tensor.matmul: linear.matmul,  # `@` too
+    torch.conv1d: convolution.convolution,
+    torch.conv2d: convolution.convolution,
+    torch.conv3d: convolution.convolution,
+    functional.embedding: embedding.embedding,
+    functional.embedding_bag: embedding.embedding_bag,
+    functional.layer_norm: normalisation.layer_norm,
+    functional.group_norm: normalisation.group_norm,
+    functional.instance_norm: normalisation.instance_norm,
+    functional.rms_norm: normalisation.rms_norm,
+    functional.multi_head_attention_forward: decompositions.attention,
+    functional.scaled_dot_product_attention: decompositions.dot_product,
+    torch._VF.lstm: recurrent.lstm,
+    torch._VF.gru: recurrent.gru,
+    torch._VF.rnn_tanh: recurrent.rnn_tanh,
+    torch._VF.rnn_relu: recurrent.rnn_relu,
     torch._VF.lstm_cell: decompositions.lstm_cell,
     torch._VF.gru_cell: decompositions.gru_cell,
     torch._VF.rnn_tanh_cell: decompositions.rnn_tanh_cell,

@@ -1,18 +1,206 @@
-"""Convolutions in one, two and three dimensions."""
+"""Convolutions in one, two and three dimensions: per-sample gradients of the weight, and ghost norms."""
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hush.gradients.convolution import ConvolutionShape, convolution_term
-from hush.gradients.precision import to_autocast_dtype
-from hush.gradients.terms import Dense
+from hush.core.tape import CoordinateMask
+from hush.gradients.precision import precise, to_autocast_dtype
+from hush.gradients.terms import (
+    Dense,
+    Term,
+    materialised_clamped_sum,
+    materialised_norms,
+    nonfinite_if_unreliable,
+    norms_or_recompute,
+    position_rounding_bounded,
+    product_bound,
+    sum_materialising_cancelled,
+    zero_rows,
+)
 
 if TYPE_CHECKING:
     from hush.gradients.interception import Recording, Weight
+
+
+@dataclass(frozen=True, eq=False)
+class ConvolutionShape:
+    """Shape of a convolution's weight, and its stride, padding (equal on both sides) and dilation."""
+
+    shape: torch.Size
+    """(out, in / groups, *kernel)."""
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.convolution(
+            x, weight, bias, self.stride, self.padding, self.dilation, False, self._zero, self.groups
+        )
+
+    def input_gradient(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return self._backward(grad, x, weight, self.groups, [True, False, False])[0]
+
+    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+        """The gradient of the weight, summed over images."""
+        like = grad.new_empty(1).expand(self.shape)
+        return self._backward(grad, x, like, self.groups, [False, True, False])[1]
+
+    def per_sample_weight_gradients(self, grad: Tensor, x: Tensor) -> Tensor:
+        """The gradient of the weight for each image: (images, *shape)."""
+        images, out = grad.shape[:2]
+        small = math.prod(self.shape[2:]) == 1 or self.shape[1] < _FEW_CHANNELS
+        if self.groups == 1 and (small or math.prod(self.shape) >= _LARGE):
+            return (grad.flatten(2) @ self.unfold(x, grad.shape[2:]).mT).view(images, *self.shape)
+        # One grouped convolution: all images side by side as channels, a group of channels to each.
+        # Strides afresh: those of one position could still say "channels last", and torch believes it.
+        grads, inputs = (part.reshape(-1).view(1, -1, *part.shape[2:]) for part in (grad, x))
+        like = grad.new_empty(1).expand(images * out, *self.shape[1:])
+        _, stacked, _ = self._backward(grads, inputs, like, images * self.groups, [False, True, False])
+        return stacked.view(images, *self.shape)
+
+    def unfold(self, x: Tensor, outputs: torch.Size) -> Tensor:
+        """The input patch of each output position, as im2col: (images, in * kernel, positions)."""
+        padded = functional.pad(x, [side for size in reversed(self.padding) for side in (size, size)])
+        image, channel, *pixel = padded.stride()
+        kernel = self.shape[2:]
+        view = padded.as_strided(
+            (*x.shape[:2], *kernel, *outputs),
+            (
+                image,
+                channel,
+                *(a * b for a, b in zip(pixel, self.dilation, strict=True)),
+                *(a * b for a, b in zip(pixel, self.stride, strict=True)),
+            ),
+        )
+        return view.reshape(len(x), -1, math.prod(outputs))
+
+    def patch_gram(self, x: Tensor, outputs: torch.Size) -> Tensor:
+        """Gram matrix of the input patches: (images, positions, positions).
+
+        Its entries are sums over the kernel of inner products between two pixels: nothing is unfolded.
+        """
+        pixels = x.flatten(2).mT @ x.flatten(2)
+        sizes = x.shape[2:]
+        padding = [side for size in reversed(self.padding) for side in (size, size)]
+        pixels = functional.pad(pixels.view(len(x), *sizes, *sizes), padding * 2)
+        gram = x.new_zeros(len(x), *outputs, *outputs)
+        for offset in itertools.product(*(range(size) for size in self.shape[2:])):
+            axes = zip(offset, self.dilation, self.stride, outputs, strict=True)
+            window = tuple(slice(k * d, k * d + s * (o - 1) + 1, s) for k, d, s, o in axes)
+            gram += pixels[(slice(None), *window, *window)]
+        return gram.view(len(x), math.prod(outputs), -1)
+
+    @property
+    def _zero(self) -> tuple[int, ...]:
+        return (0,) * len(self.stride)
+
+    def _backward(
+        self, grad: Tensor, x: Tensor, weight: Tensor, groups: int, mask: list[bool]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        parts: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+            grad,
+            x,
+            weight,
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            self._zero,
+            groups,
+            mask,
+        )
+        return parts
+
+
+_LARGE, _FEW_CHANNELS = 2**16, 4
+"""From this many weights on, or below this many channels, unfolding beats one grouped convolution."""
+
+_MATERIALISE_RATIO = 4
+"""As `linear.MATERIALISE_RATIO`; Gram matrices of convolutions pay off later (benchmarks/layers.py)."""
+
+
+@dataclass(frozen=True, eq=False)
+class ConvolutionFactors:
+    """Per-sample gradients as a convolution's input and the gradient of its output."""
+
+    grad: Tensor
+    x: Tensor
+    geometry: ConvolutionShape
+
+    @property
+    def records(self) -> int:
+        return len(self.x)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.geometry.shape
+
+    def rounding_bounded(self, records: int) -> bool:
+        return position_rounding_bounded(self.x, records, self.grad[0, 0].numel())
+
+    def take(self, rows: Tensor | slice) -> "ConvolutionFactors":
+        return ConvolutionFactors(self.grad[rows], self.x[rows], self.geometry)
+
+    def mask_records(self, keep: Tensor) -> "ConvolutionFactors":
+        return ConvolutionFactors(zero_rows(self.grad, keep), zero_rows(self.x, keep), self.geometry)
+
+    def dense(self) -> Tensor:
+        return precise(self.geometry.per_sample_weight_gradients(precise(self.grad), precise(self.x)))
+
+    def norms(self, order: float) -> Tensor:
+        if order != 2:
+            return nonfinite_if_unreliable(materialised_norms(self, order), self.norm_bounds())
+        grad, x = self.grad.double(), self.x.double()
+        outputs = grad.shape[2:]
+        patch_gram = self.geometry.patch_gram(x, outputs)
+        flat = grad.flatten(2)
+        squares = (patch_gram * (flat.mT @ flat)).sum((1, 2))
+        patch_norms = patch_gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+        bound = (patch_norms * torch.linalg.vector_norm(flat, dim=1)).sum(1)
+        return norms_or_recompute(
+            self, squares, torch.maximum(bound, self.norm_bounds()), precise(self.x).dtype
+        )
+
+    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> Tensor:
+        return sum_materialising_cancelled(self, weights, max_norm)
+
+    def norm_bounds(self) -> Tensor:
+        """A bound on each entry of a record's gradient and on its partial sums over positions."""
+        return product_bound(self.grad.flatten(1)[:, None], self.x.flatten(1)[:, None])
+
+    def sum_over_positions(self, weights: Tensor) -> Tensor:
+        grad, x = precise(self.grad), precise(self.x)
+        if len(x) == 0:
+            return torch.zeros(self.shape, dtype=torch.float64, device=x.device)
+        scale = weights.to(grad.dtype).view(-1, *[1] * (grad.dim() - 1))
+        return self.geometry.weight_gradient(grad * scale, x).double()
+
+    def clamped_weighted_sum(
+        self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
+    ) -> Tensor:
+        return materialised_clamped_sum(self, weights, limits, mask)
+
+
+def convolution_term(grad: Tensor, x: Tensor, geometry: ConvolutionShape, records: int) -> Term:
+    """The term of a convolution's weight, factored or materialised, whichever is cheaper.
+
+    Several images may belong to a record.
+    """
+    factored = math.prod(grad.shape[1:]) + math.prod(x.shape[1:])
+    cheaper = math.prod(geometry.shape) > _MATERIALISE_RATIO * factored
+    if len(x) == records and geometry.groups == 1 and cheaper:
+        return ConvolutionFactors(grad, x, geometry)
+    by_image = geometry.per_sample_weight_gradients(grad, x)
+    return Dense(by_image if len(x) == records else by_image.view(records, -1, *geometry.shape).sum(1))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,18 +1,141 @@
-"""Matrix products with a weight, over any leading dimensions: linear layers, `@` and GPT-2's `addmm`."""
+"""Matrix products with a weight, over any leading dimensions: linear layers, `@` and GPT-2's `addmm`.
 
+The per-sample gradient of the weight is kept as outer-product factors, `sum_t left[t] (x) right[t]`, as
+ghost clipping does: `left` is the output gradients, `right` the activations, and t runs over the
+positions of a record (the tokens of a sequence). With T positions and a matrix (m, n) the factors are
+T (m + n) numbers a record, against m n. The weighted sum over records is one matrix product
+(book-keeping); the ghost norm comes from the Gram matrices of the positions, norms of other orders from
+materialising a few records at a time, except where there is one position: the norm of an outer product
+is the product of the norms.
+"""
+
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.nn import functional
 
-from hush.gradients.factors import outer_product_term
-from hush.gradients.precision import to_autocast_dtype
-from hush.gradients.terms import Dense
+from hush.core.tape import CoordinateMask
+from hush.gradients.precision import (
+    blocked_product,
+    capturing_cuda_graph,
+    precise,
+    to_autocast_dtype,
+    vector_norms,
+)
+from hush.gradients.terms import (
+    Dense,
+    Term,
+    materialised_clamped_sum,
+    materialised_norms,
+    nonfinite_if_unreliable,
+    norms_or_recompute,
+    position_rounding_bounded,
+    product_bound,
+    sum_materialising_cancelled,
+    zero_rows,
+)
 
 if TYPE_CHECKING:
     from hush.gradients.interception import Recording, Weight
+
+MATERIALISE_RATIO = 2
+"""Gradients are materialised unless that takes more than this many times the memory of the factors.
+
+Up to there materialising is faster too: it costs the arithmetic of the plain gradient, T m n, and then
+one pass each for the norms and the sum, while the Gram matrices take T^2 (m + n) on top of it. Measured
+in docs/results/step.md.
+"""
+
+
+def outer_product_term(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
+    """The term `sum_t left[:, t] (x) right[:, t]`, factored or materialised, whichever is cheaper.
+
+    Args:
+        left: (records, positions, rows).
+        right: (records, positions, columns).
+        shape: the parameter's shape, of rows x columns entries.
+    """
+    positions, rows, columns = left.shape[1], left.shape[2], right.shape[2]
+    term = OuterFactors(left, right, shape)
+    if positions == 1 or rows * columns > MATERIALISE_RATIO * positions * (rows + columns):
+        return term
+    return Dense(term.dense())
+
+
+@dataclass(frozen=True, eq=False)
+class OuterFactors:
+    """`sum_t left[:, t] (x) right[:, t]`: per-sample gradients of a matrix product's weight."""
+
+    left: Tensor
+    right: Tensor
+    shape: torch.Size
+
+    @property
+    def records(self) -> int:
+        return len(self.left)
+
+    def rounding_bounded(self, records: int) -> bool:
+        positions = self.left.shape[1]
+        return positions == 1 or position_rounding_bounded(self.left, records, positions)
+
+    def take(self, rows: Tensor | slice) -> "OuterFactors":
+        return OuterFactors(self.left[rows], self.right[rows], self.shape)
+
+    def mask_records(self, keep: Tensor) -> "OuterFactors":
+        return OuterFactors(zero_rows(self.left, keep), zero_rows(self.right, keep), self.shape)
+
+    def dense(self) -> Tensor:
+        return (precise(self.left).mT @ precise(self.right)).view(self.records, *self.shape)
+
+    def norms(self, order: float) -> Tensor:
+        dtype, bound = precise(self.left).dtype, self.norm_bounds()
+        if self.left.shape[1] == 1:
+            if order == 2:
+                return nonfinite_if_unreliable(bound.to(dtype), bound)
+            # in double precision: what underflows in one factor can be large in the other
+            left, right = (vector_norms(part.double(), order) for part in (self.left, self.right))
+            return nonfinite_if_unreliable((left * right).to(dtype), bound)
+        if order != 2:
+            return nonfinite_if_unreliable(materialised_norms(self, order), bound)
+        return norms_or_recompute(self, self.squared_norms(), bound, dtype)
+
+    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> Tensor:
+        if self.left.shape[1] == 1:
+            return self.sum_over_positions(weights)
+        return sum_materialising_cancelled(self, weights, max_norm)
+
+    def sum_over_positions(self, weights: Tensor) -> Tensor:
+        left = (precise(self.left) * weights.to(precise(self.left).dtype)[:, None, None]).flatten(0, 1)
+        right = precise(self.right).flatten(0, 1)
+        total = blocked_product(left, right) if self.left.shape[1] == 1 else (left.mT @ right).double()
+        return total.view(self.shape)
+
+    def clamped_weighted_sum(
+        self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
+    ) -> Tensor:
+        """Only records that may have an entry beyond their limit are materialised."""
+        if mask is not None or capturing_cuda_graph():
+            return materialised_clamped_sum(self, weights, limits, mask)
+        left, right = (precise(part).abs().amax(2) for part in (self.left, self.right))
+        beyond = (left * right).sum(1) > limits
+        if not bool(beyond.any()):
+            return self.sum_over_positions(weights)
+        inside = self.sum_over_positions(weights.where(~beyond, 0.0))
+        return inside + materialised_clamped_sum(
+            self.take(beyond), weights[beyond], limits[beyond], None
+        )
+
+    def norm_bounds(self) -> Tensor:
+        return product_bound(self.left, self.right)
+
+    def squared_norms(self) -> Tensor:
+        """Squared ghost norms, from the Gram matrices of the positions."""
+        left, right = self.left.double(), self.right.double()
+        return ((left @ left.mT) * (right @ right.mT)).sum((1, 2))
 
 
 @dataclass(frozen=True, eq=False)

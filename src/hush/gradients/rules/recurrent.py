@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hush.core.errors import Unsupported
-from hush.gradients.factors import outer_product_term
+from hush.gradients.rules.linear import outer_product_term
 from hush.gradients.rules.lstm_scan import lstm_scan
 from hush.gradients.terms import Dense
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.accounting.ledger.ledger import Ledger
-from hush.gradients.factors import outer_product_term
+from hush.gradients.rules.linear import outer_product_term
 from hush.gradients.terms import Dense
 from hush.training.methods.moments import NoisySums, Pair
 

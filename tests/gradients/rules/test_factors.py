@@ -2,14 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hush.gradients.factors import (
-    _ROW_CHUNK,
-    OuterFactors,
-    RowFactors,
-    TiedFactors,
-    merge_terms,
-    outer_product_term,
-)
+from hush.gradients.rules.embedding import _ROW_CHUNK, RowFactors, TiedFactors, merge_terms
+from hush.gradients.rules.linear import OuterFactors, outer_product_term
 from hush.gradients.terms import Dense, Term
 from tests.gradients.oracle import ORDERS
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hush.gradients import convolution
-from hush.gradients.convolution import ConvolutionFactors, ConvolutionShape
+from hush.gradients.rules import convolution
+from hush.gradients.rules.convolution import ConvolutionFactors, ConvolutionShape
 from tests.gradients.oracle import ORDERS
 
 SHAPES = [
