@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hush.gradients.interception import Recording, Weight
-from hush.gradients.recording import record
-from hush.gradients.rules import RULES
+from hush.gradients.recording import Recording, record
+from hush.gradients.rules import RULES, Weight
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense
 from tests.gradients.oracle import check_tape, one_at_a_time

@@ -19,7 +19,7 @@ from hush.clipping import L2, Linf
 from hush.core.errors import InvalidValue, Unproved, Unsupported
 from hush.core.parts import Clipping
 from hush.core.plan import Plan
-from hush.gradients.precision import without_autocast
+from hush.gradients.precision import full_precision
 
 NormalOperator = Callable[[Tensor], Tensor]
 """Multiplies each row by its record's J^T diag(eta^2) J."""
@@ -124,7 +124,7 @@ def spectrum(
     start = torch.randn(
         len(inputs), inputs[0].numel(), generator=generator, device=inputs.device, dtype=inputs.dtype
     )
-    with without_autocast(inputs.device):
+    with full_precision(inputs.device, autograd=True):
         # Recorded once for all products. J v is the transpose of a map that is linear in the weights: no
         # forward mode is needed.
         recorded: Any = vjp(lambda values: vmap(clipped)(values, targets), inputs)

@@ -6,8 +6,9 @@ products of at most `SUM_BLOCK` records each (docs/guarantees/tape.md, 5 and 6).
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 
 import torch
@@ -24,16 +25,13 @@ _NORM_RUN = 1024
 
 
 @contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Context without autograd, autocast and products in lower precision, which would round sums."""
-    with torch.no_grad(), without_autocast(device):
-        yield
-
-
-@contextmanager
-def without_autocast(device: torch.device) -> Iterator[None]:
-    """Context without autocast, TensorFloat-32 and, on a CPU, bfloat16 in products of floats."""
-    with torch.autocast(device.type, enabled=False):
+def full_precision(device: torch.device, *, autograd: bool = False) -> Iterator[None]:
+    """Context without autocast, TensorFloat-32 and, on a CPU, bfloat16 in products of floats, which
+    would round sums; without autograd unless it is asked for."""
+    with (
+        torch.set_grad_enabled(autograd and torch.is_grad_enabled()),
+        torch.autocast(device.type, enabled=False),
+    ):
         if device.type != "cuda":
             allowed = torch.get_float32_matmul_precision()
             torch.set_float32_matmul_precision("highest")
@@ -79,6 +77,9 @@ def vector_norms(values: Tensor, order: float) -> Tensor:
     rows = values.reshape(len(values), math.prod(values.shape[1:]))
     if rows.shape[1] == 0:
         return rows.new_zeros(len(rows))
+    double_norms: Callable[[Tensor], Tensor] = partial(
+        torch.linalg.vector_norm, ord=order, dim=1, dtype=torch.float64
+    )
     if order in (1, 2, math.inf):
         count = rows.shape[1] // _NORM_RUN
         whole = count * _NORM_RUN
@@ -86,53 +87,27 @@ def vector_norms(values: Tensor, order: float) -> Tensor:
         sizes = [
             torch.linalg.vector_norm(run, ord=order, dim=2) for run in runs if run.shape[1:].numel()
         ]
-        norms = _double_norms(torch.cat(sizes, dim=1), order)
-        return _recompute_overflowed(rows, norms, order).to(values.dtype)
+        norms = double_norms(torch.cat(sizes, dim=1))
+        # A gradient whose square overflows in single precision is clipped to nearly nothing; taken for
+        # infinite it would jump to nothing.
+        if rows.dtype != torch.float64 and not capturing_cuda_graph():
+            overflowed = ~norms.isfinite()
+            if bool(overflowed.any()):
+                norms[overflowed] = double_norms(rows[overflowed])
+        return norms.to(values.dtype)
     largest = rows.abs().amax(1, keepdim=True).double()
     shares = rows / largest.clamp(min=torch.finfo(torch.float64).tiny)
-    return (largest[:, 0] * _double_norms(shares, order)).to(values.dtype)
-
-
-def _recompute_overflowed(rows: Tensor, norms: Tensor, order: float) -> Tensor:
-    """The norms, recomputed in double precision where a square overflowed in single precision.
-
-    A gradient of that size is clipped to nearly nothing; taken for infinite it would jump to nothing.
-    """
-    if capturing_cuda_graph() or rows.dtype == torch.float64:
-        return norms
-    overflowed = ~norms.isfinite()
-    if bool(overflowed.any()):
-        norms[overflowed] = _double_norms(rows[overflowed], order)
-    return norms
-
-
-def _double_norms(rows: Tensor, order: float) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(rows, ord=order, dim=1, dtype=torch.float64)
-    return norms
+    return (largest[:, 0] * double_norms(shares)).to(values.dtype)
 
 
 def blocked_product(left: Tensor, right: Tensor) -> Tensor:
     """left.T @ right in double precision, from products of `SUM_BLOCK` rows each in their own.
 
-    The rounding error is that of one block of rows, however many there are.
+    The rounding error is that of one block of rows, however many there are. On a CPU a tile of the
+    result is computed at a time, so that each product is added while it is in the cache.
     """
-    return _block_sums(left, right) if left.is_cuda else _tiled_block_sums(left, right)
-
-
-def _block_sums(left: Tensor, right: Tensor) -> Tensor:
-    """The products of all blocks at once, and then their sum."""
-    blocks, rest = divmod(len(left), SUM_BLOCK)
-    whole = blocks * SUM_BLOCK
-    if not blocks:
-        return (left.mT @ right).double()
-    shape = blocks, SUM_BLOCK
-    parts = left[:whole].unflatten(0, shape).mT @ right[:whole].unflatten(0, shape)
-    total: Tensor = parts.sum(0, dtype=torch.float64)
-    return total.add_(left[whole:].mT @ right[whole:]) if rest else total
-
-
-def _tiled_block_sums(left: Tensor, right: Tensor) -> Tensor:
-    """The products a tile of the result at a time, so that each is added while it is in the cache."""
+    if left.is_cuda:
+        return _block_sums(left, right)
     total = torch.empty(left.shape[1], right.shape[1], dtype=torch.float64)
     wide = max(1, min(right.shape[1], _TILE))
     high = max(1, _TILE // wide)
@@ -145,6 +120,18 @@ def _tiled_block_sums(left: Tensor, right: Tensor) -> Tensor:
             torch.mm(left[rows, top : top + high].mT, right[rows, first : first + wide], out=part)
             tile.add_(part) if block else tile.copy_(part)
     return total
+
+
+def _block_sums(left: Tensor, right: Tensor) -> Tensor:
+    """The products of all blocks at once, and then their sum."""
+    blocks, rest = divmod(len(left), SUM_BLOCK)
+    whole = blocks * SUM_BLOCK
+    if not blocks:
+        return (left.mT @ right).double()
+    shape = blocks, SUM_BLOCK
+    parts = left[:whole].unflatten(0, shape).mT @ right[:whole].unflatten(0, shape)
+    total: Tensor = parts.sum(0, dtype=torch.float64)
+    return total.add_(left[whole:].mT @ right[whole:]) if rest else total
 
 
 def capturing_cuda_graph() -> bool:

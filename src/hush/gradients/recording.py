@@ -1,26 +1,40 @@
 """Per-sample gradients of a batch: one forward and one backward pass that leave a gradient tape.
 
 The model runs under `torch.vmap`, each record a batch of one, so that no other record can enter its
-loss. Inside, every torch call is intercepted (`interception.Recording`) and layers leave the factors of
-their weights' per-sample gradients. The backward pass is an ordinary one and never forms a weight's
-gradient summed over records.
+loss. `Recording`, a torch function mode in place of the module hooks of other libraries, intercepts
+every torch call. A layer with a rule (`rules`) is computed for all records at once and leaves the
+factors of its weights' per-sample gradients; any other use of a parameter, or of a value derived from
+parameters alone, goes through a per-sample copy (a view, not memory), whose gradient autograd returns.
+The backward pass is an ordinary one and never forms a weight's gradient summed over records.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import _add_batch_dim, _unwrap_batched, current_level, is_batchedtensor
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
 
 from hush.core.errors import Unsupported
-from hush.gradients.checks.data_dependence import run_by_branch
-from hush.gradients.checks.isolation import translate_vmap_errors
-from hush.gradients.interception import Recording, one_view
+from hush.gradients.checks.data_dependence import (
+    CONDITIONS,
+    NUMBERS,
+    DataDependentBranch,
+    common_truth_value,
+    run_by_branch,
+    single_record_number,
+)
+from hush.gradients.checks.isolation import check_call, translate_vmap_errors
+from hush.gradients.rules import RULES, Layer, PerSampleCopy, Weight
 from hush.gradients.rules.embedding import merge_terms
 from hush.gradients.tape import BranchedTape, GradientTape
 from hush.gradients.terms import Dense, Term
-from hush.gradients.tree import tree_leaves, tree_map
+from hush.gradients.tree import call_loss, call_model, tree_leaves, tree_map
 
 Loss = Callable[[Any, Any], Tensor]
 """Outputs and targets of a batch to one value per record."""
@@ -45,7 +59,7 @@ def record(
         targets: as the inputs.
         views: if given, a record's loss is the mean over the views that this returns for it.
     """
-    parts = run_by_branch(partial(_record_branch, model, loss, views or one_view), inputs, targets)
+    parts = run_by_branch(partial(_record_branch, model, loss, views), inputs, targets)
     return parts[0][1] if len(parts) == 1 else BranchedTape(parts)
 
 
@@ -62,25 +76,15 @@ def per_sample_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -
     def losses(inputs: Any, targets: Any) -> Tensor:
         records, device = len(next(tree_leaves(inputs))), next(model.parameters()).device
         recording = Recording(model, dict(model.named_parameters()), records, device, losses_only=True)
-        with torch.no_grad():
-            return recording.losses(loss, inputs, targets, one_view)
+        return recording.losses(loss, inputs, targets)
 
     parts = run_by_branch(losses, inputs, targets)
     gathered = torch.cat([values[part.places] for part, values in parts])
     return gathered[torch.cat([part.rows for part, _ in parts]).argsort()]
 
 
-def expand_views(views: Views, inputs: Any, targets: Any) -> tuple[Any, Any]:
-    """The views of all records, one after another, and as many targets."""
-    by_record = torch.vmap(views, randomness="different")(inputs)
-    count = next(tree_leaves(by_record)).shape[1]
-    return tree_map(by_record, lambda value: value.flatten(0, 1)), tree_map(
-        targets, lambda value: value.repeat_interleave(count, dim=0)
-    )
-
-
 def _record_branch(
-    model: nn.Module, loss: Loss, views: Views, inputs: Any, targets: Any
+    model: nn.Module, loss: Loss, views: Views | None, inputs: Any, targets: Any
 ) -> GradientTape:
     """The tape of records that take the same branch; raises `DataDependentBranch` if they do not."""
     trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -101,11 +105,194 @@ def _record_branch(
             )
         with translate_vmap_errors(model, lambda: recording.reads_values):
             recording.backward(losses)
-    terms = {name: merge_terms(uses) for name, uses in recording.terms.items() if uses}
-    unused = tuple(name for name in trainable if name not in terms)
+    unused = tuple(name for name, uses in recording.terms.items() if not uses)
     for name in unused:
         zero = torch.zeros((), dtype=trainable[name].dtype, device=device)
-        terms[name] = Dense(zero.expand(records, *trainable[name].shape))
-    return GradientTape(
-        {name: terms[name] for name in trainable}, device, unused, recording.reads_values
-    )
+        recording.terms[name].append(Dense(zero.expand(records, *trainable[name].shape)))
+    terms = {
+        name: uses[0] if len(uses) == 1 else merge_terms(uses) for name, uses in recording.terms.items()
+    }
+    return GradientTape(terms, device, unused, recording.reads_values)
+
+
+class Recording(TorchFunctionMode):
+    """Intercepts every torch call of one forward pass, and collects the per-sample gradients' terms."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        trainable: dict[str, nn.Parameter],
+        records: int,
+        device: torch.device,
+        *,
+        losses_only: bool = False,
+    ) -> None:
+        super().__init__()
+        self._losses_only = losses_only
+        """Whether rules serve without gradients: some layers have no batching rule of torch's own."""
+        self.records = records
+        self.terms: dict[str, list[Term]] = {name: [] for name in trainable}
+        """For each parameter, a term for each of its uses."""
+        self.reads_values = False
+        """Whether the model turned a tensor into a truth value or a number."""
+        self._model = model
+        self._state = [*model.parameters(), *model.buffers()]
+        self._parameters = trainable
+        self._names = {id(parameter): name for name, parameter in trainable.items()}
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
+        """An input of every captured layer, so that its backward pass always runs."""
+        self._copies: dict[int, PerSampleCopy] = {}
+        self._level = 0
+        """Which of the `vmap`s that may be nested is the one over records."""
+        self._branch: DataDependentBranch | None = None
+
+    def losses(self, loss: Loss, inputs: Any, targets: Any, views: Views | None = None) -> Tensor:
+        """Per-sample losses, each the mean over the record's views; raises `DataDependentBranch`."""
+        written = [(value, value._version) for value in tree_leaves((inputs, targets, self._state))]
+
+        def one_loss(x: Any, y: Any) -> Tensor:
+            self._level = current_level()
+            with self:
+                viewed = views(x) if views else tree_map(x, lambda value: value.unsqueeze(0))
+                count = len(next(tree_leaves(viewed)))
+                repeated = tree_map(y, lambda value: value.unsqueeze(0).expand(count, *value.shape))
+                values = call_loss(loss, call_model(self._model, viewed), repeated, count)
+            return values.mean()
+
+        with translate_vmap_errors(self._model, lambda: self.reads_values):
+            try:
+                return torch.vmap(one_loss, randomness="different")(inputs, targets)
+            finally:
+                if self._branch is not None:
+                    if any(value._version != before for value, before in written):
+                        raise Unsupported(
+                            "the model writes into its inputs or buffers and then decides by a value: "
+                            "records that decide differently are worked out again, and what is written "
+                            "twice would tell that there are some. Decide first, or write nothing."
+                        )
+                    raise self._branch
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # once a value was read, it could be what is written into the model's own tensors
+        check_call(func, args, self._state if self.reads_values else ())
+        if kwargs.get("generator") is not None:
+            raise Unsupported(
+                "the model draws from a generator of its own: what a record gets from it depends on who "
+                "else is in the batch. Leave it out; dropout and its like draw from the step's."
+            )
+        if func in CONDITIONS and is_batchedtensor(args[0]):
+            return func(self._read_value(common_truth_value, args[0]))
+        if func in NUMBERS and is_batchedtensor(args[0]):
+            return func(self._read_value(single_record_number, args[0]))
+        if self._losses_only or torch.is_grad_enabled():
+            rule = RULES.get(func)
+            if rule is not None:
+                first = (kwargs.pop("input"),) if "input" in kwargs else ()
+                args = (*first, *args)
+                output = rule(self, *args, **kwargs)
+                if output is not NotImplemented:
+                    return output
+            batched = any(map(is_batchedtensor, list(tree_leaves((args, kwargs)))))
+            if batched and not self._losses_only:
+                args, kwargs = tree_map((args, kwargs), self._per_sample)
+        return func(*args, **kwargs)
+
+    def _read_value(self, rule: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+        """The value that all records share; raises `DataDependentBranch` where they do not."""
+        self.reads_values = True
+        try:
+            return rule(_unwrap_batched(value, self._level)[0])
+        except DataDependentBranch as branch:
+            self._branch = branch
+            raise
+
+    def as_weights(self, *values: Tensor | None) -> list[Weight | None] | None:
+        """The arguments of a layer as weights; None where its rule does not apply.
+
+        That is where none of them is trained, or one was itself derived from parameters.
+        """
+        weights: list[Weight | None] = []
+        for value in values:
+            name = self._names.get(id(value))
+            if value is None:
+                weights.append(None)
+            elif name is not None:
+                weights.append(Weight(value.detach(), self.terms[name]))
+            elif value.requires_grad or is_batchedtensor(value):
+                return None
+            else:
+                weights.append(Weight(value))
+        return weights if any(weight and weight.terms is not None for weight in weights) else None
+
+    def run_batched(self, work: Callable[..., Any], *operands: Tensor) -> Any:
+        """`work(*operands)` outside of `vmap`, on tensors whose first dimension is the records."""
+        unwrapped = [_unwrap_batched(self._per_sample(value), self._level) for value in operands]
+        with temporarily_pop_interpreter_stack():
+            batched = [
+                value.expand(self.records, *value.shape) if dim is None else value.movedim(dim, 0)
+                for value, dim in unwrapped
+            ]
+            output = work(*batched)
+        return tree_map(output, lambda part: _add_batch_dim(part, 0, self._level))
+
+    def capture(self, layer: Layer, *inputs: Tensor) -> Tensor:
+        """The layer's output, inside `run_batched`; its backward pass leaves the weights' terms."""
+        output: Tensor = _LayerFunction.apply(layer, self._anchor, *inputs)  # type: ignore[no-untyped-call]
+        return output
+
+    def _per_sample(self, value: Tensor) -> Tensor:
+        """A copy for each record of a value that all share, if it has a gradient."""
+        if is_batchedtensor(value) or not value.requires_grad:
+            return value
+        if id(value) not in self._copies:
+            copy = PerSampleCopy(value, self.records)
+            copy.output = self.run_batched(partial(self.capture, copy))
+            self._copies[id(value)] = copy
+        return self._copies[id(value)].output
+
+    def backward(self, losses: Tensor) -> None:
+        """Run the backward pass, and check that no use of a parameter escaped."""
+        escaped: Sequence[Tensor | None] = [None] * len(self._parameters)
+        if losses.requires_grad:
+            # what reaches a parameter itself, summed over records, came by neither a rule nor a copy
+            _, *escaped = torch.autograd.grad(
+                losses.sum(), [self._anchor, *self._parameters.values()], allow_unused=True
+            )
+        if any(copy.value._version != copy.version for copy in self._copies.values()):
+            raise Unsupported(
+                "the model changes a value in place that it derives from its parameters, after it was "
+                "used (w = self.weight * 2, then w[0] = 0): each record's gradient would be of other "
+                "weights. Make a new tensor instead."
+            )
+        for copy in self._copies.values():
+            copy.append_terms(self._parameters, self.terms)
+            del copy.output, copy.gradients
+        unseen = [name for name, part in zip(self.terms, escaped, strict=True) if part is not None]
+        if unseen:
+            raise Unsupported(
+                f"the tape does not see how {', '.join(unseen)} enter(s) the loss, and so cannot clip "
+                "the gradient record by record: is it used in compiled or scripted code, or in an "
+                "autograd.Function? Use plain torch operations there, or freeze it with "
+                "requires_grad_(False)."
+            )
+        # Each holds the graph that holds it; without this, nothing would be freed.
+        self._copies.clear()
+
+
+class _LayerFunction(Function):
+    """A `Layer` as an autograd function; the anchor makes sure that its backward pass runs."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: Layer, anchor: Tensor, *inputs: Tensor) -> Tensor:
+        output, saved = layer.forward(*inputs)
+        ctx.layer = layer
+        ctx.save_for_backward(*saved)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *ctx.layer.backward(grad, ctx.saved_tensors, ctx.needs_input_grad[2:])

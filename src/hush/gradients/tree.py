@@ -1,9 +1,14 @@
-"""Trees of tensors: tuples, lists and dictionaries, as models take them."""
+"""Trees of tensors (tuples, lists and dictionaries), and calls of a model and of a loss with them."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from hush.core.errors import DataError, Unsupported
+from hush.core.ranges import with_article
 
 
 def tree_leaves(value: Any) -> Iterator[Tensor]:
@@ -29,8 +34,87 @@ def tree_map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
+def expand_views(views: Callable[[Any], Any], inputs: Any, targets: Any) -> tuple[Any, Any]:
+    """The views of all records, one after another, and as many targets."""
+    by_record = torch.vmap(views, randomness="different")(inputs)
+    count = next(tree_leaves(by_record)).shape[1]
+    return tree_map(by_record, lambda value: value.flatten(0, 1)), tree_map(
+        targets, lambda value: value.repeat_interleave(count, dim=0)
+    )
+
+
 def call_model(model: nn.Module, inputs: Any) -> Any:
     """The model's outputs: a tuple is several arguments, a dictionary is arguments by name."""
     if isinstance(inputs, dict):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+def check_arguments(model: nn.Module, inputs: Any) -> None:
+    """Raise if `forward` does not take inputs of these names or in this number.
+
+    Args:
+        model: the trained one.
+        inputs: of any records: a tensor, a tuple of arguments, or a dictionary of them by name.
+    """
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # of compiled code, which says so when it is called
+        return
+    named = isinstance(inputs, dict)
+    try:
+        if named:
+            signature.bind(**inputs)
+        else:
+            signature.bind(*(inputs if isinstance(inputs, tuple) else (inputs,)))
+    except TypeError as error:
+        supplied = f"the names {', '.join(map(str, inputs))}" if named else "a place each"
+        raise DataError(
+            f"the inputs have {supplied} and forward() takes {signature} ({error}): a dictionary's keys "
+            "are names of its arguments, and a tuple's parts follow their order. Rename or leave out "
+            "what it does not take, and add what it needs."
+        ) from error
+
+
+def call_loss(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any, count: int) -> Tensor:
+    """The losses of a batch of `count`: (count,); raises where a gradient cannot be taken through them.
+
+    Args:
+        loss: one value per record.
+        outputs: of the model.
+        targets: of the batch.
+        count: of the batch: a record, or its views.
+    """
+    try:
+        values = loss(outputs, targets)
+    except (TypeError, AttributeError) as error:
+        if isinstance(outputs, Tensor):
+            raise
+        kind = with_article(type(outputs).__name__)
+        part = "outputs[0]"
+        if isinstance(outputs, dict):
+            part = 'outputs["logits"]' if type(outputs) is dict else "outputs.logits"
+        raise Unsupported(
+            f"the model returns {kind}, which the loss does not take ({error}): each record's gradient "
+            "is taken through its own loss. Pass a loss that picks the scores, e.g. lambda outputs, y: "
+            f'torch.nn.functional.cross_entropy({part}, y, reduction="none").'
+        ) from error
+    if not isinstance(values, Tensor) or not values.is_floating_point():
+        kind = str(values.dtype) if isinstance(values, Tensor) else with_article(type(values).__name__)
+        raise Unsupported(
+            f"the loss returned {kind}: a gradient is taken through a tensor of floating-point numbers, "
+            "one a record, and through nothing else. Return that tensor, without .item(), float() or "
+            "argmax."
+        )
+    if values.shape == (count,):
+        return values
+    way_out = (
+        "sum or average its values within the record, e.g. with .flatten(1).mean(1)."
+        if values.dim()
+        else "each record's own gradient is clipped, and a loss that is already reduced has no such "
+        'thing. Pass one with reduction="none", e.g. torch.nn.CrossEntropyLoss(reduction="none"), or a '
+        "loss module that says how it reduces."
+    )
+    raise Unsupported(
+        f"the loss returned shape {tuple(values.shape)} for a batch of one record, not (1,): {way_out}"
+    )

@@ -21,13 +21,25 @@ _IN_PLACE = re.compile(r"(?!__).*[^_]_|__setitem__|__i(add|sub|mul|truediv|and|o
 
 
 def check_call(func: Any, args: tuple[Any, ...], read_only: Sequence[Tensor]) -> None:
-    """Raise for a torch call that writes something of one record into a tensor that all records share.
+    """Raise for a torch call that can carry something of one record to others.
 
-    `read_only` may not be written at all: what is written could come from a value that was read. A
-    function with a batching rule of its own is refused as well: it is given all records at once.
+    That is one that writes it into a tensor that all records share, of which `read_only` may not be
+    written at all (what is written could come from a value that was read), and an `autograd.Function` or
+    a custom operator that says how `torch.vmap` runs it: it is given all records at once.
     """
-    _check_batching_rule(func, args)
-    name = getattr(func, "__name__", "")
+    name, has_rule = getattr(func, "__name__", ""), False
+    if func is custom_function_call:
+        has_rule, name = args[0].vmap is not torch.autograd.Function.vmap, args[0].__name__
+    elif isinstance(func, OpOverload) and func.namespace not in ("aten", "prims", "prim"):
+        has_rule = _dispatch_has_kernel_for_dispatch_key(func.name(), "FuncTorchBatched")
+        name = func.name()
+    if has_rule:
+        raise Unsupported(
+            f"{name} has a batching rule of its own (vmap): it is given all records of a batch at "
+            "once, and nothing shows that it keeps them apart, so clipping one record's gradient may "
+            "not bound its influence. Leave the rule out, with generate_vmap_rule = True in an "
+            "autograd.Function."
+        )
     if not _IN_PLACE.fullmatch(name) or not args or not isinstance(args[0], Tensor):
         return
     protected = any(_shares_memory(args[0], value) for value in read_only)
@@ -39,25 +51,6 @@ def check_call(func: Any, args: tuple[Any, ...], read_only: Sequence[Tensor]) ->
             f"{tuple(args[0].shape)} that all records share ({name}): what it keeps of them, such as "
             "running statistics, would be released without noise. Use a module that keeps nothing, "
             "and new tensors in place of in-place writes."
-        )
-
-
-def _check_batching_rule(func: Any, args: tuple[Any, ...]) -> None:
-    """Raise for an `autograd.Function` or a custom operator that says how `torch.vmap` runs it."""
-    if func is custom_function_call:
-        kind = args[0]
-        has_rule, name = kind.vmap is not torch.autograd.Function.vmap, kind.__name__
-    elif isinstance(func, OpOverload) and func.namespace not in ("aten", "prims", "prim"):
-        has_rule = _dispatch_has_kernel_for_dispatch_key(func.name(), "FuncTorchBatched")
-        name = func.name()
-    else:
-        return
-    if has_rule:
-        raise Unsupported(
-            f"{name} has a batching rule of its own (vmap): it is given all records of a batch at "
-            "once, and nothing shows that it keeps them apart, so clipping one record's gradient may "
-            "not bound its influence. Leave the rule out, with generate_vmap_rule = True in an "
-            "autograd.Function."
         )
 
 
@@ -75,29 +68,25 @@ def _shares_memory(value: Tensor, other: Tensor) -> bool:
 
 
 @contextmanager
-def redact_index_errors() -> Iterator[None]:
-    """Context that reports an index out of range without its private value, which torch would show."""
+def translate_data_errors(model: nn.Module) -> Iterator[None]:
+    """Context that says which dtypes, shapes or indices do not fit.
+
+    torch's own errors speak of its kernels, and show the private value of an index out of range.
+    """
     try:
         yield
-    except (IndexError, RuntimeError) as error:
-        if not re.search("out of (bounds|range)", str(error)):
+    except (IndexError, RuntimeError, ValueError) as error:
+        if isinstance(error, HushError):
             raise
-        raise DataError(
-            "an index of some record is out of range: a label that is no class, a token that is not in "
-            "the embedding, or a sequence longer than its positions (the value is private and not "
-            "shown). Check the labels and inputs against the model's sizes."
-        ) from None
-
-
-@contextmanager
-def translate_dtype_errors(model: nn.Module) -> Iterator[None]:
-    """Context that says which dtypes and shapes do not fit; torch's own errors speak of its kernels."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
+        if re.search("out of (bounds|range)", str(error)):
+            raise DataError(
+                "an index of some record is out of range: a label that is no class, a token that is not "
+                "in the embedding, or a sequence longer than its positions (the value is private and "
+                "not shown). Check the labels and inputs against the model's sizes."
+            ) from None
         text = str(error).split("\n", maxsplit=1)[0]
         reasons = [reason for pattern, reason in _MISMATCHES.items() if re.search(pattern, text)]
-        if isinstance(error, HushError) or not reasons:
+        if not reasons:
             raise
         kind = str(next(model.parameters()).dtype)
         raise DataError(reasons[0].format(text=text, kind=kind)) from error
@@ -140,7 +129,7 @@ def translate_vmap_errors(model: nn.Module, reads_values: Callable[[], bool]) ->
     """
     before = [(module, dict(module._buffers)) for module in model.modules()]
     try:
-        with redact_index_errors(), translate_dtype_errors(model):
+        with translate_data_errors(model):
             yield
     except RuntimeError as error:
         if re.search("modified (by an )?in-?place|in-?place operation", str(error)):
@@ -195,7 +184,7 @@ def check_independent_losses(
     model.eval()
     values = partial(_losses, model, loss, inputs, targets)
     try:
-        with translate_dtype_errors(model):
+        with translate_data_errors(model):
             before = random_state()
             together = values(0, 1)
             draws = not all(map(torch.equal, random_state(), before))

@@ -10,6 +10,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -175,6 +176,7 @@ _Content = Any
 """Something hashable that is equal for equal contents."""
 
 
+@dataclass(eq=False)
 class _Reader:
     """Reads numbers, tensors, containers and the attributes of objects; each object once.
 
@@ -182,11 +184,10 @@ class _Reader:
     `by_identity` tells a tensor from another one with the same numbers.
     """
 
-    def __init__(self, max_entries: int | None, by_identity: bool, visited: set[int]) -> None:
-        self.references: list[Tensor] = []
-        self._max_entries = max_entries
-        self._by_identity = by_identity
-        self._visited = visited
+    max_entries: int | None
+    by_identity: bool
+    visited: set[int]
+    references: list[Tensor] = field(default_factory=list)
 
     def content(self, value: Any, objects: bool = True) -> _Content:
         kind = type(value)
@@ -196,12 +197,12 @@ class _Reader:
             return self._tensor(value)
         if isinstance(value, np.ndarray):
             return kind, value.shape, value.dtype.str, _digest(np.ascontiguousarray(value).tobytes())
-        if isinstance(value, _OPAQUE) or id(value) in self._visited:
+        if isinstance(value, _OPAQUE) or id(value) in self.visited:
             return (kind,)
-        self._visited.add(id(value))
+        self.visited.add(id(value))
         read = partial(self.content, objects=objects)
         if isinstance(value, (list, tuple, deque, set, frozenset, dict)):
-            if self._max_entries is not None and len(value) > self._max_entries:
+            if self.max_entries is not None and len(value) > self.max_entries:
                 return kind, len(value)
             if isinstance(value, dict):
                 return kind, tuple((read(key), read(part)) for key, part in value.items())
@@ -217,16 +218,16 @@ class _Reader:
             return (_RECORD,)
         plain = value.detach()
         identity = (id(value), 0 if value.is_inference() else value._version)
-        if self._max_entries is not None and value.grad_fn is not None:
+        if self.max_entries is not None and value.grad_fn is not None:
             return "derived", plain.shape  # from the parameters, as a normalised weight is in every pass
-        large = self._max_entries is not None and plain.numel() > self._max_entries
+        large = self.max_entries is not None and plain.numel() > self.max_entries
         if large or plain.layout != torch.strided or plain.is_meta or plain.is_quantized:
             self.references.append(value)
             return "tensor", plain.shape, *identity
         numbers = plain.to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
         content = "tensor", plain.shape, plain.dtype, _digest(numbers.tobytes())
         # a new tensor with the same numbers is computed in every pass, maybe from the parameters
-        return (*content, *identity) if self._by_identity else content
+        return (*content, *identity) if self.by_identity else content
 
 
 _RECORD = "record"

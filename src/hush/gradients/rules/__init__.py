@@ -24,17 +24,7 @@ batch dimension being 1, and no dimension for the records), and a *layer* for al
   that is what docs/guarantees/tape.md, 1, needs of it. The batch dimension is the second (1, or more
   where the model folds time into it): `x.flatten(0, 1)` for a torch function that wants one, and
   `.unflatten(0, x.shape[:2])` of what it returns, as in `normalisation.group_norm`.
-- `recording.capture(layer, *inputs)` returns the layer's output; its `backward` runs in the tape's.
-
-A layer (`interception.Layer`) has two methods:
-
-- `forward(*inputs) -> (output, saved)`. Args: inputs, records first. Returns: the output, which is no
-  view of an input, and the tensors that `backward` needs.
-- `backward(grad, saved, needed) -> gradients`. Args: the output's gradient, what was saved, whether each
-  input's gradient is needed. Returns: a gradient or None for each input. It appends one `Term` to
-  `weight.terms` of each trained weight: `linear.outer_product_term` of output gradients and inputs for a
-  matrix product, `embedding.RowFactors` for a lookup, `convolution.convolution_term`, or `terms.Dense`
-  of materialised per-sample gradients, never anything summed over records.
+- `recording.capture(layer, *inputs)` returns the output of a `Layer`; its `backward` runs in the tape's.
 
 An operation without a batching rule for `vmap` needs no layer: a rule may call others, `with recording:`
 (`decompositions`). Tests: add the layer to `tests/gradients/test_layers.py`, which compares every layer
@@ -42,9 +32,11 @@ with gradients computed one record at a time, and fails where no case runs a rul
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
 from hush.gradients.rules import (
@@ -55,6 +47,80 @@ from hush.gradients.rules import (
     normalisation,
     recurrent,
 )
+from hush.gradients.terms import Dense, Term
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A parameter's value, and the list its terms are appended to (None: it is not trained)."""
+
+    value: Tensor
+    terms: list[Term] | None = None
+
+
+class Layer(Protocol):
+    """A layer with a backward pass of its own, without the gradient of its weights."""
+
+    @property
+    def forward(self) -> Callable[..., tuple[Tensor, tuple[Tensor, ...]]]:
+        """From the inputs, records first: the output, no view of an input, and tensors to save."""
+
+    def backward(
+        self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        """Append the terms of the weights' per-sample gradients; return the inputs' gradients.
+
+        One term for each trained weight: `linear.outer_product_term` of output gradients and inputs for
+        a matrix product, `embedding.RowFactors` for a lookup, `convolution.convolution_term`, or
+        `terms.Dense` of materialised per-sample gradients, never anything summed over records.
+
+        Args:
+            grad: gradient of the output.
+            saved: what `forward` saved.
+            needed: whether each input's gradient is needed; None is returned where it is not.
+        """
+
+
+class PerSampleCopy:
+    """A layer without inputs whose output is one shared value, expanded to each record."""
+
+    output: Tensor
+
+    def __init__(self, value: Tensor, records: int) -> None:
+        self.value = value
+        self.version = value._version
+        self.records = records
+        self.gradients: Tensor | None = None
+
+    def forward(self) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return self.value.detach().expand(self.records, *self.value.shape), ()
+
+    def backward(
+        self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        self.gradients = grad
+        return ()
+
+    def append_terms(self, parameters: dict[str, nn.Parameter], terms: dict[str, list[Term]]) -> None:
+        """Append the per-sample gradients to the terms of the parameters the value is derived from."""
+        if self.gradients is None:
+            return
+        for name, parameter in parameters.items():
+            if parameter is self.value:
+                terms[name].append(Dense(self.gradients))
+                return
+        gradients = torch.autograd.grad(
+            self.value,
+            list(parameters.values()),
+            self.gradients,
+            is_grads_batched=True,
+            retain_graph=True,
+            allow_unused=True,
+        )
+        for name, gradient in zip(parameters, gradients, strict=True):
+            if gradient is not None:
+                terms[name].append(Dense(gradient))
+
 
 RULES: dict[Any, Callable[..., Any]] = {
     functional.linear: linear.linear,

@@ -26,7 +26,8 @@ from hush.gradients.terms import (
 )
 
 if TYPE_CHECKING:
-    from hush.gradients.interception import Recording, Weight
+    from hush.gradients.recording import Recording
+    from hush.gradients.rules import Weight
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from hush.gradients.interception import Recording
+    from hush.gradients.recording import Recording
 
 
 def bilinear(
@@ -98,7 +98,7 @@ def dot_product(
         return NotImplemented
     options |= {"dropout_p": dropout_p, "is_causal": is_causal}
 
-    def work(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def work(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is not None:
             mask = mask.reshape(len(mask), *(1,) * (query.dim() - mask.dim()), *mask.shape[1:])
             mask = mask.expand(-1, query.shape[1], *mask.shape[2:]).flatten(0, 1)
@@ -107,4 +107,5 @@ def dot_product(
         output: Tensor = attended.unflatten(0, query.shape[:2])
         return output
 
-    return recording.run_batched(work, query, key, value, attn_mask)
+    masks = () if attn_mask is None else (attn_mask,)
+    return recording.run_batched(work, query, key, value, *masks)

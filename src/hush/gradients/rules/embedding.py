@@ -32,7 +32,8 @@ from hush.gradients.terms import (
 )
 
 if TYPE_CHECKING:
-    from hush.gradients.interception import Recording, Weight
+    from hush.gradients.recording import Recording
+    from hush.gradients.rules import Weight
 
 _ROW_CHUNK = {"cpu": 2**17, "cuda": 2**28}
 """Entries of a table's rows that are summed at once: on a CPU as many as stay in its cache."""
@@ -183,8 +184,6 @@ class TiedFactors:
 
 def merge_terms(terms: Sequence[Term]) -> Term:
     """One term for all uses of a parameter: its norm is that of their sum."""
-    if len(terms) == 1:
-        return terms[0]
     outer = [term for term in terms if isinstance(term, OuterFactors)]
     rows = [term for term in terms if isinstance(term, RowFactors)]
     if len(outer) + len(rows) < len(terms):

@@ -40,7 +40,8 @@ from hush.gradients.terms import (
 )
 
 if TYPE_CHECKING:
-    from hush.gradients.interception import Recording, Weight
+    from hush.gradients.recording import Recording
+    from hush.gradients.rules import Weight
 
 MATERIALISE_RATIO = 2
 """Gradients are materialised unless that takes more than this many times the memory of the factors.

@@ -12,7 +12,8 @@ from torch.nn import functional
 from hush.gradients.terms import Dense
 
 if TYPE_CHECKING:
-    from hush.gradients.interception import Recording, Weight
+    from hush.gradients.recording import Recording
+    from hush.gradients.rules import Weight
 
 _Backward = tuple[Tensor | None, ...]
 

@@ -20,7 +20,8 @@ from hush.gradients.rules.lstm_scan import lstm_scan
 from hush.gradients.terms import Dense
 
 if TYPE_CHECKING:
-    from hush.gradients.interception import Recording, Weight
+    from hush.gradients.recording import Recording
+    from hush.gradients.rules import Weight
 
 _CUDNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import Unsupported
-from hush.gradients.checks.calls import check_arguments
 from hush.gradients.checks.isolation import check_independent_losses
 from hush.gradients.checks.models import PerSampleLoss
-from hush.gradients.recording import expand_views, record
+from hush.gradients.recording import record
 from hush.gradients.tape import BranchedTape, GradientTape
-from hush.gradients.tree import tree_map
+from hush.gradients.tree import check_arguments, expand_views, tree_map
 from hush.training.checks.labels import check_labels
 from hush.training.data import Data, check_some_number, take
 from hush.training.physical_batch import records_that_fit

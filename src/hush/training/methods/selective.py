@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from hush.core.errors import InvalidValue
 from hush.core.randomness import random_bits
 from hush.core.release import Selective
-from hush.gradients.checks.isolation import redact_index_errors
 from hush.gradients.recording import per_sample_losses
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.noise import Gaussian
@@ -106,7 +105,7 @@ class Trials:
         """Per-sample losses at the present weights, in double precision, without dropout (sensitive)."""
         step = self.step
         step.module_state.begin()
-        with _evaluating(step.model), redact_index_errors():
+        with _evaluating(step.model):
             values = [self._per_sample_losses(*part) for part in tested]
         step.module_state.check()
         empty = torch.zeros(0, dtype=torch.float64, device=step.device)

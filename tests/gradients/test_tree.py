@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from hush.core.errors import DataError, Unsupported
-from hush.gradients.checks.calls import check_arguments
 from hush.gradients.checks.models import per_sample_loss
 from hush.gradients.recording import record
+from hush.gradients.tree import check_arguments
 
 INPUTS, TARGETS = torch.randn(5, 4), torch.arange(5) % 3
 
