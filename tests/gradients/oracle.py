@@ -28,8 +28,8 @@ def one_at_a_time(
     for i in range(records):
 
         def row(values: Tensor, i: int = i) -> Tensor:
-            one = values[i : i + 1]
-            return one.double() if one.is_floating_point() else one
+            record = values[i : i + 1]
+            return record.double() if record.is_floating_point() else record
 
         value = loss(call_model(exact, tree_map(inputs, row)), tree_map(targets, row)).sum()
         parts = torch.autograd.grad(value, parameters)

@@ -56,8 +56,8 @@ def test_attention_without_a_batch_of_its_own_stays_within_the_record() -> None:
 
 def test_decisions_by_chance_are_refused() -> None:
     def work(self: Any, x: Tensor) -> Tensor:
-        kept: Tensor = x * self.w
-        return kept * 0 if torch.rand(()) < 0.5 else kept
+        output: Tensor = x * self.w
+        return output * 0 if torch.rand(()) < 0.5 else output
 
     model = Made(work, w=torch.ones(5))
     torch.manual_seed(0)
@@ -69,19 +69,19 @@ def test_a_decision_by_a_record_may_come_after_draws() -> None:
     """Whichever way the others go, a record draws what its place draws."""
 
     def work(self: Any, x: Tensor) -> Tensor:
-        kept: Tensor = functional.dropout(x * self.w)
-        return kept * 3 if (x > 0).all() else kept
+        output: Tensor = functional.dropout(x * self.w)
+        return output * 3 if (x > 0).all() else output
 
     model = Made(work, w=torch.ones(5))
     x = torch.ones(6, 5)
-    found = []
-    for way in (1.0, -1.0):
+    norms = []
+    for sign in (1.0, -1.0):
         torch.manual_seed(0)
-        x[2] = way
-        found.append(record(model, lambda out, _: out.sum(1), x, torch.zeros(6)).norms(2.0))
+        x[2] = sign
+        norms.append(record(model, lambda out, _: out.sum(1), x, torch.zeros(6)).norms(2.0))
     others = torch.arange(6) != 2
-    assert torch.equal(found[0][others], found[1][others])
-    assert float(found[0][2]) == pytest.approx(3 * float(found[1][2]))
+    assert torch.equal(norms[0][others], norms[1][others])
+    assert float(norms[0][2]) == pytest.approx(3 * float(norms[1][2]))
 
 
 def test_a_generator_of_the_models_own_is_refused() -> None:

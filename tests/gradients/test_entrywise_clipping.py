@@ -29,7 +29,7 @@ CLIPPINGS: list[Clipping] = [
 ]
 
 
-def held(row: Tensor, clipping: Clipping) -> Tensor:
+def clip_alone(row: Tensor, clipping: Clipping) -> Tensor:
     """What one record may add: each block by the definition of its sensitivity set."""
     parts, start = [], 0
     for block in clipping.sensitivity(len(row)):
@@ -65,26 +65,26 @@ def test_sums_equal_one_record_at_a_time(
     loss = nn.CrossEntropyLoss(reduction="none")
     rows = one_at_a_time(model, loss, inputs, targets, RECORDS)
     assert rows.shape[1] == WIDTH
-    expected = torch.stack([held(row, clipping) for row in rows]).double().sum(0)
+    expected = torch.stack([clip_alone(row, clipping) for row in rows]).double().sum(0)
     assert not torch.allclose(expected, rows.double().sum(0), rtol=1e-2), "nothing is clipped"
     tape = record(model, loss, inputs, targets)
-    found = clipping.clip(tape)
+    clipped = clipping.clip(tape)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-10
-    torch.testing.assert_close(flat(found.total, 0), expected, rtol=tolerance, atol=tolerance)
-    assert list(found.total) == [name for name, _ in model.named_parameters()]
-    assert int(found.skipped) == 0
-    assert not any(part.requires_grad for part in found.total.values())
+    torch.testing.assert_close(flat(clipped.total, 0), expected, rtol=tolerance, atol=tolerance)
+    assert list(clipped.total) == [name for name, _ in model.named_parameters()]
+    assert int(clipped.skipped) == 0
+    assert not any(part.requires_grad for part in clipped.total.values())
 
     # Thinned: each number of each record is there or not, before the sum.
-    seen: list[Tensor] = []
+    masked: list[Tensor] = []
 
     def mask(values: Tensor) -> Tensor:
-        seen.append(values)
+        masked.append(values)
         return values.masked_fill_(torch.zeros_like(values, dtype=torch.bool), 0.0)
 
     unchanged = clipping.clip(tape, mask)
     torch.testing.assert_close(flat(unchanged.total, 0), expected, rtol=tolerance, atol=tolerance)
-    assert sum(values.numel() for values in seen) == RECORDS * WIDTH
+    assert sum(values.numel() for values in masked) == RECORDS * WIDTH
     gone = clipping.clip(tape, lambda values: values.zero_())
     assert flat(gone.total, 0).abs().max() == 0
 
@@ -117,10 +117,10 @@ def test_factors_are_held_as_what_they_stand_for(tied: bool, linf: float) -> Non
     rows = one_at_a_time(model, loss, TOKENS, WANTED, len(TOKENS))
     tape = record(model, loss, TOKENS, WANTED)
     for clipping in (hush.Linf(norm=linf), hush.L2Linf(l2=0.3, linf=linf)):
-        expected = torch.stack([held(row, clipping) for row in rows]).double().sum(0)
+        expected = torch.stack([clip_alone(row, clipping) for row in rows]).double().sum(0)
         for mask in (None, lambda values: values):
-            found = clipping.clip(tape, mask)
-            torch.testing.assert_close(flat(found.total, 0), expected, rtol=1e-10, atol=1e-12)
+            clipped = clipping.clip(tape, mask)
+            torch.testing.assert_close(flat(clipped.total, 0), expected, rtol=1e-10, atol=1e-12)
         assert flat(clipping.clip(tape, lambda values: values.zero_()).total, 0).abs().max() == 0
 
 
@@ -132,9 +132,9 @@ def test_a_number_is_thinned_as_a_whole_however_often_it_was_used() -> None:
     full = flat(hush.L2(norm=1e6).clip(tape).total, 0)
     masked = hush.L2(norm=1e6).clip(tape, lambda values: sampling.mask_coordinates(values, source))
     drawn = flat(masked.total, 0)
-    there = (drawn - full).abs() < 1e-12
-    assert (there | (drawn == 0)).all()
-    assert 0.3 < there[full != 0].double().mean() < 0.7
+    sampled = (drawn - full).abs() < 1e-12
+    assert (sampled | (drawn == 0)).all()
+    assert 0.3 < sampled[full != 0].double().mean() < 0.7
 
 
 def test_records_that_nothing_is_cut_off_of_are_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_records_that_nothing_is_cut_off_of_are_not_written_out(monkeypatch: pyt
     monkeypatch.setattr(OuterFactors, "dense", counted)
     clipping = hush.Linf(norm=5.0)
     rows = one_at_a_time(model, loss, inputs, targets, 6)
-    expected = torch.stack([held(row, clipping) for row in rows]).double().sum(0)
+    expected = torch.stack([clip_alone(row, clipping) for row in rows]).double().sum(0)
     torch.testing.assert_close(flat(clipping.clip(tape).total, 0), expected)
     assert written == [1]
 
@@ -188,10 +188,10 @@ def test_one_record_lands_in_the_set(entries: list[float], l2: float, linf: floa
 def test_records_that_are_not_finite_are_left_out_and_counted() -> None:
     rows = torch.tensor([[3.0, 4.0, 0, 0], [math.nan, 1, 0, 0], [0, 0, math.inf, 0], [0, 0, 0, 0]])
     for clipping in (hush.Linf(norm=1.0), hush.Subspaces(ranks=(2, 2), l2=(1.0, 1.0))):
-        found = clipping.clip(rows_tape(rows))
-        assert int(found.skipped) == 2
-        assert torch.isfinite(flat(found.total, 0)).all()
-        assert flat(found.total, 0)[:2].abs().sum() > 1
+        clipped = clipping.clip(rows_tape(rows))
+        assert int(clipped.skipped) == 2
+        assert torch.isfinite(flat(clipped.total, 0)).all()
+        assert flat(clipped.total, 0)[:2].abs().sum() > 1
 
 
 def test_an_empty_batch_adds_nothing() -> None:

@@ -48,17 +48,17 @@ def test_the_certificate_holds_the_truth(clipping: Clipping) -> None:
     x, y = torch.randn(8, 6, dtype=torch.float64), torch.randint(0, 3, (8,))
     size = sum(p.numel() for p in model.parameters())
     eta2 = torch.rand(size, dtype=torch.float64)
-    found = spectrum(
+    bounds = spectrum(
         model, nn.CrossEntropyLoss(), x, y, clipping, eta2, generator=torch.Generator().manual_seed(1)
     )
     truth = torch.tensor([materialised(model, a, b, clipping, eta2) for a, b in zip(x, y, strict=True)])
-    assert (found.lower <= truth * (1 + 1e-5)).all()
-    assert (truth <= found.upper * (1 + 1e-5)).all()
-    assert (found.upper < 1.3 * found.lower + 1e-12).all()
+    assert (bounds.lower <= truth * (1 + 1e-5)).all()
+    assert (truth <= bounds.upper * (1 + 1e-5)).all()
+    assert (bounds.upper < 1.3 * bounds.lower + 1e-12).all()
     # the clip matters: without it the numbers are others
     free = spectrum(model, nn.CrossEntropyLoss(), x, y, hush.L2(norm=1e6), eta2)
     if clipping.reference_norm < 1:
-        assert not torch.allclose(free.lower, found.lower, rtol=0.05)
+        assert not torch.allclose(free.lower, bounds.lower, rtol=0.05)
 
 
 def test_the_closed_form_of_a_linear_layer() -> None:
@@ -80,9 +80,9 @@ def test_few_iterations_are_paid_for() -> None:
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(2000, 401, generator=generator, dtype=torch.float64)
     for iterations in (1, 3, 10, 40):
-        found = power_iteration(lambda v: v * values, start, iterations=iterations, failure=0.05)
-        assert (found.upper < 1).double().mean() <= 0.05
-        assert (found.lower <= 1 + 1e-12).all()
+        bounds = power_iteration(lambda v: v * values, start, iterations=iterations, failure=0.05)
+        assert (bounds.upper < 1).double().mean() <= 0.05
+        assert (bounds.lower <= 1 + 1e-12).all()
     # without the certificate most of them are too low
     short = power_iteration(lambda v: v * values, start, iterations=10, failure=0.05)
     assert (short.lower < 0.98).double().mean() > 0.9
@@ -110,8 +110,8 @@ def test_sampling_takes_part_of_the_information() -> None:
     information = float(np.trapezoid(slope**2 / mixed, z))
     assert rate**2 < information < rate * 1.0
     # far from the others' output it is known who took part: the factor is rate itself
-    apart = (1 - rate) * density(-10.0) + rate * density(shift)
-    assert float(np.trapezoid(slope**2 / apart, z)) == pytest.approx(rate, rel=1e-3)
+    mixture = (1 - rate) * density(-10.0) + rate * density(shift)
+    assert float(np.trapezoid(slope**2 / mixture, z)) == pytest.approx(rate, rel=1e-3)
 
 
 def test_what_cannot_be_certified_raises() -> None:
@@ -130,11 +130,11 @@ def test_each_record_may_have_information_of_its_own() -> None:
     x, y = torch.randn(4, 6, dtype=torch.float64), torch.randint(0, 3, (4,))
     rows = torch.rand(4, sum(p.numel() for p in model.parameters()), dtype=torch.float64)
     clipping = hush.Linf(norm=0.05)
-    found = spectrum(model, nn.CrossEntropyLoss(), x, y, clipping, rows, iterations=100)
+    bounds = spectrum(model, nn.CrossEntropyLoss(), x, y, clipping, rows, iterations=100)
     truth = [materialised(model, a, b, clipping, row) for a, b, row in zip(x, y, rows, strict=True)]
-    assert found.lower.tolist() == pytest.approx(truth, rel=1e-4)
-    one = spectrum(model, nn.CrossEntropyLoss(), x, y, clipping, rows[0], iterations=100)
-    assert found.lower[1:].tolist() != pytest.approx(one.lower[1:].tolist(), rel=1e-3)
+    assert bounds.lower.tolist() == pytest.approx(truth, rel=1e-4)
+    at_first = spectrum(model, nn.CrossEntropyLoss(), x, y, clipping, rows[0], iterations=100)
+    assert bounds.lower[1:].tolist() != pytest.approx(at_first.lower[1:].tolist(), rel=1e-3)
 
 
 def plan_of(noise: Noise) -> hush.Plan:
@@ -153,29 +153,31 @@ def test_never_below_the_exact_one_and_close(
     )
     exact = hush.fisher(plan, locations) * scale**2
     table = FisherInformationTable(plan, "cpu")
-    found = table.at(torch.as_tensor(locations)).numpy() * scale**2
-    assert (found >= exact * (1 - 1e-12)).all()
-    assert (found <= exact + 2 * ERROR).all()
+    information = table.at(torch.as_tensor(locations)).numpy() * scale**2
+    assert (information >= exact * (1 - 1e-12)).all()
+    assert (information <= exact + 2 * ERROR).all()
     single = table.at(torch.as_tensor(locations, dtype=torch.float32).view(2, -1))
     assert single.dtype == torch.float32
     assert single.double().view(-1).numpy() * scale**2 == pytest.approx(exact, abs=1e-5)
     # a table of another support is not this close
-    other = plan_of(law(scale=scale, bound=width * scale * 1.01))
-    assert np.abs(hush.fisher(other, locations) * scale**2 - exact).max() > 2 * ERROR
+    wider = plan_of(law(scale=scale, bound=width * scale * 1.01))
+    assert np.abs(hush.fisher(wider, locations) * scale**2 - exact).max() > 2 * ERROR
 
 
 def test_far_away_it_is_what_it_is_at_the_end_of_the_table() -> None:
     plan = plan_of(hush.Truncated(scale=2.0, bound=1.0))
     far = torch.tensor([90.0, -1e4, 1e30], dtype=torch.float64)
-    found = FisherInformationTable(plan, "cpu").at(far).numpy()
-    assert (found >= hush.fisher(plan, far.numpy())).all()
-    assert (found <= hush.fisher(plan, [2 * 40.4])[0] + ERROR).all()
+    information = FisherInformationTable(plan, "cpu").at(far).numpy()
+    assert (information >= hush.fisher(plan, far.numpy())).all()
+    assert (information <= hush.fisher(plan, [2 * 40.4])[0] + ERROR).all()
 
 
 def test_the_normal_law_tells_the_same_everywhere() -> None:
     plan = plan_of(hush.Gaussian(multiplier=4.0))
-    found = FisherInformationTable(plan, "cpu").at(torch.tensor([0.0, -3.3, 1e6], dtype=torch.float64))
-    assert found.tolist() == pytest.approx([0.25] * 3)
+    information = FisherInformationTable(plan, "cpu").at(
+        torch.tensor([0.0, -3.3, 1e6], dtype=torch.float64)
+    )
+    assert information.tolist() == pytest.approx([0.25] * 3)
 
 
 def test_a_support_without_end_is_refused() -> None:

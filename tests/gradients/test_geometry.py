@@ -24,46 +24,46 @@ def unit(values: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
 
 @pytest.mark.parametrize(("records", "dimension"), [(20, 50), (60, 40), (1, 5)])
 def test_norms_inside_and_outside_of_principal_subspaces(records: int, dimension: int) -> None:
-    public, held = rows(0, records, dimension), rows(1, 30, dimension)
+    public, measured = rows(0, records, dimension), rows(1, 30, dimension)
     directions = np.linalg.svd(unit(public), full_matrices=False)[2]
-    exact = unit(held)
-    found = geometry(public.clone(), held.clone())
-    assert found.dimension == dimension
-    assert found.principal.shape == found.residual.shape == (30, min(records, dimension))
-    for k in range(found.principal.shape[1]):
+    exact = unit(measured)
+    result = geometry(public.clone(), measured.clone())
+    assert result.dimension == dimension
+    assert result.principal.shape == result.residual.shape == (30, min(records, dimension))
+    for k in range(result.principal.shape[1]):
         inside = exact @ directions[: k + 1].T
         outside = exact - inside @ directions[: k + 1]
-        assert found.principal[:, k] == pytest.approx(np.linalg.norm(inside, axis=1), abs=1e-3)
-        assert found.residual[:, k] == pytest.approx(np.linalg.norm(outside, axis=1), abs=1e-3)
+        assert result.principal[:, k] == pytest.approx(np.linalg.norm(inside, axis=1), abs=1e-3)
+        assert result.residual[:, k] == pytest.approx(np.linalg.norm(outside, axis=1), abs=1e-3)
 
 
 def test_entries_sparsity_and_variation() -> None:
-    public, held = rows(0, 40, 80), rows(1, 30, 80)
-    exact, order = unit(held), np.argsort(-np.abs(unit(public)).mean(0))
-    found = geometry(public.clone(), held.clone())
-    assert found.largest == pytest.approx(np.sort(np.abs(exact).max(1)), rel=1e-5)
-    for share, value in zip(found.shares, found.dropped, strict=True):
-        left = exact[:, order[round(share * 80) :]]
-        assert value == pytest.approx(np.linalg.norm(left, axis=1).mean(), abs=1e-4)
-    assert found.shares[0] == 0
-    assert found.dropped[0] == pytest.approx(1, abs=1e-6)
-    assert found.dropped[-1] < 1e-3
-    assert found.variation == pytest.approx(np.sort(np.abs(exact.std(0) / exact.mean(0))), rel=1e-3)
-    assert found.cap == pytest.approx(np.quantile(np.abs(exact).max(1), 0.99), rel=1e-5)
-    assert (np.abs(exact).max(1) > found.cap).mean() <= 0.05
-    assert found.entries == pytest.approx(found.cap**-2)
+    public, measured = rows(0, 40, 80), rows(1, 30, 80)
+    exact, order = unit(measured), np.argsort(-np.abs(unit(public)).mean(0))
+    result = geometry(public.clone(), measured.clone())
+    assert result.largest == pytest.approx(np.sort(np.abs(exact).max(1)), rel=1e-5)
+    for share, value in zip(result.shares, result.dropped, strict=True):
+        dropped = exact[:, order[round(share * 80) :]]
+        assert value == pytest.approx(np.linalg.norm(dropped, axis=1).mean(), abs=1e-4)
+    assert result.shares[0] == 0
+    assert result.dropped[0] == pytest.approx(1, abs=1e-6)
+    assert result.dropped[-1] < 1e-3
+    assert result.variation == pytest.approx(np.sort(np.abs(exact.std(0) / exact.mean(0))), rel=1e-3)
+    assert result.cap == pytest.approx(np.quantile(np.abs(exact).max(1), 0.99), rel=1e-5)
+    assert (np.abs(exact).max(1) > result.cap).mean() <= 0.05
+    assert result.entries == pytest.approx(result.cap**-2)
 
 
 def test_records_of_length_zero_are_left_out() -> None:
-    held = rows(1, 5, 6)
-    held[2] = 0
-    assert len(geometry(rows(0, 4, 6), held).largest) == 4
+    measured = rows(1, 5, 6)
+    measured[2] = 0
+    assert len(geometry(rows(0, 4, 6), measured).largest) == 4
 
 
 def test_the_variance_of_the_papers_example() -> None:
     # Section 6 of 003: 5.5 times smaller for norms 2.5 and 1 in 1,000 of 291,898 dimensions.
     ones = np.ones((3, 1000))
-    found = Geometry(
+    result = Geometry(
         dimension=291_898,
         principal=2.5 * ones,
         residual=ones,
@@ -72,27 +72,27 @@ def test_the_variance_of_the_papers_example() -> None:
         largest=np.ones(3),
         variation=np.zeros(1),
     )
-    example = split(found, 1000)
+    example = split(result, 1000)
     assert example.ranks == (1000, 290_898)
     assert 1 / example.ratio == pytest.approx(5.5, abs=0.05)
     assert example.kept == pytest.approx(np.hypot(2.5, 1))
 
 
 def test_the_best_split_is_the_best_of_all_against_a_search_over_shapes() -> None:
-    found = geometry(rows(0, 20, 50), rows(1, 200, 50))
-    best = best_subspace_split(found)
-    every = [split(found, rank) for rank in range(1, 21)]
-    assert best.gain == max(each.gain for each in every)
-    for each in every:
+    result = geometry(rows(0, 20, 50), rows(1, 200, 50))
+    best = best_subspace_split(result)
+    candidates = [split(result, rank) for rank in range(1, 21)]
+    assert best.gain == max(candidate.gain for candidate in candidates)
+    for candidate in candidates:
         # Theorem 4.6 by search: variances a, b with c1^2/a + c2^2/b = 1/(c1^2 + c2^2)-equal privacy
-        norms, ranks = np.array(each.norms), np.array(each.ranks)
+        norms, ranks = np.array(candidate.norms), np.array(candidate.ranks)
         shapes = np.linspace(1e-3, 1 - 1e-3, 4001)
-        both = np.stack([shapes, 1 - shapes])
-        scale = (norms[:, None] ** 2 / both).sum(0)
-        variance = (ranks[:, None] * both * scale).sum(0).min() / (50 * (norms**2).sum())
-        assert each.ratio == pytest.approx(variance, rel=1e-3)
-        assert each.ratio <= 1 + 1e-12
-        assert each.kept <= 1 + 1e-6
+        shares = np.stack([shapes, 1 - shapes])
+        scale = (norms[:, None] ** 2 / shares).sum(0)
+        variance = (ranks[:, None] * shares * scale).sum(0).min() / (50 * (norms**2).sum())
+        assert candidate.ratio == pytest.approx(variance, rel=1e-3)
+        assert candidate.ratio <= 1 + 1e-12
+        assert candidate.kept <= 1 + 1e-6
 
 
 @pytest.mark.parametrize(

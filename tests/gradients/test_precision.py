@@ -23,15 +23,15 @@ def test_rounding_of_a_sum_is_that_of_one_block(records: int) -> None:
     rows = torch.nn.functional.normalize(torch.rand(records, 50), dim=1)
     weights = torch.ones(records, 1)
     exact = rows.double().sum(0)
-    found = blocked_product(weights, rows)[0]
+    total = blocked_product(weights, rows)[0]
     block = min(records, SUM_BLOCK)
-    assert found.dtype == torch.float64
+    assert total.dtype == torch.float64
     blocks = -(-records // SUM_BLOCK)
-    assert float((found - exact).norm()) <= blocks * 2.0**-24 * (block**2 / 2 + block)
+    assert float((total - exact).norm()) <= blocks * 2.0**-24 * (block**2 / 2 + block)
     # the blocks without the record that is left out are the same numbers
     without = weights.clone()
     without[0] = 0.0
-    moved = found - blocked_product(without, rows)[0]
+    moved = total - blocked_product(without, rows)[0]
     assert float((moved - rows[0].double()).norm()) <= 2.0**-24 * (block**2 + 2 * block)
 
 
@@ -49,9 +49,9 @@ def test_a_sum_has_every_tile_once_and_adds_blocks_in_double_precision(
         left[0], right[0] = 2.0**15, 2.0**15
         left[1:SUM_BLOCK] = 0.0
     exact = (left.double()[:, :, None] * right.double()[:, None]).sum(0)
-    found = blocked_product(left, right)
-    assert found.dtype == torch.float64
-    assert torch.equal(found, exact)
+    total = blocked_product(left, right)
+    assert total.dtype == torch.float64
+    assert torch.equal(total, exact)
 
 
 def test_products_on_a_cpu_are_not_made_in_lower_precision() -> None:

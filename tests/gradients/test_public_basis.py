@@ -61,19 +61,19 @@ def test_blocks_are_projections_of_each_record_alone(dtype: torch.dtype, entries
     gradients = one_at_a_time(model, LOSS, x, y, len(x)).double()
     directions = materialised(basis)
     whole = torch.cat(list(directions.values()), 1)
-    expected = {name: gradients @ each for name, each in directions.items()}
+    expected = {name: gradients @ columns for name, columns in directions.items()}
     expected[RESIDUAL] = gradients - gradients @ whole @ whole.T
     tape = ProjectedTape(record(model, LOSS, x, y), basis)
     assert tape.records == len(x)
     assert basis.sizes == {"subspace 0": 2, "subspace 1": 7, RESIDUAL: gradients.shape[1]}
-    seen = torch.zeros(len(x))
+    visits = torch.zeros(len(x))
     tolerance = 1e-6 if dtype == torch.float32 else 1e-14
     for rows, blocks in tape.chunks(entries):
-        seen[rows] += 1
+        visits[rows] += 1
         assert list(blocks) == list(basis.sizes)
         for name, block in blocks.items():
             torch.testing.assert_close(block.double(), expected[name][rows], atol=tolerance, rtol=1e-5)
-    assert seen.tolist() == [1] * len(x)
+    assert visits.tolist() == [1] * len(x)
 
 
 def test_records_that_part_ways_are_all_there() -> None:
@@ -83,18 +83,18 @@ def test_records_that_part_ways_are_all_there() -> None:
             self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            both = self.a(x) * self.b(x) if x.sum() > 0 else self.a(x) - self.b(x)
-            return torch.as_tensor(both)
+            output = self.a(x) * self.b(x) if x.sum() > 0 else self.a(x) - self.b(x)
+            return torch.as_tensor(output)
 
     torch.manual_seed(0)
     model, x, y = Deciding(), torch.randn(6, 3), torch.randint(0, 2, (6,))
     basis = basis_for(model)
     gradients = one_at_a_time(model, LOSS, x, y, len(x))
-    found = torch.full_like(gradients, torch.nan)
+    restored = torch.full_like(gradients, torch.nan)
     for rows, blocks in ProjectedTape(record(model, LOSS, x, y), basis).chunks(1):
         for at, *parts in zip(torch.arange(6)[rows], *blocks.values(), strict=True):
-            found[at] = basis.to_parameters(torch.cat(parts))
-    torch.testing.assert_close(found, gradients)
+            restored[at] = basis.to_parameters(torch.cat(parts))
+    torch.testing.assert_close(restored, gradients)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -124,10 +124,14 @@ def test_the_noise_of_the_residual_has_only_the_dimensions_that_are_left() -> No
     basis = basis_for(model)
     noise = torch.zeros(5_000, sum(basis.sizes.values()), dtype=torch.float64)
     noise[:, -basis.dimension :] = torch.randn(5_000, basis.dimension, dtype=torch.float64)
-    power = torch.stack([basis.to_parameters(each) for each in noise]).square().sum(1).mean()
-    left = basis.dimension - sum(map(sum, COLUMNS))
-    assert float(power) == pytest.approx(left, rel=5 * math.sqrt(2 / left / 5_000))
-    assert abs(left - basis.dimension) > 1  # or nothing would be shown
+    power = (
+        torch.stack([basis.to_parameters(coefficients) for coefficients in noise]).square().sum(1).mean()
+    )
+    residual_dimension = basis.dimension - sum(map(sum, COLUMNS))
+    assert float(power) == pytest.approx(
+        residual_dimension, rel=5 * math.sqrt(2 / residual_dimension / 5_000)
+    )
+    assert abs(residual_dimension - basis.dimension) > 1  # or nothing would be shown
 
 
 def test_a_crooked_basis_still_says_what_it_releases() -> None:
@@ -153,13 +157,13 @@ def test_one_record_that_is_not_finite_spoils_only_itself() -> None:
 def test_chunks_keep_within_the_entries_asked_for() -> None:
     model, x, y = problem(torch.float32)
     basis = basis_for(model)
-    each = 2 * basis.dimension + 9
-    for most in (1, 2, 5):
+    per_record = 2 * basis.dimension + 9
+    for records in (1, 2, 5):
         sizes = [
             len(blocks[RESIDUAL])
-            for _, blocks in ProjectedTape(record(model, LOSS, x, y), basis).chunks(most * each)
+            for _, blocks in ProjectedTape(record(model, LOSS, x, y), basis).chunks(records * per_record)
         ]
-        assert max(sizes) == most
+        assert max(sizes) == records
         assert sum(sizes) == len(x)
 
 

@@ -88,8 +88,8 @@ def test_records_may_take_different_ways_through_the_model() -> None:
     tape = record(model, LOSS, inputs, targets)
     check_tape(tape, one_at_a_time(model, LOSS, inputs, targets, 9), 1e-10)
     by_parameter = tape.norms_by_parameter(2.0)
-    both = torch.stack([by_parameter["linear.weight"], by_parameter["linear.bias"]]).norm(dim=0)
-    torch.testing.assert_close(both, tape.norms(2.0))
+    total = torch.stack([by_parameter["linear.weight"], by_parameter["linear.bias"]]).norm(dim=0)
+    torch.testing.assert_close(total, tape.norms(2.0))
 
 
 class Several(nn.Module):
@@ -273,6 +273,6 @@ def test_losses_alone_use_the_rules_of_layers(trained: bool) -> None:
     model = Recurrent().double().requires_grad_(trained)
     tokens, targets = torch.randint(0, 20, (6, 5)), torch.randint(0, 2, (6,))
     loss = nn.CrossEntropyLoss(reduction="none")
-    found = per_sample_losses(model, loss, tokens, targets)
-    assert not found.requires_grad
-    torch.testing.assert_close(found, loss(model(tokens), targets).detach(), rtol=1e-12, atol=1e-12)
+    losses = per_sample_losses(model, loss, tokens, targets)
+    assert not losses.requires_grad
+    torch.testing.assert_close(losses, loss(model(tokens), targets).detach(), rtol=1e-12, atol=1e-12)

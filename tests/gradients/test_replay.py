@@ -29,9 +29,9 @@ def test_a_replayed_sum_is_the_sum(clipping: Clipping) -> None:
         inputs, targets = torch.randn(records, 4).cuda(), torch.randint(0, 3, (records,)).cuda()
         inputs[0] = torch.nan if records == 65 else inputs[0]
         ours = replay(inputs, targets)
-        wanted = clipping.clip(record(model, LOSS, inputs, targets))
-        assert int(ours.skipped) == int(wanted.skipped) == (records == 65)
-        for name, part in wanted.total.items():
+        expected = clipping.clip(record(model, LOSS, inputs, targets))
+        assert int(ours.skipped) == int(expected.skipped) == (records == 65)
+        for name, part in expected.total.items():
             torch.testing.assert_close(ours.total[name], part, rtol=1e-4, atol=1e-6)
         first.weight.data.add_(0.01)
     last.requires_grad_(False)
@@ -58,12 +58,12 @@ def test_replayed_coordinates_are_drawn_anew() -> None:
 
     replay = Replay(model, LOSS, hush.L2(norm=1.0))
     masks = [replay(inputs, targets, mask, generator).total["weight"] != 0 for _ in range(50)]
-    kept = torch.stack([mask.flatten() for mask in masks]).double()
+    masks_drawn = torch.stack([mask.flatten() for mask in masks]).double()
     # 250,000 independent coordinates: five deviations of the share are .0043
-    assert abs(kept.mean().item() - 0.25) < 0.0044
-    both = (kept @ kept.T / kept.shape[1]).fill_diagonal_(1 / 16)
+    assert abs(masks_drawn.mean().item() - 0.25) < 0.0044
+    joint = (masks_drawn @ masks_drawn.T / masks_drawn.shape[1]).fill_diagonal_(1 / 16)
     # shares of pairs: 5,000 coordinates each, six deviations of 1/16
-    assert (both - 1 / 16).abs().max() < 6 * (1 / 16 * 15 / 16 / 5000) ** 0.5
+    assert (joint - 1 / 16).abs().max() < 6 * (1 / 16 * 15 / 16 / 5000) ** 0.5
 
     state = generator.get_state()
     once = replay(inputs, targets, mask, generator).total["weight"].clone()

@@ -34,8 +34,8 @@ def terms(size: float) -> dict[str, Term]:
     left[20, 1], right[20, 1] = -left[20, 0], right[20, 0]
     left[20] *= size
     index = torch.zeros(OTHERS + 1, 2, dtype=torch.long)
-    apart = right.clone()
-    apart[20] = size * torch.stack([right[20, 0], -right[20, 0]])
+    cancelling = right.clone()
+    cancelling[20] = size * torch.stack([right[20, 0], -right[20, 0]])
     shape = torch.Size((16, 12))
     # what is looked up against what is multiplied with, in the first row
     only = torch.zeros(OTHERS + 1, 1, 16)
@@ -45,7 +45,7 @@ def terms(size: float) -> dict[str, Term]:
     looked[20] *= size
     return {
         "outer": OuterFactors(left, right, shape),
-        "rows": RowFactors(index, apart, shape),
+        "rows": RowFactors(index, cancelling, shape),
         "tied": TiedFactors(
             RowFactors(index[:, :1], looked, shape), OuterFactors(only, right[:, :1], shape)
         ),
@@ -89,9 +89,9 @@ def test_what_may_overflow_on_the_way_is_left_out(clipping: Clipping) -> None:
     inputs, targets = torch.cat([z, -0.99 * z], 1) * 1e19, torch.full((1, 4, 64), 2e19)
     tape = record(model, lambda out, to: (out * to).flatten(1).sum(1), inputs, targets)
     for mask in (None, lambda values: values):
-        found = clipping.clip(tape, mask)
-        assert int(found.skipped) == 1
-        assert float(found.total["weight"].norm()) == 0
+        clipped = clipping.clip(tape, mask)
+        assert int(clipped.skipped) == 1
+        assert float(clipped.total["weight"].norm()) == 0
 
 
 @pytest.mark.parametrize("norm", [1e-3, 1e-6])
@@ -140,6 +140,6 @@ def test_a_weight_does_not_take_the_last_bits_of_a_tiny_factor() -> None:
     for term in forms:
         tape = GradientTape({"w": term}, torch.device("cpu"))
         for clipping in (hush.L2(norm=1.08e-6), hush.L2Linf(l2=1.08e-6, linf=1.0)):
-            found = clipping.clip(tape)
-            assert int(found.skipped) == 1
-            assert float(found.total["w"].norm()) == 0
+            clipped = clipping.clip(tape)
+            assert int(clipped.skipped) == 1
+            assert float(clipped.total["w"].norm()) == 0

@@ -15,8 +15,8 @@ transformers = pytest.importorskip("transformers")
 
 
 def next_word(outputs: Any, targets: Tensor) -> Tensor:
-    each = nn.functional.cross_entropy(outputs.logits.transpose(1, 2), targets, reduction="none")
-    return each.mean(1)
+    by_token = nn.functional.cross_entropy(outputs.logits.transpose(1, 2), targets, reduction="none")
+    return by_token.mean(1)
 
 
 def label(outputs: Any, targets: Tensor) -> Tensor:

@@ -43,10 +43,10 @@ def test_clipped_sums_equal_one_record_at_a_time(name: str) -> None:
     rows = one_at_a_time(model, nn.CrossEntropyLoss(), inputs, targets, records).double()
     norms = rows.norm(dim=1)
     clip = float(norms.median())  # some are clipped and some are not
-    wanted = (clip / norms).clamp(max=1) @ rows
+    expected = (clip / norms).clamp(max=1) @ rows
 
     tape = record(model, nn.CrossEntropyLoss(reduction="none"), inputs, targets)
     clipped = hush.L2(norm=clip).clip(tape).total
     assert list(clipped) == [key for key, _ in model.named_parameters()]
     assert all(total.abs().sum() > 0 for total in clipped.values())
-    torch.testing.assert_close(flat(clipped, 0), wanted, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(flat(clipped, 0), expected, rtol=1e-4, atol=1e-6)

@@ -58,7 +58,7 @@ COUNTS = {
 }
 
 
-def made(model: str, data: str, records: int) -> tuple[nn.Module, Tensor, int]:
+def network_and_inputs(model: str, data: str, records: int) -> tuple[nn.Module, Tensor, int]:
     torch.manual_seed(0)
     shape, classes = SHAPES[data]
     network = build(model, classes=classes, shape=shape)
@@ -72,20 +72,20 @@ def made(model: str, data: str, records: int) -> tuple[nn.Module, Tensor, int]:
 
 @pytest.mark.parametrize(("model", "data"), PAIRS)
 def test_one_score_a_class(model: str, data: str) -> None:
-    network, inputs, classes = made(model, data, records=3)
+    network, inputs, classes = network_and_inputs(model, data, records=3)
     assert network(inputs).shape == (3, classes)
     assert network(inputs[:0]).shape == (0, classes)
 
 
 @pytest.mark.parametrize(("model", "data"), list(COUNTS))
 def test_parameter_counts(model: str, data: str) -> None:
-    network, _, _ = made(model, data, records=1)
+    network, _, _ = network_and_inputs(model, data, records=1)
     assert sum(map(Tensor.numel, network.parameters())) == COUNTS[model, data]
 
 
 @pytest.mark.parametrize(("model", "data"), PAIRS)
 def test_gradient_flows_to_every_parameter(model: str, data: str) -> None:
-    network, inputs, classes = made(model, data, records=3)
+    network, inputs, classes = network_and_inputs(model, data, records=3)
     # As many records of each class would leave a zero bias where it is.
     loss = nn.functional.cross_entropy(network(inputs), torch.arange(3) % classes)
     names, parameters = zip(*network.named_parameters(), strict=True)
@@ -96,7 +96,7 @@ def test_gradient_flows_to_every_parameter(model: str, data: str) -> None:
 
 @pytest.mark.parametrize(("model", "data"), PAIRS)
 def test_a_record_is_scored_alone(model: str, data: str) -> None:
-    network, inputs, _ = made(model, data, records=5)
+    network, inputs, _ = network_and_inputs(model, data, records=5)
     network = network.double()
     inputs = inputs.double() if inputs.is_floating_point() else inputs
     together = network(inputs)
@@ -108,18 +108,18 @@ def test_a_record_is_scored_alone(model: str, data: str) -> None:
 
 @pytest.mark.parametrize(("model", "data"), PAIRS)
 def test_nothing_but_parameters_is_kept(model: str, data: str) -> None:
-    network, _, _ = made(model, data, records=1)
+    network, _, _ = network_and_inputs(model, data, records=1)
     assert not list(network.buffers())
     assert all(parameter.requires_grad for parameter in network.parameters())
 
 
 def test_logistic_begins_at_zero() -> None:
-    network, inputs, _ = made("logistic", "digits", records=2)
+    network, inputs, _ = network_and_inputs("logistic", "digits", records=2)
     assert not network(inputs).any()
 
 
 def test_features_are_normalised_record_by_record() -> None:
-    network, inputs, _ = made("scattering-mnist", "mnist/scattering", records=4)
+    network, inputs, _ = network_and_inputs("scattering-mnist", "mnist/scattering", records=4)
     scale = torch.tensor([1.0, 3.0, 10.0, 0.5]).view(4, 1, 1, 1)
     torch.testing.assert_close(network(inputs * scale + scale), network(inputs), atol=1e-3, rtol=0)
 
@@ -162,7 +162,7 @@ def test_a_wrong_shape_names_what_would_fit(model: str, shape: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize(
-    ("model", "shape", "dtype", "said"),
+    ("model", "shape", "dtype", "requirement"),
     [
         ("imdb-lstm", (105,), torch.float32, "of token ids, .*not 105 numbers.*: logistic, mlp"),
         (
@@ -174,12 +174,12 @@ def test_a_wrong_shape_names_what_would_fit(model: str, shape: tuple[int, ...]) 
     ],
 )
 def test_a_network_takes_token_ids_or_numbers(
-    model: str, shape: tuple[int, ...], dtype: torch.dtype, said: str
+    model: str, shape: tuple[int, ...], dtype: torch.dtype, requirement: str
 ) -> None:
-    with pytest.raises(Unsupported, match=f"{model} takes records {said}"):
+    with pytest.raises(Unsupported, match=f"{model} takes records {requirement}"):
         build(model, classes=2, shape=shape, dtype=dtype)
-    other = {torch.int64: torch.float32, torch.float32: torch.int64}[dtype]
-    build(model, classes=2, shape=shape, dtype=other)
+    supported_dtype = {torch.int64: torch.float32, torch.float32: torch.int64}[dtype]
+    build(model, classes=2, shape=shape, dtype=supported_dtype)
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

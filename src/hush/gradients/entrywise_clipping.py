@@ -41,19 +41,21 @@ class ClampableTape(MaterialisableTape, Protocol):
     ) -> dict[str, Tensor]: ...
 
 
-def clip_entrywise(
-    tape: ClampableTape, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None
-) -> ClippedSum:
-    """The sum of the gradients, each clipped into the sensitivity sets, and then masked.
+class EntrywiseClipping:
+    """Entrywise clipping, for a `ClampableTape`."""
 
-    Args:
-        tape: the per-sample gradients.
-        sensitivity: sets of consecutive coordinates; a single one is of all of them.
-        mask: zeroes coordinates at random, for plans that sample them.
-    """
-    if len(sensitivity) == 1:
-        return clip_sum(tape, sensitivity[0], mask)
-    return clip_blocks(tape, sensitivity, mask)
+    def clip_entrywise(
+        self: ClampableTape, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None = None
+    ) -> ClippedSum:
+        """The sum of the gradients, each clipped into the sensitivity sets, and then masked.
+
+        Args:
+            sensitivity: sets of consecutive coordinates; a single one is of all of them.
+            mask: zeroes coordinates at random, for plans that sample them.
+        """
+        if len(sensitivity) == 1:
+            return clip_sum(self, sensitivity[0], mask)
+        return clip_blocks(self, sensitivity, mask)
 
 
 def clip_sum(

@@ -145,15 +145,17 @@ def _low_rank(reference: Tensor, measured: Tensor) -> tuple[Array, Array]:
     """Norms within and outside the first principal directions, from Gram matrices."""
     gram = torch.zeros(len(reference), len(reference), dtype=torch.float64, device=reference.device)
     cross = torch.zeros(len(measured), len(reference), dtype=torch.float64, device=reference.device)
-    for own, other in zip(reference.split(_COLUMNS, 1), measured.split(_COLUMNS, 1), strict=True):
-        gram.addmm_(own.double(), own.double().T)
-        cross.addmm_(other.double(), own.double().T)
+    for reference_rows, rows in zip(
+        reference.split(_COLUMNS, 1), measured.split(_COLUMNS, 1), strict=True
+    ):
+        gram.addmm_(reference_rows.double(), reference_rows.double().T)
+        cross.addmm_(rows.double(), reference_rows.double().T)
     values, vectors = torch.linalg.eigh(gram)
     values, vectors = values.flip(0), vectors.flip(1)
     nonzero = values > _RELATIVE_RANK_TOLERANCE * len(values) * values[0]
-    within = (cross @ vectors[:, nonzero] / values[nonzero].sqrt()).square().cumsum(1)
-    outside = (_squared_norms(measured)[:, None] - within).clamp(min=0)
-    return _numpy(within.sqrt()), _numpy(outside.sqrt())
+    inside = (cross @ vectors[:, nonzero] / values[nonzero].sqrt()).square().cumsum(1)
+    outside = (_squared_norms(measured)[:, None] - inside).clamp(min=0)
+    return _numpy(inside.sqrt()), _numpy(outside.sqrt())
 
 
 def _sparse(reference: Tensor, measured: Tensor) -> tuple[Array, Array]:

@@ -26,6 +26,7 @@ from hush.gradients.checks.data_dependence import (
     NUMBERS,
     DataDependentBranch,
     common_truth_value,
+    gather_records,
     run_by_branch,
     single_record_number,
 )
@@ -78,9 +79,7 @@ def per_sample_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -
         recording = Recording(model, dict(model.named_parameters()), records, device, losses_only=True)
         return recording.losses(loss, inputs, targets)
 
-    parts = run_by_branch(losses, inputs, targets)
-    gathered = torch.cat([values[part.places] for part, values in parts])
-    return gathered[torch.cat([part.rows for part, _ in parts]).argsort()]
+    return gather_records(run_by_branch(losses, inputs, targets))
 
 
 def _record_branch(

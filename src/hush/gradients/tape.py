@@ -6,23 +6,22 @@ for which that is cheaper, and by `chunks`.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from hush.core.sensitivity import SensitivitySet
-from hush.core.tape import ClippedSum, CoordinateMask
-from hush.gradients.checks.data_dependence import SubBatch
-from hush.gradients.entrywise_clipping import clip_entrywise
+from hush.core.tape import CoordinateMask
+from hush.gradients.checks.data_dependence import SubBatch, gather_records
+from hush.gradients.entrywise_clipping import EntrywiseClipping
 from hush.gradients.precision import capturing_cuda_graph, full_precision, vector_norms
 from hush.gradients.terms import CHUNK_ENTRIES, Term, zero_rows
 from hush.gradients.tree import tree_leaves
 
 
 @dataclass(frozen=True, eq=False)
-class GradientTape:
+class GradientTape(EntrywiseClipping):
     """Per-sample gradients of one batch, by parameter name, without materialising them all."""
 
     terms: dict[str, Term]
@@ -113,12 +112,6 @@ class GradientTape:
         empty = torch.empty(0, device=self.device)
         return {name: term.take(slice(0, 0)).weighted_sum(empty) for name, term in self.terms.items()}
 
-    def clip_entrywise(
-        self, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None = None
-    ) -> ClippedSum:
-        """The sum of the gradients, each clipped into the sensitivity sets, and then masked."""
-        return clip_entrywise(self, sensitivity, mask)
-
     def tensors(self) -> Iterator[Tensor]:
         """The tensors that the tape holds in memory."""
         return tree_leaves([vars(term) for term in self.terms.values()])
@@ -147,7 +140,7 @@ class GradientTape:
 
 
 @dataclass(frozen=True, eq=False)
-class BranchedTape:
+class BranchedTape(EntrywiseClipping):
     """Tapes of records that took different branches of the model; each has the shape of the batch."""
 
     parts: list[tuple[SubBatch, GradientTape]]
@@ -168,8 +161,8 @@ class BranchedTape:
     @property
     def unused_parameters(self) -> tuple[str, ...]:
         """Parameters on which no record's loss depends."""
-        first, *others = (tape.unused_parameters for _, tape in self.parts)
-        return tuple(name for name in first if all(name in other for other in others))
+        first, *rest = (tape.unused_parameters for _, tape in self.parts)
+        return tuple(name for name in first if all(name in names for names in rest))
 
     def rounding_bounded(self, records: int) -> bool:
         """False: see `GradientTape.rounding_bounded`."""
@@ -177,12 +170,12 @@ class BranchedTape:
 
     def norms(self, order: float) -> Tensor:
         """The per-sample gradient norms over all parameters."""
-        return self._gather([tape.norms(order) for _, tape in self.parts])
+        return gather_records([(part, tape.norms(order)) for part, tape in self.parts])
 
     def norms_by_parameter(self, order: float) -> dict[str, Tensor]:
         """The per-sample gradient norms of each parameter: name -> (records,)."""
-        norms = [tape.norms_by_parameter(order) for _, tape in self.parts]
-        return {name: self._gather([part[name] for part in norms]) for name in norms[0]}
+        norms = [(part, tape.norms_by_parameter(order)) for part, tape in self.parts]
+        return {name: gather_records([(part, n[name]) for part, n in norms]) for name in norms[0][1]}
 
     def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> dict[str, Tensor]:
         """The sum over records of weight times gradient, by parameter name."""
@@ -214,29 +207,19 @@ class BranchedTape:
         """The sum over no records."""
         return self.parts[0][1].zeros()
 
-    def clip_entrywise(
-        self, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None = None
-    ) -> ClippedSum:
-        """The sum of the gradients, each clipped into the sensitivity sets, and then masked."""
-        return clip_entrywise(self, sensitivity, mask)
-
     def tensors(self) -> Iterator[Tensor]:
         """The tensors that the tapes hold in memory."""
         for _, tape in self.parts:
             yield from tape.tensors()
 
-    def _gather(self, by_part: list[Tensor]) -> Tensor:
-        values = [own[part.places] for (part, _), own in zip(self.parts, by_part, strict=True)]
-        return torch.cat(values)[torch.cat([part.rows for part, _ in self.parts]).argsort()]
-
 
 def _add(sums: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    first, *others = sums
-    return {name: sum((other[name] for other in others), start=first[name]) for name in first}
+    first, *rest = sums
+    return {name: sum((total[name] for total in rest), start=first[name]) for name in first}
 
 
 @dataclass(frozen=True, eq=False)
-class MaskedTape:
+class MaskedTape(EntrywiseClipping):
     """A tape of slots of which some are empty: their records add exactly zero to every sum."""
 
     tape: GradientTape | BranchedTape
@@ -275,9 +258,3 @@ class MaskedTape:
     def zeros(self) -> dict[str, Tensor]:
         """The sum over no records."""
         return self.tape.zeros()
-
-    def clip_entrywise(
-        self, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None = None
-    ) -> ClippedSum:
-        """The sum of the gradients, each clipped into the sensitivity sets, and then masked."""
-        return clip_entrywise(self, sensitivity, mask)

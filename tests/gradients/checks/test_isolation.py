@@ -65,8 +65,8 @@ def test_what_cannot_be_done_record_by_record_is_explained() -> None:
 
 
 def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
-    each: Tensor = LOSS(outputs @ outputs.mT, torch.arange(len(outputs)))
-    return each
+    losses: Tensor = LOSS(outputs @ outputs.mT, torch.arange(len(outputs)))
+    return losses
 
 
 class Centred(nn.Module):

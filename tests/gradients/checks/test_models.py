@@ -51,10 +51,10 @@ def test_a_frozen_model_has_nothing_to_train() -> None:
 
 
 def test_an_optimizer_holds_exactly_the_trainable_parameters() -> None:
-    model, other = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2)
+    model, uncovered = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2)
     check_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
     with pytest.raises(Unsupported, match="not trainable parameters of the model"):
-        check_optimizer(torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1), model)
+        check_optimizer(torch.optim.SGD([*model.parameters(), *uncovered.parameters()], lr=0.1), model)
     with pytest.raises(Unsupported, match=r"does not hold 0\.weight, 0\.bias"):
         check_optimizer(torch.optim.SGD(model[1].parameters(), lr=0.1), model)
     model[0].requires_grad_(False)
@@ -179,20 +179,20 @@ def test_labels_are_one_class_for_each_vector_of_scores(kind: Any) -> None:
 def test_bytes_are_labels_as_in_torch(kind: Any) -> None:
     outputs, targets = torch.randn(5, 3), torch.arange(5) % 3
     for reduction in ("none", "mean"):
-        each = torch.vmap(
+        by_record = torch.vmap(
             lambda o, t, r=reduction: per_sample_loss(kind(reduction=r))(o[None], t[None])[0]
         )
         torch.testing.assert_close(
-            each(outputs, targets.to(torch.uint8)), kind(reduction="none")(outputs, targets)
+            by_record(outputs, targets.to(torch.uint8)), kind(reduction="none")(outputs, targets)
         )
 
 
 def test_a_loss_that_says_how_it_reduces_is_taken_apart() -> None:
     outputs, targets = torch.randn(5, 3), torch.randint(0, 3, (5,))
-    each = nn.functional.cross_entropy(outputs, targets, reduction="none")
+    expected = nn.functional.cross_entropy(outputs, targets, reduction="none")
     for reduction in ("none", "mean", "sum"):
         loss = nn.CrossEntropyLoss(reduction=reduction)
-        torch.testing.assert_close(per_sample_loss(loss)(outputs, targets), each)
+        torch.testing.assert_close(per_sample_loss(loss)(outputs, targets), expected)
         assert loss.reduction == reduction, "the caller's loss stays as it was"
     wide = torch.randn(5, 3)
     torch.testing.assert_close(

@@ -62,8 +62,8 @@ class LastActivations(Stateful):
 
     def forward(self, x: Tensor) -> Tensor:
         scores: Tensor = self.linear(x)
-        kept, self.kept = self.kept, scores.detach()
-        return scores if kept is None else scores + 0 * scores.detach()
+        previous, self.kept = self.kept, scores.detach()
+        return scores if previous is None else scores + 0 * scores.detach()
 
 
 class Listed(Stateful):

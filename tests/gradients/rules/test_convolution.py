@@ -14,22 +14,21 @@ SHAPES = [
 ]
 
 
-def example(geometry: ConvolutionShape, sizes: tuple[int, ...]) -> tuple[ConvolutionFactors, Tensor]:
+def example(geometry: ConvolutionShape, x: Tensor) -> tuple[ConvolutionFactors, Tensor]:
     """A convolution's factors, and its weight gradients by autograd, image by image."""
-    torch.manual_seed(0)
-    x = torch.randn(5, 2, *sizes, dtype=torch.float64)
     weight = torch.randn(geometry.shape, dtype=torch.float64, requires_grad=True)
     grad = torch.randn_like(geometry.forward(x, weight, None))
-    each = [
+    gradients = [
         torch.autograd.grad(geometry.forward(x[i : i + 1], weight, None), weight, grad[i : i + 1])[0]
         for i in range(5)
     ]
-    return ConvolutionFactors(grad, x, geometry), torch.stack(each)
+    return ConvolutionFactors(grad, x, geometry), torch.stack(gradients)
 
 
 @pytest.mark.parametrize(("geometry", "sizes"), SHAPES)
 def test_factors_answer_as_if_materialised(geometry: ConvolutionShape, sizes: tuple[int, ...]) -> None:
-    term, gradients = example(geometry, sizes)
+    torch.manual_seed(0)
+    term, gradients = example(geometry, torch.randn(5, 2, *sizes, dtype=torch.float64))
     weights = torch.rand(5, dtype=torch.float64)
     torch.testing.assert_close(term.weighted_sum(weights), torch.tensordot(weights, gradients, dims=1))
     for order in ORDERS:
@@ -44,7 +43,8 @@ def test_both_ways_to_materialise_agree(
 ) -> None:
     monkeypatch.setattr(convolution, "_LARGE", large)
     monkeypatch.setattr(convolution, "_FEW_CHANNELS", 0)
-    term, gradients = example(geometry, sizes)
+    torch.manual_seed(0)
+    term, gradients = example(geometry, torch.randn(5, 2, *sizes, dtype=torch.float64))
     torch.testing.assert_close(term.dense(), gradients)
     assert term.take(slice(0, 0)).weighted_sum(torch.ones(0)).shape == geometry.shape
 
@@ -58,11 +58,5 @@ def test_one_position_with_its_channels_last_is_written_out(images: Tensor) -> N
     geometry = ConvolutionShape(
         torch.Size((6, 6, *[3] * sizes)), (1,) * sizes, (1,) * sizes, (1,) * sizes, 1
     )
-    x = images.double()
-    weight = torch.randn(geometry.shape, dtype=torch.float64, requires_grad=True)
-    grad = torch.randn_like(geometry.forward(x, weight, None))
-    each = [
-        torch.autograd.grad(geometry.forward(x[i : i + 1], weight, None), weight, grad[i : i + 1])[0]
-        for i in range(5)
-    ]
-    torch.testing.assert_close(geometry.per_sample_weight_gradients(grad, x), torch.stack(each))
+    term, gradients = example(geometry, images.double())
+    torch.testing.assert_close(term.dense(), gradients)

@@ -73,14 +73,14 @@ def test_the_form_that_is_kept_is_the_smaller_one_by_far() -> None:
 
 def test_uses_of_one_parameter_become_one_term() -> None:
     torch.manual_seed(0)
-    one, two, rows = outer(5, 3, 4, 6), outer(5, 2, 4, 6), table(5, 9, 4, 6)
+    first, second, rows = outer(5, 3, 4, 6), outer(5, 2, 4, 6), table(5, 9, 4, 6)
     dense = Dense(torch.randn(5, 4, 6).double())
     uses: list[tuple[list[Term], type]] = [
-        ([one], OuterFactors),
-        ([one, two], OuterFactors),
+        ([first], OuterFactors),
+        ([first, second], OuterFactors),
         ([rows, rows], RowFactors),
-        ([one, rows, two], TiedFactors),
-        ([dense, one, rows], Dense),
+        ([first, rows, second], TiedFactors),
+        ([dense, first, rows], Dense),
     ]
     for terms, kind in uses:
         term = merge_terms(terms)

@@ -99,6 +99,12 @@ def run_by_branch(
     return results
 
 
+def gather_records(parts: "list[tuple[SubBatch, Tensor]]") -> Tensor:
+    """Values computed by sub-batch, in the order of the records of the whole batch."""
+    values = torch.cat([computed[part.places] for part, computed in parts])
+    return values[torch.cat([part.rows for part, _ in parts]).argsort()]
+
+
 def _branches(values: list[bool] | None, indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Records that take one branch, and which record to put at each place of the batch for it."""
     if values is None:

@@ -54,17 +54,17 @@ def check_call(func: Any, args: tuple[Any, ...], read_only: Sequence[Tensor]) ->
         )
 
 
-def _shares_memory(value: Tensor, other: Tensor) -> bool:
+def _shares_memory(value: Tensor, protected: Tensor) -> bool:
     """Whether writing to one could write to the other, whatever the views; not for sparse ones."""
-    if value is other:
+    if value is protected:
         return True
     if (
         is_functorch_wrapped_tensor(value)
         or torch.strided != value.layout
-        or other.layout != value.layout
+        or protected.layout != value.layout
     ):
         return False
-    return value.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
+    return value.untyped_storage().data_ptr() == protected.untyped_storage().data_ptr() != 0
 
 
 @contextmanager
@@ -150,8 +150,12 @@ def translate_vmap_errors(model: nn.Module, reads_values: Callable[[], bool]) ->
         replaced = []
         for module, buffers in before:
             for name, buffer in buffers.items():
-                now = module._buffers.get(name)
-                if now is not None and now is not buffer and (reads_values() or is_batchedtensor(now)):
+                current = module._buffers.get(name)
+                if (
+                    current is not None
+                    and current is not buffer
+                    and (reads_values() or is_batchedtensor(current))
+                ):
                     module._buffers[name] = buffer
                     replaced.append(name)
     if replaced:
@@ -191,7 +195,7 @@ def check_independent_losses(
             separate = [values(0), values(1)]
             if any(value.shape != (1,) for value in separate):
                 return  # a loss that is already reduced, which the tape explains
-            same = together.shape == (2,) and (
+            independent = together.shape == (2,) and (
                 all(_same_loss_beside(model, values, *rows) for rows in ((0, 1), (1, 0)))
                 if draws
                 else _close(together, torch.cat(separate))
@@ -199,7 +203,7 @@ def check_independent_losses(
     finally:
         for module, mode in modes:
             module.training = mode
-    if not same:
+    if not independent:
         raise Unsupported(
             "the loss of a record changes with who else is in the batch: clipping one record's gradient "
             "would not bound its influence, and a private step works out each record alone. Use a model "
@@ -216,13 +220,13 @@ def _losses(
     return loss(call_model(model, tree_map(inputs, chosen)), tree_map(targets, chosen))
 
 
-def _same_loss_beside(model: nn.Module, values: Callable[..., Tensor], row: int, other: int) -> bool:
+def _same_loss_beside(model: nn.Module, values: Callable[..., Tensor], row: int, neighbour: int) -> bool:
     """Whether a record has the same loss beside another one as beside itself, under the same draws."""
     losses = []
-    for beside in (other, row):
+    for second in (neighbour, row):
         with torch.random.fork_rng({value.device for value in model.parameters() if value.is_cuda}):
             torch.manual_seed(0)
-            losses.append(values(row, beside)[:1])
+            losses.append(values(row, second)[:1])
     return _close(*losses)
 
 
@@ -230,6 +234,6 @@ def _rows(rows: list[int], values: Tensor) -> Tensor:
     return values[rows]
 
 
-def _close(values: Tensor, others: Tensor) -> bool:
+def _close(values: Tensor, expected: Tensor) -> bool:
     tolerance = 1e-3 if values.dtype in (torch.float32, torch.float64) else 5e-2
-    return torch.allclose(values, others, rtol=tolerance, atol=tolerance, equal_nan=True)
+    return torch.allclose(values, expected, rtol=tolerance, atol=tolerance, equal_nan=True)

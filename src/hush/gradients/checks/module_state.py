@@ -61,8 +61,8 @@ class ModuleState:
         """Raise if an attribute has changed since `begin`, if that was called, before a release."""
         if self._before is None:
             return
-        now, _ = self._snapshot(_COMPARED_ENTRIES)
-        changed = [key for key in _differing(self._before, now) if key not in self._record_independent]
+        after, _ = self._snapshot(_COMPARED_ENTRIES)
+        changed = [key for key in _differing(self._before, after) if key not in self._record_independent]
         if any(key in self._constant for key in changed):
             full, _ = self._snapshot()
             changed = [key for key in changed if full.get(key) != self._constant.get(key)]
@@ -92,9 +92,9 @@ class ModuleState:
                 self._restore(changed, restore)
                 after = []
                 for row in range(len(next(tree_leaves(inputs)))):
-                    one = partial(_row, row)
+                    only_row = partial(_row, row)
                     with _same_draws(self._model):
-                        run(tree_map(inputs, one), tree_map(targets, one))
+                        run(tree_map(inputs, only_row), tree_map(targets, only_row))
                     after.append(self._snapshot()[0])
                     self._restore(changed, restore)
                 self._compare(changed, after)
@@ -247,8 +247,10 @@ def _holds_record(content: _Content) -> bool:
     return isinstance(content, tuple) and (content[:1] == (_RECORD,) or any(map(_holds_record, content)))
 
 
-def _differing(before: dict[_Attribute, _Content], now: dict[_Attribute, _Content]) -> list[_Attribute]:
-    return [key for key in before | now if before.get(key) != now.get(key)]
+def _differing(
+    before: dict[_Attribute, _Content], after: dict[_Attribute, _Content]
+) -> list[_Attribute]:
+    return [key for key in before | after if before.get(key) != after.get(key)]
 
 
 def _restorer(value: Any, objects: bool = True) -> Callable[[], Any]:

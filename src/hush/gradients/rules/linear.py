@@ -93,7 +93,7 @@ class OuterFactors:
         return (precise(self.left).mT @ precise(self.right)).view(self.records, *self.shape)
 
     def norms(self, order: float) -> Tensor:
-        dtype, bound = precise(self.left).dtype, self.norm_bounds()
+        dtype, bound = precise(self.left).dtype, product_bound(self.left, self.right)
         if self.left.shape[1] == 1:
             if order == 2:
                 return nonfinite_if_unreliable(bound.to(dtype), bound)

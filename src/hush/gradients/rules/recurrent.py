@@ -183,16 +183,16 @@ def _recurrent(kind: str) -> Any:
             )
         runs = [[*weights[i : i + count], None, None][:4] for i in range(0, len(weights), count)]
         layers = [runs[i : i + directions] for i in range(0, len(runs), directions)]
-        given: Sequence[Tensor] = states if kind == "lstm" else (states,)
+        initial_states: Sequence[Tensor] = states if kind == "lstm" else (states,)
 
         def work(*tensors: Tensor) -> tuple[Tensor, ...]:
             # recurrences run in the weights' own precision, whatever autocast says
-            first, *others = (part.to(parameters[0].dtype) for part in tensors)
+            first, *initial = (part.to(parameters[0].dtype) for part in tensors)
             with torch.autocast(x.device.type, enabled=False):
                 rate = dropout if train else 0.0
-                return _run_layers(recording, kind, layers, rate, batch_first, first, *others)
+                return _run_layers(recording, kind, layers, rate, batch_first, first, *initial)
 
-        return recording.run_batched(work, x, *given)
+        return recording.run_batched(work, x, *initial_states)
 
     rule.__doc__ = f"The rule for `torch.nn.{kind.upper()}`."
     return rule
