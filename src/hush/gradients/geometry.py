@@ -77,7 +77,7 @@ def geometry(reference: Tensor, measured: Tensor) -> Geometry:
 
     Args:
         reference: (records, coordinates), scaled to norm 1 in place.
-        measured: the same of other records.
+        measured: likewise, of other records.
     """
     for rows in (reference, measured):
         if rows.dim() != 2 or len(rows) == 0 or not bool(rows.isfinite().all()) or not bool(rows.any()):

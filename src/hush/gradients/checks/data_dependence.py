@@ -1,12 +1,13 @@
 """Data-dependent control flow: each record takes its own branch, in a batch of the same shape."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hush.core.errors import Unsupported
@@ -158,6 +159,14 @@ def _set_random_state(states: list[Tensor]) -> None:
     torch.default_generator.set_state(states[0])
     if len(states) > 1:
         torch.cuda.set_rng_state(states[1])
+
+
+@contextmanager
+def same_draws(model: nn.Module) -> Iterator[None]:
+    """Context in which torch draws the same numbers each time; its generators are left as they were."""
+    with torch.random.fork_rng({value.device for value in model.parameters() if value.is_cuda}):
+        torch.manual_seed(0)
+        yield
 
 
 def _take_rows(index: Tensor, rows: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch._functorch.autograd_function import custom_function_call
 from torch._ops import OpOverload
 
 from hush.core.errors import DataError, HushError, Unsupported
-from hush.gradients.checks.data_dependence import random_state
+from hush.gradients.checks.data_dependence import random_state, same_draws
 from hush.gradients.tree import call_model, tree_leaves, tree_map
 
 _IN_PLACE = re.compile(r"(?!__).*[^_]_|__setitem__|__i(add|sub|mul|truediv|and|or|xor|pow)__")
@@ -224,8 +224,7 @@ def _same_loss_beside(model: nn.Module, values: Callable[..., Tensor], row: int,
     """Whether a record has the same loss beside another one as beside itself, under the same draws."""
     losses = []
     for second in (neighbour, row):
-        with torch.random.fork_rng({value.device for value in model.parameters() if value.is_cuda}):
-            torch.manual_seed(0)
+        with same_draws(model):
             losses.append(values(row, second)[:1])
     return _close(*losses)
 

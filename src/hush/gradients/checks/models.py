@@ -12,6 +12,14 @@ from hush.core.errors import DataError, Unsupported
 from hush.core.ranges import with_article
 from hush.gradients.recording import Loss
 
+_DISTRIBUTED = {
+    "DataParallel",
+    "DistributedDataParallel",
+    "FullyShardedDataParallel",
+    "FSDPModule",
+}
+"""Wrappers by their names: importing them all costs more than the step."""
+
 
 def check_model(model: nn.Module) -> None:
     """Raise for a module that mixes records or keeps state of them.
@@ -19,8 +27,22 @@ def check_model(model: nn.Module) -> None:
     Args:
         model: as it will be trained, in training mode.
     """
-    _check_one_process(model)
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise Unsupported(
+            f"a process group of {distributed.get_world_size()} processes is initialised: each would "
+            "draw its own records and noise and report its own epsilon, whatever is shared between "
+            "them. Distributed training is not built yet: train in one process, without a process "
+            "group."
+        )
     for name, module in model.named_modules():
+        wrapper = next((k.__name__ for k in type(module).__mro__ if k.__name__ in _DISTRIBUTED), None)
+        if wrapper is not None:
+            raise Unsupported(
+                f"{_layer(name)} is wrapped in {wrapper}: each process would draw its own records "
+                "and noise and report its own epsilon, for an update that is averaged over all. "
+                "Distributed training is not built yet: pass the plain module, in one process."
+            )
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
             module.training or not module.track_running_stats
         ):
@@ -80,35 +102,6 @@ def _layer(name: str) -> str:
 
 def _described(name: str, module: nn.Module) -> str:
     return f"{_layer(name)} is {with_article(type(module).__name__)}"
-
-
-def _check_one_process(model: nn.Module) -> None:
-    """Raise for a model that is trained by several processes or devices."""
-    for name, module in model.named_modules():
-        kind = next((k.__name__ for k in type(module).__mro__ if k.__name__ in _DISTRIBUTED), None)
-        if kind is not None:
-            raise Unsupported(
-                f"{_layer(name)} is wrapped in {kind}: each process would draw its own records "
-                "and noise and report its own epsilon, for an update that is averaged over all. "
-                "Distributed training is not built yet: pass the plain module, in one process."
-            )
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise Unsupported(
-            f"a process group of {distributed.get_world_size()} processes is initialised: each would "
-            "draw its own records and noise and report its own epsilon, whatever is shared between "
-            "them. Distributed training is not built yet: train in one process, without a process "
-            "group."
-        )
-
-
-_DISTRIBUTED = {
-    "DataParallel",
-    "DistributedDataParallel",
-    "FullyShardedDataParallel",
-    "FSDPModule",
-}
-"""Wrappers by their names: importing them all costs more than the step."""
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:

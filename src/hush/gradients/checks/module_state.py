@@ -9,7 +9,6 @@ import hashlib
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from hush.core.errors import Unsupported
-from hush.gradients.checks.data_dependence import ValueReadDetector
+from hush.gradients.checks.data_dependence import ValueReadDetector, same_draws
 from hush.gradients.tree import tree_leaves, tree_map
 
 _Attribute = tuple[int, str]
@@ -93,7 +92,7 @@ class ModuleState:
                 after = []
                 for row in range(len(next(tree_leaves(inputs)))):
                     only_row = partial(_row, row)
-                    with _same_draws(self._model):
+                    with same_draws(self._model):
                         run(tree_map(inputs, only_row), tree_map(targets, only_row))
                     after.append(self._snapshot()[0])
                     self._restore(changed, restore)
@@ -231,15 +230,6 @@ class _Reader:
 
 
 _RECORD = "record"
-
-
-@contextmanager
-def _same_draws(model: nn.Module) -> Iterator[None]:
-    """Let what is drawn be the same each time."""
-    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(0)
-        yield
 
 
 def _holds_record(content: _Content) -> bool:

@@ -183,7 +183,7 @@ class TiedFactors:
 
 
 def merge_terms(terms: Sequence[Term]) -> Term:
-    """One term for all uses of a parameter: its norm is that of their sum."""
+    """One term for all uses of a parameter, the sum of theirs."""
     outer = [term for term in terms if isinstance(term, OuterFactors)]
     rows = [term for term in terms if isinstance(term, RowFactors)]
     if len(outer) + len(rows) < len(terms):
