@@ -121,20 +121,19 @@ class ModuleState:
 
         Buffers are closed by the tape itself once a value was read.
         """
-        modules = {number: module for number, _, module in self._modules()}
+        modules = self._modules()
         for number, name in changed:
-            if reads_values and name not in modules[number]._buffers:
+            if reads_values and name not in modules[number][1]._buffers:
                 self._constant[number, name] = after.get((number, name))
             else:
                 self._record_independent.add((number, name))
 
-    def _modules(self) -> Iterator[tuple[int, str, nn.Module]]:
-        named = [pair for name, root in self._roots.items() for pair in root.named_modules(prefix=name)]
-        for number, (name, module) in enumerate(named):
-            yield number, name, module
+    def _modules(self) -> list[tuple[str, nn.Module]]:
+        """All modules with their names; an attribute knows its own by its place here."""
+        return [pair for name, root in self._roots.items() for pair in root.named_modules(prefix=name)]
 
     def _values(self) -> Iterator[tuple[_Attribute, Any]]:
-        for number, _, module in self._modules():
+        for number, (_, module) in enumerate(self._modules()):
             for name, value in module.__dict__.items():
                 if name not in _NOT_WATCHED:
                     yield (number, name), value
@@ -145,15 +144,15 @@ class ModuleState:
         self, max_entries: int | None = None, *, by_identity: bool = False
     ) -> "tuple[dict[_Attribute, _Content], list[Tensor]]":
         """Contents of all watched attributes, and the tensors that were compared by identity."""
-        reader = _Reader(max_entries, by_identity, {id(module) for _, _, module in self._modules()})
+        reader = _Reader(max_entries, by_identity, {id(module) for _, module in self._modules()})
         return {key: reader.content(value) for key, value in self._values()}, reader.references
 
     def _restore(
         self, attributes: Iterable[_Attribute], restore: dict[_Attribute, Callable[[], Any]]
     ) -> None:
-        modules = {number: module for number, _, module in self._modules()}
+        modules = self._modules()
         for number, name in attributes:
-            module = modules[number]
+            module = modules[number][1]
             if (number, name) not in restore:
                 module._buffers.pop(name, None)
                 module.__dict__.pop(name, None)
@@ -162,8 +161,8 @@ class ModuleState:
             owner[name] = restore[number, name]()
 
     def _reason(self, attributes: Iterable[_Attribute]) -> str:
-        modules = {number: name for number, name, _ in self._modules()}
-        names = [f"{modules[number]}.{name}".lstrip(".") for number, name in attributes]
+        modules = self._modules()
+        names = [f"{modules[number][0]}.{name}".lstrip(".") for number, name in attributes]
         return (
             f"the model keeps {', '.join(names[:3])} from its forward pass: what one record leaves "
             "there enters the gradients of others without being clipped, or is released without "
@@ -248,20 +247,13 @@ def _restorer(value: Any, objects: bool = True) -> Callable[[], Any]:
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         return partial(_restore_tensor, value, value.detach().clone())
     if isinstance(value, dict):
-        return partial(
-            _restore_dict, value, {key: _restorer(part, objects) for key, part in value.items()}
-        )
+        return partial(_refill, value, value, {k: _restorer(part, objects) for k, part in value.items()})
     if isinstance(value, (list, deque)):
-        return partial(_restore_list, value, [_restorer(part, objects) for part in value])
+        return partial(_refill, value, value, [_restorer(part, objects) for part in value])
     if objects and hasattr(value, "__dict__") and not isinstance(value, (nn.Module, *_OPAQUE)):
         parts = {key: _restorer(part, False) for key, part in vars(value).items()}
-        return partial(_restore_object, value, parts)
+        return partial(_refill, value, vars(value), parts)
     return lambda: value
-
-
-def _restore_object(value: Any, parts: dict[str, Callable[[], Any]]) -> Any:
-    _restore_dict(vars(value), parts)
-    return value
 
 
 def _restore_tensor(value: Tensor, copy: Tensor) -> Tensor:
@@ -271,15 +263,15 @@ def _restore_tensor(value: Tensor, copy: Tensor) -> Tensor:
     return value
 
 
-def _restore_dict(value: dict[Any, Any], parts: dict[Any, Callable[[], Any]]) -> dict[Any, Any]:
-    value.clear()
-    value.update({key: restored() for key, restored in parts.items()})
-    return value
-
-
-def _restore_list(value: Any, parts: list[Callable[[], Any]]) -> Any:
-    value.clear()
-    value.extend(restored() for restored in parts)
+def _refill(
+    value: Any, contents: Any, parts: dict[Any, Callable[[], Any]] | list[Callable[[], Any]]
+) -> Any:
+    """The value, after its container of contents is filled with the restored parts."""
+    contents.clear()
+    if isinstance(parts, dict):
+        contents.update({key: restored() for key, restored in parts.items()})
+    else:
+        contents.extend(restored() for restored in parts)
     return value
 
 
