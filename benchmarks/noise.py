@@ -16,7 +16,7 @@ from scipy import stats
 
 from hush.core.randomness import SystemSource, random_bits, source_for
 from hush.noise import Gaussian, GeneralizedGaussian
-from hush.noise.ziggurat import add_noise
+from hush.noise.exact.ziggurat import add_noise
 from interleaved import Draw, devices, medians, print_rows
 
 DRAWS = {"cpu": (1_000_000,), "cuda": (1_000_000, 32_000_000)}

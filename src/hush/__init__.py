@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from hush import clipping, noise, sampling
 from hush.clipping import *  # noqa: F403  (each folder's list of its parts is the one list)
-from hush.core import errors
+from hush.core import errors, lazy_modules
 from hush.core.errors import PrivacyWarning
 from hush.core.guarantee import Bound, Budget, Guarantee, Neighbours
-from hush.core.lazy import lazy_modules
 from hush.core.parts import Always
 from hush.core.plan import Plan
 from hush.core.release import Selective

@@ -14,7 +14,7 @@ from hush.accounting.ledger.ledger import Ledger
 from hush.clipping import norms as lp
 from hush.core.randomness import Stream, bernoulli, uniform
 from hush.core.tape import ClippedSum
-from hush.noise import ziggurat_cpu
+from hush.noise.exact import ziggurat_cpu
 from hush.sampling import coordinates
 from hush.training.data import Batch
 from hush.training.methods.selective import Trials
@@ -105,7 +105,7 @@ def noise_that_repeats_along_the_numbers(patch: pytest.MonkeyPatch) -> None:
         drawn.start, drawn.words = drawn.start[again], drawn.words[again]
         return drawn
 
-    patch.setattr("hush.noise.ziggurat.pending_draws", pending_draws)
+    patch.setattr("hush.noise.exact.ziggurat.pending_draws", pending_draws)
 
 
 def _noise_times(patch: pytest.MonkeyPatch, factor: Callable[[float], float]) -> None:

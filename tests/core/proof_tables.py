@@ -1,6 +1,6 @@
 """The tables of parts and of proofs in the documentation, from what the parts declare.
 
-`python -m tests.core.proof_tables` writes them; `test_proofs.py` fails where they are out of date.
+`python -m tests.core.proof_tables` writes them; `test_plan_proofs.py` fails where they are out of date.
 """
 
 import re
@@ -10,8 +10,7 @@ from pathlib import Path
 
 import hush
 from hush.core.parts import Part
-from hush.core.plan import STAGES
-from hush.core.proofs import covered, declared
+from hush.core.plan import STAGES, covered, declared
 
 ROOT = Path(__file__).parents[2]
 GUARANTEES = ROOT / "docs" / "guarantees"

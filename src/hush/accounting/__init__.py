@@ -1,5 +1,5 @@
 """Privacy accounting: mechanisms, composition, (epsilon, delta), calibration, and the ledger."""
 
-from hush.core.lazy import lazy_modules
+from hush.core import lazy_modules
 
 __getattr__ = lazy_modules(__name__)

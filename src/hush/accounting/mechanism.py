@@ -10,8 +10,7 @@ from hush.accounting.selective.trial import TrainAndTest, Trial
 from hush.clipping import L2, Entries, Importance, Lp
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.parts import Always
-from hush.core.plan import Plan
-from hush.core.proofs import names, proof_note
+from hush.core.plan import Plan, names, proof_note
 from hush.core.release import Selective
 from hush.core.sensitivity import SensitivitySet
 from hush.noise import Gaussian

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from hush.core.lazy import lazy_modules
+from hush.core import lazy_modules
 
 if TYPE_CHECKING:
     from hush.audit.run_self_test import self_test

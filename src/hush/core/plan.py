@@ -1,16 +1,18 @@
-"""Plans: one private step as one immutable value, which runs the step and which the ledger charges."""
+"""Plans: one private step as one immutable value; the proof that covers it; plan files."""
 
 import hashlib
 import json
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Self
 
 from hush.core.atomic_files import replace_file
-from hush.core.errors import HushError, InvalidPlan, short_repr
-from hush.core.parts import Always, Clipping, Noise, Part, Release, Sampling
+from hush.core.errors import HushError, InvalidPlan, Unproved, short_repr
+from hush.core.parts import Always, Clipping, Noise, Part, Proof, Release, Sampling
 from hush.core.value import Value
 
 
@@ -89,6 +91,65 @@ STAGES: dict[str, type[Part]] = {
     "noise": Noise,
     "release": Release,
 }
+
+
+Combination = tuple[type[Part], ...]
+"""Classes of a sampling, a clipping, a noise and a release."""
+
+
+def declared() -> Iterator[tuple[type[Part], Proof]]:
+    """Registry of proofs: every one, with the part that declares it."""
+    for stage in STAGES.values():
+        for kind in stage.originals.values():
+            for proof in kind.proofs:
+                yield kind, proof
+
+
+def covered(kind: type[Part], proof: Proof) -> Iterator[Combination]:
+    """The combinations that a proof declared by `kind` covers."""
+    names = (proof.samplings, proof.clippings, proof.noises, proof.releases)
+    return product(
+        *(
+            (kind,) if issubclass(kind, stage) else [stage.originals[name] for name in chosen]
+            for stage, chosen in zip(STAGES.values(), names, strict=True)
+        )
+    )
+
+
+def proof_note(plan: Plan) -> str:
+    """The page of docs/guarantees that proves a plan's parts together.
+
+    Raises:
+        Unproved: where none does. It names the part to change, where one is enough.
+    """
+    # exact types, so that a subclass which changes what a part does is not charged as its parent
+    chosen = combination(plan)
+    for kind in chosen:
+        for proof in kind.proofs:
+            if chosen in covered(kind, proof):
+                return proof.note
+    proved = {parts for kind, proof in declared() for parts in covered(kind, proof)}
+    changes = []
+    for k, stage in enumerate(STAGES):
+        rest = chosen[:k] + chosen[k + 1 :]
+        near = {parts[k].__name__ for parts in proved if parts[:k] + parts[k + 1 :] == rest}
+        changes += [f"the {stage} to {' or '.join(sorted(near))}"] if near else []
+    advice = "The README's table of parts leads to the proofs."
+    raise Unproved(
+        f"{names(plan)} has no proved guarantee.\n"
+        "A charge for parts that were not proved together would be a guess.\n"
+        + (f"Change {', or '.join(changes)}." if changes else advice)
+    )
+
+
+def combination(plan: Plan) -> Combination:
+    """The classes of a plan's four parts."""
+    return tuple(type(getattr(plan, stage)) for stage in STAGES)
+
+
+def names(plan: Plan) -> str:
+    """A plan's parts by name: `Poisson x L2 x Gaussian x Always`."""
+    return " x ".join(kind.__name__ for kind in combination(plan))
 
 
 EXAMPLE = """\

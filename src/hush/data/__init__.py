@@ -1,6 +1,6 @@
 """Data sets by name, features of images, augmented views; readers check files against published sums."""
 
-from hush.core.lazy import lazy_modules
+from hush.core import lazy_modules
 from hush.data.dataset import Dataset, tensors
 from hush.data.features import with_features
 from hush.data.registry import NAMES, load

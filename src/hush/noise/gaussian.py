@@ -10,7 +10,7 @@ from hush.core.parts import Noise, Proof
 from hush.core.randomness import Randomness, cryptographic
 from hush.core.ranges import number
 from hush.core.sensitivity import SensitivitySet
-from hush.noise import ziggurat
+from hush.noise.exact import ziggurat
 
 if TYPE_CHECKING:
     import torch

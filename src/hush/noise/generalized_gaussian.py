@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hush.core.parts import Noise, Proof
 from hush.core.randomness import Randomness
 from hush.core.ranges import number
-from hush.noise import ziggurat
+from hush.noise.exact import ziggurat
 from hush.noise.gaussian import MULTIPLIER
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from hush.core.parts import Noise, Proof
 from hush.core.randomness import Randomness, uniform
+from hush.noise.exact.ziggurat import grid_spacing
 from hush.noise.gaussian import Gaussian
 from hush.noise.post_processed import BOUND, PROOFS, SCALE
 from hush.noise.truncated_float32 import ABOVE, AT_ONCE, BELOW, NARROW, SingleTruncated, polynomial
-from hush.noise.ziggurat import grid_spacing
 
 if TYPE_CHECKING:
     import torch

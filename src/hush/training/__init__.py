@@ -1,5 +1,5 @@
 """One private step, the loop around it, and what survives a crash."""
 
-from hush.core.lazy import lazy_modules
+from hush.core import lazy_modules
 
 __getattr__ = lazy_modules(__name__)

@@ -1,5 +1,5 @@
 """Distinguishing attacks on every mechanism that is charged."""
 
-from hush.core.lazy import lazy_modules
+from hush.core import lazy_modules
 
 __getattr__ = lazy_modules(__name__)

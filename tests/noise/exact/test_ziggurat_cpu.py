@@ -11,11 +11,11 @@ import torch
 from scipy import stats
 
 from hush.core.randomness import Stream, random_words
-from hush.noise import ziggurat, ziggurat_cpu
-from hush.noise.exact_draw import exact_sum
-from hush.noise.layers import LAYERS, PLACE_SHIFT, layers, layers_beyond, tables
-from hush.noise.ziggurat import add_noise, grid_spacing
-from hush.noise.ziggurat_cpu import Integers, PendingDraws, pending_draws
+from hush.noise.exact import ziggurat, ziggurat_cpu
+from hush.noise.exact.exact_draw import exact_sum
+from hush.noise.exact.layers import LAYERS, PLACE_SHIFT, layers, layers_beyond, tables
+from hush.noise.exact.ziggurat import add_noise, grid_spacing
+from hush.noise.exact.ziggurat_cpu import Integers, PendingDraws, pending_draws
 
 CPU = torch.device("cpu")
 Floats = npt.NDArray[np.floating]
@@ -177,7 +177,7 @@ def test_the_tail_beyond_the_layers_is_the_law_s(beta: float, monkeypatch: pytes
     law = stats.gennorm(beta)
     tables.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr("hush.noise.layers.layers", lambda beta: near)
+        patch.setattr("hush.noise.exact.layers.layers", lambda beta: near)
         patch.setattr(ziggurat_cpu, "layers", lambda beta: near)
         values = pending_draws(beta, 100_000, 1.0, stream())
     tables.cache_clear()

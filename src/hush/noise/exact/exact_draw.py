@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Protocol
 
 from hush.core.randomness import Randomness, Stream, random_words
-from hush.noise.layers import DIGITS, LAYERS, PLACE_SHIFT, layers
+from hush.noise.exact.layers import DIGITS, LAYERS, PLACE_SHIFT, layers
 
 ATTEMPTS = 8
 """Blocks that each number has of its own. More are needed with a chance below 2**-60."""

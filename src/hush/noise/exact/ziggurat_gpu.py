@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hush.core.randomness import Stream
-from hush.noise.exact_draw import SIZE, WORDS, Words, exact_sum, reserve
-from hush.noise.layers import PLACE_BITS, layers, tables
+from hush.noise.exact.exact_draw import SIZE, WORDS, Words, exact_sum, reserve
+from hush.noise.exact.layers import PLACE_BITS, layers, tables
 
 if TYPE_CHECKING:
     from torch import Tensor, device, dtype
@@ -64,7 +64,7 @@ def launch(
     import torch
 
     from hush.core.chacha_kernel import secret
-    from hush.noise import ziggurat_kernel
+    from hush.noise.exact import ziggurat_kernel
 
     count, where = len(location), location.device
     programs = -(-count // (WORDS * SIZE))

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hush.noise.layers import LAYERS, PLACE_BITS, Layers, layers
+from hush.noise.exact.layers import LAYERS, PLACE_BITS, Layers, layers
 
 BETAS = (1.0, 1.2, 1.5, 2.0, 2.33, 4.0, 12.0, 100.0, 1e4)
 

@@ -1,6 +1,7 @@
 """The GPU's draws: the pieces they are made of, anywhere; their law, where there is a GPU.
 
-Without one, Triton's interpreter runs the kernel: TRITON_INTERPRET=1 pytest tests/noise/test_fused.py
+Without one, Triton's interpreter runs the kernel:
+TRITON_INTERPRET=1 pytest tests/noise/exact/test_inverse_cdf.py
 """
 
 import os
@@ -14,7 +15,7 @@ from scipy import stats
 
 import hush
 from hush.core.randomness import SystemSource
-from hush.noise import inverse_cdf
+from hush.noise.exact import inverse_cdf
 from tests.noise.law import deviations
 
 BETAS = (1.0, 1.2, 1.5, 2.0, 2.33, 3.0, 4.0, 8.0)

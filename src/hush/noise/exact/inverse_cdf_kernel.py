@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import triton
 from triton import language as tl
 
-from hush.noise.inverse_cdf import OCTAVES, PIECES
+from hush.noise.exact.inverse_cdf import OCTAVES, PIECES
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,7 +1,7 @@
 """Noise on a GPU: number by number the one that exact arithmetic makes of the same words.
 
 Without one, Triton's interpreter runs the kernels:
-TRITON_INTERPRET=1 pytest tests/noise/test_ziggurat_gpu.py
+TRITON_INTERPRET=1 pytest tests/noise/exact/test_ziggurat_gpu.py
 """
 
 import os
@@ -12,10 +12,10 @@ import torch
 from scipy import stats
 
 from hush.core.randomness import Stream
-from hush.noise import exact_draw, ziggurat
-from hush.noise import layers as layers_module
-from hush.noise.exact_draw import Words, reserve
-from hush.noise.layers import PLACE_SHIFT, layers, layers_beyond
+from hush.noise.exact import exact_draw, ziggurat
+from hush.noise.exact import layers as layers_module
+from hush.noise.exact.exact_draw import Words, reserve
+from hush.noise.exact.layers import PLACE_SHIFT, layers, layers_beyond
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
@@ -62,7 +62,7 @@ def launched(
     location: torch.Tensor, beta: float, scale: float, dtype: torch.dtype
 ) -> tuple[list[float], list[int], list[int], list[float]]:
     """What the kernels make of a location, which numbers they listed and left, and the oracle's."""
-    from hush.noise.ziggurat_gpu import launch, rows
+    from hush.noise.exact.ziggurat_gpu import launch, rows
 
     step = ziggurat.grid_spacing(scale)
     given = location.to(dtype)
@@ -108,7 +108,7 @@ def test_every_number_is_the_oracle_s_where_most_are_settled(
     beta: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With layers that are too high, most proposals are rejected: some numbers are out of attempts."""
-    from hush.noise import ziggurat_gpu
+    from hush.noise.exact import ziggurat_gpu
 
     poor = layers_beyond(beta, 0.9 * layers(beta).edge ** beta)
     for module in (layers_module, exact_draw, ziggurat_gpu):
@@ -134,7 +134,7 @@ def test_every_number_is_the_oracle_s_where_most_are_settled(
 @pytest.mark.parametrize("beta", [1.0, 2.0, 4.0])
 def test_a_group_s_list_is_the_oracle_s(beta: float) -> None:
     """Many programs at once, and the tail beyond the layers."""
-    from hush.noise.ziggurat_gpu import launch, rows
+    from hush.noise.exact.ziggurat_gpu import launch, rows
 
     words = reserve(2**20, Stream(DEVICE, KEY))
     found = torch.zeros(2**20, dtype=torch.float64, device=DEVICE)
@@ -151,7 +151,7 @@ def test_a_group_s_list_is_the_oracle_s(beta: float) -> None:
 @GPU
 def test_what_is_left_is_settled_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some numbers are given back as if double precision had not decided: nothing changes."""
-    from hush.noise import ziggurat_gpu
+    from hush.noise.exact import ziggurat_gpu
 
     count, launch = 2**16, ziggurat_gpu.launch
     before = locations(count).to(DEVICE)

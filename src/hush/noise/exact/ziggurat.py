@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hush.core.randomness import Randomness, Stream, substream
-from hush.noise import inverse_cdf
-from hush.noise.exact_draw import exact_sum
-from hush.noise.ziggurat_cpu import PendingDraws, pending_draws
+from hush.noise.exact import inverse_cdf
+from hush.noise.exact.exact_draw import exact_sum
+from hush.noise.exact.ziggurat_cpu import PendingDraws, pending_draws
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ def add_noise(location: "torch.Tensor", beta: float, scale: float, source: Rando
         # a kernel makes the words of a stream
         source = Stream(location.device, substream(source).key)
     if isinstance(source, Stream) and _by_kernel(location, source):
-        from hush.noise import ziggurat_gpu
+        from hush.noise.exact import ziggurat_gpu
 
         return ziggurat_gpu.add_noise(location, beta, scale, grid_spacing(scale), source)
     for part in location.view(-1).split(_PART):

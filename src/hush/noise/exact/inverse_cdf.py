@@ -67,7 +67,7 @@ def add_noise(
     **Guarantee.** The law is exact but for rounding in single precision: docs/guarantees/sampling.md.
     128 bits of the generator are the key and the counter's start; the same ones repeat the draw.
     """
-    from hush.noise import inverse_cdf_kernel
+    from hush.noise.exact import inverse_cdf_kernel
 
     single, double = _tables(beta, location.device)
     return inverse_cdf_kernel.add_noise(location, scale, single, double, random_bits(2, generator))

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hush.core.randomness import Randomness, random_words
-from hush.noise.exact_draw import WORDS
-from hush.noise.layers import LAYERS, PLACE_SHIFT, Tables, layers, tables
+from hush.noise.exact.exact_draw import WORDS
+from hush.noise.exact.layers import LAYERS, PLACE_SHIFT, Tables, layers, tables
 
 Doubles = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]

@@ -11,8 +11,7 @@ import hush
 from hush.accounting.mechanism import SampledGaussian, mechanism
 from hush.core.errors import Unproved
 from hush.core.parts import Noise, Part, Proof
-from hush.core.plan import STAGES
-from hush.core.proofs import covered, declared, proof_note
+from hush.core.plan import STAGES, covered, declared, proof_note
 from hush.core.randomness import Randomness
 from tests.core.proof_tables import GUARANTEES, TABLES, ours, updated
 

@@ -8,8 +8,8 @@ from scipy import stats
 
 import hush
 from hush.core.randomness import Stream, SystemSource, source_for
-from hush.noise.layers import layers
-from hush.noise.ziggurat import add_noise, grid_spacing
+from hush.noise.exact.layers import layers
+from hush.noise.exact.ziggurat import add_noise, grid_spacing
 from tests.noise.law import deviations
 
 BETAS = (1.0, 1.2, 1.5, 2.0, 2.33, 3.0, 4.0, 8.0)

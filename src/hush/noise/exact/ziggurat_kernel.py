@@ -4,9 +4,9 @@ import triton
 from triton import language as tl
 
 from hush.core.chacha_kernel import SECRET, chacha20
-from hush.noise.exact_draw import ATTEMPTS, SIZE, WORDS
-from hush.noise.layers import LAYERS, PLACE_BITS
-from hush.noise.ziggurat_gpu import GROUP
+from hush.noise.exact.exact_draw import ATTEMPTS, SIZE, WORDS
+from hush.noise.exact.layers import LAYERS, PLACE_BITS
+from hush.noise.exact.ziggurat_gpu import GROUP
 
 _SHIFT = tl.constexpr(63 - PLACE_BITS)
 _MASK = tl.constexpr(LAYERS - 1)

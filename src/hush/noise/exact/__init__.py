@@ -1,0 +1,1 @@
+"""Samplers of exponential-power noise whose law is exactly the one charged."""
