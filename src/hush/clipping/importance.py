@@ -1,20 +1,19 @@
 """Importance sampling by gradient norm (DPIS), as a clipping rule."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
-from hush.clipping.norms import NORM
+from hush.clipping.norms import L2Ball, taper
 from hush.core.errors import Unsupported
 from hush.core.parts import Clipping, Proof
-from hush.core.sensitivity import SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask, Tape
 
-_LEAST = 1e-6
+_NEGLIGIBLE = 1e-6
 """Relative norm below which a gradient adds nothing: it would be drawn as rarely as that."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Importance(Clipping):
+class Importance(L2Ball, Clipping):
     """A record adds its gradient scaled *to* the norm `norm`, or nothing; on average its clipped one.
 
     After Wei et al. 2022. A gradient of Euclidean norm r is added with chance min(r / norm, 1), so that
@@ -30,19 +29,6 @@ class Importance(Clipping):
         Proof(samplings=("Poisson", "FullBatch"), noises=("Gaussian",), note="baselines.md"),
     )
 
-    norm: float = field(metadata=NORM)
-
-    @classmethod
-    def examples(cls) -> tuple[tuple[Clipping, int], ...]:
-        return ((cls(norm=1.0), 1),)
-
-    @property
-    def reference_norm(self) -> float:
-        return self.norm
-
-    def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
-        return (SensitivitySet(p=2.0, norm=self.norm, dimension=dimension),)
-
     def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
         if mask is not None:
             raise Unsupported(
@@ -54,10 +40,8 @@ class Importance(Clipping):
         norms = tape.norms(2.0)
         finite = norms.isfinite()
         # From torch's own source, which the private step has seeded; the charge holds for any coin.
-        kept = torch.rand_like(norms) * self.norm < norms
+        drawn = torch.rand_like(norms) * self.norm < norms
         # Scaling up what is next to nothing would scale up the rounding of its norm.
-        kept &= finite & (norms > _LEAST * self.norm)
-        # falls to 0 where a weight would be too small for single precision, as in weights_within
-        far = min(2.0**100, self.norm * 2.0**101)
-        weights = (self.norm / norms * (2 - norms / far).clamp(min=0.0, max=1.0)).where(kept, 0.0)
+        drawn &= finite & (norms > _NEGLIGIBLE * self.norm)
+        weights = (self.norm / norms * taper(self.norm, norms)).where(drawn, 0.0)
         return ClippedSum(total=tape.weighted_sum(weights, self.norm), skipped=(~finite).sum())

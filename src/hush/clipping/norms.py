@@ -1,7 +1,8 @@
 """Clipping of whole gradients in an l_p norm, and of their entries."""
 
+import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hush.core.errors import Unsupported
 from hush.core.parts import Clipping
@@ -11,7 +12,6 @@ from hush.core.tape import ClippedSum, CoordinateMask, Tape
 
 if TYPE_CHECKING:
     import torch
-import math
 
 NORM = number(
     at_least=1e-12,
@@ -30,16 +30,41 @@ def clip_whole(tape: Tape, order: float, norm: float) -> ClippedSum:
 
 
 def clipping_weights(norm: float, norms: "torch.Tensor") -> "torch.Tensor":
-    """Clipping weights min(1, norm / norms) of per-sample gradients.
+    """Clipping weights min(1, norm / norms) of per-sample gradients, tapered; 0 if not finite."""
+    weights = (norm / norms).clamp(max=1.0) * taper(norm, norms)
+    return weights.where(norms.isfinite(), 0.0)
 
-    0 where a gradient is not finite, and where the weight would be too small for single precision:
-    such a number is off by up to half of itself, and the gradient would end outside. It falls to 0
-    without a jump: a norm's last bit may depend on who else is in the batch, and one record more
-    must not make others vanish.
+
+def taper(norm: float, norms: "torch.Tensor") -> "torch.Tensor":
+    """Factor from 1 to 0 of weights norm / norms: 0 where they are too small for single precision.
+
+    Such a number is off by up to half of itself, and the gradient would end outside. It falls to 0
+    without a jump: a norm's last bit may depend on who else is in the batch, and one record more must
+    not make others vanish.
     """
     far = min(2.0**100, norm * 2.0**101)
-    weights = (norm / norms).clamp(max=1.0) * (2 - norms / far).clamp(min=0.0, max=1.0)
-    return weights.where(norms.isfinite(), 0.0)
+    return (2 - norms / far).clamp(min=0.0, max=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class L2Ball:
+    """One Euclidean ball of radius `norm` as the sensitivity set.
+
+    Mixed in rather than derived from `Clipping`, where every class is one that a plan may name.
+    """
+
+    norm: float = field(metadata=NORM)
+
+    @classmethod
+    def examples(cls) -> tuple[tuple[Any, int], ...]:
+        return ((cls(norm=1.0), 1),)
+
+    @property
+    def reference_norm(self) -> float:
+        return self.norm
+
+    def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
+        return (SensitivitySet(p=2.0, norm=self.norm, dimension=dimension),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,32 +104,17 @@ class Lp(Clipping):
 
 
 @dataclass(frozen=True, kw_only=True)
-class L2(Clipping):
+class L2(L2Ball, Clipping):
     """l2 clipping: each per-sample gradient is scaled down to Euclidean norm `norm` at most.
 
     Args:
         norm: Clipping norm.
     """
 
-    norm: float = field(metadata=NORM)
-
-    @classmethod
-    def examples(cls) -> tuple[tuple[Clipping, int], ...]:
-        return ((cls(norm=1.0), 1),)
-
-    @property
-    def reference_norm(self) -> float:
-        return self.norm
-
-    def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
-        return (SensitivitySet(p=2.0, norm=self.norm, dimension=dimension),)
-
     def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
-        return (
-            clip_whole(tape, 2.0, self.norm)
-            if mask is None
-            else tape.clip_entrywise(self.sensitivity(None), mask)
-        )
+        if mask is not None:
+            return tape.clip_entrywise(self.sensitivity(None), mask)
+        return clip_whole(tape, 2.0, self.norm)
 
 
 @dataclass(frozen=True, kw_only=True)

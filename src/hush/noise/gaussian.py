@@ -1,6 +1,7 @@
 """Gaussian noise, isotropic or of a deviation per block."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -24,8 +25,26 @@ MULTIPLIER = number(
 )
 
 
+class ExponentialPower(ABC):
+    """Exact draws of a law of density proportional to exp(-(|x| / scale)^beta), mixed into a `Noise`."""
+
+    @abstractmethod
+    def exponential_power(self, norm: float) -> tuple[float, float]: ...
+
+    def privatize(
+        self, location: "torch.Tensor", *, norm: float, generator: Randomness
+    ) -> "torch.Tensor":
+        return ziggurat.add_noise(location, *self.exponential_power(norm), generator)
+
+    def prepare(
+        self, count: int, *, norm: float, generator: Randomness, device: "torch.device"
+    ) -> "Callable[[torch.Tensor], torch.Tensor]":
+        beta, scale = self.exponential_power(norm)
+        return ziggurat.prepare(beta, count, scale, generator, device)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Gaussian(Noise):
+class Gaussian(ExponentialPower, Noise):
     """Independent normal noise of standard deviation `multiplier` times the clipping norm.
 
     Args:
@@ -58,7 +77,7 @@ class Gaussian(Noise):
         import torch
 
         if cryptographic(generator):
-            return ziggurat.add_noise(location, *self.exponential_power(norm), generator)
+            return super().privatize(location, norm=norm, generator=generator)
         kind: Any = {"generator": generator, "device": generator.device, "dtype": location.dtype}
         for part in location.view(-1).split(_AT_ONCE[location.device.type]):
             part.add_(torch.randn(len(part), **kind).to(part.device), alpha=self.multiplier * norm)
@@ -68,8 +87,7 @@ class Gaussian(Noise):
         self, count: int, *, norm: float, generator: Randomness, device: "torch.device"
     ) -> "Callable[[torch.Tensor], torch.Tensor]":
         if cryptographic(generator):
-            beta, scale = self.exponential_power(norm)
-            return ziggurat.prepare(beta, count, scale, generator, device)
+            return super().prepare(count, norm=norm, generator=generator, device=device)
         import torch
 
         noise = self.privatize(torch.zeros(count, device=device), norm=norm, generator=generator)
@@ -109,24 +127,24 @@ class BlockGaussian(Noise):
         return (cls(multipliers=(deviation * blocks**0.5,) * blocks),)
 
     def __post_init__(self) -> None:
-        given = self.multipliers
-        if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given:
+        values = self.multipliers
+        if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
             raise InvalidValue(
-                f"multipliers={short_repr(given)} must be a list of numbers, one for each block: a "
+                f"multipliers={short_repr(values)} must be a list of numbers, one for each block: a "
                 "block without noise would not be hidden. Pass e.g. multipliers=(1.0, 2.0).",
                 key="multipliers",
             )
-        checked = tuple(MULTIPLIER["range"].check("multipliers", value) for value in given)
+        checked = tuple(MULTIPLIER["range"].check("multipliers", value) for value in values)
         object.__setattr__(self, "multipliers", checked)
 
     @property
     def multiplier(self) -> float:
         """Multiplier of the isotropic noise of equal charge: a record may reach every block's norm."""
-        return 1 / math.hypot(*(1 / each for each in self.multipliers))
+        return 1 / math.hypot(*(1 / multiplier for multiplier in self.multipliers))
 
     def with_multiplier(self, multiplier: float) -> Self:
         factor = multiplier / self.multiplier
-        return replace(self, multipliers=tuple(factor * each for each in self.multipliers))
+        return replace(self, multipliers=tuple(factor * value for value in self.multipliers))
 
     def per_block(
         self, sensitivity: Sequence[SensitivitySet], reference_norm: float

@@ -1,21 +1,15 @@
 """Generalized Gaussian noise: Laplace at beta 1, normal at beta 2, flatter-topped beyond."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from hush.core.parts import Noise, Proof
-from hush.core.randomness import Randomness
 from hush.core.ranges import number
-from hush.noise.exact import ziggurat
-from hush.noise.gaussian import MULTIPLIER
-
-if TYPE_CHECKING:
-    import torch
+from hush.noise.gaussian import MULTIPLIER, ExponentialPower
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneralizedGaussian(Noise):
+class GeneralizedGaussian(ExponentialPower, Noise):
     """Independent noise of density proportional to exp(-(|x| / s)^beta), s = `multiplier` * norm.
 
     At beta 2 it is `Gaussian` with `multiplier / sqrt(2)`; at beta 1 it is `Laplace`.
@@ -49,19 +43,9 @@ class GeneralizedGaussian(Noise):
     def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
         return cls(beta=1.5, multiplier=1.0), cls(beta=3.0, multiplier=2.5)
 
-    def privatize(
-        self, location: "torch.Tensor", *, norm: float, generator: Randomness
-    ) -> "torch.Tensor":
-        return ziggurat.add_noise(location, self.beta, self.multiplier * norm, generator)
-
-    def prepare(
-        self, count: int, *, norm: float, generator: Randomness, device: "torch.device"
-    ) -> "Callable[[torch.Tensor], torch.Tensor]":
-        return ziggurat.prepare(self.beta, count, self.multiplier * norm, generator, device)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Laplace(Noise):
+class Laplace(ExponentialPower, Noise):
     """Independent noise of density proportional to exp(-|x| / s), s = `multiplier` times the norm.
 
     Args:
@@ -82,13 +66,3 @@ class Laplace(Noise):
     @classmethod
     def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
         return (cls(multiplier=1.0),)
-
-    def privatize(
-        self, location: "torch.Tensor", *, norm: float, generator: Randomness
-    ) -> "torch.Tensor":
-        return ziggurat.add_noise(location, 1.0, self.multiplier * norm, generator)
-
-    def prepare(
-        self, count: int, *, norm: float, generator: Randomness, device: "torch.device"
-    ) -> "Callable[[torch.Tensor], torch.Tensor]":
-        return ziggurat.prepare(1.0, count, self.multiplier * norm, generator, device)

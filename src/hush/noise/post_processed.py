@@ -36,7 +36,27 @@ PROOFS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rectified(Noise):
+class NormalOnSupport:
+    """A law on a fixed support made from a normal draw around the sum, of absolute deviation `scale`.
+
+    The normal law itself dominates it, and calibration rescales it by its deviation: bounded.md. Mixed
+    in rather than derived from `Noise`, where every class is a noise that a plan may name.
+    """
+
+    scale: float = field(metadata=SCALE)
+
+    def dominating_noise(self, reference_norm: float) -> Gaussian:
+        return Gaussian(multiplier=self.scale / reference_norm)
+
+    def with_multiplier(self, multiplier: float) -> Self:
+        return replace(self, scale=multiplier)
+
+    def _normal(self, location: "torch.Tensor", generator: Randomness) -> "torch.Tensor":
+        return Gaussian(multiplier=self.scale).privatize(location, norm=1.0, generator=generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rectified(NormalOnSupport, Noise):
     """A normal draw around the sum, of standard deviation `scale`, clamped to [-bound, bound].
 
     Args:
@@ -49,31 +69,23 @@ class Rectified(Noise):
     exact: ClassVar[bool] = True
     proofs: ClassVar[tuple[Proof, ...]] = PROOFS
 
-    scale: float = field(metadata=SCALE)
     bound: float = field(metadata=BOUND)
-
-    def dominating_noise(self, reference_norm: float) -> Gaussian:
-        return Gaussian(multiplier=self.scale / reference_norm)
 
     @classmethod
     def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
         return (cls(scale=deviation, bound=2.0),)
 
-    def with_multiplier(self, multiplier: float) -> Self:
-        return replace(self, scale=multiplier)
-
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: Randomness
     ) -> "torch.Tensor":
-        noisy = Gaussian(multiplier=self.scale).privatize(location, norm=1.0, generator=generator)
-        return noisy.clamp_(-self.bound, self.bound)
+        return self._normal(location, generator).clamp_(-self.bound, self.bound)
 
 
 MOST_LEVELS = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantized(Noise):
+class Quantized(NormalOnSupport, Noise):
     """A normal draw around the sum, of standard deviation `scale`, rounded to the nearest of `levels`
     evenly spaced numbers from -bound to bound.
 
@@ -88,12 +100,8 @@ class Quantized(Noise):
     exact: ClassVar[bool] = True
     proofs: ClassVar[tuple[Proof, ...]] = PROOFS
 
-    scale: float = field(metadata=SCALE)
     bound: float = field(metadata=BOUND)
     levels: int
-
-    def dominating_noise(self, reference_norm: float) -> Gaussian:
-        return Gaussian(multiplier=self.scale / reference_norm)
 
     @classmethod
     def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
@@ -110,15 +118,12 @@ class Quantized(Noise):
                 key="levels",
             )
 
-    def with_multiplier(self, multiplier: float) -> Self:
-        return replace(self, scale=multiplier)
-
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: Randomness
     ) -> "torch.Tensor":
         import torch
 
-        noisy = Gaussian(multiplier=self.scale).privatize(location, norm=1.0, generator=generator)
+        noisy = self._normal(location, generator)
         spacing = 2 * self.bound / (self.levels - 1)
         # in double precision, for the level's number is exact in no smaller type
         level = noisy.to(torch.float64).add_(self.bound).div_(spacing).round_()
@@ -127,7 +132,7 @@ class Quantized(Noise):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StochasticSign(Noise):
+class StochasticSign(NormalOnSupport, Noise):
     """-1 or 1: the sign of a normal draw around the sum.
 
     Args:
@@ -137,21 +142,12 @@ class StochasticSign(Noise):
     exact: ClassVar[bool] = True
     proofs: ClassVar[tuple[Proof, ...]] = PROOFS
 
-    scale: float = field(metadata=SCALE)
-
-    def dominating_noise(self, reference_norm: float) -> Gaussian:
-        return Gaussian(multiplier=self.scale / reference_norm)
-
     @classmethod
     def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
         return (cls(scale=deviation),)
 
-    def with_multiplier(self, multiplier: float) -> Self:
-        return replace(self, scale=multiplier)
-
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: Randomness
     ) -> "torch.Tensor":
-        noisy = Gaussian(multiplier=self.scale).privatize(location, norm=1.0, generator=generator)
         # torch.sign(0) is 0, a third outcome that has no probability in the law that is charged
-        return noisy.ge_(0).mul_(2).sub_(1)
+        return self._normal(location, generator).ge_(0).mul_(2).sub_(1)

@@ -1,14 +1,13 @@
 """Truncated Gaussian noise: a normal draw conditioned on a fixed support."""
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from hush.core.parts import Noise, Proof
 from hush.core.randomness import Randomness, uniform
 from hush.noise.exact.ziggurat import grid_spacing
-from hush.noise.gaussian import Gaussian
-from hush.noise.post_processed import BOUND, PROOFS, SCALE
+from hush.noise.post_processed import BOUND, PROOFS, NormalOnSupport
 from hush.noise.truncated_float32 import ABOVE, AT_ONCE, BELOW, NARROW, SingleTruncated, polynomial
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ _AT_ONCE = {"cpu": 2**15, "cuda": 2**24}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Truncated(Noise):
+class Truncated(NormalOnSupport, Noise):
     """A normal draw around the sum, of standard deviation `scale`, given that it is in [-bound, bound].
 
     Args:
@@ -35,18 +34,11 @@ class Truncated(Noise):
 
     proofs: ClassVar[tuple[Proof, ...]] = PROOFS
 
-    scale: float = field(metadata=SCALE)
     bound: float = field(metadata=BOUND)
-
-    def dominating_noise(self, reference_norm: float) -> Gaussian:
-        return Gaussian(multiplier=self.scale / reference_norm)
 
     @classmethod
     def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
         return (cls(scale=deviation, bound=2.0),)
-
-    def with_multiplier(self, multiplier: float) -> Self:
-        return replace(self, scale=multiplier)
 
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: Randomness

@@ -13,9 +13,9 @@ from scipy import stats
 from hush.core.randomness import Stream, random_words
 from hush.noise.exact import ziggurat, ziggurat_cpu
 from hush.noise.exact.exact_draw import exact_sum
-from hush.noise.exact.layers import LAYERS, PLACE_SHIFT, layers, layers_beyond, tables
+from hush.noise.exact.layers import LAYERS, PLACE_SHIFT, Integers, layers, layers_beyond
 from hush.noise.exact.ziggurat import add_noise, grid_spacing
-from hush.noise.exact.ziggurat_cpu import Integers, PendingDraws, pending_draws
+from hush.noise.exact.ziggurat_cpu import PendingDraws, pending_draws
 
 CPU = torch.device("cpu")
 Floats = npt.NDArray[np.floating]
@@ -32,16 +32,16 @@ class Replay:
         self.near: list[int] = []
         refine = PendingDraws._refine
 
-        def noted(drawn: PendingDraws, location: object, rows: Integers, *others: object) -> object:
+        def noted(drawn: PendingDraws, location: object, rows: Integers, *rest: object) -> object:
             self.near.extend(rows.tolist())
-            return refine(drawn, location, rows, *others)  # type: ignore[arg-type]
+            return refine(drawn, location, rows, *rest)  # type: ignore[arg-type]
 
         monkeypatch.setattr(PendingDraws, "_refine", noted)
 
     def exact(
-        self, drawn: PendingDraws, before: Floats, scale: float, others: set[int]
+        self, drawn: PendingDraws, before: Floats, scale: float, sample: set[int]
     ) -> dict[int, float]:
-        """Sums in exact arithmetic of all that needed a height or further bits, and of `others`."""
+        """Sums in exact arithmetic of all that needed a height or further bits, and of `sample`."""
         twin = stream()
         words = random_words(len(before), twin).tolist()
         compared = []
@@ -53,7 +53,7 @@ class Replay:
         assert 0.001 < len(own.attempts) / len(before) < 0.02
         return {
             i: exact_sum(float(before[i]), drawn.beta, scale, grid_spacing(scale), own, i)
-            for i in {*own.attempts, *others}
+            for i in {*own.attempts, *sample}
         }
 
 
@@ -76,12 +76,14 @@ def attempts_of(
     compared: list[tuple[int, list[int]]], position: dict[int, int]
 ) -> dict[int, list[list[int]]]:
     """Words of each attempt; the last may be a proposal that needs no height."""
-    found: dict[int, list[list[int]]] = {}
-    for row, (height, zeros, spot, again) in compared:
-        found.setdefault(row, []).append([height, zeros, spot, position.get(row, 0), again, 0, 0, 0])
-    for row in {*found, *position}:
-        found.setdefault(row, []).append([0, 0, 0, position.get(row, 0), 0, 0, 0, 0])
-    return found
+    attempts: dict[int, list[list[int]]] = {}
+    for row, (height, zeros, spot, proposal) in compared:
+        attempts.setdefault(row, []).append(
+            [height, zeros, spot, position.get(row, 0), proposal, 0, 0, 0]
+        )
+    for row in {*attempts, *position}:
+        attempts.setdefault(row, []).append([0, 0, 0, position.get(row, 0), 0, 0, 0, 0])
+    return attempts
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -95,15 +97,15 @@ def test_every_number_is_the_oracle_s(
     source, replay = stream(), Replay(monkeypatch)
     monkeypatch.setattr(ziggurat_cpu, "_ROUNDING", 1e-3)  # so that many are near a middle
     drawn, after = pending_draws(beta, count, scale / grid_spacing(scale), source), before.copy()
-    left = drawn.add_to(after, grid_spacing(scale), source)
-    assert len(left) > 100
-    assert {each.index for each in left} <= set(replay.near)
+    undecided = drawn.add_to(after, grid_spacing(scale), source)
+    assert len(undecided) > 100
+    assert {each.index for each in undecided} <= set(replay.near)
     assert len(drawn.tails) > 2
     for index, exact in replay.exact(drawn, before, scale, set(range(1000))).items():
         assert after[index] == dtype(exact)
-    for one in left:
-        exact = exact_sum(one.location, beta, scale, grid_spacing(scale), one, one.index)
-        assert after[one.index] == dtype(exact)
+    for each in undecided:
+        exact = exact_sum(each.location, beta, scale, grid_spacing(scale), each, each.index)
+        assert after[each.index] == dtype(exact)
 
 
 @pytest.mark.parametrize("beta", [1.0, 1.5, 2.0, 4.0])
@@ -120,13 +122,13 @@ def test_places_that_straddle_a_middle_are_the_oracle_s(
     inside = drawn.start[rows] + np.array(widths) * drawn.units * share
     before[rows] = (np.rint(inside) + 0.5 - inside) * grid_spacing(scale)
     after = before.copy()
-    left = {each.index for each in drawn.add_to(after, grid_spacing(scale), source)}
+    undecided = {each.index for each in drawn.add_to(after, grid_spacing(scale), source)}
     assert set(rows) <= set(replay.near)
     assert sum(row in drawn.tails for row in rows) > 2
     assert {width < 0 for width in widths} == {True, False}
     exact = replay.exact(drawn, before, scale, set(rows))
-    assert [row for row in rows if after[row] != exact[row] and row not in left] == []
-    assert len(left) < 0.05 * len(rows)
+    assert [row for row in rows if after[row] != exact[row] and row not in undecided] == []
+    assert len(undecided) < 0.05 * len(rows)
     up = np.array([exact[row] for row in rows]) > (np.rint(inside) + 0.5) * grid_spacing(scale)
     assert 0.3 < up.mean() < 0.7  # the position decides
 
@@ -155,16 +157,16 @@ def test_places_at_the_edges_are_the_oracle_s(beta: float, monkeypatch: pytest.M
 
     monkeypatch.setattr(ziggurat_cpu, "random_words", crafted)
     drawn, after = pending_draws(beta, len(words), 1.5 * 2.0**14, source), np.full(len(words), 0.25)
-    left = {each.index for each in drawn.add_to(after, 2.0**-14, source)}
+    undecided = {each.index for each in drawn.add_to(after, 2.0**-14, source)}
     compared = [
         pair
         for rows, fours in drawn.compared
         for pair in zip(rows.tolist(), fours.tolist(), strict=True)
     ]
     own = Own(words, attempts_of(compared, {}))
-    assert len(left) < 5
+    assert len(undecided) < 5
     assert len(own.attempts) < len(words)
-    for i in set(range(len(words))) - left:
+    for i in set(range(len(words))) - undecided:
         assert after[i] == exact_sum(0.25, beta, 1.5, 2.0**-14, own, i)
 
 
@@ -175,13 +177,9 @@ def test_the_tail_beyond_the_layers_is_the_law_s(beta: float, monkeypatch: pytes
     assert near.heights[-1] >= 1
     assert np.diff(near.strips).max() <= near.strip
     law = stats.gennorm(beta)
-    tables.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr("hush.noise.exact.layers.layers", lambda beta: near)
         patch.setattr(ziggurat_cpu, "layers", lambda beta: near)
         values = pending_draws(beta, 100_000, 1.0, stream())
-    tables.cache_clear()
-    assert tables(beta, CPU).strips[0] > near.edge, "later draws are from the usual layers"
     assert len(values.tails) > 500
     assert stats.kstest(values.start, law.cdf).pvalue > 1e-3
     far = np.abs(values.start[sorted(values.tails)])
@@ -207,23 +205,23 @@ def test_sums_are_rounded_as_real_numbers_are() -> None:
         for i in set(range(400)) - set(values.tails):
             width = Fraction(float(layers(2.0).cells[layer[i]]))
             ends = int(place[i]) * width, (int(place[i]) + 1) * width
-            both = [Fraction(float(location[i])) + Fraction(scale) * end for end in ends]
-            least, most = sorted(math.floor(value / step + Fraction(1, 2)) for value in both)
-            assert float(result[i]) in [float(k * step) for k in (least, most)]
+            sums = [Fraction(float(location[i])) + Fraction(scale) * end for end in ends]
+            rounded = [math.floor(value / step + Fraction(1, 2)) for value in sums]
+            assert float(result[i]) in [float(k * step) for k in rounded]
 
 
 def test_where_a_place_straddles_a_boundary_further_bits_decide() -> None:
     step, width = grid_spacing(1.0), float(layers(2.0).cells[0])
     # a quarter of the place lies below the boundary between two multiples of the grid
     start = 100.5 * step - width / 4
-    above = left = 0
+    above = undecided = 0
     for seed in range(2000):
         result = np.zeros(1)
-        one = PendingDraws(2.0, 1 / step, np.zeros(1, np.int64), np.array([start / step]))
-        left += len(one.add_to(result, step, stream(seed)))
+        draw = PendingDraws(2.0, 1 / step, np.zeros(1, np.int64), np.array([start / step]))
+        undecided += len(draw.add_to(result, step, stream(seed)))
         assert float(result[0]) in (100 * step, 101 * step)
         above += float(result[0]) == 101 * step
-    assert left < 50  # nearer than 2**-28 to the boundary, with 53 further bits
+    assert undecided < 50  # nearer than 2**-28 to the boundary, with 53 further bits
     assert stats.binomtest(above, 2000, 0.75).pvalue > 1e-6
     assert stats.binomtest(above, 2000, 0.5).pvalue < 1e-6
 
@@ -232,17 +230,17 @@ def test_a_height_next_to_the_curve_is_settled_with_further_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With every height taken for unsure, the draws are the same but where a third proposal is made."""
-    left: list[float] = []
+    exact_sums: list[float] = []
 
     def counted(*arguments: object) -> float:
-        left.append(exact_sum(*arguments))  # type: ignore[arg-type]
-        return left[-1]
+        exact_sums.append(exact_sum(*arguments))  # type: ignore[arg-type]
+        return exact_sums[-1]
 
     few = add_noise(torch.zeros(60_000, dtype=torch.float64), 2.0, 1.0, stream())
     monkeypatch.setattr(ziggurat, "exact_sum", counted)
     monkeypatch.setattr(ziggurat_cpu, "_SURE", 10.0)
     result = add_noise(torch.zeros(60_000, dtype=torch.float64), 2.0, 1.0, stream())
-    assert len(left) > 200
-    assert set(left) <= set(result.tolist())
+    assert len(exact_sums) > 200
+    assert set(exact_sums) <= set(result.tolist())
     assert stats.kstest(result.numpy(), stats.gennorm(2.0).cdf).pvalue > 1e-3
     assert int((result != few).sum()) < 6

@@ -13,7 +13,6 @@ from scipy import stats
 
 from hush.core.randomness import Stream
 from hush.noise.exact import exact_draw, ziggurat
-from hush.noise.exact import layers as layers_module
 from hush.noise.exact.exact_draw import Words, reserve
 from hush.noise.exact.layers import PLACE_SHIFT, layers, layers_beyond
 
@@ -30,9 +29,9 @@ KEY = bytes(range(32))
 @pytest.mark.parametrize("beta", [1.0, 2.0, 4.0])
 def test_a_draw_from_its_own_blocks_has_the_law(beta: float) -> None:
     words = reserve(3000, Stream(torch.device("cpu"), KEY))
-    found = [exact_draw.exact_sum(0.25, beta, 1.0, 2.0**-14, words, i) - 0.25 for i in range(3000)]
-    assert stats.kstest(found, stats.gennorm(beta).cdf).pvalue > 1e-3
-    assert stats.kstest([1.2 * value for value in found], stats.gennorm(beta).cdf).pvalue < 1e-3
+    drawn = [exact_draw.exact_sum(0.25, beta, 1.0, 2.0**-14, words, i) - 0.25 for i in range(3000)]
+    assert stats.kstest(drawn, stats.gennorm(beta).cdf).pvalue > 1e-3
+    assert stats.kstest([1.2 * value for value in drawn], stats.gennorm(beta).cdf).pvalue < 1e-3
 
 
 @pytest.mark.parametrize("beta", [1.0, 2.0, 4.0])
@@ -47,9 +46,9 @@ def test_a_draw_from_its_own_blocks_reaches_the_tail(beta: float) -> None:
     words = Far(stream, stream.reserve(1), stream.reserve(1))
     edge, tail = layers(beta).edge + 1e-3, stats.gennorm(beta)
     drawn = [exact_draw.exact_sum(0.0, beta, 1.0, 2.0**-14, words, i) for i in range(2000)]
-    found = [value for value in drawn if value > edge]
-    assert len(found) > 500
-    assert stats.kstest(found, lambda x: 1 - tail.sf(x) / tail.sf(edge)).pvalue > 1e-3
+    far = [value for value in drawn if value > edge]
+    assert len(far) > 500
+    assert stats.kstest(far, lambda x: 1 - tail.sf(x) / tail.sf(edge)).pvalue > 1e-3
 
 
 def test_blocks_are_those_of_the_stream() -> None:
@@ -65,21 +64,21 @@ def launched(
     from hush.noise.exact.ziggurat_gpu import launch, rows
 
     step = ziggurat.grid_spacing(scale)
-    given = location.to(dtype)
+    before = location.to(dtype)
     words = reserve(len(location), Stream(DEVICE, KEY))
-    found = given.clone().to(DEVICE)
-    counts, listed = launch(found, beta, scale, step, words)
+    sums = before.clone().to(DEVICE)
+    counts, listed = launch(sums, beta, scale, step, words)
     marked = rows(counts, listed)
     exact = torch.tensor(
         [
             exact_draw.exact_sum(value, beta, scale, step, words, index)
-            for index, value in enumerate(given.tolist())
+            for index, value in enumerate(before.tolist())
         ],
         dtype=torch.float64,
     )
-    left = [-1 - row for row in marked if row < 0]
-    assert int(counts[0]) == len(left)
-    return found.tolist(), [max(row, -1 - row) for row in marked], left, exact.to(dtype).tolist()
+    undecided = [-1 - row for row in marked if row < 0]
+    assert int(counts[0]) == len(undecided)
+    return sums.tolist(), [max(row, -1 - row) for row in marked], undecided, exact.to(dtype).tolist()
 
 
 def locations(count: int) -> torch.Tensor:
@@ -95,11 +94,11 @@ def locations(count: int) -> torch.Tensor:
 def test_every_number_is_the_oracle_s(beta: float, dtype: torch.dtype) -> None:
     """A scale of many digits: in single precision it would show."""
     count = 6001 if DEVICE.type == "cuda" else 3001
-    found, listed, left, exact = launched(locations(count), beta, 1.7 / 3, dtype)
+    sums, listed, undecided, exact = launched(locations(count), beta, 1.7 / 3, dtype)
     assert 0.0005 < len(listed) / count < 0.03
     assert len(set(listed)) == len(listed)
-    assert not left
-    assert found == exact
+    assert not undecided
+    assert sums == exact
 
 
 @KERNEL
@@ -111,23 +110,20 @@ def test_every_number_is_the_oracle_s_where_most_are_settled(
     from hush.noise.exact import ziggurat_gpu
 
     poor = layers_beyond(beta, 0.9 * layers(beta).edge ** beta)
-    for module in (layers_module, exact_draw, ziggurat_gpu):
+    for module in (exact_draw, ziggurat_gpu):
         monkeypatch.setattr(module, "layers", lambda _: poor)
-    caches = layers_module.tables, ziggurat_gpu._law
-    for cached in caches:
-        cached.cache_clear()
+    ziggurat_gpu._law.cache_clear()
     try:
-        given = locations(1501)
-        found, listed, left, exact = launched(given, beta, 1.7 / 3, torch.float64)
+        before = locations(1501)
+        sums, listed, undecided, exact = launched(before, beta, 1.7 / 3, torch.float64)
     finally:
         monkeypatch.undo()
-        for cached in caches:
-            cached.cache_clear()
+        ziggurat_gpu._law.cache_clear()
     assert len(listed) > 400
-    assert 0 < len(left) < 400
-    for index in left:
-        exact[index] = float(given[index])
-    assert found == exact
+    assert 0 < len(undecided) < 400
+    for index in undecided:
+        exact[index] = float(before[index])
+    assert sums == exact
 
 
 @GPU
@@ -137,11 +133,11 @@ def test_a_group_s_list_is_the_oracle_s(beta: float) -> None:
     from hush.noise.exact.ziggurat_gpu import launch, rows
 
     words = reserve(2**20, Stream(DEVICE, KEY))
-    found = torch.zeros(2**20, dtype=torch.float64, device=DEVICE)
-    listed = rows(*launch(found, beta, 1.7 / 3, 2.0**-15, words))
+    sums = torch.zeros(2**20, dtype=torch.float64, device=DEVICE)
+    listed = rows(*launch(sums, beta, 1.7 / 3, 2.0**-15, words))
     assert len(set(listed)) == len(listed) > 2000
     assert min(listed) >= 0
-    values = found.tolist()
+    values = sums.tolist()
     assert sum(abs(values[index]) > 1.7 / 3 * layers(beta).edge for index in listed) > 20
     for index in listed:
         exact = exact_draw.exact_sum(0.0, beta, 1.7 / 3, 2.0**-15, words, index)
@@ -168,8 +164,8 @@ def test_what_is_left_is_settled_on_the_host(monkeypatch: pytest.MonkeyPatch) ->
         return counts, listed
 
     monkeypatch.setattr(ziggurat_gpu, "launch", undecided)
-    found = ziggurat.add_noise(before.clone(), 2.0, 1.7, Stream(DEVICE, KEY))
-    assert torch.equal(found, expected)
+    actual = ziggurat.add_noise(before.clone(), 2.0, 1.7, Stream(DEVICE, KEY))
+    assert torch.equal(actual, expected)
 
 
 @GPU
@@ -187,13 +183,13 @@ def test_a_call_uses_as_many_nonces_whatever_is_drawn(count: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_gpu_s_noise_has_the_law(beta: float, dtype: torch.dtype) -> None:
     zeros = torch.zeros(2**22, dtype=dtype, device=DEVICE)
-    found = ziggurat.add_noise(zeros, beta, 1.7, Stream(DEVICE, KEY)).double().cpu().numpy() / 1.7
-    assert stats.kstest(found, stats.gennorm(beta).cdf).pvalue > 1e-3
-    assert stats.kstest(1.005 * found, stats.gennorm(beta).cdf).pvalue < 1e-3
+    noise = ziggurat.add_noise(zeros, beta, 1.7, Stream(DEVICE, KEY)).double().cpu().numpy() / 1.7
+    assert stats.kstest(noise, stats.gennorm(beta).cdf).pvalue > 1e-3
+    assert stats.kstest(1.005 * noise, stats.gennorm(beta).cdf).pvalue < 1e-3
 
 
 @GPU
 def test_a_smaller_type_is_rounded_once_more() -> None:
     half, double = (torch.ones(5000, dtype=d, device=DEVICE) for d in (torch.bfloat16, torch.float64))
-    found = [ziggurat.add_noise(each, 2.0, 1.7, Stream(DEVICE, KEY)) for each in (half, double)]
-    assert torch.equal(found[0], found[1].to(torch.bfloat16))
+    noisy = [ziggurat.add_noise(each, 2.0, 1.7, Stream(DEVICE, KEY)) for each in (half, double)]
+    assert torch.equal(noisy[0], noisy[1].to(torch.bfloat16))

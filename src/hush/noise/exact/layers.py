@@ -8,13 +8,13 @@ table costs speed, never the law. docs/guarantees/sampling.md.
 import math
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from functools import cached_property, lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    import torch
+Doubles = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 
 LAYER_BITS = 10
 LAYERS = 1 << LAYER_BITS
@@ -35,9 +35,9 @@ class Layers:
     """Covering of exp(-x^beta) by layers and, beyond the first layer's edge, strips of the tail."""
 
     beta: float
-    cells: np.ndarray
+    cells: Doubles
     """Width of a place in each layer: W_k / 2**36."""
-    inner: np.ndarray
+    inner: Doubles
     """Places nearer to zero than this have their whole column under the curve."""
     heights: list[Decimal]
     """h_0 = 0, h_1, ..., h_LAYERS >= 1, to 50 digits."""
@@ -45,7 +45,7 @@ class Layers:
     """Where the tail begins; places of layer 0 beyond it are drawn again from the tail."""
     strip: float
     """Width of every strip of the tail."""
-    strips: np.ndarray
+    strips: Doubles
     """Where strip j begins: the curve is at most h_1 / 2**j there."""
     tail_bits: int
     """Bits of the place in a strip, as many as keep it an exact double."""
@@ -54,6 +54,21 @@ class Layers:
     def widest(self) -> float:
         """Width of the widest place."""
         return max(float(self.cells[0]), self.strip * 2.0**-self.tail_bits)
+
+    @cached_property
+    def limits(self) -> Doubles:
+        """Places that begin nearer to zero than this, by layer, are under the curve as a whole."""
+        return np.maximum(self.inner - self.cells, 0.0)
+
+    @cached_property
+    def place_limits(self) -> Integers:
+        """Places from this number on, counted from zero in their layer, need a height."""
+        return np.floor(self.limits / self.cells).astype(np.int64)
+
+    @cached_property
+    def rounded_heights(self) -> Doubles:
+        """Heights in double precision."""
+        return np.array([float(height) for height in self.heights])
 
     def curve(self, x: Decimal) -> Decimal:
         """exp(-x^beta) to nearly 50 digits."""
@@ -111,11 +126,11 @@ def _stack(beta: float, power: float) -> tuple[list[float], list[float], list[fl
     """
     first_strip = (power + math.log(2)) ** (1 / beta) - power ** (1 / beta)
     share = 1
-    about = power ** (1 / beta)
+    inner_edge = power ** (1 / beta)
     # the largest power of two that leaves strips of half that share of the base as wide as the first
-    while about / (1 - 2.0 ** -(share + 1)) * 2.0 ** -(share + 2) >= first_strip * (1 + 2.0**-12):
+    while inner_edge / (1 - 2.0 ** -(share + 1)) * 2.0 ** -(share + 2) >= first_strip * (1 + 2.0**-12):
         share += 1
-    base = _up(about / (1 - 2.0**-share), _WIDTH_BITS)
+    base = _up(inner_edge / (1 - 2.0**-share), _WIDTH_BITS)
     edge, strip = base * (1 - 2.0**-share), base * 2.0 ** -(share + 1)
     height = _up(math.exp(-_edge_power(edge, beta)), 53)
     area = height * base
@@ -139,27 +154,3 @@ def _up(value: float, bits: int) -> float:
     if bits == 53:
         return math.nextafter(value, math.inf)
     return math.ldexp(math.ceil(mantissa * 2**bits), exponent - bits)
-
-
-@dataclass(frozen=True)
-class Tables:
-    """Layers as tensors in double precision."""
-
-    cells: "torch.Tensor"
-    limits: "torch.Tensor"
-    """Places that begin nearer to zero than this are under the curve as a whole."""
-    heights: "torch.Tensor"
-    strips: "torch.Tensor"
-
-
-@lru_cache(maxsize=64)
-def tables(beta: float, device: "torch.device") -> Tables:
-    """Layers for exp(-x^beta) on a device."""
-    import torch
-
-    law = layers(beta)
-    limits = np.maximum(law.inner - law.cells, 0.0)
-    heights = np.array([float(height) for height in law.heights])
-    return Tables(
-        *(torch.from_numpy(part).to(device) for part in (law.cells, limits, heights, law.strips))
-    )

@@ -52,12 +52,13 @@ def _add(location: "torch.Tensor", drawn: PendingDraws, scale: float, source: Ra
     """Replace a flat location by its rounded sum with draws that were made on a CPU."""
     import torch
 
-    here = location.device.type == "cpu" and location.dtype in (torch.float32, torch.float64)
-    total = location.detach() if here else location.to("cpu", torch.float64)
+    in_place = location.device.type == "cpu" and location.dtype in (torch.float32, torch.float64)
+    total = location.detach() if in_place else location.to("cpu", torch.float64)
     values, step = total.numpy(), grid_spacing(scale)
-    for left in drawn.add_to(values, step, source):
-        values[left.index] = exact_sum(left.location, drawn.beta, scale, step, left, left.index)
-    if not here:
+    for undecided in drawn.add_to(values, step, source):
+        index = undecided.index
+        values[index] = exact_sum(undecided.location, drawn.beta, scale, step, undecided, index)
+    if not in_place:
         location.copy_(total)
 
 

@@ -14,10 +14,7 @@ import numpy.typing as npt
 
 from hush.core.randomness import Randomness, random_words
 from hush.noise.exact.exact_draw import WORDS
-from hush.noise.exact.layers import LAYERS, PLACE_SHIFT, Tables, layers, tables
-
-Doubles = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
+from hush.noise.exact.layers import LAYERS, PLACE_SHIFT, Doubles, Integers, layers
 
 BLOCK = 1 << 15
 """Numbers worked on at once: as many as stay in the cache of a core."""
@@ -101,7 +98,7 @@ class PendingDraws:
             for first in range(0, len(location), BLOCK):
                 part = location[first : first + BLOCK]
                 total, below, rounded, close = (
-                    each[: len(part)] for each in (sums, wholes, floors, small)
+                    buffer[: len(part)] for buffer in (sums, wholes, floors, small)
                 )
                 # whole multiples of the grid are kept apart, so that nothing of the location is rounded
                 np.multiply(part, 1 / step, out=total, dtype=np.float64)
@@ -115,16 +112,16 @@ class PendingDraws:
                 np.add(below, rounded, out=below)
                 np.subtract(total, rounded, out=total)
                 np.less(total, 2 * unsure, out=close)
-                found = np.flatnonzero(close)
-                near.append(found + first)
-                at.append(part[found].astype(np.float64))
+                rows = np.flatnonzero(close)
+                near.append(rows + first)
+                at.append(part[rows].astype(np.float64))
                 np.multiply(below, step, out=part, casting="same_kind")
-            left = self._refine(location, np.concatenate(near), np.concatenate(at), step, source)
+            undecided = self._refine(location, np.concatenate(near), np.concatenate(at), step, source)
         places = zip(self.undecided.tolist(), lost.tolist(), strict=True)
-        left.update({index: (value, int(random_words(1, source)[0])) for index, value in places})
+        undecided.update({index: (value, int(random_words(1, source)[0])) for index, value in places})
         return [
             Undecided(index, value, int(self.words[index]), self._compared_with(index), position, source)
-            for index, (value, position) in left.items()
+            for index, (value, position) in undecided.items()
         ]
 
     def _refine(
@@ -135,7 +132,7 @@ class PendingDraws:
         step: float,
         source: Randomness,
     ) -> dict[int, tuple[float, int]]:
-        """Round sums with 53 further bits of their draws; return location and bits of those left."""
+        """Round sums with 53 further bits of their draws; return location and bits of the undecided."""
         words = random_words(len(near), source)
         cells = layers(self.beta).cells[self.words[near] & LAYERS - 1].tolist()
         widths = np.array(
@@ -159,12 +156,9 @@ class PendingDraws:
 
 def pending_draws(beta: float, count: int, units: float, source: Randomness) -> PendingDraws:
     """Independent draws of density proportional to exp(-|x|^beta), beta >= 1, times `units`."""
-    import torch
-
-    table = tables(beta, torch.device("cpu"))
+    law = layers(beta)
     pending = PendingDraws(beta, units, random_words(count, source), np.empty(count))
-    scaled = table.cells.numpy() * units
-    limits = _place_limits(table)
+    scaled = law.cells * units
     size = min(BLOCK, count)
     layer, place, limit = (np.empty(size, np.int64) for _ in range(3))
     reached = np.empty(size, np.bool_)
@@ -176,26 +170,21 @@ def pending_draws(beta: float, count: int, units: float, source: Randomness) -> 
         np.right_shift(words, PLACE_SHIFT, out=b)
         np.take(scaled, a, out=start, mode="clip")  # no index is clipped: the other modes are slower
         np.multiply(b, start, out=start)
-        np.take(limits, a, out=c, mode="clip")
+        np.take(law.place_limits, a, out=c, mode="clip")
         np.abs(b, out=b)
         np.greater_equal(b, c, out=high)
         open_.append(np.flatnonzero(high) + first)
     undecided = [np.empty(0, np.int64)]
     rows = np.concatenate(open_)
     while len(rows):
-        rows, unsure = _accept_or_reject(pending, rows, table, source)
+        rows, unsure = _accept_or_reject(pending, rows, source)
         undecided.append(unsure)
     pending.undecided = np.concatenate(undecided)
     return pending
 
 
-def _place_limits(table: Tables) -> Integers:
-    """Places from this number on, counted from zero in their layer, need a height."""
-    return (table.limits / table.cells).floor().long().numpy()
-
-
 def _accept_or_reject(
-    pending: PendingDraws, rows: Integers, table: Tables, source: Randomness
+    pending: PendingDraws, rows: Integers, source: Randomness
 ) -> tuple[Integers, Integers]:
     """Accept or reject draws by a random height, and propose anew for those rejected.
 
@@ -203,7 +192,7 @@ def _accept_or_reject(
         Indices of the new proposals that need a height, and of draws left to exact arithmetic.
     """
     law, beta = layers(pending.beta), pending.beta
-    cells, heights, strips = table.cells.numpy(), table.heights.numpy(), table.strips.numpy()
+    cells, heights, strips = law.cells, law.rounded_heights, law.strips
     words, further = pending.words[rows], random_words(4 * len(rows), source).reshape(-1, 4)
     pending.compared.append((rows, further))
     layer = words & LAYERS - 1
@@ -231,19 +220,19 @@ def _accept_or_reject(
         steep = beta * (size + width) ** (beta - 1) * width
     near = np.abs(height - curve) <= (_SURE + 2 * steep) * curve
     unsure = short | (near & ~outside)
-    kept = ~outside & (height < curve)
-    far_out = tail[kept[tail] & ~unsure[tail]]
+    accepted = ~outside & (height < curve)
+    far_out = tail[accepted[tail] & ~unsure[tail]]
     sign = np.where(place[far_out] < 0, -1.0, 1.0)
     pending.start[rows[far_out]] = sign * size[far_out] * pending.units
     pending.tails.update(zip(rows[far_out].tolist(), (sign * cell).tolist(), strict=True))
-    rejected = np.flatnonzero(~kept & ~unsure)
-    again, proposed = rows[rejected], further[rejected, 3]
-    pending.words[again] = proposed
+    rejected = np.flatnonzero(~accepted & ~unsure)
+    renewed, proposed = rows[rejected], further[rejected, 3]
+    pending.words[renewed] = proposed
     layer = proposed & LAYERS - 1
     place_of = proposed >> PLACE_SHIFT
-    pending.start[again] = place_of * (cells[layer] * pending.units)
-    open_ = np.abs(place_of) >= _place_limits(table)[layer]
-    return again[open_], rows[unsure]
+    pending.start[renewed] = place_of * (cells[layer] * pending.units)
+    open_ = np.abs(place_of) >= law.place_limits[layer]
+    return renewed[open_], rows[unsure]
 
 
 def _share(words: Integers) -> Doubles:

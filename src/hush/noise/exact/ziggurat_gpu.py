@@ -14,7 +14,7 @@ import numpy as np
 
 from hush.core.randomness import Stream
 from hush.noise.exact.exact_draw import SIZE, WORDS, Words, exact_sum, reserve
-from hush.noise.exact.layers import PLACE_BITS, layers, tables
+from hush.noise.exact.layers import PLACE_BITS, layers
 
 if TYPE_CHECKING:
     from torch import Tensor, device, dtype
@@ -87,10 +87,10 @@ def _launch(kernel: Any, programs: int, arguments: tuple[Any, ...]) -> None:
 
     So it need not be looked for again, which takes the host longer than the launch.
     """
-    known = kernel, arguments[0].dtype, arguments[0].device
-    compiled = _COMPILED.get(known)
+    variant = kernel, arguments[0].dtype, arguments[0].device
+    compiled = _COMPILED.get(variant)
     if compiled is None:
-        _COMPILED[known] = kernel[(programs,)](*arguments)
+        _COMPILED[variant] = kernel[(programs,)](*arguments)
     else:
         compiled[programs, 1, 1](*arguments)
 
@@ -111,13 +111,13 @@ def _law(beta: float, where: "device") -> "tuple[Tensor, Tensor]":
     """
     import torch
 
-    law, table = layers(beta), tables(beta, torch.device("cpu"))
+    law = layers(beta)
     # a place whose highest bits are m ends below (m + 1) 2**5 cells: below the limit if m < bound
-    bounds = np.maximum(np.ceil(table.limits.numpy() / (law.cells * 2.0**_LOW)) - 1, 0)
+    bounds = np.maximum(np.ceil(law.limits / (law.cells * 2.0**_LOW)) - 1, 0)
     tail = [law.strip * 2.0**-law.tail_bits, 2.0**law.tail_bits - 1]
-    constants = torch.tensor([law.widest, beta, law.edge, *tail, 0, 0, 0], dtype=torch.float64)
-    parts = constants, table.cells, table.heights, table.strips
-    return torch.from_numpy(bounds.astype(np.int32)).to(where), torch.cat(parts).to(where)
+    constants = np.array([law.widest, beta, law.edge, *tail, 0, 0, 0])
+    table = np.concatenate([constants, law.cells, law.rounded_heights, law.strips])
+    return torch.from_numpy(bounds.astype(np.int32)).to(where), torch.from_numpy(table).to(where)
 
 
 def _bits(value: float) -> int:
