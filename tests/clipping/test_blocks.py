@@ -16,9 +16,9 @@ from hush.core.sensitivity import SensitivitySet
 def test_each_knows_its_set() -> None:
     assert hush.Linf(norm=0.1).sensitivity(400) == (SensitivitySet(p=math.inf, norm=0.1, dimension=400),)
     assert hush.Linf(norm=0.1).sensitivity(400)[0].l2_radius == pytest.approx(2.0)
-    both = hush.L2Linf(l2=1.0, linf=0.1)
-    assert [ball.l2_radius for ball in both.sensitivity(400)] == [1.0]
-    assert [ball.l2_radius for ball in both.sensitivity(25)] == [0.5], "the box is the smaller one"
+    capped = hush.L2Linf(l2=1.0, linf=0.1)
+    assert [ball.l2_radius for ball in capped.sensitivity(400)] == [1.0]
+    assert [ball.l2_radius for ball in capped.sensitivity(25)] == [0.5], "the box is the smaller one"
     box = hush.Box(bounds=(0.1, 0.1, (3, 0.2)))
     assert box.bounds == ((2, 0.1), (3, 0.2))
     assert [ball.l2_radius for ball in box.sensitivity(5)] == pytest.approx([0.1 * 2**0.5, 0.2 * 3**0.5])
@@ -26,8 +26,10 @@ def test_each_knows_its_set() -> None:
     hybrid = hush.Subspaces(ranks=(2, 8), l2=(3.0, 4.0), linf=(3.0, 1.0))
     assert hybrid.reference_norm == 5.0
     assert [ball.l2_radius for ball in hybrid.sensitivity(10)] == pytest.approx([3.0, 8**0.5])
-    framed = hush.Subspaces(ranks=(2, 8), l2=(3.0, 4.0), bases=hush.Principal())
-    assert [ball.dimension for ball in framed.sensitivity(10)] == [2, 10], "the rest in all coordinates"
+    projected = hush.Subspaces(ranks=(2, 8), l2=(3.0, 4.0), bases=hush.Principal())
+    assert [ball.dimension for ball in projected.sensitivity(10)] == [2, 10], (
+        "the rest in all coordinates"
+    )
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,10 @@ def test_other_noise_costs_once_for_each_entry(changed: int) -> None:
     laplace = mechanism(histogram(hush.Laplace(multiplier=3.0), changed))
     assert laplace == Entrywise(SampledNoise(1.0, 1.0, 3.0), changed)
     plan = histogram(hush.GeneralizedGaussian(beta=1.5, multiplier=3.0), changed)
-    one = histogram(hush.GeneralizedGaussian(beta=1.5, multiplier=3.0), 1)
+    single = histogram(hush.GeneralizedGaussian(beta=1.5, multiplier=3.0), 1)
     orders = [1.5, 2.0, 8.0]
-    assert hush.rdp(plan, orders) == pytest.approx(changed * hush.rdp(one, orders))
-    assert hush.epsilon(plan, steps=7, delta=1e-5) == hush.epsilon(one, steps=7 * changed, delta=1e-5)
+    assert hush.rdp(plan, orders) == pytest.approx(changed * hush.rdp(single, orders))
+    assert hush.epsilon(plan, steps=7, delta=1e-5) == hush.epsilon(single, steps=7 * changed, delta=1e-5)
 
 
 @pytest.mark.parametrize("beta", [1.0, 1.5, 3.0])
@@ -48,8 +48,8 @@ def test_the_divergence_of_one_entry_by_integration(beta: float) -> None:
 
     moment = quad(integrand, -60, 60, points=[0, 1], epsabs=1e-13, limit=500)[0]
     plan = histogram(hush.GeneralizedGaussian(beta=beta, multiplier=scale), changed=2)
-    found = float(hush.rdp(plan, [order])[0])
-    assert found == pytest.approx(2 * math.log(moment) / (order - 1), rel=1e-6)
+    divergence = float(hush.rdp(plan, [order])[0])
+    assert divergence == pytest.approx(2 * math.log(moment) / (order - 1), rel=1e-6)
 
 
 def delta_of_two_entries(beta: float, scale: float, epsilon: float) -> float:
@@ -70,9 +70,9 @@ def test_two_entries_by_a_grid_in_two_dimensions(beta: float) -> None:
     scale, epsilon = 1.5, 0.7
     truth = delta_of_two_entries(beta, scale, epsilon)
     noise = hush.GeneralizedGaussian(beta=beta, multiplier=scale)
-    both = delta({histogram(noise, changed=2): 1}, epsilon)
-    assert both.lower * 0.999 <= truth <= both.upper * 1.001
-    assert both.upper == pytest.approx(truth, rel=5e-3)
+    bound = delta({histogram(noise, changed=2): 1}, epsilon)
+    assert bound.lower * 0.999 <= truth <= bound.upper * 1.001
+    assert bound.upper == pytest.approx(truth, rel=5e-3)
     # What the paper's theorem charges, one count, is far below.
     assert delta({histogram(noise, changed=1): 1}, epsilon).upper < 0.7 * truth
 

@@ -27,9 +27,9 @@ def test_a_record_adds_its_direction_or_nothing_and_its_clipped_gradient_on_aver
     total = torch.zeros(2)
     squares = 0.0
     for _ in range(draws):
-        found = hush.Importance(norm=NORM).clip(tape).total["w"]
-        total += found
-        squares += float(found.square().sum())
+        clipped_sum = hush.Importance(norm=NORM).clip(tape).total["w"]
+        total += clipped_sum
+        squares += float(clipped_sum.square().sum())
     clipped = torch.stack([row / max(1.0, float(row.norm()) / NORM) for row in rows])
     # each coordinate's mean within five of its own deviations; a record's variance is r (norm - r)
     spread = [float(norm) * (NORM - float(norm)) for norm in clipped.norm(dim=1)]

@@ -24,10 +24,12 @@ class Rows:
         norms: torch.Tensor = self.rows.norm(order, dim=1)
         return norms
 
-    def weighted_sum(self, weights: torch.Tensor, most: float = math.inf) -> dict[str, torch.Tensor]:
+    def weighted_sum(self, weights: torch.Tensor, max_norm: float = math.inf) -> dict[str, torch.Tensor]:
         return {"rows": (weights[:, None] * self.rows)[weights != 0].sum(0)}
 
-    def clip_entrywise(self, balls: Sequence[SensitivitySet], thin: CoordinateMask | None) -> ClippedSum:
+    def clip_entrywise(
+        self, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None
+    ) -> ClippedSum:
         raise NotImplementedError
 
 
@@ -76,9 +78,9 @@ def test_a_last_bit_of_a_norm_moves_a_record_by_next_to_nothing(norm: float, kin
     norms, after = (each[after.isfinite()].double() for each in (norms, after))
 
     def jump(weights: Callable[[float, Tensor], Tensor]) -> float:
-        here, there = (weights(norm, each.to(kind)).double() * each for each in (norms, after))
-        assert float(here.max()) <= norm * (1 + 1e-6)
-        return float((here - there).abs().max())
+        clipped, next_clipped = (weights(norm, each.to(kind)).double() * each for each in (norms, after))
+        assert float(clipped.max()) <= norm * (1 + 1e-6)
+        return float((clipped - next_clipped).abs().max())
 
     assert jump(clipping_weights) <= 1e-6 * norm
     # a weight that is cut off where it gets too small is caught

@@ -39,7 +39,9 @@ def parts_table() -> str:
     lines = ["| part | question | mechanisms |", "|---|---|---|"]
     for stage, base in STAGES.items():
         kinds = sorted(filter(ours, base.originals.values()), key=lambda kind: -proved[kind])
-        calls = (f"`{kind.__name__}({', '.join(each.name for each in fields(kind))})`" for kind in kinds)
+        calls = (
+            f"`{kind.__name__}({', '.join(setting.name for setting in fields(kind))})`" for kind in kinds
+        )
         lines.append(f"| {stage} | {_QUESTIONS[stage]} | {', '.join(calls)} |")
     return "\n".join(lines)
 

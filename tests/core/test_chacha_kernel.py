@@ -13,6 +13,6 @@ def test_a_gpu_gives_the_same_stream(words: int) -> None:
     key = bytes(range(32))
     gpu, cpu = Stream(torch.device("cuda"), key), Stream(torch.device("cpu"), key)
     for _ in range(2):
-        found = random_bits(words, gpu)
-        assert found.is_cuda
-        assert torch.equal(found.cpu(), random_bits(words, cpu))
+        drawn = random_bits(words, gpu)
+        assert drawn.is_cuda
+        assert torch.equal(drawn.cpu(), random_bits(words, cpu))

@@ -23,13 +23,13 @@ def test_a_guarantee_prints_everything_in_one_line() -> None:
 
 
 def test_what_weakens_a_guarantee_is_in_its_line() -> None:
-    given: Any = {"epsilon": hush.Bound(lower=1.9, upper=2.0), "delta": 1e-3}
-    assert "randomness" not in str(hush.Guarantee(**given, records=1000))
-    assert "delta:" not in str(hush.Guarantee(**given, records=1000)), "1/n itself is not above"
-    weak = hush.Guarantee(**given, randomness="seeded", records=1001)
+    settings: Any = {"epsilon": hush.Bound(lower=1.9, upper=2.0), "delta": 1e-3}
+    assert "randomness" not in str(hush.Guarantee(**settings, records=1000))
+    assert "delta:" not in str(hush.Guarantee(**settings, records=1000)), "1/n itself is not above"
+    weak = hush.Guarantee(**settings, randomness="seeded", records=1001)
     assert "proved, randomness: seeded, delta: above 1/1001, one record of 1001 published" in str(weak)
     assert hush.Guarantee.from_plain(json.loads(json.dumps(weak.to_plain()))) == weak
-    assert weak != hush.Guarantee(**given)
+    assert weak != hush.Guarantee(**settings)
 
 
 def test_a_claim_is_not_called_published_and_publishable() -> None:

@@ -23,9 +23,9 @@ def plan(rate: float = 0.01, norm: float = 1.0, multiplier: float = 1.1) -> hush
 @given(rate=rates, norm=positive, multiplier=positive)
 def test_plain_data_gives_the_same_plan_back(rate: float, norm: float, multiplier: float) -> None:
     original = plan(rate, norm, multiplier)
-    again = hush.Plan.from_plain(original.to_plain())
-    assert again == original
-    assert again.digest == original.digest
+    restored = hush.Plan.from_plain(original.to_plain())
+    assert restored == original
+    assert restored.digest == original.digest
 
 
 def test_digest_tells_plans_apart_and_not_spellings() -> None:
@@ -37,7 +37,7 @@ def test_digest_tells_plans_apart_and_not_spellings() -> None:
     )
 
 
-def test_prints_in_one_line_that_makes_the_plan_again() -> None:
+def test_prints_in_one_line_that_makes_the_plan() -> None:
     assert "\n" not in repr(plan())
     names = {name: getattr(hush, name) for name in ("Plan", "Poisson", "L2", "Gaussian", "Always")}
     assert eval(repr(plan()), names) == plan()

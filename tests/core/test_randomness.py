@@ -34,15 +34,15 @@ def test_draws_are_uniform_and_normal() -> None:
 def test_torch_keeps_only_32_bits_of_a_seed() -> None:
     """Why a seed is not enough; should this ever fail, `fresh_generator` can be simpler."""
     pair = [torch.Generator().manual_seed(seed) for seed in (5, 5 + 2**32)]
-    assert torch.equal(*(torch.randn(9, generator=each) for each in pair))
+    assert torch.equal(*(torch.randn(9, generator=generator) for generator in pair))
 
 
 def test_the_state_survives_being_saved() -> None:
     generator = fresh_generator()
     torch.randn(7, generator=generator)
-    again = torch.Generator()
-    again.set_state(generator.get_state())
-    assert torch.equal(torch.randn(9, generator=again), torch.randn(9, generator=generator))
+    restored = torch.Generator()
+    restored.set_state(generator.get_state())
+    assert torch.equal(torch.randn(9, generator=restored), torch.randn(9, generator=generator))
 
 
 def test_an_unknown_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +109,8 @@ def test_a_generator_that_everything_draws_from_is_refused() -> None:
 def test_a_generator_seeds_a_stream() -> None:
     device, mine = torch.device("cpu"), torch.Generator().manual_seed(3)
     first, second = source_for(device, mine), source_for(device, mine)
-    again = source_for(device, torch.Generator().manual_seed(3))
-    words = [random_bits(4, source).tolist() for source in (first, second, again)]
+    repeated = source_for(device, torch.Generator().manual_seed(3))
+    words = [random_bits(4, source).tolist() for source in (first, second, repeated)]
     assert words[0] == words[2] != words[1]
     assert cryptographic(first)
     assert not cryptographic(mine)
@@ -119,12 +119,12 @@ def test_a_generator_seeds_a_stream() -> None:
 def test_a_stream_is_chacha20() -> None:
     # RFC 8439, appendix A.1, test vectors 1 and 2 are blocks 0 and 1 under a key and nonce of zeros
     stream = Stream(torch.device("cpu"), bytes(32))
-    found = random_bits(16, stream).numpy().tobytes()
-    assert found[:8].hex() == "76b8e0ada0f13d90"
-    assert found[64:72].hex() == "9f07e7be5551387a"
+    keystream = random_bits(16, stream).numpy().tobytes()
+    assert keystream[:8].hex() == "76b8e0ada0f13d90"
+    assert keystream[64:72].hex() == "9f07e7be5551387a"
     # a call is a nonce: vector 5 has the last byte of the nonce 2, ours counts from its first
-    other = random_bits(8, stream).numpy().tobytes()
-    assert other != found[:64]
+    following = random_bits(8, stream).numpy().tobytes()
+    assert following != keystream[:64]
 
 
 def test_a_stream_goes_on_from_its_state() -> None:
@@ -133,11 +133,11 @@ def test_a_stream_goes_on_from_its_state() -> None:
     random_bits(7, stream)
     state = stream.get_state()
     expected = random_bits(5, stream)
-    other = Stream(torch.device("cpu"), bytes(32))
-    other.set_state(state)
-    assert torch.equal(random_bits(5, other), expected)
+    resumed = Stream(torch.device("cpu"), bytes(32))
+    resumed.set_state(state)
+    assert torch.equal(random_bits(5, resumed), expected)
     with pytest.raises(ValueError, match="no state"):
-        other.set_state(state[1:])
+        resumed.set_state(state[1:])
 
 
 def test_long_and_short_calls_are_prefixes_of_the_same_stream() -> None:
@@ -175,8 +175,8 @@ def test_equal_sources_with_different_labels_draw_unrelated_numbers(arithmetic: 
 
     plain = random_words(64, source())
     assert (random_words(64, derive_source(source(), b"")) == plain).all()
-    one, other = (random_words(64, derive_source(source(), label)) for label in (b"1:0", b"0:1"))
-    assert (random_words(64, derive_source(source(), b"1:0")) == one).all(), "a run can be repeated"
-    for a, b in ((one, plain), (other, plain), (one, other)):
+    first, second = (random_words(64, derive_source(source(), label)) for label in (b"1:0", b"0:1"))
+    assert (random_words(64, derive_source(source(), b"1:0")) == first).all(), "a run can be repeated"
+    for a, b in ((first, plain), (second, plain), (first, second)):
         assert not set(a.tolist()) & set(b.tolist())
     assert derive_source(SystemSource(torch.device("cpu")), b"x") == SystemSource(torch.device("cpu"))

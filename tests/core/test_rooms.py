@@ -1,4 +1,4 @@
-"""The layout itself: what may import what, and what `import hush` costs."""
+"""Layout of the package: which folder may import which, and what `import hush` loads."""
 
 import ast
 import inspect
@@ -19,13 +19,13 @@ NO_TORCH = {"core", "noise", "clipping", "sampling", "accounting", "data"}
 
 def imports(path: Path) -> set[str]:
     """What a file imports when it is loaded (not inside functions or for type checkers)."""
-    found = set()
+    names = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
+            names.add(node.module)
+    return names
 
 
 def test_a_room_imports_only_rooms_above_it() -> None:

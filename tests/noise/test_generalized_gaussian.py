@@ -25,8 +25,8 @@ def test_the_law_is_the_one_charged(beta: float, dtype: torch.dtype) -> None:
     for wrong in (0.95, 1.05):
         assert stats.kstest(standard * wrong, stats.gennorm(beta).cdf).pvalue < 1e-6
     # a change of beta moves the cdf little but the likelihood much: exp(14) is a million to one
-    for other in (beta - 0.1, beta + 0.1):
-        likelier = stats.gennorm.logpdf(standard, beta) - stats.gennorm.logpdf(standard, other)
+    for wrong in (beta - 0.1, beta + 0.1):
+        likelier = stats.gennorm.logpdf(standard, beta) - stats.gennorm.logpdf(standard, wrong)
         assert likelier.sum() > 14
 
 

@@ -53,9 +53,9 @@ def test_the_inverse_cdf_to_the_last_digits() -> None:
     )
     width = 2.5
     share = random.uniform(size=len(outside))
-    found = quantile(torch.tensor(outside), width, torch.tensor(share)).numpy()
+    depths = quantile(torch.tensor(outside), width, torch.tensor(share)).numpy()
     with mpmath.workdps(40):
-        for m, u, t in zip(outside, share, found, strict=True):
+        for m, u, t in zip(outside, share, depths, strict=True):
             tail = [mpmath.erfc((m + mpmath.mpf(x)) / mpmath.sqrt(2)) for x in (0, t, width)]
             # the share that belongs to the depth found; it moves with t at the rate of the density
             back = (tail[0] - tail[1]) / (tail[0] - tail[2])
@@ -100,11 +100,11 @@ def tiny(values: torch.Tensor) -> int:
         return 0
     kind = torch.int32 if values.dtype == torch.float32 else torch.int64
     size = values.view(kind) & torch.iinfo(kind).max
-    least = torch.tensor(torch.finfo(values.dtype).tiny, dtype=values.dtype).view(kind)
-    return int(((size > 0) & (size < least)).sum())
+    smallest = torch.tensor(torch.finfo(values.dtype).tiny, dtype=values.dtype).view(kind)
+    return int(((size > 0) & (size < smallest)).sum())
 
 
-class Done(TorchDispatchMode):
+class Operations(TorchDispatchMode):
     """Notes every operation, its shapes and its plain numbers, and counts denormal results."""
 
     def __init__(self) -> None:
@@ -115,10 +115,10 @@ class Done(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         plain = [tuple(x.shape) if isinstance(x, torch.Tensor) else repr(x) for x in args]
         self.all.append((str(func), plain))
-        found = func(*args, **(kwargs or {}))
-        if isinstance(found, torch.Tensor) and not re.search(MEMORY, str(func)):
-            self.denormal += tiny(found)
-        return found
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not re.search(MEMORY, str(func)):
+            self.denormal += tiny(result)
+        return result
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -128,14 +128,14 @@ def test_the_work_is_the_same_wherever_the_location_is(dtype: torch.dtype) -> No
     for location in (0.0, -1.5, 7.0, 9.0, 17.5, 35.0, -41.0, 50.0, 1e3, 1e6, 1e30):
         around = torch.full((70_000,), location, dtype=dtype)
         source = torch.Generator().manual_seed(0)
-        with Done() as note:
+        with Operations() as note:
             noise.privatize(around, norm=1.0, generator=source)
         assert not note.denormal, f"a processor takes longer for tiny numbers, as met at {location}"
-        done.append([each for each in note.all if "Generator" not in str(each)])
+        done.append([call for call in note.all if "Generator" not in str(call)])
     assert len(done[0]) > 20
     # written with branches of their own: they take two or three times as long for some numbers
-    assert not [each for each in done[0] if re.search("ndtri|erfinv|erfcx|log_ndtr", str(each))]
-    assert all(each == done[0] for each in done)
+    assert not [call for call in done[0] if re.search("ndtri|erfinv|erfcx|log_ndtr", str(call))]
+    assert all(calls == done[0] for calls in done)
 
 
 def test_the_ends_of_the_shares_stay_in_the_support() -> None:

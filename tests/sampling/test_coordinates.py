@@ -17,34 +17,34 @@ def masks(sampling: Sampling, *, secure: bool = False) -> torch.Tensor:
     return sampling.mask_coordinates(torch.ones(RECORDS, WIDTH), generator)
 
 
-def fits(kept: torch.Tensor, rate: float) -> bool:
-    return bool(stats.binomtest(int(kept.sum()), kept.numel(), rate).pvalue > 1e-7)
+def fits(mask: torch.Tensor, rate: float) -> bool:
+    return bool(stats.binomtest(int(mask.sum()), mask.numel(), rate).pvalue > 1e-7)
 
 
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("rate", [1 / 256, 1 / 3, 1 / 2, 255 / 256])
 def test_coordinates_take_part_at_the_rate_that_is_charged(rate: float, secure: bool) -> None:
     for sampling in (hush.Coordinate(rate=rate), hush.Twice(rate=0.1, coordinate_rate=rate)):
-        kept = masks(sampling, secure=secure)
-        assert set(kept.unique().tolist()) == {0.0, 1.0}
-        assert fits(kept, sampling.coordinate_participation)
+        mask = masks(sampling, secure=secure)
+        assert set(mask.unique().tolist()) == {0.0, 1.0}
+        assert fits(mask, sampling.coordinate_participation)
         near = sampling.coordinate_participation
-        assert not fits(kept, near + 0.02 if near < 0.5 else near - 0.02)
+        assert not fits(mask, near + 0.02 if near < 0.5 else near - 0.02)
 
 
 def correlation(first: torch.Tensor, second: torch.Tensor) -> float:
     return float(torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1])
 
 
-def independent(kept: torch.Tensor) -> bool:
+def independent(mask: torch.Tensor) -> bool:
     """Neighbours along both dimensions, records and coordinates as wholes."""
-    close = 4 / kept.numel() ** 0.5
-    neighbours = [correlation(kept[1:], kept[:-1]), correlation(kept[:, 1:], kept[:, :-1])]
-    neighbours += [correlation(kept[:, 8:], kept[:, :-8]), correlation(kept[:, 1:], kept.flip(0)[:, 1:])]
-    rate = float(kept.mean())
+    close = 4 / mask.numel() ** 0.5
+    neighbours = [correlation(mask[1:], mask[:-1]), correlation(mask[:, 1:], mask[:, :-1])]
+    neighbours += [correlation(mask[:, 8:], mask[:, :-8]), correlation(mask[:, 1:], mask.flip(0)[:, 1:])]
+    rate = float(mask.mean())
     spread = rate * (1 - rate)
-    rows = float(((kept.sum(1) - rate * WIDTH) ** 2).sum() / (spread * WIDTH))
-    columns = float(((kept.sum(0) - rate * RECORDS) ** 2).sum() / (spread * RECORDS))
+    rows = float(((mask.sum(1) - rate * WIDTH) ** 2).sum() / (spread * WIDTH))
+    columns = float(((mask.sum(0) - rate * RECORDS) ** 2).sum() / (spread * RECORDS))
     return (
         all(abs(each) < close for each in neighbours)
         and 1e-4 < stats.chi2.cdf(rows, RECORDS) < 1 - 1e-4
@@ -53,11 +53,11 @@ def independent(kept: torch.Tensor) -> bool:
 
 
 def test_coordinates_take_part_independently() -> None:
-    kept = masks(hush.Coordinate(rate=1 / 3))
-    assert independent(kept)
-    assert not independent(kept[:1].expand_as(kept)), "the same coordinates for every record"
-    assert not independent(kept[:, :1].expand_as(kept)), "all coordinates of a record or none"
-    assert not independent(kept[: RECORDS // 2].repeat(2, 1)), "a mask that is used twice"
+    mask = masks(hush.Coordinate(rate=1 / 3))
+    assert independent(mask)
+    assert not independent(mask[:1].expand_as(mask)), "the same coordinates for every record"
+    assert not independent(mask[:, :1].expand_as(mask)), "all coordinates of a record or none"
+    assert not independent(mask[: RECORDS // 2].repeat(2, 1)), "a mask that is used twice"
 
 
 def test_a_rate_is_rounded_to_what_one_byte_runs_exactly() -> None:

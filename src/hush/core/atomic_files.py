@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Put `content` at `path` in one step that a crash cannot split.
+    """Replace a file atomically: a crash leaves the old content or the new.
 
     Args:
         path: the file to write or replace.
-        content: all that it is to hold.
-        secret: whether its owner alone may read it.
+        content: its new content.
+        secret: whether only its owner may read it.
     """
     draft = path.with_name(path.name + ".draft")
     with file_named(path, "what was there before is unchanged"):
@@ -46,10 +46,10 @@ def file_named(path: Path, state: str) -> Iterator[None]:
 
 def make_folder(folder: Path) -> None:
     """Create the folder and its parents so that their names survive a power failure."""
-    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for each in made:
-        sync_folder(each.parent)
+    for path in missing:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -16,6 +16,7 @@ from hush.core.ranges import check_kind
 
 if TYPE_CHECKING:
     import torch
+    from cryptography.hazmat.primitives.ciphers import CipherContext
 
 # torch's CPU generator (a Mersenne twister): three 8-byte words, then 624 that hold 32 bits each.
 _STATE_BYTES = 5056
@@ -56,12 +57,9 @@ class Stream:
 
     def array(self, count: int) -> npt.NDArray[np.int64]:
         """`count` 64-bit random integers, on the CPU."""
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-
-        nonce = self.reserve(count)
+        encryptor = self._encryptor(self.reserve(count))
         buffer = bytearray(8 * count)
-        cipher = Cipher(algorithms.ChaCha20(self.key, bytes(4) + nonce.to_bytes(12, "little")), None)
-        encryptor, view = cipher.encryptor(), memoryview(buffer)
+        view = memoryview(buffer)
         for start in range(0, len(buffer), len(_ZEROS)):
             part = view[start : start + len(_ZEROS)]
             encryptor.update_into(_ZEROS[: len(part)], part)
@@ -79,11 +77,14 @@ class Stream:
 
     def block(self, nonce: int, counter: int) -> list[int]:
         """The eight words of one block under a nonce that was reserved."""
+        stream = self._encryptor(nonce, counter).update(bytes(64))
+        return [int(word) for word in np.frombuffer(stream, dtype="<i8")]
+
+    def _encryptor(self, nonce: int, counter: int = 0) -> "CipherContext":
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
         start = counter.to_bytes(4, "little") + nonce.to_bytes(12, "little")
-        stream = Cipher(algorithms.ChaCha20(self.key, start), None).encryptor().update(bytes(64))
-        return [int(word) for word in np.frombuffer(stream, dtype="<i8")]
+        return Cipher(algorithms.ChaCha20(self.key, start), None).encryptor()
 
     def reserve(self, count: int) -> int:
         """Nonce of a call for `count` words, which no other call uses."""
@@ -103,7 +104,7 @@ class Stream:
         return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
     def set_state(self, state: "torch.Tensor") -> None:
-        """Go on from a state that `get_state` gave."""
+        """Resume from a state that `get_state` gave."""
         content = bytes(state.cpu().numpy().tobytes())
         if len(content) != _KEY_BYTES + 8:
             raise ValueError(f"{len(content)} bytes are no state of a Stream")
@@ -139,7 +140,9 @@ def source_for(
         )
     if generator is not None:
         check_kind("generator", generator, torch.Generator)
-        if any(generator is each for each in (torch.default_generator, *torch.cuda.default_generators)):
+        if any(
+            generator is shared for shared in (torch.default_generator, *torch.cuda.default_generators)
+        ):
             raise InvalidValue(
                 "generator is torch's own, which everything draws from: published weights, or a "
                 "torch.manual_seed in the program, would tell the noise. Leave generator out, or pass "

@@ -103,7 +103,7 @@ def check_count(name: str, value: object, why: str, at_least: int = 0) -> int:
 
 
 T = TypeVar("T")
-_MADE = {
+_EXAMPLES = {
     "Plan": "hush.Plan(sampling=..., clipping=..., noise=...)",
     "Budget": "hush.Budget(epsilon=3.0, delta=1e-5)",
     "Sampling": "hush.Coordinate(rate=0.5)",
@@ -133,7 +133,7 @@ def check_kind(name: str, value: object, kind: type[T]) -> T:
         raise InvalidValue(
             f"{name}={text} must be {with_article(kind.__name__)}, not "
             f"{with_article(type(value).__name__)}. "
-            f"Pass e.g. {_MADE[kind.__name__]}.",
+            f"Pass e.g. {_EXAMPLES[kind.__name__]}.",
             key=name,
         )
     return value

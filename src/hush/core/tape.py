@@ -30,26 +30,28 @@ class Tape(Protocol):
             One norm per record.
         """
 
-    def weighted_sum(self, weights: "torch.Tensor", most: float = math.inf) -> "dict[str, torch.Tensor]":
+    def weighted_sum(
+        self, weights: "torch.Tensor", max_norm: float = math.inf
+    ) -> "dict[str, torch.Tensor]":
         """Weighted sum of the per-sample gradients.
 
         Args:
             weights: One per record. A record of weight 0 adds exactly zero, even where its gradient is
                 not finite.
-            most: Euclidean norm that no weighted gradient exceeds.
+            max_norm: Euclidean norm that no weighted gradient exceeds.
 
         Returns:
             The sum by parameter name.
         """
 
     def clip_entrywise(
-        self, balls: Sequence[SensitivitySet], thin: CoordinateMask | None
+        self, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None
     ) -> "ClippedSum":
         """Sum of the per-sample gradients, each clipped to the sensitivity sets and then masked.
 
         Args:
-            balls: Sensitivity sets of consecutive blocks of the gradient; a single one is of all of it.
-            thin: Coordinate sampling to apply to each clipped gradient; None for none.
+            sensitivity: Sets of consecutive blocks of the gradient; a single one is of all of it.
+            mask: Coordinate sampling to apply to each clipped gradient; None for none.
 
         Returns:
             The sum, and how many records were skipped.

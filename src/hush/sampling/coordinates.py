@@ -40,9 +40,9 @@ def _masked(values: "torch.Tensor", rate: float, generator: Randomness) -> "torc
 
     words = random_bits(-(-values.numel() // 8), generator)
     # compared with 255 at most: a byte compared with 256 would be compared with 0
-    kept = words.view(torch.uint8)[: values.numel()].le_(round(rate * _BYTES) - 1)
+    mask = words.view(torch.uint8)[: values.numel()].le_(round(rate * _BYTES) - 1)
     # bytes of 0 and 1: booleans, and masked_fill_(), take many times as long
-    return values.mul_(kept.to(values.device).view_as(values))
+    return values.mul_(mask.to(values.device).view_as(values))
 
 
 @dataclass(frozen=True, kw_only=True)

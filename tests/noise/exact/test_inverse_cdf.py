@@ -37,16 +37,16 @@ def drawn(beta: float, seed: int = 0, draws: int = DRAWS, scale: float = 1.0) ->
 
 @pytest.mark.parametrize("beta", [*BETAS, 50.0])
 def test_the_pieces_are_the_inverse_of_the_cdf(beta: float) -> None:
-    found = inverse_cdf.pieces(beta)
-    assert found.off < inverse_cdf.CORRECTION / 4
-    law, half = stats.gennorm(beta), found.exact.shape[1] // 2
+    table = inverse_cdf.pieces(beta)
+    assert table.off < inverse_cdf.CORRECTION / 4
+    law, half = stats.gennorm(beta), table.exact.shape[1] // 2
     # the first octave: chances from 1/2 down to 1/4, at the middle of each piece
-    middle = found.exact.T @ 0.5 ** np.arange(inverse_cdf.DEGREE + 1)
+    middle = table.exact.T @ 0.5 ** np.arange(inverse_cdf.DEGREE + 1)
     chance = 0.5 - (np.arange(inverse_cdf.PIECES) + 0.5) / (4 * inverse_cdf.PIECES)
     assert middle[: inverse_cdf.PIECES] == pytest.approx(law.isf(0.5 - chance / 2), rel=1e-7)
     assert middle[half : half + inverse_cdf.PIECES] == pytest.approx(law.isf(chance / 2), rel=1e-7)
     # they meet: the middle's ends where the tail's begins, and each piece's where the next one begins
-    begin, end = found.exact[0], found.exact.sum(0)
+    begin, end = table.exact[0], table.exact.sum(0)
     assert end[0] == pytest.approx(end[half], rel=1e-12)
     for part in (slice(0, half), slice(half, 2 * half)):
         assert begin[part][:-1] == pytest.approx(end[part][1:], rel=1e-11)
@@ -84,8 +84,8 @@ def test_the_law_is_the_one_named_and_no_other(beta: float) -> None:
     for wrong in (0.95, 1.05):
         assert stats.kstest(values * wrong, law.cdf).pvalue < 1e-6
     if DEVICE == "cuda":  # a change of beta takes many draws to see
-        for other in (beta - 0.1, beta + 0.1):
-            likelier = law.logpdf(values) - stats.gennorm.logpdf(values, other)
+        for wrong in (beta - 0.1, beta + 0.1):
+            likelier = law.logpdf(values) - stats.gennorm.logpdf(values, wrong)
             assert likelier.sum() > 14
 
 
@@ -110,19 +110,18 @@ def test_single_precision_draws_are_not_coarse() -> None:
 
 @kernel
 def test_entries_and_calls_are_independent_and_the_generator_decides() -> None:
-    first, again, other = drawn(1.5, 1), drawn(1.5, 1), drawn(1.5, 2)
-    assert np.array_equal(first, again)
+    first, repeated, second = drawn(1.5, 1), drawn(1.5, 1), drawn(1.5, 2)
+    assert np.array_equal(first, repeated)
     limit = 4.5 / np.sqrt(len(first))
-    assert abs(np.corrcoef(first, other)[0, 1]) < limit
+    assert abs(np.corrcoef(first, second)[0, 1]) < limit
     # neighbours, and the two halves of a program, which share the words of a call
-    for apart in (1, 2, 256, 512, 1024):
-        assert abs(np.corrcoef(first[apart:], first[:-apart])[0, 1]) < limit
-        assert abs(np.corrcoef(np.abs(first[apart:]), np.abs(first[:-apart]))[0, 1]) < limit
+    for lag in (1, 2, 256, 512, 1024):
+        assert abs(np.corrcoef(first[lag:], first[:-lag])[0, 1]) < limit
+        assert abs(np.corrcoef(np.abs(first[lag:]), np.abs(first[:-lag]))[0, 1]) < limit
     generator = torch.Generator(DEVICE).manual_seed(1)
     zeros = torch.zeros(1000, device=DEVICE)
-    one = inverse_cdf.add_noise(zeros.clone(), 1.5, 1.0, generator)
-    two = inverse_cdf.add_noise(zeros.clone(), 1.5, 1.0, generator)
-    assert not torch.equal(one, two)
+    pair = [inverse_cdf.add_noise(zeros.clone(), 1.5, 1.0, generator) for _ in range(2)]
+    assert not torch.equal(*pair)
 
 
 @kernel

@@ -42,8 +42,8 @@ def test_the_law_is_the_one_named_and_no_other(beta: float, dtype: torch.dtype) 
     # A change of beta moves the cdf little but the likelihood much: exp(14) is a million to one. The
     # larger beta, the more draws it takes.
     values = values if beta <= 3 or dtype == torch.float32 else drawn(beta, dtype, 4_000_000)
-    for other in (beta - 0.1, beta + 0.1) if len(values) > DRAWS or beta <= 3 else ():
-        likelier = law.logpdf(values) - stats.gennorm.logpdf(values, other)
+    for wrong in (beta - 0.1, beta + 0.1) if len(values) > DRAWS or beta <= 3 else ():
+        likelier = law.logpdf(values) - stats.gennorm.logpdf(values, wrong)
         assert likelier.sum() > 14
 
 
@@ -115,9 +115,9 @@ def test_prepared_noise_is_the_same_noise() -> None:
         hush.Laplace(multiplier=2.0),
         hush.Rectified(scale=2.0, bound=1.0),
     ):
-        now = noise.privatize(location.clone(), norm=0.5, generator=stream())
-        later = noise.prepare(3000, norm=0.5, generator=stream(), device=CPU)(location.clone())
-        assert torch.equal(now, later)
+        at_once = noise.privatize(location.clone(), norm=0.5, generator=stream())
+        prepared = noise.prepare(3000, norm=0.5, generator=stream(), device=CPU)(location.clone())
+        assert torch.equal(at_once, prepared)
 
 
 def test_the_system_s_source_gives_the_same_law() -> None:
@@ -127,7 +127,7 @@ def test_the_system_s_source_gives_the_same_law() -> None:
 
 
 def test_prepared_noise_hides_one_sum() -> None:
-    hide = hush.Gaussian(multiplier=1.0).prepare(5, norm=1.0, generator=stream(), device=CPU)
-    hide(torch.zeros(5, dtype=torch.float64))
+    privatize = hush.Gaussian(multiplier=1.0).prepare(5, norm=1.0, generator=stream(), device=CPU)
+    privatize(torch.zeros(5, dtype=torch.float64))
     with pytest.raises(IndexError):
-        hide(torch.ones(5, dtype=torch.float64))
+        privatize(torch.ones(5, dtype=torch.float64))
