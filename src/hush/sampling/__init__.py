@@ -1,6 +1,5 @@
 """Subsampling: which records and coordinates take part in a step."""
 
-from hush.sampling.coordinates import Coordinate, Twice
-from hush.sampling.poisson import FullBatch, Poisson
+from hush.sampling.poisson import Coordinate, FullBatch, Poisson, Twice
 
 __all__ = ["Coordinate", "FullBatch", "Poisson", "Twice"]

@@ -7,7 +7,7 @@ from scipy import stats
 
 from hush.core.errors import InvalidValue
 from hush.noise import sample
-from hush.noise.generalized_gaussian import GeneralizedGaussian, Laplace
+from hush.noise.gaussian import GeneralizedGaussian, Laplace
 
 
 @pytest.mark.parametrize(

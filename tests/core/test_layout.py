@@ -10,7 +10,7 @@ from pathlib import Path
 import hush
 
 SOURCE = Path(hush.__file__).parent
-ROOMS = [
+FOLDERS = [
     *("core", "noise", "clipping", "sampling", "accounting", "gradients", "training", "pate", "audit"),
     *("data", "models", "report", "cli"),
 ]
@@ -28,16 +28,16 @@ def imports(path: Path) -> set[str]:
     return names
 
 
-def test_a_room_imports_only_rooms_above_it() -> None:
+def test_a_folder_imports_only_folders_above_it() -> None:
     for path in SOURCE.rglob("*.py"):
-        room = path.relative_to(SOURCE).parts[0]
-        if room not in ROOMS:
+        folder = path.relative_to(SOURCE).parts[0]
+        if folder not in FOLDERS:
             continue
         for name in imports(path):
             top, *rest = name.split(".")
             if top == "hush" and rest:
-                assert ROOMS.index(rest[0]) <= ROOMS.index(room), f"{path} imports {name}"
-            assert not (top == "torch" and room in NO_TORCH), f"{path} imports torch"
+                assert FOLDERS.index(rest[0]) <= FOLDERS.index(folder), f"{path} imports {name}"
+            assert not (top == "torch" and folder in NO_TORCH), f"{path} imports torch"
 
 
 def loaded_after(statement: str) -> set[str]:
