@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _STATE_BYTES = 5056
 _TWISTER = slice(3, 627)
 _KEY_BYTES = 32
-_MOST_BYTES = 2**38
+_MAX_BYTES = 2**38
 """What ChaCha20 gives under one nonce: its block counter has 32 bits."""
 _ZEROS = memoryview(bytes(2**20))
 _KERNEL_FROM = 2**12
@@ -88,10 +88,10 @@ class Stream:
 
     def reserve(self, count: int) -> int:
         """Nonce of a call for `count` words, which no other call uses."""
-        if 8 * count > _MOST_BYTES:
+        if 8 * count > _MAX_BYTES:
             raise Unsupported(
                 f"{count} random words at once are more than one nonce of ChaCha20 gives "
-                f"({_MOST_BYTES // 8}). Draw them in several parts."
+                f"({_MAX_BYTES // 8}). Draw them in several parts."
             )
         self._calls += 1
         return self._calls - 1

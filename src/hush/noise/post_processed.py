@@ -81,7 +81,7 @@ class Rectified(NormalOnSupport, Noise):
         return self._normal(location, generator).clamp_(-self.bound, self.bound)
 
 
-MOST_LEVELS = 2**16
+_MAX_LEVELS = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +111,9 @@ class Quantized(NormalOnSupport, Noise):
         super().__post_init__()
         why = "with one level nothing is said"
         object.__setattr__(self, "levels", check_count("levels", self.levels, why, at_least=2))
-        if self.levels > MOST_LEVELS:
+        if self.levels > _MAX_LEVELS:
             raise InvalidValue(
-                f"levels={self.levels} must be <= {MOST_LEVELS}: single precision does not tell more of "
+                f"levels={self.levels} must be <= {_MAX_LEVELS}: single precision does not tell more of "
                 f"them apart, so the draw would not be the one that is charged. Use Rectified.",
                 key="levels",
             )

@@ -24,7 +24,7 @@ OCTAVES = 88
 CORRECTION = 2.0**-21
 """Largest relative error of the proposal's density that the kernel corrects."""
 
-_MOST = 2**33
+_MAX_COUNT = 2**33
 """Numbers that one call can draw: a 32-bit counter for each two of them."""
 
 
@@ -50,7 +50,7 @@ def fits(location: "torch.Tensor", beta: float, generator: Randomness) -> bool:
         location.device.type == "cuda"
         and location.dtype == torch.float32
         and location.is_contiguous()
-        and 0 < location.numel() < _MOST
+        and 0 < location.numel() < _MAX_COUNT
         and not cryptographic(generator)
         and generator.device.type == "cuda"
         and (generator.device.index or 0) == (location.device.index or 0)
