@@ -1,5 +1,6 @@
 """Subsampling: which records and coordinates take part in a step."""
 
-from hush.sampling.poisson import Coordinate, FullBatch, Poisson, Twice
+from hush.sampling.coordinates import Coordinate, Twice
+from hush.sampling.poisson import FullBatch, Poisson
 
 __all__ = ["Coordinate", "FullBatch", "Poisson", "Twice"]
