@@ -23,7 +23,7 @@ def test_a_warning_is_one_line_and_no_error(monkeypatch: pytest.MonkeyPatch) -> 
     def doubtful(*_: object) -> None:
         warnings.warn("delta=0.1 is more than\none in 5 records", DoubtfulDelta, stacklevel=1)
 
-    monkeypatch.setattr("hush.cli.calibrate.refuse_together", lambda **_: doubtful())
+    monkeypatch.setattr("hush.cli.accounting.refuse_together", lambda **_: doubtful())
     asked = ("calibrate", "--epsilon", "2", "--noise", "1", "--rate", "0.01", "--json")
     result = call(*asked)
     assert result.returncode == 0

@@ -56,8 +56,8 @@ def audit(
     check_count("--runs", runs, "they are counted", at_least=1)
     if canaries is not None:
         # all right by chance must be rarer than what a share of 1 - confidence allows
-        least = 1 if runs > 1 else _FEW_CANARIES
-        check_count("--canaries", canaries, "fewer refute nothing", at_least=least)
+        smallest = 1 if runs > 1 else _FEW_CANARIES
+        check_count("--canaries", canaries, "fewer refute nothing", at_least=smallest)
     if 1 < runs < _FEW_RUNS:
         raise InvalidValue(
             f"--runs {runs} must be 1 or at least {_FEW_RUNS}: fewer refute nothing. One run with many "

@@ -56,9 +56,9 @@ class AuditRunner:
         model, optimizer = self._experiment.initialise()
         trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
         room = trained if self._kind == "gradient" else len(self._experiment.test[1])
-        many = max(1, min(_CANARIES, room // 2)) if canaries is None else canaries
-        included = torch.rand(many, generator=self._coins) < 0.5
-        planted = self._train(model, optimizer, self._canaries(model, many), included)
+        count = max(1, min(_CANARIES, room // 2)) if canaries is None else canaries
+        included = torch.rand(count, generator=self._coins) < 0.5
+        planted = self._train(model, optimizer, self._canaries(model, count), included)
         bound = one_run(
             planted.scores.numpy(), included.numpy(), delta=self._delta, confidence=confidence
         )
@@ -66,9 +66,9 @@ class AuditRunner:
         return AuditResult(
             bound=bound,
             charge=planted.charge,
-            canaries=many,
+            canaries=count,
             guesses=guesses,
-            summary=f"{many} {self._kind} canaries, each in by a fair coin; {guesses.right} of "
+            summary=f"{count} {self._kind} canaries, each in by a fair coin; {guesses.right} of "
             f"{guesses.made} guesses right",
         )
 
@@ -91,12 +91,12 @@ class AuditRunner:
             "threshold",
         )
 
-    def _canaries(self, model: nn.Module, many: int) -> tuple[Tensor, Tensor] | Directions:
+    def _canaries(self, model: nn.Module, count: int) -> tuple[Tensor, Tensor] | Directions:
         experiment = self._experiment
         if self._kind == "input":
-            return mislabelled(*experiment.test, many, experiment.classes, self._coins)
+            return mislabelled(*experiment.test, count, experiment.classes, self._coins)
         per_sample_loss = nn.CrossEntropyLoss(reduction="none")
-        return directions_for(self._plan, model, per_sample_loss, experiment.train, many, self._coins)
+        return directions_for(self._plan, model, per_sample_loss, experiment.train, count, self._coins)
 
     def _train(
         self,

@@ -1,24 +1,23 @@
-"""`hush`: the command line, assembled from one file a command."""
+"""`hush`: the command line, and its two commands of a few lines, `claims` and `demo`."""
 
 import sys
 import warnings
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hush import __version__
-from hush.cli.account import account
+from hush.cli.accounting import account, calibrate
 from hush.cli.audit import audit
-from hush.cli.calibrate import calibrate
-from hush.cli.claims import claims
-from hush.cli.compare import compare
-from hush.cli.demo import demo
-from hush.cli.output import print_error, print_warning
+from hush.cli.compare import compare, tune_selective
+from hush.cli.options import AsJson
+from hush.cli.output import print_error, print_json, print_warning
 from hush.cli.pate import pate
 from hush.cli.probe import probe
 from hush.cli.reproduce import reproduce
 from hush.cli.train import train
-from hush.cli.tune_selective import tune_selective
 from hush.core.errors import HushError
 
 app = typer.Typer(
@@ -35,6 +34,33 @@ def hush(version: Annotated[bool, typer.Option("--version", help="Print the vers
     if version:
         print(__version__)
         raise typer.Exit
+
+
+def claims(as_json: AsJson = False) -> None:
+    """Published privacy statements that fail: where, by how much, and what hush charges instead."""
+    from hush.accounting.claims import CLAIMS
+
+    if as_json:
+        print_json({"claims": [asdict(claim) for claim in CLAIMS]})
+        return
+    for claim in CLAIMS:
+        print(
+            f"{claim.source}: {claim.statement}\n"
+            f"  case     {claim.case}\n"
+            f"  printed  {claim.printed:g}\n"
+            f"  true     {claim.true:g}\n"
+            f"  charged  {claim.charged}\n"
+            f"  test     tests/accounting/{claim.test}\n"
+        )
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("runs/demo"),
+) -> None:
+    """Train without privacy and with epsilon 1, 3 and 8; write a table, a plot and a page."""
+    from hush.report.demo import demo as run_demo
+
+    run_demo(out)
 
 
 for command in (

@@ -122,9 +122,9 @@ _TEST_CLIP = {"summed": 0.01, "mean": 0.001}
 
 def refuse_together(**options: object) -> None:
     """Raise if more than one of these options is given: one of them would be dropped in silence."""
-    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
-    if len(given) > 1:
-        raise InvalidPlan(f"{' and '.join(given)} say the same thing twice. Pass one of them.")
+    passed = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
+    if len(passed) > 1:
+        raise InvalidPlan(f"{' and '.join(passed)} say the same thing twice. Pass one of them.")
 
 
 def sampling_of(rate: float | None, records: int | None, batch_size: int | None) -> Sampling:

@@ -65,7 +65,7 @@ def probe(
     LEARNING_RATE.check("--lr", learning_rate)
     check_count("--records", records, "they are counted", 2)
     check_count("--steps", steps, "they are counted")
-    place = device_of(device)
+    torch_device = device_of(device)
     torch.manual_seed(seed)
     dataset = _synthetic(shape, 2 * records) if data == "synthetic" else load(data, data_dir)
     x, y, _, _ = tensors(dataset)
@@ -74,9 +74,10 @@ def probe(
             f"--records {records} needs twice as many, and {data} has {len(x)}: directions come from "
             f"other records than those measured. Pass at most --records {len(x) // 2}."
         )
-    network = build(model, classes=dataset.classes, shape=dataset.shape, dtype=x.dtype).to(place)
+    network = build(model, classes=dataset.classes, shape=dataset.shape, dtype=x.dtype).to(torch_device)
     reference, measured = (
-        (x[part].to(place), y[part].to(place)) for part in (slice(records), slice(records, 2 * records))
+        (x[part].to(torch_device), y[part].to(torch_device))
+        for part in (slice(records), slice(records, 2 * records))
     )
     loss = torch.nn.CrossEntropyLoss()
     with progress_lines(f"measuring the gradients of {model} on {data}"):

@@ -59,13 +59,13 @@ def reproduce(
     }
     if device is not None:
         device_of(device)
-    given = {name: value for name, value in choices.items() if value is not None}
+    chosen = {name: value for name, value in choices.items() if value is not None}
     for name in names:
-        unknown = [choice for choice in given if choice not in signature(recipes[name]).parameters]
+        unknown = [choice for choice in chosen if choice not in signature(recipes[name]).parameters]
         if unknown:
             raise InvalidValue(f"{name} has no choice of {', '.join(unknown)}: leave that out.")
     for name in names:
-        figure = recipes[name](**given)
+        figure = recipes[name](**chosen)
         files = figure.save(out)
         print(f"{name}: {figure.title}\n\n{figure.table().markdown()}\n")
         for note in figure.notes:

@@ -137,7 +137,7 @@ def train(
     from hush.training.loop import train as run_loop
     from hush.training.run_folder import check_settings
 
-    of_the_plan = {
+    plan_options = {
         "noise": noise,
         "clip": clip,
         "test_batch": test_batch,
@@ -147,7 +147,7 @@ def train(
         "test": test,
     }
     refuse_together(plan=plan, rate=rate, batch_size=batch_size)
-    for name, value in of_the_plan.items():
+    for name, value in plan_options.items():
         refuse_together(plan=plan, **{name: value})
     refuse_together(steps=steps, epochs=epochs)
     refuse_together(adam=adam, momentum=momentum)
@@ -158,7 +158,7 @@ def train(
     if public_records is not None:
         check_count("--public-records", public_records, "they lose their protection", at_least=1)
     # before the data, whose features may take minutes
-    written = None if plan is None else read_plan(plan)
+    plan_of_file = None if plan is None else read_plan(plan)
     settings = Settings(
         data=data,
         model=model or _default_model(data, features),
@@ -173,11 +173,11 @@ def train(
     )
     if resume and run_dir is not None and (run_dir / "plan.toml").exists():
         check_settings(run_dir, settings.to_plain())
-    place = device_of(device)
-    experiment = build_experiment(settings, data_dir, place)
+    torch_device = device_of(device)
+    experiment = build_experiment(settings, data_dir, torch_device)
     records = len(experiment.train[1])
-    if written is not None:
-        private = written
+    if plan_of_file is not None:
+        private = plan_of_file
         total = None if steps is None and epochs is None else steps_of(steps, epochs, private)
     else:
         size = batch_size if batch_size is not None else min(256, records)
@@ -191,9 +191,9 @@ def train(
     generator = None
     if seed is not None:
         torch.manual_seed(seed)
-        generator = torch.Generator(place).manual_seed(seed)
+        generator = torch.Generator(torch_device).manual_seed(seed)
     network, optimizer = experiment.initialise()
-    dimension = sum(each.numel() for each in network.parameters() if each.requires_grad)
+    dimension = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
     if total is not None:
         warning = drowned(private, records=records, steps=total, dimension=dimension)
         if warning:

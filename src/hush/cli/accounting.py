@@ -1,0 +1,176 @@
+"""`hush account` and `hush calibrate`: the epsilon of a plan or a ledger, and its inverse."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hush.cli.options import (
+    AsJson,
+    BatchSize,
+    Delta,
+    Epochs,
+    Epsilon,
+    Noise,
+    PlanFile,
+    Rate,
+    Records,
+    Steps,
+    plan_of,
+    refuse_together,
+    sampling_of,
+    steps_of,
+)
+from hush.cli.output import print_json
+from hush.core.errors import InvalidPlan
+from hush.core.guarantee import Budget, Guarantee, check_delta
+from hush.core.plan import plan_text, read_plan
+from hush.core.ranges import check_count
+from hush.sampling import FullBatch
+
+if TYPE_CHECKING:
+    from hush.accounting.ledger.ledger import Ledger
+
+
+def account(
+    run_dir: Annotated[
+        Path | None,
+        typer.Argument(help="Folder of a run: its ledger, checked against the other files."),
+    ] = None,
+    noise: Noise = None,
+    rate: Rate = None,
+    records: Records = None,
+    batch_size: BatchSize = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    delta: Delta = 1e-5,
+    plan: PlanFile = None,
+    dimension: Annotated[
+        int | None, typer.Option(help="Number of parameters, where the cost depends on it.")
+    ] = None,
+    ledger: Annotated[Path | None, typer.Option(help="Ledger of a run: what was spent.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Epsilon of a number of private steps, or of everything on a ledger.
+
+    A run's ledger is checked against its plan, anchor and checkpoint, also if it is named by --ledger.
+
+    Example: hush account --noise 1.0 --rate 0.01 --steps 10000
+    """
+    from hush.accounting.attacker import Attacker
+    from hush.accounting.epsilon import compose
+
+    refuse_together(run_dir=run_dir, ledger=ledger, plan=plan, noise=noise)
+    refuse_together(run_dir=run_dir, ledger=ledger, dimension=dimension)
+    refuse_together(plan=plan, rate=rate, batch_size=batch_size)
+    refuse_together(steps=steps, epochs=epochs)
+    notes: list[str] = []
+    if run_dir is not None or ledger is not None:
+        charges, notes = _read_ledger(run_dir, ledger)
+        counts, sizes = charges.counts, charges.dimensions
+        guarantee = charges.epsilon(delta)
+    else:
+        if plan is not None:
+            value = read_plan(plan)
+        elif noise is not None:
+            value = plan_of(sampling_of(rate, records, batch_size), noise)
+        else:
+            raise InvalidPlan(
+                "nothing to account for. Pass --noise with --rate and --steps, or --plan with "
+                "--steps, or a run's folder, or --ledger."
+            )
+        counts = {value: steps_of(steps, epochs, value)}
+        sizes = {} if dimension is None else {value: dimension}
+        guarantee = _for_records(compose(counts, delta, sizes), records)
+    attacker = Attacker(counts, sizes)
+    if as_json:
+        charged = [{"plan": part.to_plain(), "steps": count} for part, count in counts.items()]
+        best = {"advantage": attacker.advantage, "success": attacker.success}
+        print_json({**guarantee.to_plain(), "attacker": best, "charged": charged, "notes": notes})
+        return
+    print(guarantee)
+    print(f"  {attacker}")
+    for part, count in counts.items():
+        print(f"  {count} steps of {part}")
+    for note in notes:
+        print(f"  {note}")
+
+
+def calibrate(
+    epsilon: Epsilon,
+    delta: Delta = 1e-5,
+    noise: Noise = None,
+    rate: Rate = None,
+    records: Records = None,
+    batch_size: BatchSize = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    plan: PlanFile = None,
+    dimension: Annotated[
+        int | None, typer.Option(help="Number of parameters, where the noise depends on it.")
+    ] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="A noise scale for each block of the plan's clipping.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """The plan that just meets a budget, ready to be saved as a plan file.
+
+    Without --noise it finds the noise; with --noise, whichever of the steps and the rate is missing.
+
+    Example: hush calibrate --epsilon 3 --records 60000 --batch-size 600 --epochs 20
+    """
+    from hush.accounting import calibrate as inverse
+    from hush.accounting.epsilon import epsilon as epsilon_of
+    from hush.accounting.shaping.fit import fit_noise
+
+    refuse_together(plan=plan, rate=rate, batch_size=batch_size)
+    refuse_together(plan=plan, noise=noise)
+    refuse_together(steps=steps, epochs=epochs)
+    budget = Budget(epsilon=epsilon, delta=delta)
+    sampled = rate is not None or batch_size is not None
+    if plan is not None or noise is None:
+        start = read_plan(plan) if plan else plan_of(sampling_of(rate, records, batch_size), 1)
+        count = steps_of(steps, epochs, start)
+        fitting = (fit_noise if fit else inverse.calibrate)(start, budget, count, dimension)
+    elif sampled:
+        fitting = plan_of(sampling_of(rate, records, batch_size), noise)
+        if steps is not None or epochs is not None:
+            raise InvalidPlan(
+                "noise, rate and steps are all given, so there is nothing to find. Leave one of them "
+                "out, or ask `hush account` what they cost."
+            )
+        count = inverse.max_steps(fitting, budget)
+    else:
+        if steps is None:
+            raise InvalidPlan(
+                "with --noise, pass --steps to find the rate, or --rate to find the steps."
+            )
+        fitting = inverse.max_rate(plan_of(FullBatch(), noise), budget, steps=steps)
+        count = steps
+    guarantee = epsilon_of(fitting, steps=count, delta=delta, dimension=dimension)
+    guarantee = _for_records(guarantee, records)
+    if as_json:
+        print_json({**guarantee.to_plain(), "steps": count, "plan": fitting.to_plain()})
+        return
+    print(f"# {count} steps: {guarantee}\n")
+    print(plan_text(fitting), end="")
+
+
+def _read_ledger(run_dir: Path | None, path: Path | None) -> "tuple[Ledger, list[str]]":
+    """The ledger of a run or of a path, and notes on what was or could not be checked."""
+    from hush.training.checks.run import checked_ledger, ledger_at
+
+    if run_dir is not None:
+        return checked_ledger(run_dir)
+    assert path is not None
+    return ledger_at(path)
+
+
+def _for_records(guarantee: Guarantee, records: int | None) -> Guarantee:
+    """The guarantee, its delta judged by the number of records where that is given."""
+    if records is None:
+        return guarantee
+    check_delta(guarantee.delta, check_count("--records", records, "they are counted", at_least=1))
+    return replace(guarantee, records=records)
