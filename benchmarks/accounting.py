@@ -35,15 +35,15 @@ Answer = tuple[float | None, float]  # a lower end, if there is one, and an uppe
 def hush_answer(sigma: float, rate: float, steps: int) -> Answer:
     lattice.pessimistic.cache_clear()
     lattice.optimistic.cache_clear()
-    found = pld.epsilon({SampledGaussian(rate, sigma): steps}, DELTA)
-    return found.lower, found.upper
+    bound = pld.epsilon({SampledGaussian(rate, sigma): steps}, DELTA)
+    return bound.lower, bound.upper
 
 
 def dp_accounting_answer(sigma: float, rate: float, steps: int) -> Answer:
     from dp_accounting.pld import privacy_loss_distribution
 
-    one = privacy_loss_distribution.from_gaussian_mechanism(sigma, sampling_prob=rate)
-    return None, one.self_compose(steps).get_epsilon_for_delta(DELTA)
+    single_step = privacy_loss_distribution.from_gaussian_mechanism(sigma, sampling_prob=rate)
+    return None, single_step.self_compose(steps).get_epsilon_for_delta(DELTA)
 
 
 def prv_answer(sigma: float, rate: float, steps: int) -> Answer:
@@ -83,21 +83,21 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for sigma, rate, steps in SETTINGS:
         times: dict[str, list[float]] = {name: [] for name in present}
-        found: dict[str, str] = {}
+        answers: dict[str, str] = {}
         for _ in range(REPEATS):
             for name, answer in present.items():
                 start = time.perf_counter()
                 try:
                     lower, upper = answer(sigma, rate, steps)
-                    found[name] = f"{'-' if lower is None else f'{lower:.5f}'} | {upper:.5f}"
+                    answers[name] = f"{'-' if lower is None else f'{lower:.5f}'} | {upper:.5f}"
                 except (ValueError, RuntimeError) as error:  # a peer that fails is shown, not hidden
-                    found[name] = f"- | {type(error).__name__}"
+                    answers[name] = f"- | {type(error).__name__}"
                 times[name].append(time.perf_counter() - start)
         ours = statistics.median(times["hush"])
         for name in present:
             spent = statistics.median(times[name])
             print(
-                f"| {sigma:g}, {rate:g}, {steps} | {name} | {found[name]} | {1e3 * spent:.1f} "
+                f"| {sigma:g}, {rate:g}, {steps} | {name} | {answers[name]} | {1e3 * spent:.1f} "
                 f"| {spent / ours:.1f} |"
             )
     print("\n| calibrate to epsilon 2 at | multiplier | epsilon, upper | ms | evaluations' cost |")

@@ -23,7 +23,9 @@ PART = 2**16
 LOCATIONS = (0.0, 1.0, 3.0, 100.0)
 
 
-def least(location: float, dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Draw:
+def smallest(
+    location: float, dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> Draw:
     """A uniform number, the cdf at both ends of the support, and its inverse, each once and in place.
 
     Right near the middle of the support only, without care for rounding: no way to draw by torch's
@@ -61,7 +63,7 @@ def contenders(location: float, dtype: torch.dtype, device: torch.device) -> dic
         variants[type(noise).__name__] = lambda noise=noise: noise.privatize(
             around.fill_(location), norm=1.0, generator=generator
         )
-    variants["least of an inverse cdf"] = least(location, dtype, device, generator)
+    variants["least of an inverse cdf"] = smallest(location, dtype, device, generator)
     if device.type == "cpu":
         ends = (-2 - location, 2 - location)
         variants["SciPy truncnorm"] = lambda: stats.truncnorm.rvs(
@@ -71,7 +73,11 @@ def contenders(location: float, dtype: torch.dtype, device: torch.device) -> dic
 
 
 def main() -> None:
-    print("| device | type | way | " + " | ".join(f"location {each:g}" for each in LOCATIONS) + " |")
+    print(
+        "| device | type | way | "
+        + " | ".join(f"location {location:g}" for location in LOCATIONS)
+        + " |"
+    )
     print("|---|---|---|" + "---|" * len(LOCATIONS))
     for device in devices():
         clock = time.process_time if device.type == "cpu" else time.perf_counter

@@ -18,21 +18,21 @@ Function = tuple[str, str, int]
 
 def visited(work: Callable[[], object]) -> set[Function]:
     """File, name and first line of every function of hush that is entered while `work` runs."""
-    found: set[Function] = set()
+    functions: set[Function] = set()
 
     def enter(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
         # comprehensions and lambdas belong to the function that they are written in
         named = event == "call" and not code.co_name.startswith("<")
         if named and Path(code.co_filename).is_relative_to(HUSH):
-            found.add((code.co_filename, code.co_qualname, code.co_firstlineno))
+            functions.add((code.co_filename, code.co_qualname, code.co_firstlineno))
 
     sys.setprofile(enter)
     try:
         work()
     finally:
         sys.setprofile(None)
-    return found
+    return functions
 
 
 def main() -> None:
@@ -47,11 +47,11 @@ def main() -> None:
     step = hush.PrivateStep(model, loss, optimizer, plan, records=64, generator=drawn)
     batches = step.batches((torch.randn(64, 8), torch.randint(0, 2, (64,))))
     step(next(batches))
-    found = visited(lambda: step(next(batches)))
+    functions = visited(lambda: step(next(batches)))
     if "--list" in sys.argv:
-        for file, name, line in sorted(found):
+        for file, name, line in sorted(functions):
             print(f"{Path(file).relative_to(HUSH)}:{line} {name}")
-    print(f"{len({file for file, *_ in found})} files, {len(found)} functions")
+    print(f"{len({file for file, *_ in functions})} files, {len(functions)} functions")
 
 
 if __name__ == "__main__":

@@ -61,9 +61,9 @@ def of_product(records: int, positions: int, rows: int, columns: int) -> str:
         term.weighted_sum(weights)
 
     ratio = rows * columns / (positions * (rows + columns))
-    plain, out, kept = medians([lambda: term.weighted_sum(weights), written, factors])
+    plain, out, recorded = medians([lambda: term.weighted_sum(weights), written, factors])
     name = f"{records} x {positions} positions, {rows} x {columns}"
-    return f"| {name} | {ratio:.2f} | {plain:.1f} | {out:.1f} | | {kept:.1f} |"
+    return f"| {name} | {ratio:.2f} | {plain:.1f} | {out:.1f} | | {recorded:.1f} |"
 
 
 def of_convolution(
@@ -90,10 +90,10 @@ def of_convolution(
 
     variants = [lambda: geometry.weight(grad, x), written(2**60), written(0)]
     gram = x[0, 0].numel() <= 512  # beyond, the Gram matrices of pixels are out of all proportion
-    plain, grouped, unfolded, *kept = medians([*variants, *([factors] if gram else [])])
+    plain, grouped, unfolded, *recorded = medians([*variants, *([factors] if gram else [])])
     ratio = shape.numel() / (x[0].numel() + grad[0].numel())
     name = f"{records} x {channels} x {size}^2, {filters} filters of {kernel}^2, stride {stride}"
-    last = f"{kept[0]:.1f}" if kept else "-"
+    last = f"{recorded[0]:.1f}" if recorded else "-"
     return f"| {name} | {ratio:.2f} | {plain:.1f} | {grouped:.1f} | {unfolded:.1f} | {last} |"
 
 

@@ -94,8 +94,8 @@ def main() -> None:
                     flush=True,
                 )
                 path.unlink()
-        one, fold = charging(folder)
-    print(f"\none charge: {one:.2f} ms; folding 1000 of them: {fold:.1f} ms")
+        single, fold = charging(folder)
+    print(f"\none charge: {single:.2f} ms; folding 1000 of them: {fold:.1f} ms")
 
 
 if __name__ == "__main__":

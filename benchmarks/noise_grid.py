@@ -115,8 +115,8 @@ def main() -> None:
     parser.add_argument("--sigma", type=float, default=16.0)
     options = parser.parse_args()
     contenders: dict[str, Callable[[bool, float], Release]] = {
-        "hush (default)": lambda here, sigma: of_hush(here, sigma, "proved"),
-        'hush, arithmetic="assumed"': lambda here, sigma: of_hush(here, sigma, "assumed"),
+        "hush (default)": lambda device, sigma: of_hush(device, sigma, "proved"),
+        'hush, arithmetic="assumed"': lambda device, sigma: of_hush(device, sigma, "assumed"),
     }
     if find_spec("opacus"):
         contenders[f"Opacus {version('opacus')} (default)"] = of_opacus

@@ -166,22 +166,22 @@ def by_hand(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     names = [name for name, _ in model.named_parameters()]
 
-    def one(values: dict[str, Tensor], a: Tensor, b: Tensor) -> Tensor:
+    def record_loss(values: dict[str, Tensor], a: Tensor, b: Tensor) -> Tensor:
         return LOSS(functional_call(model, values, (a[None],)), b[None])[0]
 
-    gradients = vmap(grad(one), in_dims=(None, 0, 0), randomness="different")
+    gradients = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
 
     def step() -> None:
         values = {name: value.detach() for name, value in model.named_parameters()}
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-            rows = [grad(one)(values, a, b) for a, b in zip(x, y, strict=True)]
-            each = {name: torch.stack([row[name] for row in rows]) for name in names}
+            rows = [grad(record_loss)(values, a, b) for a, b in zip(x, y, strict=True)]
+            per_sample = {name: torch.stack([row[name] for row in rows]) for name in names}
         else:
-            each = gradients(values, x, y)
-        norms = torch.stack([part.flatten(1).norm(dim=1) for part in each.values()]).norm(dim=0)
+            per_sample = gradients(values, x, y)
+        norms = torch.stack([part.flatten(1).norm(dim=1) for part in per_sample.values()]).norm(dim=0)
         weights = (1 / norms).clamp(max=1)
         for name, value in model.named_parameters():
-            total = torch.tensordot(weights, each[name], dims=1)
+            total = torch.tensordot(weights, per_sample[name], dims=1)
             value.grad = (total + SIGMA * torch.randn_like(total)) / len(x)
         optimizer.step()
 
@@ -243,12 +243,12 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 PEER = ("Opacus hooks", "Opacus functorch", "Opacus ghost")
 
 
-def ready(model: str, way: str, batch: int) -> Step:
+def ready(model: str, method: str, batch: int) -> Step:
     """A step that has run once already, to be timed."""
     torch.manual_seed(0)
     network, inputs = MODELS[model]
     x, y = inputs(batch).to(DEVICE), torch.randint(0, 10, (batch,)).to(DEVICE)
-    return STEPS[way](network(way in PEER).to(DEVICE), x, y)
+    return STEPS[method](network(method in PEER).to(DEVICE), x, y)
 
 
 def seconds(step: Step, clock: Callable[[], float]) -> float:
@@ -261,10 +261,10 @@ def seconds(step: Step, clock: Callable[[], float]) -> float:
     return clock() - start
 
 
-def peak(model: str, way: str, batch: int) -> float:
+def peak(model: str, method: str, batch: int) -> float:
     """The peak memory of a few steps, in MiB; call it once in a process."""
-    ready(model, way, 2)()  # what is loaded once is not counted
-    step = ready(model, way, batch)
+    ready(model, method, 2)()  # what is loaded once is not counted
+    step = ready(model, method, batch)
     if DEVICE.type == "cuda":
         before = torch.cuda.memory_allocated()
         for _ in range(3):
@@ -283,10 +283,10 @@ def resident(field: str) -> float:
     return int(status.split(f"{field}:")[1].split()[0]) / 2**10
 
 
-def elsewhere(model: str, way: str, options: argparse.Namespace) -> float:
+def elsewhere(model: str, method: str, options: argparse.Namespace) -> float:
     """`peak` in a fresh process."""
     arguments = [
-        "--batch", str(options.batch), "--threads", str(options.threads), "--peak", model, way,
+        "--batch", str(options.batch), "--threads", str(options.threads), "--peak", model, method,
     ]  # fmt: skip
     ordinary = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
     done = subprocess.run(
@@ -301,7 +301,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--ways", default=";".join(STEPS))
+    parser.add_argument("--methods", default=";".join(STEPS))
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
@@ -311,29 +311,33 @@ def main() -> None:
     if options.peak:
         print(json.dumps(peak(*options.peak, options.batch)))
         return
-    ways = [way for way in options.ways.split(";") if way not in PEER or find_spec("opacus")]
+    methods = [
+        method for method in options.methods.split(";") if method not in PEER or find_spec("opacus")
+    ]
     if DEVICE.type == "cpu":
-        ways = [way for way in ways if not way.endswith("replayed")]
+        methods = [method for method in methods if not method.endswith("replayed")]
     print(
         f"batch {options.batch}, {options.threads} thread(s), {DEVICE.type}, torch {torch.__version__}\n"
     )
     print("| model | step | ms | times plain | peak MiB | times plain |")
     print("|---|---|---|---|---|---|")
     for model in options.models.split(","):
-        steps = {way: ready(model, way, options.batch) for way in ways}
+        steps = {method: ready(model, method, options.batch) for method in methods}
         for step in steps.values():
             step()
-        times: dict[str, list[float]] = {way: [] for way in ways}
+        times: dict[str, list[float]] = {method: [] for method in methods}
         for _ in range(options.repeats):
-            for way, step in steps.items():
-                times[way].append(seconds(step, CLOCKS[options.clock]))
+            for method, step in steps.items():
+                times[method].append(seconds(step, CLOCKS[options.clock]))
         del steps
-        memory = {way: elsewhere(model, way, options) for way in ways if not options.no_memory}
-        for way in ways:
-            ratio = statistics.median(a / b for a, b in zip(times[way], times["plain"], strict=True))
-            row = f"| {model} | {way} | {1e3 * statistics.median(times[way]):.1f} | {ratio:.2f} |"
+        memory = {
+            method: elsewhere(model, method, options) for method in methods if not options.no_memory
+        }
+        for method in methods:
+            ratio = statistics.median(a / b for a, b in zip(times[method], times["plain"], strict=True))
+            row = f"| {model} | {method} | {1e3 * statistics.median(times[method]):.1f} | {ratio:.2f} |"
             if memory:
-                row += f" {memory[way]:.0f} | {memory[way] / memory['plain']:.2f} |"
+                row += f" {memory[method]:.0f} | {memory[method] / memory['plain']:.2f} |"
             print(row, flush=True)
 
 

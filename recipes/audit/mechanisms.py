@@ -12,14 +12,14 @@ FAILURE = 0.05
 
 def audit_mechanisms() -> Figure:
     """Audited lower bound on epsilon and charge of every proved combination."""
-    every = attacks()
-    confidence = 1 - FAILURE / len(every)
+    combinations = attacks()
+    confidence = 1 - FAILURE / len(combinations)
     rows: list[list[object]] = []
-    for each in every:
-        runs = each.runs * (WHOLE_STEPS if each.whole_steps else SIDE_BY_SIDE)
-        found = each.attack(runs=runs, confidence=confidence)
-        rows.append([each.name, found.runs, found.lower, found.charge, found.tightness])
-        print(f"  {each.name}: {found.lower:.3g} of {found.charge:.3g}", flush=True)
+    for combination in combinations:
+        runs = combination.runs * (WHOLE_STEPS if combination.whole_steps else SIDE_BY_SIDE)
+        result = combination.attack(runs=runs, confidence=confidence)
+        rows.append([combination.name, result.runs, result.lower, result.charge, result.tightness])
+        print(f"  {combination.name}: {result.lower:.3g} of {result.charge:.3g}", flush=True)
     broken = [str(name) for name, _, lower, charge, _ in rows if float(str(lower)) > float(str(charge))]
 
     def draw(axes: Any) -> None:

@@ -33,10 +33,14 @@ def bounded_fig2() -> Figure:
         for k, deviation in enumerate(DEVIATIONS):
             best = [_best(rows, mean, deviation) for mean in MEANS]
             panels[0].plot(
-                MEANS, [each[1] for each in best], "o-", color=f"C{k}", label=f"sigma {deviation:g}"
+                MEANS,
+                [support[1] for support in best],
+                "o-",
+                color=f"C{k}",
+                label=f"sigma {deviation:g}",
             )
-            panels[0].plot(MEANS, [each[0] for each in best], "--", color=f"C{k}", linewidth=1)
-            panels[1].plot(MEANS, [100 * each[2] for each in best], "o-", color=f"C{k}")
+            panels[0].plot(MEANS, [support[0] for support in best], "--", color=f"C{k}", linewidth=1)
+            panels[1].plot(MEANS, [100 * support[2] for support in best], "o-", color=f"C{k}")
         panels[0].set(xlabel="mu", ylabel="divergence over the Gaussian's (dashed: one way)")
         panels[1].set(xlabel="mu", ylabel="change of the squared error, %")
         panels[0].legend(frameon=False)
@@ -83,9 +87,9 @@ def _trials(mean: float, deviation: float, bound: float) -> tuple[float, float, 
         shift = np.full(NUMBERS, 1 / scale)
         paper.append(float(support.divergence(total / scale, shift, ORDER).sum()) / normal)
         charged.append(float(individual_rdp(plan, total, [ORDER])[0]) / normal)
-        for k, each in enumerate((plan, plain)):
+        for k, released_by in enumerate((plan, plain)):
             generator = torch.Generator().manual_seed(trial)  # the same draws for both
-            release = hush.mean(data, each, delta=1e-5, generator=generator).value
+            release = hush.mean(data, released_by, delta=1e-5, generator=generator).value
             errors[k] += float(((release - total / RECORDS) ** 2).mean())
     return float(np.mean(paper)), float(np.mean(charged)), float(errors[0] / errors[1] - 1)
 

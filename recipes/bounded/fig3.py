@@ -69,12 +69,15 @@ def ratios_at(rows: list[list[Any]], target: float) -> list[float | None]:
     for kind in KINDS:
         reached = [(row[4], row[5]) for row in rows if row[0] == kind and row[3] >= target]
         if reached:
-            lowest[kind] = (min(each[0] for each in reached), min(each[1] for each in reached))
+            lowest[kind] = (
+                min(epsilons[0] for epsilons in reached),
+                min(epsilons[1] for epsilons in reached),
+            )
     results: list[float | None] = [target]
     for kind in KINDS[1:]:
         for k in (0, 1):
-            known = kind in lowest and "Gaussian" in lowest
-            results.append(lowest[kind][k] / lowest["Gaussian"][k] if known else None)
+            comparable = kind in lowest and "Gaussian" in lowest
+            results.append(lowest[kind][k] / lowest["Gaussian"][k] if comparable else None)
     return results
 
 

@@ -70,9 +70,9 @@ def bounded_fig3_cifar10(*, device: str = "cpu", seeds: int = 1, processes: int 
     with workers(processes, "cpu") as over:  # what a run cost takes longer to work out than the run
         costs = list(over(charges, questions()))
     shape = (len(cells), seeds, len(LENGTHS), -1)
-    found = np.concatenate([np.reshape(reached, shape), np.reshape(costs, shape)], axis=3).mean(1)
+    means = np.concatenate([np.reshape(reached, shape), np.reshape(costs, shape)], axis=3).mean(1)
     rows: list[list[Any]] = []
-    for (point, rate), at_lengths in zip(cells, found, strict=True):
+    for (point, rate), at_lengths in zip(cells, means, strict=True):
         half = None if point.bound is None else round(point.bound * point.scale * point.clip, 9)
         for steps, own in zip(LENGTHS, at_lengths, strict=True):
             any_records = hush.epsilon(point.plan(), steps, DELTA, dimension=CLASSES * x.shape[1])
@@ -99,7 +99,7 @@ def bounded_fig3_cifar10(*, device: str = "cpu", seeds: int = 1, processes: int 
                 *(f"{kind}, {of}" for kind in KINDS[1:] for of in ("paper", "charged")),
             ],
             rows=[
-                [as_text(row[0]), as_text(_least(rows, row[0])), *map(as_text, row[1:])]
+                [as_text(row[0]), as_text(_smallest_epsilon(rows, row[0])), *map(as_text, row[1:])]
                 for row in ratios
             ],
         ),
@@ -177,7 +177,7 @@ def _added(plan: hush.Plan, locations: Array, orders: Array) -> Iterator[tuple[A
         yield paper, charged
 
 
-def _least(rows: list[list[Any]], target: float | None) -> float | None:
+def _smallest_epsilon(rows: list[list[Any]], target: float | None) -> float | None:
     """The lowest charge of the Gaussian's runs that reach the target."""
     reached = [row[5] for row in rows if row[0] == "Gaussian" and row[3] >= target]
     return min(reached, default=None)

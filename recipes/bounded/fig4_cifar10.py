@@ -62,8 +62,8 @@ def bounded_fig4_cifar10(
         for seed in range(seeds)
     ]
     with workers(processes, device) as over:
-        found = np.array(list(_told(over(outcome, runs)))).reshape(len(grid), seeds, 3).mean(1)
-    rows: list[list[Any]] = [[*point, *own.tolist()] for point, own in zip(grid, found, strict=True)]
+        means = np.array(list(_reported(over(outcome, runs)))).reshape(len(grid), seeds, 3).mean(1)
+    rows: list[list[Any]] = [[*point, *own.tolist()] for point, own in zip(grid, means, strict=True)]
     loose = (1 - power_iteration_error(_at_hand("cpu")[0][0].numel(), ITERATIONS, FAILURE)) ** -0.5
 
     return Figure(
@@ -97,10 +97,10 @@ def outcome(run: Run) -> tuple[float, float, float]:
     return reached, loss.largest, loss.median
 
 
-def _told(found: Iterable[tuple[float, float, float]]) -> Iterable[tuple[float, float, float]]:
-    for number, each in enumerate(found, 1):
-        print(f"  run {number}: {each[0]:.2f}%", flush=True)
-        yield each
+def _reported(outcomes: Iterable[tuple[float, float, float]]) -> Iterable[tuple[float, float, float]]:
+    for number, reached in enumerate(outcomes, 1):
+        print(f"  run {number}: {reached[0]:.2f}%", flush=True)
+        yield reached
 
 
 @lru_cache(maxsize=2)

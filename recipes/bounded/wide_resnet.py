@@ -132,7 +132,7 @@ class Watch:
         own = gradient_rows(self.model, self.loss_of, self.data).clamp_(-self.run.clip, self.run.clip)
         numbers = torch.arange(len(inputs), device=batch.indices.device)
         own[torch.isin(numbers, batch.indices).to(own.device)] = 0.0  # they are in the sum already
-        found = spectrum(
+        eigenvalues = spectrum(
             self.model,
             self.loss_of,
             inputs,
@@ -143,5 +143,5 @@ class Watch:
             iterations=self.run.iterations,
             failure=self.run.failure,
         )
-        squared = found.upper.double().cpu().numpy() * self.moments[step]
+        squared = eigenvalues.upper.double().cpu().numpy() * self.moments[step]
         self.loss.add(squared, rate=self.plan.sampling.participation)

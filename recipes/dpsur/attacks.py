@@ -202,7 +202,7 @@ def attack(case: Case) -> AttackResult:
         own = parts.shadow[torch.randperm(len(parts.shadow), generator=order)]
         shadows.append(train(picked(x, y, own[: len(parts.shadow_train)]), 1 + number)[0])
     loss = nn.CrossEntropyLoss()
-    candidates, known, own_records = _candidates(x, y, parts)
+    candidates, auxiliary, own_records = _candidates(x, y, parts)
     return AttackResult(
         train=evaluate(model, loss, picked(x, y, parts.target_train))["accuracy"],
         test=evaluate(model, loss, picked(x, y, parts.target_test))["accuracy"],
@@ -210,7 +210,7 @@ def attack(case: Case) -> AttackResult:
         verdicts=[
             loss_threshold(model, candidates, shadow, own_records),
             black_box_shadow(model, candidates, shadow, own_records),
-            white_box_partial(model, candidates, known),
+            white_box_partial(model, candidates, auxiliary),
             lira(model, candidates, shadows),
         ],
     )

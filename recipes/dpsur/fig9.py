@@ -51,11 +51,12 @@ def dpsur_fig9(
     rows: list[list[Any]] = []
     with workers(processes, device) as over:
         runs = over(outcomes, [(method, data, _LEVEL, seeds, device, length) for method in methods])
-        for (study, value, printed), found in zip(cells, runs, strict=True):
+        for (study, value, printed), outcomes_of_cell in zip(cells, runs, strict=True):
             accepted, trials = (
-                sum(getattr(outcome, name) or 0 for outcome in found) for name in ("accepted", "trials")
+                sum(getattr(outcome, name) or 0 for outcome in outcomes_of_cell)
+                for name in ("accepted", "trials")
             )
-            accuracy = 100 * sum(outcome.accuracy for outcome in found) / seeds
+            accuracy = 100 * sum(outcome.accuracy for outcome in outcomes_of_cell) / seeds
             printed_value = None if short else printed
             rows.append([study, value, accuracy, printed_value, trials // seeds, accepted / trials])
             print(f"  {study} {value:g}: {accuracy:.2f}%", flush=True)

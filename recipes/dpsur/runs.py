@@ -105,13 +105,15 @@ def run(method: Method, data: str, level: float, seed: int, device: str, epochs:
         inputs = normalised_by(method.paid, method.statistics_noise, inputs, ledger, seed)
     steps = max(1, (epochs or method.epochs) * inputs.records // method.batch)
     plan = plan_for(method, inputs.records, level)
-    most, wanted = steps, -1
+    trials, updates = steps, -1
     if method.noise is None:
         plan = calibrated(plan, budget, steps, frozenset(ledger.counts.items()))
     else:
-        allowed = _within(as_published(plan) if method.kind == "published" else plan, budget)
-        most, wanted = (_MOST_TRIALS * allowed, allowed) if method.kind == "published" else (allowed, -1)
-        most = min(most, steps) if epochs else most
+        allowed = _allowed_steps(as_published(plan) if method.kind == "published" else plan, budget)
+        trials, updates = (
+            (_MOST_TRIALS * allowed, allowed) if method.kind == "published" else (allowed, -1)
+        )
+        trials = min(trials, steps) if epochs else trials
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     if method.adam:
         optimizer = torch.optim.Adam(model.parameters(), lr=rate)
@@ -126,9 +128,9 @@ def run(method: Method, data: str, level: float, seed: int, device: str, epochs:
         # most of these networks are so small that a GPU waits for Python
         replay=device != "cpu" and method.kind != "importance",
     )
-    for batch in step.batches(inputs.train, steps=most):
+    for batch in step.batches(inputs.train, steps=trials):
         step(batch)
-        if step.accepted == wanted:
+        if step.accepted == updates:
             break
     outcome = Outcome(
         accuracy=evaluate(model, loss, inputs.test)["accuracy"],
@@ -177,7 +179,7 @@ def as_published(plan: Plan) -> Plan:
 
 
 # The seeds of a method share their noise and their number of trials.
-_within = lru_cache(maxsize=1)(max_steps)
+_allowed_steps = lru_cache(maxsize=1)(max_steps)
 
 
 @lru_cache(maxsize=1)

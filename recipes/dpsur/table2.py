@@ -48,8 +48,8 @@ def table2(
     rows: list[list[Any]] = []
     with workers(processes, device) as over:
         runs = over(outcomes, [(method, data, level, seeds, device, length) for method, level in cells])
-        for (method, level), found in zip(cells, runs, strict=True):
-            rows.append(row(method, level, found))
+        for (method, level), results in zip(cells, runs, strict=True):
+            rows.append(row(method, level, results))
             # whole, so that what a run that is cut short has found is not lost
             line = zip(HEADER, rows[-1], strict=True)
             print("  " + "; ".join(f"{key} {cell(value)}" for key, value in line if value), flush=True)
@@ -83,17 +83,17 @@ def table2(
     )
 
 
-def row(method: Method, level: float, found: Sequence[Outcome]) -> list[Any]:
+def row(method: Method, level: float, outcomes: Sequence[Outcome]) -> list[Any]:
     """The line of a method at an epsilon, from its runs."""
-    scores = [100 * outcome.accuracy for outcome in found]
-    trials = [outcome.trials for outcome in found if outcome.trials is not None]
-    accepted = [outcome.accepted for outcome in found if outcome.accepted is not None]
-    published = [outcome.published for outcome in found if outcome.published is not None]
+    scores = [100 * outcome.accuracy for outcome in outcomes]
+    trials = [outcome.trials for outcome in outcomes if outcome.trials is not None]
+    accepted = [outcome.accepted for outcome in outcomes if outcome.accepted is not None]
+    published = [outcome.published for outcome in outcomes if outcome.published is not None]
     return [
         *(level, method.name, method.model, mean(scores), stdev(scores) if len(scores) > 1 else None),
         None if method.printed is None else method.printed[EPSILONS.index(level)],
         mean(published) if published else None,
-        max(outcome.sound for outcome in found),
+        max(outcome.sound for outcome in outcomes),
         round(mean(trials)) if trials else None,
         sum(accepted) / sum(trials) if trials else None,
         "",
@@ -103,9 +103,9 @@ def row(method: Method, level: float, found: Sequence[Outcome]) -> list[Any]:
 def marked(rows: list[list[Any]]) -> None:
     """Mark the best line of each epsilon among those that stay within it."""
     for level in {line[0] for line in rows}:
-        within = [line for line in rows if line[0] == level and line[7] <= level]
-        if within:
-            max(within, key=lambda line: float(line[3]))[10] = "best"
+        sound = [line for line in rows if line[0] == level and line[7] <= level]
+        if sound:
+            max(sound, key=lambda line: float(line[3]))[10] = "best"
 
 
 _SUMMARY = "Accuracy of each method at sound epsilons, on {}."

@@ -71,9 +71,9 @@ def enough(question: tuple[float, float, float, int]) -> Noise:
         noise=GeneralizedGaussian(beta=beta, multiplier=1.0),
     )
     budget = Budget(epsilon=level, delta=DELTA)
-    found = calibrate(plan, budget, steps)
-    published = epsilon(found, steps, DELTA, dimension=1, mode="published")
-    return Noise(found, budget, steps, published.epsilon.upper)
+    calibrated = calibrate(plan, budget, steps)
+    published = epsilon(calibrated, steps, DELTA, dimension=1, mode="published")
+    return Noise(calibrated, budget, steps, published.epsilon.upper)
 
 
 def accuracy(run: tuple[Setting, Noise, float, int]) -> float:
@@ -92,7 +92,7 @@ def accuracy(run: tuple[Setting, Noise, float, int]) -> float:
         model,
         nn.CrossEntropyLoss(),
         optimizer,
-        clipped_at(noise.plan, clip, sum(each.numel() for each in model.parameters())),
+        clipped_at(noise.plan, clip, sum(parameter.numel() for parameter in model.parameters())),
         (x, y),
         budget=noise.budget,
         steps=noise.steps,
@@ -122,6 +122,6 @@ def _tensors_on(
     data: str, features: str | None, device: str
 ) -> tuple[int, Tensor, Tensor, Tensor, Tensor]:
     """The classes and the tensors of a data set on the device, kept from run to run."""
-    found = inputs(Setting(data=data, title="", model="", features=features, device=device))
-    x, y, x_test, y_test = (tensor.to(device) for tensor in tensors(found))
-    return found.classes, x, y, x_test, y_test
+    dataset = inputs(Setting(data=data, title="", model="", features=features, device=device))
+    x, y, x_test, y_test = (tensor.to(device) for tensor in tensors(dataset))
+    return dataset.classes, x, y, x_test, y_test

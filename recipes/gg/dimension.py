@@ -22,13 +22,15 @@ def gg_dimension() -> Figure:
     attained: dict[float, list[float]] = {}
     for beta in BETAS:
         profile = CoordinateRDP(law=NoiseDensity(beta=beta, scale=SCALE))
-        one = float(profile(ORDER, 1.0))
-        found = [
+        single_coordinate = float(profile(ORDER, 1.0))
+        allocations = [
             worst_allocation(profile, SensitivitySet(p=beta, norm=1.0, dimension=d), [ORDER])
             for d in DIMENSIONS
         ]
-        charged[beta] = [float(each.bound[0]) / one for each in found]
-        attained[beta] = [float(each.attained[0]) / one for each in found]
+        charged[beta] = [float(allocation.bound[0]) / single_coordinate for allocation in allocations]
+        attained[beta] = [
+            float(allocation.attained[0]) / single_coordinate for allocation in allocations
+        ]
 
     def draw(axes: Any) -> None:
         for beta, values in charged.items():

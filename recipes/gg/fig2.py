@@ -34,7 +34,7 @@ def gg_fig2() -> Figure:
             Plan(**{**vars(plan), "noise": GeneralizedGaussian(beta=beta, multiplier=scale)})
             for scale in SCALES
         ]
-        curves[beta] = [epsilon(each, 1, DELTA, dimension=1).epsilon.upper for each in noisy]
+        curves[beta] = [epsilon(noisy_plan, 1, DELTA, dimension=1).epsilon.upper for noisy_plan in noisy]
     budget = Budget(epsilon=LINE, delta=DELTA)
     crossing = {
         beta: calibrate(plan, budget, steps=1, dimension=1).noise.to_plain()["multiplier"]

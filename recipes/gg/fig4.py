@@ -67,12 +67,12 @@ def gg_fig4(
             for clip in setting.clips
             for seed in range(seeds)
         ]
-        found = np.array(list(over(accuracy, runs))).reshape(len(cells), len(setting.clips), seeds)
-    best = found.mean(2).argmax(1)
+        accuracies = np.array(list(over(accuracy, runs))).reshape(len(cells), len(setting.clips), seeds)
+    best = accuracies.mean(2).argmax(1)
     rows = []
-    for (beta, level), noise, clip, each in zip(cells, noises, best, found, strict=True):
+    for (beta, level), noise, clip, by_clip in zip(cells, noises, best, accuracies, strict=True):
         scale = noise.plan.noise.to_plain()["multiplier"]
-        own = each[clip]
+        own = by_clip[clip]
         spread = float(own.std(ddof=1)) if seeds > 1 else None
         rows.append(
             [level, beta, scale, setting.clips[clip], float(own.mean()), spread, noise.published]

@@ -32,8 +32,8 @@ def gg_fig5() -> Figure:
                 clipping=Lp(p=beta, norm=1.0),
                 noise=GeneralizedGaussian(beta=beta, multiplier=1.0),
             )
-            found = calibrate(plan, BUDGET, steps=1, dimension=1)
-            laws.append(stats.gennorm(beta, scale=found.noise.to_plain()["multiplier"]))
+            calibrated = calibrate(plan, BUDGET, steps=1, dimension=1)
+            laws.append(stats.gennorm(beta, scale=calibrated.noise.to_plain()["multiplier"]))
         for cut in CUTS:
             chances[rate, cut] = [2 * float(law.sf(cut)) for law in laws]
 

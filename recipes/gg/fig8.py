@@ -67,8 +67,8 @@ def scale(beta: float, epsilon: float, counts: int) -> float:
         clipping=Lp(p=beta, norm=1.0),
         noise=GeneralizedGaussian(beta=beta, multiplier=1.0),
     )
-    found = calibrate(plan, Budget(epsilon=epsilon, delta=DELTA), steps=counts, dimension=1)
-    return float(found.noise.to_plain()["multiplier"])
+    calibrated = calibrate(plan, Budget(epsilon=epsilon, delta=DELTA), steps=counts, dimension=1)
+    return float(calibrated.noise.to_plain()["multiplier"])
 
 
 def area(beta: float, scale: float) -> float:

@@ -58,11 +58,11 @@ def gg_fig9() -> Figure:
 def histogram(gap: float, rng: np.random.Generator) -> Array:
     """Votes by which the other classes are behind the right one."""
     runner_up = VOTES * (1 - gap)
-    others = np.zeros(CLASSES - 2)
-    while others.sum() != TOTAL - VOTES - round(runner_up):
+    counts = np.zeros(CLASSES - 2)
+    while counts.sum() != TOTAL - VOTES - round(runner_up):
         # drawn until the votes add up; the last class takes what is left if it may
-        others = rng.integers(1, int(runner_up) + 1, CLASSES - 2).astype(float)
-        left = TOTAL - VOTES - round(runner_up) - others[:-1].sum()
-        if 1 <= left <= runner_up:
-            others[-1] = left
-    return VOTES - np.append(runner_up, others)
+        counts = rng.integers(1, int(runner_up) + 1, CLASSES - 2).astype(float)
+        remaining = TOTAL - VOTES - round(runner_up) - counts[:-1].sum()
+        if 1 <= remaining <= runner_up:
+            counts[-1] = remaining
+    return VOTES - np.append(runner_up, counts)

@@ -40,37 +40,39 @@ def twice_cosine(
     loss = nn.CrossEntropyLoss()
     private = x[records:], y[records:]
     descend(network, loss, private, steps=STEPS, learning_rate=LEARNING_RATE)
-    public, own = (gradient_rows(network, loss, part) for part in ((x[:records], y[:records]), private))
+    public, private_rows = (
+        gradient_rows(network, loss, part) for part in ((x[:records], y[:records]), private)
+    )
     rank = rank or (1000 if model == "resnet22" else 100)
     half = public[: records // 2].clone() if rank <= records // 2 else public.clone()
     generator = torch.Generator(device).manual_seed(0)
     with torch.no_grad():
         basis = principal_directions(half, [rank], 4, generator)
-        inside, left = _parts(own, basis)
+        inside, residual = _parts(private_rows, basis)
         expected = [float(part.norm(dim=1).mean()) for part in _parts(public[records // 2 :], basis)]
-        norm = float(own.norm(dim=1).mean())
-        shares = [norm * each / math.hypot(*expected) for each in expected]
-        mean = own.mean(0)
+        norm = float(private_rows.norm(dim=1).mean())
+        shares = [norm * length / math.hypot(*expected) for length in expected]
+        mean = private_rows.mean(0)
         clipped = {
-            "isotropic": _clipped(own, norm).mean(0),
-            "hybrid": (_clipped(inside, shares[0]) @ basis.T + _clipped(left, shares[1])).mean(0),
+            "isotropic": _clipped(private_rows, norm).mean(0),
+            "hybrid": (_clipped(inside, shares[0]) @ basis.T + _clipped(residual, shares[1])).mean(0),
         }
-    size = own.shape[1]
+    size = private_rows.shape[1]
     blocks = [
         SensitivitySet(p=2.0, norm=share, dimension=count)
         for share, count in zip(shares, (rank, size - rank), strict=True)
     ]
-    found = least_variance_noise(blocks, rate=RATE, budget=BUDGET, steps=CHARGED)
-    alike = math.sqrt(found.isotropic / size)
-    deviations = {"isotropic": (alike, alike), "hybrid": found.deviations}
+    shaped = least_variance_noise(blocks, rate=RATE, budget=BUDGET, steps=CHARGED)
+    isotropic = math.sqrt(shaped.isotropic / size)
+    deviations = {"isotropic": (isotropic, isotropic), "hybrid": shaped.deviations}
     rows: list[list[Any]] = []
-    for way, value in clipped.items():
+    for name, value in clipped.items():
         bare = _cosine(mean, value)
         noisy = [
-            _cosine(mean, value + _noise(basis, deviations[way], generator) / records)
+            _cosine(mean, value + _noise(basis, deviations[name], generator) / records)
             for _ in range(DRAWS)
         ]
-        rows.append([way, bare, sum(noisy) / DRAWS, *PRINTED[way]])
+        rows.append([name, bare, sum(noisy) / DRAWS, *PRINTED[name]])
     for row in rows:
         row.insert(3, row[2] / rows[0][2])
 
@@ -88,7 +90,7 @@ def twice_cosine(
         draw=draw,
         notes=[
             f"clipping norms {shares[0]:.3g} and {shares[1]:.3g}, together {norm:.3g}; "
-            f"isotropic noise has {found.gain:.2f} times the variance (printed: 5.5)",
+            f"isotropic noise has {shaped.gain:.2f} times the variance (printed: 5.5)",
             f"mean of {DRAWS} draws; the printed ones are for ResNet22 on CIFAR-10, norms 2.5 and 1",
         ],
     )

@@ -17,11 +17,11 @@ RECORDS = 400
 def twice_fig2(data: str = "fashion-mnist", records: int = RECORDS) -> Figure:
     """Geometry of raw records: the first ones as public, the next as private."""
     rows = torch.from_numpy(load(data).x_train[: 2 * records]).flatten(1).clone()
-    found = geometry(rows[:records], rows[records:])
+    measured = geometry(rows[:records], rows[records:])
     return geometry_figure(
         "twice-fig2",
-        f"{data}: {records} + {records} records of {found.dimension} pixels",
-        found,
+        f"{data}: {records} + {records} records of {measured.dimension} pixels",
+        measured,
         [
             f"other data than the paper's (gene expression, 400 + 400 records of 20,531): {data} pixels",
             "the paper sees principal norms that deviate by about 0.015, and entries mostly below 0.02",

@@ -32,13 +32,13 @@ def twice_fig3(
         (x[part].to(device), y[part].to(device))
         for part in (slice(records), slice(records, 2 * records))
     )
-    found = probe(
+    shape = probe(
         network, nn.CrossEntropyLoss(), first, second, steps=steps, learning_rate=LEARNING_RATE
     )
     return geometry_figure(
         "twice-fig3",
-        f"gradients of {model} on {data}: {records} + {records} records, {found.dimension} parameters",
-        found,
+        f"gradients of {model} on {data}: {records} + {records} records, {shape.dimension} parameters",
+        shape,
         [
             f"after {steps} steps of gradient descent, rate {LEARNING_RATE:g}, momentum 0.9",
             "the paper sees (ResNet22 on CIFAR-10, 291,898 parameters) principal norms that deviate by "

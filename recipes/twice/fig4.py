@@ -7,7 +7,7 @@ import numpy as np
 
 from hush.accounting.shaping.block_cost import BlockCost
 from hush.report.figure import Figure, Table
-from recipes.twice.settings import ball, plain, sampled
+from recipes.twice.settings import plain, sampled, unit_block
 
 RATE = 0.005
 COORDINATE_RATES = (1 / 2, 1 / 3, 1 / 4)
@@ -23,15 +23,15 @@ def twice_fig4() -> Figure:
         for d0 in SPREADS:
             curves = {
                 name: [cost.at(order, np.array([2 * math.log(s)]))[0] for s in DEVIATIONS]
-                for name, cost in ways(d0).items()
+                for name, cost in sampling_costs(d0).items()
             }
             panels.append((order, d0, curves))
 
     def draw(axes: Any) -> None:
-        for each, (order, d0, curves) in zip(axes, panels, strict=True):
+        for panel, (order, d0, curves) in zip(axes, panels, strict=True):
             for name, values in curves.items():
-                each.plot(DEVIATIONS, np.log(values), label=name)
-            each.set(title=f"order {order}, d0 = {d0}", xlabel="deviation", ylabel="log divergence")
+                panel.plot(DEVIATIONS, np.log(values), label=name)
+            panel.set(title=f"order {order}, d0 = {d0}", xlabel="deviation", ylabel="log divergence")
         axes[0].legend(frameon=False)
 
     rows = [
@@ -52,13 +52,13 @@ def twice_fig4() -> Figure:
     )
 
 
-def ways(d0: int) -> dict[str, BlockCost]:
+def sampling_costs(d0: int) -> dict[str, BlockCost]:
     """The five ways to sample entries at the same rate."""
-    found = {"input": plain(RATE), "coordinate": sampled(ball(d0), 1.0, RATE)}
+    costs = {"input": plain(RATE), "coordinate": sampled(unit_block(d0), 1.0, RATE)}
     for coordinate_rate in COORDINATE_RATES:
         name = f"twice, q2 = 1/{round(1 / coordinate_rate)}"
-        found[name] = sampled(ball(d0), RATE / coordinate_rate, coordinate_rate)
-    return found
+        costs[name] = sampled(unit_block(d0), RATE / coordinate_rate, coordinate_rate)
+    return costs
 
 
 def critical_points(panels: list[Panel]) -> Table:

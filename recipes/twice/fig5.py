@@ -11,7 +11,7 @@ from hush.core.plan import Plan
 from hush.noise import Gaussian
 from hush.report.figure import Figure, Table
 from hush.sampling import Poisson
-from recipes.twice.fig4 import COORDINATE_RATES, RATE, SPREADS, ways
+from recipes.twice.fig4 import COORDINATE_RATES, RATE, SPREADS, sampling_costs
 from recipes.twice.settings import DELTA, published_epsilon
 
 STEPS = 10_000
@@ -25,17 +25,17 @@ def twice_fig5() -> Figure:
     panels = {
         d0: {
             name: [published_epsilon(cost, float(s), STEPS) for s in DEVIATIONS]
-            for name, cost in ways(d0).items()
+            for name, cost in sampling_costs(d0).items()
         }
         for d0 in SPREADS
     }
 
     def draw(axes: Any) -> None:
-        for each, (d0, curves) in zip(axes, panels.items(), strict=True):
+        for panel, (d0, curves) in zip(axes, panels.items(), strict=True):
             for name, values in curves.items():
-                each.plot(DEVIATIONS, np.log(values), label=name)
-            each.axhline(np.log(8), color="grey", lw=0.8, ls=":")
-            each.set(title=f"d0 = {d0}", xlabel="deviation", ylabel="log epsilon")
+                panel.plot(DEVIATIONS, np.log(values), label=name)
+            panel.axhline(np.log(8), color="grey", lw=0.8, ls=":")
+            panel.set(title=f"d0 = {d0}", xlabel="deviation", ylabel="log epsilon")
         axes[0].legend(frameon=False)
 
     rows = [
@@ -64,7 +64,7 @@ def at_eight() -> Table:
     """Where twice sampling has epsilon 8: what input sampling has there."""
     rows = []
     for d0 in SPREADS:
-        costs = ways(d0)
+        costs = sampling_costs(d0)
         for coordinate_rate in COORDINATE_RATES:
             name = f"twice, q2 = 1/{round(1 / coordinate_rate)}"
 
@@ -90,7 +90,7 @@ def at_eight() -> Table:
 
 def where_printed(name: str, printed: float) -> str:
     """What twice sampling has where input sampling has the printed epsilon."""
-    costs = ways(64)
+    costs = sampling_costs(64)
 
     def excess(deviation: float) -> float:
         return published_epsilon(costs["input"], deviation, STEPS) - printed

@@ -21,12 +21,18 @@ def twice_section6() -> Figure:
         SensitivitySet(p=2.0, norm=PRINCIPAL, dimension=RANK),
         SensitivitySet(p=2.0, norm=RESIDUAL, dimension=PARAMETERS - RANK),
     ]
-    found = least_variance_noise(blocks, rate=RATE, budget=BUDGET, steps=STEPS)
-    alike = math.sqrt(found.isotropic / PARAMETERS)
+    shaped = least_variance_noise(blocks, rate=RATE, budget=BUDGET, steps=STEPS)
+    isotropic = math.sqrt(shaped.isotropic / PARAMETERS)
     rows: list[list[object]] = [
-        ["principal", RANK, PRINCIPAL, found.deviations[0], alike],
-        ["residual", PARAMETERS - RANK, RESIDUAL, found.deviations[1], alike],
-        ["total variance", PARAMETERS, math.hypot(PRINCIPAL, RESIDUAL), found.variance, found.isotropic],
+        ["principal", RANK, PRINCIPAL, shaped.deviations[0], isotropic],
+        ["residual", PARAMETERS - RANK, RESIDUAL, shaped.deviations[1], isotropic],
+        [
+            "total variance",
+            PARAMETERS,
+            math.hypot(PRINCIPAL, RESIDUAL),
+            shaped.variance,
+            shaped.isotropic,
+        ],
     ]
     residuals = np.geomspace(0.05, 20, 80)
     ranks = np.sqrt([RANK, PARAMETERS - RANK])
@@ -36,8 +42,8 @@ def twice_section6() -> Figure:
         return float(PARAMETERS * (norms @ norms) / (norms @ ranks) ** 2)
 
     def draw(axes: Any) -> None:
-        axes.loglog(residuals, [gain(float(each)) for each in residuals])
-        axes.plot([RESIDUAL], [found.gain], "o", label=f"section 6: {found.gain:.2f} (printed: 5.5)")
+        axes.loglog(residuals, [gain(float(norm)) for norm in residuals])
+        axes.plot([RESIDUAL], [shaped.gain], "o", label=f"section 6: {shaped.gain:.2f} (printed: 5.5)")
         axes.set(
             xlabel="norm in the residual (2.5 in the principal subspace)", ylabel="gain in variance"
         )
@@ -50,9 +56,9 @@ def twice_section6() -> Figure:
         rows=rows,
         draw=draw,
         notes=[
-            f"isotropic noise has {found.gain:.2f} times the variance; printed: 5.5",
+            f"isotropic noise has {shaped.gain:.2f} times the variance; printed: 5.5",
             "where noise dominates, the cosine with the true mean gains the root of that, "
-            f"{found.gain**0.5:.2f}, times the ratio of the clipped means; printed: 2.9, with its own "
+            f"{shaped.gain**0.5:.2f}, times the ratio of the clipped means; printed: 2.9, with its own "
             "gradients",
         ],
     )

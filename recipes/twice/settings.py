@@ -22,7 +22,7 @@ HIGHEST = 39
 ORDERS = range(2, HIGHEST + 1)
 
 
-def ball(d0: float) -> list[SensitivitySet]:
+def unit_block(d0: float) -> list[SensitivitySet]:
     """Gradients of norm 1 with no entry above 1 / sqrt(d0)."""
     return [SensitivitySet(p=2.0, norm=1.0, cap=d0**-0.5, dimension=PARAMETERS)]
 
@@ -49,5 +49,5 @@ def published_variance(cost: BlockCost, ranks: Sequence[int], budget: Budget, st
     tolls = conversion_term(np.array(ORDERS, dtype=float), budget.delta, "mironov")
     rooms = zip(ORDERS, (budget.epsilon - tolls) / steps, strict=True)
     limits = {a: float(room) for a, room in rooms if room > 0}
-    found = least_variance(cost, np.array(ranks, dtype=float), limits, np.zeros(len(ranks)))
-    return math.exp(found.log_total)
+    optimum = least_variance(cost, np.array(ranks, dtype=float), limits, np.zeros(len(ranks)))
+    return math.exp(optimum.log_total)

@@ -10,7 +10,7 @@ from typing import Any
 from hush.accounting.shaping.fit import least_variance_noise
 from hush.core.guarantee import Budget
 from hush.report.figure import Figure
-from recipes.twice.settings import DELTA, PARAMETERS, ball, plain, published_variance, sampled
+from recipes.twice.settings import DELTA, PARAMETERS, plain, published_variance, sampled, unit_block
 
 STEPS = {2.0: 1500, 2.5: 2000, 4.0: 2500, 8.0: 5000}
 PRINTED = {
@@ -28,17 +28,19 @@ def twice_table1() -> Figure:
     for (rate, parts), printed in PRINTED.items():
         for (epsilon, steps), theirs in zip(STEPS.items(), printed, strict=True):
             budget = Budget(epsilon=epsilon, delta=DELTA)
-            ours = published_variance(sampled(ball(D0), rate, 1 / parts), [1], budget, steps)
+            ours = published_variance(sampled(unit_block(D0), rate, 1 / parts), [1], budget, steps)
             base = published_variance(plain(rate / parts), [1], budget, steps)
             sound = least_variance_noise(
-                ball(D0), rate=rate, coordinate_rate=1 / parts, budget=budget, steps=steps
+                unit_block(D0), rate=rate, coordinate_rate=1 / parts, budget=budget, steps=steps
             ).variance
-            same, larger = (
-                least_variance_noise(ball(D0), rate=each, budget=budget, steps=steps).variance
-                for each in (rate / parts, rate)
+            same_batch, larger_batch = (
+                least_variance_noise(
+                    unit_block(D0), rate=sampling_rate, budget=budget, steps=steps
+                ).variance
+                for sampling_rate in (rate / parts, rate)
             )
             # the noise on the mean: a batch that is `parts` times larger divides it by as much
-            ratios = (ours / base, sound / same, sound / (larger / parts**2))
+            ratios = (ours / base, sound / same_batch, sound / (larger_batch / parts**2))
             rows.append(
                 [f"{rate:g}, 1/{parts}", epsilon, theirs, *(round(100 * ratio, 1) for ratio in ratios)]
             )

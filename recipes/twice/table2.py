@@ -48,11 +48,11 @@ def twice_table2() -> Figure:
     def ratios_for(share: float) -> Array:
         blocks = subspaces(share)
         ranks = [block.size for block in blocks]
-        found = [
+        variances = [
             published_variance(sampled(blocks, rate, 1 / parts), ranks, budget, steps)
             for rate, parts, budget, steps, _ in cells
         ]
-        return np.array(found) / base
+        return np.array(variances) / base
 
     def misfit(share: float) -> float:
         return float((np.log(100 * ratios_for(share) / printed_ones) ** 2).mean())
@@ -64,21 +64,21 @@ def twice_table2() -> Figure:
     over_closed_form = []
     for cell, ours, sixth in zip(cells, ratios_for(share), ratios_for(SECTION_6), strict=True):
         rate, parts, budget, steps, printed = cell
-        found = least_variance_noise(
+        shaped = least_variance_noise(
             blocks, rate=rate, coordinate_rate=1 / parts, budget=budget, steps=steps
         )
-        over_closed_form.append(found.closed_form / found.variance - 1)
+        over_closed_form.append(shaped.closed_form / shaped.variance - 1)
         whole = [SensitivitySet(p=2.0, norm=1.0, dimension=PARAMETERS)]
         tight = least_variance_noise(whole, rate=rate / parts, budget=budget, steps=steps).variance
         larger = least_variance_noise(blocks, rate=rate, budget=budget, steps=steps).variance / parts**2
-        ratios = (ours, sixth, found.variance / tight, found.variance / larger)
+        ratios = (ours, sixth, shaped.variance / tight, shaped.variance / larger)
         rows.append(
             [
                 f"{rate:g}, 1/{parts}",
                 budget.epsilon,
                 printed,
                 *(round(100 * ratio, 1) for ratio in ratios),
-                round(found.gain, 3),
+                round(shaped.gain, 3),
             ]
         )
 

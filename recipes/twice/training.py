@@ -107,9 +107,11 @@ def twice_training(
         budget = Budget(epsilon=level, delta=DELTA)
         for rates in setting.rates:
             plans = _plans(setting, rates, start, public, budget, length)
-            known = {plan for *_, plan in cells}
+            plans_so_far = {plan for *_, plan in cells}
             cells += [
-                (level, length, method, plan) for method, plan in plans.items() if plan not in known
+                (level, length, method, plan)
+                for method, plan in plans.items()
+                if plan not in plans_so_far
             ]
     rows: list[list[Any]] = []
     with workers(processes, device) as over:
@@ -121,7 +123,7 @@ def twice_training(
         ]
         runs = over(_accuracy, jobs)
         for level, length, method, plan in cells:
-            plain = next(other for at, _, name, other in cells if (at, name) == (level, "plain"))
+            plain = next(candidate for at, _, name, candidate in cells if (at, name) == (level, "plain"))
             means = [100 * sum(next(runs) for _ in range(seeds)) / seeds for _ in setting.learning_rates]
             reached, lr = max(zip(means, setting.learning_rates, strict=True))
             rate = float(plan.sampling.to_plain()["rate"])
@@ -215,10 +217,12 @@ def _subspaces(setting: Setting, model: nn.Module, public: Data, capped: bool) -
     principal = Principal(groups=setting.groups)
     generator = torch.Generator(next(model.parameters()).device).manual_seed(0)
     loss = nn.CrossEntropyLoss(reduction="none")
-    frame = principal_basis(model, loss, _rows(public, 0, FOR_BASES), ranks, principal, generator)
-    norms = Norms.of(model, loss, _rows(public, FOR_BASES, PUBLIC), frame)
-    found = public_thresholds(norms, norm=1.0)
-    return Subspaces(ranks=ranks, l2=found.l2, linf=found.linf if capped else None, bases=principal)
+    basis = principal_basis(model, loss, _rows(public, 0, FOR_BASES), ranks, principal, generator)
+    norms = Norms.of(model, loss, _rows(public, FOR_BASES, PUBLIC), basis)
+    thresholds = public_thresholds(norms, norm=1.0)
+    return Subspaces(
+        ranks=ranks, l2=thresholds.l2, linf=thresholds.linf if capped else None, bases=principal
+    )
 
 
 def _rows(data: Data, start: int, end: int) -> Data:
@@ -228,14 +232,14 @@ def _rows(data: Data, start: int, end: int) -> Data:
 def _variance(plan: Plan, model: nn.Module) -> float:
     """Of the noise on the mean gradient, summed over the parameters, for one record."""
     size = sum(value.numel() for value in model.parameters())
-    balls = plan.clipping.sensitivity(size)
-    sizes = [ball.size for ball in balls]
+    blocks = plan.clipping.sensitivity(size)
+    sizes = [block.size for block in blocks]
     if isinstance(plan.clipping, Subspaces):
         sizes[-1] = plan.clipping.ranks[-1]
     total = sum(
         count * (float(noise.to_plain()["multiplier"]) * norm) ** 2
         for count, (noise, norm) in zip(
-            sizes, plan.noise.per_block(balls, plan.clipping.reference_norm), strict=True
+            sizes, plan.noise.per_block(blocks, plan.clipping.reference_norm), strict=True
         )
     )
     return total / plan.sampling.expected(1) ** 2

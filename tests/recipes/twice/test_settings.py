@@ -7,10 +7,10 @@ import pytest
 
 import hush
 from hush.core.sensitivity import SensitivitySet
-from recipes.twice.fig4 import critical_points, ways
+from recipes.twice.fig4 import critical_points, sampling_costs
 from recipes.twice.fig5 import tight
 from recipes.twice.section6 import twice_section6
-from recipes.twice.settings import ball, plain, published_epsilon, published_variance, sampled
+from recipes.twice.settings import plain, published_epsilon, published_variance, sampled, unit_block
 from recipes.twice.table2 import closed_form, subspaces
 
 
@@ -27,7 +27,7 @@ def test_table_1(rate: float, parts: int, ratios: list[float]) -> None:
     targets = [(2, 1500), (2.5, 2000), (4, 2500), (8, 5000)]
     for (epsilon, steps), ratio in zip(targets, ratios, strict=True):
         budget = hush.Budget(epsilon=epsilon, delta=1e-5)
-        ours = published_variance(sampled(ball(100), rate, 1 / parts), [1], budget, steps)
+        ours = published_variance(sampled(unit_block(100), rate, 1 / parts), [1], budget, steps)
         base = published_variance(plain(rate / parts), [1], budget, steps)
         assert 100 * ours / base == pytest.approx(ratio, abs=0.1)
         # the noise found is the one that the paper's epsilon says
@@ -49,7 +49,7 @@ def test_input_sampling_where_figure_5_quotes_it() -> None:
     assert published_epsilon(plain(0.005), 0.4175, 10_000) == pytest.approx(88.5, abs=0.1)
     at = {"1/2": (0.01, 0.5, 0.4801), "1/3": (0.015, 1 / 3, 0.4175)}
     for rate, coordinate_rate, deviation in at.values():
-        found = published_epsilon(sampled(ball(64), rate, coordinate_rate), deviation, 10_000)
+        found = published_epsilon(sampled(unit_block(64), rate, coordinate_rate), deviation, 10_000)
         assert 8.0 < found < 8.3
         # plain DP-SGD with as much noise on the mean of the same gradients
         assert tight(rate, deviation / coordinate_rate) < 7
@@ -61,7 +61,7 @@ def test_the_critical_point_comes_earlier_with_more_spread() -> None:
     for d0 in (16, 256):
         curves = {
             name: [cost.at(4, np.array([2 * math.log(s)]))[0] for s in deviations]
-            for name, cost in ways(d0).items()
+            for name, cost in sampling_costs(d0).items()
         }
         panels.append((4, d0, curves))
     few, many = critical_points(panels).rows
