@@ -10,7 +10,7 @@ from hush.core.errors import HushError
 from tests.fuzz.mistake import Mistake, charges
 from tests.fuzz.wrong_arguments import argument, records
 from tests.fuzz.wrong_files import file, plain, resumed
-from tests.fuzz.wrong_settings import combination, setting
+from tests.fuzz.wrong_settings import combination, setting, without_example
 
 QUICK, ALL = range(50), range(1000)
 KINDS = (setting, setting, combination, argument, argument, records, plain, file, resumed)
@@ -25,6 +25,10 @@ def test_a_mistake_is_refused_by_name(seed: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", ALL)
 def test_any_mistake_is_refused_by_name(seed: int, tmp_path: Path) -> None:
     is_refused(mistake(seed, tmp_path), tmp_path)
+
+
+def test_every_part_of_the_library_is_tried() -> None:
+    assert without_example() == set()
 
 
 def mistake(seed: int, folder: Path) -> Mistake:

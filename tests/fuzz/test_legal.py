@@ -2,7 +2,7 @@
 again."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from hush.core.plan import plan_text, read_plan
 from hush.training import checkpoint
 from hush.training.loop import Run
 from tests.fuzz.plans import Case, legal
+from tests.fuzz.wrong_settings import STAGES, kinds_of
 
 QUICK, ALL = range(50), range(1000)
 
@@ -29,6 +30,15 @@ def test_a_legal_plan_runs_is_charged_and_resumes(seed: int, tmp_path: Path) -> 
 @pytest.mark.parametrize("seed", ALL)
 def test_any_legal_plan_runs_is_charged_and_resumes(seed: int, tmp_path: Path) -> None:
     holds(legal(seed, quick=False), tmp_path)
+
+
+def test_every_part_of_the_library_is_in_some_legal_plan() -> None:
+    plans = [legal(seed, quick=True).plan for seed in range(300)]
+    drawn = {
+        type(part).__name__ for plan in plans for part in (getattr(plan, f.name) for f in fields(plan))
+    }
+    # entries are for answers that change in a few numbers, as votes do, and not for gradients
+    assert {name for stage in STAGES for name in kinds_of(stage)} - drawn == {"Entries"}
 
 
 def holds(case: Case, folder: Path) -> None:
@@ -45,21 +55,21 @@ def is_written_down(case: Case, folder: Path) -> None:
     """Plain data and plan files give the same plan again, with the same name."""
     plan = case.plan
     (folder / "plan.toml").write_text(plan_text(plan))
-    for again in (hush.Plan.from_plain(plan.to_plain()), read_plan(folder / "plan.toml")):
-        assert again == plan
-        assert again.digest == plan.digest
-        assert hash(again) == hash(plan)
+    for copied in (hush.Plan.from_plain(plan.to_plain()), read_plan(folder / "plan.toml")):
+        assert copied == plan
+        assert copied.digest == plan.digest
+        assert hash(copied) == hash(plan)
 
 
 def is_charged(case: Case, dimension: int | None) -> hush.Guarantee:
     """More steps cost no less, and nothing costs less than nothing; return the cost of three."""
-    found = [hush.epsilon(case.plan, steps, case.delta, dimension) for steps in (0, 1, 3)]
-    for fewer, more in pairwise(found):
+    guarantees = [hush.epsilon(case.plan, steps, case.delta, dimension) for steps in (0, 1, 3)]
+    for fewer, more in pairwise(guarantees):
         assert 0 <= more.epsilon.lower <= more.epsilon.upper
         assert fewer.epsilon.upper <= more.epsilon.upper * (1 + 1e-9)
-    assert found[0].epsilon.upper == 0
-    assert not any(math.isnan(each.epsilon.upper) for each in found)
-    return found[-1]
+    assert guarantees[0].epsilon.upper == 0
+    assert not any(math.isnan(guarantee.epsilon.upper) for guarantee in guarantees)
+    return guarantees[-1]
 
 
 def runs_and_resumes(case: Case, folder: Path) -> hush.Ledger:
@@ -70,11 +80,11 @@ def runs_and_resumes(case: Case, folder: Path) -> hush.Ledger:
     take(first, case, 2)
     checkpoint.save(folder / "checkpoint", {"step": first.state_dict()})
     first.ledger.close()
-    other = case.model()
-    for parameter in other.parameters():
+    model = case.model()
+    for parameter in model.parameters():
         parameter.data.fill_(7.0)
     second = case.step(
-        other, ledger=folder / "ledger.jsonl", generator=torch.Generator().manual_seed(999)
+        model, ledger=folder / "ledger.jsonl", generator=torch.Generator().manual_seed(999)
     )
     second.load_state_dict(checkpoint.load(folder / "checkpoint")["step"])
     take(second, case, 1)

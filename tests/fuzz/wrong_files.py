@@ -58,20 +58,24 @@ def resumed(pick: Random, folder: Path) -> Mistake:
     step = case.step()
     path = folder / "checkpoint"
     checkpoint.save(path, {"step": step.state_dict()})
-    held = path.read_bytes()
+    content = path.read_bytes()
     match pick.randrange(4):
         case 0:
-            path.write_bytes(held[: pick.randrange(len(held))])
+            path.write_bytes(content[: pick.randrange(len(content))])
             return Mistake("a checkpoint cut short", lambda: checkpoint.load(path), str(path))
         case 1:
             lost = pick.choice(sorted(step.state_dict()))
             state = {k: v for k, v in step.state_dict().items() if k != lost}
             return Mistake(f"a state without {lost}", lambda: step.load_state_dict(state), lost)
         case 2:
-            ahead = {**step.state_dict(), "steps": 5}
-            return Mistake("a state ahead of its ledger", lambda: step.load_state_dict(ahead), "5 steps")
-        case _:
-            other = replace(case, records=case.records + 1).step()
+            state_ahead = {**step.state_dict(), "steps": 5}
             return Mistake(
-                "a state of other records", lambda: other.load_state_dict(step.state_dict()), "records"
+                "a state ahead of its ledger", lambda: step.load_state_dict(state_ahead), "5 steps"
+            )
+        case _:
+            resumed_step = replace(case, records=case.records + 1).step()
+            return Mistake(
+                "a state of other records",
+                lambda: resumed_step.load_state_dict(step.state_dict()),
+                "records",
             )

@@ -2,77 +2,79 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import hush
-from hush.core.parts import Part
+from hush.core.parts import Clipping, Noise, Part, Release, Sampling
+from hush.core.value import Value
 from tests.fuzz.mistake import NUMBERS, STRANGE, Attempt, Mistake
 from tests.fuzz.wrong_arguments import a_run, a_step
 
+STAGES: tuple[type[Part], ...] = (Sampling, Clipping, Noise, Release)
 
-def _settings() -> list[tuple[type[Any], dict[str, Any], str, Callable[[float], bool]]]:
-    """Every setting of every part: the class, the others, its name, and which numbers it takes."""
-    rate = "rate", lambda v: 1e-9 <= v <= 1
-    thinned = 1 / 512
-    norm = lambda v: 1e-12 <= v <= 1e12  # noqa: E731
-    noisy = lambda v: 0 < v <= 1e15  # noqa: E731
-    scale = lambda v: 1e-12 <= v <= 1e15  # noqa: E731
-    whole = lambda v: v == 1  # noqa: E731
-    bounded = {"scale": 1.0, "bound": 1.0}
-    tested = {"rate": 0.1, "clip": 1.0, "multiplier": 1.0}
-    return [
-        (hush.Poisson, {"rate": 0.1}, *rate),
-        (hush.Coordinate, {"rate": 0.5}, "rate", lambda v: thinned <= v <= 1),
-        (hush.Twice, {"rate": 0.1, "coordinate_rate": 0.5}, *rate),
-        (
-            hush.Twice,
-            {"rate": 0.1, "coordinate_rate": 0.5},
-            "coordinate_rate",
-            lambda v: thinned <= v <= 1,
-        ),
-        (hush.L2, {}, "norm", norm),
-        (hush.Lp, {"p": 1.5}, "norm", norm),
-        (hush.Lp, {"norm": 1.0}, "p", lambda v: v >= 1),
-        (hush.Linf, {}, "norm", norm),
-        (hush.L2Linf, {"linf": 0.1}, "l2", norm),
-        (hush.L2Linf, {"l2": 1.0}, "linf", norm),
-        (hush.Importance, {}, "norm", norm),
-        (hush.Entries, {"changed": 1}, "norm", norm),
-        (hush.Entries, {}, "changed", whole),
-        (hush.Principal, {}, "groups", whole),
-        (hush.Principal, {}, "every", whole),
-        (hush.Principal, {}, "iterations", whole),
-        (hush.Gaussian, {}, "multiplier", noisy),
-        (hush.Laplace, {}, "multiplier", noisy),
-        (hush.GeneralizedGaussian, {"beta": 1.5}, "multiplier", noisy),
-        (hush.GeneralizedGaussian, {"multiplier": 1.0}, "beta", lambda v: v >= 1),
-        (hush.Rectified, bounded, "scale", scale),
-        (hush.Truncated, bounded, "bound", scale),
-        (hush.StochasticSign, {}, "scale", scale),
-        (hush.Quantized, {**bounded, "levels": 4}, "bound", scale),
-        (hush.Quantized, bounded, "levels", lambda v: False),
-        (hush.Selective, tested, *rate),
-        (hush.Selective, tested, "clip", noisy),
-        (hush.Selective, tested, "multiplier", noisy),
-        (hush.Selective, tested, "threshold", lambda v: abs(v) <= 1e15),
-        (hush.Selective, tested, "accounting", lambda v: False),
-        (hush.Selective, tested, "test", lambda v: False),
-        (hush.Budget, {"delta": 1e-5}, "epsilon", lambda v: 0 < v < math.inf),
-        (hush.Budget, {"epsilon": 1.0}, "delta", lambda v: 0 < v < 1),
-    ]
+
+_EXAMPLES: tuple[Value, ...] = (
+    *(hush.Poisson(rate=0.1), hush.FullBatch(), hush.Coordinate(rate=0.5)),
+    hush.Twice(rate=0.1, coordinate_rate=0.5),
+    *(hush.L2(norm=1.0), hush.Lp(p=1.5, norm=1.0), hush.Linf(norm=1.0), hush.L2Linf(l2=1.0, linf=0.5)),
+    *(hush.Box(bounds=[(8, 1.0)]), hush.Subspaces(ranks=[3, 5], l2=[1.0, 1.0])),
+    *(hush.Entries(changed=1), hush.Importance(norm=1.0)),
+    *(hush.Gaussian(multiplier=1.0), hush.BlockGaussian(multipliers=[1.0])),
+    *(hush.Laplace(multiplier=1.0), hush.GeneralizedGaussian(beta=1.5, multiplier=1.0)),
+    *(hush.Rectified(scale=1.0, bound=1.0), hush.Truncated(scale=1.0, bound=1.0)),
+    *(hush.StochasticSign(scale=1.0), hush.Quantized(scale=1.0, bound=1.0, levels=4)),
+    *(hush.Always(), hush.Selective(rate=0.1, clip=1.0, multiplier=1.0, test="mean")),
+    *(hush.Principal(), hush.Budget(epsilon=1.0, delta=1e-5)),
+)
+"""A value of every kind that has settings."""
+
+_TAKEN: dict[str, Callable[[float], bool]] = {
+    "rate": lambda v: 1e-9 <= v <= 1,
+    "coordinate_rate": lambda v: 1 / 512 <= v <= 1,
+    **dict.fromkeys(("norm", "l2", "linf"), lambda v: 1e-12 <= v <= 1e12),
+    **dict.fromkeys(("p", "beta"), lambda v: v >= 1),
+    **dict.fromkeys(("multiplier", "clip"), lambda v: 0 < v <= 1e15),
+    **dict.fromkeys(("scale", "bound"), lambda v: 1e-12 <= v <= 1e15),
+    "threshold": lambda v: abs(v) <= 1e15,
+    **dict.fromkeys(("changed", "groups", "every", "iterations"), lambda v: v == 1),
+    **dict.fromkeys(("levels", "accounting", "test"), lambda v: False),
+    "epsilon": lambda v: 0 < v < math.inf,
+    "delta": lambda v: 0 < v < 1,
+}
+"""Which of the numbers tried a setting takes, by its name; written down here a second time."""
+
+_SETTINGS = [
+    (value, field.name)
+    for value in _EXAMPLES
+    for field in fields(value)
+    if isinstance(getattr(value, field.name), int | float | str)
+]
+"""Every setting of every kind that is one number or one word."""
+
+
+def kinds_of(stage: type[Part]) -> set[str]:
+    """The library's parts of a stage; tests define others."""
+    return {name for name, kind in stage.originals.items() if kind.__module__.startswith("hush.")}
+
+
+def without_example() -> set[str]:
+    """Parts of the library that nothing here is tried on."""
+    parts = {name for stage in STAGES for name in kinds_of(stage)}
+    return parts - {type(value).__name__ for value in _EXAMPLES}
 
 
 def setting(pick: Random, folder: Path) -> Mistake:
     """A part with one setting outside its range."""
-    kind, others, name, takes = pick.choice(_settings())
-    wrong = pick.choice([value for value in NUMBERS if not takes(value)] + STRANGE)
+    value, name = pick.choice(_SETTINGS)
+    wrong = pick.choice([number for number in NUMBERS if not _TAKEN[name](number)] + STRANGE)
     if pick.random() < 0.2:
         return _listed(pick)
     return Mistake(
-        f"{kind.__name__}({name}={wrong!r})",
-        lambda: kind(**{**others, name: wrong}),
+        f"{type(value).__name__}({name}={wrong!r})",
+        lambda: replace(value, **{name: wrong}),
         f"{name}={wrong!r}",
     )
 
@@ -90,30 +92,6 @@ def _listed(pick: Random) -> Mistake:
     ]
     name, attempt = pick.choice(makers)
     return Mistake(f"{name}=[.. {wrong!r} ..]", attempt, f"{name}={wrong!r}")
-
-
-_SAMPLINGS = [
-    hush.Poisson(rate=0.1),
-    hush.FullBatch(),
-    hush.Coordinate(rate=0.5),
-    hush.Twice(rate=0.1, coordinate_rate=0.5),
-]
-_CLIPPINGS = [
-    *(hush.L2(norm=1.0), hush.Lp(p=1.5, norm=1.0), hush.Linf(norm=1.0), hush.L2Linf(l2=1.0, linf=0.5)),
-    *(hush.Box(bounds=[(8, 1.0)]), hush.Subspaces(ranks=[3, 5], l2=[1.0, 1.0])),
-    *(hush.Entries(changed=1), hush.Importance(norm=1.0)),
-]
-_NOISES = [
-    *(
-        hush.Gaussian(multiplier=1.0),
-        hush.BlockGaussian(multipliers=[1.0]),
-        hush.Laplace(multiplier=1.0),
-    ),
-    *(hush.GeneralizedGaussian(beta=1.5, multiplier=1.0), hush.Rectified(scale=1.0, bound=1.0)),
-    *(hush.Truncated(scale=1.0, bound=1.0), hush.StochasticSign(scale=1.0)),
-    hush.Quantized(scale=1.0, bound=1.0, levels=4),
-]
-_RELEASES = [hush.Always(), hush.Selective(rate=0.1, clip=1.0, multiplier=1.0, test="mean")]
 
 
 def _proved(sampling: str, clipping: str, noise: str, release: str) -> bool:
@@ -139,14 +117,14 @@ def _proved(sampling: str, clipping: str, noise: str, release: str) -> bool:
 def combination(pick: Random, folder: Path) -> Mistake:
     """Parts that nobody has proved anything of together."""
     while True:
-        parts: list[Part] = [
-            pick.choice(group) for group in (_SAMPLINGS, _CLIPPINGS, _NOISES, _RELEASES)
+        parts: list[Any] = [
+            pick.choice([value for value in _EXAMPLES if isinstance(value, stage)]) for stage in STAGES
         ]
         kinds = [type(part).__name__ for part in parts]
         if not _proved(*kinds):
             break
     sampling, clipping, noise, release = parts
-    plan = hush.Plan(sampling=sampling, clipping=clipping, noise=noise, release=release)  # type: ignore[arg-type]
+    plan = hush.Plan(sampling=sampling, clipping=clipping, noise=noise, release=release)
     use = pick.choice(
         [
             lambda: hush.epsilon(plan, 3, 1e-5, dimension=8),
