@@ -10,7 +10,7 @@ from typing import Any
 
 from hush.report.figure import Figure
 from recipes.dpsur.methods import METHODS
-from recipes.dpsur.runs import Four, Method, outcomes
+from recipes.dpsur.runs import Method, four, outcomes
 from recipes.workers import workers
 
 _LEVEL = 3.0
@@ -96,22 +96,18 @@ def start(data: str, short: bool) -> Method:
     paper = replace(by_name["DPSUR"], test_batch=128)
     if not short:
         return paper
-    return replace(paper, model="scattering-linear", batch=8192, rates=_four(16.0), noise=None)
+    return replace(paper, model="scattering-linear", batch=8192, rates=four(16.0), noise=None)
 
 
 def varied(method: Method, study: str, value: float) -> Method:
     """The method with one setting changed."""
     match study:
         case "learning rate":
-            return replace(method, rates=_four(value))
+            return replace(method, rates=four(value))
         case "test noise":
-            return replace(method, test_noise=_four(value))
+            return replace(method, test_noise=four(value))
         case "test clip":
             return replace(method, test_clip=value)
         case "threshold":
             return replace(method, threshold=value)
     return replace(method, test_batch=round(value))
-
-
-def _four(value: float) -> Four:
-    return (value, value, value, value)

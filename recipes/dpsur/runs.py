@@ -24,8 +24,7 @@ from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
 from hush.training.methods.adaptive import Adaptive, AdaptiveDescent
 from hush.training.step import PrivateStep
-from recipes.dpsur.charged_statistics import Statistics, normalised_by
-from recipes.dpsur.inputs import inputs_on, network
+from recipes.dpsur.inputs import Statistics, inputs_on, network, normalised_by
 
 DELTA = 1e-5
 EPSILONS = (1.0, 2.0, 3.0, 4.0)
@@ -33,6 +32,11 @@ Four = tuple[float, float, float, float]
 Kind = Literal["plain", "importance", "adaptive", "summed", "mean", "published"]
 # Trials of a published run for each update that it is to accept; beyond, it is given up.
 _MOST_TRIALS = 10
+
+
+def four(value: float) -> Four:
+    """The same setting at every epsilon."""
+    return (value, value, value, value)
 
 
 @dataclass(frozen=True, kw_only=True)

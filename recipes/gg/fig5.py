@@ -14,7 +14,7 @@ from hush.core.plan import Plan
 from hush.noise import GeneralizedGaussian
 from hush.report.figure import Figure
 from hush.sampling import FullBatch, Poisson
-from recipes.gg.fig8 import BETAS
+from recipes.gg.noisy_votes import BETAS
 
 RATES = (1.0, 0.1)
 CUTS = (5.0, 10.0, 15.0)

@@ -37,76 +37,81 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=20.0)
     )
     (folder / "plan.toml").write_text(plan_text(plan))
-    found = call(
+    result = call(
         *("train", "--plan", folder / "plan.toml", "--steps", 9, "--seed", 0, "--lr", 0.5),
         *("--momentum", 0.5, "--run-dir", folder / "run", "--json"),
     )
-    assert found.exit_code == 0, found.exception
+    assert result.exit_code == 0, result.exception
     return folder / "run"
 
 
 def test_what_train_was_given_is_kept(run: Path) -> None:
-    kept = Settings.read(run)
-    assert (kept.data, kept.model, kept.learning_rate, kept.momentum) == ("digits", "logistic", 0.5, 0.5)
-    assert Settings.from_plain(kept.to_plain()) == kept
+    settings = Settings.read(run)
+    assert (settings.data, settings.model, settings.learning_rate, settings.momentum) == (
+        "digits",
+        "logistic",
+        0.5,
+        0.5,
+    )
+    assert Settings.from_plain(settings.to_plain()) == settings
 
 
 def test_features_come_from_the_folder_that_is_named(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    directories = []
 
     def embedded(images: Any, shape: tuple[int, ...], device: str, directory: Path | None) -> Any:
-        asked.append(directory)
+        directories.append(directory)
         return torch.randn(*shape).numpy()
 
     monkeypatch.setenv("HUSH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("hush.data.features._embedded", embedded)
-    again = tmp_path / "run"
-    shutil.copytree(run, again)
-    kept = Settings.read(run).to_plain()
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    settings = Settings.read(run).to_plain()
     features = {"features": "efficientnet-lite0", "model": "efficientnet-linear"}
-    (again / "settings.json").write_text(json.dumps({**kept, **features}))
-    found = answer("audit", again, "--data-dir", tmp_path, "--no-others", "--canaries", 8)
-    assert found["canaries"] == 8
-    assert asked == [tmp_path, tmp_path]  # of training and of test records
+    (copied / "settings.json").write_text(json.dumps({**settings, **features}))
+    result = answer("audit", copied, "--data-dir", tmp_path, "--no-others", "--canaries", 8)
+    assert result["canaries"] == 8
+    assert directories == [tmp_path, tmp_path]  # of training and of test records
 
 
 def test_the_charge_says_seeded_where_the_audit_was_given_a_seed(run: Path) -> None:
     for options, randomness in (((), "secret"), (("--seed", 1), "seeded")):
-        found = answer("audit", run, "--no-others", "--canaries", 8, *options)
-        assert found["charge"]["randomness"] == randomness
+        result = answer("audit", run, "--no-others", "--canaries", 8, *options)
+        assert result["charge"]["randomness"] == randomness
 
 
 @pytest.mark.parametrize("options", [(), ("--no-others",), ("--kind", "input")])
 def test_a_run_stays_below_its_charge(run: Path, options: tuple[str, ...]) -> None:
-    found = answer("audit", run, "--seed", 1, *options)
-    charged = hush.epsilon(hush.Plan.from_plain(found["plan"]), 9, 1e-5).epsilon
-    assert found["charge"]["epsilon"] == charged.to_plain()
-    assert found["lower_bound"] <= charged.upper
-    assert (found["exceeded"], found["exit"], found["steps"]) == (False, 0, 9)
-    assert found["sensitive"]
-    assert found["canaries"] == (180 if options == ("--kind", "input") else 256)
-    assert 0 <= found["guesses"]["right"] <= found["guesses"]["made"] <= found["canaries"]
+    result = answer("audit", run, "--seed", 1, *options)
+    charged = hush.epsilon(hush.Plan.from_plain(result["plan"]), 9, 1e-5).epsilon
+    assert result["charge"]["epsilon"] == charged.to_plain()
+    assert result["lower_bound"] <= charged.upper
+    assert (result["exceeded"], result["exit"], result["steps"]) == (False, 0, 9)
+    assert result["sensitive"]
+    assert result["canaries"] == (180 if options == ("--kind", "input") else 256)
+    assert 0 <= result["guesses"]["right"] <= result["guesses"]["made"] <= result["canaries"]
 
 
 def test_missing_noise_is_caught_and_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    around = Gaussian.privatize
+    privatize = Gaussian.privatize
 
     def less(self: Gaussian, location: Tensor, *, norm: float, generator: Randomness) -> Tensor:
-        return around(self, location, norm=norm / 32, generator=generator)
+        return privatize(self, location, norm=norm / 32, generator=generator)
 
     monkeypatch.setattr(Gaussian, "privatize", less)
-    found = answer("audit", run, "--seed", 1, "--no-others")
-    assert found["exceeded"]
-    assert found["exit"] == 1
-    assert found["lower_bound"] > found["charge"]["epsilon"]["upper"]
-    said = call("audit", run, "--seed", 1, "--no-others").stdout
-    assert "THE BOUND IS ABOVE THE CHARGE" in said
+    result = answer("audit", run, "--seed", 1, "--no-others")
+    assert result["exceeded"]
+    assert result["exit"] == 1
+    assert result["lower_bound"] > result["charge"]["epsilon"]["upper"]
+    text = call("audit", run, "--seed", 1, "--no-others").stdout
+    assert "THE BOUND IS ABOVE THE CHARGE" in text
 
 
 def test_the_text_says_what_was_done(run: Path) -> None:
-    said = call("audit", run, "--canaries", 20, "--seed", 1).stdout
+    text = call("audit", run, "--canaries", 20, "--seed", 1).stdout
     for words in (
         "20 gradient canaries",
         "1437 other records",
@@ -115,9 +120,9 @@ def test_the_text_says_what_was_done(run: Path) -> None:
         "0.95",
         "sensitive",
     ):
-        assert words in said
-    often = call("audit", run, "--runs", 32, "--no-others", "--seed", 1).stdout
-    assert "32 runs, one gradient canary in every other" in often
+        assert words in text
+    text_of_many_runs = call("audit", run, "--runs", 32, "--no-others", "--seed", 1).stdout
+    assert "32 runs, one gradient canary in every other" in text_of_many_runs
 
 
 def test_what_cannot_be_audited_is_refused(run: Path, tmp_path: Path) -> None:
@@ -168,10 +173,10 @@ def test_a_secure_run_is_audited_with_the_secure_source(
     assert Settings.read(tmp_path / "run").secure
     asked = []
 
-    def noted(*given: Any, secure: bool, **others: Any) -> Randomness:
+    def recording(*args: Any, secure: bool, **kwargs: Any) -> Randomness:
         asked.append(secure)
-        return source_for(*given, secure=secure, **others)
+        return source_for(*args, secure=secure, **kwargs)
 
-    monkeypatch.setattr("hush.training.step_state.source_for", noted)
+    monkeypatch.setattr("hush.training.step_state.source_for", recording)
     assert call("audit", tmp_path / "run", "--canaries", 8).exit_code == 0
     assert asked == [True]

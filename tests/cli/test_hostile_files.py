@@ -103,10 +103,10 @@ def test_noise_of_no_size_is_refused_before_it_is_divided_by(tmp_path: Path, mul
 
 
 def test_the_least_noise_under_the_least_norm_is_still_divided_by() -> None:
-    least = hush.Plan(
+    plan = hush.Plan(
         sampling=hush.FullBatch(), clipping=hush.L2(norm=1e-12), noise=hush.Gaussian(multiplier=1e-12)
     )
-    assert signal_to_noise(least, records=1, steps=1, dimension=1) == pytest.approx(1e12)
+    assert signal_to_noise(plan, records=1, steps=1, dimension=1) == pytest.approx(1e12)
 
 
 @pytest.mark.parametrize("device", ["meta", "hpu", "cuda:99", "vulkan", "x" * 10_000])

@@ -30,13 +30,13 @@ def test_account_gives_the_same_number_however_it_is_asked(plan_file: Path) -> N
     by_size = ("--noise", "1", "--records", "60000", "--batch-size", "600", "--epochs", "10")
     by_plan = ("--plan", plan_file, "--steps", "1000")
     for asked in (by_rate, by_size, by_plan):
-        given = answer("account", *asked, *common)
-        assert given["epsilon"] == expected
-        assert given["charged"] == [{"plan": plan.to_plain(), "steps": 1000}]
+        result = answer("account", *asked, *common)
+        assert result["epsilon"] == expected
+        assert result["charged"] == [{"plan": plan.to_plain(), "steps": 1000}]
     text = call("account", *by_rate, *common).stdout
     assert f"epsilon <= {expected['upper']:.5g}" in text
     assert "zero-out one record" in text
-    assert f"right at most {100 * given['attacker']['success']:.1f}% of the time" in text
+    assert f"right at most {100 * result['attacker']['success']:.1f}% of the time" in text
 
 
 def test_account_of_a_question_loads_no_torch() -> None:
@@ -55,11 +55,11 @@ def test_calibrate_prints_a_plan_that_meets_the_budget(tmp_path: Path) -> None:
     path.write_text(call(*asked).stdout)
     plan = read_plan(path)
     assert 0.999 * 2 <= hush.epsilon(plan, steps=500, delta=1e-5).epsilon.upper <= 2
-    given = answer(*asked)
-    assert given["plan"] == plan.to_plain()
-    assert given["steps"] == 500
+    result = answer(*asked)
+    assert result["plan"] == plan.to_plain()
+    assert result["steps"] == 500
     assert (
-        answer("calibrate", "--epsilon", "2", "--plan", path, "--steps", "500")["plan"] == given["plan"]
+        answer("calibrate", "--epsilon", "2", "--plan", path, "--steps", "500")["plan"] == result["plan"]
     )
 
 
@@ -92,8 +92,8 @@ def test_train_on_features_keeps_them(tmp_path: Path, monkeypatch: pytest.Monkey
     asked = ("train", "--features", "scattering", "--steps", "30", "--seed", "0")
     first = answer(*asked, cwd=tmp_path)
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()}
-    again = answer(*asked, cwd=tmp_path)
-    assert first["final"]["accuracy"] == again["final"]["accuracy"] > 0.85
+    repeated = answer(*asked, cwd=tmp_path)
+    assert first["final"]["accuracy"] == repeated["final"]["accuracy"] > 0.85
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()} == files
 
 
@@ -255,10 +255,10 @@ def test_compare_lists_the_mechanisms() -> None:
 
 
 def test_claims_are_listed_with_their_tests() -> None:
-    given = answer("claims")["claims"]
+    claims = answer("claims")["claims"]
     text = call("claims").stdout
-    assert len(given) == text.count("  test     tests/accounting/test_claims.py::test_")
-    assert all(claim["statement"] in text for claim in given)
+    assert len(claims) == text.count("  test     tests/accounting/test_claims.py::test_")
+    assert all(claim["statement"] in text for claim in claims)
 
 
 def test_the_version_is_the_packages() -> None:
@@ -280,9 +280,9 @@ def test_a_plan_whose_cost_grows_with_the_dimension_is_asked_for_it(tmp_path: Pa
     without = call("account", "--plan", steep, "--steps", "1")
     assert without.returncode == 2
     assert "needs the dimension" in without.stderr
-    found = answer("account", "--plan", steep, "--steps", "1", "--dimension", "2")
-    assert found["basis"] == "proved"
-    assert found["epsilon"]["upper"] < 10
+    result = answer("account", "--plan", steep, "--steps", "1", "--dimension", "2")
+    assert result["basis"] == "proved"
+    assert result["epsilon"]["upper"] < 10
 
 
 def test_calibrate_fits_noise_where_it_is_told_the_dimension(tmp_path: Path) -> None:
@@ -290,9 +290,9 @@ def test_calibrate_fits_noise_where_it_is_told_the_dimension(tmp_path: Path) -> 
     capped.write_text(EXAMPLE.replace('"L2"\nnorm = 1.0', '"Linf"\nnorm = 0.1'))
     asked = ("calibrate", "--plan", capped, "--epsilon", "1", "--steps", "10", "--fit")
     assert "Pass dimension=" in call(*asked).stderr
-    found = answer(*asked, "--dimension", "500")
-    assert found["plan"]["noise"]["kind"] == "Gaussian"  # one block, one deviation
-    assert found["epsilon"]["upper"] <= 1
+    result = answer(*asked, "--dimension", "500")
+    assert result["plan"]["noise"]["kind"] == "Gaussian"  # one block, one deviation
+    assert result["epsilon"]["upper"] <= 1
 
 
 def test_a_run_that_is_interrupted_says_how_to_go_on(
@@ -315,9 +315,9 @@ def test_views_leave_small_images_in_sight(tmp_path: Path) -> None:
 
 def test_a_secure_run_has_no_seed(tmp_path: Path) -> None:
     assert call("train", "--epochs", "1", "--secure", cwd=tmp_path).returncode == 0
-    both = call("train", "--epochs", "1", "--secure", "--seed", "1", cwd=tmp_path)
-    assert both.returncode == 2
-    assert "Pass one of the two" in both.stderr
+    seeded = call("train", "--epochs", "1", "--secure", "--seed", "1", cwd=tmp_path)
+    assert seeded.returncode == 2
+    assert "Pass one of the two" in seeded.stderr
 
 
 def test_noise_that_drowns_the_records_is_said(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_run_is_resumed_with_the_settings_it_began_with(tmp_path: Path) -> Non
     answer(*begun, "2", cwd=tmp_path)
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     more = (*begun, "3", "--resume")
-    for other, said in (
+    for changed, message in (
         (("--model", "mlp"), "model is logistic there and mlp here"),
         (("--lr", "0.5"), "learning_rate is 1.0 there and 0.5 here"),
         (("--features", "scattering"), "features is not set there and scattering here"),
@@ -342,9 +342,9 @@ def test_a_run_is_resumed_with_the_settings_it_began_with(tmp_path: Path) -> Non
         (("--data", "mnist", "--data-dir", "nowhere"), "data is digits there and mnist here"),
         (("--seed", "4"), "began with another seed, not with the seed 4"),
     ):
-        refused = call(*more, *other, cwd=tmp_path)
+        refused = call(*more, *changed, cwd=tmp_path)
         assert refused.returncode == 2
-        assert said in refused.stderr
+        assert message in refused.stderr
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
     (tmp_path / "run/checkpoint.safetensors").unlink()
     refused = call(*more, cwd=tmp_path)

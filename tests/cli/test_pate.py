@@ -27,8 +27,8 @@ def test_a_run_prints_what_may_be_published_and_what_may_not(tmp_path: Path) -> 
     assert "of their votes right" in private
     assert "sensitive: do not publish" in private
     assert "known seed" in private
-    again = call("pate", *SMALL, "--run-dir", tmp_path / "run", "--seed", "0", "--resume", "--json")
-    value = json.loads(again.stdout)
+    resumed = call("pate", *SMALL, "--run-dir", tmp_path / "run", "--seed", "0", "--resume", "--json")
+    value = json.loads(resumed.stdout)
     assert value["answered"] == 40
     assert value["guarantee"]["epsilon"]["upper"] <= 8.0
     assert value["sensitive"]["per_instance"]["sensitive"] is True
@@ -44,10 +44,10 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    kept = {path: path.stat().st_mtime_ns for path in run.glob("teachers/*.safetensors")}
+    written = {path: path.stat().st_mtime_ns for path in run.glob("teachers/*.safetensors")}
     result = call("pate", *arguments, "--resume")
     assert result.returncode == 0, result.stderr
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert {path: path.stat().st_mtime_ns for path in written} == written
     value = json.loads(result.stdout)
     assert 0 < value["answered"] <= 20
     spent = Ledger(run / "ledger.jsonl", read_only=True).epsilon(1e-5)

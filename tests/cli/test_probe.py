@@ -11,18 +11,18 @@ from tests.cli.command import answer
 
 def test_probe_measures_and_leaves_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("probe", "--model", "logistic", "--records", "50", "--steps", "2", "--out", tmp_path)
-    given = answer(*asked)
-    assert given["dimension"] == 650
-    assert given["records"] == 50
-    assert 0 < given["split"]["variance_ratio"] <= 1
-    assert given["notes"][0].startswith("no privacy")
-    files = given.pop("files")
+    report = answer(*asked)
+    assert report["dimension"] == 650
+    assert report["records"] == 50
+    assert 0 < report["split"]["variance_ratio"] <= 1
+    assert report["notes"][0].startswith("no privacy")
+    files = report.pop("files")
     assert [Path(file).name for file in files] == ["probe.csv", "probe.png", "probe.json"]
-    assert json.loads((tmp_path / "probe.json").read_text()) == given
+    assert json.loads((tmp_path / "probe.json").read_text()) == report
     probe(model="logistic", records=50, steps=2, out=tmp_path / "again", device="cpu")
     text = capsys.readouterr().out
     assert "must be public" in text
-    assert f"--dimension 650 --linf-ratio {given['linf_cap']:.3g}" in text
+    assert f"--dimension 650 --linf-ratio {report['linf_cap']:.3g}" in text
 
 
 def test_probe_of_noise_needs_no_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

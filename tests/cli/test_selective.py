@@ -9,7 +9,7 @@ from tests.cli.command import answer, call
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -27,14 +27,14 @@ def test_a_selective_run_says_how_many_trials_were_accepted() -> None:
         "--noise",
         "3",
     )
-    found = answer(*asked, "--run-dir", "run")
-    assert found["steps"] == 12
-    assert 0 <= found["accepted"] <= 12
-    assert found["plan"]["release"]["test"] == "summed"
+    run = answer(*asked, "--run-dir", "run")
+    assert run["steps"] == 12
+    assert 0 <= run["accepted"] <= 12
+    assert run["plan"]["release"]["test"] == "summed"
     text = call(*asked, "--run-dir", "again").stdout
-    assert f"{found['accepted']} of 12 trials were accepted" in text
+    assert f"{run['accepted']} of 12 trials were accepted" in text
     by_file = ("train", "--plan", "run/plan.toml", "--steps", "12", "--seed", "1")
-    assert answer(*by_file)["accepted"] == found["accepted"]
+    assert answer(*by_file)["accepted"] == run["accepted"]
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_the_tuner_prints_the_better_plan(tmp_path: Path) -> None:
     asked = ("tune-selective", "--records", "60000", "--batch-size", "2048", "--updates", "600")
     path = tmp_path / "plan.toml"
     path.write_text(call(*asked, "--epsilon", "1").stdout)
-    found = answer(*asked, "--epsilon", "1")
-    assert found["best"] == "summed"
-    assert found["tests"]["summed"]["plan"] == read_plan(path).to_plain()
-    assert found["tests"]["mean"]["trials"] == 1200
-    noise = {test: each["plan"]["noise"]["multiplier"] for test, each in found["tests"].items()}
+    tuned = answer(*asked, "--epsilon", "1")
+    assert tuned["best"] == "summed"
+    assert tuned["tests"]["summed"]["plan"] == read_plan(path).to_plain()
+    assert tuned["tests"]["mean"]["trials"] == 1200
+    noise = {test: choice["plan"]["noise"]["multiplier"] for test, choice in tuned["tests"].items()}
     assert noise["summed"] < noise["mean"]

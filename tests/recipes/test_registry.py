@@ -9,9 +9,7 @@ from scipy.integrate import quad
 from scipy.special import gamma
 
 from recipes.gg.dimension import gg_dimension
-from recipes.gg.fig8 import utility
-from recipes.gg.fig9 import histogram
-from recipes.gg.fig10 import gg_fig10, laplace_scale
+from recipes.gg.noisy_votes import gg_fig10, histogram, laplace_scale, utility
 from recipes.registry import all_recipes
 
 

@@ -13,9 +13,9 @@ from recipes.audit import mechanisms as recipe
 def test_what_exceeds_its_charge_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plain, *_ = attacks()
 
-    def undercharged(**given: float) -> Audit:
-        found = plain.attack(**given)
-        return replace(found, charge=found.lower / 2)
+    def undercharged(**settings: float) -> Audit:
+        audit = plain.attack(**settings)
+        return replace(audit, charge=audit.lower / 2)
 
     broken = replace(plain, name="a broken one", attack=undercharged)
     monkeypatch.setattr(recipe, "attacks", lambda: [plain, broken])

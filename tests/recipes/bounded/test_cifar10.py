@@ -38,11 +38,11 @@ def test_charges_are_sums_over_the_steps(kind: str) -> None:
 def test_the_orders_suit_the_plan(scale: float) -> None:
     """For the normal law no other order does better by more than a hundredth."""
     plan = GridPoint(kind="Gaussian", scale=scale, bound=None, clip=2e-3).plan()
-    found = dict(enumerate(fig3.charges((plan, np.zeros((20, 12_800))))))
+    epsilons = dict(enumerate(fig3.charges((plan, np.zeros((20, 12_800))))))
     fine = 1 + np.geomspace(1e-2, 1e5, 4000)
     best = rdp_to_epsilon(20 * hush.rdp(plan, fine, dimension=12_800), fine, 1e-5)
-    assert best * 0.999 <= found[1][1] <= 1.01 * best
-    assert found[1][0] == pytest.approx(found[1][1], rel=1e-9)
+    assert best * 0.999 <= epsilons[1][1] <= 1.01 * best
+    assert epsilons[1][0] == pytest.approx(epsilons[1][1], rel=1e-9)
 
 
 def test_figure_3_runs_the_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -70,27 +70,27 @@ def test_figure_3_runs_the_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_the_grid_has_the_paper_s_supports() -> None:
-    found = {
+    supports = {
         round(point.bound * point.scale * point.clip, 9)
         for point in fig3.grid()
         if point.bound is not None
     }
-    assert found == set(fig3.BOUNDS)
+    assert supports == set(fig3.BOUNDS)
     assert {point.plan().clipping.reference_norm for point in fig3.grid()} == set(fig3.CLIPS)
     for point in fig3.grid():
         assert (point.bound is None) == (point.kind == "Gaussian")
 
 
 def test_figure_4_trains_and_watches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    seen: list[Training] = []
+    runs: list[Training] = []
     outcome = fig4.outcome
 
-    def noted(run: Any) -> tuple[float, float, float]:
-        seen.append(run[0])
+    def recording(run: Any) -> tuple[float, float, float]:
+        runs.append(run[0])
         return outcome(run)
 
     monkeypatch.setattr(fig4, "_at_hand", records)
-    monkeypatch.setattr(fig4, "outcome", noted)
+    monkeypatch.setattr(fig4, "outcome", recording)
     for name, value in (
         ("MODEL", "mlp"),
         ("BATCH", 20),
@@ -101,12 +101,12 @@ def test_figure_4_trains_and_watches(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     ):
         monkeypatch.setattr(fig4, name, value)
     figure = fig4.bounded_fig4_cifar10(epochs=2, seeds=2, processes=1)
-    assert [run.steps for run in seen] == [6] * 12
-    assert {run.seed for run in seen} == {0, 1}
+    assert [run.steps for run in runs] == [6] * 12
+    assert {run.seed for run in runs} == {0, 1}
     rows = {(row[0], row[1]): [float(str(cell)) for cell in row[3:]] for row in figure.rows}
     assert len(rows) == 6
     for kind in fig4.LAWS:
         # four times the noise tells less
         assert rows[kind, 80.0][1] < rows[kind, 20.0][1]
-        assert all(0 < each[2] <= each[1] for each in rows.values())
+        assert all(0 < losses[2] <= losses[1] for losses in rows.values())
     assert all(path.exists() for path in figure.save(tmp_path))

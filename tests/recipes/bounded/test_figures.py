@@ -3,7 +3,7 @@
 import pytest
 
 from recipes.bounded.fig1 import NOISES, bounded_fig1
-from recipes.bounded.fig2 import _best, _trials
+from recipes.bounded.mean import _best, _trials
 
 
 def numbers(row: object) -> list[float]:

@@ -35,8 +35,8 @@ def test_what_is_charged_is_the_sum_over_the_steps(kind: str) -> None:
     run = descent(point, x, y, seed=0)
     weights, total = torch.zeros(10, 4), np.zeros(len(ORDERS))
     for after in run.run(3):
-        sum_here = sum(clamped(weights, *each) for each in zip(x, y, strict=True))
-        location = np.asarray(torch.as_tensor(sum_here).detach().double()).ravel()
+        step_sum = sum(clamped(weights, *record) for record in zip(x, y, strict=True))
+        location = np.asarray(torch.as_tensor(step_sum).detach().double()).ravel()
         assert run.location == pytest.approx(location, abs=1e-5), "the sum, and not the draw around it"
         total += hush.individual_rdp(point.plan(), location, ORDERS)
         weights = after
@@ -71,7 +71,7 @@ def test_ratios_are_of_the_lowest_epsilon_that_reaches_a_target() -> None:
 
 
 def test_the_frontier_leaves_out_what_is_beaten() -> None:
-    rows = [["a", 1, 1, *each] for each in ((70, 1.0, 0.1), (69, 2.0, 0.2), (75, 3.0, 0.3))]
+    rows = [["a", 1, 1, *point] for point in ((70, 1.0, 0.1), (69, 2.0, 0.2), (75, 3.0, 0.3))]
     assert fig4.frontier(rows, "a", 4) == [(1.0, 70), (3.0, 75)]
 
 
@@ -82,7 +82,7 @@ def test_losses_against_a_jacobian_that_is_written_out(monkeypatch: pytest.Monke
     monkeypatch.setattr(fig4, "grid", lambda: grid)
     monkeypatch.setattr(fig4, "STEPS", 2)
     monkeypatch.setattr(fig4, "WATCHED", 7)
-    found = {row[0]: row for row in fig4.bounded_fig4().rows}
+    rows = {row[0]: row for row in fig4.bounded_fig4().rows}
     x, y, *_ = records()
     for point in grid:
         run, squared, before = descent(point, x, y, seed=0), np.zeros(7), torch.zeros(10, 4)
@@ -95,11 +95,11 @@ def test_losses_against_a_jacobian_that_is_written_out(monkeypatch: pytest.Monke
                 squared[k] += float(torch.linalg.matrix_norm(eta[:, None] * moved.double(), 2)) ** 2
             before = after
         reached = accuracy(before, x, y)
-        assert found[point.kind][3] == pytest.approx(reached)
+        assert rows[point.kind][3] == pytest.approx(reached)
         largest, median = float(np.sqrt(squared.max())), float(np.median(np.sqrt(squared)))
         # certified upper ends, so no less; and close
-        assert largest * (1 - 1e-5) <= float(str(found[point.kind][4])) < 1.6 * largest
-        assert median * (1 - 1e-5) <= float(str(found[point.kind][5])) < 1.6 * median
+        assert largest * (1 - 1e-5) <= float(str(rows[point.kind][4])) < 1.6 * largest
+        assert median * (1 - 1e-5) <= float(str(rows[point.kind][5])) < 1.6 * median
 
 
 def test_records_that_set_the_scale_are_not_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_records_that_set_the_scale_are_not_trained_on(monkeypatch: pytest.Monke
 
     source = np.random.default_rng(0)
     images = source.normal(3.0, 2.0, size=(40, 1, 8, 8)).astype(np.float32)
-    made = Dataset(
+    dataset = Dataset(
         name="made",
         classes=10,
         x_train=images,
@@ -115,12 +115,12 @@ def test_records_that_set_the_scale_are_not_trained_on(monkeypatch: pytest.Monke
         x_test=images[:5],
         y_test=np.arange(5),
     )
-    monkeypatch.setattr(bounded_probe, "load", lambda name: made)
+    monkeypatch.setattr(bounded_probe, "load", lambda name: dataset)
     monkeypatch.setattr(bounded_probe, "with_features", lambda dataset, features, device: dataset)
     monkeypatch.setattr(bounded_probe, "PUBLIC", 30)
     x, y, x_test, _ = bounded_probe.features("cpu")
     assert (x.shape, y.tolist(), x_test.shape) == ((10, 4), [k % 10 for k in range(30, 40)], (5, 4))
     images[35] = 100.0  # another record: its own row moves and no other
-    again = bounded_probe.features("cpu")[0]
-    assert torch.equal(x[:5], again[:5])
-    assert not torch.equal(x[5], again[5])
+    after = bounded_probe.features("cpu")[0]
+    assert torch.equal(x[:5], after[:5])
+    assert not torch.equal(x[5], after[5])

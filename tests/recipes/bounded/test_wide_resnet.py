@@ -49,11 +49,11 @@ def clamped(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """One record's gradient by autograd in double precision, clamped."""
     exact = copy.deepcopy(model).double()
     loss = nn.functional.cross_entropy(exact(x.double()[None]), y[None])
-    found = torch.autograd.grad(loss, list(exact.parameters()), create_graph=True)
-    return torch.cat([part.reshape(-1) for part in found]).clamp(-CLIP, CLIP)
+    gradients = torch.autograd.grad(loss, list(exact.parameters()), create_graph=True)
+    return torch.cat([part.reshape(-1) for part in gradients]).clamp(-CLIP, CLIP)
 
 
-def told(model: nn.Module, plan: hush.Plan, taken: set[int]) -> list[float]:
+def largest_eigenvalues(model: nn.Module, plan: hush.Plan, taken: set[int]) -> list[float]:
     """The largest eigenvalue of each watched record, if it takes part with those that were drawn."""
     x, y = records()
     squared = []
@@ -70,13 +70,13 @@ def test_against_jacobians_that_are_written_out(kind: str, monkeypatch: pytest.M
     expected, drawn = np.zeros(WATCHED), []
     watch = Watch.__call__
 
-    def both(self: Watch, step: int, batch: Batch, location: Tensor) -> None:
+    def compared(self: Watch, step: int, batch: Batch, location: Tensor) -> None:
         taken = set(batch.indices.tolist())
         drawn.append(taken)
-        np.add(expected, np.array(told(self.model, self.plan, taken)) / 3, out=expected)
+        np.add(expected, np.array(largest_eigenvalues(self.model, self.plan, taken)) / 3, out=expected)
         watch(self, step, batch, location)
 
-    monkeypatch.setattr(Watch, "__call__", both)
+    monkeypatch.setattr(Watch, "__call__", compared)
     _, loss = train(training(kind), network(), records(), records())
     assert len(drawn) == STEPS
     assert any(taken & set(range(WATCHED)) for taken in drawn), "some take part and some do not"
@@ -89,11 +89,11 @@ def test_against_jacobians_that_are_written_out(kind: str, monkeypatch: pytest.M
 
 def test_a_batch_without_the_record_is_another_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the loss would be if only the sum that was drawn counted: not what is reported."""
-    run, kept = training("truncated"), []
-    monkeypatch.setattr(Watch, "__call__", lambda self, step, batch, at: kept.append((batch, at)))
+    run, steps = training("truncated"), []
+    monkeypatch.setattr(Watch, "__call__", lambda self, step, batch, at: steps.append((batch, at)))
     train(run, network(), records(), records())
     x, y = records()
-    batch, location = kept[0]  # of the first step, at the first weights
+    batch, location = steps[0]  # of the first step, at the first weights
     model = network()
     rows = [clamped(model, x[i], y[i]).detach() for i in batch.indices.tolist()]
     torch.testing.assert_close(location, torch.stack(rows).sum(0).double(), rtol=1e-5, atol=1e-6)
@@ -107,16 +107,16 @@ def test_one_step_of_each_span_stands_for_it() -> None:
     """So the sum over the chosen steps is, in the mean, the sum over all of them."""
     model, (x, y) = network(), records()
     run = training("Gaussian", moments=4)
-    found = np.zeros(STEPS)
+    weights = np.zeros(STEPS)
     for seed in range(400):
         run = Training(**{**vars(run), "seed": seed})
         plan = run.plan(len(x))
         watch = Watch(run, model, nn.CrossEntropyLoss(), (x[:2], y[:2]), plan)
         assert len(watch.moments) == 4
         assert sum(watch.moments.values()) == STEPS
-        for step, many in watch.moments.items():
-            found[step] += many / 400
-    assert found == pytest.approx(np.ones(STEPS), abs=0.2)
+        for step, span in watch.moments.items():
+            weights[step] += span / 400
+    assert weights == pytest.approx(np.ones(STEPS), abs=0.2)
 
 
 @pytest.mark.parametrize(("kind", "bound"), [("rectified", 0.5), ("truncated", 1.5)])

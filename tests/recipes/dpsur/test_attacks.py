@@ -46,10 +46,12 @@ def test_every_line_is_charged_and_drawn(tmp_path: Path) -> None:
 
 def test_the_papers_numbers_stand_beside_ours() -> None:
     case = Case(data="digits", method="DP-SGD", level=4.0, seed=0, device="cpu", size=TINY)
-    found = attack(replace(case, level=None, method="non-private"))
-    lines = [row(replace(case, data="fashion-mnist"), found, verdict) for verdict in found.verdicts]
+    result = attack(replace(case, level=None, method="non-private"))
+    lines = [row(replace(case, data="fashion-mnist"), result, verdict) for verdict in result.verdicts]
     assert [line[-1] for line in lines] == [None, 0.494, 0.505, None]
-    lines = [row(replace(case, data="cifar10", level=1.0), found, each) for each in found.verdicts]
+    lines = [
+        row(replace(case, data="cifar10", level=1.0), result, verdict) for verdict in result.verdicts
+    ]
     assert [line[-1] for line in lines] == [None, 0.504, 0.500, None]
 
 

@@ -12,8 +12,7 @@ from hush.core.errors import InvalidValue
 from hush.training.methods.moments import channel_moments, finite
 from hush.training.methods.whitening import related
 from recipes.dpsur import table2 as dpsur_table2
-from recipes.dpsur.charged_statistics import Statistics
-from recipes.dpsur.inputs import normalised
+from recipes.dpsur.inputs import Statistics, normalised
 from recipes.dpsur.methods import METHODS
 from recipes.dpsur.runs import DELTA, Kind, Method, Outcome, plan_for, run
 from recipes.dpsur.table2 import marked, row, table2
@@ -44,10 +43,10 @@ def test_statistics_are_paid_out_of_the_budget(paid: Statistics) -> None:
     assert outcome.accuracy > 0.5
 
 
-@pytest.mark.parametrize("other", [{"kind": "adaptive"}, {"noise": (3.0, 3.0, 3.0, 3.0)}])
-def test_statistics_that_nothing_would_pay_for_are_refused(other: dict[str, Any]) -> None:
+@pytest.mark.parametrize("changes", [{"kind": "adaptive"}, {"noise": (3.0, 3.0, 3.0, 3.0)}])
+def test_statistics_that_nothing_would_pay_for_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue, match="paid for"):
-        run(replace(LINEAR, paid="whitening", **other), "digits", 1.0, 0, "cpu", None)
+        run(replace(LINEAR, paid="whitening", **changes), "digits", 1.0, 0, "cpu", None)
 
 
 def test_the_selective_runs_against_the_accountant() -> None:
@@ -90,12 +89,12 @@ def test_the_public_norms_of_normalised_features_hold_for_any_image() -> None:
     first, second = channel_moments(9.0, values)
     assert float(first.norms(2).max()) <= 9.0
     assert 9.0 < float(second.norms(2).max()) <= 81 / 27**0.5  # nothing is cut off
-    alike = normalised(torch.randn(50, 1, 7, 7, generator=generator).expand(50, 81, 7, 7))
-    for some, least in ((features, 0.0), (alike, 80.9)):
-        (values,) = finite(some)
+    repeated_channels = normalised(torch.randn(50, 1, 7, 7, generator=generator).expand(50, 81, 7, 7))
+    for case, smallest in ((features, 0.0), (repeated_channels, 80.9)):
+        (values,) = finite(case)
         everything, products = related(values)
         assert 62.0 < float(everything.norms(2).max()) <= 63.0 * (1 + 1e-6)
-        assert least < float(products.norms(2).max()) <= 81.0 * (1 + 1e-6)
+        assert smallest < float(products.norms(2).max()) <= 81.0 * (1 + 1e-6)
 
 
 def test_the_best_line_is_among_those_within_their_epsilon() -> None:

@@ -36,10 +36,10 @@ def test_a_run_learns_and_is_charged_soundly() -> None:
 
 
 def test_the_figure_puts_the_best_clipping_norm_in_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(run: tuple[Setting, Noise, float, int]) -> float:
+    def made_up(run: tuple[Setting, Noise, float, int]) -> float:
         return run[2] / 10 + run[3] / 100
 
-    monkeypatch.setattr(fig4, "accuracy", told)
+    monkeypatch.setattr(fig4, "accuracy", made_up)
     setting = replace(fig4.ADULT, data="digits")
     figure = fig4.gg_fig4(setting, betas=(1.0, 2.0), epsilons=(2.0,), processes=1)
     assert [row[1] for row in figure.rows] == [1.0, 2.0]

@@ -49,8 +49,8 @@ def test_input_sampling_where_figure_5_quotes_it() -> None:
     assert published_epsilon(plain(0.005), 0.4175, 10_000) == pytest.approx(88.5, abs=0.1)
     at = {"1/2": (0.01, 0.5, 0.4801), "1/3": (0.015, 1 / 3, 0.4175)}
     for rate, coordinate_rate, deviation in at.values():
-        found = published_epsilon(sampled(unit_block(64), rate, coordinate_rate), deviation, 10_000)
-        assert 8.0 < found < 8.3
+        epsilon = published_epsilon(sampled(unit_block(64), rate, coordinate_rate), deviation, 10_000)
+        assert 8.0 < epsilon < 8.3
         # plain DP-SGD with as much noise on the mean of the same gradients
         assert tight(rate, deviation / coordinate_rate) < 7
 

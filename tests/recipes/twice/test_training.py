@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import hush
-from recipes.twice.cosine import _noise
+from recipes.twice.section6 import _noise
 from recipes.twice.training import _variance
 
 
@@ -15,9 +15,9 @@ def test_noise_has_one_deviation_in_the_subspace_and_another_outside() -> None:
     generator = torch.Generator().manual_seed(1)
     draws = torch.stack([_noise(basis, (5.0, 0.5), generator) for _ in range(2000)])
     inside = draws @ basis
-    left = draws - inside @ basis.T
+    residual = draws - inside @ basis.T
     assert float(inside.std()) == pytest.approx(5.0, rel=0.03)
-    assert float(left.square().sum(1).mean()) == pytest.approx(0.25 * 53, rel=0.03)
+    assert float(residual.square().sum(1).mean()) == pytest.approx(0.25 * 53, rel=0.03)
 
 
 def test_variances_are_of_the_mean_and_over_all_parameters() -> None:
