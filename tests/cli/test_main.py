@@ -71,9 +71,7 @@ def test_calibrate_finds_whichever_is_missing() -> None:
 
 
 def test_train_without_arguments_and_what_it_leaves(tmp_path: Path) -> None:
-    """In a process of its own, as a user starts it."""
-    command = [sys.executable, "-m", "hush", "train"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    result = call("train", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "accuracy" in result.stdout
     folder = tmp_path / "runs" / "digits-1"

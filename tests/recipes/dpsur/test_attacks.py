@@ -21,7 +21,7 @@ TESTED = replace(
     test_batch=20,
     threshold=0.0,
 )
-TINY = replace(CPU, records=600, epsilons=(1.0,), epochs=2, plain_epochs=30)
+TINY = replace(CPU, records=600, epsilons=(1.0,), epochs=2, plain_epochs=5)
 
 
 @pytest.fixture(autouse=True)

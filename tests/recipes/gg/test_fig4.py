@@ -4,7 +4,6 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from recipes.gg import beta_sgd, fig4, table1
@@ -29,10 +28,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.real_data("adult")
 def test_a_run_learns_and_is_charged_soundly() -> None:
-    noise = beta_sgd.enough((4.0, 4.0, 0.02, 60))
+    noise = beta_sgd.enough((4.0, 4.0, 0.02, 30))
     assert noise.published < 0.7 * noise.budget.epsilon, "one dimension is not enough above beta 2"
-    accuracies = [beta_sgd.accuracy((fig4.ADULT, noise, clip, 0)) for clip in (0.5, 2.0)]
-    assert np.max(accuracies) > 0.77, "more than always answering no, which is right for 76.4%"
+    accuracy = beta_sgd.accuracy((fig4.ADULT, noise, 2.0, 0))
+    assert accuracy > 0.77, "more than always answering no, which is right for 76.4%"
 
 
 def test_the_figure_puts_the_best_clipping_norm_in_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
