@@ -40,11 +40,11 @@ def medians(variants: Sequence[Callable[[], object]]) -> list[float]:
     for variant in variants:
         variant()
     for _ in range(REPEATS):
-        for variant, own in zip(variants, times, strict=True):
+        for variant, measured in zip(variants, times, strict=True):
             start = time.perf_counter()
             variant()
-            own.append(1e3 * (time.perf_counter() - start))
-    return [statistics.median(own) for own in times]
+            measured.append(1e3 * (time.perf_counter() - start))
+    return [statistics.median(measured) for measured in times]
 
 
 def of_product(records: int, positions: int, rows: int, columns: int) -> str:

@@ -74,11 +74,17 @@ def bounded_fig3_cifar10(*, device: str = "cpu", seeds: int = 1, processes: int 
     rows: list[list[Any]] = []
     for (point, rate), at_lengths in zip(cells, means, strict=True):
         half = None if point.bound is None else round(point.bound * point.scale * point.clip, 9)
-        for steps, own in zip(LENGTHS, at_lengths, strict=True):
+        for steps, columns in zip(LENGTHS, at_lengths, strict=True):
             any_records = hush.epsilon(point.plan(), steps, DELTA, dimension=CLASSES * x.shape[1])
             rows.append(
                 [
-                    *(point.kind, point.scale, point.bound, *own.tolist(), any_records.epsilon.upper),
+                    *(
+                        point.kind,
+                        point.scale,
+                        point.bound,
+                        *columns.tolist(),
+                        any_records.epsilon.upper,
+                    ),
                     *(point.clip, half, rate, steps),
                 ]
             )

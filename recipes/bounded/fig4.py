@@ -71,9 +71,9 @@ def draw_frontiers(rows: list[list[Any]], panels: Any) -> None:
 
 def frontier(rows: list[list[Any]], kind: str, column: int) -> list[tuple[float, float]]:
     """Loss and accuracy of the runs that no other beats in both."""
-    own = sorted((row[column], row[3]) for row in rows if row[0] == kind)
+    points = sorted((row[column], row[3]) for row in rows if row[0] == kind)
     best: list[tuple[float, float]] = []
-    for loss, reached in own:
+    for loss, reached in points:
         if not best or reached > best[-1][1]:
             best.append((loss, reached))
     return best

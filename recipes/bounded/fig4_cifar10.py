@@ -38,7 +38,7 @@ def bounded_fig4_cifar10(
 ) -> Figure:
     """Accuracy against Fisher information loss, for a wide residual network on CIFAR-10."""
     grid = [(kind, scale, bound) for kind, bound in LAWS.items() for scale in SCALES]
-    steps = epochs * (len(_at_hand("cpu")[0]) // BATCH)
+    steps = epochs * (len(_tensors_on("cpu")[0]) // BATCH)
     runs: list[Run] = [
         (
             Training(
@@ -63,8 +63,10 @@ def bounded_fig4_cifar10(
     ]
     with workers(processes, device) as over:
         means = np.array(list(_reported(over(outcome, runs)))).reshape(len(grid), seeds, 3).mean(1)
-    rows: list[list[Any]] = [[*point, *own.tolist()] for point, own in zip(grid, means, strict=True)]
-    loose = (1 - power_iteration_error(_at_hand("cpu")[0][0].numel(), ITERATIONS, FAILURE)) ** -0.5
+    rows: list[list[Any]] = [
+        [*point, *columns.tolist()] for point, columns in zip(grid, means, strict=True)
+    ]
+    loose = (1 - power_iteration_error(_tensors_on("cpu")[0][0].numel(), ITERATIONS, FAILURE)) ** -0.5
 
     return Figure(
         name="bounded-fig4-cifar10",
@@ -90,7 +92,7 @@ def outcome(run: Run) -> tuple[float, float, float]:
     """Accuracy, largest and median loss of one run."""
     training, device = run
     torch.set_num_threads(1)
-    x, y, x_test, y_test = _at_hand(device)
+    x, y, x_test, y_test = _tensors_on(device)
     torch.manual_seed(training.seed)
     model = build(MODEL, classes=CLASSES, shape=x.shape[1:]).to(device)
     reached, loss = train(training, model, (x, y), (x_test, y_test))
@@ -104,6 +106,6 @@ def _reported(outcomes: Iterable[tuple[float, float, float]]) -> Iterable[tuple[
 
 
 @lru_cache(maxsize=2)
-def _at_hand(device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _tensors_on(device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x, y, x_test, y_test = (value.to(device) for value in tensors(load("cifar10")))
     return x, y, x_test, y_test

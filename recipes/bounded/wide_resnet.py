@@ -129,16 +129,20 @@ class Watch:
         if step not in self.moments:
             return
         inputs, targets = self.data
-        own = gradient_rows(self.model, self.loss_of, self.data).clamp_(-self.run.clip, self.run.clip)
-        numbers = torch.arange(len(inputs), device=batch.indices.device)
-        own[torch.isin(numbers, batch.indices).to(own.device)] = 0.0  # they are in the sum already
+        gradients = gradient_rows(self.model, self.loss_of, self.data).clamp_(
+            -self.run.clip, self.run.clip
+        )
+        indices = torch.arange(len(inputs), device=batch.indices.device)
+        gradients[torch.isin(indices, batch.indices).to(gradients.device)] = (
+            0.0  # they are in the sum already
+        )
         eigenvalues = spectrum(
             self.model,
             self.loss_of,
             inputs,
             targets,
             self.plan.clipping,
-            self._information.at(own.add_(location)),
+            self._information.at(gradients.add_(location)),
             generator=self._starts,
             iterations=self.run.iterations,
             failure=self.run.failure,

@@ -36,12 +36,12 @@ def dpsur_fig5() -> Figure:
         rows.append([threshold, 100 * helpful, printed[0], 100 * harmful, printed[1]])
 
     def draw(panels: Any) -> None:
-        places = np.linspace(-7, 7, 400)
+        differences = np.linspace(-7, 7, 400)
         for axes, threshold in zip(panels, PRINTED, strict=True):
             for centre, name in ((-1, "helpful"), (1, "harmful")):
-                density = np.exp(-((places - centre) ** 2) / 8) / np.sqrt(8 * np.pi)
-                axes.plot(places, density, label=name)
-                axes.fill_between(places, density, where=places < threshold, alpha=0.3)
+                density = np.exp(-((differences - centre) ** 2) / 8) / np.sqrt(8 * np.pi)
+                axes.plot(differences, density, label=name)
+                axes.fill_between(differences, density, where=differences < threshold, alpha=0.3)
             axes.axvline(threshold, color="red", lw=1)
             axes.set(xlabel="noisy difference over the clip", title=f"threshold {threshold:g} clips")
         panels[0].legend(frameon=False, fontsize=8)
@@ -75,9 +75,9 @@ def dpsur_fig6() -> Figure:
 
     def draw(panels: Any) -> None:
         for axes, noise in zip(panels, NOISES, strict=True):
-            own = [row for row in rows if row[0] == noise]
+            at_noise = [row for row in rows if row[0] == noise]
             for column, name in ((2, "helpful"), (3, "harmful"), (4, "difference")):
-                axes.plot([row[1] for row in own], [row[column] for row in own], label=name)
+                axes.plot([row[1] for row in at_noise], [row[column] for row in at_noise], label=name)
             axes.axvline(-1, color="red", ls="--", lw=1)
             axes.set(
                 xlabel="threshold over the clip", ylabel="accepted, %", title=f"test noise {noise:g}"

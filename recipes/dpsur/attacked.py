@@ -55,10 +55,10 @@ def pooled(data: str, device: str, records: int | None) -> tuple[Tensor, Tensor,
     """Training and test records together, or a random `records` of them, on the device."""
     inputs = inputs_on(data, True, device)
     total = inputs.records + len(inputs.test[1])
-    some = torch.randperm(total, generator=torch.Generator().manual_seed(0))[: records or total]
-    some = some.to(inputs.train[1].device)
-    early, late = some[some < inputs.records], some[some >= inputs.records] - inputs.records
-    x, y = (torch.cat([a[early], b[late]]) for a, b in zip(inputs.train, inputs.test, strict=True))
+    chosen = torch.randperm(total, generator=torch.Generator().manual_seed(0))[: records or total]
+    chosen = chosen.to(inputs.train[1].device)
+    training, test = chosen[chosen < inputs.records], chosen[chosen >= inputs.records] - inputs.records
+    x, y = (torch.cat([a[training], b[test]]) for a, b in zip(inputs.train, inputs.test, strict=True))
     return x, y, inputs.classes
 
 
@@ -84,16 +84,16 @@ def trained(case: Case, classes: int, records: Records, number: int) -> tuple[nn
 def _privately(case: Case, method: Method, model: nn.Module, records: Records, number: int) -> float:
     """Train within epsilon as in Table 2, at the sampling rates of the paper's split of all records."""
     assert case.level is not None
-    many = len(records[1])
-    whole = _WHOLE.get(case.data, many)
+    count = len(records[1])
+    whole = _WHOLE.get(case.data, count)
     scaled = replace(
         method,
-        batch=max(1, round(method.batch * many / whole)),
-        test_batch=max(1, round(method.test_batch * many / whole)),
+        batch=max(1, round(method.batch * count / whole)),
+        test_batch=max(1, round(method.test_batch * count / whole)),
     )
     budget = Budget(epsilon=case.level, delta=DELTA)
-    steps = max(1, case.size.epochs * many // scaled.batch)
-    plan = plan_for(scaled, many, case.level)
+    steps = max(1, case.size.epochs * count // scaled.batch)
+    plan = plan_for(scaled, count, case.level)
     if method.noise is None:
         plan = calibrated(plan, budget, steps)
     else:
@@ -107,7 +107,7 @@ def _privately(case: Case, method: Method, model: nn.Module, records: Records, n
         nn.CrossEntropyLoss(),
         torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9),
         plan,
-        records=many,
+        records=count,
         generator=torch.Generator(case.device).manual_seed(1000 * case.seed + number),
     )
     for batch in step.batches(records, steps=steps):

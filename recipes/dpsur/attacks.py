@@ -177,7 +177,7 @@ def row(case: Case, result: AttackResult, verdict: Verdict) -> list[Any]:
     """The line of an attack on a model."""
     accuracy = verdict.accuracy()
     printed = _PRINTED.get((case.data, verdict.name), {}).get(case.method)
-    place = 0 if case.level is None else EPSILONS.index(case.level)
+    column = 0 if case.level is None else EPSILONS.index(case.level)
     bound = None
     if result.epsilon is not None:
         bound = float(ceiling(0.01, result.epsilon, DELTA))
@@ -185,7 +185,7 @@ def row(case: Case, result: AttackResult, verdict: Verdict) -> list[Any]:
         *(case.method, result.epsilon, 100 * result.train, 100 * result.test),
         *(verdict.name, accuracy.value, accuracy.low, accuracy.high, verdict.roc.auc),
         *(verdict.roc.at(0.001).value, verdict.roc.at(0.01).value, verdict.roc.at(0.01).low, bound),
-        None if printed is None else printed[place],
+        None if printed is None else printed[column],
     ]
 
 
@@ -199,8 +199,8 @@ def attack(case: Case) -> AttackResult:
     shadows = [shadow]
     order = torch.Generator().manual_seed(case.seed)
     for number in range(1, case.size.plain_shadows if case.level is None else case.size.shadows):
-        own = parts.shadow[torch.randperm(len(parts.shadow), generator=order)]
-        shadows.append(train(picked(x, y, own[: len(parts.shadow_train)]), 1 + number)[0])
+        shadow_records = parts.shadow[torch.randperm(len(parts.shadow), generator=order)]
+        shadows.append(train(picked(x, y, shadow_records[: len(parts.shadow_train)]), 1 + number)[0])
     loss = nn.CrossEntropyLoss()
     candidates, auxiliary, own_records = _candidates(x, y, parts)
     return AttackResult(

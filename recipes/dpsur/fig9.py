@@ -63,12 +63,12 @@ def dpsur_fig9(
 
     def draw(panels: Any) -> None:
         for axes, study in zip(panels, STUDIES, strict=True):
-            own = [row for row in rows if row[0] == study]
-            axes.plot([row[1] for row in own], [row[2] for row in own], "o-", ms=3, label="ours")
-            theirs = [row for row in own if row[3] is not None]
+            curve = [row for row in rows if row[0] == study]
+            axes.plot([row[1] for row in curve], [row[2] for row in curve], "o-", ms=3, label="ours")
+            printed_points = [row for row in curve if row[3] is not None]
             axes.plot(
-                [row[1] for row in theirs],
-                [row[3] for row in theirs],
+                [row[1] for row in printed_points],
+                [row[3] for row in printed_points],
                 "x",
                 label="printed",
             )

@@ -71,11 +71,11 @@ def network(name: str, inputs: Inputs, *, relu: bool = False) -> nn.Module:
     """A new network; what it would normalise is normalised already, so that layer does nothing."""
     model = build(name, classes=inputs.classes, shape=inputs.train[0].shape[1:])
     if isinstance(model, nn.Sequential):
-        for place, layer in enumerate(model):
-            if place == 0 and isinstance(layer, nn.GroupNorm):
-                model[place] = nn.Identity()
+        for index, layer in enumerate(model):
+            if index == 0 and isinstance(layer, nn.GroupNorm):
+                model[index] = nn.Identity()
             if relu and isinstance(layer, nn.Tanh):
-                model[place] = nn.ReLU()
+                model[index] = nn.ReLU()
     return model
 
 

@@ -158,18 +158,18 @@ def outcomes(cell: tuple[Method, str, float, int, str, int | None]) -> list[Outc
 
 def plan_for(method: Method, records: int, level: float) -> Plan:
     """The plan of a method; noise that is to be calibrated is 1."""
-    place = EPSILONS.index(level)
+    column = EPSILONS.index(level)
     plan = Plan(
         sampling=Poisson(rate=method.batch / records),
         clipping=Importance(norm=method.clip) if method.kind == "importance" else L2(norm=method.clip),
-        noise=Gaussian(multiplier=1.0 if method.noise is None else method.noise[place]),
+        noise=Gaussian(multiplier=1.0 if method.noise is None else method.noise[column]),
     )
     if method.kind not in ("summed", "mean", "published"):
         return plan
     release = Selective(
         rate=method.test_batch / records,
         clip=method.test_clip,
-        multiplier=method.test_noise[place],
+        multiplier=method.test_noise[column],
         threshold=method.threshold,
         test="summed" if method.kind == "summed" else "mean",
     )

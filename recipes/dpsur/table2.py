@@ -56,12 +56,12 @@ def table2(
     marked(rows)
 
     def draw(axes: Any) -> None:
-        for place, method in enumerate(methods):
-            own = [line for line in rows if line[1] == method.name]
-            places, heights, spreads = ([line[k] or 0 for line in own] for k in (7, 3, 4))
+        for number, method in enumerate(methods):
+            lines = [line for line in rows if line[1] == method.name]
+            spent, heights, spreads = ([line[k] or 0 for line in lines] for k in (7, 3, 4))
             # there are ten colours
-            style = "o-" if place < 10 else "s--"
-            axes.errorbar(places, heights, spreads, fmt=style, ms=3, label=method.name)
+            style = "o-" if number < 10 else "s--"
+            axes.errorbar(spent, heights, spreads, fmt=style, ms=3, label=method.name)
         axes.set(xlabel=f"epsilon that holds, at delta {DELTA:g}", ylabel="test accuracy, %")
         axes.legend(frameon=False, fontsize=7)
 

@@ -134,21 +134,23 @@ def accuracies(data: str, votes: torch.Tensor, labels: torch.Tensor, beta: float
     ]
 
 
+def _curve(points: list[Point], data: str, accounting: str, epsilon: float) -> list[Point]:
+    """The points of one data set, accounting and epsilon, in the order of their shapes."""
+    setting = (data, accounting, epsilon)
+    return [point for point in points if (point.data, point.accounting, point.epsilon) == setting]
+
+
 def table(points: list[Point], ceilings: dict[str, float]) -> Table:
     """A row for each data set, accounting and epsilon: how the shapes compare."""
     rows = []
     for data, ceiling in ceilings.items():
         for accounting in CHARGES:
             for epsilon in EPSILONS:
-                mine = [
-                    point
-                    for point in points
-                    if (point.data, point.accounting, point.epsilon) == (data, accounting, epsilon)
-                ]
-                low = [point.accuracy for point in mine if point.beta <= 2.5]
-                high = [point.accuracy for point in mine if point.beta > 2.5]
-                best = max(mine, key=lambda point: point.accuracy)
-                costs = [point.true_epsilon for point in mine]
+                curve = _curve(points, data, accounting, epsilon)
+                low = [point.accuracy for point in curve if point.beta <= 2.5]
+                high = [point.accuracy for point in curve if point.beta > 2.5]
+                best = max(curve, key=lambda point: point.accuracy)
+                costs = [point.true_epsilon for point in curve]
                 rows.append(
                     [
                         data,
@@ -174,14 +176,10 @@ def plot(points: list[Point], ceilings: dict[str, float], panels: list[Any]) -> 
         axes.axhline(ceiling, color="0.6", linewidth=1, label="no noise")
         for color, epsilon in enumerate(EPSILONS):
             for accounting, style in (("sound", "-o"), ("published", "--")):
-                mine = [
-                    point
-                    for point in points
-                    if (point.data, point.accounting, point.epsilon) == (data, accounting, epsilon)
-                ]
+                curve = _curve(points, data, accounting, epsilon)
                 axes.plot(
-                    [point.beta for point in mine],
-                    [point.accuracy for point in mine],
+                    [point.beta for point in curve],
+                    [point.accuracy for point in curve],
                     style,
                     color=f"C{color}",
                     markersize=3,

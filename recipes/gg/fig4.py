@@ -72,19 +72,19 @@ def gg_fig4(
     rows = []
     for (beta, level), noise, clip, by_clip in zip(cells, noises, best, accuracies, strict=True):
         scale = noise.plan.noise.to_plain()["multiplier"]
-        own = by_clip[clip]
-        spread = float(own.std(ddof=1)) if seeds > 1 else None
+        by_seed = by_clip[clip]
+        spread = float(by_seed.std(ddof=1)) if seeds > 1 else None
         rows.append(
-            [level, beta, scale, setting.clips[clip], float(own.mean()), spread, noise.published]
+            [level, beta, scale, setting.clips[clip], float(by_seed.mean()), spread, noise.published]
         )
 
     def draw(axes: Any) -> None:
         for level in epsilons:
-            mine = [row for row in rows if row[0] == level]
+            at_level = [row for row in rows if row[0] == level]
             axes.errorbar(
-                [row[1] for row in mine],
-                [row[4] for row in mine],
-                [row[5] or 0.0 for row in mine],
+                [row[1] for row in at_level],
+                [row[4] for row in at_level],
+                [row[5] or 0.0 for row in at_level],
                 fmt="o-",
                 markersize=3,
                 capsize=2,

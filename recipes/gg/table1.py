@@ -45,7 +45,7 @@ def gg_table1(
     data = inputs(setting)
     records = len(data.y_train)
     network = build(setting.model, classes=data.classes, shape=data.shape)
-    dimension = sum(by_clip.numel() for by_clip in network.parameters())
+    dimension = sum(parameter.numel() for parameter in network.parameters())
     rate, steps = setting.rate(records), setting.steps(records)
     cells = [(accounting, beta, level) for level in epsilons for accounting, beta in ACCOUNTINGS]
     with workers(processes, device) as over:
@@ -72,8 +72,12 @@ def gg_table1(
 
     def draw(axes: Any) -> None:
         for accounting, beta in ACCOUNTINGS:
-            mine = [row for row in rows if (row[2], row[1]) == (accounting, beta)]
-            line = [row[0] for row in mine], [row[6] for row in mine], [row[7] or 0.0 for row in mine]
+            at_beta = [row for row in rows if (row[2], row[1]) == (accounting, beta)]
+            line = (
+                [row[0] for row in at_beta],
+                [row[6] for row in at_beta],
+                [row[7] or 0.0 for row in at_beta],
+            )
             axes.errorbar(
                 *line, fmt="o-", markersize=3, capsize=2, label=f"beta {beta:g}, {accounting} noise"
             )
@@ -111,6 +115,6 @@ def chosen(question: tuple[str, float, float, float, int, int]) -> Noise:
         clipping=Lp(p=beta, norm=1.0),
         noise=GeneralizedGaussian(beta=beta, multiplier=1.0),
     )
-    accuracies = calibrate(plan, Budget(epsilon=level, delta=DELTA), steps, dimension=1)
-    true = epsilon(accuracies, steps, DELTA, dimension=dimension).epsilon.upper
-    return Noise(accuracies, Budget(epsilon=true * (1 + 1e-6), delta=DELTA), steps, level)
+    calibrated = calibrate(plan, Budget(epsilon=level, delta=DELTA), steps, dimension=1)
+    true = epsilon(calibrated, steps, DELTA, dimension=dimension).epsilon.upper
+    return Noise(calibrated, Budget(epsilon=true * (1 + 1e-6), delta=DELTA), steps, level)

@@ -131,8 +131,8 @@ def twice_cosine(
         row.insert(3, row[2] / rows[0][2])
 
     def draw(axes: Any) -> None:
-        for place, row in enumerate(rows):
-            axes.bar([place - 0.2, place + 0.2], row[1:3], 0.4, color=["C0", "C1"])
+        for column, row in enumerate(rows):
+            axes.bar([column - 0.2, column + 0.2], row[1:3], 0.4, color=["C0", "C1"])
         axes.set_xticks(range(len(rows)), [row[0] for row in rows])
         axes.set(ylabel="cosine with the mean gradient (clipped; clipped and noisy)")
 

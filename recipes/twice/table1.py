@@ -26,7 +26,7 @@ def twice_table1() -> Figure:
     """Noise variance in percent of that of plain DP-SGD, d0 = 100."""
     rows: list[list[object]] = []
     for (rate, parts), printed in PRINTED.items():
-        for (epsilon, steps), theirs in zip(STEPS.items(), printed, strict=True):
+        for (epsilon, steps), printed_ratio in zip(STEPS.items(), printed, strict=True):
             budget = Budget(epsilon=epsilon, delta=DELTA)
             ours = published_variance(sampled(unit_block(D0), rate, 1 / parts), [1], budget, steps)
             base = published_variance(plain(rate / parts), [1], budget, steps)
@@ -42,7 +42,12 @@ def twice_table1() -> Figure:
             # the noise on the mean: a batch that is `parts` times larger divides it by as much
             ratios = (ours / base, sound / same_batch, sound / (larger_batch / parts**2))
             rows.append(
-                [f"{rate:g}, 1/{parts}", epsilon, theirs, *(round(100 * ratio, 1) for ratio in ratios)]
+                [
+                    f"{rate:g}, 1/{parts}",
+                    epsilon,
+                    printed_ratio,
+                    *(round(100 * ratio, 1) for ratio in ratios),
+                ]
             )
 
     def draw(axes: Any) -> None:

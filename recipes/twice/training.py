@@ -136,9 +136,14 @@ def twice_training(
 
     def draw(axes: Any) -> None:
         for level in epsilons:
-            own = [row for row in rows if row[0] == level]
-            axes.plot([row[5] for row in own], [row[6] for row in own], "o", label=f"epsilon {level:g}")
-            for row in own:
+            at_level = [row for row in rows if row[0] == level]
+            axes.plot(
+                [row[5] for row in at_level],
+                [row[6] for row in at_level],
+                "o",
+                label=f"epsilon {level:g}",
+            )
+            for row in at_level:
                 name = f"{row[2]}, {row[3]:g}"
                 axes.annotate(name, (row[5], row[6]), textcoords="offset points", xytext=(4, 4))
         axes.set(xscale="log", xlabel="noise variance, % of the first", ylabel="test accuracy, %")

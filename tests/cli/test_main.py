@@ -105,9 +105,9 @@ def test_train_by_plan_file_repeats_resumes_and_stops(tmp_path: Path, plan_file:
     assert more["steps"] == 30
     whole = answer(*asked[:-1], "whole", "--steps", "30", cwd=tmp_path)
     assert whole["final"] == more["final"]
-    stopped = answer(*asked[:-1], "stopped", "--epsilon", "1", cwd=tmp_path)
+    stopped = answer(*asked[:-1], "stopped", "--epsilon", "0.7", cwd=tmp_path)
     assert stopped["stopped"] == "budget"
-    assert stopped["guarantee"]["epsilon"]["upper"] <= 1
+    assert stopped["guarantee"]["epsilon"]["upper"] <= 0.7
 
 
 def test_resuming_with_other_steps_says_which_and_how_to_go_on(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_figure_4_trains_and_watches(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         runs.append(run[0])
         return outcome(run)
 
-    monkeypatch.setattr(fig4, "_at_hand", records)
+    monkeypatch.setattr(fig4, "_tensors_on", records)
     monkeypatch.setattr(fig4, "outcome", recording)
     for name, value in (
         ("MODEL", "mlp"),
