@@ -1,0 +1,115 @@
+"""`hush account`, `hush calibrate` and `hush compare` as a user meets them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hush
+from hush.core.plan import EXAMPLE, read_plan
+from tests.cli.command import answer, call
+
+
+def test_account_gives_the_same_number_however_it_is_asked(plan_file: Path) -> None:
+    plan = read_plan(plan_file)
+    expected = hush.epsilon(plan, steps=1000, delta=1e-6).epsilon.to_plain()
+    common = ("--delta", "1e-6")
+    by_rate = ("--noise", "1", "--rate", "0.01", "--steps", "1000")
+    by_size = ("--noise", "1", "--records", "60000", "--batch-size", "600", "--epochs", "10")
+    by_plan = ("--plan", plan_file, "--steps", "1000")
+    for asked in (by_rate, by_size, by_plan):
+        result = answer("account", *asked, *common)
+        assert result["epsilon"] == expected
+        assert result["charged"] == [{"plan": plan.to_plain(), "steps": 1000}]
+    text = call("account", *by_rate, *common).stdout
+    assert f"epsilon <= {expected['upper']:.5g}" in text
+    assert "zero-out one record" in text
+    assert f"right at most {100 * result['attacker']['success']:.1f}% of the time" in text
+
+
+def test_account_of_a_question_loads_no_torch() -> None:
+    code = (
+        "import sys; sys.argv = 'hush account --noise 1 --rate 0.01 --steps 1000'.split()\n"
+        "from hush.cli.main import app\n"
+        "app(standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_calibrate_prints_a_plan_that_meets_the_budget(tmp_path: Path) -> None:
+    asked = ("calibrate", "--epsilon", "2", "--rate", "0.01", "--steps", "500")
+    path = tmp_path / "plan.toml"
+    path.write_text(call(*asked).stdout)
+    plan = read_plan(path)
+    assert 0.999 * 2 <= hush.epsilon(plan, steps=500, delta=1e-5).epsilon.upper <= 2
+    result = answer(*asked)
+    assert result["plan"] == plan.to_plain()
+    assert result["steps"] == 500
+    assert (
+        answer("calibrate", "--epsilon", "2", "--plan", path, "--steps", "500")["plan"] == result["plan"]
+    )
+
+
+def test_calibrate_finds_whichever_is_missing() -> None:
+    steps = answer("calibrate", "--epsilon", "2", "--noise", "1", "--rate", "0.01")
+    assert steps["epsilon"]["upper"] <= 2
+    rate = answer("calibrate", "--epsilon", "2", "--noise", "1", "--steps", str(steps["steps"]))
+    assert rate["plan"]["sampling"]["rate"] == pytest.approx(0.01, rel=1e-2)
+
+
+def test_calibrate_fits_noise_where_it_is_told_the_dimension(tmp_path: Path) -> None:
+    capped = tmp_path / "plan.toml"
+    capped.write_text(EXAMPLE.replace('"L2"\nnorm = 1.0', '"Linf"\nnorm = 0.1'))
+    asked = ("calibrate", "--plan", capped, "--epsilon", "1", "--steps", "10", "--fit")
+    assert "Pass dimension=" in call(*asked).stderr
+    result = answer(*asked, "--dimension", "500")
+    assert result["plan"]["noise"]["kind"] == "Gaussian"  # one block, one deviation
+    assert result["epsilon"]["upper"] <= 1
+
+
+def test_a_plan_whose_cost_grows_with_the_dimension_is_asked_for_it(tmp_path: Path) -> None:
+    steep = tmp_path / "plan.toml"
+    steep.write_text(
+        '[sampling]\nkind = "FullBatch"\n\n[clipping]\nkind = "Lp"\np = 2.5\nnorm = 1.0\n\n'
+        '[noise]\nkind = "GeneralizedGaussian"\nbeta = 2.5\nmultiplier = 20.0\n'
+    )
+    without = call("account", "--plan", steep, "--steps", "1")
+    assert without.returncode == 2
+    assert "needs the dimension" in without.stderr
+    result = answer("account", "--plan", steep, "--steps", "1", "--dimension", "2")
+    assert result["basis"] == "proved"
+    assert result["epsilon"]["upper"] < 10
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["account --noise 2 --batch-size 10 --steps 9", "calibrate --epsilon 2 --batch-size 10 --steps 9"],
+)
+def test_a_delta_above_one_over_the_records_is_marked_where_they_are_known(asked: str) -> None:
+    marked = call(*asked.split(), "--records", "1000", "--delta", "0.01")
+    assert "delta: above 1/1000, one record of 1000 published" in marked.stdout
+    assert "warning: delta=0.01 is above 1/1000" in marked.stderr
+    fine = call(*asked.split(), "--records", "1000", "--delta", "1e-5")
+    assert fine.returncode == 0
+    assert "above 1/" not in fine.stdout + fine.stderr
+
+
+@pytest.mark.slow
+def test_compare_lists_the_mechanisms() -> None:
+    asked = (
+        "compare",
+        "--records",
+        "9000",
+        "--dimension",
+        "100",
+        "--batch-size",
+        "90",
+        "--steps",
+        "100",
+    )
+    rows = answer(*asked)["rows"]
+    text = call(*asked).stdout
+    assert all(row["mechanism"] in text for row in rows)
+    assert text.splitlines()[2].startswith(f"| {rows[0]['mechanism']}")

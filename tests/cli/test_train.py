@@ -1,0 +1,144 @@
+"""`hush train`: runs, what they leave, and how they are resumed."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import hush
+from hush.cli.train import train
+from hush.core.plan import read_plan
+from tests.cli.command import answer, call
+
+
+def test_train_without_arguments_and_what_it_leaves(tmp_path: Path) -> None:
+    result = call("train", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "accuracy" in result.stdout
+    folder = tmp_path / "runs" / "digits-1"
+    for name in ("plan.toml", "ledger.jsonl", "metrics.jsonl", "model.safetensors"):
+        assert (folder / name).exists()
+    with hush.Ledger(folder / "ledger.jsonl"):  # it can be asked while somebody writes to it
+        spent = answer("account", "--ledger", folder / "ledger.jsonl")
+    assert spent["epsilon"]["upper"] <= 3.0
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert spent["epsilon"]["upper"] == metrics[-1]["epsilon"]
+    assert metrics[-1]["accuracy"] > 0.8, "ten classes at epsilon 3"
+
+
+def test_train_on_features_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HUSH_CACHE", str(tmp_path / "cache"))
+    asked = ("train", "--features", "scattering", "--steps", "30", "--seed", "0")
+    first = answer(*asked, cwd=tmp_path)
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()}
+    repeated = answer(*asked, cwd=tmp_path)
+    assert first["final"]["accuracy"] == repeated["final"]["accuracy"] > 0.85
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()} == files
+
+
+def test_train_by_plan_file_repeats_resumes_and_stops(tmp_path: Path, plan_file: Path) -> None:
+    asked = ("train", "--plan", plan_file, "--seed", "1", "--run-dir", "run")
+    first = answer(*asked, "--steps", "20", cwd=tmp_path)
+    assert first["plan"] == read_plan(plan_file).to_plain()
+    assert first["steps"] == 20
+    assert call(*asked, "--steps", "30", cwd=tmp_path).returncode == 2
+    more = answer(*asked, "--steps", "30", "--resume", cwd=tmp_path)
+    assert more["steps"] == 30
+    whole = answer(*asked[:-1], "whole", "--steps", "30", cwd=tmp_path)
+    assert whole["final"] == more["final"]
+    stopped = answer(*asked[:-1], "stopped", "--epsilon", "0.7", cwd=tmp_path)
+    assert stopped["stopped"] == "budget"
+    assert stopped["guarantee"]["epsilon"]["upper"] <= 0.7
+
+
+def test_resuming_with_other_steps_says_which_and_how_to_go_on(tmp_path: Path) -> None:
+    asked = ("train", "--run-dir", "run", "--seed", "1", "--batch-size", "100")
+    assert answer(*asked, "--steps", "4", cwd=tmp_path)["steps"] == 4
+    refused = call(*asked, "--steps", "8", "--resume", cwd=tmp_path)
+    assert refused.returncode == 2
+    for part in (
+        r"noise\.multiplier is \d.* there and \d.* here",
+        "psilon 3 pays for 4 steps of that plan in all",
+        r"8 steps of it cost epsilon (\d\.\d+)",
+        r"--plan run/plan\.toml --steps 8",
+    ):
+        assert re.search(part, refused.stderr), refused.stderr
+    more = ("train", "--run-dir", "run", "--plan", "run/plan.toml", "--steps", "8", "--resume")
+    (needed,) = re.findall(r"--steps 8 --epsilon ([\d.]+),", refused.stderr)
+    gone_on = answer(*more, "--epsilon", needed, cwd=tmp_path)
+    cost = float(re.findall(r"8 steps of it cost epsilon (\d\.\d+)", refused.stderr)[0])
+    assert gone_on["steps"] == 8
+    assert gone_on["guarantee"]["epsilon"]["upper"] == pytest.approx(cost, rel=1e-3)
+
+
+def test_resuming_with_another_epsilon_says_why_the_plan_is_another(tmp_path: Path) -> None:
+    asked = ("train", "--run-dir", "run", "--seed", "1", "--batch-size", "100", "--steps", "4")
+    answer(*asked, cwd=tmp_path)
+    refused = call(*asked, "--epsilon", "6", "--resume", cwd=tmp_path).stderr
+    assert (
+        "without --noise or --plan the noise is chosen for --epsilon, --delta and the steps" in refused
+    )
+    (allowed,) = re.findall(r"psilon 6 pays for (\d+) steps of that plan in all", refused)
+    (advice,) = re.findall(r"--plan run/plan\.toml --steps \d+ --epsilon [\d.]+", refused)
+    assert f"--steps {allowed} --epsilon 6" in advice
+    more = ("train", "--run-dir", "run", "--seed", "1", "--resume", *advice.split())
+    assert answer(*more, cwd=tmp_path)["steps"] == int(allowed) > 4
+
+
+def test_a_run_is_resumed_with_the_settings_it_began_with(tmp_path: Path) -> None:
+    begun = ("train", "--run-dir", "run", "--noise", "2", "--rate", "0.1", "--seed", "3", "--steps")
+    answer(*begun, "2", cwd=tmp_path)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    more = (*begun, "3", "--resume")
+    for changed, message in (
+        (("--model", "mlp"), "model is logistic there and mlp here"),
+        (("--lr", "0.5"), "learning_rate is 1.0 there and 0.5 here"),
+        (("--features", "scattering"), "features is not set there and scattering here"),
+        (("--views", "2"), "views is not set there and 2 here"),
+        (("--delta", "1e-6"), "delta is 1e-05 there and 1e-06 here"),
+        (("--data", "mnist", "--data-dir", "nowhere"), "data is digits there and mnist here"),
+        (("--seed", "4"), "began with another seed, not with the seed 4"),
+    ):
+        refused = call(*more, *changed, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert message in refused.stderr
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    (tmp_path / "run/checkpoint.safetensors").unlink()
+    refused = call(*more, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "charges of 2 steps" in refused.stderr
+    assert "--run-dir" in refused.stderr
+
+
+def test_a_run_that_is_interrupted_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hush.training.progress.RunProgress.advance", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(run_dir=tmp_path / "run", noise=2.0, steps=2, as_json=True)
+    assert f"--run-dir {tmp_path / 'run'} --resume" in capsys.readouterr().err
+
+
+def test_views_leave_small_images_in_sight(tmp_path: Path) -> None:
+    asked = "train --views 2 --epsilon 50 --steps 40 --seed 0"
+    run = answer(*asked.split(), cwd=tmp_path)
+    assert run["final"]["accuracy"] > 0.5, "shifts by half of an image leave about 0.1"
+
+
+def test_a_secure_run_has_no_seed(tmp_path: Path) -> None:
+    assert call("train", "--epochs", "1", "--secure", cwd=tmp_path).returncode == 0
+    seeded = call("train", "--epochs", "1", "--secure", "--seed", "1", cwd=tmp_path)
+    assert seeded.returncode == 2
+    assert "Pass one of the two" in seeded.stderr
+
+
+def test_noise_that_drowns_the_records_is_said(tmp_path: Path) -> None:
+    usual = ("train", "--batch-size", "200", "--steps", "2", "--run-dir")
+    drowned = call(*usual, tmp_path / "a", "--epsilon", "1e-9")
+    assert drowned.returncode == 0
+    assert "the noise drowns the records: over 2 steps they can move the 650 " in drowned.stderr
+    assert "drowns" not in call(*usual, tmp_path / "b").stderr
