@@ -22,12 +22,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("real_data"):
-        absent = [name for name in mark.args if not at_hand(name)]
+        absent = [name for name in mark.args if not is_available(name)]
         if absent:
             pytest.skip(f"not below HUSH_DATA: {', '.join(absent)}")
 
 
-def at_hand(name: str) -> bool:
+def is_available(name: str) -> bool:
     """Whether the published files of a data set are below HUSH_DATA, packed or not."""
     if "HUSH_DATA" not in os.environ:
         return False

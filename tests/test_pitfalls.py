@@ -16,11 +16,11 @@ def named(text: str) -> list[tuple[str, str]]:
 
 
 def missing(tests: list[tuple[str, str]]) -> list[str]:
-    def there(file: str, test: str) -> bool:
+    def exists(file: str, test: str) -> bool:
         path = ROOT / "tests" / file
         return path.is_file() and f"\ndef {test}(" in path.read_text()
 
-    return [f"{file}::{test}" for file, test in tests if not there(file, test)]
+    return [f"{file}::{test}" for file, test in tests if not exists(file, test)]
 
 
 def test_every_test_that_is_named_is_there() -> None:

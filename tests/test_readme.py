@@ -125,10 +125,10 @@ def test_every_option_of_the_commands_that_are_shown_is_there() -> None:
 
     from hush.cli.main import app
 
-    known = get_command(app).commands  # type: ignore[attr-defined]
+    registered = get_command(app).commands  # type: ignore[attr-defined]
     assert len(commands()) > 20
     for words in commands():
-        options = {name for option in known[words[1]].params for name in option.opts}
+        options = {name for option in registered[words[1]].params for name in option.opts}
         assert {word for word in words if word.startswith("--")} <= options, words
 
 

@@ -4,15 +4,18 @@ Gradients are clipped in l_beta up to beta 2 and in l2 above, and the noise is c
 the paper, the clipping norm is the best of a few by test accuracy, which no epsilon here accounts for.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hush.accounting.calibrate import calibrate
 from hush.accounting.compare import typical_norm
 from hush.accounting.epsilon import epsilon
+from hush.accounting.pld.privacy_loss import Array
 from hush.clipping import L2, Lp
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
@@ -22,6 +25,7 @@ from hush.models import build
 from hush.noise import GeneralizedGaussian
 from hush.sampling import Poisson
 from hush.training.loop import train
+from recipes.workers import Map
 
 DELTA = 1e-6
 
@@ -101,6 +105,13 @@ def accuracy(run: tuple[Setting, Noise, float, int]) -> float:
         generator=torch.Generator(setting.device).manual_seed(seed),
     )
     return float(result.metrics[-1]["accuracy"])
+
+
+def accuracy_grid(over: Map, setting: Setting, noises: Sequence[Noise]) -> Array:
+    """Test accuracies of training runs, by noise, clipping norm and seed."""
+    seeds = range(setting.seeds)
+    runs = [(setting, noise, clip, seed) for noise in noises for clip in setting.clips for seed in seeds]
+    return np.array(list(over(accuracy, runs))).reshape(len(noises), len(setting.clips), len(seeds))
 
 
 def clipped_at(plan: Plan, length: float, dimension: int) -> Plan:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hush.report.figure import Figure
-from recipes.gg.beta_sgd import DELTA, Setting, accuracy, enough, inputs
+from recipes.gg.beta_sgd import DELTA, Setting, accuracy_grid, enough, inputs
 from recipes.registry import variant
 from recipes.workers import workers
 
@@ -61,13 +61,7 @@ def gg_fig4(
     cells = [(beta, level) for level in epsilons for beta in betas]
     with workers(processes, device) as over:
         noises = list(over(enough, [(beta, level, rate, steps) for beta, level in cells]))
-        runs = [
-            (setting, noise, clip, seed)
-            for noise in noises
-            for clip in setting.clips
-            for seed in range(seeds)
-        ]
-        accuracies = np.array(list(over(accuracy, runs))).reshape(len(cells), len(setting.clips), seeds)
+        accuracies = accuracy_grid(over, setting, noises)
     best = accuracies.mean(2).argmax(1)
     rows = []
     for (beta, level), noise, clip, by_clip in zip(cells, noises, best, accuracies, strict=True):

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from hush.accounting.calibrate import calibrate
 from hush.accounting.epsilon import epsilon
 from hush.clipping import Lp
@@ -19,7 +17,7 @@ from hush.models import build
 from hush.noise import GeneralizedGaussian
 from hush.report.figure import Figure
 from hush.sampling import Poisson
-from recipes.gg.beta_sgd import DELTA, Noise, Setting, accuracy, enough, inputs
+from recipes.gg.beta_sgd import DELTA, Noise, Setting, accuracy_grid, enough, inputs
 from recipes.gg.fig4 import CIFAR10
 from recipes.workers import workers
 
@@ -53,13 +51,7 @@ def gg_table1(
             (accounting, beta, level, rate, steps, dimension) for accounting, beta, level in cells
         ]
         noises: list[Noise] = list(over(chosen, questions))
-        runs = [
-            (setting, noise, clip, seed)
-            for noise in noises
-            for clip in setting.clips
-            for seed in range(seeds)
-        ]
-        accuracies = np.array(list(over(accuracy, runs))).reshape(len(cells), len(setting.clips), seeds)
+        accuracies = accuracy_grid(over, setting, noises)
     rows = []
     for (accounting, beta, level), noise, by_clip in zip(cells, noises, accuracies, strict=True):
         clip = int(by_clip.mean(1).argmax())

@@ -98,10 +98,10 @@ def test_a_run_stays_below_its_charge(run: Path, options: tuple[str, ...]) -> No
 def test_missing_noise_is_caught_and_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     privatize = Gaussian.privatize
 
-    def less(self: Gaussian, location: Tensor, *, norm: float, generator: Randomness) -> Tensor:
+    def less_noise(self: Gaussian, location: Tensor, *, norm: float, generator: Randomness) -> Tensor:
         return privatize(self, location, norm=norm / 32, generator=generator)
 
-    monkeypatch.setattr(Gaussian, "privatize", less)
+    monkeypatch.setattr(Gaussian, "privatize", less_noise)
     result = answer("audit", run, "--seed", 1, "--no-others")
     assert result["exceeded"]
     assert result["exit"] == 1

@@ -66,10 +66,10 @@ def test_resuming_with_other_steps_says_which_and_how_to_go_on(tmp_path: Path) -
         assert re.search(part, refused.stderr), refused.stderr
     more = ("train", "--run-dir", "run", "--plan", "run/plan.toml", "--steps", "8", "--resume")
     (needed,) = re.findall(r"--steps 8 --epsilon ([\d.]+),", refused.stderr)
-    gone_on = answer(*more, "--epsilon", needed, cwd=tmp_path)
+    resumed = answer(*more, "--epsilon", needed, cwd=tmp_path)
     cost = float(re.findall(r"8 steps of it cost epsilon (\d\.\d+)", refused.stderr)[0])
-    assert gone_on["steps"] == 8
-    assert gone_on["guarantee"]["epsilon"]["upper"] == pytest.approx(cost, rel=1e-3)
+    assert resumed["steps"] == 8
+    assert resumed["guarantee"]["epsilon"]["upper"] == pytest.approx(cost, rel=1e-3)
 
 
 def test_resuming_with_another_epsilon_says_why_the_plan_is_another(tmp_path: Path) -> None:

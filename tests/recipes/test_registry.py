@@ -13,7 +13,7 @@ from recipes.gg.noisy_votes import gg_fig10, histogram, laplace_scale, utility
 from recipes.registry import all_recipes
 
 
-def spread(beta: float, many: int) -> float:
+def spread(beta: float, coordinates: int) -> float:
     """How much more a change spread evenly over `many` coordinates costs than one in a single one."""
 
     def cost(shift: float) -> float:
@@ -23,16 +23,19 @@ def spread(beta: float, many: int) -> float:
 
         return math.log(quad(moment, -40, 40, limit=400, epsabs=1e-13, points=[0, shift])[0])
 
-    return many * cost(many ** (-1 / beta)) / cost(1.0)
+    return coordinates * cost(coordinates ** (-1 / beta)) / cost(1.0)
 
 
 def test_the_dimension_table_against_direct_integrals() -> None:
     figure = gg_dimension()
     rows = {row[0]: row for row in figure.rows}
     for column, beta in ((2, 2.33), (4, 3.0), (6, 4.0)):
-        for many in (16, 1000):
-            evenly = spread(beta, many)
-            charged, attained = float(str(rows[many][column])), float(str(rows[many][column + 1]))
+        for coordinates in (16, 1000):
+            evenly = spread(beta, coordinates)
+            charged, attained = (
+                float(str(rows[coordinates][column])),
+                float(str(rows[coordinates][column + 1])),
+            )
             # the worst change costs at least the even one, and here hardly more
             assert evenly * 0.999 <= charged <= evenly * 1.02
             assert attained <= charged

@@ -22,10 +22,10 @@ def test_acceptance_against_draws_and_against_what_is_printed() -> None:
 def test_the_difference_is_largest_at_zero_and_the_ratio_grows_below() -> None:
     rows = [[float(str(cell)) for cell in row] for row in dpsur_fig6().rows]
     for noise in (0.8, 1.0, 1.3):
-        own = [row for row in rows if row[0] == noise]
-        assert max(own, key=lambda row: row[4])[1] == 0.0
-        assert [row[5] for row in own] == sorted((row[5] for row in own), reverse=True)
-        assert min(own, key=lambda row: row[6])[1] == 0.5  # trials that are rejected are paid for
+        at_noise = [row for row in rows if row[0] == noise]
+        assert max(at_noise, key=lambda row: row[4])[1] == 0.0
+        assert [row[5] for row in at_noise] == sorted((row[5] for row in at_noise), reverse=True)
+        assert min(at_noise, key=lambda row: row[6])[1] == 0.5  # trials that are rejected are paid for
 
 
 def test_each_study_changes_one_setting() -> None:

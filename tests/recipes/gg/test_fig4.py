@@ -38,7 +38,7 @@ def test_the_figure_puts_the_best_clipping_norm_in_its_rows(monkeypatch: pytest.
     def made_up(run: tuple[Setting, Noise, float, int]) -> float:
         return run[2] / 10 + run[3] / 100
 
-    monkeypatch.setattr(fig4, "accuracy", made_up)
+    monkeypatch.setattr(beta_sgd, "accuracy", made_up)
     setting = replace(fig4.ADULT, data="digits")
     figure = fig4.gg_fig4(setting, betas=(1.0, 2.0), epsilons=(2.0,), processes=1)
     assert [row[1] for row in figure.rows] == [1.0, 2.0]
