@@ -15,10 +15,10 @@ from importlib.util import find_spec
 import numpy as np
 
 from hush.accounting import calibrate
-from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.pld import accountant as pld
 from hush.accounting.pld import lattice
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
+from hush.accounting.steps import SampledGaussian
 from hush.clipping import L2
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan

@@ -8,8 +8,8 @@ import pytest
 import hush
 from hush.accounting.calibrate import calibrate, largest_affordable, max_rate, max_steps
 from hush.accounting.epsilon import compose, epsilon
-from hush.accounting.mechanism import SampledNoise
 from hush.accounting.pld import accountant
+from hush.accounting.steps import SampledNoise
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.noise import Gaussian
 

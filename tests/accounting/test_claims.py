@@ -11,8 +11,8 @@ from scipy.special import gamma
 from scipy.stats import norm
 
 from hush.accounting.claims import CLAIMS
-from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.pld import accountant
+from hush.accounting.steps import SampledGaussian
 
 
 def check(printed: float, true: float) -> None:

@@ -5,10 +5,10 @@ import pytest
 
 import hush
 from hush.accounting.epsilon import compose, delta, epsilon, rdp, upper_epsilon
-from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
 from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
 from hush.accounting.rdp.gaussian import renyi_divergence
+from hush.accounting.steps import SampledGaussian
 from hush.core.errors import InvalidValue
 from hush.core.parts import Sampling
 

@@ -6,14 +6,8 @@ from dataclasses import dataclass
 import pytest
 
 import hush
-from hush.accounting.mechanism import (
-    Block,
-    CoordinateWise,
-    SampledGaussian,
-    SampledNoise,
-    ellipsoid,
-    mechanism,
-)
+from hush.accounting.mechanism import mechanism
+from hush.accounting.steps import Block, CoordinateWise, SampledGaussian, SampledNoise, ellipsoid
 from hush.core.errors import Unproved
 from hush.core.parts import Clipping, Noise
 from hush.core.sensitivity import SensitivitySet

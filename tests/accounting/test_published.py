@@ -9,8 +9,8 @@ import torch
 from scipy import stats
 
 import hush
-from hush.accounting.mechanism import SampledNoise
 from hush.accounting.pld import accountant
+from hush.accounting.steps import SampledNoise
 from hush.core.errors import InvalidValue
 
 DIMENSION, BETA, DELTA = 1000, 4.0, 1e-5

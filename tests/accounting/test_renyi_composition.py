@@ -1,21 +1,56 @@
 """Which compositions are charged by Rényi divergence."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from hush.accounting.mechanism import SampledGaussian, SampledNoise
-from hush.accounting.renyi_composition import requires_rdp
+import numpy as np
+
+import hush
+from hush.accounting.epsilon import compose
+from hush.accounting.numerics import Array
+from hush.accounting.renyi_composition import epsilon_upper, requires_rdp
+from hush.accounting.steps import ComposableStep, SampledGaussian, SampledNoise
 
 
 @dataclass(frozen=True)
-class _OfNoKnownPair:
-    """A mechanism that composition has never heard of."""
+class _Disclosure(ComposableStep):
+    """A step that declares no more than it must: it publishes the record."""
 
-    rate: float = 1.0
+    @property
+    def participation(self) -> float:
+        return 1.0
+
+    @property
+    def unsampled(self) -> "_Disclosure":
+        return self
+
+    def rdp(self, orders: Sequence[float]) -> Array:
+        return np.full(len(orders), np.inf)
 
 
 def test_a_mechanism_without_a_known_pair_is_never_left_out_of_the_charge() -> None:
-    steps: dict[Any, int] = {SampledGaussian(0.1, 1.0): 1, SampledNoise(0.1, 1.0, 1.0): 1}
+    steps: dict[ComposableStep, int] = {SampledGaussian(0.1, 1.0): 1, SampledNoise(0.1, 1.0, 1.0): 1}
     assert not requires_rdp(steps)
-    steps[_OfNoKnownPair()] = 1
+    steps[_Disclosure()] = 1
     assert requires_rdp(steps)
+    assert epsilon_upper(steps, 1e-5) == math.inf
+
+
+def test_sampled_laplace_and_selective_steps_compose() -> None:
+    """The RDP of subsampled Laplace noise is known at whole orders alone, that of trials at any."""
+    laplace = hush.Plan(
+        sampling=hush.Poisson(rate=0.1),
+        clipping=hush.Lp(p=1.0, norm=1.0),
+        noise=hush.Laplace(multiplier=5.0),
+    )
+    selective = hush.Plan(
+        sampling=hush.Poisson(rate=0.1),
+        clipping=hush.L2(norm=1.0),
+        noise=hush.Gaussian(multiplier=2.0),
+        release=hush.Selective(rate=0.1, clip=1.0, multiplier=1.0, test="mean"),
+    )
+    composed = compose({laplace: 20, selective: 20}, 1e-5).epsilon.upper
+    assert compose({selective: 20}, 1e-5).epsilon.upper < composed
+    # basic composition: epsilons and deltas add
+    assert composed < sum(compose({plan: 20}, 5e-6).epsilon.upper for plan in (laplace, selective))

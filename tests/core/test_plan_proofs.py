@@ -8,7 +8,8 @@ from typing import ClassVar
 import pytest
 
 import hush
-from hush.accounting.mechanism import SampledGaussian, mechanism
+from hush.accounting.mechanism import mechanism
+from hush.accounting.steps import SampledGaussian
 from hush.core.errors import Unproved
 from hush.core.parts import Noise, Part, Proof
 from hush.core.plan import STAGES, covered, declared, proof_note

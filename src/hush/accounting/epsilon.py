@@ -9,10 +9,10 @@ from typing import Literal
 import numpy.typing as npt
 
 from hush.accounting import renyi_composition as renyi
-from hush.accounting.mechanism import ComposableStep, Entrywise, mechanism
+from hush.accounting.mechanism import mechanism
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
-from hush.accounting.selective.trial import TrainAndTest, Trial
+from hush.accounting.steps import Basis, ComposableStep
 from hush.clipping import L2, Entries, Lp
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import DELTA, Arithmetic, Bound, Guarantee
@@ -225,9 +225,8 @@ def _consistent(lower: float, upper: float) -> Bound:
     return Bound(lower=min(lower, upper), upper=upper)
 
 
-def _basis(steps: Mapping[ComposableStep, int]) -> Literal["proved", "published"]:
-    claimed = any(isinstance(step, Trial) and step.accounting == "published" for step in steps)
-    return "published" if claimed else "proved"
+def _basis(steps: Mapping[ComposableStep, int]) -> Basis:
+    return "proved" if all(step.basis == "proved" for step in steps) else "published"
 
 
 def _mechanism_counts(counts: Mapping[Plan, int], dimension: Dimension) -> dict[ComposableStep, int]:
@@ -235,12 +234,7 @@ def _mechanism_counts(counts: Mapping[Plan, int], dimension: Dimension) -> dict[
     steps: Counter[ComposableStep] = Counter()
     for plan, count in counts.items():
         size = dimension.get(plan) if isinstance(dimension, Mapping) else dimension
-        step, repeats = mechanism(plan, size), check_count("steps", count, _WHY_WHOLE)
-        if isinstance(step, Entrywise):
-            steps[step.one] += check_count("steps", step.changed * repeats, _WHY_WHOLE)
-        elif isinstance(step, TrainAndTest):
-            steps[step.train] += repeats
-            steps[step.test] += repeats
-        else:
-            steps[step] += repeats
+        components, repeats = mechanism(plan, size).components, check_count("steps", count, _WHY_WHOLE)
+        for step, multiplicity in components:
+            steps[step] += check_count("steps", multiplicity * repeats, _WHY_WHOLE)
     return {step: count for step, count in steps.items() if count}

@@ -4,9 +4,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
-from hush.accounting.rdp.dominated_step import dominated_step
 from hush.accounting.selective.trial import TrainAndTest, Trial
+from hush.accounting.steps import (
+    MOST_BETA,
+    Block,
+    ComposableStep,
+    CoordinateWise,
+    Mechanism,
+    SampledGaussian,
+    SampledNoise,
+    ellipsoid,
+)
 from hush.clipping import L2, Entries, Importance, Lp
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.parts import Always
@@ -15,143 +23,20 @@ from hush.core.release import Selective
 from hush.core.sensitivity import SensitivitySet
 from hush.noise import Gaussian
 
-# With less noise than this losses exceed LARGEST_LOSS, and fit no grid.
-LEAST_MULTIPLIER, LARGEST_LOSS = 1e-3, 5e5
-# Up to this power the rounding of a loss is within what `compose` pays for: 32 units, measured.
-MOST_BETA = 12.0
-
 
 @dataclass(frozen=True, order=True)
-class SampledGaussian:
-    """Poisson-subsampled Gaussian mechanism.
-
-    `multiplier` is in units of the l2 sensitivity, so the clipping norm does not appear.
-    """
-
-    rate: float
-    multiplier: float
-
-    @property
-    def law(self) -> GaussianLaw:
-        return GaussianLaw(self.multiplier)
-
-    def with_representable_loss(self) -> "SampledGaussian":
-        return replace(self, multiplier=max(self.multiplier, LEAST_MULTIPLIER))
-
-
-@dataclass(frozen=True, order=True)
-class SampledNoise:
-    """Poisson-subsampled additive noise on one number.
-
-    The noise has density proportional to exp(-|x / scale|^beta): `beta` 1 is Laplace. `scale` is in
-    units of the number's sensitivity.
-
-    **Guarantee.** docs/guarantees/scalar-noise.md. For one number, or a vector of which a record
-    changes one entry; for other vectors only Laplace, `scale` then being in units of the l1 norm.
-    """
-
-    rate: float
-    beta: float
-    scale: float
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.beta <= MOST_BETA:
-            raise InvalidValue(
-                f"beta={self.beta!r} must be between 1 and {MOST_BETA:g}: below 1 the noise is not "
-                "log-concave, and the largest change of a number is not the worst one; above, the "
-                "rounding of losses is not paid for. Pass e.g. beta=1.5.",
-                key="beta",
-            )
-        if not 0 < self.scale < math.inf or not 0 < self.rate <= 1:
-            raise InvalidValue(
-                f"scale={self.scale!r}, rate={self.rate!r} must satisfy 0 < scale and 0 < rate <= 1: "
-                "without noise nothing is private. Pass e.g. scale=1.0, rate=0.01.",
-                key="scale",
-            )
-
-    @property
-    def law(self) -> GeneralizedGaussianLaw:
-        return GeneralizedGaussianLaw(self.beta, self.scale)
-
-    def with_representable_loss(self) -> "SampledNoise":
-        return replace(self, scale=max(self.scale, LARGEST_LOSS ** (-1 / self.beta)))
-
-
-@dataclass(frozen=True)
-class Block:
-    """Coordinates with noise of density ~ exp(-(|x| / scale)^beta), and their sensitivity set."""
-
-    beta: float
-    scale: float
-    sensitivity: SensitivitySet
-
-
-@dataclass(frozen=True)
-class CoordinateWise:
-    """Poisson-subsampled noise on each coordinate of a sum, with coordinate sampling.
-
-    A record takes part with probability `rate`; given that, in each coordinate with `coordinate_rate`,
-    independently.
-    """
-
-    rate: float
-    blocks: tuple[Block, ...]
-    coordinate_rate: float = 1.0
-
-    @property
-    def dominated_step(self) -> "SampledGaussian | SampledNoise | None":
-        """A dominated step: its epsilon is a lower bound for this one's. None where none is known."""
-        block = max(self.blocks, key=lambda block: block.sensitivity.max_entry / block.scale)
-        if not block.sensitivity.max_entry or block.beta > MOST_BETA:
-            return None
-        if block.beta != 2:
-            return SampledNoise(self.rate, block.beta, block.scale / block.sensitivity.max_entry)
-        candidates = (
-            dominated_step(
-                block.sensitivity, block.scale / math.sqrt(2), self.rate, self.coordinate_rate
-            )
-            for block in self.blocks
-        )
-        return SampledGaussian(*max(candidates, key=lambda step: step[0] / step[1]))
-
-    @property
-    def without_coordinate_sampling(self) -> SampledGaussian | None:
-        """The dominating step with every coordinate, where that is a subsampled Gaussian."""
-        if any(block.beta != 2 for block in self.blocks):
-            return None
-        deviations = [block.scale / math.sqrt(2) for block in self.blocks]
-        return ellipsoid(self.rate, [block.sensitivity.l2_radius for block in self.blocks], deviations)
-
-
-@dataclass(frozen=True, order=True)
-class Entrywise:
+class Entrywise(Mechanism):
     """Noise on each entry of a vector, of which a record changes `changed` at most.
 
     Its privacy loss is `changed` times that of one noisy number: docs/guarantees/argmax.md, step 1.
     """
 
-    one: SampledNoise
+    entry: SampledNoise
     changed: int
 
-
-def ellipsoid(rate: float, norms: Sequence[float], deviations: Sequence[float]) -> SampledGaussian:
-    """The subsampled Gaussian equivalent to normal noise with a deviation per block of coordinates.
-
-    Block j has l2 sensitivity `norms[j]`. Divided by its deviation, the whole change has norm
-    sqrt(sum (norm / deviation)^2), and the noise is isotropic: docs/guarantees/poisson-gaussian.md,
-    step 1.
-
-    >>> ellipsoid(0.01, norms=[3.0, 4.0], deviations=[1.0, 1.0])
-    SampledGaussian(rate=0.01, multiplier=0.2)
-    """
-    ratios = (norm / deviation for norm, deviation in zip(norms, deviations, strict=True))
-    return SampledGaussian(rate, 1 / math.hypot(*ratios))
-
-
-Paired = SampledGaussian | SampledNoise
-"""Steps with a known dominating pair: composed by their privacy losses, all others by RDP."""
-ComposableStep = Paired | CoordinateWise | Trial
-Mechanism = ComposableStep | Entrywise | TrainAndTest
+    @property
+    def components(self) -> Sequence[tuple[ComposableStep, int]]:
+        return ((self.entry, self.changed),)
 
 
 def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:

@@ -8,28 +8,14 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 
-from hush.accounting.mechanism import (
-    Block,
-    ComposableStep,
-    CoordinateWise,
-    Paired,
-    SampledGaussian,
-    SampledNoise,
-)
 from hush.accounting.pld import accountant
 from hush.accounting.pld.privacy_loss import Array, Step
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_delta, rdp_to_epsilon
-from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS, coordinatewise_rdp
-from hush.accounting.rdp.gaussian import renyi_divergence
-from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
-from hush.accounting.selective import bounds
-from hush.accounting.selective.trial import Trial
-from hush.core.errors import InvalidValue
-from hush.core.sensitivity import SensitivitySet
+from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
+from hush.accounting.steps import ComposableStep
 
 Counts = Mapping[ComposableStep, int]
 """How often each mechanism runs."""
@@ -41,14 +27,11 @@ _STAGES = (8, 14, 20, 26, *range(31, len(WHOLE_ORDERS), 3), len(WHOLE_ORDERS))
 # Trials are charged at any order above 1; the low ones decide where epsilon is large.
 _TRIAL_ORDERS: Array = np.append([1.1, 1.2, 1.35, 1.5, 1.75], WHOLE_ORDERS)
 
-# Losses beyond this are taken as infinite: their squares would overflow.
-_MAX_LOSS = 1e100
-
 
 def requires_rdp(steps: Counts) -> bool:
     """Whether some step has no known dominating pair, so that the upper bound is by Rényi divergence."""
-    # pairs are named, not the rest: a mechanism that is forgotten here must not be left out of the sum
-    return not all(isinstance(step, Paired) for step in steps)
+    pairs: list[object] = [step.dominating_step for step in steps]
+    return pairs != list(steps)
 
 
 def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> float:
@@ -84,23 +67,19 @@ def delta_upper(steps: Counts, epsilon: float) -> float:
 
 def participation_probability(steps: Counts) -> float:
     """Probability that a record is sampled in any step, which delta never exceeds."""
-    log_never = sum(n * math.log1p(-min(step.rate, 1 - 2.0**-53)) for step, n in steps.items())
+    log_never = sum(n * math.log1p(-min(step.participation, 1 - 2.0**-53)) for step, n in steps.items())
     return min(1.0, -math.expm1(log_never) * (1 + 1e-12))
 
 
 def dominated_steps(steps: Counts) -> dict[Step, int]:
     """Steps with a dominating pair that these dominate: their epsilon is a lower bound.
 
-    A coordinate-wise step is replaced by one of the changes that a record can make (one coordinate);
-    trials are left out.
+    Steps for which none is known are left out.
     """
     dominated: Counter[Step] = Counter()
     for step, count in steps.items():
-        if isinstance(step, Trial):
-            continue
-        simpler = step.dominated_step if isinstance(step, CoordinateWise) else step
-        if simpler is not None:
-            dominated[simpler] += count
+        if step.dominated_step is not None:
+            dominated[step.dominated_step] += count
     return dict(dominated)
 
 
@@ -114,22 +93,16 @@ def composed_rdp(steps: Counts, orders: Array) -> tuple[Array, Array]:
 
 def _failure_probability(steps: Counts) -> float:
     """Delta of hidden trials that never end: docs/guarantees/selective.md, step 6."""
-    return sum(count * step.nontermination for step, count in steps.items() if isinstance(step, Trial))
+    return sum(count * step.nontermination for step, count in steps.items())
 
 
 def _dominating_steps(steps: Counts) -> dict[Step, int] | None:
-    """The steps without coordinate sampling, which dominate: docs/guarantees/twice-sampling.md, step 3.
-
-    None where a step has no such form with a known privacy loss distribution.
-    """
+    """Steps with a dominating pair that dominate these; None where one is not known."""
     dominating: Counter[Step] = Counter()
     for step, count in steps.items():
-        if isinstance(step, Trial):
+        if step.dominating_step is None:
             return None
-        whole = step.without_coordinate_sampling if isinstance(step, CoordinateWise) else step
-        if whole is None:
-            return None
-        dominating[whole] += count
+        dominating[step.dominating_step] += count
     return dict(dominating)
 
 
@@ -145,14 +118,11 @@ def _best_order(
     are more orders to choose from. `lower_bound` tells when that cannot help, and when the answer is
     certainly beyond `ceiling`: it is infinite then.
     """
-    if not any(isinstance(step, CoordinateWise) for step in steps):
+    if not any(step.needs_whole_orders for step in steps):
         return convert(*composed_rdp(steps, _TRIAL_ORDERS))
     unsampled: Counter[ComposableStep] = Counter()
     for step, count in steps.items():
-        whole = step if isinstance(step, Trial) else replace(step, rate=1.0)
-        if isinstance(whole, CoordinateWise):
-            whole = replace(whole, coordinate_rate=1.0)
-        unsampled[whole] += count
+        unsampled[step.unsampled] += count
     best = math.inf
     for stage in _STAGES if unsampled != steps else ():
         total, orders = composed_rdp(steps, WHOLE_ORDERS[:stage])
@@ -195,32 +165,4 @@ def _extrapolate(divergences: Array, orders: Array, higher: Array) -> Array:
 @functools.lru_cache(maxsize=64)
 def _step_rdp(step: ComposableStep, orders: tuple[float, ...]) -> Array:
     """Rényi divergence of one step at each order."""
-    if isinstance(step, SampledGaussian):
-        return renyi_divergence(step, orders)
-    if isinstance(step, Trial):
-        return bounds.trial_rdp(step, np.array(orders))
-    if isinstance(step, SampledNoise):
-        scalar = Block(step.beta, step.scale, SensitivitySet(p=1.0, norm=1.0, dimension=1))
-        step = CoordinateWise(step.rate, (scalar,))
-    for block in step.blocks:
-        if block.sensitivity.dimension is None and block.sensitivity.p > 2:
-            raise InvalidValue(
-                f"noise of exponent beta={block.beta:g} under l_{block.sensitivity.p:g} clipping needs "
-                "the dimension: a change spread over many coordinates costs more without end. Pass "
-                "dimension=, the number of parameters, or clip with L2."
-            )
-    if any(
-        block.sensitivity.max_entry > block.scale * _MAX_LOSS ** (1 / block.beta)
-        for block in step.blocks
-    ):
-        return np.full(len(orders), np.inf)
-    blocks = [
-        (
-            CoordinateRDP(
-                law=NoiseDensity(beta=block.beta, scale=block.scale), rate=step.coordinate_rate
-            ),
-            block.sensitivity,
-        )
-        for block in step.blocks
-    ]
-    return coordinatewise_rdp(blocks, step.rate, orders)
+    return step.rdp(orders)

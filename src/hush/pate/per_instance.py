@@ -11,9 +11,10 @@ from scipy.special import log_ndtr
 from torch import Tensor
 
 from hush.accounting.epsilon import compose
-from hush.accounting.mechanism import SampledGaussian, mechanism
+from hush.accounting.mechanism import mechanism
 from hush.accounting.numerics import OUTWARD, Array, log1mexp_relative
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
+from hush.accounting.steps import SampledGaussian
 from hush.core.errors import Unproved
 from hush.core.guarantee import DELTA, Bound, Guarantee
 from hush.core.plan import Plan

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hush.accounting.mechanism import SampledGaussian, SampledNoise
 from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.steps import SampledGaussian, SampledNoise
 
 _CHUNK = 1 << 16
 

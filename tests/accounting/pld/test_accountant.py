@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp
 
-from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.pld import accountant
 from hush.accounting.pld.compose import compose
 from hush.accounting.pld.lattice import optimistic, pessimistic
 from hush.accounting.pld.privacy_loss import Direction, Step
 from hush.accounting.pld.tilting import Cumulants, choose_window
 from hush.accounting.rdp import gaussian
+from hush.accounting.steps import SampledGaussian
 from hush.core.guarantee import Bound
 
 # (rate, multiplier, steps), and dp-accounting's upper bound at delta 1e-5 and interval 1e-4

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from hush.accounting.mechanism import SampledGaussian, SampledNoise
 from hush.accounting.pld import accountant, coarse_bounds
 from hush.accounting.pld.privacy_loss import Direction, Step
+from hush.accounting.steps import SampledGaussian, SampledNoise
 
 COUNTS: list[dict[Step, int]] = [
     {SampledGaussian(0.1, 1.0): 100},

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from hush.accounting.mechanism import SampledGaussian, SampledNoise
 from hush.accounting.pld import accountant
+from hush.accounting.steps import SampledGaussian, SampledNoise
 from tests.accounting.pld import monte_carlo
 
 CASES = [

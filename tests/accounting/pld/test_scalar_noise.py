@@ -10,12 +10,12 @@ from dp_accounting.pld import privacy_loss_distribution as peer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.accounting.mechanism import SampledGaussian, SampledNoise
 from hush.accounting.pld import accountant
 from hush.accounting.pld.lattice import Lattice, aligned_width, optimistic, pessimistic
 from hush.accounting.pld.laws import GeneralizedGaussianLaw
 from hush.accounting.pld.privacy_loss import Array, Direction, Step, loss_range
 from hush.accounting.pld.snapping import SNAP
+from hush.accounting.steps import SampledGaussian, SampledNoise
 from hush.core.errors import InvalidValue
 
 BOTH = list(Direction)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp import coordinatewise, gaussian
 from hush.accounting.rdp.allocation import sum_over_blocks
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
+from hush.accounting.steps import SampledGaussian
 from hush.core.errors import InvalidValue
 from hush.core.sensitivity import SensitivitySet
 

@@ -11,9 +11,9 @@ from dp_accounting.rdp import rdp_privacy_accountant as peer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.rdp.conversion import ORDERS
 from hush.accounting.rdp.gaussian import epsilon, renyi_divergence
+from hush.accounting.steps import SampledGaussian
 from hush.core.errors import InvalidValue
 
 ORDINARY = (1.5, 2, 3.7, 8, 16.5, 32, 64)

@@ -9,10 +9,11 @@ import pytest
 
 import hush
 from hush.accounting import epsilon as charge
-from hush.accounting.mechanism import SampledGaussian, mechanism
+from hush.accounting.mechanism import mechanism
 from hush.accounting.pld import accountant
 from hush.accounting.rdp import gaussian
 from hush.accounting.selective.trial import TrainAndTest
+from hush.accounting.steps import SampledGaussian
 from hush.core.errors import InvalidPlan, Unproved
 from hush.core.plan import read_plan, write_plan
 from hush.core.release import GIVEN_UP

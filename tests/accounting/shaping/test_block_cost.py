@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.accounting.mechanism import ellipsoid
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp import gaussian
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.accounting.rdp.subsampling import AdjacentPair
 from hush.accounting.shaping.block_cost import BlockCost
+from hush.accounting.steps import ellipsoid
 from hush.core.sensitivity import SensitivitySet
 
 HIGHEST = 12

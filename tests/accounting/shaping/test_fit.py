@@ -8,7 +8,6 @@ import pytest
 from scipy.stats import binom
 
 import hush
-from hush.accounting.mechanism import ellipsoid
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
@@ -17,6 +16,7 @@ from hush.accounting.rdp.subsampling import AdjacentPair
 from hush.accounting.shaping.block_cost import BlockCost
 from hush.accounting.shaping.fit import LeastVarianceNoise, closed_form_deviations, least_variance_noise
 from hush.accounting.shaping.least_variance import least_variance
+from hush.accounting.steps import ellipsoid
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.sensitivity import SensitivitySet
 

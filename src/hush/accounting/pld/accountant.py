@@ -8,12 +8,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
-from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.pld import analytic_gaussian, coarse_bounds
 from hush.accounting.pld.compose import PrivacyCurve, compose
 from hush.accounting.pld.lattice import Lattice, aligned_width, optimistic, pessimistic
 from hush.accounting.pld.privacy_loss import Direction, Step, loss_quantiles
 from hush.accounting.pld.tilting import Cumulants, Window, choose_window
+from hush.accounting.steps import SampledGaussian
 from hush.core.guarantee import Bound
 
 Counts = Mapping[Step, int]

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hush.accounting.mechanism import LARGEST_LOSS, SampledGaussian
 from hush.accounting.numerics import OUTWARD
 from hush.accounting.pld.privacy_loss import Direction, Step, cell_masses, loss_quantiles, loss_range
 from hush.accounting.rdp import gaussian
+from hush.accounting.steps import LARGEST_LOSS, SampledGaussian
 
 # How far a large loss of one step is above epsilon plus the logarithm of the number of steps.
 _MARGINS = np.array([0.5, 2.0, 8.0, 32.0])

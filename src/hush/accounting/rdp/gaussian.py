@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.numerics import (
     OUTWARD,
     UNIT,
@@ -21,11 +21,14 @@ from hush.accounting.numerics import (
 from hush.accounting.rdp.conversion import ORDERS, Conversion, rdp_to_epsilon
 from hush.core.errors import InvalidValue
 
+if TYPE_CHECKING:  # which has its RDP from here
+    from hush.accounting.steps import SampledGaussian
+
 # Orders with longer sums or integrals than this get an upper bound instead of the value.
 _MAX_TERMS = 100_000
 
 
-def renyi_divergence(step: SampledGaussian, orders: npt.ArrayLike) -> Array:
+def renyi_divergence(step: "SampledGaussian", orders: npt.ArrayLike) -> Array:
     """The Rényi divergence of one sampled Gaussian step at each order, the larger of both directions.
 
     **Guarantee.** Exact to 1e-9 relatively, or larger than that; never smaller. At rate 1 it is
@@ -48,7 +51,7 @@ def renyi_divergence(step: SampledGaussian, orders: npt.ArrayLike) -> Array:
 
 
 def epsilon(
-    steps: Mapping[SampledGaussian, int],
+    steps: Mapping["SampledGaussian", int],
     delta: float,
     *,
     orders: Sequence[float] | Array = ORDERS,
@@ -63,7 +66,7 @@ def epsilon(
     return rdp_to_epsilon(total, order, delta, conversion)
 
 
-def _log_moment(step: SampledGaussian, order: float) -> float:
+def _log_moment(step: "SampledGaussian", order: float) -> float:
     """log E_Q (P/Q)^order, P the law with the record and Q without."""
     exponent = 0.5 / step.multiplier / step.multiplier if step.multiplier > 1e-150 else math.inf
     if step.rate == 1 or math.isinf(exponent):
@@ -77,7 +80,7 @@ def _log_moment(step: SampledGaussian, order: float) -> float:
     return _log_moment_bound(step, order, exponent)
 
 
-def _binomial_log_moment(step: SampledGaussian, order: int, exponent: float) -> float:
+def _binomial_log_moment(step: "SampledGaussian", order: int, exponent: float) -> float:
     """The log-moment at a whole order (Mironov, Talwar and Zhang 2019).
 
     The binomial weights sum to one, so 1 is taken from every term.
@@ -88,7 +91,9 @@ def _binomial_log_moment(step: SampledGaussian, order: int, exponent: float) -> 
     return float(np.logaddexp(0.0, np.logaddexp.reduce(log_terms)))
 
 
-def _trapezoid_log_moment(step: SampledGaussian, order: float, exponent: float, spacing: float) -> float:
+def _trapezoid_log_moment(
+    step: "SampledGaussian", order: float, exponent: float, spacing: float
+) -> float:
     """The log-moment by the trapezoid rule, which converges like exp(-2 pi^2 / spacing) here.
 
     E (1 + w)^a - 1 = E [(1 + w)^a - 1 - a w], since the ratio's mean is 1: all terms positive.
@@ -105,7 +110,7 @@ def _trapezoid_log_moment(step: SampledGaussian, order: float, exponent: float, 
     )
 
 
-def _log_moment_bound(step: SampledGaussian, order: float, exponent: float) -> float:
+def _log_moment_bound(step: "SampledGaussian", order: float, exponent: float) -> float:
     """An upper bound on the log-moment: Minkowski's inequality, or convexity between whole orders."""
     minkowski = order * float(log_mixture(log_weights(step.rate), 0.0, (order - 1) * exponent))
     below = math.floor(order)

@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import log_ndtr, ndtri
 
-from hush.accounting.mechanism import SampledGaussian
 from hush.accounting.numerics import Array, log1mexp, log_mixture_ratio
+from hush.accounting.steps import SampledGaussian
 
 # Cuts around the centre of the law (where a sampled step decides), around the order (where large
 # orders look), and over everything in between out to _FAR deviations.

@@ -9,9 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from hush.accounting.mechanism import SampledGaussian
-from hush.accounting.selective.bounds import acceptance_change, per_acceptance, per_trial, published
-from hush.accounting.selective.trial import Trial
+from hush.accounting.selective.trial import (
+    Trial,
+    acceptance_change,
+    per_acceptance,
+    per_trial,
+    published,
+)
+from hush.accounting.steps import SampledGaussian
 from tests.accounting.selective.oracle import (
     Array,
     Case,

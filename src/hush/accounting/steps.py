@@ -1,0 +1,278 @@
+"""The steps that compositions are made of, with their RDP and the steps that bound them.
+
+A new kind of step says all that composition needs to know of it here: `renyi_composition` and `epsilon`
+ask, and know no kind by name.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import numpy as np
+
+from hush.accounting.numerics import Array
+from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
+from hush.accounting.pld.privacy_loss import Step
+from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
+from hush.accounting.rdp.dominated_step import dominated_step
+from hush.accounting.rdp.gaussian import renyi_divergence
+from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
+from hush.core.errors import InvalidValue
+from hush.core.sensitivity import SensitivitySet
+
+# With less noise than this losses exceed LARGEST_LOSS, and fit no grid.
+LEAST_MULTIPLIER, LARGEST_LOSS = 1e-3, 5e5
+# Up to this power the rounding of a loss is within what `compose` pays for: 32 units, measured.
+MOST_BETA = 12.0
+# Rényi divergences of losses beyond this are infinite: the squares of the losses would overflow.
+_MAX_RDP_LOSS = 1e100
+
+Basis = Literal["proved", "published"]
+
+
+class Mechanism(ABC):
+    """The mechanism of a plan: a composition of steps."""
+
+    @property
+    @abstractmethod
+    def components(self) -> Sequence[tuple["ComposableStep", int]]:
+        """The steps that it is composed of, and how often each runs."""
+
+
+class ComposableStep(Mechanism):
+    """One step of a composition; unless it has a dominating pair, it is charged by RDP."""
+
+    @property
+    def components(self) -> Sequence[tuple["ComposableStep", int]]:
+        return ((self, 1),)
+
+    @property
+    @abstractmethod
+    def participation(self) -> float:
+        """Probability that a record takes part in the step."""
+
+    @abstractmethod
+    def rdp(self, orders: Sequence[float]) -> Array:
+        """Upper bounds on the Rényi divergence at each order, in both directions."""
+
+    @property
+    @abstractmethod
+    def unsampled(self) -> "ComposableStep":
+        """The step with everyone sampled, if its RDP is known at more orders; else itself."""
+
+    @property
+    def needs_whole_orders(self) -> bool:
+        """Whether `rdp` may be known at whole orders only."""
+        return False
+
+    @property
+    def dominated_step(self) -> Step | None:
+        """A step with a dominating pair that this one dominates, if known; itself if it has one."""
+        return None
+
+    @property
+    def dominating_step(self) -> Step | None:
+        """A step with a dominating pair that dominates this one, if known; itself if it has one."""
+        return None
+
+    @property
+    def nontermination(self) -> float:
+        """Upper bound on the probability that the step ends without the output that `rdp` is of."""
+        return 0.0
+
+    @property
+    def basis(self) -> Basis:
+        """Whether `rdp` is proved, or what a paper says."""
+        return "proved"
+
+
+@dataclass(frozen=True)
+class _Subsampled(ComposableStep):
+    """A step in which each record takes part with probability `rate`."""
+
+    rate: float
+
+    @property
+    def participation(self) -> float:
+        return self.rate
+
+    @property
+    def unsampled(self) -> Self:
+        return replace(self, rate=1.0)
+
+
+@dataclass(frozen=True, order=True)
+class SampledGaussian(_Subsampled):
+    """Poisson-subsampled Gaussian mechanism.
+
+    `multiplier` is in units of the l2 sensitivity, so the clipping norm does not appear.
+    """
+
+    multiplier: float
+
+    @property
+    def law(self) -> GaussianLaw:
+        return GaussianLaw(self.multiplier)
+
+    @property
+    def dominated_step(self) -> Step:
+        return self
+
+    @property
+    def dominating_step(self) -> Step:
+        return self
+
+    def with_representable_loss(self) -> "SampledGaussian":
+        return replace(self, multiplier=max(self.multiplier, LEAST_MULTIPLIER))
+
+    def rdp(self, orders: Sequence[float]) -> Array:
+        return renyi_divergence(self, orders)
+
+
+@dataclass(frozen=True, order=True)
+class SampledNoise(_Subsampled):
+    """Poisson-subsampled additive noise on one number.
+
+    The noise has density proportional to exp(-|x / scale|^beta): `beta` 1 is Laplace. `scale` is in
+    units of the number's sensitivity.
+
+    **Guarantee.** docs/guarantees/scalar-noise.md. For one number, or a vector of which a record
+    changes one entry; for other vectors only Laplace, `scale` then being in units of the l1 norm.
+    """
+
+    beta: float
+    scale: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.beta <= MOST_BETA:
+            raise InvalidValue(
+                f"beta={self.beta!r} must be between 1 and {MOST_BETA:g}: below 1 the noise is not "
+                "log-concave, and the largest change of a number is not the worst one; above, the "
+                "rounding of losses is not paid for. Pass e.g. beta=1.5.",
+                key="beta",
+            )
+        if not 0 < self.scale < math.inf or not 0 < self.rate <= 1:
+            raise InvalidValue(
+                f"scale={self.scale!r}, rate={self.rate!r} must satisfy 0 < scale and 0 < rate <= 1: "
+                "without noise nothing is private. Pass e.g. scale=1.0, rate=0.01.",
+                key="scale",
+            )
+
+    @property
+    def law(self) -> GeneralizedGaussianLaw:
+        return GeneralizedGaussianLaw(self.beta, self.scale)
+
+    @property
+    def dominated_step(self) -> Step:
+        return self
+
+    @property
+    def dominating_step(self) -> Step:
+        return self
+
+    @property
+    def needs_whole_orders(self) -> bool:
+        return self.rate < 1
+
+    def with_representable_loss(self) -> "SampledNoise":
+        return replace(self, scale=max(self.scale, LARGEST_LOSS ** (-1 / self.beta)))
+
+    def rdp(self, orders: Sequence[float]) -> Array:
+        scalar = Block(self.beta, self.scale, SensitivitySet(p=1.0, norm=1.0, dimension=1))
+        return CoordinateWise(self.rate, (scalar,)).rdp(orders)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Coordinates with noise of density ~ exp(-(|x| / scale)^beta), and their sensitivity set."""
+
+    beta: float
+    scale: float
+    sensitivity: SensitivitySet
+
+
+@dataclass(frozen=True)
+class CoordinateWise(_Subsampled):
+    """Poisson-subsampled noise on each coordinate of a sum, with coordinate sampling.
+
+    A record takes part with probability `rate`; given that, in each coordinate with `coordinate_rate`,
+    independently.
+    """
+
+    blocks: tuple[Block, ...]
+    coordinate_rate: float = 1.0
+
+    @property
+    def unsampled(self) -> "CoordinateWise":
+        return replace(self, rate=1.0, coordinate_rate=1.0)
+
+    @property
+    def needs_whole_orders(self) -> bool:
+        return True
+
+    @property
+    def dominated_step(self) -> Step | None:
+        """One of the changes that a record can make, where its dominating pair is known."""
+        block = max(self.blocks, key=lambda block: block.sensitivity.max_entry / block.scale)
+        if not block.sensitivity.max_entry or block.beta > MOST_BETA:
+            return None
+        if block.beta != 2:
+            return SampledNoise(self.rate, block.beta, block.scale / block.sensitivity.max_entry)
+        candidates = (
+            dominated_step(
+                block.sensitivity, block.scale / math.sqrt(2), self.rate, self.coordinate_rate
+            )
+            for block in self.blocks
+        )
+        return SampledGaussian(*max(candidates, key=lambda step: step[0] / step[1]))
+
+    @property
+    def dominating_step(self) -> Step | None:
+        """The step with every coordinate, where that is a subsampled Gaussian.
+
+        docs/guarantees/twice-sampling.md, step 3.
+        """
+        if any(block.beta != 2 for block in self.blocks):
+            return None
+        deviations = [block.scale / math.sqrt(2) for block in self.blocks]
+        return ellipsoid(self.rate, [block.sensitivity.l2_radius for block in self.blocks], deviations)
+
+    def rdp(self, orders: Sequence[float]) -> Array:
+        for block in self.blocks:
+            if block.sensitivity.dimension is None and block.sensitivity.p > 2:
+                raise InvalidValue(
+                    f"noise of exponent beta={block.beta:g} under l_{block.sensitivity.p:g} clipping "
+                    "needs the dimension: a change spread over many coordinates costs more without end. "
+                    "Pass dimension=, the number of parameters, or clip with L2."
+                )
+        if any(
+            block.sensitivity.max_entry > block.scale * _MAX_RDP_LOSS ** (1 / block.beta)
+            for block in self.blocks
+        ):
+            return np.full(len(orders), np.inf)
+        blocks = [
+            (
+                CoordinateRDP(
+                    law=NoiseDensity(beta=block.beta, scale=block.scale), rate=self.coordinate_rate
+                ),
+                block.sensitivity,
+            )
+            for block in self.blocks
+        ]
+        return coordinatewise_rdp(blocks, self.rate, orders)
+
+
+def ellipsoid(rate: float, norms: Sequence[float], deviations: Sequence[float]) -> SampledGaussian:
+    """The subsampled Gaussian equivalent to normal noise with a deviation per block of coordinates.
+
+    Block j has l2 sensitivity `norms[j]`. Divided by its deviation, the whole change has norm
+    sqrt(sum (norm / deviation)^2), and the noise is isotropic: docs/guarantees/poisson-gaussian.md,
+    step 1.
+
+    >>> ellipsoid(0.01, norms=[3.0, 4.0], deviations=[1.0, 1.0])
+    SampledGaussian(rate=0.01, multiplier=0.2)
+    """
+    ratios = (norm / deviation for norm, deviation in zip(norms, deviations, strict=True))
+    return SampledGaussian(rate, 1 / math.hypot(*ratios))
