@@ -23,9 +23,9 @@ def test_without_sampling_it_is_the_gaussian_trade_off() -> None:
     assert attacker.advantage == pytest.approx(2 * norm.cdf(0.5) - 1, rel=1e-9)
     for x in RATES:
         exact = norm.cdf(norm.isf(x) - 1.0)
-        found = attacker.false_negative_rate(x)
-        assert found <= exact * (1 + 1e-12)
-        assert found == pytest.approx(exact, rel=1e-4)
+        rate = attacker.false_negative_rate(x)
+        assert rate <= exact * (1 + 1e-12)
+        assert rate == pytest.approx(exact, rel=1e-4)
 
 
 def likelihood_ratio_attack(rate: float, multiplier: float, steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -37,8 +37,8 @@ def likelihood_ratio_attack(rate: float, multiplier: float, steps: int) -> tuple
         total = np.zeros(runs)
         for _ in range(steps):
             drawn = (random.random(runs) < rate) & member
-            seen = drawn + multiplier * random.standard_normal(runs)
-            total += np.log1p(rate * np.expm1((2 * seen - 1) / (2 * multiplier**2)))
+            output = drawn + multiplier * random.standard_normal(runs)
+            total += np.log1p(rate * np.expm1((2 * output - 1) / (2 * multiplier**2)))
         return np.sort(total)
 
     return ratios(False), ratios(True)
@@ -49,9 +49,9 @@ def best_found(attacker: Attacker, absent: np.ndarray, present: np.ndarray) -> f
     worst = -np.inf
     for x in RATES:
         threshold = np.quantile(absent, 1 - x)
-        found = np.mean(present > threshold)
-        error = np.sqrt(found * (1 - found) / len(present)) + 3 * x**0.5 / len(absent) ** 0.5
-        worst = max(worst, (found - attacker.true_positive_rate(x)) / error)
+        power = np.mean(present > threshold)
+        error = np.sqrt(power * (1 - power) / len(present)) + 3 * x**0.5 / len(absent) ** 0.5
+        worst = max(worst, (power - attacker.true_positive_rate(x)) / error)
     return float(worst)
 
 
@@ -69,8 +69,8 @@ def test_the_curve_falls_and_is_consistent() -> None:
     assert missed == sorted(missed, reverse=True)
     assert missed[0] == pytest.approx(1.0, abs=1e-9)
     assert missed[-1] == 0.0
-    for x, each in zip((0.0, *RATES, 1.0), missed, strict=True):
-        assert 1 - each - x <= attacker.advantage + 1e-12
+    for x, missed_rate in zip((0.0, *RATES, 1.0), missed, strict=True):
+        assert 1 - missed_rate - x <= attacker.advantage + 1e-12
     assert attacker.success == (1 + attacker.advantage) / 2
 
 

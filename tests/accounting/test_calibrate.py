@@ -62,20 +62,20 @@ def test_calibration_needs_a_step() -> None:
 @pytest.mark.parametrize(("rate", "multiplier"), [(0.01, 1.0), (0.2, 6.0), (1.0, 30.0)])
 def test_steps_within_is_the_last_that_fits(rate: float, multiplier: float) -> None:
     step, budget = plan(rate, multiplier), hush.Budget(epsilon=2.0, delta=1e-5)
-    most = max_steps(step, budget)
-    assert most > 0
-    assert epsilon(step, steps=most, delta=1e-5).epsilon.upper <= 2.0
-    assert epsilon(step, steps=most + 1, delta=1e-5).epsilon.upper > 2.0
+    affordable = max_steps(step, budget)
+    assert affordable > 0
+    assert epsilon(step, steps=affordable, delta=1e-5).epsilon.upper <= 2.0
+    assert epsilon(step, steps=affordable + 1, delta=1e-5).epsilon.upper > 2.0
 
 
 def test_what_was_spent_counts() -> None:
     step, budget = plan(), hush.Budget(epsilon=2.0, delta=1e-5)
-    most = max_steps(step, budget)
-    assert max_steps(step, budget, spent={step: most - 10}) == 10
-    assert max_steps(step, budget, spent={step: most}) == 0
+    affordable = max_steps(step, budget)
+    assert max_steps(step, budget, spent={step: affordable - 10}) == 10
+    assert max_steps(step, budget, spent={step: affordable}) == 0
     before = {plan(rate=1.0, multiplier=4.0): 2}
     after = max_steps(step, budget, spent=before)
-    assert 0 < after < most
+    assert 0 < after < affordable
     assert compose({**before, step: after}, 1e-5).epsilon.upper <= 2.0
 
 
@@ -91,14 +91,14 @@ def test_the_rate_meets_the_budget_and_nearly_uses_it_up(
     multiplier: float, steps: int, target: float
 ) -> None:
     budget = hush.Budget(epsilon=target, delta=1e-5)
-    found = max_rate(plan(multiplier=multiplier), budget, steps)
-    assert found.noise == plan(multiplier=multiplier).noise
-    assert 0.999 * target <= epsilon(found, steps=steps, delta=1e-5).epsilon.upper <= target
+    calibrated = max_rate(plan(multiplier=multiplier), budget, steps)
+    assert calibrated.noise == plan(multiplier=multiplier).noise
+    assert 0.999 * target <= epsilon(calibrated, steps=steps, delta=1e-5).epsilon.upper <= target
 
 
 def test_a_rate_of_one_is_the_most_there_is() -> None:
-    found = max_rate(plan(multiplier=100.0), hush.Budget(epsilon=5.0, delta=1e-5), 10)
-    assert found.sampling == hush.Poisson(rate=1.0)
+    calibrated = max_rate(plan(multiplier=100.0), hush.Budget(epsilon=5.0, delta=1e-5), 10)
+    assert calibrated.sampling == hush.Poisson(rate=1.0)
 
 
 def test_a_rate_that_no_budget_allows_is_refused() -> None:
@@ -115,8 +115,8 @@ def test_the_scale_of_one_number_for_any_beta(beta: float, rate: float) -> None:
         noise=hush.GeneralizedGaussian(beta=beta, multiplier=1.0),
     )
     budget = hush.Budget(epsilon=1.0, delta=1e-5)
-    found = hush.calibrate(plan, budget, steps=3, dimension=1)
-    scale = found.noise.to_plain()["multiplier"]
+    calibrated = hush.calibrate(plan, budget, steps=3, dimension=1)
+    scale = calibrated.noise.to_plain()["multiplier"]
     # the certified distribution of the scalar mechanism meets the budget there and not with less noise
     assert accountant.epsilon({SampledNoise(rate, beta, scale): 3}, 1e-5).upper <= 1.0
     assert accountant.epsilon({SampledNoise(rate, beta, 0.99 * scale): 3}, 1e-5).lower > 1.0
@@ -131,9 +131,9 @@ def test_the_scale_of_a_vector_for_any_beta(beta: float) -> None:
         noise=hush.GeneralizedGaussian(beta=beta, multiplier=1.0),
     )
     budget = hush.Budget(epsilon=1.0, delta=1e-5)
-    one, many = (hush.calibrate(own, budget, steps=3, dimension=d) for d in (1, 100))
-    assert 0.998 < hush.epsilon(many, steps=3, delta=1e-5, dimension=100).epsilon.upper <= 1.0
-    ratio = many.noise.to_plain()["multiplier"] / one.noise.to_plain()["multiplier"]
+    scalar, vector = (hush.calibrate(own, budget, steps=3, dimension=d) for d in (1, 100))
+    assert 0.998 < hush.epsilon(vector, steps=3, delta=1e-5, dimension=100).epsilon.upper <= 1.0
+    ratio = vector.noise.to_plain()["multiplier"] / scalar.noise.to_plain()["multiplier"]
     # up to 2 the dimension hardly matters (what is left is Renyi's looseness); beyond, it does
     assert 1 <= ratio < 1.2 if beta <= 2 else ratio > 1.2
 
@@ -146,9 +146,9 @@ def test_steps_of_a_plan_that_needs_the_dimension() -> None:
     )
     for dimension in (100, {plan: 100}):
         budget = hush.Budget(epsilon=1.0, delta=1e-5)
-        found = max_steps(plan, budget, dimension=dimension)
-        assert hush.epsilon(plan, found, 1e-5, dimension=100).epsilon.upper <= 1.0
-        assert hush.epsilon(plan, found + 1, 1e-5, dimension=100).epsilon.upper > 1.0
+        affordable = max_steps(plan, budget, dimension=dimension)
+        assert hush.epsilon(plan, affordable, 1e-5, dimension=100).epsilon.upper <= 1.0
+        assert hush.epsilon(plan, affordable + 1, 1e-5, dimension=100).epsilon.upper > 1.0
 
 
 @pytest.mark.parametrize("find", [hush.calibrate, hush.fit_noise])
@@ -165,7 +165,7 @@ def test_noise_after_what_was_spent_is_larger_and_together_they_fit() -> None:
     )
     alone = calibrate(sampled, budget, 20)
     after = calibrate(sampled, budget, 20, spent={first: 2})
-    multipliers = [float(found.noise.to_plain()["multiplier"]) for found in (alone, after)]
+    multipliers = [float(calibrated.noise.to_plain()["multiplier"]) for calibrated in (alone, after)]
     assert multipliers[1] > 1.1 * multipliers[0]
     ledger = hush.Ledger()
     for step in (1, 2):
@@ -174,8 +174,8 @@ def test_noise_after_what_was_spent_is_larger_and_together_they_fit() -> None:
         ledger.charge(after, run="b", step=step, release=f"{step}")
     assert 0.999 <= ledger.epsilon(1e-5).epsilon.upper <= 1.0
     # steps of the plan that comes out may be among those before it
-    again = calibrate(after, budget, 5, spent={first: 2, after: 15})
-    assert compose({first: 2, after: 15, again: 5}, 1e-5).epsilon.upper <= 1.0
+    recalibrated = calibrate(after, budget, 5, spent={first: 2, after: 15})
+    assert compose({first: 2, after: 15, recalibrated: 5}, 1e-5).epsilon.upper <= 1.0
     with pytest.raises(BudgetExceeded, match="was spent before"):
         calibrate(sampled, budget, 20, spent={first: 20})
 
@@ -200,29 +200,29 @@ def test_what_was_spent_is_counts_of_plans(before: Any) -> None:
 
 
 def test_a_cost_that_jumps_over_the_budget_is_not_searched_to_the_last_digit() -> None:
-    tried = []
+    arguments = []
 
     def cost(argument: float) -> float:
-        tried.append(argument)
+        arguments.append(argument)
         return 0.0 if argument <= 0.3 else 1e6
 
-    found = largest_affordable(cost, 1.0, start=0.01, low=1e-9, high=1.0, whole=False)
-    assert found is not None
-    assert 0.3 * (1 - 1e-6) <= found <= 0.3
-    assert len(tried) <= 30
+    affordable = largest_affordable(cost, 1.0, start=0.01, low=1e-9, high=1.0, whole=False)
+    assert affordable is not None
+    assert 0.3 * (1 - 1e-6) <= affordable <= 0.3
+    assert len(arguments) <= 30
 
 
 def test_a_smooth_cost_is_met_in_a_few_evaluations() -> None:
-    tried = []
+    arguments = []
 
     def cost(argument: float) -> float:
-        tried.append(argument)
+        arguments.append(argument)
         return argument + argument**2
 
-    found = largest_affordable(cost, 0.5, start=1.0, low=1e-9, high=1e3, whole=False)
-    assert found is not None
-    assert 0.4995 <= found + found**2 <= 0.5
-    assert len(tried) <= 5
+    affordable = largest_affordable(cost, 0.5, start=1.0, low=1e-9, high=1e3, whole=False)
+    assert affordable is not None
+    assert 0.4995 <= affordable + affordable**2 <= 0.5
+    assert len(arguments) <= 5
 
 
 def test_a_rate_under_hardly_any_noise_needs_no_grid(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,8 +230,8 @@ def test_a_rate_under_hardly_any_noise_needs_no_grid(monkeypatch: pytest.MonkeyP
         raise AssertionError("a grid of losses up to 500,000 is long")
 
     monkeypatch.setattr(accountant, "compose", refuse)
-    found = max_rate(plan(multiplier=1e-3), hush.Budget(epsilon=3.0, delta=1e-5), steps=100)
-    assert found.sampling.participation == pytest.approx(1e-7, rel=1e-3)
+    calibrated = max_rate(plan(multiplier=1e-3), hush.Budget(epsilon=3.0, delta=1e-5), steps=100)
+    assert calibrated.sampling.participation == pytest.approx(1e-7, rel=1e-3)
 
 
 @pytest.mark.parametrize("multiplier", [1e-12, 1e15])
@@ -250,7 +250,7 @@ def test_extremes_cost_a_number_or_infinity(
 def test_extreme_budgets_are_met_or_refused(target: float, steps: int) -> None:
     budget = hush.Budget(epsilon=target, delta=1e-5)
     try:
-        found = calibrate(plan(rate=1e-9), budget, steps)
+        calibrated = calibrate(plan(rate=1e-9), budget, steps)
     except BudgetExceeded:
         return
-    assert epsilon(found, steps=steps, delta=1e-5).epsilon.upper <= target
+    assert epsilon(calibrated, steps=steps, delta=1e-5).epsilon.upper <= target

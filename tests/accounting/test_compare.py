@@ -65,10 +65,10 @@ def test_generalized_noise_keeps_the_budget(
     spread = math.sqrt(math.gamma(3 / beta) / math.gamma(1 / beta))
     noise = hush.GeneralizedGaussian(beta=beta, multiplier=row.deviation / norm / spread)
     clipping = hush.L2(norm=norm) if p == 2 else hush.Lp(p=p, norm=norm)
-    found = hush.epsilon(
+    guarantee = hush.epsilon(
         SETTING.plan(clipping, noise), steps=1500, delta=1e-5, dimension=SETTING.dimension
     )
-    assert found.epsilon.upper == pytest.approx(2.0, rel=5e-3)
+    assert guarantee.epsilon.upper == pytest.approx(2.0, rel=5e-3)
 
 
 def test_the_published_number_for_a_large_exponent_is_too_small(rows: dict[str, module.Row]) -> None:
@@ -99,14 +99,14 @@ def test_twice_sampling_is_compared_with_tight_accounting(rows: dict[str, module
 
 
 def test_subspaces_and_twice_sampling_together(rows: dict[str, module.Row]) -> None:
-    both = rows["Gaussian, shaped to the subspaces, twice sampling at 0.332"]
+    combined = rows["Gaussian, shaped to the subspaces, twice sampling at 0.332"]
     twice = rows["Gaussian, l2 and l-infinity, twice sampling at 0.332"]
     shaped = rows["Gaussian, shaped to the subspaces"]
     plain = rows["Gaussian, l2 (plain DP-SGD)"]
-    assert both.variance < min(twice.variance, shaped.variance)
+    assert combined.variance < min(twice.variance, shaped.variance)
     # hardly anything is lost when both are done at once
-    assert both.cost == pytest.approx(twice.cost * shaped.cost, rel=0.01)
-    for row in (both, shaped):
+    assert combined.cost == pytest.approx(twice.cost * shaped.cost, rel=0.01)
+    for row in (combined, shaped):
         assert row.published is not None
         assert row.published > row.deviation
     assert shaped.published is not None
@@ -133,10 +133,10 @@ def test_bad_settings() -> None:
         replace(SETTING, dimension=10, cap=None)
     with pytest.raises(InvalidValue, match="cap=2 must be"):
         replace(SETTING, cap=2)
-    least = SETTING.dimension**-0.5
+    smallest = SETTING.dimension**-0.5
     with pytest.raises(InvalidValue, match=r"must be at least 1/sqrt\(\d+\) = .*Pass e\.g\. cap="):
-        replace(SETTING, cap=0.99 * least)
-    assert replace(SETTING, cap=least).cap == least
+        replace(SETTING, cap=0.99 * smallest)
+    assert replace(SETTING, cap=smallest).cap == smallest
     with pytest.raises(InvalidValue, match="steps=0"):
         replace(SETTING, steps=0)
 

@@ -22,12 +22,12 @@ def plan(rate: float = 0.01, norm: float = 1.0, multiplier: float = 1.0) -> hush
 
 
 def test_epsilon_is_a_full_statement() -> None:
-    found = epsilon(plan(), steps=10_000, delta=1e-5, dimension=10)
-    assert found.epsilon.lower <= 6.18775 + 1e-4
-    assert found.epsilon.upper == pytest.approx(6.18775, abs=1e-3)
-    assert (found.delta, found.notion, found.basis) == (1e-5, "dp", "proved")
-    assert found.neighbours is hush.Neighbours.ZERO_OUT
-    assert not found.sensitive
+    guarantee = epsilon(plan(), steps=10_000, delta=1e-5, dimension=10)
+    assert guarantee.epsilon.lower <= 6.18775 + 1e-4
+    assert guarantee.epsilon.upper == pytest.approx(6.18775, abs=1e-3)
+    assert (guarantee.delta, guarantee.notion, guarantee.basis) == (1e-5, "dp", "proved")
+    assert guarantee.neighbours is hush.Neighbours.ZERO_OUT
+    assert not guarantee.sensitive
 
 
 def test_no_steps_cost_nothing() -> None:
@@ -66,7 +66,9 @@ def test_rdp_has_one_value_per_order() -> None:
     assert rdp(plan(norm=9.0), [2]) == rdp(plan(), [2])
 
 
-def other(noise: hush.Laplace | hush.GeneralizedGaussian, p: float, rate: float = 1.0) -> hush.Plan:
+def generalized(
+    noise: hush.Laplace | hush.GeneralizedGaussian, p: float, rate: float = 1.0
+) -> hush.Plan:
     sampling = hush.FullBatch() if rate == 1 else hush.Poisson(rate=rate)
     clipping = hush.L2(norm=1.0) if p == 2 else hush.Lp(p=p, norm=1.0)
     return hush.Plan(sampling=sampling, clipping=clipping, noise=noise)
@@ -78,10 +80,12 @@ FLAT = hush.GeneralizedGaussian(beta=3.0, multiplier=5.0)
 
 def test_laplace_noise_in_l1_is_pure() -> None:
     for steps in (1, 20):
-        assert epsilon(other(LAPLACE, 1), steps=steps, delta=1e-9).epsilon.upper <= steps / 3 * (
+        assert epsilon(generalized(LAPLACE, 1), steps=steps, delta=1e-9).epsilon.upper <= steps / 3 * (
             1 + 1e-3
         )
-    assert epsilon(other(LAPLACE, 1), steps=0, delta=1e-5).epsilon == hush.Bound(lower=0.0, upper=0.0)
+    assert epsilon(generalized(LAPLACE, 1), steps=0, delta=1e-5).epsilon == hush.Bound(
+        lower=0.0, upper=0.0
+    )
 
 
 def one_hot_delta(noise: hush.Laplace | hush.GeneralizedGaussian, rate: float, at: float) -> float:
@@ -92,8 +96,8 @@ def one_hot_delta(noise: hush.Laplace | hush.GeneralizedGaussian, rate: float, a
     without, moved = (np.exp(-(np.abs((x - shift) / scale) ** beta)) for shift in (0.0, 1.0))
     weight = 1 / without.sum()
     present = (1 - rate) * without + rate * moved
-    both = ((present, without), (without, present))
-    return float(max(np.maximum(a - np.exp(at) * b, 0).sum() * weight for a, b in both))
+    directions = ((present, without), (without, present))
+    return float(max(np.maximum(a - np.exp(at) * b, 0).sum() * weight for a, b in directions))
 
 
 @pytest.mark.parametrize(("noise", "p"), [(LAPLACE, 1), (FLAT, 2)])
@@ -101,15 +105,15 @@ def one_hot_delta(noise: hush.Laplace | hush.GeneralizedGaussian, rate: float, a
 def test_a_change_in_one_coordinate_is_covered_and_a_smaller_charge_is_not(
     noise: hush.Laplace | hush.GeneralizedGaussian, p: float, rate: float
 ) -> None:
-    upper = epsilon(other(noise, p, rate), steps=1, delta=1e-3).epsilon.upper
+    upper = epsilon(generalized(noise, p, rate), steps=1, delta=1e-3).epsilon.upper
     assert one_hot_delta(noise, rate, upper) <= 1e-3
-    lower = epsilon(other(noise, p, rate), steps=1, delta=1e-3).epsilon.lower
+    lower = epsilon(generalized(noise, p, rate), steps=1, delta=1e-3).epsilon.lower
     assert one_hot_delta(noise, rate, lower) >= 1e-3 * (1 - 1e-3)
     assert one_hot_delta(noise, rate, 0.2 * upper) > 1e-3, "the check would notice"
 
 
 def test_plans_of_all_kinds_compose() -> None:
-    counts = {plan(): 1000, other(LAPLACE, 1, rate=0.01): 100, other(FLAT, 2): 1}
+    counts = {plan(): 1000, generalized(LAPLACE, 1, rate=0.01): 100, generalized(FLAT, 2): 1}
     together = compose(counts, 1e-5).epsilon
     alone = compose({plan(): 1000}, 1e-5).epsilon
     assert alone.upper < together.lower < together.upper
@@ -118,11 +122,11 @@ def test_plans_of_all_kinds_compose() -> None:
 
 
 def test_an_l_p_above_two_needs_the_dimension_and_costs_more_in_a_larger_one() -> None:
-    flat = other(hush.GeneralizedGaussian(beta=4.0, multiplier=3.0), 4)
+    flat = generalized(hush.GeneralizedGaussian(beta=4.0, multiplier=3.0), 4)
     with pytest.raises(InvalidValue, match=r"needs the dimension.*clip with L2"):
         rdp(flat, [2.0])
-    one, many = (float(rdp(flat, [2.0], dimension=d)[0]) for d in (1, 1000))
-    assert many / one == pytest.approx(14.4, abs=0.05)
+    scalar, vector = (float(rdp(flat, [2.0], dimension=d)[0]) for d in (1, 1000))
+    assert vector / scalar == pytest.approx(14.4, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +150,7 @@ def test_more_orders_change_nothing(rate: float, multiplier: float, steps: int) 
 )
 def test_too_little_noise_is_never_free(beta: float, multiplier: float) -> None:
     """Divergences beyond any number must not come out as NaN, and NaN not as nothing."""
-    bare = other(hush.GeneralizedGaussian(beta=beta, multiplier=multiplier), 2, rate=0.1)
+    bare = generalized(hush.GeneralizedGaussian(beta=beta, multiplier=multiplier), 2, rate=0.1)
     assert not np.isnan(rdp(bare, [2.0, 3.0, 64.0], dimension=1)).any()
     assert epsilon(bare, steps=3, delta=1e-5, dimension=1).epsilon.upper > 1e5
     drawn = 1 - 0.9**3
@@ -156,13 +160,14 @@ def test_too_little_noise_is_never_free(beta: float, multiplier: float) -> None:
 def test_sampling_is_never_charged_more_than_none() -> None:
     flat = hush.GeneralizedGaussian(beta=4.0, multiplier=2.0)
     costs = [
-        epsilon(other(flat, 2, rate=q), steps=100, delta=1e-5).epsilon.upper for q in (0.1, 0.99, 1.0)
+        epsilon(generalized(flat, 2, rate=q), steps=100, delta=1e-5).epsilon.upper
+        for q in (0.1, 0.99, 1.0)
     ]
     assert costs == sorted(costs)
 
 
 def test_a_record_that_is_hardly_ever_drawn_costs_nothing() -> None:
-    rare = other(hush.GeneralizedGaussian(beta=4.0, multiplier=2.0), 2, rate=1e-9)
+    rare = generalized(hush.GeneralizedGaussian(beta=4.0, multiplier=2.0), 2, rate=1e-9)
     assert epsilon(rare, steps=100, delta=1e-5).epsilon == hush.Bound(lower=0.0, upper=0.0)
 
 
@@ -170,7 +175,7 @@ def test_a_record_that_is_hardly_ever_drawn_costs_nothing() -> None:
 @pytest.mark.parametrize("rate", [1.0, 0.1])
 def test_orders_are_a_list_of_numbers_above_one(orders: list[float], rate: float) -> None:
     with pytest.raises(InvalidValue, match=r"orders=.* must be"):
-        rdp(other(FLAT, 2, rate=rate), orders)
+        rdp(generalized(FLAT, 2, rate=rate), orders)
 
 
 @pytest.mark.parametrize(
@@ -192,9 +197,9 @@ def test_no_order_is_left_out_that_would_lower_epsilon() -> None:
         clipping=hush.L2Linf(l2=1.0, linf=0.1),
         noise=hush.Gaussian(multiplier=17.3),
     )
-    found = epsilon(sampled, steps=470, delta=2e-9, dimension=5000).epsilon.upper
+    upper = epsilon(sampled, steps=470, delta=2e-9, dimension=5000).epsilon.upper
     every = 470 * rdp(sampled, WHOLE_ORDERS, dimension=5000)
-    assert found <= rdp_to_epsilon(every, WHOLE_ORDERS, 2e-9) * (1 + 1e-12)
+    assert upper <= rdp_to_epsilon(every, WHOLE_ORDERS, 2e-9) * (1 + 1e-12)
 
 
 def test_an_upper_bound_alone_is_that_of_both() -> None:

@@ -23,7 +23,7 @@ Location = Callable[[Past], float | None]
 
 def law(location: Callable[[], Location]) -> dict[Past, float]:
     """The probability of every course of events; a filter is made anew for each, as it would be run."""
-    found: dict[Past, float] = {}
+    chances: dict[Past, float] = {}
     for signs in itertools.product((-1, 1), repeat=STEPS):
         run, chance = location(), 1.0
         past: Past = ()
@@ -33,9 +33,9 @@ def law(location: Callable[[], Location]) -> dict[Past, float]:
                 break
             chance *= float(norm.cdf(sign * at / SCALE))
             past = (*past, sign)
-        found[past] = chance
-    assert sum(found.values()) == pytest.approx(1.0)
-    return found
+        chances[past] = chance
+    assert sum(chances.values()) == pytest.approx(1.0)
+    return chances
 
 
 def divergence(p: dict[Past, float], q: dict[Past, float], order: float) -> float:
@@ -67,17 +67,17 @@ def test_watching_one_record_at_the_realised_location() -> None:
         guard = RenyiFilter(orders=ORDERS, budget=BUDGET, knows="location")
 
         def at(past: Past) -> float:
-            mine, others = gradient(0, past), gradient(1, past)
-            return others + (mine if guard.admit(realised(mine + others, mine))[0] else 0.0)
+            mine, theirs = gradient(0, past), gradient(1, past)
+            return theirs + (mine if guard.admit(realised(mine + theirs, mine))[0] else 0.0)
 
         return at
 
     def absent() -> Location:
         return lambda past: gradient(1, past)
 
-    found = largest(watched, absent)
-    assert (np.array(found) <= BUDGET).all()
-    assert found[0] > 0.2 * BUDGET[0], "the record does take part"
+    divergence = largest(watched, absent)
+    assert (np.array(divergence) <= BUDGET).all()
+    assert divergence[0] > 0.2 * BUDGET[0], "the record does take part"
 
     def unwatched() -> Location:
         return lambda past: gradient(0, past) + gradient(1, past)
@@ -93,20 +93,20 @@ def test_everyone_s_own_filter(removed: int) -> None:
 
             def at(past: Past) -> float:
                 sizes = {k: gradient(k, past) for k in present}
-                kept = [
+                admitted = [
                     g
                     for k, g in sizes.items()
                     if guards[k].admit(individual_gaussian_rdp([abs(g)], SCALE, ORDERS))[0]
                 ]
-                return sum(kept)
+                return sum(admitted)
 
             return at
 
         return make
 
-    found = largest(run((0, 1)), run((1 - removed,)))
-    assert (np.array(found) <= [20.0, 60.0]).all()
-    assert found[0] > 0.1
+    divergence = largest(run((0, 1)), run((1 - removed,)))
+    assert (np.array(divergence) <= [20.0, 60.0]).all()
+    assert divergence[0] > 0.1
 
 
 def test_stopping_where_the_charge_says_so_tells_everything() -> None:

@@ -20,41 +20,46 @@ def two_releases(first: float, second: "dict[str, float]", epsilon: float) -> tu
     """delta at epsilon, both directions, of a release of precision `first` and then one of precision
     second["below"] or second["above"], by whether the first came out below one half; 0 is to stop."""
     weight = stats.norm.pdf(GRID) * (GRID[1] - GRID[0])
-    one, two = np.meshgrid(GRID, GRID, indexing="ij")
-    found = []
+    first_output, second_output = np.meshgrid(GRID, GRID, indexing="ij")
+    deltas = []
     for sign in (1, -1):  # present first, then absent first
         total = 0.0
         # the first release is normal around 1 (present) or 0 (absent), in units of 1 / sqrt(precision)
         shift = math.sqrt(first) if sign == 1 else 0.0
-        value = one + shift
+        value = first_output + shift
         loss = sign * (math.sqrt(first) * value - first / 2)
         below = value < math.sqrt(first) / 2
         for side, precision in second.items():
-            here = below if side == "below" else ~below
+            branch = below if side == "below" else ~below
             root = math.sqrt(precision)
-            later = two + (root if sign == 1 else 0.0)
+            later = second_output + (root if sign == 1 else 0.0)
             losses = loss + sign * (root * later - precision / 2)
-            gain = np.clip(-np.expm1(epsilon - losses), 0, None) * here
+            gain = np.clip(-np.expm1(epsilon - losses), 0, None) * branch
             total += float(weight @ gain @ weight)
-        found.append(total)
-    return found[0], found[1]
+        deltas.append(total)
+    return deltas[0], deltas[1]
 
 
 def test_the_oracle_knows_a_run_that_does_not_adapt() -> None:
-    for found in two_releases(0.3, {"below": 0.2, "above": 0.2}, 0.7):
+    for actual in two_releases(0.3, {"below": 0.2, "above": 0.2}, 0.7):
         mu = math.sqrt(0.5)
         exact = stats.norm.cdf(mu / 2 - 0.7 / mu) - math.exp(0.7) * stats.norm.cdf(-mu / 2 - 0.7 / mu)
-        assert found == pytest.approx(exact, rel=2e-3)
+        assert actual == pytest.approx(exact, rel=2e-3)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5])
-@pytest.mark.parametrize("other", [0.0, 0.1, 0.4])
-def test_whatever_a_run_does_within_the_budget_stays_within_it(share: float, other: float) -> None:
+@pytest.mark.parametrize("second_share", [0.0, 0.1, 0.4])
+def test_whatever_a_run_does_within_the_budget_stays_within_it(
+    share: float, second_share: float
+) -> None:
     budget = GaussianFilter(BUDGET)
     whole = budget.precision
     assert budget.admit(share * whole)
     rest = budget.remaining
-    for second in ({"below": rest, "above": other * whole}, {"below": other * whole, "above": rest}):
+    for second in (
+        {"below": rest, "above": second_share * whole},
+        {"below": second_share * whole, "above": rest},
+    ):
         for precision in second.values():
             assert precision == 0 or precision <= rest
         for epsilon in (0.3, 1.0):
@@ -66,8 +71,8 @@ def test_whatever_a_run_does_within_the_budget_stays_within_it(share: float, oth
 def test_a_budget_that_is_used_to_the_end_on_every_course_is_attained() -> None:
     budget = GaussianFilter(BUDGET)
     second = {"below": 0.7 * budget.precision, "above": 0.7 * budget.precision}
-    found = max(two_releases(0.3 * budget.precision, second, 1.0))
-    assert found == pytest.approx(1e-3, rel=0.02)
+    actual = max(two_releases(0.3 * budget.precision, second, 1.0))
+    assert actual == pytest.approx(1e-3, rel=0.02)
 
 
 def test_what_was_spent_in_the_end_is_no_guarantee() -> None:

@@ -47,10 +47,10 @@ def test_anything_else_is_refused_by_name() -> None:
 def test_a_refusal_says_what_why_and_which_part_to_change() -> None:
     with pytest.raises(Unproved) as raised:
         mechanism(plan(clipping=hush.Linf(norm=1.0), noise=hush.Laplace(multiplier=1.0)))
-    what, why, way = str(raised.value).splitlines()
+    what, why, remedy = str(raised.value).splitlines()
     assert what == "Poisson x Linf x Laplace x Always has no proved guarantee."
     assert "guess" in why
-    assert way == (
+    assert remedy == (
         "Change the clipping to L2 or Lp, or the noise to Gaussian or Quantized or Rectified or "
         "StochasticSign or Truncated."
     )
@@ -78,8 +78,8 @@ def test_bounded_noise_is_not_proved_under_selection(clipping: Clipping) -> None
 def test_other_noise_is_charged_coordinate_by_coordinate(
     clipping: Clipping, noise: Noise, beta: float, p: float
 ) -> None:
-    found = mechanism(plan(clipping=clipping, noise=noise))
-    assert found == CoordinateWise(0.1, (Block(beta, 2.0, SensitivitySet(p=p, norm=1.0)),))
+    step = mechanism(plan(clipping=clipping, noise=noise))
+    assert step == CoordinateWise(0.1, (Block(beta, 2.0, SensitivitySet(p=p, norm=1.0)),))
 
 
 def test_laplace_noise_in_l1_is_one_noisy_number() -> None:
@@ -115,8 +115,8 @@ def test_a_norm_that_does_not_fit_the_noise_is_refused_with_one_that_does(
 
 
 def test_unequal_noise_is_one_effective_multiplier() -> None:
-    found = ellipsoid(0.1, norms=[2.5, 1.0], deviations=[5.0, 3.0])
+    step = ellipsoid(0.1, norms=[2.5, 1.0], deviations=[5.0, 3.0])
     # the divergence of a product of normals is the sum over the blocks
     total = sum((c / s) ** 2 for c, s in ((2.5, 5.0), (1.0, 3.0)))
-    assert found == SampledGaussian(0.1, pytest.approx(1 / math.sqrt(total)))  # type: ignore[arg-type]
+    assert step == SampledGaussian(0.1, pytest.approx(1 / math.sqrt(total)))  # type: ignore[arg-type]
     assert ellipsoid(1.0, [2.0], [6.0]) == SampledGaussian(1.0, 3.0)

@@ -28,10 +28,10 @@ def true_mixture_ratio(rate: float, growth: float) -> mpmath.mpf:
 
 @pytest.mark.parametrize("rate", RATES)
 def test_log_weights(rate: float) -> None:
-    wanted = mpmath.log1p(-mpmath.mpf(rate)), mpmath.log(mpmath.mpf(rate))
+    expected = mpmath.log1p(-mpmath.mpf(rate)), mpmath.log(mpmath.mpf(rate))
     for weights in (numerics.log_weights(rate), numerics.log_weights_numpy(rate)):
-        for got, true in zip(weights, wanted, strict=True):
-            assert abs(got - true) <= 4 * UNIT * abs(true)
+        for actual, true in zip(weights, expected, strict=True):
+            assert abs(actual - true) <= 4 * UNIT * abs(true)
 
 
 def test_log_weights_of_a_certain_component() -> None:
@@ -41,21 +41,21 @@ def test_log_weights_of_a_certain_component() -> None:
 @pytest.mark.parametrize("rate", RATES)
 def test_log_mixture_ratio(rate: float) -> None:
     for name in (numerics.log_weights, numerics.log_weights_numpy):
-        found = numerics.log_mixture_ratio(rate, LOG_RATIOS, name(rate))
-        for got, g in zip(exact(found), LOG_RATIOS, strict=True):
+        ratios = numerics.log_mixture_ratio(rate, LOG_RATIOS, name(rate))
+        for actual, g in zip(exact(ratios), LOG_RATIOS, strict=True):
             true = true_mixture_ratio(rate, g)
             if g < 1:
-                assert abs(got - true) <= 8 * UNIT / (1 - rate) * abs(true)
+                assert abs(actual - true) <= 8 * UNIT / (1 - rate) * abs(true)
             else:
-                assert abs(got - true) <= 8 * UNIT * (1 + g - math.log(rate) - math.log1p(-rate))
+                assert abs(actual - true) <= 8 * UNIT * (1 + g - math.log(rate) - math.log1p(-rate))
 
 
 @pytest.mark.parametrize("rate", RATES)
 def test_log_mixture_ratio_absolute(rate: float) -> None:
-    found = numerics.log_mixture_ratio_absolute(rate, LOG_RATIOS)
-    for got, g in zip(exact(found), LOG_RATIOS, strict=True):
+    ratios = numerics.log_mixture_ratio_absolute(rate, LOG_RATIOS)
+    for actual, g in zip(exact(ratios), LOG_RATIOS, strict=True):
         true = true_mixture_ratio(rate, g)
-        error = abs(got - true)
+        error = abs(actual - true)
         if abs(g) < 1e-8:
             assert error <= 8 * UNIT / (1 - rate) * abs(true)
         assert error <= 8 * UNIT * (1 + max(abs(g), -math.log(rate), -math.log1p(-rate)))
@@ -70,11 +70,11 @@ def test_log_mixture_ratio_of_a_certain_component_is_the_ratio() -> None:
 def test_log_mixture(rate: float) -> None:
     logs = np.array([-1e4, -40, -1e-9, 0, 3])
     for p, q in itertools.product(logs, logs):
-        got = mpmath.mpf(float(numerics.log_mixture(numerics.log_weights(rate), p, q)))
+        actual = mpmath.mpf(float(numerics.log_mixture(numerics.log_weights(rate), p, q)))
         weight = mpmath.mpf(rate)
         true = mpmath.log((1 - weight) * mpmath.exp(float(p)) + weight * mpmath.exp(float(q)))
         size = max(abs(p), abs(q), -math.log(rate), -math.log1p(-rate))
-        assert abs(got - true) <= 8 * UNIT * (1 + size)
+        assert abs(actual - true) <= 8 * UNIT * (1 + size)
 
 
 def test_log_mixture_of_a_certain_component() -> None:
@@ -87,12 +87,12 @@ def test_log_mixture_of_a_certain_component() -> None:
 def test_log_binomial(rate: float, n: int) -> None:
     k = np.unique(np.array([0, 1, 2, n // 3, n // 2, n - 1, n], dtype=float))
     for function in (numerics.log_binomial, numerics.log_binomial_in_turn):
-        for got, one in zip(exact(function(n, k, numerics.log_weights(rate))), k, strict=True):
-            count = int(one)
+        for actual, successes in zip(exact(function(n, k, numerics.log_weights(rate))), k, strict=True):
+            count = int(successes)
             true = mpmath.log(mpmath.binomial(n, count)) + count * mpmath.log(mpmath.mpf(rate))
             true += (n - count) * mpmath.log1p(-mpmath.mpf(rate))
             size = 1 + math.lgamma(n + 1) - count * math.log(rate) - (n - count) * math.log1p(-rate)
-            assert abs(got - true) <= 32 * UNIT * size
+            assert abs(actual - true) <= 32 * UNIT * size
 
 
 @pytest.mark.parametrize("offset", [-1e5, 0.0, 1e5])
@@ -100,11 +100,11 @@ def test_log_sum_exp(offset: float) -> None:
     rng = np.random.default_rng(1)
     for n in (1, 2, 1000):
         terms = offset + rng.uniform(-50, 0, size=(3, n))
-        found = numerics.log_sum_exp(terms)
-        for row, got in zip(terms, found, strict=True):
+        sums = numerics.log_sum_exp(terms)
+        for row, actual in zip(terms, sums, strict=True):
             true = mpmath.log(mpmath.fsum(mpmath.exp(term) for term in exact(row)))
-            bound = UNIT * (16 + 4 * math.log2(n) + abs(float(got)))
-            assert abs(mpmath.mpf(float(got)) - true) <= bound
+            bound = UNIT * (16 + 4 * math.log2(n) + abs(float(actual)))
+            assert abs(mpmath.mpf(float(actual)) - true) <= bound
             assert abs(mpmath.mpf(numerics.log_sum_exp_scalar(row)) - true) <= bound
 
 
@@ -115,23 +115,23 @@ def test_log_sum_exp_of_nothing_and_of_infinity() -> None:
 
 
 def test_log1mexp() -> None:
-    for got, near, x in zip(
+    for actual, near, x in zip(
         exact(numerics.log1mexp(NEGATIVE)),
         exact(numerics.log1mexp_relative(NEGATIVE)),
         exact(NEGATIVE),
         strict=True,
     ):
         true = mpmath.log1p(-mpmath.exp(x))
-        assert abs(got - true) <= 4 * UNIT * (1 + abs(true))
+        assert abs(actual - true) <= 4 * UNIT * (1 + abs(true))
         assert abs(near - true) <= 8 * UNIT * abs(true)
     assert numerics.log1mexp(np.array([0.0, -np.inf])).tolist() == [-math.inf, 0.0]
 
 
 def test_log_expm1() -> None:
     values = -NEGATIVE
-    for got, x in zip(exact(numerics.log_expm1(values)), exact(values), strict=True):
+    for actual, x in zip(exact(numerics.log_expm1(values)), exact(values), strict=True):
         true = mpmath.log(mpmath.expm1(x))
-        assert abs(got - true) <= 8 * UNIT * (1 + abs(x) + abs(true))
+        assert abs(actual - true) <= 8 * UNIT * (1 + abs(x) + abs(true))
     assert numerics.log_expm1(np.array([0.0, 1e6])).tolist() == [-math.inf, 1e6]
 
 
@@ -140,16 +140,18 @@ def test_log_convex_remainder(order: float) -> None:
     near = np.geomspace(1e-12, 30, 60)
     switch = 1e-3 / order
     ratios = np.concatenate([-near, near, [switch, math.nextafter(switch, 1), -switch, -600, 500]])
-    for got, t in zip(exact(numerics.log_convex_remainder(ratios, order)), exact(ratios), strict=True):
+    for actual, t in zip(
+        exact(numerics.log_convex_remainder(ratios, order)), exact(ratios), strict=True
+    ):
         a = mpmath.mpf(order)
         true = mpmath.log(mpmath.expm1(a * t) - a * mpmath.expm1(t))
-        assert abs(got - true) <= 2e-12 + 8 * UNIT * (1 + order * abs(t)), float(t)
+        assert abs(actual - true) <= 2e-12 + 8 * UNIT * (1 + order * abs(t)), float(t)
 
 
 def test_log_convex_remainder_of_no_change_and_of_no_mass() -> None:
-    found = numerics.log_convex_remainder(np.array([0.0, -1e9]), 3.0)
-    assert found[0] == -math.inf
-    assert found[1] == pytest.approx(math.log(2.0), rel=1e-12)
+    remainders = numerics.log_convex_remainder(np.array([0.0, -1e9]), 3.0)
+    assert remainders[0] == -math.inf
+    assert remainders[1] == pytest.approx(math.log(2.0), rel=1e-12)
 
 
 def test_bisection_keeps_the_bracket_and_ends_at_neighbouring_doubles() -> None:
@@ -170,5 +172,5 @@ def test_bisection_ends_after_its_rounds_or_at_its_tolerance() -> None:
 
 @pytest.mark.parametrize("ends", [(1.0, 1.0), (0.0, math.nan), (1e308, 1.7e308)])
 def test_bisection_ends_where_there_is_no_middle(ends: tuple[float, float]) -> None:
-    found = numerics.bisect(lambda x: False, *ends)
-    assert found[0] == ends[0]
+    bracket = numerics.bisect(lambda x: False, *ends)
+    assert bracket[0] == ends[0]

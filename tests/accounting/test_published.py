@@ -26,13 +26,15 @@ def plan(multiplier: float = 1.0, beta: float = BETA, rate: float = 1.0) -> hush
 
 @pytest.mark.parametrize("rate", [1.0, 0.05])
 def test_a_published_number_is_that_of_one_dimension_and_says_so(rate: float) -> None:
-    found = hush.epsilon(plan(3.0, 3.0, rate), steps=10, delta=DELTA, dimension=1000, mode="published")
-    assert found.basis == "published"
-    assert "not proved" in str(found)
-    assert "one record, proved" not in str(found)
-    assert found.epsilon == accountant.epsilon({SampledNoise(rate, 3.0, 3.0): 10}, DELTA)
-    one, many = (float(hush.rdp(plan(3.0, 3.0, rate), [2.0], d)[0]) for d in (1, 1000))
-    assert many > 4 * one
+    guarantee = hush.epsilon(
+        plan(3.0, 3.0, rate), steps=10, delta=DELTA, dimension=1000, mode="published"
+    )
+    assert guarantee.basis == "published"
+    assert "not proved" in str(guarantee)
+    assert "one record, proved" not in str(guarantee)
+    assert guarantee.epsilon == accountant.epsilon({SampledNoise(rate, 3.0, 3.0): 10}, DELTA)
+    scalar, vector = (float(hush.rdp(plan(3.0, 3.0, rate), [2.0], d)[0]) for d in (1, 1000))
+    assert vector > 4 * scalar
 
 
 def test_no_other_mode() -> None:
@@ -51,12 +53,12 @@ def lower_bound(multiplier: float, trials: int = 40_000) -> float:
     noise = hush.GeneralizedGaussian(beta=BETA, multiplier=multiplier)
 
     def statistics(moved: float) -> npt.NDArray[np.float64]:
-        found = []
+        epsilons = []
         for _ in range(trials // 2000):
             out = hush.noise.sample(noise, (2000, DIMENSION), generator=generator).double() + moved
             ratio = (out / multiplier).square().square() - ((out - shift) / multiplier).square().square()
-            found.append(ratio.sum(dim=1))
-        return torch.cat(found).numpy()
+            epsilons.append(ratio.sum(dim=1))
+        return torch.cat(epsilons).numpy()
 
     absent, present = statistics(0.0), statistics(shift)
     (tuning_absent, held_absent), (tuning_present, held_present) = (
@@ -80,8 +82,8 @@ def _epsilon(hits: npt.NDArray[np.bool_], alarms: npt.NDArray[np.bool_]) -> floa
 def test_an_attack_exceeds_the_published_epsilon_and_not_the_proved_one() -> None:
     budget = hush.Budget(epsilon=1.0, delta=DELTA)
     claimed = hush.calibrate(plan(), budget, steps=1, dimension=1)
-    said = hush.epsilon(claimed, steps=1, delta=DELTA, mode="published")
-    assert said.epsilon.upper <= 1.0
+    printed = hush.epsilon(claimed, steps=1, delta=DELTA, mode="published")
+    assert printed.epsilon.upper <= 1.0
     measured = lower_bound(claimed.noise.to_plain()["multiplier"])
     assert measured > 1.1
     # charged for its dimension, the same plan is known to cost more than what the attack shows
@@ -100,10 +102,10 @@ def test_selective_plans_have_their_paper_s_charge_and_others_none() -> None:
         noise=hush.Gaussian(multiplier=4.0),
         release=hush.Selective(rate=0.004, clip=0.001, multiplier=1.3, test="mean"),
     )
-    said = hush.epsilon(plan, 600, 1e-5, mode="published")
+    printed = hush.epsilon(plan, 600, 1e-5, mode="published")
     proved = hush.epsilon(plan, 600, 1e-5)
-    assert (said.basis, proved.basis) == ("published", "proved")
-    assert said.epsilon.upper != proved.epsilon.upper
+    assert (printed.basis, proved.basis) == ("published", "proved")
+    assert printed.epsilon.upper != proved.epsilon.upper
     box = hush.Plan(
         sampling=hush.FullBatch(), clipping=hush.Linf(norm=1.0), noise=hush.Gaussian(multiplier=9.0)
     )

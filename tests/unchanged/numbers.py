@@ -20,7 +20,7 @@ def answers(question: Question) -> Entries:
     plan, size = question.plan, question.dimension
     delta = question.case.delta
     at = _location(question)
-    found = {
+    numbers = {
         **entries("plan", plan),
         **entries("digest", plan.digest),
         **entries("steps", question.steps),
@@ -32,37 +32,37 @@ def answers(question: Question) -> Entries:
         **asked("fisher", hush.fisher, plan, at),
     }
     if question.seed % 10 == 0:
-        found |= _searches(question)
-    return {f"plan {question.seed}: {name}": text for name, text in found.items()}
+        numbers |= _searches(question)
+    return {f"plan {question.seed}: {name}": text for name, text in numbers.items()}
 
 
 def combined(name: str, plan: hush.Plan) -> Entries:
     """The divergence at order 2 and the epsilon of 20 steps of a combination, or how it is refused."""
-    found = asked(f"{name}: rdp", hush.rdp, plan, [2.0], DIMENSION)
-    if any(text.startswith("refused") for text in found.values()):
-        return found
-    return found | asked(f"{name}: epsilon", hush.epsilon, plan, 20, 1e-5, DIMENSION)
+    numbers = asked(f"{name}: rdp", hush.rdp, plan, [2.0], DIMENSION)
+    if any(text.startswith("refused") for text in numbers.values()):
+        return numbers
+    return numbers | asked(f"{name}: epsilon", hush.epsilon, plan, 20, 1e-5, DIMENSION)
 
 
 def _searches(question: Question) -> Entries:
     plan, size, delta = question.plan, question.dimension, question.case.delta
-    found = asked("published", hush.epsilon, plan, 3, delta, size, mode="published")
+    numbers = asked("published", hush.epsilon, plan, 3, delta, size, mode="published")
     if min(getattr(part, "rate", 1.0) for part in (plan.sampling, plan.release)) < _COMMON_RATE:
-        return found
+        return numbers
     attacker = Attacker({plan: 3}, size)
-    found |= {
+    numbers |= {
         **asked("calibrate", hush.calibrate, plan, _BUDGET, 20, size),
         **asked("calibrate after", hush.calibrate, plan, _BUDGET, 20, size, spent={_PAID: 2}),
         **asked("steps within", max_steps, plan, _BUDGET, dimension=size),
         **asked("advantage", getattr, attacker, "advantage"),
     }
     if question.seed % 30 == 0:
-        found |= {
+        numbers |= {
             **asked("rate within", max_rate, plan, _BUDGET, 20, size),
             **asked("fit noise", hush.fit_noise, plan, _BUDGET, 20, size),
             **asked("false negatives", attacker.false_negative_rate, 0.01),
         }
-    return found
+    return numbers
 
 
 _PAID = hush.Plan(

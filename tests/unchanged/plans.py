@@ -32,13 +32,13 @@ class Question:
 
 def questions(number: int) -> Iterator[Question]:
     """The first `number` questions, the same ones every time."""
-    found = 0
+    accepted = 0
     for seed in count():
-        if found == number:
+        if accepted == number:
             return
         case = legal(seed, quick=False)
         if getattr(case.plan.noise, "beta", 1.0) <= _LARGEST_BETA:
-            found += 1
+            accepted += 1
             pick = Random(f"question {seed}")
             dimension = pick.choice([case.dimension, case.dimension, None])
             yield Question(case, pick.choice(_STEPS), dimension)

@@ -23,33 +23,33 @@ PLANS = 500
 
 def recorded(plans: Iterable[Question], runs: Iterable[str]) -> Entries:
     """The entries of some plans and some runs."""
-    found: Entries = {}
+    recording: Entries = {}
     for question in plans:
-        found |= answers(question)
+        recording |= answers(question)
     for name in runs:
-        found |= run(name)
-    return found
+        recording |= run(name)
+    return recording
 
 
 def everything() -> Entries:
     """All entries there are."""
-    found = recorded(questions(PLANS), RUNS) | studies()
+    recording = recorded(questions(PLANS), RUNS) | studies()
     for name, plan in combinations():
-        found |= combined(name, plan)
-    return found
+        recording |= combined(name, plan)
+    return recording
 
 
-def write(path: Path, found: Entries) -> None:
+def write(path: Path, recording: Entries) -> None:
     """One entry a line, so that a text comparison of two files is readable too."""
-    path.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n")
+    path.write_text(json.dumps(recording, indent=0, sort_keys=True) + "\n")
 
 
 def main() -> None:
     (out,) = sys.argv[1:]
-    found = everything()
-    write(Path(out), found)
-    refused = sum(text.startswith("refused") for text in found.values())
-    print(f"{len(found)} entries, {refused} of them refusals, in {out}")
+    recording = everything()
+    write(Path(out), recording)
+    refused = sum(text.startswith("refused") for text in recording.values())
+    print(f"{len(recording)} entries, {refused} of them refusals, in {out}")
 
 
 if __name__ == "__main__":

@@ -9,82 +9,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hush
-from hush.data import load, tensors
 from hush.data.views import flips_and_shifts
 from hush.training.methods.adaptive import Adaptive, AdaptiveDescent
 from hush.training.methods.linear import LinearDescent
 from hush.training.methods.quantile import NoisyQuantile
 from hush.training.methods.whitening import NoisyWhitening
 from tests.unchanged.entry import Entries, entries
+from tests.unchanged.networks import (
+    CLASSES,
+    Data,
+    cnn,
+    digits,
+    linear,
+    lstm,
+    mlp,
+    public,
+    seeded,
+    tokens,
+    transformer,
+    wide,
+)
 
-Data = tuple[Tensor, Tensor]
 _DELTA = 1e-5
 _STEPS = 3
-_RECORDS, _CLASSES, _PIXELS, _WORDS = 64, 10, 64, 20
-
-
-class _Sequence(nn.Module):
-    """Scores from the mean over words of what a layer makes of their embeddings."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.embedding, self.layer, self.scores = nn.Embedding(_WORDS, 8), layer, nn.Linear(8, 2)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        words = self.embedding(tokens)
-        found = self.layer(words)
-        scores: Tensor = self.scores((found[0] if isinstance(found, tuple) else found).mean(1))
-        return scores
-
-
-def _linear() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(_PIXELS, _CLASSES))
-
-
-def _wide() -> nn.Module:
-    """So many parameters that noise is drawn while gradients are computed."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(_PIXELS, 2048))
-
-
-def _mlp() -> nn.Module:
-    layers = nn.Linear(_PIXELS, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, _CLASSES)
-    return nn.Sequential(nn.Flatten(), *layers)
-
-
-def _cnn() -> nn.Module:
-    layers = nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2)
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(36, _CLASSES))
-
-
-def _lstm() -> nn.Module:
-    return _Sequence(nn.LSTM(8, 8, batch_first=True))
-
-
-def _transformer() -> nn.Module:
-    return _Sequence(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True))
-
-
-def _digits() -> Data:
-    inputs, targets, _, _ = tensors(load("digits"))
-    return inputs[:_RECORDS], targets[:_RECORDS]
-
-
-def _public() -> Data:
-    inputs, targets, _, _ = tensors(load("digits"))
-    return inputs[_RECORDS : 2 * _RECORDS], targets[_RECORDS : 2 * _RECORDS]
-
-
-def _tokens() -> Data:
-    drawn = _seeded(1)
-    tokens = torch.randint(0, _WORDS, (_RECORDS, 5), generator=drawn)
-    return tokens, torch.randint(0, 2, (_RECORDS,), generator=drawn)
-
-
-def _seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 _SOME = hush.Poisson(rate=0.5)
@@ -98,7 +48,7 @@ def _plan(clipping: Any, noise: Any, sampling: Any = _SOME, release: Any = None)
 def _stepped(
     network: Callable[[], nn.Module],
     plan: hush.Plan,
-    data: Callable[[], Data] = _digits,
+    data: Callable[[], Data] = digits,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     **settings: Any,
 ) -> Entries:
@@ -111,7 +61,7 @@ def _stepped(
         optimizer(model.parameters(), lr=0.1),
         plan,
         records=len(inputs),
-        generator=_seeded(),
+        generator=seeded(),
         **settings,
     )
     present = torch.arange(len(inputs)) % 9 != 0
@@ -122,7 +72,7 @@ def _stepped(
 def _trained() -> Entries:
     """A whole run of `hush.train`, with the files that it leaves."""
     torch.manual_seed(0)
-    model = _linear()
+    model = linear()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run = hush.train(
@@ -130,12 +80,12 @@ def _trained() -> Entries:
             nn.CrossEntropyLoss(),
             torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
             _plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=2.0)),
-            _digits(),
+            digits(),
             budget=hush.Budget(epsilon=8.0, delta=_DELTA),
             steps=_STEPS,
-            evaluation=_public(),
+            evaluation=public(),
             directory=folder,
-            generator=_seeded(),
+            generator=seeded(),
         )
         lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
         for line in lines:  # drawn anew for each run, and what follows from it
@@ -153,37 +103,37 @@ def _trained() -> Entries:
 
 def _adaptive() -> Entries:
     torch.manual_seed(0)
-    model, ledger = _linear(), hush.Ledger()
+    model, ledger = linear(), hush.Ledger()
     descent = AdaptiveDescent(
         model,
         nn.CrossEntropyLoss(),
-        _digits(),
+        digits(),
         hush.Budget(epsilon=4.0, delta=_DELTA),
         Adaptive(clip=0.5, sizes=4, splits=4),
         ledger=ledger,
-        generator=_seeded(),
+        generator=seeded(),
     )
     return {**entries("lengths", list(descent.run())), **_weights(model), **_charges(ledger)}
 
 
 def _closed_form() -> Entries:
-    inputs, targets = _digits()
+    inputs, targets = digits()
     plan = _plan(hush.Linf(norm=0.1), hush.Truncated(scale=1.0, bound=2.0), hush.FullBatch())
     descent = LinearDescent(
-        inputs.flatten(1), targets, plan, classes=_CLASSES, lr=4.0, generator=_seeded()
+        inputs.flatten(1), targets, plan, classes=CLASSES, lr=4.0, generator=seeded()
     )
     *_, weights = descent.run(steps=_STEPS)
     return {**entries("weights", weights), **_charges(descent.ledger)}
 
 
 def _statistics() -> Entries:
-    inputs, ledger = _digits()[0], hush.Ledger()
+    inputs, ledger = digits()[0], hush.Ledger()
     whiten = NoisyWhitening(multiplier=4.0, norm=8.0, square_norm=8.0)
     norms = inputs.flatten(1).norm(dim=1, keepdim=True)
     quantile = NoisyQuantile(multiplier=2.0)
     return {
-        **entries("whitened", whiten(inputs, ledger, generator=_seeded())(inputs)),
-        **entries("quantile", quantile(norms, 0.5, ledger, generator=_seeded())),
+        **entries("whitened", whiten(inputs, ledger, generator=seeded())(inputs)),
+        **entries("quantile", quantile(norms, 0.5, ledger, generator=seeded())),
         **_charges(ledger),
     }
 
@@ -204,42 +154,42 @@ def _charges(ledger: hush.Ledger) -> Entries:
 _GAUSSIAN = hush.Gaussian(multiplier=2.0)
 RUNS: dict[str, Callable[[], Entries]] = {
     "trained linear": _trained,
-    "wide linear": partial(_stepped, _wide, _plan(hush.L2(norm=1.0), _GAUSSIAN)),
+    "wide linear": partial(_stepped, wide, _plan(hush.L2(norm=1.0), _GAUSSIAN)),
     "mlp, Linf, Rectified": partial(
-        _stepped, _mlp, _plan(hush.Linf(norm=0.1), hush.Rectified(scale=1.0, bound=2.0))
+        _stepped, mlp, _plan(hush.Linf(norm=0.1), hush.Rectified(scale=1.0, bound=2.0))
     ),
     "cnn, Twice, L2Linf, views": partial(
         _stepped,
-        _cnn,
+        cnn,
         _plan(hush.L2Linf(l2=1.0, linf=0.1), _GAUSSIAN, _TWICE),
         views=flips_and_shifts(2, shift=1),
     ),
     "cnn, Linf, Quantized, Adam": partial(
         _stepped,
-        _cnn,
+        cnn,
         _plan(hush.Linf(norm=0.1), hush.Quantized(scale=1.0, bound=2.0, levels=16)),
         optimizer=torch.optim.Adam,
         physical_batch=7,
     ),
     "lstm, L1, Laplace": partial(
-        _stepped, _lstm, _plan(hush.Lp(p=1.0, norm=5.0), hush.Laplace(multiplier=2.0)), _tokens
+        _stepped, lstm, _plan(hush.Lp(p=1.0, norm=5.0), hush.Laplace(multiplier=2.0)), tokens
     ),
     "transformer, Lp, GeneralizedGaussian": partial(
         _stepped,
-        _transformer,
+        transformer,
         _plan(hush.Lp(p=1.5, norm=2.0), hush.GeneralizedGaussian(beta=1.5, multiplier=2.0)),
-        _tokens,
+        tokens,
     ),
     "transformer, Importance, assumed": partial(
         _stepped,
-        _transformer,
+        transformer,
         _plan(hush.Importance(norm=1.0), _GAUSSIAN),
-        _tokens,
+        tokens,
         arithmetic="assumed",
     ),
     "mlp, Coordinate, Principal, BlockGaussian": partial(
         _stepped,
-        _mlp,
+        mlp,
         _plan(
             hush.Subspaces(
                 ranks=[4, 456], l2=[1.0, 0.5], linf=[0.5, 0.1], bases=hush.Principal(groups=1, every=2)
@@ -247,11 +197,11 @@ RUNS: dict[str, Callable[[], Entries]] = {
             hush.BlockGaussian(multipliers=[2.0, 3.0]),
             hush.Coordinate(rate=0.5),
         ),
-        public=_public(),
+        public=public(),
     ),
     "mlp, FullBatch, Box, BlockGaussian": partial(
         _stepped,
-        _mlp,
+        mlp,
         _plan(
             hush.Box(bounds=[(60, 0.2), (400, 0.1)]),
             hush.BlockGaussian(multipliers=[2.0, 3.0]),
@@ -260,7 +210,7 @@ RUNS: dict[str, Callable[[], Entries]] = {
     ),
     "mlp, Selective summed": partial(
         _stepped,
-        _mlp,
+        mlp,
         _plan(
             hush.L2(norm=1.0),
             _GAUSSIAN,
@@ -269,7 +219,7 @@ RUNS: dict[str, Callable[[], Entries]] = {
     ),
     "linear, Selective mean per acceptance": partial(
         _stepped,
-        _linear,
+        linear,
         _plan(
             hush.L2(norm=1.0),
             _GAUSSIAN,
@@ -284,7 +234,7 @@ RUNS: dict[str, Callable[[], Entries]] = {
         ),
     ),
     "linear, StochasticSign": partial(
-        _stepped, _linear, _plan(hush.L2(norm=1.0), hush.StochasticSign(scale=2.0))
+        _stepped, linear, _plan(hush.L2(norm=1.0), hush.StochasticSign(scale=2.0))
     ),
     "adaptive descent": _adaptive,
     "closed-form linear, Truncated": _closed_form,

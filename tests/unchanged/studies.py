@@ -43,12 +43,12 @@ def _compared() -> Entries:
             subspaces=((100, 2.0), (900, 1.0)),
         ),
     }
-    found: Entries = {}
+    numbers: Entries = {}
     for name, setting in settings.items():
         for row in compare(setting):
-            numbers = (row.deviation, row.published, row.variance, row.signal_to_noise, row.cost)
-            found |= entries(f"compare {name}, {row.mechanism}", numbers)
-    return found
+            columns = (row.deviation, row.published, row.variance, row.signal_to_noise, row.cost)
+            numbers |= entries(f"compare {name}, {row.mechanism}", columns)
+    return numbers
 
 
 def _tuned() -> Entries:
@@ -57,7 +57,7 @@ def _tuned() -> Entries:
         clipping=hush.L2(norm=1.0),
         noise=hush.Gaussian(multiplier=1.0),
     )
-    found: Entries = {}
+    numbers: Entries = {}
     for test, updates in (("summed", 100), ("mean", 20)):
         tuned = tune_selective(
             plan,
@@ -67,8 +67,8 @@ def _tuned() -> Entries:
             test=test,  # type: ignore[arg-type]
         )
         parts = (tuned.plan, tuned.trials, tuned.guarantee, tuned.helpful, tuned.harmful)
-        found |= entries(f"tune {test}", parts)
-    return found
+        numbers |= entries(f"tune {test}", parts)
+    return numbers
 
 
 def _votes() -> Entries:
@@ -79,7 +79,7 @@ def _votes() -> Entries:
         "GeneralizedGaussian1.5": hush.GeneralizedGaussian(beta=1.5, multiplier=30.0),
         "GeneralizedGaussian3": hush.GeneralizedGaussian(beta=3.0, multiplier=30.0),
     }
-    found: Entries = {}
+    numbers: Entries = {}
     for name, noise in noises.items():
         votes = {
             "replace": NoisyMax.of_votes(noise=noise),
@@ -87,18 +87,18 @@ def _votes() -> Entries:
             "teachers": NoisyMax.of_teachers(noise=noise),
         }
         for kind, vote in votes.items():
-            found |= asked(f"votes {name} {kind}", vote.guarantee, 30, 1e-5)
+            numbers |= asked(f"votes {name} {kind}", vote.guarantee, 30, 1e-5)
         vote = votes["replace"]
         test = Confident(vote=vote, threshold=150.0, noise=noise)
         seeded = torch.Generator().manual_seed(0)
-        found |= {
+        numbers |= {
             **asked(f"votes {name} answers", vote, scores, seeded),
             **asked(f"votes {name} confident", test.guarantee, 30, 1e-5, 10),
             **asked(f"votes {name} at hand", per_instance, vote, scores, 1e-5),
             **asked(f"votes {name} tested", per_instance, test, scores, 1e-5, 10),
             **asked(f"votes {name} noise", with_noise, test, _BUDGET, 30, 10),
         }
-    return found
+    return numbers
 
 
 def _filters() -> Entries:
@@ -117,7 +117,7 @@ def _filters() -> Entries:
 
 def _statistics() -> Entries:
     rows = np.random.default_rng(1).normal(size=(40, 3))
-    found = {
+    numbers = {
         **asked("quantile", NoisyQuantile(multiplier=20.0).guarantee, 2, 1e-5),
         **asked("moments", NoisyMoments(multiplier=8.0).guarantee, 1e-5),
     }
@@ -133,10 +133,10 @@ def _statistics() -> Entries:
         some = hush.Plan(sampling=hush.Coordinate(rate=0.5), clipping=hush.Linf(norm=1.0), noise=noise)
         seeded = torch.Generator().manual_seed(2)
         private = hush.mean(rows, full, delta=1e-5, generator=seeded)
-        found |= {
+        numbers |= {
             **entries(f"mean {name}", [private.value, private.guarantee]),
             **asked(f"mean {name} at hand", individual_mean, rows, full, delta=1e-5),
             **asked(f"sampled {name}", sampled_rdp, some, rows[0], WHOLE),
             **asked(f"sampled {name} at", sampled_rdp, some, rows[0], FRACTIONAL),
         }
-    return found
+    return numbers

@@ -255,8 +255,8 @@ def _interpolate(inside: Point, outside: Point, previous: Point, target: float) 
             continue
         share = 0.0
         for k in range(points):
-            others = [heights[j] for j in range(points) if j != k]
-            share += places[k] * math.prod(y / (y - heights[k]) for y in others)
+            other_heights = [heights[j] for j in range(points) if j != k]
+            share += places[k] * math.prod(y / (y - heights[k]) for y in other_heights)
         if 0 < share < 1:
             return share
     return 0.5

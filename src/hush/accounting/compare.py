@@ -44,12 +44,13 @@ def check_cap(name: str, cap: float, dimension: int) -> float:
         cap: largest entry over the Euclidean norm.
         dimension: number of entries.
     """
-    checked, least = _CAP.check(name, cap), dimension**-0.5
-    if checked < least * (1 - 1e-9):  # a cap of exactly 1/sqrt(dimension), rounded, is all entries alike
+    checked, smallest = _CAP.check(name, cap), dimension**-0.5
+    # a cap of exactly 1/sqrt(dimension), rounded, is all entries alike
+    if checked < smallest * (1 - 1e-9):
         raise InvalidValue(
-            f"{name}={checked:g} must be at least 1/sqrt({dimension}) = {least:.4g}: a vector whose "
+            f"{name}={checked:g} must be at least 1/sqrt({dimension}) = {smallest:.4g}: a vector whose "
             f"entries are all alike has that ratio, and none has a smaller one, so that the noise would "
-            f"be for gradients that do not exist. Pass e.g. {name}={min(1.0, 10 * least):.4g}.",
+            f"be for gradients that do not exist. Pass e.g. {name}={min(1.0, 10 * smallest):.4g}.",
             key=name,
         )
     return checked

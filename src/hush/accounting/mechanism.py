@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from hush.accounting.selective.trial import TrainAndTest, Trial
 from hush.accounting.steps import (
-    MOST_BETA,
+    MAX_BETA,
     Block,
     ComposableStep,
     CoordinateWise,
@@ -80,7 +80,7 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     if p == beta == 2:
         return SampledGaussian(rate, scale / math.sqrt(2))
     # In one dimension all norms are one.
-    if p == beta == 1 or (dimension == 1 and beta <= MOST_BETA):
+    if p == beta == 1 or (dimension == 1 and beta <= MAX_BETA):
         return SampledNoise(rate, beta, scale)
     if p == beta or (p == 2 and beta > 2):
         return CoordinateWise(

@@ -22,10 +22,10 @@ from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.core.errors import InvalidValue
 from hush.core.sensitivity import SensitivitySet
 
-# With less noise than this losses exceed LARGEST_LOSS, and fit no grid.
-LEAST_MULTIPLIER, LARGEST_LOSS = 1e-3, 5e5
+# With less noise than this losses exceed MAX_LOSS, and fit no grid.
+MIN_MULTIPLIER, MAX_LOSS = 1e-3, 5e5
 # Up to this power the rounding of a loss is within what `compose` pays for: 32 units, measured.
-MOST_BETA = 12.0
+MAX_BETA = 12.0
 # Rényi divergences of losses beyond this are infinite: the squares of the losses would overflow.
 _MAX_RDP_LOSS = 1e100
 
@@ -125,7 +125,7 @@ class SampledGaussian(_Subsampled):
         return self
 
     def with_representable_loss(self) -> "SampledGaussian":
-        return replace(self, multiplier=max(self.multiplier, LEAST_MULTIPLIER))
+        return replace(self, multiplier=max(self.multiplier, MIN_MULTIPLIER))
 
     def rdp(self, orders: Sequence[float]) -> Array:
         return renyi_divergence(self, orders)
@@ -146,9 +146,9 @@ class SampledNoise(_Subsampled):
     scale: float
 
     def __post_init__(self) -> None:
-        if not 1 <= self.beta <= MOST_BETA:
+        if not 1 <= self.beta <= MAX_BETA:
             raise InvalidValue(
-                f"beta={self.beta!r} must be between 1 and {MOST_BETA:g}: below 1 the noise is not "
+                f"beta={self.beta!r} must be between 1 and {MAX_BETA:g}: below 1 the noise is not "
                 "log-concave, and the largest change of a number is not the worst one; above, the "
                 "rounding of losses is not paid for. Pass e.g. beta=1.5.",
                 key="beta",
@@ -177,7 +177,7 @@ class SampledNoise(_Subsampled):
         return self.rate < 1
 
     def with_representable_loss(self) -> "SampledNoise":
-        return replace(self, scale=max(self.scale, LARGEST_LOSS ** (-1 / self.beta)))
+        return replace(self, scale=max(self.scale, MAX_LOSS ** (-1 / self.beta)))
 
     def rdp(self, orders: Sequence[float]) -> Array:
         scalar = Block(self.beta, self.scale, SensitivitySet(p=1.0, norm=1.0, dimension=1))
@@ -216,7 +216,7 @@ class CoordinateWise(_Subsampled):
     def dominated_step(self) -> Step | None:
         """One of the changes that a record can make, where its dominating pair is known."""
         block = max(self.blocks, key=lambda block: block.sensitivity.max_entry / block.scale)
-        if not block.sensitivity.max_entry or block.beta > MOST_BETA:
+        if not block.sensitivity.max_entry or block.beta > MAX_BETA:
             return None
         if block.beta != 2:
             return SampledNoise(self.rate, block.beta, block.scale / block.sensitivity.max_entry)

@@ -34,7 +34,7 @@ def test_counts_steps_and_digests_are_those_of_the_long_file(path: Path) -> None
         fill(ledger, range(1, 4), run="other")
         ledger.charge(STEEP, run="steep", step=1, release="x", dimension=10, arithmetic="assumed")
         fill(ledger, range(1, 21))
-        kept = {step: ledger.digest_at("r", step) for step in (15, 18, 20)}
+        digests = {step: ledger.digest_at("r", step) for step in (15, 18, 20)}
         of_other = ledger.digest_at("other", 2)
         before = ledger.epsilon(1e-5)
         ledger.compact("r", 15)
@@ -48,7 +48,7 @@ def test_counts_steps_and_digests_are_those_of_the_long_file(path: Path) -> None
             assert ledger.dimensions == {STEEP: 10}
             assert ledger.last_step("r") == 23
             assert ledger.last_step("other") == 3
-            assert {step: ledger.digest_at("r", step) for step in kept} == kept
+            assert {step: ledger.digest_at("r", step) for step in digests} == digests
             assert ledger.digest_at("r", 14) is None
             assert ledger.digest_at("other", 2) == of_other
             assert ledger.epsilon(1e-5).arithmetic == before.arithmetic == "assumed"

@@ -39,9 +39,9 @@ def test_epsilon_adds_up_different_plans(path: Path) -> None:
     with hush.Ledger(path) as ledger:
         together = ledger.epsilon(1e-5).epsilon
     alone = hush.epsilon(PLAN, steps=100, delta=1e-5).epsilon
-    apart = alone.upper + hush.epsilon(OTHER, steps=3, delta=1e-5).epsilon.upper
+    separate = alone.upper + hush.epsilon(OTHER, steps=3, delta=1e-5).epsilon.upper
     assert alone.upper < together.lower
-    assert together.upper < apart
+    assert together.upper < separate
 
 
 def test_a_ledger_in_memory_counts_too() -> None:
@@ -179,18 +179,18 @@ def test_it_keeps_that_noise_was_seeded_and_how_many_slots_there_are(tmp_path: P
         ledger.charge(PLAN, run="a", step=2, release="y", randomness="seeded", records=900)
         ledger.charge(PLAN, run="a", step=3, release="z", records=2000)
         ledger.charge(PLAN, run="a", step=4, release="z", records=1000)
-    for held in (hush.Ledger(path, read_only=True), ledger):
-        said = held.epsilon(1e-3)
-        assert (said.randomness, said.records, held.counts) == ("seeded", 2000, {PLAN: 4})
-        assert "randomness: seeded, delta: above 1/2000" in str(said)
+    for view in (hush.Ledger(path, read_only=True), ledger):
+        guarantee = view.epsilon(1e-3)
+        assert (guarantee.randomness, guarantee.records, view.counts) == ("seeded", 2000, {PLAN: 4})
+        assert "randomness: seeded, delta: above 1/2000" in str(guarantee)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"), [({"randomness": "known"}, "secret"), ({"records": 0}, "records=0")]
+    ("wrong", "message"), [({"randomness": "known"}, "secret"), ({"records": 0}, "records=0")]
 )
-def test_a_charge_that_says_nonsense_is_refused(wrong: Any, said: str) -> None:
+def test_a_charge_that_says_nonsense_is_refused(wrong: Any, message: str) -> None:
     ledger = hush.Ledger()
-    with pytest.raises(HushError, match=said):
+    with pytest.raises(HushError, match=message):
         ledger.charge(PLAN, run="a", step=1, release="x", **wrong)
     assert not ledger.counts
 

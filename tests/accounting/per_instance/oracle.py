@@ -43,7 +43,7 @@ def total(
 ) -> Any:
     """The sum and integral of `term` over all outcomes, each given as its likelihood by location."""
     atoms, density = outcomes(kind, bound, levels)
-    found = mpmath.fsum(term(atom) for atom in atoms)
+    summed = mpmath.fsum(term(atom) for atom in atoms)
     if density is not None:
         # cut where the integrand can be steep: around its centres, and at both ends
         b = mpmath.mpf(bound)
@@ -54,8 +54,8 @@ def total(
             steep = max(1, *(abs(end - centre) for centre in centres))
             marks |= {end + sign * k / steep for sign in (-1, 1) for k in (1, 3, 8, 20, 60)}
         points = sorted(x for x in marks if -b <= x <= b)
-        found += mpmath.quad(lambda z: term(lambda t: density(z, t)), points)
-    return found
+        summed += mpmath.quad(lambda z: term(lambda t: density(z, t)), points)
+    return summed
 
 
 def divergence(

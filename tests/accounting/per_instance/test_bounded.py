@@ -41,10 +41,10 @@ def test_for_all_it_is_the_worse_sign_and_the_larger_direction(noise: Noise, kin
     direction = [
         sum(max(costs[away, j, sign] for sign in (-1, 1)) for j in (0, 1)) for away in (False, True)
     ]
-    found = hush.individual_rdp(plan(noise), location, [4.0])[0]
-    assert found == pytest.approx(max(direction), rel=1e-8)
+    divergence = hush.individual_rdp(plan(noise), location, [4.0])[0]
+    assert divergence == pytest.approx(max(direction), rel=1e-8)
     # what the paper's algorithm adds up: one sign, one direction
-    assert sum(costs[True, j, 1] for j in (0, 1)) < 0.95 * found
+    assert sum(costs[True, j, 1] for j in (0, 1)) < 0.95 * divergence
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -53,13 +53,13 @@ def test_no_neighbour_costs_more_than_what_is_charged_for_all(noise: Noise) -> N
     location = rng.normal(scale=1.5, size=6)
     change = rng.uniform(-0.5, 0.5, size=(50, 6))
     change[0] = 0.5
-    each = hush.individual_rdp(plan(noise), location, ORDERS, change=change)
-    assert each.shape == (50, 4)
+    divergences = hush.individual_rdp(plan(noise), location, ORDERS, change=change)
+    assert divergences.shape == (50, 4)
     for_all = hush.individual_rdp(plan(noise), location, ORDERS)
-    assert (each <= for_all * (1 + 1e-12)).all()
+    assert (divergences <= for_all * (1 + 1e-12)).all()
     # from the neighbour's point of view the two directions change places
     back = hush.individual_rdp(plan(noise), location + change[7], ORDERS, change=-change[7])
-    assert back == pytest.approx(each[7], rel=1e-9)
+    assert back == pytest.approx(divergences[7], rel=1e-9)
     assert (for_all <= hush.rdp(plan(noise), ORDERS, dimension=6) * (1 + 1e-9)).all()
 
 
@@ -73,8 +73,8 @@ def test_a_change_of_many_records_by_hand() -> None:
         p, q = norm.cdf(p_at / 2), norm.cdf(q_at / 2)
         moments = p**order * q ** (1 - order) + (1 - p) ** order * (1 - q) ** (1 - order)
         expected.append(np.log(moments).sum() / (order - 1))
-    found = hush.individual_rdp(plan(noise), location, [order], change=change)[0]
-    assert found == pytest.approx(max(expected), rel=1e-8)
+    divergence = hush.individual_rdp(plan(noise), location, [order], change=change)[0]
+    assert divergence == pytest.approx(max(expected), rel=1e-8)
 
 
 def test_gaussian_noise_costs_the_same_wherever_the_records_are() -> None:
@@ -117,10 +117,12 @@ def test_the_worst_case_is_nearly_met_on_a_wide_support() -> None:
 
 def test_calibrated_noise_keeps_the_budget() -> None:
     budget = hush.Budget(epsilon=2.0, delta=1e-5)
-    found = hush.calibrate(plan(hush.Truncated(scale=1.0, bound=3.0)), budget, steps=5, dimension=10)
-    assert isinstance(found.noise, hush.Truncated)
-    assert found.noise.bound == 3.0
-    assert 1.99 < hush.epsilon(found, 5, 1e-5, dimension=10).epsilon.upper <= 2.0
+    calibrated = hush.calibrate(
+        plan(hush.Truncated(scale=1.0, bound=3.0)), budget, steps=5, dimension=10
+    )
+    assert isinstance(calibrated.noise, hush.Truncated)
+    assert calibrated.noise.bound == 3.0
+    assert 1.99 < hush.epsilon(calibrated, 5, 1e-5, dimension=10).epsilon.upper <= 2.0
 
 
 def test_what_is_not_proved_raises() -> None:

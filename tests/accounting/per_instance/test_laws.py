@@ -25,14 +25,14 @@ def law(kind: str, bound: float, levels: int) -> Support:
     return Atoms((alphabet[1:] + alphabet[:-1]) / 2)
 
 
-def one(support: Support, location: float, shift: float, order: float) -> float:
+def scalar_divergence(support: Support, location: float, shift: float, order: float) -> float:
     return float(support.divergence(np.array([location]), np.array([shift]), order)[0])
 
 
 def cases(many: int, seed: int) -> list[Case]:
     """Supports of a tenth to ten deviations; locations inside, near, and up to 1e3 outside."""
     rng = np.random.default_rng(seed)
-    found = []
+    divergences = []
     for k in range(many):
         bound = 10 ** rng.uniform(-1, 1)
         far = rng.choice([-1, 1]) * (bound + 10 ** rng.uniform(0, 3))
@@ -47,21 +47,21 @@ def cases(many: int, seed: int) -> list[Case]:
             float(shift),
             float(order),
         )
-        found.append(case)
-    return found
+        divergences.append(case)
+    return divergences
 
 
 def check(case: Case, digits: int) -> None:
     kind, bound, levels, location, shift, order = case
     support = law(kind, bound, levels)
     true = oracle.divergence(kind, bound, levels, location, shift, order, digits)
-    ours = one(support, location, shift, order)
+    ours = scalar_divergence(support, location, shift, order)
     assert float(true) * (1 - 1e-10) <= ours, "a charge below the truth"
     # rounding is added, so what is far below it cannot be close
     assert ours <= float(true) * (1 + 1e-6) + 1e-12 / min(1.0, order - 1)
-    information = float(oracle.information(kind, bound, levels, location, digits))
-    found = float(support.information(np.array([location]))[0])
-    assert found == pytest.approx(information, rel=1e-7, abs=1e-290)
+    expected = float(oracle.information(kind, bound, levels, location, digits))
+    information = float(support.information(np.array([location]))[0])
+    assert information == pytest.approx(expected, rel=1e-7, abs=1e-290)
 
 
 @pytest.mark.parametrize("case", cases(40, seed=1))
@@ -82,9 +82,9 @@ def test_far_outside_nothing_overflows_and_little_is_told(kind: str, outside: fl
     support = law(kind, 1.0, 5)
     for sign in (-1.0, 1.0):
         for order in (1.5, 32.0, 1e6):
-            cost = one(support, sign * outside, 0.5, order)
+            cost = scalar_divergence(support, sign * outside, 0.5, order)
             assert 0 <= cost <= order / 8 * (1 + 1e-9)
-        assert one(support, sign * outside, 0.5, 2.0) < 1e-3
+        assert scalar_divergence(support, sign * outside, 0.5, 2.0) < 1e-3
         assert 0 <= float(support.information(np.array([sign * outside]))[0]) < 1e-3
 
 
@@ -94,13 +94,14 @@ def test_reference_values() -> None:
     truncated = [float(Truncated(1 / s).information(np.array([t / s]))[0]) / s**2 for t, s in at]
     assert rectified == pytest.approx([0.936824, 0.907173, 1.191083, 0.133713], abs=1e-6)
     assert truncated == pytest.approx([0.291125, 0.280248, 0.472083, 0.109583], abs=1e-6)
-    assert one(Truncated(1.0), 0.0, 1.0, 2) == pytest.approx(0.284000, abs=1e-6)
-    assert one(Truncated(1.0), 0.7, 1.0, 2) == pytest.approx(0.265487, abs=1e-6)
-    assert one(Rectified(1.0), 0.0, 1.0, 2) == pytest.approx(0.897750, abs=1e-6)
-    assert one(Rectified(1.0), 0.7, 1.0, 2) == pytest.approx(0.941129, abs=1e-6)
+    assert scalar_divergence(Truncated(1.0), 0.0, 1.0, 2) == pytest.approx(0.284000, abs=1e-6)
+    assert scalar_divergence(Truncated(1.0), 0.7, 1.0, 2) == pytest.approx(0.265487, abs=1e-6)
+    assert scalar_divergence(Rectified(1.0), 0.0, 1.0, 2) == pytest.approx(0.897750, abs=1e-6)
+    assert scalar_divergence(Rectified(1.0), 0.7, 1.0, 2) == pytest.approx(0.941129, abs=1e-6)
     # Algorithm 1 of the paper charges the first of these three
     three = [
-        one(Rectified(1 / 0.8), t / 0.8, c / 0.8, 4) for t, c in ((-2, 0.5), (-1.5, -0.5), (-2, -0.5))
+        scalar_divergence(Rectified(1 / 0.8), t / 0.8, c / 0.8, 4)
+        for t, c in ((-2, 0.5), (-1.5, -0.5), (-2, -0.5))
     ]
     assert three == pytest.approx([0.162, 0.751, 0.706], abs=1e-3)
 
@@ -116,12 +117,12 @@ def test_symmetric_monotone_and_below_the_normal_law(
     of: tuple[str, float, int], at: float, shift: float, order: float
 ) -> None:
     support = law(*of)
-    cost = one(support, at, shift, order)
-    assert 0 <= cost <= one(Unbounded(), at, shift, order) * (1 + 1e-12)
-    assert cost == pytest.approx(one(support, -at, -shift, order), rel=1e-6, abs=1e-12)
-    farther = one(support, at, 1.1 * shift, order)
+    cost = scalar_divergence(support, at, shift, order)
+    assert 0 <= cost <= scalar_divergence(Unbounded(), at, shift, order) * (1 + 1e-12)
+    assert cost == pytest.approx(scalar_divergence(support, -at, -shift, order), rel=1e-6, abs=1e-12)
+    farther = scalar_divergence(support, at, 1.1 * shift, order)
     assert cost <= farther * (1 + 1e-6) + 1e-12
-    assert cost <= one(support, at, shift, 1.1 * order) * (1 + 1e-6) + 1e-12
+    assert cost <= scalar_divergence(support, at, shift, 1.1 * order) * (1 + 1e-6) + 1e-12
 
 
 @settings(settings.get_profile("bounded"))
@@ -130,12 +131,12 @@ def test_information_is_symmetric_and_below_the_normal_law_s(
     of: tuple[str, float, int], at: float
 ) -> None:
     support = law(*of)
-    here, there = (float(support.information(np.array([x]))[0]) for x in (at, -at))
-    assert 0 <= here <= 1
-    assert here == pytest.approx(there, rel=1e-6, abs=1e-12)
+    right, left = (float(support.information(np.array([x]))[0]) for x in (at, -at))
+    assert 0 <= right <= 1
+    assert right == pytest.approx(left, rel=1e-6, abs=1e-12)
     # a small shift costs order / 2 times the information, to first order
-    if here > 1e-4:
-        assert one(support, at, 1e-3, 2.0) * 1e6 == pytest.approx(here, rel=0.02)
+    if right > 1e-4:
+        assert scalar_divergence(support, at, 1e-3, 2.0) * 1e6 == pytest.approx(right, rel=0.02)
 
 
 def test_many_levels_tend_to_the_rectified_law() -> None:
@@ -143,8 +144,8 @@ def test_many_levels_tend_to_the_rectified_law() -> None:
     shift = np.full(5, 0.7)
     limit, last = Rectified(1.5).divergence(at, shift, 3.0), None
     for levels in (2, 3, 5, 9, 17, 65, 513):
-        found = law("quantized", 1.5, levels).divergence(at, shift, 3.0)
-        error = np.abs(found / limit - 1).max()
+        divergence = law("quantized", 1.5, levels).divergence(at, shift, 3.0)
+        error = np.abs(divergence / limit - 1).max()
         assert last is None or error < last
         last = error
     assert last is not None
@@ -172,14 +173,16 @@ def test_the_truncated_law_is_a_gaussian_mechanism_in_every_sense() -> None:
             return np.asarray((ndtr(x - t) - ndtr(-bound - t)) / mass)
 
         separation = ndtri(below(at)) - ndtri(below(at + shift))
-        kept = (below(at) > 1e-12) & (below(at) < 1 - 1e-12)
-        assert separation[kept].min() >= 0
-        assert separation[kept].max() <= shift * (1 + 1e-6)
-        assert separation[kept].max() < 0.75 * shift, "here it is well below, and the check is not idle"
+        interior = (below(at) > 1e-12) & (below(at) < 1 - 1e-12)
+        assert separation[interior].min() >= 0
+        assert separation[interior].max() <= shift * (1 + 1e-6)
+        assert separation[interior].max() < 0.75 * shift, (
+            "here it is well below, and the check is not idle"
+        )
 
 
 def test_the_truncated_information_is_largest_in_the_middle() -> None:
     for bound in (0.2, 1.0, 5.0):
-        found = Truncated(bound).information(np.linspace(0, 40, 4001))
-        assert (np.diff(found) <= 1e-13).all()
+        information = Truncated(bound).information(np.linspace(0, 40, 4001))
+        assert (np.diff(information) <= 1e-13).all()
     assert math.isclose(float(Truncated(0.01).information(np.zeros(1))[0]), 0.01**2 / 3, rel_tol=1e-3)

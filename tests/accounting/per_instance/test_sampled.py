@@ -19,7 +19,7 @@ def mixture(at: float, shift: float, rate: float, order: float, kind: str) -> tu
     """D_a of the mixture from the law and of the law from the mixture; scale 1, support [-1, 1]."""
     total = np.zeros(2)
 
-    def both(p: float, q: float) -> tuple[float, float]:
+    def moments(p: float, q: float) -> tuple[float, float]:
         m = (1 - rate) * p + rate * q
         return m**order * p ** (1 - order), p**order * m ** (1 - order)
 
@@ -28,7 +28,7 @@ def mixture(at: float, shift: float, rate: float, order: float, kind: str) -> tu
 
     for k in (0, 1):
         total[k] += quad(
-            lambda z, k=k: both(
+            lambda z, k=k: moments(
                 norm.pdf(z - at) / mass(at), norm.pdf(z - at - shift) / mass(at + shift)
             )[k],
             -1,
@@ -36,10 +36,10 @@ def mixture(at: float, shift: float, rate: float, order: float, kind: str) -> tu
             epsabs=1e-13,
         )[0]
         if kind == "rectified":
-            total[k] += both(norm.cdf(-1 - at), norm.cdf(-1 - at - shift))[k]
-            total[k] += both(norm.sf(1 - at), norm.sf(1 - at - shift))[k]
-    found = np.log(total) / (order - 1)
-    return float(found[0]), float(found[1])
+            total[k] += moments(norm.cdf(-1 - at), norm.cdf(-1 - at - shift))[k]
+            total[k] += moments(norm.sf(1 - at), norm.sf(1 - at - shift))[k]
+    divergences = np.log(total) / (order - 1)
+    return float(divergences[0]), float(divergences[1])
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.125])
@@ -62,8 +62,10 @@ def test_no_mixture_costs_more(kind: str, at: float, rate: float) -> None:
 
 def test_coordinates_add_and_a_rate_of_one_is_no_sampling() -> None:
     noise = hush.Quantized(scale=1.0, bound=1.0, levels=3)
-    one = [float(sampled_rdp(plan(noise, 0.25), [at], [4])[0]) for at in (-1.0, 0.3)]
-    assert float(sampled_rdp(plan(noise, 0.25), [-1.0, 0.3], [4])[0]) == pytest.approx(sum(one))
+    per_coordinate = [float(sampled_rdp(plan(noise, 0.25), [at], [4])[0]) for at in (-1.0, 0.3)]
+    assert float(sampled_rdp(plan(noise, 0.25), [-1.0, 0.3], [4])[0]) == pytest.approx(
+        sum(per_coordinate)
+    )
     full = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(norm=0.5), noise=noise)
     assert float(sampled_rdp(plan(noise, 1.0), [0.3], [4])[0]) == pytest.approx(
         float(hush.individual_rdp(full, [0.3], [4])[0]), rel=1e-8
@@ -84,8 +86,8 @@ def test_far_outside_at_a_rate_of_one_it_is_the_closed_form(outside: float) -> N
 def test_never_above_the_charge_at_worst() -> None:
     noise = hush.Rectified(scale=1.0, bound=1.0)
     sampled = plan(noise, 0.25, norm=0.2)
-    found = sampled_rdp(sampled, np.linspace(-3, 3, 50), [2, 8])
-    assert (found <= hush.rdp(sampled, [2, 8], dimension=50) * (1 + 1e-6)).all()
+    divergences = sampled_rdp(sampled, np.linspace(-3, 3, 50), [2, 8])
+    assert (divergences <= hush.rdp(sampled, [2, 8], dimension=50) * (1 + 1e-6)).all()
 
 
 def test_what_is_not_a_product_is_refused() -> None:

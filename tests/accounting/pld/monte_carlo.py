@@ -94,17 +94,17 @@ def _crossings(losses: Array, delta: float, wrong: float) -> Array:
         margin = math.sqrt(2 * variance * log / n) + 7 * log / (3 * (n - 1))
         return np.array([mean - margin, mean, mean + margin])
 
-    found = []
+    estimates = []
     for end in range(3):
         low, high = 0.0, max(float(losses[-1]), 0.0)
         if ends(high)[end] > delta:
-            found.append(math.inf)
+            estimates.append(math.inf)
             continue
         if ends(low)[end] <= delta:
-            found.append(0.0)
+            estimates.append(0.0)
             continue
         while high - low > 1e-6 * max(1.0, low):
             middle = (low + high) / 2
             low, high = (middle, high) if ends(middle)[end] > delta else (low, middle)
-        found.append(high)
-    return np.array(found)
+        estimates.append(high)
+    return np.array(estimates)

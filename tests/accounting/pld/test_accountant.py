@@ -32,11 +32,11 @@ def charge(rate: float, multiplier: float, steps: int, delta: float = 1e-5) -> B
     return accountant.epsilon({SampledGaussian(rate, multiplier): steps}, delta)
 
 
-def agrees(found: Bound, reference: float) -> bool:
+def agrees(bound: Bound, reference: float) -> bool:
     """Whether both ends are right to 1e-3, and on their own sides but for the reference's error."""
     return (
-        reference - 1e-3 <= found.lower <= reference + 2e-4
-        and reference - 2e-4 <= found.upper <= reference + 1e-3
+        reference - 1e-3 <= bound.lower <= reference + 2e-4
+        and reference - 2e-4 <= bound.upper <= reference + 1e-3
     )
 
 
@@ -53,9 +53,9 @@ def test_noise_five_percent_off_is_seen(setting: tuple[float, float, int], refer
 
 def test_an_accountant_that_forgets_to_remove_is_seen() -> None:
     pieces: dict[Step, int] = {SampledGaussian(0.3, 0.8): 20}
-    both = accountant.epsilon(pieces, 1e-5)
+    composed = accountant.epsilon(pieces, 1e-5)
     lower, upper = accountant._epsilon(pieces, Direction.ADD, 1e-5, at_least=0.0)
-    assert not agrees(Bound(lower=lower, upper=upper), (both.lower + both.upper) / 2)
+    assert not agrees(Bound(lower=lower, upper=upper), (composed.lower + composed.upper) / 2)
 
 
 @pytest.mark.parametrize(
@@ -74,25 +74,25 @@ def test_dp_accounting_from_both_sides(rate: float, multiplier: float, steps: in
         .get_epsilon_for_delta(delta)
         for side in (True, False)
     )
-    found = charge(rate, multiplier, steps, delta)
-    assert found.lower <= pessimistic
-    assert found.upper >= optimistic
-    assert found.upper - found.lower < 1e-3
+    bound = charge(rate, multiplier, steps, delta)
+    assert bound.lower <= pessimistic
+    assert bound.upper >= optimistic
+    assert bound.upper - bound.lower < 1e-3
 
 
 @pytest.mark.parametrize("direction", list(Direction))
 def test_the_composed_curve_is_the_exact_convolution(direction: Direction) -> None:
-    step, other, width, tail = SampledGaussian(0.2, 1.0), SampledGaussian(1.0, 3.0), 0.02, 1e-12
+    step, equivalent, width, tail = SampledGaussian(0.2, 1.0), SampledGaussian(1.0, 3.0), 0.02, 1e-12
     window = choose_window(
-        Cumulants({step: 3, other: 1}, direction, tail), log_delta=math.log(1e-4), epsilon=0.0
+        Cumulants({step: 3, equivalent: 1}, direction, tail), log_delta=math.log(1e-4), epsilon=0.0
     )
     for make in (pessimistic, optimistic):
-        one, two = make(step, direction, width, tail), make(other, direction, width, tail)
-        masses = np.convolve(np.convolve(one.masses, one.masses), one.masses)
-        masses = np.convolve(masses, two.masses)
-        start = 3 * one.losses[0] + two.losses[0]
+        first, second = make(step, direction, width, tail), make(equivalent, direction, width, tail)
+        masses = np.convolve(np.convolve(first.masses, first.masses), first.masses)
+        masses = np.convolve(masses, second.masses)
+        start = 3 * first.losses[0] + second.losses[0]
         losses = start + np.arange(len(masses)) * width
-        curve = compose([(one, 3), (two, 1)], window)
+        curve = compose([(first, 3), (second, 1)], window)
         for k in range(len(curve.tilted) // 4, 3 * len(curve.tilted) // 4, 25):
             gains = -np.expm1(np.minimum(curve.epsilon(k) - losses, 0.0))
             finite = float(masses @ gains)
@@ -106,10 +106,10 @@ def test_the_composed_curve_is_the_exact_convolution(direction: Direction) -> No
 def test_delta_and_epsilon_are_inverse() -> None:
     pieces = {SampledGaussian(0.01, 1.0): 1000, SampledGaussian(1.0, 20.0): 3}
     for delta in (1e-30, 1e-10, 1e-5, 0.1):
-        found = accountant.epsilon(pieces, delta)
-        assert accountant.delta(pieces, found.lower).upper >= delta
-        assert accountant.delta(pieces, found.upper).lower <= delta
-        assert accountant.delta(pieces, found.upper).lower == pytest.approx(delta, rel=2e-2)
+        bound = accountant.epsilon(pieces, delta)
+        assert accountant.delta(pieces, bound.lower).upper >= delta
+        assert accountant.delta(pieces, bound.upper).lower <= delta
+        assert accountant.delta(pieces, bound.upper).lower == pytest.approx(delta, rel=2e-2)
 
 
 def test_full_batch_steps_merge_whatever_their_noise() -> None:
@@ -140,8 +140,8 @@ def test_a_record_that_is_rarely_drawn_costs_nothing_at_a_larger_delta() -> None
 @settings(max_examples=15, deadline=None)
 def test_monotone(rate: float, multiplier: float, steps: int, log_delta: float) -> None:
     delta = 10**log_delta
-    found = charge(rate, multiplier, steps, delta)
-    assert found.upper - found.lower <= 5e-3 * max(1.0, found.lower / 50)
+    bound = charge(rate, multiplier, steps, delta)
+    assert bound.upper - bound.lower <= 5e-3 * max(1.0, bound.lower / 50)
     dearer = [
         charge(rate, multiplier, 2 * steps, delta),
         charge(rate, multiplier / 1.1, steps, delta),
@@ -149,8 +149,8 @@ def test_monotone(rate: float, multiplier: float, steps: int, log_delta: float) 
         charge(1.0, multiplier, steps, delta),
         charge(rate, multiplier, steps, delta / 2),
     ]
-    for other in dearer:
-        assert found.lower <= other.upper
+    for costlier in dearer:
+        assert bound.lower <= costlier.upper
 
 
 @pytest.mark.parametrize("delta", [1e-300, 1e-30, 0.5, 1 - 1e-12])
@@ -168,12 +168,12 @@ def test_monotone(rate: float, multiplier: float, steps: int, log_delta: float) 
     ],
 )
 def test_extremes(rate: float, multiplier: float, steps: int, delta: float) -> None:
-    found = charge(rate, multiplier, steps, delta)
+    bound = charge(rate, multiplier, steps, delta)
     renyi = gaussian.epsilon({SampledGaussian(rate, multiplier): steps}, delta)
-    assert found.lower <= renyi * (1 + 1e-9), "another accountant's upper bound"
-    assert found.upper <= renyi * (1 + 1e-9) + 1e-3, "the loss distribution is never much looser"
-    found = accountant.delta({SampledGaussian(rate, multiplier): steps}, 1.0)
-    assert found.lower <= found.upper <= 1
+    assert bound.lower <= renyi * (1 + 1e-9), "another accountant's upper bound"
+    assert bound.upper <= renyi * (1 + 1e-9) + 1e-3, "the loss distribution is never much looser"
+    bound = accountant.delta({SampledGaussian(rate, multiplier): steps}, 1.0)
+    assert bound.lower <= bound.upper <= 1
 
 
 def hockey_stick(rate: float, multiplier: float, epsilon: float) -> float:
@@ -211,9 +211,9 @@ def hockey_stick(rate: float, multiplier: float, epsilon: float) -> float:
 )
 def test_one_step_lies_within_its_bounds(rate: float, multiplier: float, delta: float) -> None:
     """Rare draws, little noise and odd deltas, where the window is easily put in the wrong place."""
-    found = charge(rate, multiplier, 1, delta)
-    assert found.lower == 0 or hockey_stick(rate, multiplier, found.lower) >= delta * (1 - 1e-9)
-    assert hockey_stick(rate, multiplier, found.upper) <= delta * (1 + 1e-9)
+    bound = charge(rate, multiplier, 1, delta)
+    assert bound.lower == 0 or hockey_stick(rate, multiplier, bound.lower) >= delta * (1 - 1e-9)
+    assert hockey_stick(rate, multiplier, bound.upper) <= delta * (1 + 1e-9)
 
 
 def test_records_that_were_never_drawn_bound_delta() -> None:

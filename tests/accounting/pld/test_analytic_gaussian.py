@@ -30,9 +30,9 @@ def exact(separation: float, epsilon: float) -> mp.mpf:
 )
 def test_both_bounds_hold_and_are_tight(separation: float, epsilon: float) -> None:
     truth = exact(separation, epsilon)
-    found = analytic_gaussian.delta(separation, epsilon)
-    assert found.lower <= truth <= found.upper
-    assert found.upper <= found.lower * (1 + 1e-9)
+    bound = analytic_gaussian.delta(separation, epsilon)
+    assert bound.lower <= truth <= bound.upper
+    assert bound.upper <= bound.lower * (1 + 1e-9)
     back = analytic_gaussian.epsilon(separation, float(truth))
     assert back.lower <= epsilon * (1 + 1e-15)
     assert back.upper >= epsilon * (1 - 1e-15)
@@ -42,12 +42,12 @@ def test_both_bounds_hold_and_are_tight(separation: float, epsilon: float) -> No
 @pytest.mark.parametrize("delta", [1e-300, 1e-30, 1e-5, 0.5, 1 - 1e-9])
 @pytest.mark.parametrize("separation", [0.0, 1e-200, 1e-3, 1.0, 1e10, 1e100, 1e300, math.inf])
 def test_extremes(separation: float, delta: float) -> None:
-    found = analytic_gaussian.epsilon(separation, delta)
-    assert 0 <= found.lower <= found.upper
+    bound = analytic_gaussian.epsilon(separation, delta)
+    assert 0 <= bound.lower <= bound.upper
     if separation >= 1e300:
-        assert found.lower > 1e299
+        assert bound.lower > 1e299
 
 
 def test_reference() -> None:
-    found = analytic_gaussian.epsilon(math.sqrt(500) / 10, 1e-5)
-    assert found.upper == pytest.approx(11.48002, abs=1e-5)
+    bound = analytic_gaussian.epsilon(math.sqrt(500) / 10, 1e-5)
+    assert bound.upper == pytest.approx(11.48002, abs=1e-5)

@@ -29,11 +29,11 @@ def test_epsilon_is_no_less(counts: dict[Step, int], delta: float) -> None:
 
 @pytest.mark.parametrize("counts", COUNTS)
 def test_distance_is_no_less(counts: dict[Step, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    found = coarse_bounds.total_variation(counts)
+    distance = coarse_bounds.total_variation(counts)
     # the grid's own answer: `pld.delta` would cut it off at this very distance
     monkeypatch.setattr(coarse_bounds, "total_variation", lambda _: 1.0)
     grid = accountant.delta(counts, 0.0).lower
-    assert 0.1 < grid <= found < 1
+    assert 0.1 < grid <= distance < 1
 
 
 @pytest.mark.parametrize(

@@ -51,11 +51,11 @@ def brackets(low: Lattice, high: Lattice, step: SampledGaussian, direction: Dire
     Up to what `compose` pays for one step: a loss moved by 2 SNAP, masses moved by their rounding.
     """
     for epsilon in np.linspace(low.losses[0] - low.width, low.losses[-1], 61):
-        most = exact(step, direction, float(epsilon) - 2 * SNAP)
-        least = exact(step, direction, float(epsilon) + 2 * SNAP)
-        if not curve(low, epsilon) <= most * (1 + 1e-12) + 1e-15:
+        upper = exact(step, direction, float(epsilon) - 2 * SNAP)
+        lower = exact(step, direction, float(epsilon) + 2 * SNAP)
+        if not curve(low, epsilon) <= upper * (1 + 1e-12) + 1e-15:
             return False
-        if not least * (1 - 1e-12) - 1e-15 <= curve(high, epsilon):
+        if not lower * (1 - 1e-12) - 1e-15 <= curve(high, epsilon):
             return False
     return True
 
@@ -147,7 +147,7 @@ def test_the_error_is_of_second_order(rate: float, multiplier: float, direction:
 def test_masses_between_cuts_have_relative_accuracy_in_the_tails(direction: Direction) -> None:
     step = SampledGaussian(0.3, 1.0)
     cuts: Array = np.array([-0.35, -0.2, 0.0, 0.2, 0.3])
-    found = cell_masses(step, direction, cuts)
+    masses = cell_masses(step, direction, cuts)
     sign = 1 if direction is Direction.REMOVE else -1
     with mp.workdps(40):
         edges = sorted(
@@ -156,7 +156,7 @@ def test_masses_between_cuts_have_relative_accuracy_in_the_tails(direction: Dire
         null = [mp.ncdf(b) - mp.ncdf(a) for a, b in pairwise(edges)]
         if sign < 0:
             null.reverse()
-        law = found.second if direction is Direction.REMOVE else found.first
+        law = masses.second if direction is Direction.REMOVE else masses.first
         assert law[1:-1] == pytest.approx([float(mass) for mass in null], rel=1e-13)
 
 
@@ -182,7 +182,7 @@ def test_rounding_of_the_masses_is_paid_for(
     true = {make: make.__wrapped__(step, direction, width, 1e-12) for make in (pessimistic, optimistic)}
 
     def rounded(sign: int) -> Callable[[SampledGaussian, Direction, Array], CellMasses]:
-        def found(step: SampledGaussian, direction: Direction, cuts: Array) -> CellMasses:
+        def perturbed(step: SampledGaussian, direction: Direction, cuts: Array) -> CellMasses:
             cut = cell_masses(step, direction, cuts)
             turns = sign * size * (-1.0) ** np.arange(len(cut.first))
             first, second = (
@@ -192,7 +192,7 @@ def test_rounding_of_the_masses_is_paid_for(
             error = np.full(len(cut.first), 4 * size)
             return CellMasses(np.maximum(first, 0), np.maximum(second, 0), error)
 
-        return found
+        return perturbed
 
     for sign in (-1, 1):
         monkeypatch.setattr(lattice, "cell_masses", rounded(sign))

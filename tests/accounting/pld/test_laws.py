@@ -41,10 +41,10 @@ def faithful(law: GeneralizedGaussianLaw, model: GeneralizedGaussianLaw, noise: 
             place = float(2 * model.scale * without[k] - 1)
             if abs(ratio(law, place) - mp.mpf(float(aims[k]))) > 1e-13 * (1 + aims[k]) * _slack(law):
                 return False
-            for cut, found, error in zip((without, with_record), tails, errors, strict=True):
+            for cut, masses, error in zip((without, with_record), tails, errors, strict=True):
                 true = tail(law, abs(mp.mpf(float(cut[k]))))
                 # below 1e-300 there is nothing left to be relative to
-                if true > 1e-300 and abs(mp.mpf(float(found[k])) / true - 1) > error[k] * UNIT:
+                if true > 1e-300 and abs(mp.mpf(float(masses[k])) / true - 1) > error[k] * UNIT:
                     return False
     return True
 

@@ -33,9 +33,9 @@ def test_the_certified_epsilon_lies_in_the_band(
 
 
 def test_a_mechanism_with_less_noise_is_outside_the_band() -> None:
-    said, run = SampledNoise(0.2, 2.33, 1.5), SampledNoise(0.2, 2.33, 1.3)
+    claimed, run = SampledNoise(0.2, 2.33, 1.5), SampledNoise(0.2, 2.33, 1.3)
     band = monte_carlo.epsilon({run: 20}, 1e-2, samples=200_000)
-    assert accountant.epsilon({said: 20}, 1e-2).upper < band.lower
+    assert accountant.epsilon({claimed: 20}, 1e-2).upper < band.lower
 
 
 def test_one_direction_is_not_enough() -> None:

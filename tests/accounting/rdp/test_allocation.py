@@ -38,53 +38,55 @@ def test_the_cost_of_spreading_depends_on_the_dimension(beta: float, factors: li
     for k, factor in zip([2, 16, 1000, 500_000], factors, strict=True):
         spread = k * float(law(2, k ** (-1 / beta))) / one_hot
         assert spread == pytest.approx(factor, rel=5e-3)
-        found = worst_allocation(law, SensitivitySet(p=beta, norm=1, dimension=k), [2])
+        allocation = worst_allocation(law, SensitivitySet(p=beta, norm=1, dimension=k), [2])
         # beta 4 in two coordinates: 0.94 and 0.71 cost a little more than two alike
-        assert spread <= found.bound[0] / one_hot <= spread * (1.011 if (beta, k) == (4, 2) else 1.001)
+        assert (
+            spread <= allocation.bound[0] / one_hot <= spread * (1.011 if (beta, k) == (4, 2) else 1.001)
+        )
 
 
 def test_below_two_the_one_hot_value_is_low_at_high_orders() -> None:
     law = noise(1.75, 3.0)
     one_hot = float(law(32, 1.0))
-    found = worst_allocation(law, SensitivitySet(p=1.75, norm=1, dimension=16), [32])
+    allocation = worst_allocation(law, SensitivitySet(p=1.75, norm=1, dimension=16), [32])
     assert 16 * float(law(32, 16 ** (-1 / 1.75))) / one_hot == pytest.approx(1.0261, abs=5e-5)
-    assert 1.0260 <= found.bound[0] / one_hot <= 1.0265
-    assert found.counts[0, 0] == 16
+    assert 1.0260 <= allocation.bound[0] / one_hot <= 1.0265
+    assert allocation.counts[0, 0] == 16
 
 
 @pytest.mark.parametrize("dimension", [1, 7, 10**6, None])
 def test_normal_noise_in_l2_costs_the_same_in_every_direction(dimension: int | None) -> None:
-    found = worst_allocation(
+    allocation = worst_allocation(
         noise(2, 3.0), SensitivitySet(p=2, norm=1.5, dimension=dimension), [1.5, 2, 32]
     ).bound
-    assert found == pytest.approx(np.array([1.5, 2, 32]) * 0.25, rel=1e-11)
+    assert allocation == pytest.approx(np.array([1.5, 2, 32]) * 0.25, rel=1e-11)
 
 
 def test_a_convex_cost_sits_at_the_cap() -> None:
     law = noise(2, 1.0, rate=0.1)
-    found = worst_allocation(law, SensitivitySet(p=2, norm=1, cap=0.3, dimension=10**5), [2, 8, 32])
-    assert found.bound == pytest.approx((1 / 0.3) ** 2 * law([2, 8, 32], 0.3), rel=1e-3)
-    assert (found.bound >= (1 / 0.3) ** 2 * law([2, 8, 32], 0.3)).all()
-    assert found.counts[:, 0].tolist() == [11, 0, 1]
-    assert (found.attained >= 0.98 * found.bound).all()
+    allocation = worst_allocation(law, SensitivitySet(p=2, norm=1, cap=0.3, dimension=10**5), [2, 8, 32])
+    assert allocation.bound == pytest.approx((1 / 0.3) ** 2 * law([2, 8, 32], 0.3), rel=1e-3)
+    assert (allocation.bound >= (1 / 0.3) ** 2 * law([2, 8, 32], 0.3)).all()
+    assert allocation.counts[:, 0].tolist() == [11, 0, 1]
+    assert (allocation.attained >= 0.98 * allocation.bound).all()
 
 
 def test_a_concave_cost_is_spread_over_everything() -> None:
     law = noise(2, 1.0)
     for dimension in (3, 1000):
-        found = worst_allocation(law, SensitivitySet(p=4, norm=1, dimension=dimension), [2, 8])
-        assert found.bound == pytest.approx(dimension * law([2, 8], dimension**-0.25), rel=1e-3)
-        assert found.attained == pytest.approx(found.bound, rel=1e-3)
+        allocation = worst_allocation(law, SensitivitySet(p=4, norm=1, dimension=dimension), [2, 8])
+        assert allocation.bound == pytest.approx(dimension * law([2, 8], dimension**-0.25), rel=1e-3)
+        assert allocation.attained == pytest.approx(allocation.bound, rel=1e-3)
     assert np.isinf(worst_allocation(law, SensitivitySet(p=4, norm=1), [2]).bound).all()
 
 
 def test_l_infinity_alone() -> None:
     law = noise(1.5)
-    found = worst_allocation(law, SensitivitySet(p=math.inf, norm=0.2, dimension=10), [2, 3])
-    assert found.bound == pytest.approx(10 * law([2, 3], 0.2), rel=1e-12)
+    allocation = worst_allocation(law, SensitivitySet(p=math.inf, norm=0.2, dimension=10), [2, 3])
+    assert allocation.bound == pytest.approx(10 * law([2, 3], 0.2), rel=1e-12)
     assert np.isinf(worst_allocation(law, SensitivitySet(p=math.inf, norm=0.2), [2]).bound).all()
     loose = worst_allocation(law, SensitivitySet(p=2, norm=100, cap=0.2, dimension=10), [2, 3])
-    assert loose.bound == pytest.approx(found.bound, rel=1e-12)
+    assert loose.bound == pytest.approx(allocation.bound, rel=1e-12)
 
 
 def test_without_a_dimension_it_is_the_limit() -> None:
@@ -96,17 +98,17 @@ def test_without_a_dimension_it_is_the_limit() -> None:
 
 def test_blocks_add_up() -> None:
     law, orders = noise(1.5), np.array([2.0, 5.0])
-    ball, other = (
+    ball, second = (
         SensitivitySet(p=1.5, norm=1, dimension=50),
         SensitivitySet(p=2, norm=0.3, cap=0.1, dimension=9),
     )
     assert sum_over_blocks([(law, ball)], orders) == pytest.approx(
         worst_allocation(law, ball, orders).bound
     )
-    both = (
-        worst_allocation(law, ball, orders).bound + worst_allocation(noise(2, 2.0), other, orders).bound
+    summed = (
+        worst_allocation(law, ball, orders).bound + worst_allocation(noise(2, 2.0), second, orders).bound
     )
-    assert sum_over_blocks([(law, ball), (noise(2, 2.0), other)], orders) == pytest.approx(both)
+    assert sum_over_blocks([(law, ball), (noise(2, 2.0), second)], orders) == pytest.approx(summed)
 
 
 def dense_majorant(law: CoordinateRDP, ball: SensitivitySet, order: float) -> float:
@@ -128,8 +130,8 @@ def test_the_grid_is_rigorous_and_its_slack_small(p: float, beta: float, rate: f
     law, ball = noise(beta, 1.0, rate), SensitivitySet(p=p, norm=1, cap=0.8, dimension=4)
     for order in (2.0, 12.0):
         truth = dense_majorant(law, ball, order)
-        found = float(worst_allocation(law, ball, [order]).bound[0])
-        assert truth * (1 - 1e-9) <= found <= truth * (1 + 1e-3)
+        bound = float(worst_allocation(law, ball, [order]).bound[0])
+        assert truth * (1 - 1e-9) <= bound <= truth * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("p", [2.0, 2.33, 4.0])
@@ -138,8 +140,8 @@ def test_a_nearly_quadratic_cost(p: float, beta: float, scale: float) -> None:
     law, ball = noise(beta, scale), SensitivitySet(p=p, norm=1, dimension=50)
     for order in (2.0, 30.0):
         truth = dense_majorant(law, ball, order)
-        found = float(worst_allocation(law, ball, [order]).bound[0])
-        assert truth * (1 - 1e-8) <= found <= truth * (1 + 1e-3)
+        bound = float(worst_allocation(law, ball, [order]).bound[0])
+        assert truth * (1 - 1e-8) <= bound <= truth * (1 + 1e-3)
 
 
 def lowest(law: CoordinateRDP, p: float, bend: float) -> float:
@@ -196,13 +198,13 @@ def test_no_random_change_beats_the_bound(
     beta: float, p: float, order: int, dimension: int, cap: float, rate: float, seed: int
 ) -> None:
     law, ball = noise(beta, 1.5, rate), SensitivitySet(p=p, norm=1, cap=cap, dimension=dimension)
-    found = worst_allocation(law, ball, [order])
-    assert best_found(law, ball, order, seed) <= found.bound[0]
-    assert found.attained[0] <= found.bound[0]
-    used = (found.counts[:, 0] * found.shifts[:, 0] ** p).sum()
+    allocation = worst_allocation(law, ball, [order])
+    assert best_found(law, ball, order, seed) <= allocation.bound[0]
+    assert allocation.attained[0] <= allocation.bound[0]
+    used = (allocation.counts[:, 0] * allocation.shifts[:, 0] ** p).sum()
     assert used <= 1 + 1e-9
-    assert found.counts[:, 0].sum() <= dimension
-    assert found.shifts.max() <= cap * (1 + 1e-12)
+    assert allocation.counts[:, 0].sum() <= dimension
+    assert allocation.shifts.max() <= cap * (1 + 1e-12)
 
 
 def test_charging_the_one_hot_change_alone_is_caught() -> None:
@@ -243,10 +245,10 @@ def test_above_two_in_l2_the_one_hot_change_is_the_worst() -> None:
     for beta in (2.33, 3.0, 4.0):
         for scale in (1.0, 3.0):
             orders = [1.5, 2, 4, 8, 32]
-            found = worst_allocation(
+            allocation = worst_allocation(
                 noise(beta, scale), SensitivitySet(p=2, norm=1, dimension=10**6), orders
             ).bound
-            assert found == pytest.approx(noise(beta, scale)(orders, 1.0), rel=1e-3)
+            assert allocation == pytest.approx(noise(beta, scale)(orders, 1.0), rel=1e-3)
 
 
 def test_bad_input() -> None:

@@ -66,20 +66,20 @@ def test_the_noise_twice_sampling_needs(
 @pytest.mark.parametrize("rate", [0.01, 0.3, 1.0])
 def test_normal_noise_in_l2_is_the_sampled_gaussian(rate: float) -> None:
     law = NoiseDensity(beta=2, scale=1.3 * math.sqrt(2))
-    found = coordinatewise_rdp(
+    divergences = coordinatewise_rdp(
         [(CoordinateRDP(law=law), SensitivitySet(p=2, norm=1, dimension=1000))], rate, ORDERS
     )
-    assert found == pytest.approx(
+    assert divergences == pytest.approx(
         gaussian.renyi_divergence(SampledGaussian(rate, 1.3), ORDERS), rel=1e-9
     )
 
 
 def test_coordinate_sampling_of_a_one_hot_change_is_input_sampling() -> None:
     law = NoiseDensity(beta=2, scale=1.3 * math.sqrt(2))
-    found = coordinatewise_rdp(
+    divergences = coordinatewise_rdp(
         [(CoordinateRDP(law=law, rate=0.1), SensitivitySet(p=2, norm=1))], 1.0, [2, 5, 20]
     )
-    assert found == pytest.approx(
+    assert divergences == pytest.approx(
         gaussian.renyi_divergence(SampledGaussian(0.1, 1.3), [2, 5, 20]), rel=1e-3
     )
 

@@ -11,12 +11,14 @@ from hush.accounting.rdp.dominated_step import dominated_step
 from hush.core.sensitivity import SensitivitySet
 
 
-def true_errors(levels: Array, count: int, cap: float, rate: float, kept: float) -> Array:
+def true_errors(levels: Array, count: int, cap: float, rate: float, coordinate_rate: float) -> Array:
     """The miss rate at each false alarm rate of the tests {sum > t}, under unit noise a coordinate."""
     spread = math.sqrt(count)
     threshold = spread * norm.isf(levels)
     numbers = np.arange(count + 1)
-    missed = norm.cdf((threshold[:, None] - cap * numbers) / spread) @ binom.pmf(numbers, count, kept)
+    missed = norm.cdf((threshold[:, None] - cap * numbers) / spread) @ binom.pmf(
+        numbers, count, coordinate_rate
+    )
     return np.asarray((1 - rate) * (1 - levels) + rate * missed)
 
 
@@ -25,26 +27,26 @@ def plain_errors(levels: Array, rate: float, multiplier: float) -> Array:
 
 
 @pytest.mark.parametrize("count", [1, 7, 100, 10_000])
-@pytest.mark.parametrize("kept", [1 / 256, 1 / 3, 255 / 256])
+@pytest.mark.parametrize("coordinate_rate", [1 / 256, 1 / 3, 255 / 256])
 @pytest.mark.parametrize("length", [0.3, 3.0])
-def test_the_plain_step_shows_no_more(count: int, kept: float, length: float) -> None:
+def test_the_plain_step_shows_no_more(count: int, coordinate_rate: float, length: float) -> None:
     cap, rate = length / math.sqrt(count), 0.2
     ball = SensitivitySet(p=2, norm=length, cap=cap)
-    found, multiplier = dominated_step(ball, 1.0, rate, kept)
+    dominated_rate, multiplier = dominated_step(ball, 1.0, rate, coordinate_rate)
     levels = np.logspace(-12, -1e-6, 400)
     if multiplier == pytest.approx(1 / cap):
         # one coordinate: the plain step itself
-        assert found == pytest.approx(rate * kept)
+        assert dominated_rate == pytest.approx(rate * coordinate_rate)
         return
-    exact = true_errors(levels, count, cap, rate, kept)
-    assert (plain_errors(levels, found, multiplier) >= exact - 1e-12).all()
+    exact = true_errors(levels, count, cap, rate, coordinate_rate)
+    assert (plain_errors(levels, dominated_rate, multiplier) >= exact - 1e-12).all()
     # as if all coordinates took part: more than there is to see
     assert (plain_errors(levels, rate, 1 / length) < exact - 1e-6).any()
 
 
 def test_many_small_coordinates_show_nearly_what_their_mean_does() -> None:
-    found, multiplier = dominated_step(SensitivitySet(p=2, norm=1.0, cap=1e-3), 1.0, 1.0, 0.5)
-    assert found > 0.99
+    dominated_rate, multiplier = dominated_step(SensitivitySet(p=2, norm=1.0, cap=1e-3), 1.0, 1.0, 0.5)
+    assert dominated_rate > 0.99
     assert multiplier == pytest.approx(2.0, rel=0.01)
 
 

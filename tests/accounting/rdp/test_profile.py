@@ -92,10 +92,10 @@ CASES = [
 def test_the_quadrature_is_above_the_integral_and_close(
     beta: float, rate: float, order: float, shift: float
 ) -> None:
-    found = float(log_moment_minus_one(beta, rate, np.array([order]), np.array([shift]))[0])
+    log_moment = float(log_moment_minus_one(beta, rate, np.array([order]), np.array([shift]))[0])
     with mp.workdps(30):
         truth = float(mp.log(mp.expm1(exact(beta, rate, order, shift))))
-    assert truth <= found <= truth + 1e-9
+    assert truth <= log_moment <= truth + 1e-9
 
 
 @given(beta=BETAS, rate=RATES, order=ORDERS, shift=SHIFTS)
@@ -103,8 +103,8 @@ def test_the_quadrature_is_above_the_integral_and_close(
 def test_the_quadrature_agrees_with_a_fine_trapezoid(
     beta: float, rate: float, order: float, shift: float
 ) -> None:
-    found = float(log_moment_minus_one(beta, rate, np.array([order]), np.array([shift]))[0])
-    assert found == pytest.approx(dense(beta, rate, order, shift), rel=1e-5, abs=1e-5)
+    log_moment = float(log_moment_minus_one(beta, rate, np.array([order]), np.array([shift]))[0])
+    assert log_moment == pytest.approx(dense(beta, rate, order, shift), rel=1e-5, abs=1e-5)
 
 
 @given(
@@ -120,10 +120,10 @@ def test_the_certificate_bounds_the_integrand_on_a_complex_disc(
     reach = u * rng.uniform(0.001, 0.8)
     if side < 0:
         reach = min(reach, (shift - u) * 0.8)
-    one = np.ones(1)
-    integrand = Integrand(beta, rate, order * one, shift * one, side * one)
+    unit = np.ones(1)
+    integrand = Integrand(beta, rate, order * unit, shift * unit, side * unit)
     with np.errstate(all="ignore"):
-        bound = float(integrand.log_largest(u * one, reach * one)[0])
+        bound = float(integrand.log_largest(u * unit, reach * unit)[0])
     with mp.workdps(80):
         angles = rng.uniform(0, 2 * math.pi, 20)
         for angle in angles:
@@ -142,9 +142,9 @@ def test_the_certificate_bounds_the_integrand_on_a_complex_disc(
 @pytest.mark.parametrize("beta", [1.0, 1.3, 2.0, 2.33, 4.0])
 def test_closed_forms_and_both_directions(beta: float) -> None:
     for order, shift, scale in [(1.5, 0.3, 1.0), (2, 1.0, 3.0), (7.5, 0.7, 2.0)]:
-        found = float(CoordinateRDP(law=NoiseDensity(beta=beta, scale=scale))(order, shift))
+        divergence = float(CoordinateRDP(law=NoiseDensity(beta=beta, scale=scale))(order, shift))
         truth = float(exact(beta, 1.0, order, shift / scale) / (order - 1))
-        assert truth <= found <= truth * (1 + 1e-8)
+        assert truth <= divergence <= truth * (1 + 1e-8)
     # the two directions are one another's mirror image
     backward = exact(beta, 1.0, 2.0, 0.4, forward=False)
     assert float(backward) == pytest.approx(float(exact(beta, 1.0, 2.0, 0.4)), rel=1e-12)
@@ -214,13 +214,13 @@ def test_the_quadratic_bound_is_of_second_order(beta: float, order: float) -> No
 def test_the_curvature_bound_is_below_the_second_derivative(beta: float, order: float) -> None:
     law, step = NoiseDensity(beta=beta, scale=1.0), 1e-5
     for reach in (0.03 / beta, 1 / beta):
-        least = CoordinateRDP(law=law).min_moment_curvature(order, reach)
+        curvature = CoordinateRDP(law=law).min_moment_curvature(order, reach)
         for part in (0.02, 1.0):
             below, at, above = (
                 mp.exp(exact(beta, 1.0, order, part * reach + k * step)) for k in (-1, 0, 1)
             )
             bend = (above - 2 * at + below) / step**2
-            assert least <= bend * (1 + 1e-8)
+            assert curvature <= bend * (1 + 1e-8)
     # and no factor too low: 2% more is seen
     reach = 0.01 / beta / order
     below, at, above = (mp.exp(exact(beta, 1.0, order, reach + k * reach / 100)) for k in (-1, 0, 1))
@@ -232,11 +232,11 @@ def test_the_curvature_bound_is_below_the_second_derivative(beta: float, order: 
 def test_nothing_overflows() -> None:
     orders, shifts = np.array([1.0001, 2, 64, 1e4, 1e6])[:, None], np.array([0, 1e-12, 1e-3, 1, 1e3])
     for beta in (1.0, 1.2, 2.0, 3.0):
-        found = CoordinateRDP(law=NoiseDensity(beta=beta, scale=1.0))(orders, shifts)
-        assert np.isfinite(found).all()
-        assert (found[:, 0] == 0).all()
-        assert (np.diff(found, axis=1) > 0).all()
-        assert (np.diff(found, axis=0) >= -1e-8 * found[1:]).all()
+        divergences = CoordinateRDP(law=NoiseDensity(beta=beta, scale=1.0))(orders, shifts)
+        assert np.isfinite(divergences).all()
+        assert (divergences[:, 0] == 0).all()
+        assert (np.diff(divergences, axis=1) > 0).all()
+        assert (np.diff(divergences, axis=0) >= -1e-8 * divergences[1:]).all()
     assert (CoordinateRDP(law=NoiseDensity(beta=40.0, scale=1.0))(1e6, 1e3) > 1e300).all()
 
 

@@ -32,12 +32,14 @@ def mixture(beta: float, shift: float, rate: float) -> tuple[Array, Array]:
 def directions(beta: float, order: float, shift: float, rate: float) -> tuple[float, float]:
     """D_a of the mixture from the law, and of the law from the mixture."""
     mass, w = mixture(beta, shift, rate)
-    there, back = (float(mass @ ((1 + w) ** power - 1 - power * w)) for power in (order, 1 - order))
-    return math.log1p(there) / (order - 1), math.log1p(back) / (order - 1)
+    forward, backward = (
+        float(mass @ ((1 + w) ** power - 1 - power * w)) for power in (order, 1 - order)
+    )
+    return math.log1p(forward) / (order - 1), math.log1p(backward) / (order - 1)
 
 
-def covers(cost: float, both: tuple[float, float]) -> bool:
-    return cost >= max(both) * (1 - 1e-6)
+def covers(cost: float, divergences: tuple[float, float]) -> bool:
+    return cost >= max(divergences) * (1 - 1e-6)
 
 
 @given(beta=BETAS, order=ORDERS, shift=SHIFTS, rate=RATES)
@@ -48,16 +50,18 @@ def test_it_covers_both_directions_and_is_the_mixtures(
     # scaled down so that the far peak of high orders stays on the oracle's grid
     shift /= max(1.0, order * (beta - 1))
     cost = float(CoordinateRDP(law=NoiseDensity(beta=beta, scale=1.0), rate=rate)(order, shift))
-    there, back = directions(beta, order, shift, rate)
-    assert covers(cost, (there, back))
-    assert back <= there * (1 + 1e-6)
-    assert cost == pytest.approx(there, rel=1e-4)
+    forward, backward = directions(beta, order, shift, rate)
+    assert covers(cost, (forward, backward))
+    assert backward <= forward * (1 + 1e-6)
+    assert cost == pytest.approx(forward, rel=1e-4)
 
 
 def test_charging_the_wrong_direction_is_caught() -> None:
-    both = directions(1.5, 8.0, 1.0, 0.1)
-    assert covers(float(CoordinateRDP(law=NoiseDensity(beta=1.5, scale=1.0), rate=0.1)(8.0, 1.0)), both)
-    assert not covers(both[1], both)
+    divergences = directions(1.5, 8.0, 1.0, 0.1)
+    assert covers(
+        float(CoordinateRDP(law=NoiseDensity(beta=1.5, scale=1.0), rate=0.1)(8.0, 1.0)), divergences
+    )
+    assert not covers(divergences[1], divergences)
 
 
 @given(
@@ -76,9 +80,9 @@ def test_normal_noise_at_whole_orders(order: int, shift: float, rate: float, sca
         )
         truth = float(mp.log(mp.fsum(terms)) / (order - 1))
     law = NoiseDensity(beta=2, scale=scale)
-    found = float(CoordinateRDP(law=law, rate=rate)(order, shift))
+    divergence = float(CoordinateRDP(law=law, rate=rate)(order, shift))
     # float(shift) / float(scale) is itself rounded
-    assert truth * (1 - 1e-14) <= found <= truth * (1 + 1e-11)
+    assert truth * (1 - 1e-14) <= divergence <= truth * (1 + 1e-11)
     by_quadrature = float(CoordinateRDP(law=law, rate=rate)([order, order + 0.5], shift)[0])
     assert truth * (1 - 1e-14) <= by_quadrature <= truth * (1 + 1e-8)
 

@@ -30,8 +30,8 @@ def covers(bound: Array, without: Array, with_record: Array, rate: float) -> boo
 
 
 def base(without: Array, with_record: Array) -> Array:
-    there, back = divergence(with_record, without), divergence(without, with_record)
-    larger: Array = np.maximum(np.maximum(there, back), 0)
+    forward, backward = divergence(with_record, without), divergence(without, with_record)
+    larger: Array = np.maximum(np.maximum(forward, backward), 0)
     return larger
 
 
@@ -61,10 +61,10 @@ def test_sampled_coordinates(seed: int, size: int, rate: float, coordinate: floa
     rng = np.random.default_rng(seed)
     without, with_record = np.ones(1), np.ones(1)
     for _ in range(rng.integers(1, 5)):
-        one, mirrored = swapped_pair(rng, size)
-        without = np.outer(without, one).ravel()
-        there = (1 - coordinate) * one + coordinate * mirrored
-        with_record = np.outer(with_record, there).ravel()
+        law, mirrored = swapped_pair(rng, size)
+        without = np.outer(without, law).ravel()
+        mixture = (1 - coordinate) * law + coordinate * mirrored
+        with_record = np.outer(with_record, mixture).ravel()
     bound = subsampled_rdp(base(without, with_record), rate, AdjacentPair.POSITIVE)
     assert covers(bound, without, with_record, rate)
     ratio = with_record / without
@@ -90,11 +90,11 @@ def test_any_pair(seed: int, rate: float) -> None:
 def test_a_base_of_one_direction_alone_is_caught() -> None:
     # the record makes one outcome a little likelier and the other ten times less likely
     without, with_record = np.array([0.9, 0.1]), np.array([0.99, 0.01])
-    one = divergence(with_record, without)
-    assert not covers(subsampled_rdp(one, 0.5, AdjacentPair.SWAPPED), without, with_record, 0.5)
-    assert not covers(subsampled_rdp(one, 0.5, AdjacentPair.POSITIVE), without, with_record, 0.5)
-    both = base(without, with_record)
-    assert covers(subsampled_rdp(both, 0.5, AdjacentPair.ANY), without, with_record, 0.5)
+    removal = divergence(with_record, without)
+    assert not covers(subsampled_rdp(removal, 0.5, AdjacentPair.SWAPPED), without, with_record, 0.5)
+    assert not covers(subsampled_rdp(removal, 0.5, AdjacentPair.POSITIVE), without, with_record, 0.5)
+    larger = base(without, with_record)
+    assert covers(subsampled_rdp(larger, 0.5, AdjacentPair.ANY), without, with_record, 0.5)
 
 
 @given(rate=RATES, costs=st.lists(st.floats(0, 5), min_size=1, max_size=12))
@@ -110,9 +110,9 @@ def test_less_sampling_costs_more_and_no_knowledge_most(rate: float, costs: list
 
 
 def test_nothing_overflows() -> None:
-    found = subsampled_rdp(np.arange(2, 400) * 1e4, 1e-3, AdjacentPair.SWAPPED)
-    assert np.isfinite(found).all()
-    assert found[-1] == pytest.approx(399e4 + 399 / 398 * math.log(1e-3), rel=1e-9)
+    divergences = subsampled_rdp(np.arange(2, 400) * 1e4, 1e-3, AdjacentPair.SWAPPED)
+    assert np.isfinite(divergences).all()
+    assert divergences[-1] == pytest.approx(399e4 + 399 / 398 * math.log(1e-3), rel=1e-9)
     assert (subsampled_rdp(np.full(60, 1e-14), 1e-3, AdjacentPair.SWAPPED) > 0).all()
 
 

@@ -111,14 +111,14 @@ def test_no_record_costs_more_than_is_charged(seed: int, rate: float, inner: flo
             return added(member(raw, blocks) / spread, rate, inner, order)
 
         rng = np.random.default_rng(seed + 1)
-        tried = [rng.standard_normal(coordinates) * np.exp(rng.uniform(-1, 2)) for _ in range(12)]
-        tried += [np.full(coordinates, 1e3), np.eye(coordinates)[0] * 1e3]
-        best = max(tried, key=cost)
-        found = minimize(lambda raw: -cost(raw), best, method="Nelder-Mead", options={"maxfev": 60})
-        worst = member(np.asarray(found.x), blocks)
+        candidates = [rng.standard_normal(coordinates) * np.exp(rng.uniform(-1, 2)) for _ in range(12)]
+        candidates += [np.full(coordinates, 1e3), np.eye(coordinates)[0] * 1e3]
+        best = max(candidates, key=cost)
+        optimum = minimize(lambda raw: -cost(raw), best, method="Nelder-Mead", options={"maxfev": 60})
+        worst = member(np.asarray(optimum.x), blocks)
         assert max(cost(best), cost(worst)) <= bound * (1 + 1e-9)
         if coordinates == 2:
-            for raw in (*tried[:4], best, worst):
+            for raw in (*candidates[:4], best, worst):
                 assert removed(member(raw, blocks) / spread, rate, inner, order) <= bound * (1 + 1e-9)
 
 

@@ -50,27 +50,27 @@ def printed(order: int, blocks: Any, q1: float, q2: float) -> float:
 @pytest.mark.parametrize(("q1", "q2"), [(0.06, 85 / 256), (0.3, 128 / 256), (1.0, 8 / 256)])
 def test_twice_sampling_is_charged_by_the_theorems(order: int, q1: float, q2: float) -> None:
     sampling = hush.Twice(rate=q1, coordinate_rate=q2)
-    one = plan(sampling, hush.L2Linf(l2=2.0, linf=0.2), hush.Gaussian(multiplier=0.8))
-    wanted = printed(order, [(100, 0.2 / 1.6)], q1, q2)
-    assert hush.rdp(one, [order])[0] == pytest.approx(wanted, rel=2e-3)
-    assert hush.rdp(one, [order])[0] >= wanted * (1 - 1e-9)
+    capped = plan(sampling, hush.L2Linf(l2=2.0, linf=0.2), hush.Gaussian(multiplier=0.8))
+    expected = printed(order, [(100, 0.2 / 1.6)], q1, q2)
+    assert hush.rdp(capped, [order])[0] == pytest.approx(expected, rel=2e-3)
+    assert hush.rdp(capped, [order])[0] >= expected * (1 - 1e-9)
     two = plan(
         sampling,
         hush.Subspaces(ranks=(500, 4000), l2=(2.0, 1.0), linf=(0.5, 0.1)),
         hush.BlockGaussian(multipliers=(1.5, 0.9)),
     )
-    wanted = printed(order, [(16, 0.5 / 3.0), (100, 0.1 / 0.9)], q1, q2)
-    assert hush.rdp(two, [order])[0] == pytest.approx(wanted, rel=2e-3)
-    assert hush.rdp(two, [order])[0] >= wanted * (1 - 1e-9)
+    expected = printed(order, [(16, 0.5 / 3.0), (100, 0.1 / 0.9)], q1, q2)
+    assert hush.rdp(two, [order])[0] == pytest.approx(expected, rel=2e-3)
+    assert hush.rdp(two, [order])[0] >= expected * (1 - 1e-9)
 
 
 def test_at_odd_orders_the_last_term_counts_twice_at_most() -> None:
     # the remove direction: docs/guarantees/coordinate-wise.md, "Input sampling"
     sampling = hush.Twice(rate=0.06, coordinate_rate=1 / 3)
-    one = plan(sampling, hush.L2Linf(l2=2.0, linf=0.2), hush.Gaussian(multiplier=0.8))
+    capped = plan(sampling, hush.L2Linf(l2=2.0, linf=0.2), hush.Gaussian(multiplier=0.8))
     for order in (3, 7):
-        wanted = printed(order, [(100, 0.2 / 1.6)], 0.06, 85 / 256)
-        assert wanted < hush.rdp(one, [order])[0] < 1.6 * wanted
+        expected = printed(order, [(100, 0.2 / 1.6)], 0.06, 85 / 256)
+        assert expected < hush.rdp(capped, [order])[0] < 1.6 * expected
 
 
 def test_without_thinning_one_number_decides() -> None:
@@ -95,13 +95,13 @@ def test_without_thinning_one_number_decides() -> None:
 def test_thinning_never_costs_and_the_ends_agree(coordinate_rate: float) -> None:
     clipping, noise = hush.L2Linf(l2=1.0, linf=0.3), hush.Gaussian(multiplier=1.0)
     thinned = plan(hush.Twice(rate=0.05, coordinate_rate=coordinate_rate), clipping, noise)
-    found = hush.epsilon(thinned, steps=200, delta=DELTA).epsilon
+    epsilon = hush.epsilon(thinned, steps=200, delta=DELTA).epsilon
     whole = hush.epsilon(plan(hush.Poisson(rate=0.05), clipping, noise), 200, DELTA).epsilon
-    assert found.lower <= found.upper <= whole.upper
+    assert epsilon.lower <= epsilon.upper <= whole.upper
     rate = 0.05 * hush.Coordinate(rate=coordinate_rate).rate
-    one = plan(hush.Poisson(rate=rate), hush.L2(norm=0.3), hush.Gaussian(multiplier=1 / 0.3))
-    assert found.lower >= (1 - 1e-6) * hush.epsilon(one, 200, DELTA).epsilon.lower
-    at = charged_delta({thinned: 200}, found.upper)
+    plain = plan(hush.Poisson(rate=rate), hush.L2(norm=0.3), hush.Gaussian(multiplier=1 / 0.3))
+    assert epsilon.lower >= (1 - 1e-6) * hush.epsilon(plain, 200, DELTA).epsilon.lower
+    at = charged_delta({thinned: 200}, epsilon.upper)
     assert at.lower <= at.upper <= DELTA * (1 + 1e-6)
 
 
@@ -127,10 +127,10 @@ def test_block_noise_is_calibrated_as_a_whole() -> None:
         hush.BlockGaussian(multipliers=(1.0, 3.0)),
     )
     budget = hush.Budget(epsilon=2.0, delta=DELTA)
-    found = hush.calibrate(chosen, budget, steps=100)
-    first, second = found.noise.multipliers  # type: ignore[attr-defined]
+    calibrated = hush.calibrate(chosen, budget, steps=100)
+    first, second = calibrated.noise.multipliers  # type: ignore[attr-defined]
     assert second / first == pytest.approx(3.0)
-    assert 1.99 < hush.epsilon(found, 100, DELTA).epsilon.upper <= 2.0
+    assert 1.99 < hush.epsilon(calibrated, 100, DELTA).epsilon.upper <= 2.0
 
 
 def test_a_cost_that_grows_with_the_dimension_is_on_the_ledger_with_it() -> None:
@@ -138,12 +138,12 @@ def test_a_cost_that_grows_with_the_dimension_is_on_the_ledger_with_it() -> None
     assert grows_with_dimension(chosen)
     ledger = Ledger()
     ledger.charge(chosen, run="r", step=1, release="x", dimension=100)
-    wanted = hush.epsilon(chosen, steps=1, delta=DELTA, dimension=100)
-    assert ledger.epsilon(DELTA) == wanted
+    expected = hush.epsilon(chosen, steps=1, delta=DELTA, dimension=100)
+    assert ledger.epsilon(DELTA) == expected
     with pytest.raises(InvalidValue, match="needs the dimension"):
         hush.epsilon(chosen, steps=1, delta=DELTA)
     wider = hush.epsilon(chosen, steps=1, delta=DELTA, dimension=400).epsilon
-    assert wider.lower > 1.5 * wanted.epsilon.upper
+    assert wider.lower > 1.5 * expected.epsilon.upper
 
 
 def test_what_nobody_has_proved_is_refused() -> None:
@@ -190,5 +190,5 @@ def test_block_noise_needs_blocks_that_say_their_size() -> None:
         with pytest.raises(Unproved, match="BlockGaussian"):
             hush.rdp(plan(sampling, clipping, noise), [4], dimension=4)
     budget = hush.Budget(epsilon=1.0, delta=DELTA)
-    one = plan(sampling, capped, hush.Gaussian(multiplier=1.0))
-    assert isinstance(hush.fit_noise(one, budget, steps=10).noise, hush.Gaussian)
+    noisy = plan(sampling, capped, hush.Gaussian(multiplier=1.0))
+    assert isinstance(hush.fit_noise(noisy, budget, steps=10).noise, hush.Gaussian)

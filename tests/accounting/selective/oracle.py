@@ -46,10 +46,12 @@ def moment(first: Array, second: Array, order: float) -> float:
     return float(np.exp(np.logaddexp.reduce(logs)))
 
 
-def trial_divergences(case: Case, without: Array, within: Array, order: float) -> tuple[float, float]:
-    """Both divergences of one public trial: acceptance `without` the record and `within` its test."""
+def trial_divergences(
+    case: Case, without: Array, with_record: Array, order: float
+) -> tuple[float, float]:
+    """Both divergences of one public trial: acceptance without the record and with it in the test."""
     _, q, p = proposals(case, len(without))
-    a = (1 - case.test_rate) * without + case.test_rate * within
+    a = (1 - case.test_rate) * without + case.test_rate * with_record
     first = np.append(a * p, 1 - (a * p).sum())
     second = np.append(without * q, 1 - (without * q).sum())
     return (
@@ -58,10 +60,12 @@ def trial_divergences(case: Case, without: Array, within: Array, order: float) -
     )
 
 
-def accepted_divergences(case: Case, without: Array, within: Array, order: float) -> tuple[float, float]:
+def accepted_divergences(
+    case: Case, without: Array, with_record: Array, order: float
+) -> tuple[float, float]:
     """Both divergences of the accepted proposal, however many trials it took."""
     _, q, p = proposals(case, len(without))
-    a = (1 - case.test_rate) * without + case.test_rate * within
+    a = (1 - case.test_rate) * without + case.test_rate * with_record
     first, second = a * p / (a * p).sum(), without * q / (without * q).sum()
     return (
         math.log(moment(first, second, order)) / (order - 1),
@@ -98,8 +102,8 @@ def page_bound(case: Case, order: float, present: bool) -> float:
             return [term(u, rho * v / u) if present else term(v, u / v / rho) for u, v in corners]
 
         def best(x: mpmath.mpf) -> int:
-            found = values(x)
-            return found.index(max(found))
+            heights = values(x)
+            return heights.index(max(heights))
 
         cuts = mp.linspace(-10 * s + min(0, 1 - a), 10 * s + a, 31)
         fine = mp.linspace(cuts[0], cuts[-1], 301)
@@ -116,8 +120,14 @@ def page_bound(case: Case, order: float, present: bool) -> float:
     inside = largest(lambda t, y: t * g(y))
     rise = largest(lambda t, y: t * (y - 1))
     fall = largest(lambda t, y: t * (1 - y))
-    left = 1 - top
+    rejection = 1 - top
     return float(
-        mp.log1p(inside + max((left + rise) * g(left / (left + rise)), left * g(1 + fall / left)))
+        mp.log1p(
+            inside
+            + max(
+                (rejection + rise) * g(rejection / (rejection + rise)),
+                rejection * g(1 + fall / rejection),
+            )
+        )
         / (a - 1)
     )

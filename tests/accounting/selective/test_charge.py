@@ -72,9 +72,9 @@ def test_the_published_number_says_that_it_is() -> None:
     mixed = charge.compose({plan(accounting="published"): 1, plan(): 5}, 1e-5)
     assert mixed.basis == "published"
     claimed = hush.rdp(plan(accounting="published"), orders=[2, 8])
-    both = [SampledGaussian(2048 / RECORDS, 4.0), SampledGaussian(256 / RECORDS, 1.3)]
+    composed = [SampledGaussian(2048 / RECORDS, 4.0), SampledGaussian(256 / RECORDS, 1.3)]
     assert claimed == pytest.approx(
-        sum(gaussian.renyi_divergence(step, [2, 8]) for step in both), rel=1e-12
+        sum(gaussian.renyi_divergence(step, [2, 8]) for step in composed), rel=1e-12
     )
 
 
@@ -107,27 +107,27 @@ def test_the_summed_test_against_dp_accounting() -> None:
 def test_hidden_trials_that_never_end_are_in_delta() -> None:
     chosen = plan(accounting="per-acceptance")
     assert isinstance(chosen.release, hush.Selective)
-    least, _ = chosen.release.acceptance(256.0)
-    assert (1 - least) ** chosen.release.most_trials <= GIVEN_UP
+    lowest, _ = chosen.release.acceptance(256.0)
+    assert (1 - lowest) ** chosen.release.most_trials <= GIVEN_UP
     tight = hush.epsilon(chosen, steps=100, delta=50 * GIVEN_UP).epsilon
     assert tight.upper == np.inf
 
 
 def test_calibrate_and_delta_know_trials() -> None:
     budget = hush.Budget(epsilon=1.5, delta=1e-5)
-    found = hush.calibrate(plan(), budget, steps=800)
-    assert found.release == plan().release
-    assert 0.999 * 1.5 <= upper(found, 800) <= 1.5
-    delta = charge.delta({found: 800}, 1.5)
+    calibrated = hush.calibrate(plan(), budget, steps=800)
+    assert calibrated.release == plan().release
+    assert 0.999 * 1.5 <= upper(calibrated, 800) <= 1.5
+    delta = charge.delta({calibrated: 800}, 1.5)
     assert delta.upper <= 1e-5 * (1 + 1e-6)
 
 
 def test_trials_mix_with_other_steps() -> None:
     plain = replace(plan(), release=hush.Always())
-    both = charge.compose({plan(): 300, plain: 300}, 1e-5).epsilon
-    apart = upper(plan(), 300), hush.epsilon(plain, steps=300, delta=1e-5).epsilon.upper
-    assert max(apart) < both.upper < sum(apart)
-    assert both.lower >= 0.99 * apart[1]
+    composed = charge.compose({plan(): 300, plain: 300}, 1e-5).epsilon
+    separate = upper(plan(), 300), hush.epsilon(plain, steps=300, delta=1e-5).epsilon.upper
+    assert max(separate) < composed.upper < sum(separate)
+    assert composed.lower >= 0.99 * separate[1]
 
 
 def test_a_plan_file_may_leave_out_what_has_a_default(tmp_path: Path) -> None:
@@ -149,9 +149,9 @@ def test_a_ledger_keeps_selective_plans(tmp_path: Path) -> None:
     with hush.Ledger(path) as ledger:
         for step in (1, 2, 3):
             ledger.charge(plan(), run="r", step=step, release="0")
-    with hush.Ledger(path) as again:
-        assert again.counts == {plan(): 3}
-        assert again.epsilon(1e-5) == hush.epsilon(plan(), steps=3, delta=1e-5)
+    with hush.Ledger(path) as reopened:
+        assert reopened.counts == {plan(): 3}
+        assert reopened.epsilon(1e-5) == hush.epsilon(plan(), steps=3, delta=1e-5)
 
 
 def test_other_noise_is_not_proved() -> None:

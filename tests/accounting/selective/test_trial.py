@@ -66,17 +66,17 @@ def test_one_trial_against_mpmath(case: Case, order: float) -> None:
     assert min(page, composed) * (1 - 1e-9) <= ours <= min(page * (1 + 3e-5), composed)
 
 
-def found_in(generator: np.random.Generator, case: Case, points: int) -> tuple[Array, Array]:
+def random_acceptances(generator: np.random.Generator, case: Case, points: int) -> tuple[Array, Array]:
     """A random way to accept: two functions of the proposal with a few jumps, at the ends or between."""
-    least, most = case.accept
+    lowest, highest = case.accept
     x, _, _ = proposals(case, points)
     pieces = generator.integers(1, 6)
     places = np.searchsorted(np.sort(generator.choice(x, pieces)), x)
     values = generator.uniform(0, 1, (2, pieces + 1))
     if generator.random() < 0.7:
         values = np.round(values)
-    without, within = least + (most - least) * values[:, places]
-    return without, within
+    without, with_record = lowest + (highest - lowest) * values[:, places]
+    return without, with_record
 
 
 cases = st.builds(
@@ -94,24 +94,29 @@ cases = st.builds(
 def test_no_adversary_beats_the_sound_bounds(case: Case, order: float, seed: int) -> None:
     generator = np.random.default_rng(seed)
     ours = trial(case)
-    one, whole = float(per_trial(ours, [order])[0]), float(per_acceptance(ours, [order])[0])
+    trial_bound, accepted_bound = (
+        float(per_trial(ours, [order])[0]),
+        float(per_acceptance(ours, [order])[0]),
+    )
     low, high = acceptance_change(ours)
     for _ in range(6):
-        ways = found_in(generator, case, 2000)
-        assert max(trial_divergences(case, *ways, order)) <= one * (1 + 1e-6) + 1e-12
-        assert max(accepted_divergences(case, *ways, order)) <= whole * (1 + 1e-6) + 1e-12
+        acceptances = random_acceptances(generator, case, 2000)
+        assert max(trial_divergences(case, *acceptances, order)) <= trial_bound * (1 + 1e-6) + 1e-12
+        assert (
+            max(accepted_divergences(case, *acceptances, order)) <= accepted_bound * (1 + 1e-6) + 1e-12
+        )
         _, q, p = proposals(case, 2000)
-        with_record = (1 - case.test_rate) * ways[0] + case.test_rate * ways[1]
-        change = float((with_record * p).sum() / (ways[0] * q).sum())
+        with_record = (1 - case.test_rate) * acceptances[0] + case.test_rate * acceptances[1]
+        change = float((with_record * p).sum() / (acceptances[0] * q).sum())
         assert low * (1 - 1e-9) <= change <= high * (1 + 1e-9)
 
 
 def flipped(case: Case, share: float, points: int) -> tuple[Array, Array]:
     """The record turns the test from accepting to refusing on a share of the proposals, and back."""
-    least, most = case.accept
+    lowest, highest = case.accept
     _, q, _ = proposals(case, points)
     first = np.cumsum(q) <= share
-    return np.where(first, least, most), np.where(first, most, least)
+    return np.where(first, lowest, highest), np.where(first, highest, lowest)
 
 
 @pytest.mark.parametrize(
@@ -132,40 +137,40 @@ def test_a_record_that_flips_verdicts_beats_the_published_charge(
     case = Case(1.0, 1e4, 1.0, deviation, -0.5)
     says = float(published(trial(case), [order])[0])
     assert says == pytest.approx(claimed, rel=1e-3)
-    found = max(
+    largest = max(
         max(accepted_divergences(case, *flipped(case, share, 4000), order))
         for share in np.linspace(0.02, 0.98, 97)
     )
-    assert found == pytest.approx(true, rel=2e-3)
-    assert says < found <= float(per_acceptance(trial(case), [order])[0])
+    assert largest == pytest.approx(true, rel=2e-3)
+    assert says < largest <= float(per_acceptance(trial(case), [order])[0])
 
 
 @pytest.mark.parametrize(("deviation", "ratio"), [(0.8, 1.34), (1.0, 1.16), (1.3, 1.03)])
 def test_sampling_does_not_save_the_published_charge(deviation: float, ratio: float) -> None:
     case = Case(1.0, 1e6, 256 / RECORDS, deviation, -0.5)
-    found = max(
+    largest = max(
         max(accepted_divergences(case, *flipped(case, share, 4000), 2.0))
         for share in np.linspace(0.02, 0.98, 97)
     )
-    assert found / float(published(trial(case), [2.0])[0]) == pytest.approx(ratio, abs=0.01)
-    assert found <= float(per_acceptance(trial(case), [2.0])[0])
+    assert largest / float(published(trial(case), [2.0])[0]) == pytest.approx(ratio, abs=0.01)
+    assert largest <= float(per_acceptance(trial(case), [2.0])[0])
 
 
 def test_the_bounds_are_close_to_what_an_adversary_reaches() -> None:
     """Where training leaks nothing, the flipping record reaches most of the per-trial bound."""
     case = Case(1.0, 1e6, 256 / RECORDS, 1.3, -0.5)
-    least, most = case.accept
-    everywhere = np.full(4000, least), np.full(4000, most)
-    found = max(trial_divergences(case, *everywhere, 2.0))
+    lowest, highest = case.accept
+    everywhere = np.full(4000, lowest), np.full(4000, highest)
+    largest = max(trial_divergences(case, *everywhere, 2.0))
     bound = float(per_trial(trial(case), [2.0])[0])
-    assert 0.8 * bound <= found <= bound
+    assert 0.8 * bound <= largest <= bound
 
 
 def test_a_test_that_is_nearly_silent_costs_the_accepted_share_of_the_training() -> None:
     case = Case(0.05, 2.0, 1e-9, 50.0, 0.0)
     training = float(published(trial(case), [4.0])[0])
-    _, most = case.accept
-    exact = math.log1p(most * math.expm1(3 * training)) / 3
+    _, highest = case.accept
+    exact = math.log1p(highest * math.expm1(3 * training)) / 3
     assert float(per_trial(trial(case), [4.0])[0]) == pytest.approx(exact, rel=1e-4)
 
 
@@ -184,12 +189,15 @@ def test_more_noise_costs_less_and_values_are_sane(case: Case, order: float) -> 
 @pytest.mark.parametrize("threshold", [-1e8, -30.0, 0.0, 30.0])
 def test_extremes_are_silent(order: float, deviation: float, rate: float, threshold: float) -> None:
     ours = trial(Case(rate, deviation, rate, max(deviation, 0.5), threshold))
-    one, whole = float(per_trial(ours, [order])[0]), float(per_acceptance(ours, [order])[0])
-    assert one >= 0
-    assert whole >= 0
-    assert not math.isnan(one + whole)
+    trial_bound, accepted_bound = (
+        float(per_trial(ours, [order])[0]),
+        float(per_acceptance(ours, [order])[0]),
+    )
+    assert trial_bound >= 0
+    assert accepted_bound >= 0
+    assert not math.isnan(trial_bound + accepted_bound)
     composed = published(ours, [order])
-    assert one <= composed[0]
+    assert trial_bound <= composed[0]
 
 
 def test_the_acceptance_range() -> None:

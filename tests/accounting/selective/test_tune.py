@@ -22,14 +22,14 @@ def tuned(test: Any, **settings: float) -> SelectiveTuning:
     return tune_selective(START, records=60_000, budget=BUDGET, updates=600, test=test, **settings)
 
 
-def noise(found: SelectiveTuning) -> float:
-    assert isinstance(found.plan.noise, hush.Gaussian)
-    return found.plan.noise.multiplier
+def noise(tuning: SelectiveTuning) -> float:
+    assert isinstance(tuning.plan.noise, hush.Gaussian)
+    return tuning.plan.noise.multiplier
 
 
-def accepted(found: SelectiveTuning, signal: float) -> tuple[float, float]:
+def accepted(tuning: SelectiveTuning, signal: float) -> tuple[float, float]:
     """How often helpful and harmful proposals pass the plan's test, by simulation."""
-    release = found.plan.release
+    release = tuning.plan.release
     assert isinstance(release, hush.Selective)
     size, repeats = round(release.rate * 60_000), 4000
     generator = np.random.default_rng(0)
@@ -50,13 +50,13 @@ def accepted(found: SelectiveTuning, signal: float) -> tuple[float, float]:
 
 @pytest.mark.parametrize("test", ["summed", "mean"])
 def test_the_plan_fits_the_budget_and_does_what_is_said(test: str) -> None:
-    found = tuned(test)
-    assert found.trials == 1200
-    assert found.guarantee == hush.epsilon(found.plan, steps=1200, delta=1e-5)
-    assert 0.998 <= found.guarantee.epsilon.upper <= 1.0
-    assert found.helpful >= 2 * found.harmful
-    assert (found.helpful + found.harmful) / 2 == pytest.approx(0.5, abs=1e-3)
-    assert accepted(found, 0.1) == pytest.approx((found.helpful, found.harmful), abs=0.03)
+    tuning = tuned(test)
+    assert tuning.trials == 1200
+    assert tuning.guarantee == hush.epsilon(tuning.plan, steps=1200, delta=1e-5)
+    assert 0.998 <= tuning.guarantee.epsilon.upper <= 1.0
+    assert tuning.helpful >= 2 * tuning.harmful
+    assert (tuning.helpful + tuning.harmful) / 2 == pytest.approx(0.5, abs=1e-3)
+    assert accepted(tuning, 0.1) == pytest.approx((tuning.helpful, tuning.harmful), abs=0.03)
 
 
 def test_at_equal_epsilon_and_power_the_summed_test_leaves_less_training_noise() -> None:

@@ -83,9 +83,9 @@ def test_the_accountant_that_charges_any_law(seed: int, rate: float, inner: floa
     orders = [2, 3, 7, 12]
     charged = coordinatewise_rdp(parts, rate, orders)
     cost = BlockCost(blocks, rate, inner, HIGHEST, AdjacentPair.POSITIVE)
-    found = np.array([value for value, _ in cost.at_all(orders, log_variances)])
-    assert (charged >= found * (1 - 1e-9)).all()
-    assert (charged <= found * (1 + 1e-3)).all()
+    divergences = np.array([value for value, _ in cost.at_all(orders, log_variances)])
+    assert (charged >= divergences * (1 - 1e-9)).all()
+    assert (charged <= divergences * (1 + 1e-3)).all()
 
 
 @given(seed=st.integers(0, 10**6), rate=RATES, inner=RATES, order=st.integers(2, HIGHEST))
@@ -106,13 +106,13 @@ def test_slopes(seed: int, rate: float, inner: float, order: int) -> None:
 def test_convex_in_log_variances_and_in_precisions(
     seed: int, rate: float, inner: float, order: int
 ) -> None:
-    blocks, one = some_blocks(seed)
-    other = one + np.random.default_rng(seed + 1).uniform(-2, 2, len(one))
+    blocks, first = some_blocks(seed)
+    second = first + np.random.default_rng(seed + 1).uniform(-2, 2, len(first))
     for outer in (rate, 1.0):
         cost = BlockCost(blocks, outer, inner, HIGHEST, AdjacentPair.POSITIVE)
-        chord = (cost.at(order, one)[0] + cost.at(order, other)[0]) / 2
-        assert cost.at(order, (one + other) / 2)[0] <= chord * (1 + 1e-12)
-        precisions = (np.exp(-one) + np.exp(-other)) / 2
+        chord = (cost.at(order, first)[0] + cost.at(order, second)[0]) / 2
+        assert cost.at(order, (first + second) / 2)[0] <= chord * (1 + 1e-12)
+        precisions = (np.exp(-first) + np.exp(-second)) / 2
         assert cost.at(order, -np.log(precisions))[0] <= chord * (1 + 1e-12)
 
 

@@ -38,7 +38,7 @@ FEW = [
 ]
 
 
-def found_for(
+def noise_for(
     blocks: Sequence[SensitivitySet], rate: float = 0.05, inner: float = 0.5, steps: int = 200
 ) -> LeastVarianceNoise:
     return least_variance_noise(blocks, rate=rate, coordinate_rate=inner, budget=BUDGET, steps=steps)
@@ -63,15 +63,15 @@ def epsilon(
 def test_the_noise_keeps_the_budget_and_wastes_none_of_it(
     blocks: list[SensitivitySet], steps: int
 ) -> None:
-    found = found_for(blocks, steps=steps)
-    charged = epsilon(blocks, found.deviations, 0.05, 0.5, steps)
+    noise = noise_for(blocks, steps=steps)
+    charged = epsilon(blocks, noise.deviations, 0.05, 0.5, steps)
     assert 3.0 * (1 - 1e-3) <= charged <= 3.0
-    less = [0.99 * deviation for deviation in found.deviations]
+    less = [0.99 * deviation for deviation in noise.deviations]
     assert epsilon(blocks, less, 0.05, 0.5, steps) > 3.0
-    assert found.variance == pytest.approx(
-        sum(block.size * s**2 for block, s in zip(blocks, found.deviations, strict=True))
+    assert noise.variance == pytest.approx(
+        sum(block.size * s**2 for block, s in zip(blocks, noise.deviations, strict=True))
     )
-    assert found.residual < 1e-6
+    assert noise.residual < 1e-6
 
 
 def by_brute_force(
@@ -128,8 +128,8 @@ def test_brute_force_in_two_blocks(
     moved = np.array([(block.norm / top) ** 2 for block, top in zip(blocks, tops, strict=True)])
     ranks = np.array([block.size for block in blocks])
     brute = by_brute_force(tops, moved, ranks, rate, inner, steps)
-    found = found_for(blocks, rate, inner, steps)
-    assert brute * (1 - 1e-3) <= found.variance <= brute * (1 + 5e-4)
+    noise = noise_for(blocks, rate, inner, steps)
+    assert brute * (1 - 1e-3) <= noise.variance <= brute * (1 + 5e-4)
 
 
 def scaled_to_budget(blocks: Sequence[SensitivitySet], shape: Array, steps: int) -> float:
@@ -143,14 +143,14 @@ def scaled_to_budget(blocks: Sequence[SensitivitySet], shape: Array, steps: int)
 
 
 def test_closed_and_isotropic_shapes_are_never_better() -> None:
-    found = found_for(FEW, steps=20)
+    noise = noise_for(FEW, steps=20)
     closed = scaled_to_budget(FEW, closed_form_deviations(FEW), 20)
-    alike = scaled_to_budget(FEW, np.ones(3), 20)
-    assert found.variance < 0.99 * closed
-    assert found.closed_form == pytest.approx(closed, rel=1e-2)
-    assert found.isotropic == pytest.approx(alike, rel=1e-2)
-    assert found.variance < closed < found.isotropic
-    assert found.gain == pytest.approx(found.isotropic / found.variance)
+    isotropic = scaled_to_budget(FEW, np.ones(3), 20)
+    assert noise.variance < 0.99 * closed
+    assert noise.closed_form == pytest.approx(closed, rel=1e-2)
+    assert noise.isotropic == pytest.approx(isotropic, rel=1e-2)
+    assert noise.variance < closed < noise.isotropic
+    assert noise.gain == pytest.approx(noise.isotropic / noise.variance)
 
 
 def test_any_start_leads_to_the_same_noise() -> None:
@@ -158,12 +158,12 @@ def test_any_start_leads_to_the_same_noise() -> None:
     ranks = np.array([float(block.size) for block in FEW])
     limits = {a: 0.01 * a for a in range(2, 33)}
     rng = np.random.default_rng(0)
-    found = [least_variance(cost, ranks, limits, rng.uniform(-6, 6, 3)) for _ in range(6)]
-    for each in found:
-        assert each.log_variances == pytest.approx(found[0].log_variances, abs=1e-6)
-        assert each.order == found[0].order
-        assert each.residual < 1e-7
-        assert each.log_total - each.log_least < 1e-8
+    optima = [least_variance(cost, ranks, limits, rng.uniform(-6, 6, 3)) for _ in range(6)]
+    for optimum in optima:
+        assert optimum.log_variances == pytest.approx(optima[0].log_variances, abs=1e-6)
+        assert optimum.order == optima[0].order
+        assert optimum.residual < 1e-7
+        assert optimum.log_total - optimum.log_least < 1e-8
 
 
 def test_orders_that_tangents_rule_out_are_worse() -> None:
@@ -181,25 +181,25 @@ def test_one_block_is_plain_calibration() -> None:
     plan = hush.Plan(
         sampling=hush.Poisson(rate=0.05), clipping=hush.L2(norm=2.0), noise=hush.Gaussian(multiplier=1.0)
     )
-    noise = hush.calibrate(plan, BUDGET, steps=200).noise
-    found = least_variance_noise([ball(70, 2.0)], rate=0.05, budget=BUDGET, steps=200)
-    assert found.deviations == pytest.approx([2.0 * noise.to_plain()["multiplier"]], rel=1e-9)
-    assert found.gain == pytest.approx(1.0)
+    plain = hush.calibrate(plan, BUDGET, steps=200).noise
+    noise = least_variance_noise([ball(70, 2.0)], rate=0.05, budget=BUDGET, steps=200)
+    assert noise.deviations == pytest.approx([2.0 * plain.to_plain()["multiplier"]], rel=1e-9)
+    assert noise.gain == pytest.approx(1.0)
     # with sampled coordinates: one number, by bisection in the accountant
     block = ball(70, 2.0, 0.5)
-    found = found_for([block])
-    assert found.variance == pytest.approx(scaled_to_budget([block], np.ones(1), 200), rel=5e-3)
-    assert found.gain == pytest.approx(1.0, abs=1e-6)
+    noise = noise_for([block])
+    assert noise.variance == pytest.approx(scaled_to_budget([block], np.ones(1), 200), rel=5e-3)
+    assert noise.gain == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("inner", [0.5, 1.0])
 def test_units_and_order_of_blocks_do_not_matter(inner: float) -> None:
-    found = found_for(FEW, inner=inner)
+    noise = noise_for(FEW, inner=inner)
     tenfold = [ball(b.size, 10 * b.norm, None if b.cap is None else 10 * b.cap) for b in FEW]
-    larger = found_for(tenfold, inner=inner)
-    assert larger.deviations == pytest.approx([10 * s for s in found.deviations], rel=1e-3)
-    backwards = found_for(FEW[::-1], inner=inner)
-    assert backwards.deviations == pytest.approx(found.deviations[::-1], rel=1e-3)
+    larger = noise_for(tenfold, inner=inner)
+    assert larger.deviations == pytest.approx([10 * s for s in noise.deviations], rel=1e-3)
+    backwards = noise_for(FEW[::-1], inner=inner)
+    assert backwards.deviations == pytest.approx(noise.deviations[::-1], rel=1e-3)
 
 
 def test_a_split_block_gets_the_noise_of_the_whole() -> None:
@@ -215,8 +215,8 @@ def test_closed_forms_are_tight_and_least_among_covariances() -> None:
         ball(2, 0.5),
         ball(1, 1.0),
     ]
-    found = least_variance_noise(blocks, rate=0.05, budget=BUDGET, steps=200)
-    effective = ellipsoid(0.05, [block.norm for block in blocks], found.deviations)
+    noise = least_variance_noise(blocks, rate=0.05, budget=BUDGET, steps=200)
+    effective = ellipsoid(0.05, [block.norm for block in blocks], noise.deviations)
     plain = least_variance_noise([ball(1, 1.0)], rate=0.05, budget=BUDGET, steps=200).deviations[0]
     assert effective.multiplier == pytest.approx(plain)
     rng = np.random.default_rng(1)
@@ -225,29 +225,29 @@ def test_closed_forms_are_tight_and_least_among_covariances() -> None:
         directions = rng.standard_normal((4000, 6))
         for part, block in zip(np.split(directions, ends, axis=1), blocks, strict=True):
             part *= block.norm / np.linalg.norm(part, axis=1, keepdims=True)
-        best = np.diag(np.repeat(np.array(found.deviations) ** 2, [block.size for block in blocks]))
+        best = np.diag(np.repeat(np.array(noise.deviations) ** 2, [block.size for block in blocks]))
         factor = rng.standard_normal((6, 6)) * (0.05 if trial % 2 else 1.0)
         covariance = factor @ factor.T + (best if trial % 2 else 0.01 * np.eye(6))
         # scaled to the same privacy: the largest s' covariance^-1 s over changes s that were tried
         worst = np.einsum("ki,ki->k", directions, np.linalg.solve(covariance, directions.T).T).max()
-        assert np.trace(covariance) * worst * plain**2 > 0.97 * found.variance
+        assert np.trace(covariance) * worst * plain**2 > 0.97 * noise.variance
 
 
 def test_theorem_4_5_for_a_box() -> None:
     sides = [0.1, 1.0, 3.0]
-    found = least_variance_noise([ball(1, side) for side in sides], rate=1.0, budget=BUDGET, steps=10)
-    ratio = np.array(found.deviations) ** 2 / np.array(sides)
+    noise = least_variance_noise([ball(1, side) for side in sides], rate=1.0, budget=BUDGET, steps=10)
+    ratio = np.array(noise.deviations) ** 2 / np.array(sides)
     assert ratio == pytest.approx(np.full(3, ratio[0]))
     cube = least_variance_noise([ball(3, 100.0, 3.0)], rate=1.0, budget=BUDGET, steps=10)
     # proportional to the squared sum of sides
-    assert found.variance / cube.variance == pytest.approx((sum(sides) / 9.0) ** 2)
+    assert noise.variance / cube.variance == pytest.approx((sum(sides) / 9.0) ** 2)
 
 
 def test_a_small_budget_takes_a_large_order() -> None:
     budget = hush.Budget(epsilon=0.1, delta=1e-5)
-    found = least_variance_noise(FEW, rate=0.05, coordinate_rate=0.5, budget=budget, steps=10)
-    assert found.order is not None
-    assert found.order > 64
+    noise = least_variance_noise(FEW, rate=0.05, coordinate_rate=0.5, budget=budget, steps=10)
+    assert noise.order is not None
+    assert noise.order > 64
     with pytest.raises(BudgetExceeded, match=r"any order up to 1024.*coordinate_rate=1"):
         least_variance_noise(
             FEW, rate=0.05, coordinate_rate=0.5, budget=hush.Budget(epsilon=1e-3, delta=1e-9), steps=10
@@ -256,7 +256,7 @@ def test_a_small_budget_takes_a_large_order() -> None:
 
 def test_bad_input() -> None:
     with pytest.raises(InvalidValue, match=r"blocks=\[\] must not be empty"):
-        found_for([])
+        noise_for([])
     with pytest.raises(InvalidValue, match="coordinate_rate=0 must be"):
         least_variance_noise(FEW, rate=0.1, coordinate_rate=0, budget=BUDGET, steps=1)
     with pytest.raises(InvalidValue, match="steps=0"):

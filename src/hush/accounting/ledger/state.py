@@ -255,6 +255,6 @@ def head_of(plan: str, run: str, step: int) -> bytes:
     return text_of({"charge": plan, "run": run, "step": step}) + b", "
 
 
-def _agree(one: bytes, other: bytes) -> bool:
+def _agree(first: bytes, second: bytes) -> bool:
     """Whether one text is a prefix of the other."""
-    return one.startswith(other) or other.startswith(one)
+    return first.startswith(second) or second.startswith(first)

@@ -8,7 +8,7 @@ import numpy as np
 from hush.accounting.numerics import OUTWARD
 from hush.accounting.pld.privacy_loss import Direction, Step, cell_masses, loss_quantiles, loss_range
 from hush.accounting.rdp import gaussian
-from hush.accounting.steps import LARGEST_LOSS, SampledGaussian
+from hush.accounting.steps import MAX_LOSS, SampledGaussian
 
 # How far a large loss of one step is above epsilon plus the logarithm of the number of steps.
 _MARGINS = np.array([0.5, 2.0, 8.0, 32.0])
@@ -39,7 +39,7 @@ def delta_lower(counts: Mapping[Step, int], epsilon: float) -> float:
     The event that some step's privacy loss exceeds a cut: its probability under the first law less
     exp(epsilon) times that under the second, for some cuts. A union bound holds for the second.
     """
-    if not epsilon < LARGEST_LOSS:
+    if not epsilon < MAX_LOSS:
         return 0.0
     cuts = epsilon + math.log(sum(counts.values())) + _MARGINS
     log_none, second = np.zeros(len(cuts)), np.zeros(len(cuts))
@@ -60,17 +60,17 @@ def epsilon_upper(counts: Mapping[Step, int], delta: float) -> float:
     Gaussian steps by Rényi divergence; the others by quantiles of their losses, which are exceeded
     with probability delta. Where there are both, each has half of delta.
     """
-    normal = {step: count for step, count in counts.items() if isinstance(step, SampledGaussian)}
-    others = {step: count for step, count in counts.items() if step not in normal}
-    if not others:
-        return gaussian.epsilon(normal, delta)
-    share = delta / 2 if normal else delta
+    gaussian_steps = {step: count for step, count in counts.items() if isinstance(step, SampledGaussian)}
+    non_gaussian = {step: count for step, count in counts.items() if step not in gaussian_steps}
+    if not non_gaussian:
+        return gaussian.epsilon(gaussian_steps, delta)
+    share = delta / 2 if gaussian_steps else delta
     total = 0.0
     for direction in Direction:
         if total < math.inf:
-            total = max(total, _loss_quantile(others, direction, share))
-    if normal:
-        total += gaussian.epsilon(normal, share)
+            total = max(total, _loss_quantile(non_gaussian, direction, share))
+    if gaussian_steps:
+        total += gaussian.epsilon(gaussian_steps, share)
     return min(OUTWARD * total, max(max_loss(counts, direction) for direction in Direction))
 
 

@@ -29,8 +29,8 @@ class Integrand:
     def log_ratio(self, u: Array) -> Array:
         """L at distance u: |x|^beta - u^beta, without cancellation where u is large."""
         x = self.shift + self.side * u
-        apart = np.expm1(self.beta * np.log1p((x - u) / u)) * u**self.beta
-        return np.where(2 * u < x, x**self.beta - u**self.beta, apart)
+        uncancelled = np.expm1(self.beta * np.log1p((x - u) / u)) * u**self.beta
+        return np.where(2 * u < x, x**self.beta - u**self.beta, uncancelled)
 
     def log_value(self, u: Array) -> Array:
         """The log of the integrand at distance u."""
@@ -103,8 +103,8 @@ class Integrand:
         step = np.minimum(step, 1 + np.exp(inverse))
         quadratic = np.log(a * (a - 1) / 2) + 2 * np.log(step) + stretch
         plain = np.logaddexp(0.0, np.logaddexp(np.log1p(a) + a * inverse, np.log(a) + (a - 1) * inverse))
-        least: Array = np.minimum(quadratic, plain)
-        return least
+        tighter: Array = np.minimum(quadratic, plain)
+        return tighter
 
     def _log_reverse_bound(self, log_ratio: Array, turn: Array, factor: Array) -> Array:
         """log of a bound on |g(w)|, w = q (1/r - 1), on the disc."""
@@ -116,8 +116,8 @@ class Integrand:
         stretch = np.where(a >= 2, (a - 2) * top, (a - 2) * bottom)
         quadratic = np.log(a * (a - 1) / 2) + 2 * np.log(step) + stretch
         plain = np.logaddexp(a * _log_mixture_ratio(q, turn - log_ratio), np.log1p(a * step))
-        least: Array = np.minimum(quadratic, plain)
-        return least
+        tighter: Array = np.minimum(quadratic, plain)
+        return tighter
 
 
 def _modulus_factor(rate: float, log_ratio: Array, turn: Array) -> Array:

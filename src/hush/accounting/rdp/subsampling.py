@@ -31,10 +31,10 @@ def subsampled_rdp(
         base: D_a without sampling at a = 2, 3, ..., each whole order up to the largest.
         rate: the probability that a record takes part.
         pair: what is known of the two laws before sampling.
-        orders: the whole orders that are wanted; every order of `base` unless given.
+        orders: whole orders; every order of `base` unless given.
 
     Returns:
-        D_a at each wanted order.
+        D_a at each order.
 
     **Guarantee.** An upper bound on both directions, if `base` bounds both (each order may have its
     own worst case): docs/guarantees/coordinate-wise.md, "Input sampling".
@@ -49,11 +49,11 @@ def subsampled_rdp(
             f"base={base!r} must be a list of divergences >= 0 at the orders 2, 3, ...: the sum over "
             "who takes part needs every whole order up to the largest. Pass e.g. base=[0.5, 0.75]."
         )
-    wanted = np.arange(2, len(unsampled) + 2) if orders is None else np.asarray(orders).astype(int)
+    whole_orders = np.arange(2, len(unsampled) + 2) if orders is None else np.asarray(orders).astype(int)
     if rate == 1:
-        chosen: Array = unsampled[wanted - 2]
+        chosen: Array = unsampled[whole_orders - 2]
         return chosen
-    return np.array([_at_order(unsampled[: a - 1], rate, pair) for a in wanted])
+    return np.array([_at_order(unsampled[: a - 1], rate, pair) for a in whole_orders])
 
 
 def _at_order(unsampled: Array, rate: float, pair: AdjacentPair) -> float:

@@ -76,8 +76,8 @@ def log_below(step: SampledGaussian, order: float, low: float) -> float:
     tilted = (1 - order) * math.log(step.rate) + moment + shifted
     if step.rate == 1:
         return tilted
-    least = (1 - order) * math.log1p(-step.rate) + float(log_ndtr(low / step.multiplier))
-    return min(tilted, least)
+    by_smallest_ratio = (1 - order) * math.log1p(-step.rate) + float(log_ndtr(low / step.multiplier))
+    return min(tilted, by_smallest_ratio)
 
 
 def hockey_stick(step: SampledGaussian, threshold: float) -> float:
