@@ -75,9 +75,9 @@ def test_watching_one_record_at_the_realised_location() -> None:
     def absent() -> Location:
         return lambda past: gradient(1, past)
 
-    divergence = largest(watched, absent)
-    assert (np.array(divergence) <= BUDGET).all()
-    assert divergence[0] > 0.2 * BUDGET[0], "the record does take part"
+    divergences = largest(watched, absent)
+    assert (np.array(divergences) <= BUDGET).all()
+    assert divergences[0] > 0.2 * BUDGET[0], "the record does take part"
 
     def unwatched() -> Location:
         return lambda past: gradient(0, past) + gradient(1, past)
@@ -104,9 +104,9 @@ def test_everyone_s_own_filter(removed: int) -> None:
 
         return make
 
-    divergence = largest(run((0, 1)), run((1 - removed,)))
-    assert (np.array(divergence) <= [20.0, 60.0]).all()
-    assert divergence[0] > 0.1
+    divergences = largest(run((0, 1)), run((1 - removed,)))
+    assert (np.array(divergences) <= [20.0, 60.0]).all()
+    assert divergences[0] > 0.1
 
 
 def test_stopping_where_the_charge_says_so_tells_everything() -> None:

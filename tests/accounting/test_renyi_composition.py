@@ -1,7 +1,6 @@
 """Which compositions are charged by Rényi divergence."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +24,7 @@ class _Disclosure(ComposableStep):
     def unsampled(self) -> "_Disclosure":
         return self
 
-    def rdp(self, orders: Sequence[float]) -> Array:
+    def rdp(self, orders: Array) -> Array:
         return np.full(len(orders), np.inf)
 
 

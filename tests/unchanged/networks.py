@@ -28,7 +28,7 @@ def linear() -> nn.Module:
 
 
 def wide() -> nn.Module:
-    """So many parameters that noise is drawn while gradients are computed."""
+    """A layer large enough that noise is drawn while gradients are computed."""
     return nn.Sequential(nn.Flatten(), nn.Linear(_PIXELS, 2048))
 
 

@@ -143,7 +143,7 @@ def _weights(model: nn.Module) -> Entries:
 
 
 def _charges(ledger: hush.Ledger) -> Entries:
-    """What a ledger holds but for the names of its runs, which are drawn anew."""
+    """The charges of a ledger without the names of its runs, which are drawn anew."""
     return {
         **entries("releases", ledger.releases),
         **entries("counts", {plan.digest: count for plan, count in ledger.counts.items()}),

@@ -102,7 +102,7 @@ class Attacker:
 
 
 def _maximum(function: Callable[[float], float], end: float) -> float:
-    """The largest value seen of a unimodal function on [0, end] (golden-section search)."""
+    """The largest evaluated value of a unimodal function on [0, end] (golden-section search)."""
     low, high = 0.0, end
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     at_left, at_right = function(left), function(right)

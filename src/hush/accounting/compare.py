@@ -5,14 +5,13 @@ a typical gradient of Euclidean norm 1 passes unclipped: then less noise is simp
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import gammaln
 
 from hush.accounting.calibrate import calibrate, largest_affordable
-from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.conversion import Conversion, rdp_to_epsilon
 from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
 from hush.accounting.rdp.gaussian import renyi_divergence
@@ -102,7 +101,7 @@ class Row:
     """Summed over the coordinates."""
     signal_to_noise: float
     """Norm of the sum if all gradients of an expected batch agree, over the norm of the noise."""
-    cost: float = field(default=math.nan)
+    cost: float = math.nan
     """Variance relative to plain DP-SGD under the tightest accounting."""
 
 
@@ -121,8 +120,8 @@ def compare(setting: Setting) -> list[Row]:
     """
     rows = [*_gaussian(setting, setting.rate), *_generalized(setting), *_twice(setting)]
     plain = rows[0].variance
-    rows = [Row(**{**vars(row), "cost": row.variance / plain}) for row in rows]
-    return sorted(rows, key=lambda row: row.variance)
+    priced = [replace(row, cost=row.variance / plain) for row in rows]
+    return sorted(priced, key=lambda row: row.variance)
 
 
 def _row(
@@ -150,17 +149,9 @@ def _gaussian(setting: Setting, rate: float, batch: str = "") -> Iterator[Row]:
     )
     multiplier = isotropic.deviations[0]
 
-    def one_step(deviation: float) -> Array:
-        return renyi_divergence(SampledGaussian(rate, deviation), WHOLE_ORDERS)
-
-    published = _deviation_by_rdp(setting, one_step, WHOLE_ORDERS, "mironov")
-    yield _row(
-        setting,
-        f"Gaussian, l2 (plain DP-SGD){batch}",
-        "PLD",
-        share * multiplier,
-        _times(share, published),
-    )
+    published = _published_deviation(setting, rate)
+    name = f"Gaussian, l2 (plain DP-SGD){batch}"
+    yield _row(setting, name, "PLD", share * multiplier, _times(share, published))
     if setting.subspaces:
         # Theorem 4.6 of the hybrid clipping paper, as private as the plain noise for a norm of 1
         blocks = _subspace_balls(setting)
@@ -269,14 +260,12 @@ def _times(factor: float, value: float | None) -> float | None:
     return None if value is None else factor * value
 
 
-def _deviation_by_rdp(
-    setting: Setting, one_step: Callable[[float], Array], orders: Array, conversion: Conversion
-) -> float | None:
-    """The smallest noise deviation whose Rényi divergences keep the budget, if any does."""
+def _published_deviation(setting: Setting, rate: float) -> float | None:
+    """The smallest Gaussian noise that keeps the budget by RDP as papers convert it, if any does."""
 
     def cost(precision: float) -> float:
-        total = setting.steps * one_step(1 / precision)
-        return rdp_to_epsilon(total, orders, setting.budget.delta, conversion)
+        total = setting.steps * renyi_divergence(SampledGaussian(rate, 1 / precision), WHOLE_ORDERS)
+        return rdp_to_epsilon(total, WHOLE_ORDERS, setting.budget.delta, "mironov")
 
     precision = largest_affordable(
         cost, setting.budget.epsilon, start=1.0, low=1e-9, high=1e3, whole=False

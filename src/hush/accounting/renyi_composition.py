@@ -165,4 +165,4 @@ def _extrapolate(divergences: Array, orders: Array, higher: Array) -> Array:
 @functools.lru_cache(maxsize=64)
 def _step_rdp(step: ComposableStep, orders: tuple[float, ...]) -> Array:
     """Rényi divergence of one step at each order."""
-    return step.rdp(orders)
+    return step.rdp(np.array(orders))

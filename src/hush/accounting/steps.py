@@ -54,7 +54,7 @@ class ComposableStep(Mechanism):
         """Probability that a record takes part in the step."""
 
     @abstractmethod
-    def rdp(self, orders: Sequence[float]) -> Array:
+    def rdp(self, orders: Array) -> Array:
         """Upper bounds on the Rényi divergence at each order, in both directions."""
 
     @property
@@ -127,7 +127,7 @@ class SampledGaussian(_Subsampled):
     def with_representable_loss(self) -> "SampledGaussian":
         return replace(self, multiplier=max(self.multiplier, MIN_MULTIPLIER))
 
-    def rdp(self, orders: Sequence[float]) -> Array:
+    def rdp(self, orders: Array) -> Array:
         return renyi_divergence(self, orders)
 
 
@@ -179,7 +179,7 @@ class SampledNoise(_Subsampled):
     def with_representable_loss(self) -> "SampledNoise":
         return replace(self, scale=max(self.scale, MAX_LOSS ** (-1 / self.beta)))
 
-    def rdp(self, orders: Sequence[float]) -> Array:
+    def rdp(self, orders: Array) -> Array:
         scalar = Block(self.beta, self.scale, SensitivitySet(p=1.0, norm=1.0, dimension=1))
         return CoordinateWise(self.rate, (scalar,)).rdp(orders)
 
@@ -239,7 +239,7 @@ class CoordinateWise(_Subsampled):
         deviations = [block.scale / math.sqrt(2) for block in self.blocks]
         return ellipsoid(self.rate, [block.sensitivity.l2_radius for block in self.blocks], deviations)
 
-    def rdp(self, orders: Sequence[float]) -> Array:
+    def rdp(self, orders: Array) -> Array:
         for block in self.blocks:
             if block.sensitivity.dimension is None and block.sensitivity.p > 2:
                 raise InvalidValue(

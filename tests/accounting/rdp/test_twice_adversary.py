@@ -17,8 +17,7 @@ from scipy.optimize import minimize
 from scipy.special import gammaln
 
 from hush.accounting.pld.privacy_loss import Array
-from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
-from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
+from hush.accounting.steps import Block, CoordinateWise
 from hush.core.sensitivity import SensitivitySet
 
 RATES = st.floats(-1.7, -0.02).map(lambda power: 10**power)
@@ -66,14 +65,11 @@ def removed(change: Array, rate: float, inner: float, order: int) -> float:
 def charged(
     blocks: Sequence[SensitivitySet], deviations: Sequence[float], rate: float, inner: float, order: int
 ) -> float:
-    parts = [
-        (
-            CoordinateRDP(law=NoiseDensity(beta=2, scale=deviation * math.sqrt(2)), rate=inner),
-            SensitivitySet(p=2, norm=block.norm, cap=block.cap, dimension=block.size),
-        )
+    noisy = tuple(
+        Block(2.0, deviation * math.sqrt(2), block)
         for block, deviation in zip(blocks, deviations, strict=True)
-    ]
-    return float(coordinatewise_rdp(parts, rate, [order])[0])
+    )
+    return float(CoordinateWise(rate, noisy, inner).rdp(np.array([order]))[0])
 
 
 def member(raw: Array, blocks: Sequence[SensitivitySet]) -> Array:

@@ -164,7 +164,7 @@ def test_what_nobody_has_proved_is_refused() -> None:
 
 
 def test_halving_d0_would_be_noticed() -> None:
-    """What a broken charge would say: half as many coordinates at the cap."""
+    """A broken charge: half as many coordinates at the cap."""
     chosen = plan(
         hush.Twice(rate=0.3, coordinate_rate=0.5),
         hush.L2Linf(l2=2.0, linf=0.2),
@@ -174,7 +174,7 @@ def test_halving_d0_would_be_noticed() -> None:
 
 
 def test_block_noise_needs_blocks_that_say_their_size() -> None:
-    """What runs would depend on the number of parameters, and the ledger charges for any or the most."""
+    """The noise would depend on the number of parameters; the charge is for any, or the largest."""
     sampling, noise = hush.Twice(rate=0.1, coordinate_rate=0.25), hush.BlockGaussian(multipliers=(1.0,))
 
     def cost(size: int) -> float:

@@ -10,13 +10,11 @@ from scipy.stats import binom
 import hush
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.conversion import rdp_to_epsilon
-from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
-from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.accounting.rdp.subsampling import AdjacentPair
 from hush.accounting.shaping.block_cost import BlockCost
 from hush.accounting.shaping.fit import LeastVarianceNoise, closed_form_deviations, least_variance_noise
 from hush.accounting.shaping.least_variance import least_variance
-from hush.accounting.steps import ellipsoid
+from hush.accounting.steps import Block, CoordinateWise, ellipsoid
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.sensitivity import SensitivitySet
 
@@ -47,16 +45,14 @@ def noise_for(
 def epsilon(
     blocks: Sequence[SensitivitySet], deviations: Sequence[float], rate: float, inner: float, steps: int
 ) -> float:
-    """What the accountant charges for any noise."""
-    parts = [
-        (
-            CoordinateRDP(law=NoiseDensity(beta=2, scale=deviation * math.sqrt(2)), rate=inner),
-            SensitivitySet(p=2, norm=block.norm, cap=block.cap, dimension=block.size),
-        )
+    """Epsilon of the accountant, for any noise."""
+    noisy = tuple(
+        Block(2.0, deviation * math.sqrt(2), block)
         for block, deviation in zip(blocks, deviations, strict=True)
-    ]
+    )
     orders = np.arange(2.0, 33.0)
-    return rdp_to_epsilon(steps * coordinatewise_rdp(parts, rate, orders), orders, BUDGET.delta)
+    divergences = CoordinateWise(rate, noisy, inner).rdp(orders)
+    return rdp_to_epsilon(steps * divergences, orders, BUDGET.delta)
 
 
 @pytest.mark.parametrize(("blocks", "steps"), [(PAPER, 1500), (FEW, 20)])

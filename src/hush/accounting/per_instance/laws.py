@@ -54,7 +54,7 @@ class Atoms(Support):
 
     def divergence(self, location: Array, shift: Array, order: float) -> Array:
         excess = np.full(location.shape, -np.inf)
-        for low, high in self._intervals():
+        for low, high in self.intervals():
             first = log_mass(low - location, high - location)
             second = log_mass(low - location - shift, high - location - shift)
             excess = np.logaddexp(excess, log_remainder_mass(first, second, order))
@@ -62,12 +62,13 @@ class Atoms(Support):
 
     def information(self, location: Array) -> Array:
         total = np.zeros(location.shape)
-        for low, high in self._intervals():
+        for low, high in self.intervals():
             a, b = low - location, high - location
             total += np.exp(2 * _log_difference(log_density(a), log_density(b)) - log_mass(a, b))
         return np.minimum(total, 1.0)
 
-    def _intervals(self) -> "list[tuple[float, float]]":
+    def intervals(self) -> "list[tuple[float, float]]":
+        """The ends of each interval."""
         ends = [-math.inf, *map(float, self.cuts), math.inf]
         return list(itertools.pairwise(ends))
 

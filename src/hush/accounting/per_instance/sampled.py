@@ -4,7 +4,6 @@ With sampled coordinates the output is a product law, given the other records' d
 records it is not. docs/guarantees/bounded.md, "Sampled coordinates".
 """
 
-import itertools
 import math
 from collections.abc import Iterator
 
@@ -100,11 +99,9 @@ def _outcomes(
 ) -> Iterator[tuple[Array, Array]]:
     """log-probabilities at both locations of every outcome; the inside of the support by nodes."""
     if isinstance(support, Atoms):
-        for low, high in itertools.pairwise([-math.inf, *map(float, support.cuts), math.inf]):
-            yield (
-                log_mass(low - center, high - center),
-                log_mass(low - center - shift, high - center - shift),
-            )
+        for low, high in support.intervals():
+            with_record = log_mass(low - center - shift, high - center - shift)
+            yield log_mass(low - center, high - center), with_record
         return
     bound = support.bound if isinstance(support, Rectified | Truncated) else math.inf
     log_normalizers = [np.zeros(len(center)), np.zeros(len(center))]

@@ -100,9 +100,9 @@ def _sparsest_change(profile: CoordinateRDP, ball: SensitivitySet, order: Array)
 
 def _by_concave_majorant(profile: CoordinateRDP, ball: SensitivitySet, order: Array) -> Allocation:
     """Refine a grid of shifts until the majorant's lower and upper bounds are close, at every order."""
-    majorants = [
-        ConcaveMajorant.start(profile, ball.p, ball.max_entry, _uniform_power(ball), a) for a in order
-    ]
+    # |s|^p of one coordinate of the uniform change
+    uniform = 0.0 if ball.dimension is None else ball.norm**ball.p / ball.dimension
+    majorants = [ConcaveMajorant.start(profile, ball.p, ball.max_entry, uniform, a) for a in order]
     open_orders = list(range(len(order)))
     points = [majorant.shifts for majorant in majorants]
     for _ in range(_MAX_REFINEMENTS):
@@ -135,11 +135,6 @@ def _product_rdp(profile: CoordinateRDP, order: Array, counts: Array, shifts: Ar
     return total
 
 
-def _uniform_power(ball: SensitivitySet) -> float:
-    """|s|^p of one coordinate of the uniform change; 0 without a dimension."""
-    return 0.0 if ball.dimension is None else ball.norm**ball.p / ball.dimension
-
-
 def _integer_counts(ball: SensitivitySet, low: float, high: float) -> tuple[list[float], list[float]]:
     """Whole numbers of coordinates at two shifts, and one more for the rest of the budget."""
     budget, p = ball.norm**ball.p, ball.p
@@ -154,8 +149,5 @@ def _integer_counts(ball: SensitivitySet, low: float, high: float) -> tuple[list
         count_low = max(0, int(dimension_limit) - count_high - 1) if low > 0 else 0
     rest = max(0.0, budget - count_high * high**p - count_low * low**p) ** (1 / p)
     count_last = 1 if count_high + count_low < dimension_limit and rest > 0 else 0
-    return [count_high, count_low, count_last], [
-        high,
-        low,
-        min(rest, ball.max_entry) if count_last else 0.0,
-    ]
+    last = min(rest, ball.max_entry) if count_last else 0.0
+    return [count_high, count_low, count_last], [high, low, last]

@@ -5,7 +5,7 @@ disc around it, and panels are halved until the bounds are small. All bounds are
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -63,22 +63,14 @@ class _PanelArray:
 
     def halves(self) -> "_PanelArray":
         middle = (self.low + self.high) / 2
-        return _concatenate(
-            [
-                _PanelArray(self.pair, self.side, self.low, middle),
-                _PanelArray(self.pair, self.side, middle, self.high),
-            ]
-        )
+        lower, upper = replace(self, high=middle), replace(self, low=middle)
+        return _concatenate([lower, upper])
 
 
 def _concatenate(parts: list[_PanelArray]) -> _PanelArray:
     """The panels of all parts in one array."""
-    return _PanelArray(
-        np.concatenate([part.pair for part in parts]),
-        np.concatenate([part.side for part in parts]),
-        np.concatenate([part.low for part in parts]),
-        np.concatenate([part.high for part in parts]),
-    )
+    columns = zip(*((part.pair, part.side, part.low, part.high) for part in parts), strict=True)
+    return _PanelArray(*map(np.concatenate, columns))
 
 
 class _AdaptiveQuadrature:
@@ -152,9 +144,9 @@ class _AdaptiveQuadrature:
         dismissal_error, gauss_error = largest + np.log(2 * half), largest + np.log(half) + _LOG_GAUSS
         dismissed = dismissal_error <= self.log_peak[pair] + _LOG_NEGLIGIBLE
         done = ~dismissed & (gauss_error <= self.log_peak[pair] + _LOG_TOLERANCE)
-        _logaddexp_at(self.log_error, pair[dismissed], dismissal_error[dismissed])
-        _logaddexp_at(self.log_error, pair[done], gauss_error[done])
-        _logaddexp_at(self.log_total, pair[done], self._log_gauss_legendre(panels.take(done)))
+        np.logaddexp.at(self.log_error, pair[dismissed], dismissal_error[dismissed])
+        np.logaddexp.at(self.log_error, pair[done], gauss_error[done])
+        np.logaddexp.at(self.log_total, pair[done], self._log_gauss_legendre(panels.take(done)))
         return panels.take(~(dismissed | done))
 
     def _log_gauss_legendre(self, panels: _PanelArray) -> Array:
@@ -164,8 +156,3 @@ class _AdaptiveQuadrature:
         order, shift = self.orders[panels.pair][:, None], self.shifts[panels.pair][:, None]
         integrand = Integrand(self.beta, self.rate, order, shift, panels.side[:, None])
         return log_sum_exp(integrand.log_value(u) + np.log(half * _WEIGHTS))
-
-
-def _logaddexp_at(logs: Array, pair: _Index, terms: Array) -> None:
-    """Add exp(terms) to the sums of their pairs, in logs."""
-    np.logaddexp.at(logs, pair, terms)

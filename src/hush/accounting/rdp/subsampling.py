@@ -12,7 +12,7 @@ from hush.core.errors import InvalidValue
 
 
 class AdjacentPair(Enum):
-    """What is known of the pair of output laws without the record and with it, before sampling.
+    """Known property of the pair of output laws without the record and with it, before sampling.
 
     docs/guarantees/coordinate-wise.md, "Input sampling", proves each.
     """

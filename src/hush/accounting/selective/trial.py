@@ -66,10 +66,10 @@ class Trial(ComposableStep):
     def basis(self) -> Basis:
         return "published" if self.accounting == "published" else "proved"
 
-    def rdp(self, orders: Sequence[float]) -> Array:
+    def rdp(self, orders: Array) -> Array:
         """The Rényi divergence of one step at each order, by its `accounting`."""
         bounds = {"per-trial": per_trial, "per-acceptance": per_acceptance, "published": published}
-        return bounds[self.accounting](self, np.array(orders))
+        return bounds[self.accounting](self, orders)
 
     @property
     def log_acceptance_range(self) -> tuple[float, float]:

@@ -85,26 +85,21 @@ def tune_selective(
     contrast = _CONTRAST.check("contrast", contrast)
     trials = math.ceil(updates / acceptance)
     start = calibrate(replace(plan, release=Always()), budget, steps=trials)
-    candidates: list[tuple[float, float, _TestPower]] = []
+    costs: list[tuple[float, _TestPower]] = []
     for candidate in _candidate_tests(test, records, signal, acceptance):
         if candidate.helpful >= contrast * candidate.harmful:
             tested = replace(start, release=candidate.release)
-            cost = float(charge.rdp(tested, [_COMPARISON_ORDER])[0])
-            candidates.append((cost, candidate.release.rate, candidate))
-    if not candidates:
+            costs.append((float(charge.rdp(tested, [_COMPARISON_ORDER])[0]), candidate))
+    if not costs:
         raise InvalidValue(
             f"no {test} test of {records} records accepts {acceptance:g} of all trials and helpful "
             f"proposals {contrast:g} times as often as harmful ones at a signal of {signal:g}: ask for "
             "less contrast or acceptance, or assume more signal.",
             key="contrast",
         )
-    lowest_cost = min(cost for cost, _, _ in candidates)
-    near_best = [
-        (rate, cost, candidate)
-        for cost, rate, candidate in candidates
-        if cost <= _NEAR_BEST * lowest_cost
-    ]
-    _, _, best = min(near_best, key=lambda entry: entry[:2])
+    limit = _NEAR_BEST * min(cost for cost, _ in costs)
+    near_best = [(cost, candidate) for cost, candidate in costs if cost <= limit]
+    _, best = min(near_best, key=lambda entry: (entry[1].release.rate, entry[0]))
     try:
         final = calibrate(replace(start, release=best.release), budget, steps=trials)
     except BudgetExceeded as error:

@@ -30,7 +30,8 @@ class BlockCost:
         self._squares = np.array([block.max_entry**2 for block in blocks])
         self._moved = np.array([block.max_entries_moved for block in blocks])
         self._rate, self._pair = rate, pair
-        self._pairs = _pairs(highest)
+        v = np.arange(2, highest + 1)
+        self._pairs: Array = v * (v - 1) / 2
         self._inner = _log_binomial(highest, coordinate_rate)
         self._outer = _log_binomial(highest, rate) if rate < 1 else None
 
@@ -72,13 +73,6 @@ class BlockCost:
         moment = float(np.logaddexp(0.0, log_sum_exp(terms)))
         parts = np.exp(weight + moments - moment) * (1 + surcharge)
         return moment / (order - 1), slopes @ parts / (order - 1)
-
-
-def _pairs(highest: int) -> Array:
-    """v (v - 1) / 2 for v = 2, ..., highest."""
-    v = np.arange(2, highest + 1)
-    pairs: Array = v * (v - 1) / 2
-    return pairs
 
 
 def _log_binomial(highest: int, rate: float) -> Array:

@@ -12,11 +12,12 @@ import numpy as np
 from hush.accounting.calibrate import calibrate
 from hush.accounting.numerics import OUTWARD, Array
 from hush.accounting.rdp.conversion import Conversion, conversion_term
-from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS, coordinatewise_rdp
-from hush.accounting.rdp.profile import PARTICIPATION, CoordinateRDP, NoiseDensity
+from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
+from hush.accounting.rdp.profile import PARTICIPATION
 from hush.accounting.rdp.subsampling import AdjacentPair
 from hush.accounting.shaping.block_cost import BlockCost
 from hush.accounting.shaping.least_variance import ScaledShape, least_variance
+from hush.accounting.steps import Block, CoordinateWise
 from hush.clipping import L2
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import Budget
@@ -244,17 +245,11 @@ def _certified(
 ) -> Array:
     """The log-variances, raised until the accountant finds their divergence within the limit."""
     for _ in range(_MAX_CORRECTIONS):
-        parts = [
-            (
-                CoordinateRDP(
-                    law=NoiseDensity(beta=2.0, scale=math.sqrt(2 * math.exp(log_variance))),
-                    rate=coordinate_rate,
-                ),
-                block,
-            )
+        noisy = tuple(
+            Block(2.0, math.sqrt(2 * math.exp(log_variance)), block)
             for block, log_variance in zip(blocks, log_variances, strict=True)
-        ]
-        divergence = float(coordinatewise_rdp(parts, rate, [order])[0])
+        )
+        divergence = float(CoordinateWise(rate, noisy, coordinate_rate).rdp(np.array([order]))[0])
         if divergence <= limit:
             return log_variances
         # k times the variance costs less than 1/k of the divergence, which is convex in the precision
