@@ -16,9 +16,9 @@ from hush.core.randomness import Stream, bernoulli, uniform
 from hush.core.tape import ClippedSum
 from hush.noise.exact import ziggurat_cpu
 from hush.sampling import coordinates
+from hush.training.checks.rehearsal import Snapshot
 from hush.training.data import Batch
 from hush.training.methods.selective import Trials
-from hush.training.resume import Snapshot
 from hush.training.step import PrivateStep
 
 PRIVATE, AROUND, KEPT = PrivateStep.private_gradient, hush.Gaussian.privatize, coordinates._masked

@@ -67,7 +67,7 @@ PATE = ("pate", "--teachers", "5", "--queries", "10", "--epochs", "1", "--model"
     [
         (
             ("probe", "--records", "20", "--steps", "1"),
-            "hush.training.methods.probe.probe",
+            "hush.training.methods.public_gradients.probe",
             "measuring the grad",
         ),
         (

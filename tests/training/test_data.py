@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from hush.core.errors import DataError
-from hush.training.data import Data, count, take
+from hush.training.data import Batch, Data, check_present, count, take
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6)
 
@@ -60,3 +60,37 @@ def test_rows_that_do_not_match_are_refused() -> None:
 def test_arrays_are_told_to_become_tensors() -> None:
     with pytest.raises(DataError, match="kinds ndarray and Tensor, and gradients are taken of tensors"):
         count((np.zeros((3, 2)), torch.zeros(3)))
+
+
+TEN = torch.arange(10.0)[:, None], torch.arange(10)
+DRAWN = torch.tensor([1, 4, 5, 8, 9])
+
+
+def test_physical_batches_cover_the_logical_one_in_order() -> None:
+    batch = Batch(DRAWN, TEN, physical=2)
+    parts = [(inputs.flatten().tolist(), targets.tolist()) for inputs, targets, _ in batch]
+    assert parts == [([1, 4], [1, 4]), ([5, 8], [5, 8]), ([9], [9])]
+    assert len(batch) == 5
+    assert all(present is None for _, _, present in batch)
+
+
+def test_an_empty_slot_keeps_its_place() -> None:
+    present = torch.ones(10, dtype=torch.bool)
+    present[4] = False
+    parts = [
+        (inputs.flatten().tolist(), occupied.tolist())
+        for inputs, _, occupied in Batch(DRAWN, TEN, physical=2, present=present)
+        if occupied is not None
+    ]
+    assert parts == [([1, 4], [True, False]), ([5, 8], [True, True]), ([9], [True])]
+
+
+def test_an_empty_batch_has_no_parts() -> None:
+    assert list(Batch(torch.tensor([], dtype=torch.long), TEN, physical=2)) == []
+
+
+@pytest.mark.parametrize("wrong", [torch.ones(9, dtype=torch.bool), torch.ones(10), [True] * 10, 3])
+def test_presence_is_said_of_each_slot(wrong: object) -> None:
+    with pytest.raises(DataError, match="boolean tensor with 10 entries"):
+        check_present(wrong, 10)
+    assert check_present(None, 10) is None

@@ -3,11 +3,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
+from torch import nn
 
-from hush.core.errors import DataError
-from hush.training.evaluate import check_held_out, evaluate
+from hush.training.evaluate import evaluate
 
 
 def test_it_is_the_mean_loss_and_accuracy_over_all_batches() -> None:
@@ -66,84 +64,3 @@ def test_nothing_is_measured_where_every_record_is_ignored() -> None:
 def test_regression_has_no_accuracy() -> None:
     result = evaluate(nn.Linear(3, 1), nn.MSELoss(), (torch.randn(5, 3), torch.randn(5, 1)))
     assert set(result) == {"loss"}
-
-
-X, Y = torch.randn(10, 3), torch.arange(10) % 2
-SET = TensorDataset(X, Y)
-
-
-class Wrapped:
-    """A map-style data set around another one, or around tensors."""
-
-    def __init__(self, held: Any, targets: Tensor | None = None) -> None:
-        self.held, self.targets = held, targets
-
-    def __len__(self) -> int:
-        return len(self.held)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.held[index]
-
-
-class Picked(Wrapped):
-    """Some rows of a tensor, by their numbers."""
-
-    def __init__(self, held: Tensor, numbers: list[int]) -> None:
-        super().__init__(held)
-        self.numbers = numbers
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-
-TRAINING = [
-    (X, Y),
-    SET,
-    ({"x": X}, Y),
-    ((X, X[:, :1]), Y),
-    Wrapped(SET),
-    Wrapped(X, Y),
-    Subset(SET, range(10)),
-]
-SAME = [
-    *TRAINING,
-    (X[:], Y.clone()),
-    (X[4:5], Y[4:5]),
-    (X.view(5, 2, 3), Y[:5]),
-    (X.detach(), Y),
-    TensorDataset(X[9:], Y[9:]),
-    Subset(SET, [9]),
-    Subset(Subset(SET, [1, 2]), [0]),
-    ConcatDataset([TensorDataset(X.clone(), Y), SET]),
-    (torch.from_numpy(X.numpy()[3:]), Y[3:]),
-]
-
-
-@pytest.mark.parametrize("data", TRAINING)
-@pytest.mark.parametrize("evaluation", SAME)
-def test_records_of_the_training_data_are_found_in_any_wrapping(evaluation: Any, data: Any) -> None:
-    with pytest.raises(DataError, match="without being charged"):
-        check_held_out(evaluation, data)
-
-
-HALVES = random_split(SET, [6, 4])
-
-
-@pytest.mark.parametrize(
-    ("data", "evaluation"),
-    [
-        ((X[:8], Y[:8]), (X[8:], Y[8:])),
-        ((X[8:], Y[8:]), (X[:8], Y[:8])),
-        ((X[::2], Y[::2]), (X[1::2], Y[1::2])),
-        (TensorDataset(X[:8], Y[:8]), ({"x": X[8:]}, Y[8:])),
-        ((X, Y), (X.clone(), Y)),
-        (HALVES[0], HALVES[1]),
-        (Subset(SET, [0, 1]), (X[2:], Y[2:])),
-        (Wrapped(HALVES[0]), Wrapped(HALVES[1])),
-        (Picked(X, [0, 1]), Picked(X, [2, 3])),
-    ],
-)
-def test_parts_of_one_tensor_or_data_set_without_a_common_record_are_apart(
-    data: Any, evaluation: Any
-) -> None:
-    check_held_out(evaluation, data)

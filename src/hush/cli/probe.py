@@ -60,7 +60,7 @@ def probe(
     from hush.data import load, tensors
     from hush.models import build
     from hush.report.geometry import geometry_figure, numbers
-    from hush.training.methods.probe import probe as measure
+    from hush.training.methods.public_gradients import probe as measure
 
     LEARNING_RATE.check("--lr", learning_rate)
     check_count("--records", records, "they are counted", 2)

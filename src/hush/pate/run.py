@@ -31,7 +31,7 @@ from hush.pate.teachers import (
 )
 from hush.training import checkpoint
 from hush.training.data import count
-from hush.training.fingerprint import fingerprint
+from hush.training.private_gradient import fingerprint
 
 _LESSON = Lesson()
 

@@ -1,18 +1,23 @@
-"""Data as numbered slots of records, and batches of them."""
+"""Data as numbered slots of records, batches of them, and the randomness they are processed with."""
 
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
 from hush.core.errors import DataError
-from hush.core.randomness import Randomness
+from hush.core.randomness import Randomness, fill_state, random_words
 from hush.core.ranges import with_article
 from hush.gradients.tree import tree_leaves, tree_map
-from hush.training.randomness import global_randomness
+
+_TWISTER_WORDS = 624
+"""32-bit words in the state of a Mersenne twister."""
 
 
 @runtime_checkable
@@ -112,35 +117,6 @@ def describe_record(data: Data) -> str:
     return f"{', '.join(kinds[: len(inputs)])} -> {', '.join(kinds[len(inputs) :])}"
 
 
-@torch.no_grad()
-def check_some_number(data: Data) -> None:
-    """Raise if an entry of the inputs or targets is finite in no record, where they are in memory.
-
-    No record would have a finite gradient: each would be left out, and the model trained on noise alone
-    without a word. A single record with a number there is enough to pass, so that this tells nothing of
-    one record unless all others have none; like the other checks of the data, it stops a run before
-    anything is released and is not part of what is released.
-    """
-    for part in tree_leaves(pair_of(data) or ()):
-        if not part.is_floating_point():
-            continue
-        missing = ~part[:1].isfinite()[0]
-        for rows in part.split(_ROWS):
-            if not bool(missing.any()):
-                break
-            missing = missing & ~rows.isfinite().any(0)
-        if bool(missing.any()):
-            raise DataError(
-                f"{int(missing.sum())} of the {missing.numel()} entries of a record of shape "
-                f"{tuple(missing.shape)} are NaN or infinite in every record: no gradient would be "
-                "finite, and the model would be trained on noise alone. Leave them out, or fill them in "
-                "from what is public; a mask goes in as booleans."
-            )
-
-
-_ROWS = 4096
-
-
 def pair_of(data: Data) -> Sequence[Any] | None:
     """Inputs and targets, where all of them are tensors in memory."""
     tensors = data.tensors if isinstance(data, TensorDataset) else data
@@ -202,3 +178,45 @@ def check_present(present: object, records: int) -> Tensor | None:
             f"torch.ones({records}, dtype=torch.bool) with False where a record is missing."
         )
     return present  # type: ignore[return-value]
+
+
+@contextmanager
+def own_randomness(source: Randomness, device: torch.device) -> Iterator[None]:
+    """Let torch's global generators draw from states of the source, and leave them as they were."""
+    shared = [torch.default_generator]
+    if device.type == "cuda":
+        shared.append(torch.cuda.default_generators[device.index or 0])
+    states = [generator.get_state() for generator in shared]
+    try:
+        for generator in shared:
+            fill_state(generator, source)
+        yield
+    finally:
+        for generator, state in zip(shared, states, strict=True):
+            generator.set_state(state)
+
+
+@contextmanager
+def global_randomness(source: Randomness) -> Iterator[Callable[[], None]]:
+    """Let the global generators of torch (CPU), numpy and Python draw from the source for a while.
+
+    Args:
+        source: what their states are drawn from.
+
+    Returns:
+        A function that draws all three states anew; the old ones come back at the end.
+    """
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+
+    def refresh() -> None:
+        fill_state(torch.default_generator, source)
+        words = random_words(_TWISTER_WORDS, source).view(np.uint32).reshape(2, _TWISTER_WORDS)
+        np.random.set_state(("MT19937", words[0], _TWISTER_WORDS, 0, 0.0))  # noqa: NPY002
+        random.setstate((3, (*words[1].tolist(), _TWISTER_WORDS), None))
+
+    try:
+        yield refresh
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        random.setstate(before[2])

@@ -10,30 +10,9 @@ from hush.core.errors import DataError
 from hush.gradients.checks.models import CLASS_LOSSES, PerSampleLoss, per_sample_loss
 from hush.gradients.recording import Loss
 from hush.gradients.tree import call_model, tree_leaves, tree_map
-from hush.training.checks.held_out import holders, overlapping
 from hush.training.data import Data, count, describe_record, take
 
 _BATCH = 1024
-
-
-def check_held_out(evaluation: Data, data: Data) -> None:
-    """Raise if the evaluation data is the training data or has records in common with it.
-
-    Compared is what holds them: the data set, its subsets, and the memory of its inputs, whatever wraps
-    them. Two parts of one tensor or data set without a common record are apart. Copies are not found.
-
-    Args:
-        evaluation: Records whose loss and accuracy are to be reported without noise.
-        data: The private records.
-    """
-    for one in holders(evaluation):
-        for other in holders(data):
-            if overlapping(one, other):
-                raise DataError(
-                    "the evaluation data is the training data, or shares records with it: its loss and "
-                    "accuracy would be reported without being charged. Pass records that need no "
-                    "protection and are in other rows."
-                )
 
 
 def check_evaluation(model: nn.Module, loss: Any, evaluation: Data, data: Data) -> None:

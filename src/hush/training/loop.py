@@ -21,10 +21,11 @@ from hush.core.ranges import as_path, check_count, check_kind
 from hush.core.release import Selective
 from hush.gradients.recording import Views
 from hush.training import checkpoint
+from hush.training.checks.disjoint import check_held_out
 from hush.training.checks.rehearsal import rehearsal
 from hush.training.checks.same_run import check_same_origin, origin_of
 from hush.training.data import Data, count
-from hush.training.evaluate import check_evaluation, check_held_out, evaluate
+from hush.training.evaluate import check_evaluation, evaluate
 from hush.training.methods.selective import check_possible
 from hush.training.progress import RunProgress
 from hush.training.run_folder import RunFolder

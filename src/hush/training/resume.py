@@ -1,10 +1,9 @@
-"""Checkpoint of a private step, and a snapshot of its model and optimizer to restore."""
+"""Checkpoint of a private step, and how a run resumes from it."""
 
 import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
 from hush.core.errors import CheckpointError
 from hush.core.randomness import SystemSource, cryptographic
@@ -150,50 +149,3 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
         {name: value for name, value in group.items() if isinstance(value, plain)}
         for group in optimizer.param_groups
     ]
-
-
-class Snapshot:
-    """The weights, buffers, gradients and optimizer state of one moment."""
-
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-        self._parameters = [(value, _copied(value), _copied(value.grad)) for value in model.parameters()]
-        # by their place: a forward pass may have put another tensor there
-        self._buffers = [
-            (module, name, value, _copied(value))
-            for module in model.modules()
-            for name, value in module._buffers.items()
-        ]
-        self._state = {key: _copied(state) for key, state in optimizer.state.items()}
-        self._groups = [_settings(group) for group in optimizer.param_groups]
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Put everything back; the snapshot stays as it is and may be used again."""
-        for parameter, value, gradient in self._parameters:
-            parameter.copy_(value)
-            parameter.grad = _copied(gradient)
-        for module, name, buffer, value in self._buffers:
-            module._buffers[name] = buffer
-            if buffer is not None:
-                buffer.copy_(value)
-        self.optimizer.state.clear()
-        self.optimizer.state.update({key: _copied(state) for key, state in self._state.items()})
-        for group, settings in zip(self.optimizer.param_groups, self._groups, strict=True):
-            parameters = group["params"]
-            group.clear()
-            group.update({**_copied(settings), "params": parameters})
-
-
-def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a parameter group, such as its learning rate."""
-    return {key: _copied(value) for key, value in group.items() if key != "params"}
-
-
-def _copied(value: Any) -> Any:
-    """A copy that shares nothing; tensors without their history."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    return copy.deepcopy(value)

@@ -12,20 +12,25 @@ from hush.core.errors import DataError, Unsupported
 from hush.core.randomness import Randomness, substream
 from hush.core.ranges import check_count
 from hush.core.release import Selective
-from hush.core.tape import ClippedSum, CoordinateMask
+from hush.core.tape import ClippedSum
 from hush.gradients.checks.models import check_model, check_optimizer
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import record
 from hush.gradients.tape import MaskedTape
 from hush.gradients.tree import tree_map
-from hush.training.async_noise import add_noise, background_pays, draw_noise, run_in_background
+from hush.training.checks.disjoint import check_public
 from hush.training.checks.probe_batch import probe_batch
-from hush.training.checks.public import check_public
-from hush.training.data import Batch, Data, check_present, count
-from hush.training.fingerprint import fingerprint
+from hush.training.data import Batch, Data, check_present, count, own_randomness
 from hush.training.methods.selective import Trials
-from hush.training.parameters import Layout, set_gradients
-from hush.training.randomness import own_randomness
+from hush.training.private_gradient import (
+    Layout,
+    background_pays,
+    draw_noise,
+    fingerprint,
+    noisy_mean,
+    run_in_background,
+    split_like,
+)
 from hush.training.step_state import StepState
 
 
@@ -68,9 +73,9 @@ class PrivateStep(StepState):
         Returns:
             Records a physical batch; raises if the model cannot be trained privately.
         """
-        found = probe_batch(self, data)
-        self.rounding_bounded = found.rounding_bounded
-        return found.physical_batch
+        probe = probe_batch(self, data)
+        self.rounding_bounded = probe.rounding_bounded
+        return probe.physical_batch
 
     def batches(
         self, data: Data, steps: int | None = None, present: Tensor | None = None
@@ -161,11 +166,13 @@ class PrivateStep(StepState):
         """
         layout, basis = self.layout(), self._basis()
         self._mask_stream = substream(self.generator)
-        early = background_pays(self.plan, self.dimension, self.device)
-        noise = partial(draw_noise, self.plan, layout, self.generator, self.device, early=early)
-        with run_in_background(noise, early) as drawn:
+        plan, records, generator = self.plan, self.records, self.generator
+        if not background_pays(plan, self.dimension, self.device):
             total = self._sum(batch, basis, layout)
-            return add_noise(total, drawn(), self.plan, layout, basis, self.records)
+            return noisy_mean(total, plan, layout, basis, records, generator)
+        with run_in_background(partial(draw_noise, plan, layout, generator, self.device)) as drawn:
+            total = self._sum(batch, basis, layout)
+            return noisy_mean(total, plan, layout, basis, records, generator, drawn())
 
     def clipped_sum(self, batch: Batch) -> Tensor:
         """Sum of the clipped per-sample gradients of a batch (sensitive).
@@ -215,13 +222,6 @@ class PrivateStep(StepState):
                 occupied if basis is None else ProjectedTape(occupied, basis), mask
             )
 
-    def coordinate_mask(self) -> CoordinateMask | None:
-        """Mask of the coordinates that take part, fresh at every call; None: all of them do."""
-        sampling = self.plan.sampling
-        if sampling.coordinate_participation == 1:
-            return None
-        return partial(sampling.mask_coordinates, generator=self.generator)
-
     def privatize(self, total: Tensor) -> Tensor:
         """Noisy mean from a clipped sum; not to be used before it is charged.
 
@@ -232,8 +232,7 @@ class PrivateStep(StepState):
             Flat vector in double precision, the trainable parameters one after another.
         """
         layout, basis = self.layout(), self._basis()
-        noise = draw_noise(self.plan, layout, self.generator, self.device, early=False)
-        return add_noise(total, noise, self.plan, layout, basis, self.records)
+        return noisy_mean(total, self.plan, layout, basis, self.records, self.generator)
 
     def charge(self, release: str) -> None:
         """Put the step on the ledger, on disk: only from here on may its release be used.
@@ -267,17 +266,15 @@ class PrivateStep(StepState):
             update: of `private_gradient` or `privatize`.
         """
         parameters = list(self.trainable().values())
-        set_gradients(parameters, update)
+        gradients = [torch.empty_like(parameter) for parameter in parameters]
+        torch._foreach_copy_(gradients, split_like(update, parameters))  # in the parameters' precision
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
         self.optimizer.step()
         for parameter in parameters:
             parameter.grad = None
         self.update = update
         self._weights.applied(self.ledger)
-
-    def _basis(self) -> PublicBasis | None:
-        return (
-            None if self.basis_schedule is None else self.basis_schedule.at(self.steps, self.generator)
-        )
 
     def _sum(self, batch: Batch, basis: PublicBasis | None, layout: Layout) -> Tensor:
         """Sum over the physical batches of a batch, in the accumulator."""

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,17 +17,23 @@ from hush.core.plan import Plan
 from hush.core.randomness import SystemSource, cryptographic, derive_source, source_for
 from hush.core.ranges import check_count, check_kind
 from hush.core.release import Selective
+from hush.core.tape import CoordinateMask
 from hush.core.value import SingleOwner
 from hush.gradients.checks.models import check_model, check_optimizer, per_sample_loss
 from hush.gradients.checks.module_state import ModuleState
+from hush.gradients.public_basis import PublicBasis
 from hush.gradients.recording import Views
 from hush.gradients.replay import Replay
+from hush.gradients.terms import ROUNDING
 from hush.training.checks.released_weights import WeightsGuard, warn_of_other_ledger
 from hush.training.data import Batch, Data
 from hush.training.methods.public_basis import basis_schedule
 from hush.training.methods.selective import check_hidden_trials
-from hush.training.parameters import Layout, trainable_parameters
+from hush.training.private_gradient import Layout
 from hush.training.resume import load_state, settings_of, state_of
+
+_DOUBLE_ROUNDING = 2.0**-12
+"""Share of its bound by which rounding in double precision lets a record move a sum more than that."""
 
 
 class StepState(SingleOwner):
@@ -175,11 +182,28 @@ class StepState(SingleOwner):
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Parameters to train, by name; which ones they are may change between steps."""
-        return trainable_parameters(self.model)
+        named = self.model.named_parameters()
+        return {name: parameter for name, parameter in named if parameter.requires_grad}
 
     def layout(self) -> Layout:
         """Trainable parameters as of now, and the sensitivity set of each block of the clipping."""
-        return Layout.of(self.model, self.plan.clipping)
+        parameters = self.trainable()
+        sensitivity = self.plan.clipping.sensitivity(sum(value.numel() for value in parameters.values()))
+        sizes = [block.dimension or 0 for block in sensitivity]
+        double = all(value.dtype == torch.float64 for value in parameters.values())
+        return Layout(parameters, sensitivity, sizes, _DOUBLE_ROUNDING if double else ROUNDING)
+
+    def coordinate_mask(self) -> CoordinateMask | None:
+        """Mask of the coordinates that take part, fresh at every call; None: all of them do."""
+        sampling = self.plan.sampling
+        if sampling.coordinate_participation == 1:
+            return None
+        return partial(sampling.mask_coordinates, generator=self.generator)
+
+    def _basis(self) -> PublicBasis | None:
+        """Public basis of the next step; None: that of the parameters."""
+        schedule = self.basis_schedule
+        return None if schedule is None else schedule.at(self.steps, self.generator)
 
     def to_device(self, value: Tensor) -> Tensor:
         """A tensor where the model is."""
@@ -243,11 +267,11 @@ def _open_ledger(ledger: Ledger | str | os.PathLike[str] | None, plan: Plan) -> 
     if isinstance(ledger, Ledger):
         return ledger
     opened = Ledger(ledger)
-    others = [other for other in opened.counts if other != plan]
-    if others:
+    charged = [each for each in opened.counts if each != plan]
+    if charged:
         opened.close()
         raise LedgerError(
-            f"the ledger {ledger} was charged for another plan, {others[0]}: it does not belong to "
+            f"the ledger {ledger} was charged for another plan, {charged[0]}: it does not belong to "
             "this run. To add up several plans, open it yourself: ledger=hush.Ledger(path)."
         )
     return opened

@@ -1,5 +1,7 @@
 """Checks before the first draw look at made-up records: a refusal tells nothing of private ones."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,13 +9,16 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import Unsupported
-from hush.training.checks.probe_batch import stand_ins
+from hush.core.errors import DataError, Unsupported
+from hush.gradients.recording import record
+from hush.training.checks import probe_batch
+from hush.training.checks.probe_batch import activations, records_that_fit, stand_ins
 
 RECORDS = 20
 PLAN = hush.Plan(
     sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
 )
+LOSS = nn.CrossEntropyLoss(reduction="none")
 TARGETS = torch.arange(RECORDS) % 2
 
 
@@ -25,18 +30,18 @@ def step_of(model: nn.Module, **options: Any) -> hush.PrivateStep:
 def test_they_have_the_shapes_and_types_of_the_records_and_nothing_else() -> None:
     inputs = {"x": torch.full((2, 3, 5), 7.0, dtype=torch.float64), "ids": torch.full((2, 4), 9)}
     targets = torch.tensor([5, 6], dtype=torch.uint8)
-    made = stand_ins(inputs, targets)
-    other = stand_ins({"x": inputs["x"] * 0, "ids": inputs["ids"] * 0}, targets * 0)
-    for value, again, given in zip(
-        (*made[0].values(), made[1]),
-        (*other[0].values(), other[1]),
+    made_up = stand_ins(inputs, targets)
+    of_zeros = stand_ins({"x": inputs["x"] * 0, "ids": inputs["ids"] * 0}, targets * 0)
+    for value, of_zero, original in zip(
+        (*made_up[0].values(), made_up[1]),
+        (*of_zeros[0].values(), of_zeros[1]),
         (*inputs.values(), targets),
         strict=True,
     ):
-        assert (value.shape, value.dtype) == (given.shape, given.dtype)
-        assert torch.equal(value, again), "the same whatever the records hold"
+        assert (value.shape, value.dtype) == (original.shape, original.dtype)
+        assert torch.equal(value, of_zero), "the same whatever the records hold"
         assert (value[0] != value[1]).all()
-    assert set(made[0]["ids"].flatten().tolist()) == {0, 1}
+    assert set(made_up[0]["ids"].flatten().tolist()) == {0, 1}
 
 
 class Compares(nn.Module):
@@ -60,13 +65,13 @@ def test_whether_records_are_compared_is_found_whatever_the_first_two_hold(scale
 
 
 def test_the_size_of_a_physical_batch_and_what_is_said_of_rounding_follow_no_record() -> None:
-    found = []
+    probes = []
     for first in (torch.zeros(3), torch.full((3,), torch.nan), torch.full((3,), 1e30)):
         inputs = torch.ones(RECORDS, 3)
         inputs[0] = first
         step = step_of(nn.Linear(3, 2))
-        found.append((step.probe((inputs, TARGETS)), step.arithmetic))
-    assert len(set(found)) == 1
+        probes.append((step.probe((inputs, TARGETS)), step.arithmetic))
+    assert len(set(probes)) == 1
 
 
 class Picky(nn.Module):
@@ -109,3 +114,141 @@ def test_a_model_that_does_not_take_them_is_tried_with_records() -> None:
     assert step.steps == 2
     with pytest.raises(ValueError, match="too short"):
         step_of(Picky()).batches((lengths * 0, TARGETS))
+
+
+class Rows:
+    """A data set whose labels are seen only when they are drawn."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self.rows = list(zip(inputs, targets, strict=True))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.rows[index]
+
+
+def run(model: nn.Module, loss: Any, data: Any, ledger: Path | None = None) -> hush.PrivateStep:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = hush.PrivateStep(model, loss, optimizer, PLAN, records=6, ledger=ledger)
+    for batch in step.batches(data, steps=1):
+        step(batch)
+    return step
+
+
+def labels(*values: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(6, 3), torch.tensor([0, 1, 0, 1, 0, 0, *values])[-6:]
+
+
+@pytest.mark.parametrize("wrong", [8191, -8191, 2])
+@pytest.mark.parametrize("place", [0, 5])
+def test_a_label_that_is_no_class_is_refused_and_not_shown(
+    wrong: int, place: int, tmp_path: Path
+) -> None:
+    inputs, targets = labels()
+    targets[place] = wrong
+    with pytest.raises(DataError, match="private and not shown") as raised:
+        run(nn.Linear(3, 2), nn.CrossEntropyLoss(), (inputs, targets), tmp_path / "ledger")
+    assert "8191" not in f"{raised.value}{raised.value.__cause__}"
+    assert not hush.Ledger(tmp_path / "ledger", read_only=True).counts
+
+
+def test_a_label_to_be_ignored_is_no_mistake() -> None:
+    inputs, targets = labels()
+    targets[2] = -100
+    assert run(nn.Linear(3, 2), nn.CrossEntropyLoss(), (inputs, targets)).steps == 1
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(),
+        lambda outputs, y: nn.functional.cross_entropy(outputs, y, reduction="none"),
+    ],
+    ids=["data set", "function"],
+)
+def test_what_is_seen_only_under_way_is_not_shown_either(loss: Callable[..., Tensor]) -> None:
+    inputs, targets = labels()
+    targets[4] = 8191
+    data = Rows(inputs, targets)
+    model = nn.Linear(3, 2)
+    before = model.weight.clone()
+    with pytest.raises(DataError, match="private and not shown") as raised:
+        run(model, loss, data)
+    assert "8191" not in f"{raised.value}{raised.value.__cause__}"
+    assert raised.value.__suppress_context__
+    assert torch.equal(model.weight, before)
+
+
+def test_a_token_that_is_not_in_the_embedding_is_not_shown() -> None:
+    tokens = torch.zeros(6, 3, dtype=torch.int64)
+    tokens[5, 1] = 8191
+    model = nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(6, 2))
+    with pytest.raises(DataError, match="private and not shown"):
+        run(model, nn.CrossEntropyLoss(), (tokens, labels()[1]))
+
+
+def test_a_selective_test_does_not_show_it_either() -> None:
+    inputs, targets = labels()
+    targets[:] = 8191
+    targets[:2] = 0
+    release = hush.Selective(rate=1.0, clip=1.0, multiplier=1.0, test="mean")
+    plan = hush.Plan(
+        sampling=hush.Poisson(rate=1e-9), clipping=PLAN.clipping, noise=PLAN.noise, release=release
+    )
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, records=6)
+    batch = next(step.batches(Rows(inputs, targets)))  # none of them in the batch, all in the test
+    with pytest.raises(DataError, match="private and not shown"):
+        step(batch)
+
+
+def test_what_a_forward_pass_keeps_is_counted_once_and_without_the_weights() -> None:
+    model = nn.Sequential(nn.Linear(100, 50), nn.Tanh(), nn.Linear(50, 10))
+    inputs, targets = torch.randn(2, 100), torch.zeros(2, dtype=torch.long)
+    kept = activations(model, LOSS, inputs, targets)
+    # the input, the output of tanh, the log of the softmax and what the loss itself keeps
+    assert 4 * 2 * (100 + 50 + 10) <= kept <= 4 * 2 * (100 + 50 + 10) + 64
+
+
+def test_more_memory_for_each_record_means_fewer_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_batch, "_HOST_MEMORY", 10**6)
+    sizes = []
+    for width in (10, 1000, 10**6):
+        model = nn.Sequential(nn.Linear(width, 2), nn.Tanh(), nn.Linear(2, 3))
+        inputs, targets = torch.randn(2, width), torch.zeros(2, dtype=torch.long)
+        sizes.append(
+            records_that_fit(model, LOSS, inputs, targets, record(model, LOSS, inputs, targets))
+        )
+    assert sizes[0] > 10 * sizes[1] > 10 * sizes[2]
+    assert sizes[2] == 1
+
+
+def test_the_size_is_found_once_the_data_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_batch, "_HOST_MEMORY", 1)
+    for records_at_once, expected in ((None, 1), (3, 3)):
+        model = nn.Linear(4, 3)
+        step = hush.PrivateStep(
+            model,
+            LOSS,
+            torch.optim.SGD(model.parameters()),
+            PLAN,
+            records=5,
+            physical_batch=records_at_once,
+        )
+        batch = next(step.batches((torch.randn(5, 4), torch.zeros(5, dtype=torch.long))))
+        assert batch.physical == expected
+
+
+def test_a_process_that_shares_a_gpu_keeps_to_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda")
+    share = 1.0
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (800, 1000))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: share)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 40)
+    assert probe_batch.memory_limit(device) == 200
+    share = 0.1
+    assert probe_batch.memory_limit(device) == 15
+    assert probe_batch.memory_limit(torch.device("cpu")) == 2**27

@@ -14,7 +14,7 @@ from hush.core.errors import DataError, InvalidValue
 from hush.core.randomness import SystemSource
 from hush.gradients.public_basis import RESIDUAL, PublicBasis
 from hush.training.methods.principal import principal_basis, principal_directions
-from hush.training.methods.probe import gradient_rows
+from hush.training.methods.public_gradients import gradient_rows
 from tests.gradients.oracle import one_at_a_time
 
 LOSS = nn.CrossEntropyLoss()

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 import hush
 from hush.accounting.ledger.journal import Journal
 from hush.core.errors import InvalidPlan, InvalidValue, LedgerError
+from hush.training.checks.rehearsal import Snapshot
 from hush.training.data import Batch
-from hush.training.fingerprint import fingerprint
 from hush.training.methods.selective import Trials
-from hush.training.resume import Snapshot
+from hush.training.private_gradient import fingerprint
 from hush.training.step import PrivateStep
 
 RECORDS = 60

@@ -10,21 +10,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
-from hush.core.errors import Unsupported
+from hush.core.errors import DataError, Unsupported
 from hush.gradients.checks.isolation import check_independent_losses
 from hush.gradients.checks.models import PerSampleLoss
-from hush.gradients.recording import record
+from hush.gradients.recording import Loss, record
 from hush.gradients.tape import BranchedTape, GradientTape
-from hush.gradients.tree import check_arguments, expand_views, tree_map
-from hush.training.checks.labels import check_labels
-from hush.training.data import Data, check_some_number, take
-from hush.training.physical_batch import records_that_fit
+from hush.gradients.tree import call_model, check_arguments, expand_views, tree_leaves, tree_map
+from hush.training.data import Data, pair_of, take
 
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
 
+_ROWS = 4096
+_HOST_MEMORY = 2**27
+"""Bytes that a physical batch may keep on the CPU: larger ones are slower, as they leave the caches.
+
+Measured in docs/results/step.md.
+"""
 _BRANCHING = 64
 """Physical batch of models that branch on a value: two records do not tell what others take."""
 
@@ -121,3 +126,92 @@ def stand_ins(inputs: Any, targets: Any) -> tuple[Any, Any]:
         tree_map(inputs, partial(made_up, draw=torch.randn)),
         tree_map(targets, partial(made_up, draw=torch.rand)),
     )
+
+
+@torch.no_grad()
+def check_labels(model: nn.Module, loss: Any, inputs: Any, data: Data) -> None:
+    """Raise if some label is no class, where the loss takes classes and the data is in memory.
+
+    `inputs` are a few records, to see how many classes there are. torch's own error would come in the
+    middle of a run, and show a private label.
+    """
+    pair = pair_of(data)
+    if pair is None or not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+        return
+    outputs = call_model(model, inputs)
+    labels = [part for part in tree_leaves(pair[1]) if not part.is_floating_point()]
+    if not isinstance(outputs, Tensor) or outputs.dim() < 2 or not labels:
+        return
+    classes = outputs.shape[1]
+    for part in labels:
+        wrong = (part < 0) | (part >= classes)
+        if bool((wrong & (part != loss.ignore_index)).any()):
+            raise DataError(
+                f"some labels are not among the model's {classes} classes, 0 to {classes - 1} (which is "
+                "private and not shown): their loss is not defined. Number the classes from 0, or "
+                "give the model more outputs."
+            )
+
+
+@torch.no_grad()
+def check_some_number(data: Data) -> None:
+    """Raise if an entry of the inputs or targets is finite in no record, where they are in memory.
+
+    No record would have a finite gradient: each would be left out, and the model trained on noise alone
+    without a word. A single record with a number there is enough to pass, so that this tells nothing of
+    one record unless all others have none; like the other checks of the data, it stops a run before
+    anything is released and is not part of what is released.
+    """
+    for part in tree_leaves(pair_of(data) or ()):
+        if not part.is_floating_point():
+            continue
+        missing = ~part[:1].isfinite()[0]
+        for rows in part.split(_ROWS):
+            if not bool(missing.any()):
+                break
+            missing = missing & ~rows.isfinite().any(0)
+        if bool(missing.any()):
+            raise DataError(
+                f"{int(missing.sum())} of the {missing.numel()} entries of a record of shape "
+                f"{tuple(missing.shape)} are NaN or infinite in every record: no gradient would be "
+                "finite, and the model would be trained on noise alone. Leave them out, or fill them in "
+                "from what is public; a mask goes in as booleans."
+            )
+
+
+def records_that_fit(
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, tape: GradientTape | BranchedTape
+) -> int:
+    """Records to work on at once, from the memory that these few keep between forward and backward."""
+    limit = memory_limit(next(model.parameters()).device)
+    kept = activations(model, loss, inputs, targets) + sum(map(_size, tape.tensors()))
+    return max(1, limit * tape.records // max(1, kept))
+
+
+def memory_limit(device: torch.device) -> int:
+    """Bytes that a physical batch may keep: on a GPU a quarter of what this process may still take."""
+    if device.type != "cuda":
+        return _HOST_MEMORY
+    free, total = torch.cuda.mem_get_info(device)
+    share = total * torch.cuda.get_per_process_memory_fraction(device)
+    return max(0, int(min(free, share - torch.cuda.memory_reserved(device)))) // 4
+
+
+def activations(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> int:
+    """Bytes that a plain forward pass keeps for its backward pass."""
+    own = {value.untyped_storage().data_ptr() for value in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(value: Tensor) -> Tensor:
+        if value.untyped_storage().data_ptr() not in own:
+            kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        return value
+
+    with saved_tensors_hooks(note, lambda value: value):
+        values = loss(call_model(model, inputs), targets)
+    del values
+    return sum(kept.values())
+
+
+def _size(value: Tensor) -> int:
+    return value.untyped_storage().nbytes()

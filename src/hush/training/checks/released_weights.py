@@ -38,14 +38,17 @@ class WeightsGuard:
         """Take the weights as they are now for those that a step charged to the ledger has made."""
         before = self.norms
         self.adopt(ledger)
-        note_released(self._model, before, self.norms, ledger)
+        released = _RELEASED.setdefault(self._model, {})
+        start, _ = released.get(ledger.identity, (before, before))
+        released[ledger.identity] = start, self.norms
 
     def check(self, ledger: Ledger) -> None:
         """Raise, and void the ledger, if the weights were moved by no step that is charged to it."""
-        now = self._read()
-        for known in ((self._versions, self.norms), _ACCEPTED.get(self._model, {}).get(ledger.identity)):
-            if known is not None and now[0] == known[0] and torch.equal(now[1], known[1]):
-                self._versions, self.norms = known
+        versions, norms = self._read()
+        accepted = _ACCEPTED.get(self._model, {}).get(ledger.identity)
+        for reading in ((self._versions, self.norms), accepted):
+            if reading is not None and versions == reading[0] and torch.equal(norms, reading[1]):
+                self._versions, self.norms = reading
                 return
         reason = "the model's weights were changed outside of the private step, where nothing is charged"
         ledger.void(reason)
@@ -71,13 +74,6 @@ class WeightsGuard:
         return versions, torch.stack(norms).view(torch.uint8)
 
 
-def note_released(model: nn.Module, before: Tensor, after: Tensor, ledger: Ledger) -> None:
-    """Remember that a step on this ledger moved weights of some norms to weights of others."""
-    steps = _RELEASED.setdefault(model, {})
-    start, _ = steps.get(ledger.identity, (before, before))
-    steps[ledger.identity] = start, after
-
-
 def warn_of_other_ledger(norms: Tensor, ledger: Ledger) -> None:
     """Warn if weights of these norms came out of a private run that is on another ledger.
 
@@ -88,16 +84,16 @@ def warn_of_other_ledger(norms: Tensor, ledger: Ledger) -> None:
         norms: bits of the norms of the weights to be trained, as they are now.
         ledger: the one that their steps will be charged to.
     """
-    known = [pair for released in _RELEASED.values() for pair in released.items()]
-    others = {
-        name
-        for name, (start, last) in known
-        if _equal(last, norms) and not _equal(start, last) and name != ledger.identity
+    runs = [pair for released in _RELEASED.values() for pair in released.items()]
+    ledgers = {
+        identity
+        for identity, (start, last) in runs
+        if _equal(last, norms) and not _equal(start, last) and identity != ledger.identity
     }
-    if others:
+    if ledgers:
         warnings.warn(
             "the model's weights came out of an earlier private run, which was charged to another "
-            f"ledger ({', '.join(sorted(others))}): if any record was in both, the two charges add up, "
+            f"ledger ({', '.join(sorted(ledgers))}): if any record was in both, the two charges add up, "
             "and what this run reports is for its own steps alone. Make one ledger = hush.Ledger(), "
             "pass ledger=ledger to both, and report ledger.epsilon(delta); or begin with fresh weights.",
             PrivacyWarning,

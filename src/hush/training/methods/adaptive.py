@@ -23,9 +23,8 @@ from hush.gradients.recording import per_sample_losses
 from hush.gradients.terms import zero_rows
 from hush.gradients.tree import tree_map
 from hush.noise import Gaussian
-from hush.training.data import Batch, Data, check_present, count
-from hush.training.parameters import split_like
-from hush.training.randomness import own_randomness
+from hush.training.data import Batch, Data, check_present, count, own_randomness
+from hush.training.private_gradient import split_like
 from hush.training.step import PrivateStep
 
 _WHY = "a step goes so far along the noisy direction at most"

@@ -18,7 +18,7 @@ from hush.core.plan import Plan
 from hush.core.randomness import Randomness, cryptographic, source_for
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense
-from hush.training.randomness import own_randomness
+from hush.training.data import own_randomness
 
 _ROUNDING = 2.0**-16
 """Share of its bound by which one row may move a sum more than that, in double precision, of up to

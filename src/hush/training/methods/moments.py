@@ -24,7 +24,7 @@ from hush.gradients.terms import Dense, Term
 from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch
-from hush.training.fingerprint import fingerprint
+from hush.training.private_gradient import fingerprint
 
 Pair = tuple[Term, Term]
 """Vectors that each record adds to the two sums."""

@@ -17,9 +17,8 @@ from hush.core.randomness import Randomness, seed_from
 from hush.gradients.precision import full_precision
 from hush.gradients.public_basis import Group, PublicBasis, webster_apportionment
 from hush.gradients.recording import Loss
-from hush.training.data import Data, count
-from hush.training.methods.probe import finite, gradient_rows
-from hush.training.randomness import own_randomness
+from hush.training.data import Data, count, own_randomness
+from hush.training.methods.public_gradients import finite, gradient_rows
 
 _ROWS_AT_ONCE = 4096
 """Rows of a basis that are in double precision at a time."""

@@ -15,10 +15,9 @@ from hush.gradients.recording import per_sample_losses
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.noise import Gaussian
 from hush.sampling import Poisson
-from hush.training.data import Batch
-from hush.training.fingerprint import fingerprint
-from hush.training.randomness import own_randomness
-from hush.training.resume import Snapshot
+from hush.training.checks.rehearsal import Snapshot
+from hush.training.data import Batch, own_randomness
+from hush.training.private_gradient import fingerprint
 
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep

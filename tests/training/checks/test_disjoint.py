@@ -1,10 +1,12 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 
 from hush.core.errors import DataError
-from hush.training.checks.public import check_public
+from hush.training.checks.disjoint import check_held_out, check_public
 
 X, Y = torch.randn(1300, 2, 3, generator=torch.Generator().manual_seed(0)), torch.arange(1300) % 3
 
@@ -64,3 +66,84 @@ def test_text_and_single_numbers() -> None:
         check_public((tokens[:2].int(), Y[:2]), (tokens[1:], Y[1:4]))
     with pytest.raises(DataError, match="same inputs"):
         check_public((torch.arange(3.0), Y[:3]), (torch.arange(2.0, 5.0), Y[:3]))
+
+
+INPUTS, LABELS = torch.randn(10, 3), torch.arange(10) % 2
+SET = TensorDataset(INPUTS, LABELS)
+
+
+class Wrapped:
+    """A map-style data set around another one, or around tensors."""
+
+    def __init__(self, source: Any, targets: Tensor | None = None) -> None:
+        self.source, self.targets = source, targets
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.source[index]
+
+
+class Picked(Wrapped):
+    """Some rows of a tensor, by their numbers."""
+
+    def __init__(self, source: Tensor, numbers: list[int]) -> None:
+        super().__init__(source)
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+TRAINING = [
+    (INPUTS, LABELS),
+    SET,
+    ({"x": INPUTS}, LABELS),
+    ((INPUTS, INPUTS[:, :1]), LABELS),
+    Wrapped(SET),
+    Wrapped(INPUTS, LABELS),
+    Subset(SET, range(10)),
+]
+OVERLAPPING = [
+    *TRAINING,
+    (INPUTS[:], LABELS.clone()),
+    (INPUTS[4:5], LABELS[4:5]),
+    (INPUTS.view(5, 2, 3), LABELS[:5]),
+    (INPUTS.detach(), LABELS),
+    TensorDataset(INPUTS[9:], LABELS[9:]),
+    Subset(SET, [9]),
+    Subset(Subset(SET, [1, 2]), [0]),
+    ConcatDataset([TensorDataset(INPUTS.clone(), LABELS), SET]),
+    (torch.from_numpy(INPUTS.numpy()[3:]), LABELS[3:]),
+]
+
+
+@pytest.mark.parametrize("data", TRAINING)
+@pytest.mark.parametrize("evaluation", OVERLAPPING)
+def test_records_of_the_training_data_are_found_in_any_wrapping(evaluation: Any, data: Any) -> None:
+    with pytest.raises(DataError, match="without being charged"):
+        check_held_out(evaluation, data)
+
+
+HALVES = random_split(SET, [6, 4])
+
+
+@pytest.mark.parametrize(
+    ("data", "evaluation"),
+    [
+        ((INPUTS[:8], LABELS[:8]), (INPUTS[8:], LABELS[8:])),
+        ((INPUTS[8:], LABELS[8:]), (INPUTS[:8], LABELS[:8])),
+        ((INPUTS[::2], LABELS[::2]), (INPUTS[1::2], LABELS[1::2])),
+        (TensorDataset(INPUTS[:8], LABELS[:8]), ({"x": INPUTS[8:]}, LABELS[8:])),
+        ((INPUTS, LABELS), (INPUTS.clone(), LABELS)),
+        (HALVES[0], HALVES[1]),
+        (Subset(SET, [0, 1]), (INPUTS[2:], LABELS[2:])),
+        (Wrapped(HALVES[0]), Wrapped(HALVES[1])),
+        (Picked(INPUTS, [0, 1]), Picked(INPUTS, [2, 3])),
+    ],
+)
+def test_parts_of_one_tensor_or_data_set_without_a_common_record_are_apart(
+    data: Any, evaluation: Any
+) -> None:
+    check_held_out(evaluation, data)

@@ -1,4 +1,4 @@
-"""Noise that is drawn while gradients are computed."""
+"""Noise that is drawn while gradients are computed, and fingerprints of what is released."""
 
 import time
 from concurrent.futures import Future, wait
@@ -11,7 +11,12 @@ from torch import nn
 import hush
 from hush.core.parts import Noise
 from hush.core.randomness import Stream
-from hush.training.async_noise import background_pays, run_in_background, spare_core
+from hush.training.private_gradient import (
+    background_pays,
+    fingerprint,
+    run_in_background,
+    spare_core,
+)
 from tests.training.test_step import LOSS
 
 RECORDS = 20
@@ -21,7 +26,7 @@ def update(
     noise: Noise, monkeypatch: pytest.MonkeyPatch, many: int, rate: float = 0.5
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What one step releases, and the state of its generator then."""
-    monkeypatch.setattr("hush.training.async_noise._BACKGROUND_SIZE", many)
+    monkeypatch.setattr("hush.training.private_gradient._BACKGROUND_SIZE", many)
     torch.manual_seed(0)
     model = nn.Linear(60, 30)
     inputs, targets = torch.randn(RECORDS, 60), torch.randint(0, 30, (RECORDS,))
@@ -58,11 +63,11 @@ def update(
 def test_early_noise_is_the_same_noise(
     noise: Noise, rate: float, spare: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hush.training.async_noise.spare_core", lambda: spare)
-    late, after = update(noise, monkeypatch, 10**9, rate)
-    early, then = update(noise, monkeypatch, 1, rate)
+    monkeypatch.setattr("hush.training.private_gradient.spare_core", lambda: spare)
+    late, late_state = update(noise, monkeypatch, 10**9, rate)
+    early, early_state = update(noise, monkeypatch, 1, rate)
     assert torch.equal(early, late)
-    assert torch.equal(after, then)
+    assert torch.equal(early_state, late_state)
     assert late.std() > 0
 
 
@@ -80,16 +85,16 @@ def test_only_noise_that_does_not_depend_on_the_sum_comes_before_it() -> None:
 
 def test_coordinates_and_noise_are_not_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come from one generator, which two threads must not share."""
-    seen: list[bool] = []
-    monkeypatch.setattr("hush.training.async_noise._BACKGROUND_SIZE", 1)
+    early: list[bool] = []
+    monkeypatch.setattr("hush.training.private_gradient._BACKGROUND_SIZE", 1)
     model = nn.Linear(3, 2)
     for sampling in (hush.Poisson(rate=0.5), hush.Twice(rate=0.5, coordinate_rate=0.5)):
         noise = hush.Gaussian(multiplier=1.0)
         plan = hush.Plan(sampling=sampling, clipping=hush.L2(norm=1.0), noise=noise)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         step = hush.PrivateStep(model, LOSS, optimizer, plan, records=9)
-        seen.append(background_pays(step.plan, step.dimension, step.device))
-    assert seen == [True, False]
+        early.append(background_pays(step.plan, step.dimension, step.device))
+    assert early == [True, False]
 
 
 def test_a_thread_is_not_added_to_as_many_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,35 +106,37 @@ def test_a_thread_is_not_added_to_as_many_as_there_are_cores(monkeypatch: pytest
     monkeypatch.delattr("os.sched_getaffinity")
     monkeypatch.setattr("os.cpu_count", lambda: None)
     assert not spare_core()
-    with run_in_background(lambda: done.append(current_thread()), enabled=True) as ready:
+    with run_in_background(lambda: done.append(current_thread())) as ready:
         ready()
         assert done == [current_thread()]
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_what_the_work_raises_is_raised(early: bool) -> None:
+@pytest.mark.parametrize("spare", [False, True])
+def test_what_the_work_raises_is_raised(spare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hush.training.private_gradient.spare_core", lambda: spare)
+
     def work() -> None:
         raise ValueError("no noise")
 
-    with pytest.raises(ValueError, match="no noise"), run_in_background(work, early) as result:
+    with pytest.raises(ValueError, match="no noise"), run_in_background(work) as result:
         result()
 
 
 def test_the_work_is_over_when_the_block_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hush.training.async_noise.spare_core", lambda: True)
+    monkeypatch.setattr("hush.training.private_gradient.spare_core", lambda: True)
     done: list[int] = []
 
     def work() -> None:
         time.sleep(0.05)
         done.append(1)
 
-    with pytest.raises(KeyError), run_in_background(work, enabled=True):
+    with pytest.raises(KeyError), run_in_background(work):
         raise KeyError
     assert done == [1]
 
 
 def test_an_interrupt_waits_for_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hush.training.async_noise.spare_core", lambda: True)
+    monkeypatch.setattr("hush.training.private_gradient.spare_core", lambda: True)
     done: list[int] = []
     waits: list[int] = []
 
@@ -143,8 +150,35 @@ def test_an_interrupt_waits_for_the_work(monkeypatch: pytest.MonkeyPatch) -> Non
             raise KeyboardInterrupt
         wait(works)
 
-    monkeypatch.setattr("hush.training.async_noise.wait", impatient)
-    with pytest.raises(KeyboardInterrupt), run_in_background(work, enabled=True):
+    monkeypatch.setattr("hush.training.private_gradient.wait", impatient)
+    with pytest.raises(KeyboardInterrupt), run_in_background(work):
         pass
     assert done == [1]
     assert len(waits) == 2
+
+
+def test_equal_bits_have_equal_names_and_any_change_shows() -> None:
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        tensor = torch.randn(3, 50).to(dtype)
+        name = fingerprint([tensor])
+        assert name == fingerprint([tensor.clone()])
+        names = {name}
+        for i in range(tensor.numel()):
+            changed = tensor.clone()
+            changed.view(-1)[i] = (
+                torch.nextafter(changed.view(-1)[i].float(), torch.tensor(torch.inf)).to(dtype)
+                if dtype == torch.float32
+                else changed.view(-1)[i] * 1.5
+            )
+            names.add(fingerprint([changed]))
+        assert len(names) == tensor.numel() + 1
+
+
+def test_order_and_arrangement_show() -> None:
+    a, b = torch.tensor([1.0, 2.0]), torch.tensor([3.0])
+    names = {
+        fingerprint(each)
+        for each in ([a, b], [b, a], [a.flip(0), b], [torch.cat([a, b])], [a], [torch.zeros(2)], [])
+    }
+    assert len(names) == 7

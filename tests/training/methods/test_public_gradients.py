@@ -3,7 +3,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from hush.training.methods.probe import finite, gradient_rows
+from hush.training.methods.public_gradients import finite, gradient_rows
 from tests.gradients.oracle import one_at_a_time
 
 EACH = nn.CrossEntropyLoss(reduction="none")
