@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from hush.core.errors import DataError
-from hush.training.data import Batch, Data, check_present, count, take
+from hush.training.data import Batch, Data, check_slots, count, take
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6)
 
@@ -92,5 +92,5 @@ def test_an_empty_batch_has_no_parts() -> None:
 @pytest.mark.parametrize("wrong", [torch.ones(9, dtype=torch.bool), torch.ones(10), [True] * 10, 3])
 def test_presence_is_said_of_each_slot(wrong: object) -> None:
     with pytest.raises(DataError, match="boolean tensor with 10 entries"):
-        check_present(wrong, 10)
-    assert check_present(None, 10) is None
+        check_slots(TEN, wrong, 10)
+    assert check_slots(TEN, None, 10) is None

@@ -12,7 +12,7 @@ import hush
 from hush.core.parts import Noise
 from hush.core.randomness import Stream
 from hush.training.private_gradient import (
-    background_pays,
+    early_noise,
     fingerprint,
     run_in_background,
     spare_core,
@@ -93,7 +93,8 @@ def test_coordinates_and_noise_are_not_drawn_at_once(monkeypatch: pytest.MonkeyP
         plan = hush.Plan(sampling=sampling, clipping=hush.L2(norm=1.0), noise=noise)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         step = hush.PrivateStep(model, LOSS, optimizer, plan, records=9)
-        early.append(background_pays(step.plan, step.dimension, step.device))
+        with early_noise(step.plan, step.layout(), step.generator, step.device) as drawn:
+            early.append(drawn() is not None)
     assert early == [True, False]
 
 

@@ -166,18 +166,23 @@ class Batch:
             yield inputs, targets, None if self.present is None else self.present[part.cpu()]
 
 
-def check_present(present: object, records: int) -> Tensor | None:
-    """`present` if it says of each slot whether it holds a record; raises otherwise."""
+def check_slots(data: Data, present: object, records: int) -> Tensor | None:
+    """`present` if it says of each slot whether it holds a record, of data with that many slots."""
+    if count(data) != records:
+        raise DataError(
+            f"the data has {count(data)} records and the step was made for records="
+            f"{records}: the divisor and the charge are for that number of slots. Pass the "
+            "same data; a record that is missing leaves its slot empty (present=)."
+        )
     if present is None:
         return None
-    fits = isinstance(present, Tensor) and present.dtype == torch.bool
-    if not fits or present.shape != (records,):  # type: ignore[attr-defined]
+    if not isinstance(present, Tensor) or present.dtype != torch.bool or present.shape != (records,):
         raise DataError(
             f"present must be a boolean tensor with {records} entries, one a slot: an absent record "
             "leaves its slot empty, and the number of slots is public. Pass e.g. "
             f"torch.ones({records}, dtype=torch.bool) with False where a record is missing."
         )
-    return present  # type: ignore[return-value]
+    return present
 
 
 @contextmanager

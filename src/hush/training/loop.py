@@ -10,11 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hush.accounting.calibrate import max_steps
-from hush.accounting.epsilon import compose
 from hush.accounting.ledger.ledger import Ledger
-from hush.accounting.mechanism import grows_with_dimension
-from hush.core.errors import BudgetExceeded, CheckpointError, InvalidValue, Unsupported
+from hush.core.errors import CheckpointError, InvalidValue, Unsupported
 from hush.core.guarantee import Arithmetic, Budget, Guarantee, check_delta
 from hush.core.plan import Plan
 from hush.core.ranges import as_path, check_count, check_kind
@@ -23,15 +20,14 @@ from hush.gradients.recording import Views
 from hush.training import checkpoint
 from hush.training.checks.disjoint import check_held_out
 from hush.training.checks.rehearsal import rehearsal
-from hush.training.checks.same_run import check_same_origin, origin_of
 from hush.training.data import Data, count
 from hush.training.evaluate import check_evaluation, evaluate
 from hush.training.methods.selective import check_possible
 from hush.training.progress import RunProgress
+from hush.training.resume import Scheduler, resume_run, save_run
 from hush.training.run_folder import RunFolder
 from hush.training.step import PrivateStep
-
-Scheduler = LRScheduler | ReduceLROnPlateau
+from hush.training.stopping import last_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +118,7 @@ def train(
     check_kind("budget", budget, Budget)
     records = count(data)
     check_delta(budget.delta, records)
-    wanted = None if steps is None else check_count("steps", steps, "steps are counted", 1)
+    requested = None if steps is None else check_count("steps", steps, "steps are counted", 1)
     period = max(1, round(1 / plan.sampling.participation))
     if evaluate_every is not None:
         period = check_count("evaluate_every", evaluate_every, "it is a number of steps", 1)
@@ -185,19 +181,12 @@ def train(
             views=views,
             public=public,
         )
-        origin, metrics = {}, []
+        origin, metrics = dict[str, Any](), list[dict[str, Any]]()
         if folder:
-            folder.check_ledger(ledger)
-            if folder.checkpoint.exists():
-                state = checkpoint.load(folder.checkpoint)
-                origin = state.get("origin", {})
-                check_same_origin(origin, data, generator, secure=secure)
-                metrics = _resume(state, folder, step, scheduler)
-            else:
-                origin = origin_of(data, generator, secure=secure)
+            origin, metrics = resume_run(folder, step, scheduler, data, generator, secure=secure)
         if reseed:
             step.reseed()
-        end, stopped = _last_step(step, budget, wanted)
+        end, stopped = last_step(step, budget, requested)
         if isinstance(plan.release, Selective):
             check_possible(plan.release, records, end)
         # before the folder says that a run exists: refused data must leave the name free
@@ -209,7 +198,7 @@ def train(
             self_test(step, data)
         if folder and not folder.checkpoint.exists():
             folder.begin(plan, ledger)
-            _save_checkpoint(folder, step, scheduler, origin)
+            save_run(folder, step, scheduler, origin)
         with RunProgress(end, step.steps, visible=progress) as bar:
             for batch in batches:
                 moved = step(batch)
@@ -229,7 +218,7 @@ def train(
                 metrics.append(newest)
                 if folder:
                     folder.add_metrics(newest)
-                    _save_checkpoint(folder, step, scheduler, origin)
+                    save_run(folder, step, scheduler, origin)
                 ledger.compact(step.run, step.steps)  # no resumed run goes back before the checkpoint
         if folder:
             checkpoint.save_weights(folder.weights, model)
@@ -241,63 +230,3 @@ def train(
             skipped=step.skipped,
             accepted=step.accepted if verdicts else None,
         )
-
-
-def _last_step(
-    step: PrivateStep, budget: Budget, wanted: int | None
-) -> tuple[int, Literal["steps", "budget"]]:
-    """Last step of the run, and whether the steps asked for or the budget end it.
-
-    Steps on the ledger beyond the checkpoint are repeated, not paid again, so they always fit.
-    """
-    charged = max(step.ledger.last_step(step.run), step.steps)
-    before, sizes = step.ledger.counts, dict(step.ledger.dimensions)
-    once = step.ledger.counts_repeating(step.plan, step.run, charged + 1)
-    if (
-        once != before
-        and (wanted or charged + 1) > charged
-        and max_steps(step.plan, budget, once, sizes)
-    ):
-        before = once  # the next step is charged together with the one that was cut short
-    counts = dict(before)
-    already = compose(counts, budget.delta, sizes).epsilon.upper
-    if already > budget.epsilon:
-        raise BudgetExceeded(
-            f"the ledger holds charges of epsilon={already:.4g} at delta={budget.delta:g}, more than "
-            f"the budget of {budget.epsilon:g}: nothing may be added. Pass the budget of the whole run."
-        )
-    if grows_with_dimension(step.plan):
-        sizes[step.plan] = max(step.dimension, sizes.get(step.plan, 0))
-    if wanted is not None:
-        counts[step.plan] = counts.get(step.plan, 0) + max(0, wanted - charged)
-        if compose(counts, budget.delta, sizes).epsilon.upper <= budget.epsilon:
-            return wanted, "steps"
-    limit = charged + max_steps(step.plan, budget, before, sizes)
-    if limit == 0:
-        counts = {**before, step.plan: before.get(step.plan, 0) + 1}
-        one = compose(counts, budget.delta, sizes).epsilon.upper
-        added = ", with what is on the ledger" if before else ""
-        raise BudgetExceeded(
-            f"the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} is below what one "
-            f"step costs ({one:.4g}{added}): not even the first step may be taken. Add noise "
-            "(hush.calibrate finds how much), lower the sampling rate, or raise the budget."
-        )
-    return limit, "budget"
-
-
-def _save_checkpoint(
-    folder: RunFolder, step: PrivateStep, scheduler: Scheduler | None, origin: dict[str, Any]
-) -> None:
-    state = None if scheduler is None else scheduler.state_dict()
-    whole = {"step": step.state_dict(), "scheduler": state, "origin": origin}
-    checkpoint.save(folder.checkpoint, whole)
-
-
-def _resume(
-    state: dict[str, Any], folder: RunFolder, step: PrivateStep, scheduler: Scheduler | None
-) -> list[dict[str, Any]]:
-    """Load the last checkpoint; return the metrics up to there."""
-    step.load_state_dict(state["step"])
-    if scheduler is not None and state["scheduler"] is not None:
-        scheduler.load_state_dict(state["scheduler"])
-    return folder.metrics(up_to=step.steps)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -52,24 +52,6 @@ def split_like(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     return [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
 
 
-def background_pays(plan: Plan, dimension: int, device: torch.device) -> bool:
-    """Whether noise is drawn while gradients are computed: never where both draw from one generator."""
-    return (
-        device.type == "cpu"
-        and dimension >= _BACKGROUND_SIZE
-        and plan.sampling.coordinate_participation == 1
-    )
-
-
-def draw_noise(plan: Plan, layout: Layout, generator: Randomness, device: torch.device) -> BlockNoise:
-    """Noise of each block of the clipping, drawn before the sum is known."""
-    noises = plan.noise.per_block(layout.sensitivity, plan.clipping.reference_norm)
-    return [
-        noise.prepare(size, norm=norm, generator=generator, device=device)
-        for size, (noise, norm) in zip(layout.block_sizes, noises, strict=True)
-    ]
-
-
 def noisy_mean(
     total: Tensor,
     plan: Plan,
@@ -97,6 +79,32 @@ def noisy_mean(
     total = total if basis is None else basis.to_parameters(total)
     undone = share if plan.noise.additive else 1.0
     return total.div_(undone * plan.sampling.expected(records))
+
+
+@contextmanager
+def early_noise(
+    plan: Plan, layout: Layout, generator: Randomness, device: torch.device
+) -> Iterator[Callable[[], BlockNoise | None]]:
+    """Draw the noise of a step while the block computes its gradients, where that pays.
+
+    Gives the block a function that returns the noise, or None where it is to be drawn once the sum is
+    known: drawing is fast, or gradients draw from the same generator.
+    """
+    small = device.type != "cpu" or sum(layout.block_sizes) < _BACKGROUND_SIZE
+    if small or plan.sampling.coordinate_participation < 1:
+        yield lambda: None
+        return
+    with run_in_background(partial(draw_noise, plan, layout, generator, device)) as drawn:
+        yield drawn
+
+
+def draw_noise(plan: Plan, layout: Layout, generator: Randomness, device: torch.device) -> BlockNoise:
+    """Noise of each block of the clipping, drawn before the sum is known."""
+    noises = plan.noise.per_block(layout.sensitivity, plan.clipping.reference_norm)
+    return [
+        noise.prepare(size, norm=norm, generator=generator, device=device)
+        for size, (noise, norm) in zip(layout.block_sizes, noises, strict=True)
+    ]
 
 
 @contextmanager

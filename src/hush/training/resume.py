@@ -4,14 +4,21 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hush.core.errors import CheckpointError
 from hush.core.randomness import SystemSource, cryptographic
 from hush.core.ranges import check_kind
 from hush.core.release import Selective
+from hush.training import checkpoint
+from hush.training.checks.same_run import check_same_origin, origin_of
+from hush.training.data import Data
+from hush.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from hush.training.step_state import StepState
+
+Scheduler = LRScheduler | ReduceLROnPlateau
 
 _FACTS = {
     "plan": "plan",
@@ -22,6 +29,37 @@ _FACTS = {
     "settings": "an optimizer of the settings",
     "views": "views",
 }
+
+
+def save_run(
+    folder: RunFolder, step: "StepState", scheduler: Scheduler | None, origin: dict[str, Any]
+) -> None:
+    """Write the run's checkpoint: the step, the scheduler, and the origin that resuming is held to."""
+    state = None if scheduler is None else scheduler.state_dict()
+    whole = {"step": step.state_dict(), "scheduler": state, "origin": origin}
+    checkpoint.save(folder.checkpoint, whole)
+
+
+def resume_run(
+    folder: RunFolder,
+    step: "StepState",
+    scheduler: Scheduler | None,
+    data: Data,
+    generator: torch.Generator | None,
+    *,
+    secure: bool,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Origin of a run and its metrics up to the last checkpoint, which is loaded if there is one."""
+    folder.check_ledger(step.ledger)
+    if not folder.checkpoint.exists():
+        return origin_of(data, generator, secure=secure), []
+    state = checkpoint.load(folder.checkpoint)
+    origin = state.get("origin", {})
+    check_same_origin(origin, data, generator, secure=secure)
+    step.load_state_dict(state["step"])
+    if scheduler is not None and state["scheduler"] is not None:
+        scheduler.load_state_dict(state["scheduler"])
+    return origin, folder.metrics(up_to=step.steps)
 
 
 def state_of(step: "StepState") -> dict[str, Any]:
@@ -86,9 +124,9 @@ def _check(step: "StepState", state: dict[str, Any]) -> None:
         )
     for name, ours in _facts(step).items():
         if state[name] != ours:
-            theirs, here = _differing(state[name], ours) if name == "settings" else (state[name], ours)
+            theirs, own = _differing(state[name], ours) if name == "settings" else (state[name], ours)
             raise CheckpointError(
-                f"the checkpoint is of a run with {_FACTS[name]} {theirs} and this one has {here}: "
+                f"the checkpoint is of a run with {_FACTS[name]} {theirs} and this one has {own}: "
                 "it would not go on as it began. Resume with the same plan, data, optimizer, views and "
                 "source of randomness; a scheduler changes the learning rate on the way."
             )

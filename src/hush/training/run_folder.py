@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -233,3 +234,18 @@ def check_anchor(anchor: Path, identity: str) -> None:
             "replaced, and what the run spent is not on it. Restore ledger.jsonl, or start a new run in "
             "a new directory."
         )
+
+
+def open_ledger(ledger: Ledger | str | os.PathLike[str] | None, plan: Plan) -> Ledger:
+    """Ledger to charge; one opened by its path must be of this plan alone."""
+    if isinstance(ledger, Ledger):
+        return ledger
+    opened = Ledger(ledger)
+    charged = [each for each in opened.counts if each != plan]
+    if charged:
+        opened.close()
+        raise LedgerError(
+            f"the ledger {ledger} was charged for another plan, {charged[0]}: it does not belong to "
+            "this run. To add up several plans, open it yourself: ledger=hush.Ledger(path)."
+        )
+    return opened

@@ -1,14 +1,14 @@
 """One step of differentially private training: draw, clip, add noise, charge on disk, move the model."""
 
 from collections.abc import Iterator
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hush.accounting.mechanism import grows_with_dimension
-from hush.core.errors import DataError, Unsupported
+from hush.core.errors import DataError
 from hush.core.randomness import Randomness, substream
 from hush.core.ranges import check_count
 from hush.core.release import Selective
@@ -20,17 +20,9 @@ from hush.gradients.tape import MaskedTape
 from hush.gradients.tree import tree_map
 from hush.training.checks.disjoint import check_public
 from hush.training.checks.probe_batch import probe_batch
-from hush.training.data import Batch, Data, check_present, count, own_randomness
+from hush.training.data import Batch, Data, check_slots, own_randomness
 from hush.training.methods.selective import Trials
-from hush.training.private_gradient import (
-    Layout,
-    background_pays,
-    draw_noise,
-    fingerprint,
-    noisy_mean,
-    run_in_background,
-    split_like,
-)
+from hush.training.private_gradient import Layout, early_noise, fingerprint, noisy_mean, split_like
 from hush.training.step_state import StepState
 
 
@@ -73,9 +65,8 @@ class PrivateStep(StepState):
         Returns:
             Records a physical batch; raises if the model cannot be trained privately.
         """
-        probe = probe_batch(self, data)
-        self.rounding_bounded = probe.rounding_bounded
-        return probe.physical_batch
+        physical_batch, self.rounding_bounded = probe_batch(self, data)
+        return physical_batch
 
     def batches(
         self, data: Data, steps: int | None = None, present: Tensor | None = None
@@ -92,16 +83,10 @@ class PrivateStep(StepState):
         Returns:
             Subsampled slots (sensitive); none may be left out.
         """
-        if count(data) != self.records:
-            raise DataError(
-                f"the data has {count(data)} records and the step was made for records="
-                f"{self.records}: the divisor and the charge are for that number of slots. Pass the "
-                "same data; a record that is missing leaves its slot empty (present=)."
-            )
+        occupied = check_slots(data, present, self.records)
         last = None if steps is None else self.steps + check_count("steps", steps, "steps are counted")
         if self.basis_schedule is not None:
             check_public(self.basis_schedule.public, data)
-        occupied = check_present(present, self.records)
         return self._draw_until(last, Batch(torch.arange(0), data, self.probe(data), occupied))
 
     def _draw_until(self, last: int | None, empty: Batch) -> Iterator[Batch]:
@@ -118,8 +103,7 @@ class PrivateStep(StepState):
         Args:
             like: batch of the same data.
         """
-        indices = self.plan.sampling.draw(self.records, self.generator)
-        return Batch(indices, like.data, like.physical, like.present)
+        return replace(like, indices=self.plan.sampling.draw(self.records, self.generator))
 
     def __call__(self, batch: Batch) -> bool:
         """Update the model from a batch that `batches` has just drawn.
@@ -139,11 +123,6 @@ class PrivateStep(StepState):
         check_model(self.model)
         check_optimizer(self.optimizer, self.model)
         self._weights.check(self.ledger)
-        if grows_with_dimension(self.plan) and self.size > self.dimension:
-            raise Unsupported(
-                f"{self.size} numbers are to be trained and the step was made for {self.dimension}: "
-                f"{self.plan} costs more the more there are. Let all require gradients before making it."
-            )
         self.update = None  # its memory holds the bare clipped sum until noise is added
         if self.trials is not None:
             return self.trials(batch)
@@ -166,13 +145,9 @@ class PrivateStep(StepState):
         """
         layout, basis = self.layout(), self._basis()
         self._mask_stream = substream(self.generator)
-        plan, records, generator = self.plan, self.records, self.generator
-        if not background_pays(plan, self.dimension, self.device):
-            total = self._sum(batch, basis, layout)
-            return noisy_mean(total, plan, layout, basis, records, generator)
-        with run_in_background(partial(draw_noise, plan, layout, generator, self.device)) as drawn:
-            total = self._sum(batch, basis, layout)
-            return noisy_mean(total, plan, layout, basis, records, generator, drawn())
+        with early_noise(self.plan, layout, self.generator, self.device) as drawn:
+            total, noise = self._sum(batch, basis, layout), drawn()
+        return noisy_mean(total, self.plan, layout, basis, self.records, self.generator, noise)
 
     def clipped_sum(self, batch: Batch) -> Tensor:
         """Sum of the clipped per-sample gradients of a batch (sensitive).

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hush.accounting.epsilon import rdp
 from hush.accounting.ledger.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
-from hush.core.errors import DataError, InvalidValue, LedgerError, Unsupported
+from hush.core.errors import DataError, InvalidValue, Unsupported
 from hush.core.guarantee import Arithmetic, Guarantee, Secrecy
 from hush.core.plan import Plan
 from hush.core.randomness import SystemSource, cryptographic, derive_source, source_for
@@ -31,6 +31,7 @@ from hush.training.methods.public_basis import basis_schedule
 from hush.training.methods.selective import check_hidden_trials
 from hush.training.private_gradient import Layout
 from hush.training.resume import load_state, settings_of, state_of
+from hush.training.run_folder import open_ledger
 
 _DOUBLE_ROUNDING = 2.0**-12
 """Share of its bound by which rounding in double precision lets a record move a sum more than that."""
@@ -129,7 +130,7 @@ class StepState(SingleOwner):
                 'arithmetic="assumed" without a generator of your own.'
             )
         self._replay = Replay(model, self.loss, plan.clipping, views) if replay else None
-        self.ledger = _open_ledger(ledger, plan)
+        self.ledger = open_ledger(ledger, plan)
         self.generator = derive_source(self.generator, self.ledger.stream_label())
         self.randomness: Secrecy = "secret" if generator is None else "seeded"
         """Whether the stream's key came from the operating system or from a seed that was given."""
@@ -188,7 +189,13 @@ class StepState(SingleOwner):
     def layout(self) -> Layout:
         """Trainable parameters as of now, and the sensitivity set of each block of the clipping."""
         parameters = self.trainable()
-        sensitivity = self.plan.clipping.sensitivity(sum(value.numel() for value in parameters.values()))
+        size = sum(parameter.numel() for parameter in parameters.values())
+        if size > self.dimension and grows_with_dimension(self.plan):
+            raise Unsupported(
+                f"{size} numbers are to be trained and the step was made for {self.dimension}: "
+                f"{self.plan} costs more the more there are. Let all require gradients before making it."
+            )
+        sensitivity = self.plan.clipping.sensitivity(size)
         sizes = [block.dimension or 0 for block in sensitivity]
         double = all(value.dtype == torch.float64 for value in parameters.values())
         return Layout(parameters, sensitivity, sizes, _DOUBLE_ROUNDING if double else ROUNDING)
@@ -260,18 +267,3 @@ class StepState(SingleOwner):
                 "sampling depend on the records. Pass every batch to the step; one whose step was "
                 "interrupted can be passed again."
             )
-
-
-def _open_ledger(ledger: Ledger | str | os.PathLike[str] | None, plan: Plan) -> Ledger:
-    """Ledger to charge; one opened by its path must be of this plan alone."""
-    if isinstance(ledger, Ledger):
-        return ledger
-    opened = Ledger(ledger)
-    charged = [each for each in opened.counts if each != plan]
-    if charged:
-        opened.close()
-        raise LedgerError(
-            f"the ledger {ledger} was charged for another plan, {charged[0]}: it does not belong to "
-            "this run. To add up several plans, open it yourself: ledger=hush.Ledger(path)."
-        )
-    return opened

@@ -5,7 +5,6 @@ and public shapes: docs/guarantees/tape.md, 10.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,20 +33,11 @@ _BRANCHING = 64
 """Physical batch of models that branch on a value: two records do not tell what others take."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Probe:
-    """What made-up records show of a model."""
+def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
+    """Physical batch size, and whether the rounding of a clipped sum is within what is paid for.
 
-    physical_batch: int
-    """Records to work on at once."""
-    rounding_bounded: bool
-    """Whether the rounding of a clipped sum is within what is paid for."""
-
-
-def probe_batch(step: "PrivateStep", data: Data) -> Probe:
-    """Probe of the step's model and loss; raises if they cannot be trained privately on the data.
-
-    Where the model does not take made-up records, two of the data's decide.
+    Raises if the model and loss cannot be trained privately on the data. Where the model does not take
+    made-up records, two of the data's decide.
     """
     check_some_number(data)
     records = tree_map(take(data, torch.arange(min(2, step.records))), step.to_device)
@@ -75,8 +65,7 @@ def probe_batch(step: "PrivateStep", data: Data) -> Probe:
         physical = step.physical_batch or _physical_batch(step, inputs, targets, tape)
     batches = -(-step.records // physical)
     running = batches * step.records * 2.0**-52 <= step.rounding / 8
-    bounded = running and tape.rounding_bounded(min(physical, step.records))
-    return Probe(physical_batch=physical, rounding_bounded=bounded)
+    return physical, running and tape.rounding_bounded(min(physical, step.records))
 
 
 def _checked_tape(step: "PrivateStep", inputs: Any, targets: Any) -> GradientTape | BranchedTape:
@@ -184,8 +173,9 @@ def records_that_fit(
 ) -> int:
     """Records to work on at once, from the memory that these few keep between forward and backward."""
     limit = memory_limit(next(model.parameters()).device)
-    kept = activations(model, loss, inputs, targets) + sum(map(_size, tape.tensors()))
-    return max(1, limit * tape.records // max(1, kept))
+    factors = sum(value.untyped_storage().nbytes() for value in tape.tensors())
+    used = activations(model, loss, inputs, targets) + factors
+    return max(1, limit * tape.records // max(1, used))
 
 
 def memory_limit(device: torch.device) -> int:
@@ -199,19 +189,16 @@ def memory_limit(device: torch.device) -> int:
 
 def activations(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> int:
     """Bytes that a plain forward pass keeps for its backward pass."""
-    own = {value.untyped_storage().data_ptr() for value in model.parameters()}
-    kept: dict[int, int] = {}
+    weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
+    sizes: dict[int, int] = {}
 
     def note(value: Tensor) -> Tensor:
-        if value.untyped_storage().data_ptr() not in own:
-            kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in weights:
+            sizes[storage.data_ptr()] = storage.nbytes()
         return value
 
     with saved_tensors_hooks(note, lambda value: value):
         values = loss(call_model(model, inputs), targets)
     del values
-    return sum(kept.values())
-
-
-def _size(value: Tensor) -> int:
-    return value.untyped_storage().nbytes()
+    return sum(sizes.values())

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +62,7 @@ class Trials:
 
     def draw_test(self, batch: Batch) -> Batch:
         """Batch of slots that both models are tested on, drawn independently of the training batch."""
-        drawn = self.sampling.draw(self.step.records, self.step.generator)
-        return Batch(drawn, batch.data, batch.physical, batch.present)
+        return replace(batch, indices=self.sampling.draw(self.step.records, self.step.generator))
 
     def masked_fingerprint(self, update: Tensor, tested: PhysicalBatches) -> str:
         """Label of the trial on the ledger, independent of a proposal that may be rejected.
@@ -151,10 +151,10 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 def check_hidden_trials(release: Selective, records: int) -> None:
     """Raise if one update could take more hidden trials than end in reasonable time."""
-    least, most = release.acceptance(Poisson(rate=release.rate).expected(records))
+    lowest, highest = release.acceptance(Poisson(rate=release.rate).expected(records))
     if release.most_trials > _MAX_HIDDEN_TRIALS:
         raise InvalidValue(
-            f"a proposal is accepted with a chance between m={least:.3g} and M={most:.3g}, so that "
+            f"a proposal is accepted with a chance between m={lowest:.3g} and M={highest:.3g}, so that "
             f"an update could take more than {_MAX_HIDDEN_TRIALS:g} hidden trials: it must end with a "
             "probability that is charged. Raise the threshold or the noise of the test, or use "
             'accounting="per-trial".',
@@ -164,11 +164,11 @@ def check_hidden_trials(release: Selective, records: int) -> None:
 
 def check_possible(release: Selective, records: int, trials: int) -> None:
     """Raise if even the best proposals would most likely all be rejected."""
-    least, most = release.acceptance(release.rate * records)
-    if (1 - most) ** trials > 0.5 and release.accounting == "per-trial":
+    lowest, highest = release.acceptance(release.rate * records)
+    if (1 - highest) ** trials > 0.5 and release.accounting == "per-trial":
         raise InvalidValue(
             f"threshold={release.threshold:g} with noise {release.multiplier:g} accepts a proposal with "
-            f"a chance between m={least:.3g} and M={most:.3g}: in {trials} trials, all there "
+            f"a chance between m={lowest:.3g} and M={highest:.3g}: in {trials} trials, all there "
             "are, most likely none would be accepted, and the privacy would be spent on nothing. Raise "
             "the threshold, or change the noise of the test.",
             key="threshold",
