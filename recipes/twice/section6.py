@@ -22,7 +22,7 @@ from hush.data import load, tensors
 from hush.models import build, models_for
 from hush.report.figure import Figure
 from hush.training.methods.principal import principal_directions
-from hush.training.methods.probe import descend, gradient_rows
+from hush.training.methods.public_gradients import descend, gradient_rows
 from recipes.twice.geometry import LEARNING_RATE, MODEL, RECORDS
 from recipes.twice.geometry import STEPS as DESCENT_STEPS
 from recipes.twice.settings import PARAMETERS

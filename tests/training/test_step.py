@@ -568,13 +568,15 @@ def test_what_is_unfrozen_later_is_not_in_a_charge_that_grows_with_the_dimension
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
     step = hush.PrivateStep(model, LOSS, optimizer, chosen, records=RECORDS)
     assert step.dimension == 19
-    for batch in step.batches(data, steps=1):
-        step(batch)
+    batches = step.batches(data, steps=2)
+    step(next(batches))
     first.requires_grad_(True)
     optimizer.add_param_group({"params": [first]})
-    batch = next(step.batches(data, steps=1))
+    batch = next(batches)
     with pytest.raises(Unsupported, match=r"39 numbers are to be trained.*made for 19.*before"):
         step(batch)
+    with pytest.raises(Unsupported, match="39 numbers"):
+        step.batches(data)
     assert step.steps == 1
 
 

@@ -11,8 +11,8 @@ import torch
 import hush
 from hush.core.errors import InvalidValue
 from hush.training.methods.adaptive import Adaptive
-from hush.training.methods.moments import channel_moments, finite
-from hush.training.methods.whitening import related
+from hush.training.methods.moments import NoisyMoments, finite_records
+from hush.training.methods.whitening import NoisyWhitening
 from recipes.dpsur import table2 as dpsur_table2
 from recipes.dpsur.inputs import Statistics, normalised
 from recipes.dpsur.methods import METHODS
@@ -89,14 +89,14 @@ def test_the_public_norms_of_normalised_features_hold_for_any_image() -> None:
     generator = torch.Generator().manual_seed(0)
     scales = torch.logspace(-3, 3, 81)[:, None, None]
     features = normalised(torch.randn(50, 81, 7, 7, generator=generator) ** 3 * scales)
-    (values,) = finite(features)
-    first, second = channel_moments(9.0, values)
+    (values,) = finite_records(features)
+    first, second = NoisyMoments(multiplier=1.0, norm=9.0).vectors(values)
     assert float(first.norms(2).max()) <= 9.0
     assert 9.0 < float(second.norms(2).max()) <= 81 / 27**0.5  # nothing is cut off
     repeated_channels = normalised(torch.randn(50, 1, 7, 7, generator=generator).expand(50, 81, 7, 7))
     for case, smallest in ((features, 0.0), (repeated_channels, 80.9)):
-        (values,) = finite(case)
-        everything, products = related(values)
+        (values,) = finite_records(case)
+        everything, products = NoisyWhitening(multiplier=1.0).vectors(values)
         assert 62.0 < float(everything.norms(2).max()) <= 63.0 * (1 + 1e-6)
         assert smallest < float(products.norms(2).max()) <= 81.0 * (1 + 1e-6)
 

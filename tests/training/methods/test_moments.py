@@ -10,7 +10,7 @@ from torch import Tensor
 import hush
 from hush.core.errors import DataError, LedgerError
 from hush.models.networks import FrozenNorm
-from hush.training.methods.moments import NoisyMoments, finite
+from hush.training.methods.moments import NoisyMoments, finite_records
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -47,7 +47,7 @@ def test_one_record_moves_either_sum_by_its_norm_at_most(strange: float) -> None
     moved = torch.linalg.vector_norm(sums[1][0] - sums[0][0])
     assert moved <= 0.5 + 1e-9
     # a version without the clip is caught
-    (values,) = finite(torch.cat([others, one]))
+    (values,) = finite_records(torch.cat([others, one]))
     first = values.mean(2)
     if math.isfinite(strange):
         assert torch.linalg.vector_norm(first[-1]) > 0.5

@@ -10,9 +10,8 @@ from torch import Tensor
 
 import hush
 from hush.core.errors import DataError, InvalidValue, LedgerError
-from hush.training.methods import whitening
-from hush.training.methods.moments import finite
-from hush.training.methods.whitening import FrozenWhitening, NoisyWhitening, related
+from hush.training.methods.moments import finite_records
+from hush.training.methods.whitening import FrozenWhitening, NoisyWhitening
 
 MIXING = torch.tensor([[2.0, 0.0, 0.0], [1.9, 0.3, 0.0], [-1.0, 0.5, 0.7]])
 
@@ -29,22 +28,22 @@ def images(records: int) -> Tensor:
 
 def released(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """What goes out, as it goes."""
-    seen: list[Tensor] = []
+    means: list[Tensor] = []
 
     def fingerprint(values: list[Tensor]) -> str:
-        seen.extend(value.clone() for value in values)
-        return f"seen {len(seen)}"
+        means.extend(value.clone() for value in values)
+        return f"released {len(means)}"
 
     monkeypatch.setattr("hush.training.methods.moments.fingerprint", fingerprint)
-    return seen
+    return means
 
 
 def test_without_much_noise_channels_are_unrelated_and_alike() -> None:
     inputs = images(400)
     whitening = NoisyWhitening(multiplier=1e-6, norm=1e2, square_norm=1e3)
-    made = whitening(inputs, hush.Ledger(), generator=seeded())(inputs).double().numpy()
-    assert made.mean(0) == pytest.approx(np.zeros((3, 2, 2)), abs=1e-3)
-    values = made.transpose(1, 0, 2, 3).reshape(3, -1)
+    white = whitening(inputs, hush.Ledger(), generator=seeded())(inputs).double().numpy()
+    assert white.mean(0) == pytest.approx(np.zeros((3, 2, 2)), abs=1e-3)
+    values = white.transpose(1, 0, 2, 3).reshape(3, -1)
     assert values @ values.T / values.shape[1] == pytest.approx(np.eye(3), abs=1e-2)
 
 
@@ -52,20 +51,20 @@ def test_the_matrix_is_the_inverse_root_by_scipy() -> None:
     from scipy.linalg import fractional_matrix_power
 
     inputs = images(400)
-    found = NoisyWhitening(multiplier=1e-6, norm=1e2, square_norm=1e3)(inputs, hush.Ledger())
+    layer = NoisyWhitening(multiplier=1e-6, norm=1e2, square_norm=1e3)(inputs, hush.Ledger())
     centred = (inputs - inputs.mean(0)).double().numpy().transpose(1, 0, 2, 3).reshape(3, -1)
     root = fractional_matrix_power(centred @ centred.T / centred.shape[1], -0.5)
-    assert found.matrix.numpy() == pytest.approx(root, rel=1e-3, abs=1e-3)
+    assert layer.matrix.numpy() == pytest.approx(root, rel=1e-3, abs=1e-3)
 
 
 def test_directions_that_noise_hides_are_not_blown_up() -> None:
     """Nothing but noise: no direction is scaled by more than its largest variance allows."""
     channels, records = 60, 50
-    found = NoisyWhitening(multiplier=2.0)(
+    layer = NoisyWhitening(multiplier=2.0)(
         torch.zeros(records, channels, 3), hush.Ledger(), generator=seeded()
     )
     deviation = math.sqrt(math.sqrt(2 * channels) * 2.0 / records)
-    scales = torch.linalg.eigvalsh(found.matrix)
+    scales = torch.linalg.eigvalsh(layer.matrix)
     # noise rarely shows a variance far above the largest that it has in the limit
     assert float(scales.max()) == pytest.approx(1 / deviation, rel=1e-4)
     assert float(scales.min()) > 0.9 / deviation
@@ -76,47 +75,47 @@ def test_one_record_moves_either_sum_by_its_norm_at_most(
     strange: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The releases of neighbours under the same noise differ by what the record added."""
-    seen = released(monkeypatch)
-    others, one = images(9), torch.full((1, 3, 2, 2), strange)
+    means = released(monkeypatch)
+    present, record = images(9), torch.full((1, 3, 2, 2), strange)
     noisy = NoisyWhitening(multiplier=1.0, norm=0.5, square_norm=0.25)
 
     def sums() -> list[Tensor]:
-        seen.clear()
-        for inputs in (others, torch.cat([others, one])):
+        means.clear()
+        for inputs in (present, torch.cat([present, record])):
             noisy(inputs, hush.Ledger(), generator=seeded(3))
-        return [(10 * seen[2 + k] - 9 * seen[k]).norm() for k in (0, 1)]
+        return [(10 * means[2 + k] - 9 * means[k]).norm() for k in (0, 1)]
 
     # up to the grid that noisy sums are rounded to
     for moved, norm in zip(sums(), (0.5, 0.25), strict=True):
         assert moved <= norm * (1 + 1e-3)
     # a version that takes the products of what was not held is caught
     if math.isfinite(strange):
-        _, products = related(next(finite(one)))
+        _, products = noisy.vectors(next(finite_records(record)))
         assert float(products.norms(2)) > 0.25
 
 
 def test_the_noise_is_the_noise_that_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, ledger = released(monkeypatch), hush.Ledger()
+    means, ledger = released(monkeypatch), hush.Ledger()
     NoisyWhitening(multiplier=8.0, norm=3.0, square_norm=0.5)(
         torch.zeros(10, 100, 200), ledger, generator=seeded()
     )
     ((plan, releases),) = ledger.counts.items()
     assert releases == 2
     charged = float(plan.noise.to_plain()["multiplier"])
-    for value, norm, numbers in zip(seen, (3.0, 0.5), (20000, 10000), strict=True):
+    for value, norm, numbers in zip(means, (3.0, 0.5), (20000, 10000), strict=True):
         assert value.numel() == numbers
         assert float(value.std()) * 10 == pytest.approx(charged * norm, rel=5 / math.sqrt(2 * numbers))
 
 
 def test_all_that_is_made_is_made_of_what_was_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With both noisy sums given, the records themselves change nothing."""
-    made = []
-    for inputs in (images(20), torch.zeros(20, 3, 2, 2)):
-        fixed = iter([torch.arange(12.0).double(), 200 * torch.eye(3).double()])
-        monkeypatch.setattr(whitening.NoisyWhitening, "_means", lambda *_, fixed=fixed: list(fixed))
-        found = NoisyWhitening(multiplier=1.0)(inputs, hush.Ledger())
-        made.append(torch.cat([found.mean.flatten(), found.matrix.flatten()]))
-    assert torch.equal(*made)
+    """Of the noisy means and the inputs' shape alone: the layer is what they give again."""
+    means, noisy = released(monkeypatch), NoisyWhitening(multiplier=1.0)
+    inputs = images(20)
+    layer = noisy(inputs, hush.Ledger())
+    repeated = noisy.statistics(means, inputs.shape)
+    assert torch.equal(layer.mean, repeated.mean)
+    assert torch.equal(layer.matrix, repeated.matrix)
+    assert not torch.equal(layer.matrix, noisy(inputs, hush.Ledger()).matrix), "fresh noise shows"
 
 
 def test_nothing_is_released_that_cannot_be_charged() -> None:
@@ -150,9 +149,9 @@ def test_settings_out_of_range_are_refused(name: str, value: float) -> None:
 def test_inputs_without_places_and_a_private_step_behind_it() -> None:
     inputs = images(30).flatten(1)
     layer = NoisyWhitening(multiplier=1e-6, norm=1e2, square_norm=1e3)(inputs, hush.Ledger())
-    shown = layer(inputs).double()
-    assert layer(inputs.double()).numpy() == pytest.approx(shown.numpy(), abs=1e-4)
-    assert (shown.T @ shown / 30).numpy() == pytest.approx(np.eye(12), abs=2e-2)
+    white = layer(inputs).double()
+    assert layer(inputs.double()).numpy() == pytest.approx(white.numpy(), abs=1e-4)
+    assert (white.T @ white / 30).numpy() == pytest.approx(np.eye(12), abs=2e-2)
     model = torch.nn.Sequential(layer, torch.nn.Linear(12, 2))
     plan = hush.Plan(
         sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
@@ -170,13 +169,17 @@ def test_one_record_more_does_not_make_others_vanish(monkeypatch: pytest.MonkeyP
     """Norms of factored products may depend in their last bit on a record's place; no edge is there."""
     many = (torch.randn(1, 200, 3, generator=seeded()) * 2.0**50).repeat(60, 1, 1)
     more = torch.cat([torch.zeros(1, 200, 3), many])
-    edge = float(related(next(finite(many)))[1].norms(2)[0]) * 2.0**-126
+
+    def products_norms(inputs: Tensor) -> Tensor:
+        return NoisyWhitening(multiplier=1.0).vectors(next(finite_records(inputs)))[1].norms(2)
+
+    edge = float(products_norms(many)[0]) * 2.0**-126
     steps = [edge * (1 + k * 2.0**-52) for k in range(-4, 5)]
 
     def moved() -> float:
         def total(inputs: Tensor, square_norm: float) -> Tensor:
             noisy = NoisyWhitening(multiplier=1.0, square_norm=square_norm)
-            return list(noisy.clipped_sums(inputs, related))[1][1]
+            return list(noisy.clipped_sums(inputs))[1][1]
 
         return max(float((total(more, step) - total(many, step)).norm()) / step for step in steps)
 
@@ -188,5 +191,5 @@ def test_one_record_more_does_not_make_others_vanish(monkeypatch: pytest.MonkeyP
 
     # weights that end in a jump are caught, here where the norms differ at all
     monkeypatch.setattr("hush.clipping.norms.clipping_weights", cut)
-    first, second = (related(next(finite(each)))[1].norms(2)[-60:] for each in (many, more))
+    first, second = (products_norms(inputs)[-60:] for inputs in (many, more))
     assert moved() >= 1 or torch.equal(first, second)

@@ -1,9 +1,10 @@
 """Differentially private mean and variance of the inputs, to normalise by."""
 
 import secrets
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch
 from hush.training.private_gradient import fingerprint
 
+Statistics = TypeVar("Statistics")
 Pair = tuple[Term, Term]
 """Vectors that each record adds to the two sums."""
 
@@ -51,11 +53,12 @@ class Moments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisySums(Value):
+class NoisySums(Value, ABC, Generic[Statistics]):
     """Two sums of clipped vectors over the records, released under Gaussian noise.
 
-    **Guarantee.** Two full-batch Gaussian mechanisms: docs/guarantees/baselines.md. The clipping norms
-    must not depend on the records: a quantile of their norms is not public.
+    **Guarantee.** Two full-batch Gaussian mechanisms, and post-processing of their releases:
+    docs/guarantees/baselines.md. The clipping norms must not depend on the records: a quantile of their
+    norms is not public.
 
     Args:
         multiplier: noise multiplier of either sum.
@@ -84,15 +87,42 @@ class NoisySums(Value):
         """
         return epsilon(self.plan, 2, delta)
 
-    def _means(
+    @abstractmethod
+    def vectors(self, values: Tensor) -> Pair:
+        """Vectors that each record adds to the two sums (sensitive).
+
+        Args:
+            values: of shape (records, channels, places), finite.
+        """
+
+    @abstractmethod
+    def statistics(self, means: list[Tensor], shape: torch.Size) -> Statistics:
+        """Post-processing of the two noisy means, which are public.
+
+        Args:
+            means: noisy means of the records' vectors.
+            shape: of the inputs.
+        """
+
+    def __call__(
         self,
         inputs: Tensor,
-        vectors: Callable[[Tensor], Pair],
         ledger: Ledger,
-        generator: torch.Generator | None,
-        secure: bool,
-    ) -> list[Tensor]:
-        """Noisy means of the records' vectors, charged before they are known."""
+        *,
+        generator: torch.Generator | None = None,
+        secure: bool = False,
+    ) -> Statistics:
+        """Statistics of the inputs, charged before they are known.
+
+        Args:
+            inputs: of shape (records, channels, places...).
+            ledger: ledger to charge, twice.
+            generator: seeds the noise, so that it can be repeated: for tests.
+            secure: draw noise from the operating system.
+
+        Returns:
+            Statistics that may be published with the guarantee.
+        """
         check_kind("ledger", ledger, Ledger)
         check_kind("inputs", inputs, Tensor)
         if inputs.ndim < 2 or not inputs.numel() or not inputs.is_floating_point():
@@ -104,7 +134,7 @@ class NoisySums(Value):
         run, means = secrets.token_hex(8), []
         source = source_for(torch.device("cpu"), generator, secure=secure)
         source = derive_source(source, ledger.stream_label())
-        for step, (norm, total) in enumerate(self.clipped_sums(inputs, vectors), start=1):
+        for step, (norm, total) in enumerate(self.clipped_sums(inputs), start=1):
             noisy = self.plan.noise.privatize(total, norm=norm * (1 + _ROUNDING), generator=source)
             noisy.div_(len(inputs))
             ledger.charge(
@@ -117,23 +147,21 @@ class NoisySums(Value):
                 records=len(inputs),
             )
             means.append(noisy)
-        return means
+        return self.statistics(means, inputs.shape)
 
-    def clipped_sums(
-        self, inputs: Tensor, vectors: Callable[[Tensor], Pair]
-    ) -> Iterator[tuple[float, Tensor]]:
+    def clipped_sums(self, inputs: Tensor) -> Iterator[tuple[float, Tensor]]:
         """Clipping norm and clipped sum of either vector (sensitive)."""
         norms = self.norm, self.square_norm
         totals = [torch.zeros((), dtype=torch.float64)] * 2
-        for values in finite(inputs):
-            for place, rows in enumerate(vectors(values)):
+        for values in finite_records(inputs):
+            for place, rows in enumerate(self.vectors(values)):
                 tape = GradientTape({"rows": rows}, values.device)
                 totals[place] = totals[place] + L2(norm=norms[place]).clip(tape).total["rows"].cpu()
         return zip(norms, totals, strict=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisyMoments(NoisySums):
+class NoisyMoments(NoisySums[Moments]):
     """Differentially private mean and variance of each channel over all records and places.
 
     A record adds the mean of each of its channels to the first sum and the mean of their squares to the
@@ -153,44 +181,31 @@ class NoisyMoments(NoisySums):
 
     floor: float = field(default=1e-5, metadata=_FLOOR)
 
-    def __call__(
-        self,
-        inputs: Tensor,
-        ledger: Ledger,
-        *,
-        generator: torch.Generator | None = None,
-        secure: bool = False,
-    ) -> Moments:
-        """Mean and variance of each channel of the inputs, charged before they are known.
+    def vectors(self, values: Tensor) -> Pair:
+        """Mean of each channel of each record, and mean of its squares.
+
+        Places that cancel leave rounding in a mean, in an order that may depend on the other records.
+        The means of a record fall to 0 where their terms are more than a thousand times `norm` long.
 
         Args:
-            inputs: of shape (records, channels, places...).
-            ledger: ledger to charge, twice.
-            generator: seeds the noise, so that it can be repeated: for tests.
-            secure: draw noise from the operating system.
-
-        Returns:
-            Moments that may be published with the guarantee.
+            values: of shape (records, channels, places), finite.
         """
-        first, second = self._means(
-            inputs, partial(channel_moments, self.norm), ledger, generator, secure
-        )
-        variance = (second - first**2).clamp(min=self.floor)
-        return Moments(mean=first, variance=variance)
+        terms = vector_norms(values.abs().mean(2), 2.0)
+        trust = (2 - terms / (_CANCELLING * self.norm)).clamp(min=0.0, max=1.0).nan_to_num()
+        return Dense(values.mean(2) * trust[:, None]), Dense(values.square().mean(2))
+
+    def statistics(self, means: list[Tensor], shape: torch.Size) -> Moments:
+        """Mean and variance of each channel of the inputs.
+
+        Args:
+            means: noisy means of the records' channel means, and of their squares.
+            shape: of the inputs.
+        """
+        first, second = means
+        return Moments(mean=first, variance=(second - first**2).clamp(min=self.floor))
 
 
-def channel_moments(norm: float, values: Tensor) -> Pair:
-    """Mean of each channel of each record, and mean of its squares.
-
-    Places that cancel leave rounding in a mean, in an order that may depend on the other records. The
-    means of a record fall to 0 where their terms are more than a thousand times `norm` long.
-    """
-    terms = vector_norms(values.abs().mean(2), 2.0)
-    trust = (2 - terms / (_CANCELLING * norm)).clamp(min=0.0, max=1.0).nan_to_num()
-    return Dense(values.mean(2) * trust[:, None]), Dense(values.square().mean(2))
-
-
-def finite(inputs: Tensor) -> Iterator[Tensor]:
+def finite_records(inputs: Tensor) -> Iterator[Tensor]:
     """Some records at a time, channels x places each; one that is not finite counts 0."""
     for some in inputs.split(_AT_ONCE):
         flat = some.to(torch.float64).reshape(*some.shape[:2], -1)

@@ -1,4 +1,4 @@
-"""Inputs whose channels are alike and unrelated: by noisy statistics that are paid for."""
+"""Whitening of the inputs by a differentially private mean and covariance."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hush.accounting.ledger.ledger import Ledger
 from hush.gradients.rules.linear import outer_product_term
 from hush.gradients.terms import Dense
 from hush.training.methods.moments import NoisySums, Pair
@@ -32,7 +31,7 @@ class FrozenWhitening(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisyWhitening(NoisySums):
+class NoisyWhitening(NoisySums[FrozenWhitening]):
     """Whitening with a differentially private mean and covariance.
 
     A record adds all its features to the first sum, and to the second the mean over its places of the
@@ -50,38 +49,29 @@ class NoisyWhitening(NoisySums):
     which all records are alike, and the same noise hides less.
     """
 
-    def __call__(
-        self,
-        inputs: Tensor,
-        ledger: Ledger,
-        *,
-        generator: torch.Generator | None = None,
-        secure: bool = False,
-    ) -> FrozenWhitening:
-        """Whitening layer for inputs like these, charged before it is known.
+    def vectors(self, values: Tensor) -> Pair:
+        """Features of each record, and the mean over its places of its channels' outer products.
 
         Args:
-            inputs: of shape (records, channels, places...).
-            ledger: ledger to charge, twice.
-            generator: seeds the noise, so that it can be repeated: for tests.
-            secure: draw noise from the operating system.
-
-        Returns:
-            A layer that may be published with the guarantee.
+            values: of shape (records, channels, places), finite.
         """
-        mean, products = self._means(inputs, related, ledger, generator, secure)
-        channels, places = inputs.shape[1], inputs[0, 0].numel()
+        channels, places = values.shape[1:]
+        products = outer_product_term(values.mT, values.mT / places, torch.Size([channels, channels]))
+        return Dense(values.flatten(1)), products
+
+    def statistics(self, means: list[Tensor], shape: torch.Size) -> FrozenWhitening:
+        """Whitening layer for inputs of a shape.
+
+        Args:
+            means: noisy means of the records' features, and of their channels' outer products.
+            shape: of the inputs.
+        """
+        mean, products = means
+        records, channels, places = shape[0], shape[1], shape[2:].numel()
         centre = mean.view(channels, places)
         covariance = (products + products.T) / 2 - centre @ centre.T / places
         variances, directions = torch.linalg.eigh(covariance)
         # the largest eigenvalue of a symmetric matrix of such noise, as it grows
-        noise = math.sqrt(2 * channels) * self.multiplier * self.square_norm / len(inputs)
+        noise = math.sqrt(2 * channels) * self.multiplier * self.square_norm / records
         matrix = directions * variances.clamp(min=noise).rsqrt() @ directions.T
-        return FrozenWhitening(mean.view(inputs.shape[1:]), matrix)
-
-
-def related(values: Tensor) -> Pair:
-    """Features of each record, and the mean over its places of its channels' outer products."""
-    channels, places = values.shape[1:]
-    products = outer_product_term(values.mT, values.mT / places, torch.Size([channels, channels]))
-    return Dense(values.flatten(1)), products
+        return FrozenWhitening(mean.view(shape[1:]), matrix)
