@@ -28,7 +28,7 @@ from hush.report.figure import Figure
 from hush.sampling import Poisson, Twice
 from hush.training.loop import train
 from hush.training.methods.principal import principal_basis
-from hush.training.methods.thresholds import Norms, public_thresholds
+from hush.training.methods.public_gradients import Norms, public_thresholds
 from recipes.workers import workers
 
 DELTA, CAP = 1e-5, 0.1

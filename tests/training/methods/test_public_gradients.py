@@ -1,9 +1,18 @@
 import math
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from hush.training.methods.public_gradients import finite, gradient_rows
+from hush.clipping.blocks import Principal
+from hush.core.errors import DataError, InvalidValue
+from hush.training.methods.principal import principal_basis
+from hush.training.methods.public_gradients import (
+    Norms,
+    finite_rows,
+    gradient_rows,
+    public_thresholds,
+)
 from tests.gradients.oracle import one_at_a_time
 
 EACH = nn.CrossEntropyLoss(reduction="none")
@@ -15,8 +24,8 @@ class Deciding(nn.Module):
         self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        both = self.a(x) * self.b(x) if x.sum() > 0 else self.a(x) - self.b(x)
-        return torch.as_tensor(both)
+        outputs = self.a(x) * self.b(x) if x.sum() > 0 else self.a(x) - self.b(x)
+        return torch.as_tensor(outputs)
 
 
 def test_rows_are_in_the_order_of_the_records_and_columns_in_that_of_the_names() -> None:
@@ -36,6 +45,79 @@ def test_low_precision_is_written_out_in_single() -> None:
 
 def test_rows_that_are_not_finite_are_left_out() -> None:
     rows = torch.tensor([[1.0, 2.0], [math.nan, 0.0], [3.0, math.inf], [5.0, 6.0]])
-    assert finite(rows).tolist() == [[1.0, 2.0], [5.0, 6.0]]
+    assert finite_rows(rows).tolist() == [[1.0, 2.0], [5.0, 6.0]]
     whole = torch.ones(3, 2)
-    assert finite(whole) is whole
+    assert finite_rows(whole) is whole
+
+
+def problem(records: int) -> tuple[nn.Module, tuple[Tensor, Tensor], int]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 12), nn.Tanh(), nn.Linear(12, 5))
+    size = sum(parameter.numel() for parameter in model.parameters())
+    return model, (torch.randn(records, 10), torch.randint(0, 5, (records,))), size
+
+
+def test_norms_are_those_of_each_record_alone() -> None:
+    model, data, size = problem(150)
+    frame = principal_basis(
+        model, EACH, data, (4, 9, size - 13), Principal(groups=2), torch.Generator().manual_seed(0)
+    )
+    gradients = one_at_a_time(model, EACH, *data, 150).double()
+    whole = Norms.of(model, nn.CrossEntropyLoss(), data)
+    assert whole.l2.shape == (150, 1)
+    torch.testing.assert_close(whole.l2[:, 0], gradients.norm(dim=1), rtol=1e-5, atol=0)
+    torch.testing.assert_close(whole.linf[:, 0], gradients.abs().amax(1), rtol=1e-5, atol=0)
+    parts = Norms.of(model, EACH, data, frame)
+    blocks = frame.blocks(gradients.float())
+    for column, block in enumerate(blocks.values()):
+        expected = block.double().norm(dim=1), block.double().abs().amax(1)
+        torch.testing.assert_close(parts.l2[:, column], expected[0], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(parts.linf[:, column], expected[1], rtol=1e-4, atol=1e-6)
+    # subspaces and residual are orthogonal: Pythagoras
+    torch.testing.assert_close(parts.l2.square().sum(1), whole.l2[:, 0].square(), rtol=1e-4, atol=0)
+
+
+def test_expected_norms_share_the_whole_and_entries_are_capped_at_a_quantile() -> None:
+    generator = torch.Generator().manual_seed(1)
+    l2 = 0.1 + torch.rand(4000, 3, generator=generator, dtype=torch.float64) * torch.tensor([4.0, 2, 1])
+    linf = l2 * (0.1 + 0.4 * torch.rand(4000, 3, generator=generator, dtype=torch.float64))
+    thresholds = public_thresholds(Norms(l2=l2, linf=linf), norm=2.5, quantile=0.99)
+    assert math.hypot(*thresholds.l2) == pytest.approx(2.5)
+    for j in (1, 2):
+        assert thresholds.l2[j] / thresholds.l2[0] == pytest.approx(
+            float(l2[:, j].mean() / l2[:, 0].mean())
+        )
+    for j, (bound, cap) in enumerate(zip(thresholds.l2, thresholds.linf, strict=True)):
+        clipped = [e * min(1.0, bound / n) for e, n in zip(linf[:, j], l2[:, j], strict=True)]
+        assert 0.989 <= sum(bool(e <= cap) for e in clipped) / 4000 <= 0.991
+        assert 0 < cap <= bound
+
+
+def test_records_that_are_not_finite_do_not_count() -> None:
+    l2 = torch.ones(10, 2, dtype=torch.float64)
+    spoilt = l2.clone()
+    spoilt[3, 0] = math.inf
+    clean = public_thresholds(Norms(l2=l2, linf=l2 / 3), norm=1.0)
+    assert public_thresholds(Norms(l2=spoilt, linf=spoilt / 3), norm=1.0) == clean
+    with pytest.raises(DataError, match="as good as zero"):
+        public_thresholds(Norms(l2=l2 * math.nan, linf=l2), norm=1.0)
+
+
+def test_a_frame_made_of_the_same_records_is_noticed() -> None:
+    # 30 records, 30 directions: the frame leaves nothing of them, and of others nearly everything.
+    model, (x, y), size = problem(60)
+    fitted, unfitted = (x[:30], y[:30]), (x[30:], y[30:])
+    frame = principal_basis(
+        model, EACH, fitted, (30, size - 30), Principal(groups=1), torch.Generator().manual_seed(0)
+    )
+    with pytest.raises(DataError, match="not made of"):
+        public_thresholds(Norms.of(model, EACH, fitted, frame), norm=1.0)
+    fair = public_thresholds(Norms.of(model, EACH, unfitted, frame), norm=1.0)
+    assert fair.l2[1] > 0.2
+
+
+@pytest.mark.parametrize(("norm", "quantile"), [(0.0, 0.5), (math.nan, 0.5), (1.0, 0.0), (1.0, 1.0)])
+def test_numbers_out_of_range_are_refused(norm: float, quantile: float) -> None:
+    ones = torch.ones(3, 1, dtype=torch.float64)
+    with pytest.raises(InvalidValue, match=r"norm=|quantile="):
+        public_thresholds(Norms(l2=ones, linf=ones), norm=norm, quantile=quantile)

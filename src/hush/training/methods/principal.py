@@ -18,7 +18,7 @@ from hush.gradients.precision import full_precision
 from hush.gradients.public_basis import Group, PublicBasis, webster_apportionment
 from hush.gradients.recording import Loss
 from hush.training.data import Data, count, own_randomness
-from hush.training.methods.public_gradients import finite, gradient_rows
+from hush.training.methods.public_gradients import finite_rows, gradient_rows
 
 _ROWS_AT_ONCE = 4096
 """Rows of a basis that are in double precision at a time."""
@@ -45,7 +45,7 @@ def principal_basis(
     parts = []
     for group, split in zip(groups, columns, strict=True):
         with own_randomness(own, own.device):
-            rows = finite(gradient_rows(model, loss, public, group))
+            rows = finite_rows(gradient_rows(model, loss, public, group))
         if len(rows) < sum(split):
             raise _too_few(len(rows), needed, len(groups))
         with full_precision(own.device):

@@ -1,14 +1,19 @@
-"""Per-sample gradients of public records, materialised one a row."""
+"""Per-sample gradients of public records, their norms, and clipping thresholds from those."""
 
 import functools
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from hush.clipping.norms import NORM
+from hush.core.errors import DataError
+from hush.core.ranges import Range
 from hush.gradients.checks.models import per_sample_loss
 from hush.gradients.geometry import Geometry, geometry
+from hush.gradients.precision import vector_norms
+from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import Loss, record
 from hush.gradients.tape import BranchedTape, GradientTape
 from hush.gradients.tree import tree_map
@@ -18,6 +23,7 @@ _GRADIENTS_AT_ONCE = 64
 """Records whose gradients are worked out together."""
 _DESCENT_BATCH = 250
 """Records of a pass without per-sample gradients."""
+QUANTILE = Range(above=0, below=1, why="it is a share of the records", example=0.99)
 
 
 def gradient_rows(
@@ -33,18 +39,22 @@ def gradient_rows(
     sizes = [trained[name].numel() for name in names]
     device = next(iter(trained.values())).device
     rows = torch.empty(count(data), sum(sizes), dtype=dtype, device=device)
-    for at_once in torch.arange(count(data)).split(_GRADIENTS_AT_ONCE):
-        inputs, targets = tree_map(take(data, at_once), lambda value: value.to(device))
-        few = rows[at_once[0] : at_once[-1] + 1]
-        for some, written in _only(
-            record(model, per_sample_loss(loss), inputs, targets), names
-        ).chunks():
-            for part, columns in zip(written.values(), few.split(sizes, 1), strict=True):
-                columns[some] = part.unsqueeze(-1).flatten(1).to(dtype)
+    for batch, tape in zip(rows.split(_GRADIENTS_AT_ONCE), _tapes(model, loss, data), strict=True):
+        for chunk, gradients in _only(tape, names).chunks():
+            for part, columns in zip(gradients.values(), batch.split(sizes, 1), strict=True):
+                columns[chunk] = part.unsqueeze(-1).flatten(1).to(dtype)
     return rows
 
 
-def finite(rows: Tensor) -> Tensor:
+def _tapes(model: nn.Module, loss: Loss, data: Data) -> Iterator[GradientTape | BranchedTape]:
+    """Tapes of a few records at a time, in their order."""
+    device = next(model.parameters()).device
+    for indices in torch.arange(count(data)).split(_GRADIENTS_AT_ONCE):
+        inputs, targets = tree_map(take(data, indices), lambda value: value.to(device))
+        yield record(model, per_sample_loss(loss), inputs, targets)
+
+
+def finite_rows(rows: Tensor) -> Tensor:
     """Rows all of whose entries are finite."""
     usable = rows.isfinite().all(1)
     return rows if bool(usable.all()) else rows[usable]
@@ -76,7 +86,7 @@ def probe(
     What comes back is a function of the records with no noise in it: both sets must be public.
     """
     descend(model, loss, measured, steps=steps, learning_rate=learning_rate, momentum=momentum)
-    return geometry(*(finite(gradient_rows(model, loss, part)) for part in (reference, measured)))
+    return geometry(*(finite_rows(gradient_rows(model, loss, part)) for part in (reference, measured)))
 
 
 def descend(
@@ -97,3 +107,68 @@ def descend(
             (loss(model(x), y) * (len(x) / len(inputs))).backward()
         optimizer.step()
     optimizer.zero_grad()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Norms:
+    """Per-sample gradient norms in each block: (records, blocks), in double precision."""
+
+    l2: Tensor
+    linf: Tensor
+
+    @classmethod
+    def of(cls, model: nn.Module, loss: Loss, data: Data, frame: PublicBasis | None = None) -> "Norms":
+        """Gradient norms at the present weights; one block, the whole gradient, without a basis.
+
+        As sensitive as the records.
+        """
+        norms = []
+        for tape in _tapes(model, loss, data):
+            if frame is None:
+                norms.append(torch.stack([tape.norms(2.0), tape.norms(torch.inf)])[:, :, None])
+                continue
+            by_block = torch.empty(2, tape.records, len(frame.sizes), device=tape.device)
+            for rows, blocks in ProjectedTape(tape, frame).chunks():
+                for order, part in zip((2.0, torch.inf), by_block, strict=True):
+                    columns = [vector_norms(block, order) for block in blocks.values()]
+                    part[rows] = torch.stack(columns, 1).float()
+            norms.append(by_block)
+        l2, linf = torch.cat(norms, 1).to("cpu", torch.float64)
+        return cls(l2=l2, linf=linf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """Clipping norms of each block: l2 first, then of every entry."""
+
+    l2: tuple[float, ...]
+    linf: tuple[float, ...]
+
+
+def public_thresholds(norms: Norms, *, norm: float, quantile: float = 0.99) -> Thresholds:
+    """Block thresholds of total l2 norm `norm`, in proportion to the expected norms of public gradients.
+
+    A block gets its expected norm, all of them scaled so that their squares add up to `norm` squared;
+    the largest entry is the `quantile` over the records, once clipped to that. `norms` must be those
+    of public records, and of others than those the frame was made of: the frame fits its own records,
+    and leaves nothing over of them where they are no more than its ranks.
+    """
+    norm = NORM["range"].check("norm", norm)
+    quantile = QUANTILE.check("quantile", quantile)
+    usable = norms.l2.isfinite().all(1) & norms.linf.isfinite().all(1)
+    l2, linf = norms.l2[usable], norms.linf[usable]
+    expected = l2.mean(0) if len(l2) else torch.zeros(norms.l2.shape[1], dtype=torch.float64)
+    bounds = norm * expected / expected.norm().clamp(min=torch.finfo(torch.float64).tiny)
+    if not bool((bounds >= 1e-6 * norm).all()):
+        raise DataError(
+            f"the public gradients have expected norms of {_listed(expected.tolist())} in the blocks: "
+            "one is as good as zero, and clipping to it would cut that part off every private "
+            "gradient. Measure public records that the frame was not made of, or lower the ranks."
+        )
+    clipped = linf * (bounds / l2.clamp(min=torch.finfo(torch.float64).tiny)).clamp(max=1)
+    largest = clipped.quantile(quantile, dim=0).clamp(min=1e-12).minimum(bounds)
+    return Thresholds(l2=tuple(bounds.tolist()), linf=tuple(largest.tolist()))
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.3g}" for value in values)

@@ -18,7 +18,7 @@ from hush.core.value import Value
 from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch
-from hush.training.methods.thresholds import QUANTILE
+from hush.training.methods.public_gradients import QUANTILE
 from hush.training.private_gradient import fingerprint
 
 _EDGE = number(above=0, at_most=1e12, why="norms are sorted by their logarithm", example=1.0)
