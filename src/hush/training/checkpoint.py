@@ -74,16 +74,16 @@ def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
 def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
-    (kind, held), *_ = value.items()
+    (kind, content), *_ = value.items()
     match kind:
         case "tensor":
-            return tensors[held]
+            return tensors[content]
         case "list":
-            return [_unpack(item, tensors) for item in held]
+            return [_unpack(item, tensors) for item in content]
         case "tuple":
-            return tuple(_unpack(item, tensors) for item in held)
+            return tuple(_unpack(item, tensors) for item in content)
         case _:
-            pairs = {key: _unpack(item, tensors) for key, item in held}
+            pairs = {key: _unpack(item, tensors) for key, item in content}
             return Counter(pairs) if kind == "counter" else pairs
 
 

@@ -85,18 +85,17 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
 
 def _summed(unreduced: Loss, outputs: Any, targets: Any) -> tuple[float, float]:
     """Sum of the losses, and the sum of the weights that its mean divides by."""
-    held = unreduced
-    classes = isinstance(held, PerSampleLoss) and isinstance(held.loss, CLASS_LOSSES)
+    classes = isinstance(unreduced, PerSampleLoss) and isinstance(unreduced.loss, CLASS_LOSSES)
     if not classes or not isinstance(targets, Tensor) or targets.is_floating_point():
-        return float(held(outputs, targets).double().sum()), float(len(next(tree_leaves(targets))))
-    assert isinstance(held, PerSampleLoss)
-    counted = targets != held.loss.ignore_index
-    losses = float(PerSampleLoss(held.loss, "none")(outputs, targets).double().sum())
-    if held.record_reduction == "sum":  # a sum over the positions of a record, a mean over records
+        return float(unreduced(outputs, targets).double().sum()), float(len(next(tree_leaves(targets))))
+    assert isinstance(unreduced, PerSampleLoss)
+    counted = targets != unreduced.loss.ignore_index
+    losses = float(PerSampleLoss(unreduced.loss, "none")(outputs, targets).double().sum())
+    if unreduced.record_reduction == "sum":  # a sum over the positions of a record, a mean over records
         return losses, float(counted.reshape(len(targets), -1).any(1).sum())
-    if held.loss.weight is None:
+    if unreduced.loss.weight is None:
         return losses, float(counted.sum())
-    weights = held.loss.weight.double()[targets.long().where(counted, 0)]
+    weights = unreduced.loss.weight.double()[targets.long().where(counted, 0)]
     return losses, float((weights * counted).sum())
 
 

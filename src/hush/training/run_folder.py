@@ -56,12 +56,12 @@ class RunFolder:
             )
         if self._chosen is not None:
             check_settings(path, self._chosen)
-        kept = read_plan(self._plan)
-        if kept != plan:
+        stored = read_plan(self._plan)
+        if stored != plan:
             raise InvalidPlan(
-                f"{self._plan} is another plan than the one to resume with ({differences(kept, plan)}): "
-                "a run keeps the plan it was charged for. Resume with that plan file, or name another "
-                "directory."
+                f"{self._plan} is another plan than the one to resume with "
+                f"({differences(stored, plan)}): a run keeps the plan it was charged for. Resume "
+                "with that plan file, or name another directory."
             )
         if not self.ledger.exists():
             raise LedgerError(
@@ -114,11 +114,11 @@ class RunFolder:
             b"\n"
         )  # what follows the last newline was cut short
         entries = [self._measured(line, number) for number, line in enumerate(lines, start=1)]
-        kept = [entry for entry in entries if up_to is None or entry["step"] <= up_to]
+        stored = [entry for entry in entries if up_to is None or entry["step"] <= up_to]
         if up_to is not None:
-            text = "".join(map(_line, kept))
+            text = "".join(map(_line, stored))
             replace_file(self._metrics, text.encode())
-        return kept
+        return stored
 
     def add_metrics(self, entry: dict[str, Any]) -> None:
         """Append one line."""
@@ -150,22 +150,22 @@ def _line(entry: dict[str, Any]) -> str:
     return json.dumps(finite_or_none(entry)) + "\n"
 
 
-def differences(kept: Plan, given: Plan) -> str:
+def differences(stored: Plan, requested: Plan) -> str:
     """Settings in which two plans differ: what the run's folder has, and what was given instead."""
-    return _differences(_settings(kept.to_plain()), _settings(given.to_plain()))
+    return _differences(_settings(stored.to_plain()), _settings(requested.to_plain()))
 
 
-def check_settings(folder: Path, given: dict[str, Any]) -> None:
+def check_settings(folder: Path, requested: dict[str, Any]) -> None:
     """Raise unless the run in a folder was begun with these settings.
 
     Args:
         folder: of a run.
-        given: settings to go on with, as plain data.
+        requested: settings to go on with, as plain data.
     """
     path = folder / SETTINGS
     try:
-        kept = json.loads(path.read_bytes())
-        reason = "" if isinstance(kept, dict) else "it holds no settings"
+        stored = json.loads(path.read_bytes())
+        reason = "" if isinstance(stored, dict) else "it holds no settings"
     except (OSError, ValueError, RecursionError) as error:
         reason = str(error)
     if reason:
@@ -174,11 +174,11 @@ def check_settings(folder: Path, given: dict[str, Any]) -> None:
             "data it would go on as another run under the same charges. Restore the file, or start a "
             "new run in a new directory."
         )
-    if kept != given:
+    if stored != requested:
         raise CheckpointError(
-            f"{path} is of a run with other settings ({_differences(kept, given)}): a run goes on with "
-            "the data, model and optimizer that its charges and metrics are of. Resume with the same "
-            "ones, or name another directory."
+            f"{path} is of a run with other settings ({_differences(stored, requested)}): a run goes on "
+            "with the data, model and optimizer that its charges and metrics are of. Resume with the "
+            "same ones, or name another directory."
         )
 
 
@@ -207,14 +207,14 @@ def _differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
 
 def _settings(plain: dict[str, Any], place: str = "") -> dict[str, Any]:
     """Settings of a plan by their dotted paths."""
-    found = {}
+    settings = {}
     for name, value in plain.items():
         inner = _settings(value, f"{place}{name}.") if isinstance(value, dict) else {place + name: value}
-        found.update(inner)
-    return found
+        settings.update(inner)
+    return settings
 
 
-def known_ledger(anchor: Path) -> str:
+def anchored_ledger(anchor: Path) -> str:
     """Identity of the ledger that a run began with."""
     try:
         return str(json.loads(anchor.read_bytes())["ledger"])
@@ -227,10 +227,10 @@ def known_ledger(anchor: Path) -> str:
 
 def check_anchor(anchor: Path, identity: str) -> None:
     """Raise unless the ledger of that identity is the one that the run began with."""
-    known = known_ledger(anchor)
-    if known != identity:
+    began_with = anchored_ledger(anchor)
+    if began_with != identity:
         raise LedgerError(
-            f"the ledger beside {anchor} begins with {identity} and the run with {known}: it was "
+            f"the ledger beside {anchor} begins with {identity} and the run with {began_with}: it was "
             "replaced, and what the run spent is not on it. Restore ledger.jsonl, or start a new run in "
             "a new directory."
         )

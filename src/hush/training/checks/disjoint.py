@@ -30,9 +30,9 @@ def check_held_out(evaluation: Data, data: Data) -> None:
         evaluation: Records whose loss and accuracy are to be reported without noise.
         data: The private records.
     """
-    for one in holders(evaluation):
-        for other in holders(data):
-            if overlapping(one, other):
+    for first in holders(evaluation):
+        for second in holders(data):
+            if overlapping(first, second):
                 raise DataError(
                     "the evaluation data is the training data, or shares records with it: its loss and "
                     "accuracy would be reported without being charged. Pass records that need no "
@@ -48,11 +48,11 @@ def check_public(public: Data, private: Data) -> None:
     private records. It is a guard against a mistake, to stop a run before anything is released, and
     not part of what is released.
     """
-    for ours in _held(public):
-        if any(ours is theirs for theirs in _held(private)):
+    for ours in _holding(public):
+        if any(ours is theirs for theirs in _holding(private)):
             raise DataError(f"the public data is the private data itself: {_REASON}")
-    known = set(_names(public))
-    if any(name in known for name in _names(private)):
+    public_names = set(_names(public))
+    if any(name in public_names for name in _names(private)):
         raise DataError(f"private records have the same inputs as public ones: {_REASON}")
 
 
@@ -63,12 +63,12 @@ _REASON = (
 )
 
 
-def _held(data: Data) -> Iterator[Any]:
+def _holding(data: Data) -> Iterator[Any]:
     """What holds the records: the data set itself, and its inputs where they are tensors."""
     yield data
-    held = getattr(data, "tensors", data)
-    if isinstance(held, (tuple, list)) and held:
-        yield from tree_leaves(held[0])
+    holder = getattr(data, "tensors", data)
+    if isinstance(holder, (tuple, list)) and holder:
+        yield from tree_leaves(holder[0])
 
 
 def _names(data: Data) -> Iterator[bytes]:
@@ -114,8 +114,8 @@ def holders(data: Any, deep: int = _DEEP) -> Iterator[Holder]:
     if deep == 0:
         return
     if isinstance(data, Subset):
-        for held in holders(data.dataset, deep - 1):
-            yield held.of(data.indices)
+        for holder in holders(data.dataset, deep - 1):
+            yield holder.of(data.indices)
     elif isinstance(data, TensorDataset):
         yield from map(Holder, data.tensors[:1])
     elif isinstance(data, ConcatDataset):
@@ -129,15 +129,15 @@ def holders(data: Any, deep: int = _DEEP) -> Iterator[Holder]:
                 yield from holders(part, deep - 1)
 
 
-def overlapping(one: Holder, other: Holder) -> bool:
+def overlapping(first: Holder, second: Holder) -> bool:
     """Whether a row of one is a row of the other."""
-    if isinstance(one.source, Tensor) and isinstance(other.source, Tensor):
-        return _share_rows(_row_memory(one), _row_memory(other))
-    if one.source is not other.source:
+    if isinstance(first.source, Tensor) and isinstance(second.source, Tensor):
+        return _share_rows(_row_memory(first), _row_memory(second))
+    if first.source is not second.source:
         return False
-    if one.rows is None or other.rows is None:
+    if first.rows is None or second.rows is None:
         return True
-    return bool(np.isin(one.rows, other.rows).any())
+    return bool(np.isin(first.rows, second.rows).any())
 
 
 def _row_memory(holder: Holder) -> tuple[torch.device, npt.NDArray[np.int64], int]:
@@ -155,12 +155,12 @@ def _row_memory(holder: Holder) -> tuple[torch.device, npt.NDArray[np.int64], in
 
 
 def _share_rows(
-    one: tuple[torch.device, npt.NDArray[np.int64], int],
-    other: tuple[torch.device, npt.NDArray[np.int64], int],
+    first: tuple[torch.device, npt.NDArray[np.int64], int],
+    second: tuple[torch.device, npt.NDArray[np.int64], int],
 ) -> bool:
-    (device, starts, length), (elsewhere, others, reach) = one, other
-    if device != elsewhere or not len(starts) or not len(others):
+    (device, starts, length), (elsewhere, second_starts, reach) = first, second
+    if device != elsewhere or not len(starts) or not len(second_starts):
         return False
     # the last of the others that begins before a row ends: does it end after the row begins?
-    place = np.searchsorted(others, starts + length, side="left") - 1
-    return bool((others[place[place >= 0]] + reach > starts[place >= 0]).any())
+    place = np.searchsorted(second_starts, starts + length, side="left") - 1
+    return bool((second_starts[place[place >= 0]] + reach > starts[place >= 0]).any())

@@ -9,7 +9,7 @@ import safetensors
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.errors import HushError, LedgerError
 from hush.core.plan import Plan, read_plan
-from hush.training.run_folder import ANCHOR, check_anchor, known_ledger
+from hush.training.run_folder import ANCHOR, anchored_ledger, check_anchor
 
 _NAME = "ledger.jsonl"
 
@@ -29,8 +29,8 @@ def checked_ledger(folder: Path) -> tuple[Ledger, list[str]]:
             f"{folder} has no {_NAME}: what was spent is not known. Name the folder of a run, "
             "restore the file, or name a ledger with --ledger FILE."
         )
-    held = Ledger(ledger, read_only=True)
-    return held, _fits(folder, held)
+    opened = Ledger(ledger, read_only=True)
+    return opened, _fits(folder, opened)
 
 
 def ledger_at(path: Path) -> tuple[Ledger, list[str]]:
@@ -50,15 +50,15 @@ def ledger_at(path: Path) -> tuple[Ledger, list[str]]:
         raise LedgerError(
             f"there is no ledger at {path}: what was spent is not known. Name the ledger.jsonl of a run."
         )
-    held, folder = Ledger(path, read_only=True), path.parent
+    opened, folder = Ledger(path, read_only=True), path.parent
     anchor = folder / ANCHOR
     # under another name it may be a copy of the run's ledger, or one that has nothing to do with it
-    if anchor.exists() and (path.name == _NAME or known_ledger(anchor) == held.identity):
-        return held, _fits(folder, held)
-    return held, ["no run of this ledger is beside it, so that the newest charges may be missing"]
+    if anchor.exists() and (path.name == _NAME or anchored_ledger(anchor) == opened.identity):
+        return opened, _fits(folder, opened)
+    return opened, ["no run of this ledger is beside it, so that the newest charges may be missing"]
 
 
-def _fits(folder: Path, held: Ledger) -> list[str]:
+def _fits(folder: Path, opened: Ledger) -> list[str]:
     """Notes on the comparison of a ledger with the run in a folder; raise where it does not fit."""
     plan, misfits = None, []
     try:
@@ -66,16 +66,16 @@ def _fits(folder: Path, held: Ledger) -> list[str]:
     except HushError as error:
         misfits.append(str(error))
     try:
-        check_anchor(folder / ANCHOR, held.identity)
+        check_anchor(folder / ANCHOR, opened.identity)
     except HushError as error:
         misfits.append(str(error))
     try:
-        notes = _check_checkpoint(folder / "checkpoint.safetensors", held, plan)
+        notes = _check_checkpoint(folder / "checkpoint.safetensors", opened, plan)
     except HushError as error:
         misfits.append(str(error))
     if misfits:
         raise LedgerError(
-            f"{folder} does not fit together:\n" + "\n".join(f"- {each}" for each in misfits)
+            f"{folder} does not fit together:\n" + "\n".join(f"- {misfit}" for misfit in misfits)
         )
     return notes
 

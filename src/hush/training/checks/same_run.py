@@ -44,36 +44,38 @@ def origin_of(
     }
 
 
-def check_same_origin(kept: Any, data: Data, generator: torch.Generator | None, *, secure: bool) -> None:
+def check_same_origin(
+    stored: Any, data: Data, generator: torch.Generator | None, *, secure: bool
+) -> None:
     """Raise if a checkpoint is of a run on other data, or from another seed than the one passed.
 
     Whether this raises depends on the private records. It is a guard against a mistake, to stop a run
     before anything is released, and not part of what is released.
 
     Args:
-        kept: `origin_of` the run as it began, from its checkpoint.
+        stored: `origin_of` the run as it began, from its checkpoint.
         data: to go on with.
         generator: to go on with; None: the run's own randomness, whatever seeded it.
         secure: as the run began.
     """
-    if not isinstance(kept, dict) or not isinstance(kept.get("salt"), str):
+    if not isinstance(stored, dict) or not isinstance(stored.get("salt"), str):
         raise CheckpointError(
             "the checkpoint does not say which data the run is of: on other records it would go on as "
             "another run under the same charges. Start a new run in a new directory."
         )
-    now = origin_of(data, generator, secure=secure, salt=kept["salt"])
-    if kept.get("record") != now["record"]:
+    current = origin_of(data, generator, secure=secure, salt=stored["salt"])
+    if stored.get("record") != current["record"]:
         raise CheckpointError(
-            f"the checkpoint is of a run on records of {kept.get('record')} and these are "
-            f"{now['record']}: {_OTHER}"
+            f"the checkpoint is of a run on records of {stored.get('record')} and these are "
+            f"{current['record']}: {_OTHER}"
         )
-    if None not in (kept.get("first"), now["first"]) and kept["first"] != now["first"]:
+    if None not in (stored.get("first"), current["first"]) and stored["first"] != current["first"]:
         raise CheckpointError(
             f"the first {_FIRST} records are not those that the run began with (they are private and "
             f"not shown): {_OTHER}"
         )
-    if generator is not None and kept.get("seed") != now["seed"]:
-        began = "the operating system's randomness" if kept.get("seed") is None else "another seed"
+    if generator is not None and stored.get("seed") != current["seed"]:
+        began = "the operating system's randomness" if stored.get("seed") is None else "another seed"
         raise CheckpointError(
             f"the run began with {began}, not with the seed {generator.initial_seed()}: a resumed run "
             "goes on with the randomness in its checkpoint, and the seed would be ignored. Leave it "

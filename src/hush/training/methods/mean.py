@@ -148,11 +148,11 @@ def clipped_row_sum(rows: Tensor, plan: Plan, source: "Randomness | None") -> Te
 
 def _rows(records: npt.ArrayLike) -> Tensor:
     """Copy of the records in double precision."""
-    given: Any = records
+    values: Any = records
     try:
-        rows = torch.as_tensor(given if isinstance(given, Tensor) else np.asarray(given))
+        rows = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
     except (TypeError, ValueError):
-        raise DataError(f"records of type {type(given).__name__} {_WANTED}") from None
+        raise DataError(f"records of type {type(values).__name__} {_WANTED}") from None
     if rows.is_complex():
         raise DataError(f"records of type {rows.dtype} {_WANTED}")
     rows = rows.detach().cpu().double().clone()

@@ -89,8 +89,8 @@ def principal_directions(
         basis = torch.cat([basis, block], 1)
     if 0 < scale < math.inf:
         rows *= scale
-    one = torch.eye(basis.shape[1], dtype=torch.float64, device=basis.device)
-    if not bool(((_gram(basis) - one).abs() < _NOT_ORTHONORMAL).all()):
+    identity = torch.eye(basis.shape[1], dtype=torch.float64, device=basis.device)
+    if not bool(((_gram(basis) - identity).abs() < _NOT_ORTHONORMAL).all()):
         raise DataError(
             "no orthonormal basis was found for the public gradients: they are not finite, or lie in "
             "fewer directions than the ranks ask for. Check the public records, or lower the ranks."

@@ -52,12 +52,12 @@ class BasisSchedule:
         self._inputs, self.current = state, None
         if not state:
             return
-        now = {name: value.detach().clone() for name, value in self._parameters().items()}
+        current = {name: value.detach().clone() for name, value in self._parameters().items()}
         try:
             self._set(state["weights"])
             self.current = self._compute(state["seed"])
         finally:
-            self._set(now)
+            self._set(current)
 
     def _compute(self, seed: int) -> PublicBasis:
         device = next(self._model.parameters()).device
@@ -76,14 +76,14 @@ def basis_schedule(
     model: nn.Module, loss: Loss, public: Data | None, clipping: Clipping
 ) -> BasisSchedule | None:
     """Schedule of the public bases that a clipping asks for; None if it asks for none."""
-    wanted = isinstance(clipping, Subspaces) and clipping.bases is not None
-    if wanted and public is None:
+    needed = isinstance(clipping, Subspaces) and clipping.bases is not None
+    if needed and public is None:
         raise DataError(
             "the clipping takes its subspaces from public gradients, and public=None: bases worked out "
             "from the private records would give them away. Pass public=(inputs, targets), records that "
             "need no protection and are not in the private set (hush train: --public-records N)."
         )
-    if not wanted and public is not None:
+    if not needed and public is not None:
         raise DataError(
             "public records were passed and the clipping has no use for them. Clip with "
             "Subspaces(..., bases=Principal()), or leave them out."

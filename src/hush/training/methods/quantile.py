@@ -94,8 +94,8 @@ class NoisyQuantile(Value):
             norms: A row a record, a column a block.
         """
         # a NaN sorts nowhere, and would be a count that is missing
-        known = norms.to("cpu", torch.float64).nan_to_num(nan=self.high)
-        bins = torch.bucketize(known, self.edges).clamp(max=self.bins - 1)
+        numbers = norms.to("cpu", torch.float64).nan_to_num(nan=self.high)
+        bins = torch.bucketize(numbers, self.edges).clamp(max=self.bins - 1)
         counts = torch.zeros(norms.shape[1], self.bins, dtype=torch.float64)
         return counts.scatter_add_(1, bins.T, torch.ones(bins.T.shape, dtype=torch.float64))
 
