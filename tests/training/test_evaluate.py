@@ -49,8 +49,8 @@ def test_loss_and_accuracy_are_torch_s(loss: Any, shape: tuple[int, ...]) -> Non
     outputs = model(inputs).detach()
     assert result["loss"] == pytest.approx(float(loss(outputs, targets)), rel=1e-5)
     if not shape:
-        kept = targets != loss.ignore_index
-        right = (outputs.argmax(1) == targets)[kept]
+        stored = targets != loss.ignore_index
+        right = (outputs.argmax(1) == targets)[stored]
         assert result["accuracy"] == pytest.approx(float(right.double().mean()))
 
 

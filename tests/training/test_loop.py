@@ -120,7 +120,7 @@ class Rows:
 
 
 @pytest.mark.parametrize(
-    ("evaluation", "said"),
+    ("evaluation", "message"),
     [
         ((X.double(), Y), r"float64 \(4,\) -> int64 \(\), .* float32 \(4,\) -> int64 \(\)"),
         ((X[:, :3], Y), r"float32 \(3,\) -> int64 \(\)"),
@@ -131,11 +131,11 @@ class Rows:
     ids=["kind", "shape", "label", "float label", "last record of a data set"],
 )
 def test_evaluation_data_that_cannot_be_evaluated_is_refused_before_a_charge(
-    evaluation: Any, said: str, tmp_path: Path
+    evaluation: Any, message: str, tmp_path: Path
 ) -> None:
     model, optimizer, data = problem()
     before = [value.clone() for value in model.parameters()]
-    with pytest.raises(DataError, match=rf"evaluation data cannot .*{said}.*nothing was charged"):
+    with pytest.raises(DataError, match=rf"evaluation data cannot .*{message}.*nothing was charged"):
         train(of=(model, optimizer, data), steps=2, evaluation=evaluation, directory=tmp_path / "run")
     assert all(map(torch.equal, before, model.parameters()))
     assert not (tmp_path / "run").exists()
@@ -157,15 +157,15 @@ class Counting(nn.Linear):
 
 
 def test_the_rehearsed_evaluation_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+    actual = []
     for _ in range(2):
         torch.manual_seed(0)
         model, (_, _, data) = Counting(), problem()
         of = (model, torch.optim.SGD(model.parameters(), lr=0.1), data)
         train(of=of, steps=2, evaluate_every=2, evaluation=held_out(data))
-        found.append((*model.state_dict().values(), torch.rand(1)))
+        actual.append((*model.state_dict().values(), torch.rand(1)))
         monkeypatch.setattr("hush.training.loop.check_evaluation", lambda *_: None)
-    assert all(map(torch.equal, *found))
+    assert all(map(torch.equal, *actual))
 
 
 def test_a_refused_resume_leaves_everything(tmp_path: Path) -> None:
@@ -212,8 +212,8 @@ def test_a_finished_run_can_be_resumed_to_more_steps(tmp_path: Path) -> None:
     assert parts.guarantee == whole.guarantee
     name = "model.safetensors"
     assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    again = train(steps=20, directory=tmp_path / "parts", resume=True)
-    assert again.guarantee == whole.guarantee, "nothing left to do costs nothing"
+    repeated = train(steps=20, directory=tmp_path / "parts", resume=True)
+    assert repeated.guarantee == whole.guarantee, "nothing left to do costs nothing"
 
 
 def test_resuming_with_new_randomness_pays_for_repeated_steps(tmp_path: Path) -> None:
@@ -444,8 +444,8 @@ def test_l_beta_clipping_above_two_is_trained_within_its_dimension_s_budget(tmp_
         hush.epsilon(fitting, steps=4, delta=1e-5, dimension=15), randomness="seeded"
     )
     # resumed, the dimension is known from the ledger, and nothing more fits
-    again = train(fitting, budget, steps=9, directory=tmp_path / "run", resume=True)
-    assert (again.steps, again.stopped) == (4, "budget")
+    repeated = train(fitting, budget, steps=9, directory=tmp_path / "run", resume=True)
+    assert (repeated.steps, repeated.stopped) == (4, "budget")
     # noise chosen as if there were one dimension does not last for the steps it was chosen for
     short = train(hush.calibrate(plan, budget, steps=4, dimension=1), budget, steps=4)
     assert short.stopped == "budget"
@@ -460,8 +460,8 @@ def test_other_settings_of_the_optimizer_are_not_ignored_on_resuming(
     model, _, data = problem()
     other = torch.optim.SGD(model.parameters(), **{"lr": 0.3, "momentum": 0.5, **wrong})
     ((name, value),) = wrong.items()
-    told = rf"an optimizer of the settings {name}=[\d.]+ and this one has {name}={value}:"
-    with pytest.raises(CheckpointError, match=told):
+    reported = rf"an optimizer of the settings {name}=[\d.]+ and this one has {name}={value}:"
+    with pytest.raises(CheckpointError, match=reported):
         train(directory=tmp_path / "run", steps=3, resume=True, of=(model, other, data))
     assert train(directory=tmp_path / "run", steps=3, resume=True).steps == 3
 
@@ -502,10 +502,10 @@ def test_runs_that_share_a_ledger_add_up_and_others_are_warned_of(tmp_path: Path
 
 def test_a_seeded_run_says_so_also_when_it_is_resumed_without_the_seed(tmp_path: Path) -> None:
     assert train(steps=2, directory=tmp_path / "run").guarantee.randomness == "seeded"
-    again = train(steps=3, directory=tmp_path / "run", resume=True, generator=None)
-    assert again.guarantee.randomness == "seeded"
+    repeated = train(steps=3, directory=tmp_path / "run", resume=True, generator=None)
+    assert repeated.guarantee.randomness == "seeded"
     assert train(steps=1, generator=None).guarantee.randomness == "secret"
-    assert again.guarantee.records == RECORDS
+    assert repeated.guarantee.records == RECORDS
 
 
 def test_a_run_is_not_resumed_on_other_data(tmp_path: Path) -> None:
@@ -520,14 +520,14 @@ def test_a_run_is_not_resumed_on_other_data(tmp_path: Path) -> None:
         ((inputs[:, :3], targets), r"float32 \(4,\) -> int64 \(\) and these are float32 \(3,\)"),
         (TensorDataset(inputs + 1, targets), "first 8 records are not those"),
     ]
-    for data, said in others:
-        with pytest.raises(CheckpointError, match=rf"{said}.*new run in a new directory"):
+    for data, message in others:
+        with pytest.raises(CheckpointError, match=rf"{message}.*new run in a new directory"):
             train(of=(model, optimizer, data), steps=3, directory=tmp_path / "run", resume=True)
     assert all(map(torch.equal, weights, model.parameters()))
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
     same: Any = TensorDataset(inputs.clone(), targets.clone())
-    again = train(of=(model, optimizer, same), steps=3, directory=tmp_path / "run", resume=True)
-    assert again.steps == 3
+    repeated = train(of=(model, optimizer, same), steps=3, directory=tmp_path / "run", resume=True)
+    assert repeated.steps == 3
 
 
 def test_digests_of_records_are_in_the_secret_checkpoint_alone_and_keyed(tmp_path: Path) -> None:
@@ -577,10 +577,10 @@ def test_settings_are_kept_from_the_start_and_compared(tmp_path: Path) -> None:
         train(steps=2, settings={"data": "a"})
     with pytest.raises(InvalidValue, match="settings cannot be written as JSON"):
         train(steps=2, settings={"data": torch.ones(1)}, directory=tmp_path / "run")
-    kept = tmp_path / "run/settings.json"
+    stored = tmp_path / "run/settings.json"
 
     def look(*_: object) -> None:
-        assert json.loads(kept.read_text()) == {"data": "a", "sizes": [1, 2]}
+        assert json.loads(stored.read_text()) == {"data": "a", "sizes": [1, 2]}
         raise KeyboardInterrupt
 
     model, optimizer, data = problem()
@@ -591,10 +591,10 @@ def test_settings_are_kept_from_the_start_and_compared(tmp_path: Path) -> None:
     for other in ({"data": "b", "sizes": [1, 2]}, {"data": "a"}):
         with pytest.raises(CheckpointError, match=r"(data is a there and b|sizes .*not set) here"):
             train(steps=2, settings=other, directory=tmp_path / "run", resume=True)
-    before = kept.read_bytes(), kept.stat().st_mtime_ns
+    before = stored.read_bytes(), stored.stat().st_mtime_ns
     train(steps=2, settings={"data": "a", "sizes": (1, 2)}, directory=tmp_path / "run", resume=True)
-    assert (kept.read_bytes(), kept.stat().st_mtime_ns) == before
-    kept.unlink()
+    assert (stored.read_bytes(), stored.stat().st_mtime_ns) == before
+    stored.unlink()
     with pytest.raises(CheckpointError, match="what the run was begun with is not known"):
         train(steps=3, settings={"data": "a"}, directory=tmp_path / "run", resume=True)
 
@@ -608,7 +608,7 @@ def test_mistakes_of_data_and_loss_are_named_before_a_charge(tmp_path: Path) -> 
         ((model, optimizer, (inputs, targets[:, None])), {}, r"targets\.squeeze\(-1\)"),
         ((model, optimizer, ({"x": inputs}, targets)), {}, r"forward\(\) takes \(input\)"),
     ]
-    for problem_, options, said in mistakes:
-        with pytest.raises(DataError, match=said):
+    for problem_, options, message in mistakes:
+        with pytest.raises(DataError, match=message):
             train(of=problem_, steps=2, directory=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()

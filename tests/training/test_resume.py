@@ -117,15 +117,15 @@ def test_killed_between_the_charge_and_the_update(tmp_path: Path, undisturbed: t
     """Kill again and again until the charge is on disk and its update is not."""
     whole, events = undisturbed
     directory = tmp_path / "run"
-    found = False
+    actual = False
     for kill_at in range(events // 2, events):
         run(directory, kill_at)
         steps_charged = len(charges(directory))
         resumed_at = json.loads((directory / "metrics.jsonl").read_text().splitlines()[-1])["step"]
         if steps_charged > resumed_at:
-            found = True
+            actual = True
             break
-    assert found
+    assert actual
     assert run(directory).returncode == 0
     assert_same_end(directory, whole)
 

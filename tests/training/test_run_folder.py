@@ -106,8 +106,8 @@ def test_a_crash_while_the_plan_is_written_leaves_a_folder_that_starts(
             patch.setattr(Path, "replace", full_disk)
             with pytest.raises(OSError, match="No space"):
                 folder.begin(PLAN, ledger)
-        again = RunFolder(tmp_path / "run", PLAN, resume=False)
-        again.begin(PLAN, ledger)
+        repeated = RunFolder(tmp_path / "run", PLAN, resume=False)
+        repeated.begin(PLAN, ledger)
     assert read_plan(tmp_path / "run" / "plan.toml") == PLAN
 
 

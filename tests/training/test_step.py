@@ -211,18 +211,18 @@ def test_the_charge_is_on_disk_before_the_model_moves(tmp_path: Path) -> None:
     model, data = problem()
     before = weights(model)
     path = tmp_path / "ledger.jsonl"
-    seen: list[tuple[int, bool]] = []
+    observed: list[tuple[int, bool]] = []
 
     class Watched(torch.optim.SGD):
         def step(self, closure: None = None) -> None:  # type: ignore[override]
-            seen.append((path.read_text().count('"charge"'), torch.equal(weights(model), before)))
+            observed.append((path.read_text().count('"charge"'), torch.equal(weights(model), before)))
 
     step = hush.PrivateStep(
         model, LOSS, Watched(model.parameters()), plan(), records=RECORDS, ledger=path
     )
     for batch in step.batches(data, steps=3):
         step(batch)
-    assert seen == [(1, True), (2, True), (3, True)]
+    assert observed == [(1, True), (2, True), (3, True)]
 
 
 def test_a_step_that_cannot_be_charged_is_not_applied(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_state_goes_on_exactly(tmp_path: Path) -> None:
     _, step = run(plan(), 5, make=torch.optim.Adam)
     state = copy.deepcopy(step.state_dict())
     model, data = problem()
-    again = hush.PrivateStep(
+    repeated = hush.PrivateStep(
         model,
         LOSS,
         torch.optim.Adam(model.parameters(), lr=0.5),
@@ -421,9 +421,9 @@ def test_state_goes_on_exactly(tmp_path: Path) -> None:
         records=RECORDS,
         ledger=step.ledger,
     )
-    again.load_state_dict(state)
-    for batch in again.batches(data, steps=3):
-        again(batch)
+    repeated.load_state_dict(state)
+    for batch in repeated.batches(data, steps=3):
+        repeated(batch)
     assert torch.equal(weights(model), whole)
     assert step.ledger.counts == {plan(): 8}
 
@@ -451,16 +451,16 @@ def test_repeating_a_step_on_other_data_is_refused_and_reseeding_pays() -> None:
     for batch in step.batches((inputs, targets), steps=2):
         step(batch)
 
-    again = resumed(plan(), RECORDS, step.ledger)
-    again.load_state_dict(early)
+    repeated = resumed(plan(), RECORDS, step.ledger)
+    repeated.load_state_dict(early)
     with pytest.raises(LedgerError, match="same noise"):
-        again(next(again.batches((inputs + 1, targets))))
+        repeated(next(repeated.batches((inputs + 1, targets))))
     assert step.ledger.counts == {plan(): 3}
 
-    again = resumed(plan(), RECORDS, step.ledger)
-    again.load_state_dict(early)
-    again.reseed()
-    again(next(again.batches((inputs + 1, targets))))
+    repeated = resumed(plan(), RECORDS, step.ledger)
+    repeated.load_state_dict(early)
+    repeated.reseed()
+    repeated(next(repeated.batches((inputs + 1, targets))))
     assert step.ledger.counts == {plan(): 4}
 
 
@@ -681,12 +681,12 @@ def test_a_state_kept_right_after_reseeding_can_be_loaded_again(tmp_path: Path) 
         state = taken.state_dict()
         taken.ledger.close()
         for _ in range(2):
-            again = step()
-            again.load_state_dict(state)
+            repeated = step()
+            repeated.load_state_dict(state)
             if not secure:
-                again.reseed()
-            state = again.state_dict()
-            again.ledger.close()
+                repeated.reseed()
+            state = repeated.state_dict()
+            repeated.ledger.close()
         last = step()
         last.load_state_dict(state)
         for batch in last.batches(problem()[1], steps=1):

@@ -120,8 +120,8 @@ def test_steps_are_charged_and_go_on_exactly(tmp_path: Path) -> None:
     )
     whole, step = stepped(plan, steps=3)
     assert step.spent(1e-5).epsilon == hush.epsilon(plan, steps=3, delta=1e-5).epsilon
-    again, _ = stepped(plan, steps=3)
-    assert torch.equal(whole, again)
+    repeated, _ = stepped(plan, steps=3)
+    assert torch.equal(whole, repeated)
     other, _ = stepped(plan, steps=3, seed=1)
     assert not torch.equal(whole, other)
 

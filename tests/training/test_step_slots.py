@@ -165,9 +165,9 @@ def test_sums_of_many_physical_batches_do_not_lose_a_record() -> None:
     inputs = (torch.rand(records, width, generator=seed) * 0.2 + 0.9) * 0.45
     model = nn.Linear(width, 1, bias=False)
     step = step_of(model, plan_of(), records, loss=lambda out, _: out[:, 0], physical_batch=8)
-    found = step.clipped_sum(next(step.batches((inputs, torch.zeros(records)))))
+    actual = step.clipped_sum(next(step.batches((inputs, torch.zeros(records)))))
     exact = inputs.double().sum(0)
-    assert float((found - exact).norm()) < 1e-3
+    assert float((actual - exact).norm()) < 1e-3
     single = torch.zeros(width)
     for part in inputs.split(8):
         single += part.sum(0)
@@ -322,14 +322,14 @@ def test_steps_on_one_ledger_train_a_model_in_turns() -> None:
 def test_the_guarantee_says_what_is_assumed() -> None:
     torch.manual_seed(0)
     inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))
-    said = {}
+    guarantees = {}
     for arithmetic in ("proved", "assumed"):
         step = step_of(nn.Linear(6, 3), plan_of(), 20, arithmetic=arithmetic)
         step(next(step.batches((inputs, targets))))
-        said[arithmetic] = str(step.spent(1e-5))
-    assert "zero-out one record" in said["proved"]
-    assert "assumed" not in said["proved"]
-    assert "arithmetic: assumed" in said["assumed"]
+        guarantees[arithmetic] = str(step.spent(1e-5))
+    assert "zero-out one record" in guarantees["proved"]
+    assert "assumed" not in guarantees["proved"]
+    assert "arithmetic: assumed" in guarantees["assumed"]
     # many positions, of which a sum in single precision may cancel
     model = nn.Sequential(nn.Linear(64, 64), nn.Flatten(), nn.Linear(64 * 4, 3))
     tape = record(model, nn.CrossEntropyLoss(reduction="none"), torch.randn(2, 4, 64), targets[:2])
@@ -426,15 +426,15 @@ def test_what_is_said_of_rounding_does_not_depend_on_the_records() -> None:
                 return cast(Tensor, self.last(self.linear(x).mean(1)))
             return cast(Tensor, self.last(self.linear(x.mean(1))))
 
-    said = []
+    statements = []
     for first in (0.0, 100.0):
         torch.manual_seed(0)
         inputs, targets = torch.randn(20, 4, 64), torch.randint(0, 3, (20,))
         inputs[5, 0, 0] = first
         step = step_of(Ways(), plan_of(), 20)
         step(next(step.batches((inputs, targets))))
-        said.append(step.spent(1e-5).arithmetic)
-    assert said == ["assumed", "assumed"]
+        statements.append(step.spent(1e-5).arithmetic)
+    assert statements == ["assumed", "assumed"]
 
 
 def test_writes_that_torch_does_not_count_are_noticed() -> None:

@@ -208,9 +208,9 @@ def test_a_selective_test_does_not_show_it_either() -> None:
 def test_what_a_forward_pass_keeps_is_counted_once_and_without_the_weights() -> None:
     model = nn.Sequential(nn.Linear(100, 50), nn.Tanh(), nn.Linear(50, 10))
     inputs, targets = torch.randn(2, 100), torch.zeros(2, dtype=torch.long)
-    kept = activations(model, LOSS, inputs, targets)
+    size = activations(model, LOSS, inputs, targets)
     # the input, the output of tanh, the log of the softmax and what the loss itself keeps
-    assert 4 * 2 * (100 + 50 + 10) <= kept <= 4 * 2 * (100 + 50 + 10) + 64
+    assert 4 * 2 * (100 + 50 + 10) <= size <= 4 * 2 * (100 + 50 + 10) + 64
 
 
 def test_more_memory_for_each_record_means_fewer_records(monkeypatch: pytest.MonkeyPatch) -> None:

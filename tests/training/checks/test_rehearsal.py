@@ -27,13 +27,13 @@ class Counting(nn.Module):
         return self.layer(inputs)
 
 
-def made(release: Release | None, **given: Any) -> hush.PrivateStep:
+def built(release: Release | None, **passed: Any) -> hush.PrivateStep:
     torch.manual_seed(0)
     model = Counting()
     bases = hush.Principal(groups=1, every=2)
     chosen = (
         hush.Subspaces(ranks=(2, 8), l2=(1.0, 0.5), bases=bases)
-        if "public" in given
+        if "public" in passed
         else hush.L2(norm=1.0)
     )
     plan = hush.Plan(
@@ -43,15 +43,15 @@ def made(release: Release | None, **given: Any) -> hush.PrivateStep:
         release=release or hush.Always(),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, records=20, **given)
+    return hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, records=20, **passed)
 
 
 def run(step: hush.PrivateStep, steps: int) -> list[Tensor]:
-    found = []
+    actual = []
     for batch in step.batches(DATA, steps=steps):
         step(batch)
-        found += [value.detach().clone() for value in step.model.parameters()]
-    return found
+        actual += [value.detach().clone() for value in step.model.parameters()]
+    return actual
 
 
 def seeded() -> torch.Generator:
@@ -65,10 +65,10 @@ def seeded() -> torch.Generator:
 )
 def test_a_run_goes_on_as_if_there_had_been_no_rehearsal(release: Release | None, bases: bool) -> None:
     public = torch.randn(12, 4, generator=seeded()), torch.arange(12) % 2
-    given = {"public": public} if bases else {}
-    plain = made(release, generator=seeded(), **given)
+    passed = {"public": public} if bases else {}
+    plain = built(release, generator=seeded(), **passed)
     expected = run(plain, 4)
-    step = made(release, generator=seeded(), **given)
+    step = built(release, generator=seeded(), **passed)
     begun = run(step, 1)
     state = copy.deepcopy(step.state_dict())
     shared = torch.get_rng_state()
@@ -92,7 +92,7 @@ def test_a_run_goes_on_as_if_there_had_been_no_rehearsal(release: Release | None
 
 
 def test_a_batch_that_was_drawn_is_still_to_be_used_after_an_error_inside() -> None:
-    step = made(None, generator=seeded())
+    step = built(None, generator=seeded())
     batch = next(step.batches(DATA))
     before = [value.detach().clone() for value in step.model.parameters()]
 
@@ -110,7 +110,7 @@ def test_a_batch_that_was_drawn_is_still_to_be_used_after_an_error_inside() -> N
 
 
 def test_a_step_without_a_state_to_put_back_keeps_its_charges() -> None:
-    step = made(None, secure=True)
+    step = built(None, secure=True)
     run(step, 2)
     name = step.run
     with rehearsal(step):

@@ -41,17 +41,17 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "run"
     train(folder, 6)
     return folder
 
 
 @pytest.fixture
-def run(tmp_path: Path, made: Path) -> Path:
+def run(tmp_path: Path, built: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
-    for path in made.iterdir():
+    for path in built.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
     return folder
 
@@ -128,10 +128,10 @@ def test_what_does_not_fit_is_neither_accounted_for_nor_resumed(
 
 @pytest.mark.parametrize("name", ["ledger.jsonl", "backup.jsonl"])
 def test_a_ledger_named_by_its_file_is_held_against_the_run_beside_it(run: Path, name: str) -> None:
-    kept = (run / "ledger.jsonl").read_bytes()
-    (run / name).write_bytes(kept)
+    stored = (run / "ledger.jsonl").read_bytes()
+    (run / name).write_bytes(stored)
     assert ledger_at(run / name)[1] == ["fits its plan, anchor and checkpoint (of step 6)"]
-    (run / name).write_bytes(b"".join(kept.splitlines(keepends=True)[:-1]))
+    (run / name).write_bytes(b"".join(stored.splitlines(keepends=True)[:-1]))
     with pytest.raises(LedgerError, match=r"taken 6 steps .* knows of 5: charges are missing"):
         ledger_at(run / name)
 

@@ -136,12 +136,12 @@ def test_where_no_step_helps_the_same_gradient_is_measured_again() -> None:
         if one[1] == two[1] == SETTINGS.clip and torch.equal(one[0], two[0])
     ]
     # the first gradient, an answer that none helps, the same gradient with half as much budget
-    first, _, again = pairs[0]
-    assert again[2] == pytest.approx(first[2] / 2)
+    first, _, repeated = pairs[0]
+    assert repeated[2] == pytest.approx(first[2] / 2)
     # steps are then chosen along the average of least variance
-    average = (first[2] * first[3] + again[2] * again[3]) / (first[2] + again[2])
+    average = (first[2] * first[3] + repeated[2] * repeated[3]) / (first[2] + repeated[2])
     assert any(torch.allclose(one, average, rtol=1e-5) for one in run.directions)
-    plain = (first[3] + again[3]) / 2
+    plain = (first[3] + repeated[3]) / 2
     assert not any(torch.allclose(one, plain, rtol=1e-2) for one in run.directions)
     assert sum(entry[2] for entry in run.seen) <= run.filter.precision
 

@@ -37,11 +37,11 @@ def test_steps_are_descent_on_the_clamped_sum() -> None:
     silent = hush.Rectified(scale=1e-9, bound=1e3)
     descent = LinearDescent(X, Y, plan(silent), classes=3, lr=0.5, momentum=0.5)
     weights, velocity = torch.zeros(3, 8), torch.zeros(3, 8)
-    for found in descent.run(steps=3):
+    for actual in descent.run(steps=3):
         update = gradients(weights, 0.3).sum(0).view(3, 8).float() / 60
         velocity = 0.5 * velocity + update
         weights = weights - 0.5 * velocity
-        assert torch.allclose(found, weights, atol=1e-6)
+        assert torch.allclose(actual, weights, atol=1e-6)
     assert descent.ledger.counts == {descent.plan: 3}
 
 
@@ -64,14 +64,14 @@ def test_charges_of_every_record() -> None:
     descent = LinearDescent(X, Y, plan(noise), classes=3, lr=0.5, orders=ORDERS)
     location = gradients(torch.zeros(3, 8), 0.3)
     next(descent.run(steps=1))
-    found = descent.charges()
+    actual = descent.charges()
     total = location.sum(0).numpy()
-    assert found.for_all == pytest.approx(hush.individual_rdp(descent.plan, total, ORDERS), rel=1e-5)
+    assert actual.for_all == pytest.approx(hush.individual_rdp(descent.plan, total, ORDERS), rel=1e-5)
     exact = hush.individual_rdp(descent.plan, total, ORDERS, change=-location.numpy())
-    assert (exact <= found.each * (1 + 1e-5)).all(), "no charge is below the record's own"
+    assert (exact <= actual.each * (1 + 1e-5)).all(), "no charge is below the record's own"
     own = (location**2).sum(1).numpy()[:, None] * ORDERS / (2 * 2.0**2)
-    assert found.each == pytest.approx(np.minimum(own, found.for_all), rel=1e-5)
-    assert (found.for_all < hush.rdp(descent.plan, ORDERS, dimension=24)).all()
+    assert actual.each == pytest.approx(np.minimum(own, actual.for_all), rel=1e-5)
+    assert (actual.for_all < hush.rdp(descent.plan, ORDERS, dimension=24)).all()
 
 
 def test_records_are_left_out_when_their_budget_is_used() -> None:
@@ -179,7 +179,7 @@ def test_a_filter_says_nothing_of_other_steps_on_the_ledger() -> None:
 
 
 def test_a_filter_s_budget_says_what_the_ledger_says_of_rounding() -> None:
-    for noise, said in (
+    for noise, arithmetic in (
         (hush.Gaussian(multiplier=1.0), "proved"),
         (hush.Truncated(scale=0.1, bound=20.0), "assumed"),
     ):
@@ -190,4 +190,4 @@ def test_a_filter_s_budget_says_what_the_ledger_says_of_rounding() -> None:
         descent = LinearDescent(X, Y, chosen, classes=3, lr=0.1, individual=guard)
         list(descent.run(steps=1))
         assert descent.spent(1e-5).epsilon.upper < descent.ledger.epsilon(1e-5).epsilon.upper
-        assert descent.spent(1e-5).arithmetic == said
+        assert descent.spent(1e-5).arithmetic == arithmetic

@@ -36,11 +36,11 @@ EVERY = [
 
 @pytest.mark.parametrize("each", EVERY, ids=lambda each: type(each.noise).__name__)
 def test_every_mechanism_is_close_and_charged(each: hush.Plan) -> None:
-    found = hush.mean(ROWS, each, delta=1e-5, generator=torch.Generator().manual_seed(3))
-    assert found.value.shape == (5,)
-    assert np.abs(found.value - TRUTH).max() < 0.05
-    assert found.guarantee == replace(hush.epsilon(each, 1, 1e-5, dimension=5), randomness="seeded")
-    assert not found.guarantee.sensitive
+    actual = hush.mean(ROWS, each, delta=1e-5, generator=torch.Generator().manual_seed(3))
+    assert actual.value.shape == (5,)
+    assert np.abs(actual.value - TRUTH).max() < 0.05
+    assert actual.guarantee == replace(hush.epsilon(each, 1, 1e-5, dimension=5), randomness="seeded")
+    assert not actual.guarantee.sensitive
 
 
 def test_the_noise_has_the_deviation_that_is_charged() -> None:
@@ -54,8 +54,8 @@ def test_the_noise_has_the_deviation_that_is_charged() -> None:
 def test_rows_are_clipped_and_left_as_they_were() -> None:
     rows = np.full((1000, 2), 100.0)
     for clipping, expected in ((hush.Linf(norm=1.0), 1.0), (hush.L2(norm=1.0), 0.5**0.5)):
-        found = hush.mean(rows, plan(clipping, hush.Gaussian(multiplier=1.0)), delta=1e-5)
-        assert found.value == pytest.approx([expected] * 2, abs=0.02)
+        actual = hush.mean(rows, plan(clipping, hush.Gaussian(multiplier=1.0)), delta=1e-5)
+        assert actual.value == pytest.approx([expected] * 2, abs=0.02)
     assert (rows == 100).all()
     one = hush.mean(torch.ones(1000), plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=1.0)), delta=1e-5)
     assert one.value == pytest.approx([1.0], abs=0.02)

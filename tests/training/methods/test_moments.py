@@ -26,12 +26,12 @@ def images(records: int, channels: int = 3) -> Tensor:
 
 def test_without_much_noise_they_are_the_moments() -> None:
     inputs = images(40)
-    found = NoisyMoments(multiplier=1e-3, norm=10.0, square_norm=100.0)(
+    actual = NoisyMoments(multiplier=1e-3, norm=10.0, square_norm=100.0)(
         inputs, hush.Ledger(), generator=seeded()
     )
     values = inputs.double().numpy().transpose(1, 0, 2, 3).reshape(3, -1)
-    assert found.mean.numpy() == pytest.approx(values.mean(1), abs=2e-3)
-    assert found.variance.numpy() == pytest.approx(values.var(1), abs=3e-2)
+    assert actual.mean.numpy() == pytest.approx(values.mean(1), abs=2e-3)
+    assert actual.variance.numpy() == pytest.approx(values.var(1), abs=3e-2)
 
 
 @pytest.mark.parametrize("strange", [1e30, -5.0, math.nan, math.inf])
@@ -42,8 +42,8 @@ def test_one_record_moves_either_sum_by_its_norm_at_most(strange: float) -> None
     one = torch.full((1, 3, 4, 4), strange)
     sums = []
     for inputs in (others, torch.cat([others, one])):
-        found = moments(inputs, hush.Ledger(), generator=seeded(3))
-        sums.append((found.mean * len(inputs), len(inputs)))
+        actual = moments(inputs, hush.Ledger(), generator=seeded(3))
+        sums.append((actual.mean * len(inputs), len(inputs)))
     moved = torch.linalg.vector_norm(sums[1][0] - sums[0][0])
     assert moved <= 0.5 + 1e-9
     # a version without the clip is caught
@@ -61,8 +61,8 @@ def test_rounding_that_depends_on_the_others_is_not_seen() -> None:
 
     def summed(inputs: Tensor) -> Tensor:
         last = inputs.permute(1, 2, 0).contiguous().permute(2, 0, 1)
-        found = NoisyMoments(multiplier=1.0)(last, hush.Ledger(), generator=seeded(3))
-        return found.mean * len(inputs)
+        actual = NoisyMoments(multiplier=1.0)(last, hush.Ledger(), generator=seeded(3))
+        return actual.mean * len(inputs)
 
     more = torch.cat([others, torch.full((1, 1, 8), -5.0)])
     assert float((summed(more) - summed(others)).norm()) <= 1 + 1e-9
@@ -73,11 +73,11 @@ def test_rounding_that_depends_on_the_others_is_not_seen() -> None:
 def test_the_noise_is_the_noise_that_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     released: list[Tensor] = []
 
-    def seen(values: list[Tensor]) -> str:
+    def observed(values: list[Tensor]) -> str:
         released.extend(value.clone() for value in values)
         return f"seen {len(released)}"
 
-    monkeypatch.setattr("hush.training.methods.moments.fingerprint", seen)
+    monkeypatch.setattr("hush.training.methods.moments.fingerprint", observed)
     ledger = hush.Ledger()
     inputs = torch.zeros(10, 20000)
     NoisyMoments(multiplier=8.0, norm=3.0, square_norm=0.5)(inputs, ledger, generator=seeded())
@@ -120,8 +120,8 @@ def test_nothing_is_released_that_cannot_be_charged() -> None:
 
 
 def test_variances_that_noise_took_below_zero_are_the_floor() -> None:
-    found = NoisyMoments(multiplier=50.0, floor=0.01)(images(3, 50), hush.Ledger(), generator=seeded())
-    assert float(found.variance.min()) == pytest.approx(0.01)
+    actual = NoisyMoments(multiplier=50.0, floor=0.01)(images(3, 50), hush.Ledger(), generator=seeded())
+    assert float(actual.variance.min()) == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("inputs", [torch.ones(3), torch.ones(0, 2), torch.ones(3, 2).long()])

@@ -52,8 +52,8 @@ def crookedness(basis: Tensor) -> float:
 def test_subspaces_are_those_of_the_decomposition() -> None:
     rows = falling(80, 300, 0.7, seed=1)
     right = torch.linalg.svd(rows.double(), full_matrices=False)[2]
-    found = principal_directions(rows.clone(), (3, 5), 16, seeded()).double()
-    for part, start, end in ((found[:, :3], 0, 3), (found[:, 3:], 3, 8)):
+    actual = principal_directions(rows.clone(), (3, 5), 16, seeded()).double()
+    for part, start, end in ((actual[:, :3], 0, 3), (actual[:, 3:], 3, 8)):
         # the sines of the angles between the two subspaces
         missed = torch.linalg.matrix_norm(part - right[start:end].T @ (right[start:end] @ part), ord=2)
         assert float(missed) < 1e-2
@@ -63,9 +63,9 @@ def test_subspaces_are_those_of_the_decomposition() -> None:
 def test_more_rounds_leave_less_over(iterations: int) -> None:
     rows = falling(80, 300, 0.95, seed=2)
     best = float(torch.linalg.svdvals(rows.double())[10:].square().sum().sqrt())
-    left = rows.clone()
-    principal_directions(left, (4, 6), iterations, seeded())
-    ratio = float(torch.linalg.norm(left)) / best
+    remaining = rows.clone()
+    principal_directions(remaining, (4, 6), iterations, seeded())
+    ratio = float(torch.linalg.norm(remaining)) / best
     assert 1 - 1e-5 <= ratio <= {1: 1.25, 3: 1.05, 12: 1.01}[iterations]
     # random directions leave nearly everything
     random = torch.linalg.qr(torch.randn(300, 10, generator=seeded()))[0]
@@ -74,9 +74,9 @@ def test_more_rounds_leave_less_over(iterations: int) -> None:
 
 def test_deflation_overwrites_the_rows_by_what_is_left() -> None:
     rows = falling(30, 50, 0.8, seed=3)
-    left = rows.clone()
-    basis = principal_directions(left, (2, 4), 3, seeded())
-    torch.testing.assert_close(left, rows - rows @ basis @ basis.T, atol=1e-6, rtol=0)
+    remaining = rows.clone()
+    basis = principal_directions(remaining, (2, 4), 3, seeded())
+    torch.testing.assert_close(remaining, rows - rows @ basis @ basis.T, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_it_finds_the_subspaces_of_each_group_of_gradients() -> None:
     for group, own in frame._by_group(gradients):
         best = torch.linalg.svdvals(own)[sum(group.columns) :].norm()
         basis = group.basis.double()
-        left = torch.linalg.norm(own - own @ basis @ basis.T)
-        assert float(best) * (1 - 1e-6) <= float(left) <= 1.02 * float(best)
+        remaining = torch.linalg.norm(own - own @ basis @ basis.T)
+        assert float(best) * (1 - 1e-6) <= float(remaining) <= 1.02 * float(best)
 
 
 def test_the_same_generator_gives_the_same_frame_and_the_global_state_is_left_alone() -> None:
@@ -160,8 +160,8 @@ def test_the_same_generator_gives_the_same_frame_and_the_global_state_is_left_al
     ranks, principal = (5, size - 5), Principal(groups=2)
     frames = [principal_basis(model, LOSS, public, ranks, principal, seeded(s)) for s in (1, 1, 2)]
     assert torch.equal(torch.get_rng_state(), before)
-    first, again, other = (torch.cat([g.basis.reshape(-1) for g in frame.groups]) for frame in frames)
-    assert torch.equal(first, again)
+    first, repeated, other = (torch.cat([g.basis.reshape(-1) for g in frame.groups]) for frame in frames)
+    assert torch.equal(first, repeated)
     assert not torch.equal(first, other)
     system = SystemSource(torch.device("cpu"))
     assert principal_basis(model, LOSS, public, ranks, principal, system).dimension == size
@@ -234,8 +234,8 @@ def test_on_a_gpu_nothing_is_rounded_even_where_tensor_float_is_allowed(
     whole = torch.block_diag(*(group.basis for group in frame.groups)).double().cpu()
     exact = gradients.double().cpu()
     blocks = frame.blocks(gradients.clone())
-    left = blocks[RESIDUAL].double().cpu()
-    torch.testing.assert_close(left, exact - exact @ whole @ whole.T, atol=1e-6, rtol=1e-5)
+    remaining = blocks[RESIDUAL].double().cpu()
+    torch.testing.assert_close(remaining, exact - exact @ whole @ whole.T, atol=1e-6, rtol=1e-5)
     total = torch.cat([block.sum(0) for block in blocks.values()])
     torch.testing.assert_close(frame.to_parameters(total), gradients.sum(0), atol=1e-4, rtol=1e-4)
 

@@ -79,17 +79,17 @@ def test_the_sum_is_clipped_in_each_subspace() -> None:
     model, data, public = problem()
     rows = one_at_a_time(model, EACH, *data, RECORDS)
     step = stepper(plan((0.4, 0.3)), model, public)
-    found = moved(step, data)
+    actual = moved(step, data)
     directions = basis(step)
     expected = torch.zeros(SIZE, dtype=torch.float64)
     for row in rows:
         inside = directions.T @ row
-        left = row - directions @ inside
-        assert inside.norm() > 0.4 or left.norm() > 0.3
+        remaining = row - directions @ inside
+        assert inside.norm() > 0.4 or remaining.norm() > 0.3
         expected += directions @ (inside * min(1.0, 0.4 / float(inside.norm())))
-        expected += left * min(1.0, 0.3 / float(left.norm()))
+        expected += remaining * min(1.0, 0.3 / float(remaining.norm()))
     # what cutting leaves stays in the residual: the projection takes nothing away without thinning
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-10)
     loose = stepper(plan((1e9, 1e9)), problem()[0], public)
     torch.testing.assert_close(moved(loose, data), rows.sum(0), rtol=1e-8, atol=1e-10)
 
@@ -103,18 +103,18 @@ def fits(values: Tensor, deviation: float) -> bool:
 def test_the_noise_is_what_is_charged_in_the_basis(thinned: bool) -> None:
     sampling = hush.Coordinate(rate=0.5) if thinned else hush.FullBatch()
     noise = hush.BlockGaussian(multipliers=(2e9, 5e9))
-    inside, left = [], []
+    inside, remaining = [], []
     for seed in range(30):
         model, data, public = problem()
         step = stepper(plan((1e-9, 1e-9), noise, sampling), model, public)
         step.generator = torch.Generator().manual_seed(seed)
         update = moved(step, data)
         inside.append(basis(step).T @ update)
-        left.append(update - basis(step) @ inside[-1])
+        remaining.append(update - basis(step) @ inside[-1])
     assert fits(torch.stack(inside), 2.0)
     assert not fits(torch.stack(inside), 5.0)
     # in SIZE - 8 dimensions: those of the subspace are taken out of the residual's noise
-    total = float(torch.stack(left).square().sum()) / 25
+    total = float(torch.stack(remaining).square().sum()) / 25
     assert 1e-4 < stats.chi2.cdf(total, 30 * (SIZE - 8)) < 1 - 1e-4
     assert stats.chi2.cdf(total * 1.2, 30 * (SIZE - 8)) > 1 - 1e-4
 
@@ -131,10 +131,10 @@ def test_a_run_that_stops_between_bases_goes_on_exactly(tmp_path: Path) -> None:
         if stop is not None:
             state = step.state_dict()
             other = problem()[0]
-            again = stepper(step.plan, other, public, ledger=step.ledger)
-            again.load_state_dict(state)
-            for batch in again.batches(data, steps=2):
-                again(batch)
+            repeated = stepper(step.plan, other, public, ledger=step.ledger)
+            repeated.load_state_dict(state)
+            for batch in repeated.batches(data, steps=2):
+                repeated(batch)
             model = other
         ends.append(vector(model))
     assert torch.equal(ends[0], ends[1])
@@ -146,10 +146,10 @@ def test_a_refused_public_set_leaves_the_name_of_the_run_free(tmp_path: Path) ->
     few = public[0][:7], public[1][:7]
     mixed = torch.cat([public[0], data[0][:1]]), torch.cat([public[1], data[1][:1]])
 
-    def run(given: Any) -> hush.Guarantee:
+    def run(passed: Any) -> hush.Guarantee:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         budget = hush.Budget(epsilon=3.0, delta=1e-5)
-        options: Any = {"public": given, "directory": tmp_path / "run", "steps": 1}
+        options: Any = {"public": passed, "directory": tmp_path / "run", "steps": 1}
         return hush.train(model, LOSS, optimizer, chosen, data, budget=budget, **options).guarantee
 
     with pytest.raises(DataError, match=r"7 public records .* cannot span the 8 directions"):
@@ -162,13 +162,13 @@ def test_a_refused_public_set_leaves_the_name_of_the_run_free(tmp_path: Path) ->
 def test_bases_are_found_anew_on_time() -> None:
     model, data, public = problem()
     step = stepper(plan((0.4, 0.3), every=2), model, public)
-    seen = []
+    observed = []
     for batch in step.batches(data, steps=4):
         step(batch)
-        seen.append(basis(step))
-    assert torch.equal(seen[0], seen[1])
-    assert torch.equal(seen[2], seen[3])
-    assert not torch.allclose(seen[1], seen[2])
+        observed.append(basis(step))
+    assert torch.equal(observed[0], observed[1])
+    assert torch.equal(observed[2], observed[3])
+    assert not torch.allclose(observed[1], observed[2])
 
 
 def test_public_records_are_asked_for_and_are_not_the_private_ones() -> None:

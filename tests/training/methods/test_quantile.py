@@ -29,8 +29,8 @@ def test_one_record_changes_one_count_of_each_block_by_one(
     quantile = NoisyQuantile(multiplier=1.0, bins=data.draw(st.integers(2, 30)))
     norms = torch.tensor(rows, dtype=torch.float64)
     gone = data.draw(st.integers(0, len(rows) - 1))
-    kept = torch.cat([norms[:gone], norms[gone + 1 :]])
-    change = quantile.counts(norms) - quantile.counts(kept)
+    fewer = torch.cat([norms[:gone], norms[gone + 1 :]])
+    change = quantile.counts(norms) - quantile.counts(fewer)
     assert change.shape == (2, quantile.bins)
     for block in change:
         assert sorted(block.tolist()) == [0.0] * (quantile.bins - 1) + [1.0]
@@ -49,11 +49,11 @@ def noise_of(multiplier: float, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """What is added to the counts, as it is released."""
     released: list[Tensor] = []
 
-    def seen(values: list[Tensor]) -> str:
+    def observed(values: list[Tensor]) -> str:
         released.extend(values)
         return "seen"
 
-    monkeypatch.setattr("hush.training.methods.quantile.fingerprint", seen)
+    monkeypatch.setattr("hush.training.methods.quantile.fingerprint", observed)
     quantile = NoisyQuantile(multiplier=multiplier, bins=8000)
     norms = torch.ones(50, 3)
     quantile(norms, 0.5, hush.Ledger(), generator=seeded())
@@ -87,17 +87,17 @@ def test_what_is_charged_is_one_gaussian_of_all_blocks_together() -> None:
 def test_quantiles_are_off_by_a_bin_and_the_noise_of_the_counts(share: float) -> None:
     values = np.random.default_rng(1).lognormal(0.3, 0.8, (50_000, 2)) * [1, 20]
     quantile = NoisyQuantile(multiplier=10.0)
-    found = quantile(torch.from_numpy(values), share, hush.Ledger(), generator=seeded(3))
+    actual = quantile(torch.from_numpy(values), share, hush.Ledger(), generator=seeded(3))
     factor = (quantile.high / quantile.low) ** (1 / quantile.bins)
     off = 4 * 10.0 * math.sqrt(2 * quantile.bins) / 50_000
-    for column, value in zip(values.T, found, strict=True):
+    for column, value in zip(values.T, actual, strict=True):
         low, high = np.quantile(column, [share - off, min(1.0, share + off)])
         assert low <= value <= high * factor
     # as a guess it would not be known to depend on the noise
     wild = NoisyQuantile(multiplier=3000.0)(
         torch.from_numpy(values), share, hush.Ledger(), generator=seeded(3)
     )
-    assert wild != found
+    assert wild != actual
 
 
 def test_the_charge_is_on_disk_even_if_the_caller_fails_at_once(tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_the_charge_is_on_disk_even_if_the_caller_fails_at_once(tmp_path: Path) 
     with pytest.raises(ZeroDivisionError):
         quantile(torch.rand(10, 2), 0.5, ledger)[0] / 0
     ledger.close()
-    again = hush.Ledger(path, read_only=True)
-    assert again.counts == {quantile.plan(2): 1}
+    repeated = hush.Ledger(path, read_only=True)
+    assert repeated.counts == {quantile.plan(2): 1}
 
 
 def test_nothing_is_known_where_nothing_can_be_charged(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_every_estimate_is_charged() -> None:
 
 def test_a_generator_repeats_it_and_secure_noise_does_not() -> None:
     quantile, norms = NoisyQuantile(multiplier=50.0), torch.rand(200, 5) + 0.5
-    first, again = (quantile(norms, 0.5, hush.Ledger(), generator=seeded()) for _ in range(2))
-    assert first == again
+    first, repeated = (quantile(norms, 0.5, hush.Ledger(), generator=seeded()) for _ in range(2))
+    assert first == repeated
     secure = {quantile(norms, 0.5, hush.Ledger(), secure=True) for _ in range(5)}
     assert len(secure) > 1
 

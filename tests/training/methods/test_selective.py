@@ -186,12 +186,12 @@ def verdicts(chosen: hush.Plan, loss: Any = None, trials: int = 12) -> list[tupl
     draw = type(sampling).draw
 
     def noted(self: Any, records: int, generator: Any) -> Tensor:
-        found = draw(self, records, generator)
+        actual = draw(self, records, generator)
         if self.rate == release.rate:
-            tests.append(found)
-        return found
+            tests.append(actual)
+        return actual
 
-    found = []
+    actual = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(sampling), "draw", noted)
         for batch in step.batches((inputs, targets), steps=trials):
@@ -215,18 +215,18 @@ def verdicts(chosen: hush.Plan, loss: Any = None, trials: int = 12) -> list[tupl
                 clip = release.clip
                 total += min(max(rise, -clip), clip) if release.test == "summed" else rise
             expected = release.rate * RECORDS
-            found.append((accepted, total if release.test == "summed" else total / expected))
-    return found
+            actual.append((accepted, total if release.test == "summed" else total / expected))
+    return actual
 
 
 @pytest.mark.parametrize("test", ["mean", "summed"])
 def test_the_verdict_is_that_of_the_same_records_on_both_models(test: str) -> None:
     release = {"test": test, "multiplier": NO_NOISE, "clip": 0.05, "threshold": -0.1, "rate": 0.47}
-    found = verdicts(plan(noise=2.0, **release))
+    actual = verdicts(plan(noise=2.0, **release))
     bound = 0.05 if test == "mean" else math.inf
-    for accepted, rise in found:
+    for accepted, rise in actual:
         assert accepted == (min(max(rise, -bound), bound) < -0.1 * 0.05)
-    assert {accepted for accepted, _ in found} == {True, False}
+    assert {accepted for accepted, _ in actual} == {True, False}
 
 
 def accepts_as_charged(test: str, multiplier: float, charged: float) -> bool:
@@ -237,16 +237,16 @@ def accepts_as_charged(test: str, multiplier: float, charged: float) -> bool:
     repeats, fits = 4000, True
     for end in (-1.0, 1.0):
         number = torch.tensor(end * 0.01, dtype=torch.float64)
-        seen = sum(trials.noisy_verdict(number.clone()) for _ in range(repeats))
-        least, most = hush.Selective(
+        observed = sum(trials.noisy_verdict(number.clone()) for _ in range(repeats))
+        lowest, highest = hush.Selective(
             rate=0.5,
             clip=0.01,
             multiplier=charged,
             threshold=-0.5,
             test=test,  # type: ignore[arg-type]
         ).acceptance(1.0)
-        chance = most if end < 0 else least
-        fits &= bool(1e-4 < stats.binom.cdf(seen, repeats, chance) < 1 - 1e-4)
+        chance = highest if end < 0 else lowest
+        fits &= bool(1e-4 < stats.binom.cdf(observed, repeats, chance) < 1 - 1e-4)
     return fits
 
 
@@ -305,17 +305,17 @@ def test_the_charge_is_on_disk_before_the_test(tmp_path: Path, monkeypatch: pyte
         records=RECORDS,
         ledger=path,
     )
-    seen = []
+    observed = []
     losses = Trials.losses
 
     def watched(self: Trials, parts: Any) -> Tensor:
-        seen.append(path.read_text().count('"charge"'))
+        observed.append(path.read_text().count('"charge"'))
         return losses(self, parts)
 
     monkeypatch.setattr(Trials, "losses", watched)
     for batch in step.batches(data, steps=2):
         step(batch)
-    assert seen == [1, 1, 2, 2]
+    assert observed == [1, 1, 2, 2]
 
     def broken(self: Trials, parts: Any) -> Tensor:
         raise KeyboardInterrupt
@@ -472,8 +472,8 @@ def test_hidden_trials_leave_no_trace(tmp_path: Path, monkeypatch: pytest.Monkey
     assert run.guarantee.epsilon == hush.epsilon(chosen, steps=6, delta=1e-5).epsilon
     lines = [json.loads(line) for line in (tmp_path / "run/ledger.jsonl").read_text().splitlines()]
     assert len(lines) == 2 + 6
-    kept = {"charge", "run", "step", "randomness", "release", "chain"}
-    assert all(line.keys() == kept for line in lines[2:])
+    stored = {"charge", "run", "step", "randomness", "release", "chain"}
+    assert all(line.keys() == stored for line in lines[2:])
     metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert all(line.keys() == {"step", "epsilon"} for line in metrics)
 
@@ -508,8 +508,8 @@ def test_a_crash_after_the_charge_is_repeated_not_paid_again(
         patch.setattr(Trials, "noisy_verdict", crash)
         with pytest.raises(KeyboardInterrupt):
             train(chosen, steps=9, directory=tmp_path / "run", evaluate_every=3)
-    again, *_ = train(chosen, steps=9, directory=tmp_path / "run", evaluate_every=3, resume=True)
-    assert (again.guarantee, again.accepted) == (whole.guarantee, whole.accepted)
+    repeated, *_ = train(chosen, steps=9, directory=tmp_path / "run", evaluate_every=3, resume=True)
+    assert (repeated.guarantee, repeated.accepted) == (whole.guarantee, whole.accepted)
     name = "model.safetensors"
     assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 

@@ -49,10 +49,10 @@ def released(present: bool, seed: int) -> float:
 def lower_bound() -> float:
     """An epsilon at DELTA that the runs exceed, with 95% confidence (Clopper and Pearson)."""
     false = sum(released(False, seed) > THRESHOLD for seed in range(REPEATS))
-    found = sum(released(True, seed) > THRESHOLD for seed in range(REPEATS))
-    least = stats.beta.ppf(0.025, found, REPEATS - found + 1) if found else 0.0
-    most = stats.beta.ppf(0.975, false + 1, REPEATS - false)
-    return math.log(max(1e-9, (least - DELTA) / most))
+    actual = sum(released(True, seed) > THRESHOLD for seed in range(REPEATS))
+    lowest = stats.beta.ppf(0.025, actual, REPEATS - actual + 1) if actual else 0.0
+    highest = stats.beta.ppf(0.975, false + 1, REPEATS - false)
+    return math.log(max(1e-9, (lowest - DELTA) / highest))
 
 
 def forgetful(snapshot: Snapshot, restore: object = Snapshot.restore) -> None:
