@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from hush.audit.mechanisms.combinations import attacks, refused
 from hush.report.figure import Figure
+from recipes.audit.combinations import attacks, refused
 
 SIDE_BY_SIDE, WHOLE_STEPS = 10, 4
 """Multiple of the runs that the test suite makes: a run that is a whole step takes milliseconds."""
@@ -12,14 +12,14 @@ FAILURE = 0.05
 
 def audit_mechanisms() -> Figure:
     """Audited lower bound on epsilon and charge of every proved combination."""
-    combinations = attacks()
-    confidence = 1 - FAILURE / len(combinations)
+    listed = attacks()
+    confidence = 1 - FAILURE / len(listed)
     rows: list[list[object]] = []
-    for combination in combinations:
-        runs = combination.runs * (WHOLE_STEPS if combination.whole_steps else SIDE_BY_SIDE)
-        result = combination.attack(runs=runs, confidence=confidence)
-        rows.append([combination.name, result.runs, result.lower, result.charge, result.tightness])
-        print(f"  {combination.name}: {result.lower:.3g} of {result.charge:.3g}", flush=True)
+    for attack in listed:
+        runs = attack.runs * (WHOLE_STEPS if attack.whole_steps else SIDE_BY_SIDE)
+        audit = attack.attack(runs=runs, confidence=confidence)
+        rows.append([attack.name, audit.runs, audit.lower, audit.charge, audit.tightness])
+        print(f"  {attack.name}: {audit.lower:.3g} of {audit.charge:.3g}", flush=True)
     broken = [str(name) for name, _, lower, charge, _ in rows if float(str(lower)) > float(str(charge))]
 
     def draw(axes: Any) -> None:

@@ -14,20 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hush.audit.membership.attacks import (
-    Candidates,
-    Verdict,
-    black_box_shadow,
-    lira,
-    loss_threshold,
-    white_box_partial,
-)
-from hush.audit.membership.split import Split, split
-from hush.audit.roc import Roc, ceiling
 from hush.core.errors import InvalidValue
 from hush.report.figure import Figure
 from hush.training.evaluate import evaluate
 from recipes.dpsur.attacked import PRIVATE, Case, Size, picked, pooled, trained
+from recipes.dpsur.membership import (
+    Candidates,
+    Split,
+    Verdict,
+    black_box_shadow,
+    lira,
+    loss_threshold,
+    split,
+    white_box_partial,
+)
+from recipes.dpsur.roc import Roc, ceiling
 from recipes.dpsur.runs import DELTA, EPSILONS
 
 # The paper's accuracies: black box, white box; then by epsilon 1 to 4.

@@ -1,4 +1,4 @@
-"""From counts of right and wrong guesses to a lower bound on epsilon."""
+"""Lower bounds on epsilon from the counts of a test's errors, and from scores of runs."""
 
 import math
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from hush.core.errors import InvalidValue
 from hush.core.guarantee import DELTA
 from hush.core.ranges import Range, check_count
 
+Array = npt.NDArray[np.float64]
 CONFIDENCE = Range(
     above=0,
     below=1,
@@ -20,10 +21,12 @@ CONFIDENCE = Range(
 _WHY = "trials are counted one by one"
 # betaincinv is right to about 1e-14; the ends are moved outwards by more.
 _OUTWARD = 1e-12
+_THRESHOLDS = 128
+_TREES = 40
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[float, float]:
-    """The interval that holds the chance of a success, each end missed with (1 - confidence) / 2.
+    """Clopper-Pearson interval of a success probability, each end missed with (1 - confidence) / 2.
 
     **Guarantee.** Whatever the chance, both ends are right with probability `confidence` at least, if
     the trials are independent and `trials` was fixed before they were made: docs/guarantees/audit.md.
@@ -54,7 +57,7 @@ def epsilon_lower(
     delta: float,
     confidence: float,
 ) -> float:
-    """The epsilon, at `delta`, that such a test refutes everything below of.
+    """Lower bound on epsilon at `delta` from the errors of a distinguishing test.
 
     Of `positives` runs with the record `true_positives` were called so, and of `negatives` runs without
     it `false_positives`. With probability `confidence` no guarantee of a smaller epsilon holds.
@@ -77,14 +80,9 @@ def _log_ratio(above: float, below: float) -> float:
     return math.log(above / below) if above > 0 else 0.0
 
 
-Array = npt.NDArray[np.float64]
-_CANDIDATES = 128
-_TREES = 40
-
-
 @dataclass(frozen=True, kw_only=True)
 class Draws:
-    """What was released with the record and without it: a row for each independent run."""
+    """Releases, or scores of them, with the record and without it: a row for each independent run."""
 
     present: Array
     absent: Array
@@ -92,7 +90,7 @@ class Draws:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What an attack found of a guarantee.
+    """Lower bound on epsilon by an attack, beside the charge.
 
     With probability `confidence` no epsilon below `lower` holds at `delta`; `charge` is promised. A
     lower bound above the charge refutes the guarantee; one below it proves nothing.
@@ -105,6 +103,13 @@ class Audit:
     runs: int
     """How many runs were counted, with the record and as many without."""
 
+    @classmethod
+    def of(cls, scores: Draws, charge: float, delta: float, confidence: float) -> "Audit":
+        """The audit of a charge by scores of runs, half of which are counted."""
+        lower = epsilon_lower_bound(scores, delta, confidence)
+        counted = len(scores.present) // 2
+        return cls(lower=lower, charge=charge, delta=delta, confidence=confidence, runs=counted)
+
     @property
     def holds(self) -> bool:
         """Whether the charge was not refuted."""
@@ -112,12 +117,12 @@ class Audit:
 
     @property
     def tightness(self) -> float:
-        """How much of the charge the attack found."""
+        """Share of the charge that the attack reaches."""
         return self.lower / self.charge
 
 
 def epsilon_lower_bound(scores: Draws, delta: float, confidence: float) -> float:
-    """The epsilon below which nothing holds, from a score of each run: large with the record.
+    """Lower bound on epsilon from a score of each run, large with the record.
 
     The threshold is chosen on every other run, and the runs between are counted.
     """
@@ -129,7 +134,7 @@ def epsilon_lower_bound(scores: Draws, delta: float, confidence: float) -> float
             "the test and the other is counted. Pass at least two of each."
         )
     pooled = np.unique(np.concatenate(chosen))
-    places = np.unique(np.linspace(0, len(pooled) - 1, _CANDIDATES).astype(int))
+    places = np.unique(np.linspace(0, len(pooled) - 1, _THRESHOLDS).astype(int))
 
     def bound(runs: tuple[Array, Array], threshold: float) -> float:
         hits, wrong = (int((part >= threshold).sum()) for part in runs)
@@ -143,10 +148,8 @@ def by_trees(outputs: Draws) -> Draws:
     """Scores of a classifier that has learnt every other run, for outputs whose law is not known."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    rows = np.concatenate([outputs.present[::2], outputs.absent[::2]])
-    labels = np.repeat([1, 0], [len(outputs.present[::2]), len(outputs.absent[::2])])
     model = HistGradientBoostingClassifier(max_iter=_TREES, max_leaf_nodes=8, random_state=0)
-    model.fit(rows, labels)
+    model.fit(*_every_other(outputs))
     return Draws(
         present=model.predict_proba(outputs.present)[:, 1],
         absent=model.predict_proba(outputs.absent)[:, 1],
@@ -157,19 +160,14 @@ def by_line(outputs: Draws) -> Draws:
     """Scores of a logistic regression on every other run, for outputs that are moved along a line."""
     from sklearn.linear_model import LogisticRegression
 
-    rows = np.concatenate([outputs.present[::2], outputs.absent[::2]])
-    labels = np.repeat([1, 0], [len(outputs.present[::2]), len(outputs.absent[::2])])
-    model = LogisticRegression().fit(rows, labels)
+    model = LogisticRegression().fit(*_every_other(outputs))
     return Draws(
         present=model.decision_function(outputs.present),
         absent=model.decision_function(outputs.absent),
     )
 
 
-def by_frequency(outcomes: Draws) -> Draws:
-    """Scores of outcomes that are few: how much more frequent each is with the record."""
-    kinds, numbers = np.unique(np.concatenate([outcomes.present, outcomes.absent]), return_inverse=True)
-    present, absent = np.split(numbers, [len(outcomes.present)])
-    with_record, without = (np.bincount(part[::2], minlength=len(kinds)) for part in (present, absent))
-    scores = np.log((with_record + 0.5) / (without + 0.5))
-    return Draws(present=scores[present], absent=scores[absent])
+def _every_other(outputs: Draws) -> tuple[Array, npt.NDArray[np.int_]]:
+    """Every other run, which chooses the test, with labels: 1 with the record."""
+    present, absent = outputs.present[::2], outputs.absent[::2]
+    return np.concatenate([present, absent]), np.repeat([1, 0], [len(present), len(absent)])

@@ -80,7 +80,7 @@ def test_the_score_against_a_sum_over_all_masks() -> None:
     def density(step: np.ndarray) -> float:
         total = 0.7 * float(np.prod(noise.pdf(step)))
         for mask in itertools.product((0, 1), repeat=2):
-            chance = math.prod(0.25 if kept else 0.75 for kept in mask)
+            chance = math.prod(0.25 if included else 0.75 for included in mask)
             total += 0.3 * chance * float(np.prod(noise.pdf(step - mask * shift)))
         return total
 
@@ -102,5 +102,5 @@ def test_the_score_of_other_noise(beta: float) -> None:
     law = stats.gennorm(beta, scale=3.0)
     at = np.linspace(-5, 5, 7)[:, None]
     expected = law.logpdf(at - 1.9 - 0.5)[:, 0] - law.logpdf(at - 0.5)[:, 0]
-    found = log_ratio(chosen, at, np.array([1.9]), np.array([0.5]))
-    assert found == pytest.approx(expected)
+    ratio = log_ratio(chosen, at, np.array([1.9]), np.array([0.5]))
+    assert ratio == pytest.approx(expected)

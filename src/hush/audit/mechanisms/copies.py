@@ -42,19 +42,19 @@ class Tables(nn.Module):
 
 
 def widths(plan: Plan, touched: int) -> tuple[int, ...]:
-    """How many of the touched numbers are in each block of the clipping."""
+    """Number of the touched coordinates in each block of the clipping."""
     return tuple(block.dimension or touched for block in plan.clipping.sensitivity(touched))
 
 
 def copied(plan: Plan, rows: int) -> Plan:
-    """The plan for so many rows, in each of which it does what `plan` does in one."""
+    """The plan for a table of rows, in each of which it does what `plan` does in one."""
     clipping, noise = plan.clipping, plan.noise
     if isinstance(clipping, Box):
         runs: Any = clipping.bounds
         clipping = Box(bounds=tuple((rows * count, bound) for count, bound in runs))
         if isinstance(noise, BlockGaussian):
             # its unit is the longest change of a block, which is sqrt(rows) times as long
-            share = tuple(each / math.sqrt(rows) for each in noise.multipliers)
+            share = tuple(multiplier / math.sqrt(rows) for multiplier in noise.multipliers)
             noise = replace(noise, multipliers=share)
     elif isinstance(clipping, Subspaces):
         clipping = replace(clipping, ranks=tuple(rows * rank for rank in clipping.ranks))
@@ -97,14 +97,14 @@ def released(
         secure=secure,
         physical_batch=len(index),
     )
-    found = []
+    sums = []
     for batch in step.batches((index, signs), steps=rounds * steps):
         step(batch)
         assert step.update is not None
-        found.append(table.rows(step.update) * plan.sampling.expected(len(index)))
+        sums.append(table.rows(step.update) * plan.sampling.expected(len(index)))
     # rounds x steps x rows x touched -> runs x (steps, touched)
-    each = torch.stack(found).view(rounds, steps, 2, rows, touched).permute(2, 0, 3, 1, 4)
-    present, absent = each.reshape(2, rounds * rows, steps * touched).numpy()
+    by_run = torch.stack(sums).view(rounds, steps, 2, rows, touched).permute(2, 0, 3, 1, 4)
+    present, absent = by_run.reshape(2, rounds * rows, steps * touched).numpy()
     return Draws(present=present, absent=absent)
 
 

@@ -8,8 +8,9 @@ import torch
 from hush.accounting.epsilon import epsilon
 from hush.accounting.per_instance.bounded import individual_rdp
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
-from hush.audit.lower_bound import Array, Audit, Draws, epsilon_lower_bound
+from hush.audit.lower_bound import Array, Audit, Draws
 from hush.audit.mechanisms import copies
+from hush.core.errors import Unsupported
 from hush.core.plan import Plan
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense
@@ -32,7 +33,7 @@ def audit(
     seed: int = 0,
     secure: bool = False,
 ) -> Audit:
-    """An attack on `steps` steps of `plan` by a record that fills the clipping in `touched` numbers.
+    """Attack on `steps` steps of `plan` by a record that fills the clipping in `touched` numbers.
 
     The steps are those of `PrivateStep`; the attacker sees every noisy update, knows everything but
     whether the record is there, and scores by the likelihood ratio. `others` as in `copies.released`;
@@ -44,8 +45,8 @@ def audit(
     ...     clipping=hush.L2(norm=1.0),
     ...     noise=hush.Gaussian(multiplier=1.0),
     ... )
-    >>> found = audit(plan, confidence=0.999)
-    >>> found.holds, found.tightness > 0.5
+    >>> attack = audit(plan, confidence=0.999)
+    >>> attack.holds, attack.tightness > 0.5
     (True, True)
     """
     outputs = copies.released(
@@ -61,12 +62,11 @@ def audit(
         charge = _at_hand(plan, around, shift, delta)
     else:
         charge = epsilon(plan, steps, delta, dimension=dimension).epsilon.upper
-    lower = epsilon_lower_bound(scores, delta, confidence)
-    return Audit(lower=lower, charge=charge, delta=delta, confidence=confidence, runs=runs // 2)
+    return Audit.of(scores, charge, delta, confidence)
 
 
 def clipped(plan: Plan, touched: int) -> Array:
-    """What the record adds to a sum, if all of it takes part."""
+    """Clipped gradient of the record, with all of its coordinates."""
     bare = torch.full((1, touched), copies.STRENGTH, dtype=torch.float64)
     tape = GradientTape(terms={"rows": Dense(bare)}, device=bare.device)
     return np.asarray(plan.clipping.clip(tape).total["rows"].numpy())
@@ -80,18 +80,20 @@ def log_ratio(plan: Plan, outputs: Array, shift: Array, around: Array) -> Array:
     rate, coordinate_rate = plan.sampling.participation, plan.sampling.coordinate_participation
     powers, scales = _law(plan, len(shift))
     centred = outputs.reshape(len(outputs), -1, len(shift)) - around
-    each = (np.abs(centred) ** powers - np.abs(centred - shift) ** powers) / scales**powers
+    by_coordinate = (np.abs(centred) ** powers - np.abs(centred - shift) ** powers) / scales**powers
     if coordinate_rate < 1:
-        each = np.logaddexp(math.log1p(-coordinate_rate), math.log(coordinate_rate) + each)
-    whole = each.sum(2)
+        by_coordinate = np.logaddexp(
+            math.log1p(-coordinate_rate), math.log(coordinate_rate) + by_coordinate
+        )
+    by_step = by_coordinate.sum(2)
     if rate < 1:
-        whole = np.logaddexp(math.log1p(-rate), math.log(rate) + whole)
-    return np.asarray(whole.sum(1))
+        by_step = np.logaddexp(math.log1p(-rate), math.log(rate) + by_step)
+    return np.asarray(by_step.sum(1))
 
 
 def _law(plan: Plan, touched: int) -> tuple[Array, Array]:
-    """The exponent and scale of the noise at each number: its density is exp(-|x / scale|^exponent)."""
-    found = []
+    """Exponent and scale of the noise at each number: its density is ~ exp(-|x / scale|^exponent)."""
+    laws = []
     for width, (noise, norm) in zip(
         copies.widths(plan, touched),
         plan.noise.per_block(plan.clipping.sensitivity(touched), plan.clipping.reference_norm),
@@ -99,14 +101,19 @@ def _law(plan: Plan, touched: int) -> tuple[Array, Array]:
     ):
         dominating = noise.dominating_noise(1.0)
         law = noise.exponential_power(norm) if dominating is None else dominating.exponential_power(1.0)
-        assert law is not None
-        found += [law] * width
-    powers, scales = np.array(found).T
+        if law is None:
+            raise Unsupported(
+                f"{type(noise).__name__} has neither a density of its own nor a noise that dominates "
+                "it: there is no likelihood ratio to score by. Give it `exponential_power` or "
+                "`dominating_noise`."
+            )
+        laws += [law] * width
+    powers, scales = np.array(laws).T
     return powers, scales
 
 
 def _at_hand(plan: Plan, around: Array, shift: Array, delta: float) -> float:
-    """The charge for the records at hand, with the record or without: each must cover both."""
-    found = [individual_rdp(plan, place, ORDERS) for place in (around, around + shift)]
-    at_worst = epsilon(plan, 1, delta, dimension=len(shift)).epsilon.upper
-    return min(at_worst, *(rdp_to_epsilon(each, ORDERS, delta) for each in found))
+    """Per-instance charge with the record or without it: either must cover both."""
+    worst_case = epsilon(plan, 1, delta, dimension=len(shift)).epsilon.upper
+    curves = [individual_rdp(plan, place, ORDERS) for place in (around, around + shift)]
+    return min(worst_case, *(rdp_to_epsilon(curve, ORDERS, delta) for curve in curves))

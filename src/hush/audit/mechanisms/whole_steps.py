@@ -1,4 +1,4 @@
-"""Whole private steps one after another, for plans whose runs do not fit side by side.
+"""Attack on whole private steps one after another, for plans whose runs do not fit side by side.
 
 A selective step has one verdict for all its numbers, and some noise is charged for one number alone.
 """
@@ -10,19 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from hush.accounting.epsilon import epsilon
-from hush.audit.lower_bound import Audit, Draws, by_line, by_trees, epsilon_lower_bound
+from hush.audit.lower_bound import Audit, Draws, by_line, by_trees
 from hush.audit.mechanisms.copies import STRENGTH
 from hush.audit.mechanisms.distinguisher import DELTA
 from hush.clipping import Subspaces
-from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.core.release import Selective
 from hush.training.data import Batch, Data
-from hush.training.methods.adaptive import Adaptive, AdaptiveDescent
 from hush.training.step import PrivateStep
 
-_TURN = 1e6
-"""How steeply a loss turns where the model moves: the test's clip decides what is left of it."""
+TURN = 1e6
+"""Coefficient of a loss's cubic part: what remains of it after the test's clip is the clip."""
 
 
 def audit_steps(
@@ -36,7 +34,7 @@ def audit_steps(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Audit:
-    """An attack on one step of `plan` by a record that pulls as hard as it may.
+    """Attack on one step of `plan` by a record that pulls as hard as it may.
 
     Its loss falls where the model moves with the pull and rises where it moves against it; another
     record's loss does the opposite. So the test accepts most with the record what it accepts least
@@ -47,16 +45,15 @@ def audit_steps(
     absent = _step(plan, touched, runs, public, seed + 1)
     if public is not None:
         # public and the same with and without the record: bases of their own would tell the two apart
-        present.clipped_sum(Batch(torch.arange(0), _records(touched, 0.0, 0.0), 1))
+        present.clipped_sum(Batch(torch.arange(0), opposed_records(touched, 0.0, 0.0), 1))
         absent.load_state_dict({**absent.state_dict(), "frame": present.state_dict()["frame"]})
     outputs = Draws(
-        present=_released(present, _records(touched, STRENGTH, 2 * _TURN), runs),
-        absent=_released(absent, _records(touched, 0.0, 0.0), runs),
+        present=_released(present, opposed_records(touched, STRENGTH, 2 * TURN), runs),
+        absent=_released(absent, opposed_records(touched, 0.0, 0.0), runs),
     )
-    learnt = by_trees if isinstance(plan.release, Selective) else by_line
-    lower = epsilon_lower_bound(learnt(outputs), delta, confidence)
+    score = by_trees if isinstance(plan.release, Selective) else by_line
     charge = epsilon(plan, 1, delta, dimension=dimension).epsilon.upper
-    return Audit(lower=lower, charge=charge, delta=delta, confidence=confidence, runs=runs // 2)
+    return Audit.of(score(outputs), charge, delta, confidence)
 
 
 def _step(plan: Plan, touched: int, runs: int, public: Data | None, seed: int) -> PrivateStep:
@@ -65,9 +62,9 @@ def _step(plan: Plan, touched: int, runs: int, public: Data | None, seed: int) -
     nn.init.zeros_(model.weight)
     return PrivateStep(
         model,
-        _loss,
+        opposed_loss,
         torch.optim.SGD(model.parameters(), lr=plan.sampling.expected(2)),
-        _with_one_frame(plan, runs),
+        _with_one_basis(plan, runs),
         records=2,
         generator=torch.Generator().manual_seed(seed),
         physical_batch=2,
@@ -75,24 +72,24 @@ def _step(plan: Plan, touched: int, runs: int, public: Data | None, seed: int) -
     )
 
 
-def _records(touched: int, pull: float, turn: float) -> tuple[Tensor, Tensor]:
-    """The record in question after one that turns the other way."""
-    return torch.ones(2, touched), torch.tensor([[0.0, -_TURN], [pull, turn]])
+def opposed_records(touched: int, pull: float, turn: float) -> tuple[Tensor, Tensor]:
+    """The attacked record after one whose cubic part has the opposite sign."""
+    return torch.ones(2, touched), torch.tensor([[0.0, -TURN], [pull, turn]])
 
 
 def _released(step: PrivateStep, records: tuple[Tensor, Tensor], runs: int) -> np.ndarray:
-    """For each run whether the model moved, and where to."""
-    found = []
+    """A row a run: whether the model moved, and its weights."""
+    outputs = []
     for batch in step.batches(records, steps=runs):
         moved = step(batch)
         (weight,) = step.trainable().values()
-        found.append([float(moved), *weight.detach()[0].tolist()])
+        outputs.append([float(moved), *weight.detach()[0].tolist()])
         nn.init.zeros_(weight)
         step.adopt_weights()
-    return np.array(found)
+    return np.array(outputs)
 
 
-def _with_one_frame(plan: Plan, runs: int) -> Plan:
+def _with_one_basis(plan: Plan, runs: int) -> Plan:
     """The plan with public bases that serve all the runs."""
     if not isinstance(plan.clipping, Subspaces) or plan.clipping.bases is None:
         return plan
@@ -100,37 +97,6 @@ def _with_one_frame(plan: Plan, runs: int) -> Plan:
     return replace(plan, clipping=replace(plan.clipping, bases=bases))
 
 
-def _loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """A pull of its own at 0 for each record, and a turn that is flat there."""
+def opposed_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Per-sample loss with a slope of its own at 0, and a cubic part that is flat there."""
     return -targets[:, 0] * outputs[:, 0] - targets[:, 1] * outputs[:, 0] ** 3
-
-
-def audit_descent(
-    *, runs: int = 100, delta: float = DELTA, confidence: float = 0.95, seed: int = 0
-) -> Audit:
-    """An attack on whole runs of `AdaptiveDescent` with a budget of epsilon 3."""
-    charges = []
-
-    def descents(pull: float, turn: float, seed: int) -> np.ndarray:
-        source, found = torch.Generator().manual_seed(seed), []
-        for _ in range(runs):
-            model = nn.Linear(1, 1, bias=False)
-            nn.init.zeros_(model.weight)
-            descent = AdaptiveDescent(
-                model,
-                _loss,
-                (torch.ones(2, 1), torch.tensor([[0.0, -_TURN], [pull, turn]])),
-                Budget(epsilon=3.0, delta=delta),
-                Adaptive(clip=1.0, sizes=2, splits=1),
-                generator=source,
-                physical_batch=2,
-            )
-            moves = list(descent.run())
-            charges.append(descent.spent(delta).epsilon.upper)
-            found.append([float(len(moves)), float(model.weight.detach())])
-        return np.array(found)
-
-    outputs = Draws(present=descents(STRENGTH, 2 * _TURN, seed), absent=descents(0.0, 0.0, seed + 1))
-    lower = epsilon_lower_bound(by_trees(outputs), delta, confidence)
-    # what a descent spends is its budget, whatever happened
-    return Audit(lower=lower, charge=min(charges), delta=delta, confidence=confidence, runs=runs // 2)

@@ -7,17 +7,20 @@ import pytest
 import torch
 from torch import nn
 
-from hush.audit.membership.attacks import (
+from hush.core.errors import DataError
+from recipes.dpsur.membership import (
     Candidates,
     Verdict,
     black_box_shadow,
+    confidences,
     lira,
     loss_threshold,
+    losses,
+    posteriors,
+    split,
+    white_box_features,
     white_box_partial,
 )
-from hush.audit.membership.features import confidences, inside, losses, posteriors
-from hush.audit.membership.split import split
-from hush.core.errors import DataError
 
 
 def noise(records: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,14 +50,14 @@ def verdicts(steps: int) -> list[Verdict]:
     parts = split(1200, torch.Generator().manual_seed(0))
     model = trained(x[parts.target_train], y[parts.target_train], 1, steps)
     shadow = trained(x[parts.shadow_train], y[parts.shadow_train], 2, steps)
-    asked = Candidates.of(x, y, parts.target_train[100:], parts.target_test[100:])
-    known = Candidates.of(x, y, parts.target_train[:100], parts.target_test[:100])
+    candidates = Candidates.of(x, y, parts.target_train[100:], parts.target_test[100:])
+    labelled = Candidates.of(x, y, parts.target_train[:100], parts.target_test[:100])
     own = Candidates.of(x, y, parts.shadow_train, parts.shadow_test)
     return [
-        loss_threshold(model, asked, shadow, own),
-        black_box_shadow(model, asked, shadow, own),
-        white_box_partial(model, asked, known),
-        lira(model, asked, [shadow]),
+        loss_threshold(model, candidates, shadow, own),
+        black_box_shadow(model, candidates, shadow, own),
+        white_box_partial(model, candidates, labelled),
+        lira(model, candidates, [shadow]),
     ]
 
 
@@ -76,7 +79,7 @@ def test_what_is_seen_against_one_record_at_a_time() -> None:
     model = network(4)
     with torch.no_grad():
         list(model.parameters())[2][0] *= 200  # some probabilities round to 1
-    from_outside, from_inside = posteriors(model, (x, y)), inside(model, (x, y))
+    from_outside, from_inside = posteriors(model, (x, y)), white_box_features(model, (x, y))
     double = copy.deepcopy(model).double()
     for k in range(7):
         double.zero_grad()
@@ -110,6 +113,6 @@ def test_what_cannot_be_judged_is_refused() -> None:
     x, y = noise(4, 0)
     with pytest.raises(DataError, match="even"):
         Candidates(members=(x, y), others=(x[:1], y[:1]))
-    asked = Candidates(members=(x, y), others=(x, y))
+    candidates = Candidates(members=(x, y), others=(x, y))
     with pytest.raises(DataError, match="shadow"):
-        lira(network(0), asked, [])
+        lira(network(0), candidates, [])

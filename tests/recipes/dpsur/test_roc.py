@@ -6,8 +6,8 @@ from scipy.special import ndtr, ndtri
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from hush.accounting.pld import analytic_gaussian
-from hush.audit.roc import Roc, ceiling
 from hush.core.errors import DataError, InvalidValue
+from recipes.dpsur.roc import Roc, ceiling
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -16,35 +16,35 @@ def test_the_curve_and_its_area_against_scikit_learn(ties: bool) -> None:
     members, others = rng.normal(0.4, 1, 300), rng.normal(0, 1, 217)
     if ties:
         members, others = members.round(0), others.round(0)
-    found = Roc(members, others)
+    roc = Roc(members, others)
     truth, scores = np.repeat([1, 0], [300, 217]), np.concatenate([members, others])
-    assert found.auc == pytest.approx(roc_auc_score(truth, scores), abs=1e-12)
+    assert roc.auc == pytest.approx(roc_auc_score(truth, scores), abs=1e-12)
     false, true, _ = roc_curve(truth, scores, drop_intermediate=False)
-    np.testing.assert_allclose(found.rates[0], false)
-    np.testing.assert_allclose(found.rates[1], true)
-    assert found.at(0.05).value == pytest.approx(true[false <= 0.05].max())
+    np.testing.assert_allclose(roc.rates[0], false)
+    np.testing.assert_allclose(roc.rates[1], true)
+    assert roc.at(0.05).value == pytest.approx(true[false <= 0.05].max())
 
 
 def test_a_threshold_that_was_found_is_the_one_that_separates() -> None:
-    found = Roc(np.array([3.0, 2.0, 1.0]), np.array([0.0, 2.5, -1.0]))
-    assert 0.0 < found.best_threshold < 1.0
-    assert found.accuracy(found.best_threshold).value == pytest.approx(5 / 6)
+    roc = Roc(np.array([3.0, 2.0, 1.0]), np.array([0.0, 2.5, -1.0]))
+    assert 0.0 < roc.best_threshold < 1.0
+    assert roc.accuracy(roc.best_threshold).value == pytest.approx(5 / 6)
     nothing = Roc(np.array([0.0]), np.array([1.0]))
     assert nothing.accuracy(nothing.best_threshold).value == 0.5
 
 
 def test_intervals_hold_as_often_as_they_say() -> None:
     rng = np.random.default_rng(1)
-    held = {"accuracy": 0, "rate": 0}
+    covered = {"accuracy": 0, "rate": 0}
     for _ in range(400):
-        found = Roc((rng.random(60) < 0.9).astype(float), (rng.random(60) < 0.4).astype(float))
-        accuracy, rate = found.accuracy(0.5), found.at(1.0)
-        held["accuracy"] += accuracy.low <= 0.75 <= accuracy.high
+        roc = Roc((rng.random(60) < 0.9).astype(float), (rng.random(60) < 0.4).astype(float))
+        accuracy, rate = roc.accuracy(0.5), roc.at(1.0)
+        covered["accuracy"] += accuracy.low <= 0.75 <= accuracy.high
         narrow = Roc((rng.random(60) < 0.9).astype(float), np.zeros(60)).at(0.0)
-        held["rate"] += narrow.low <= 0.9 <= narrow.high
+        covered["rate"] += narrow.low <= 0.9 <= narrow.high
         assert rate.value == 1.0
-    assert held["accuracy"] >= 380
-    assert held["rate"] >= 380
+    assert covered["accuracy"] >= 380
+    assert covered["rate"] >= 380
     # and are not as wide as to say nothing
     assert accuracy.high - accuracy.low < 0.2
 

@@ -10,19 +10,12 @@ from torch import Tensor, nn
 
 import hush
 from hush.accounting.mechanism import mechanism
-from hush.audit.mechanisms.combinations import (
-    RELEASES,
-    SAMPLINGS,
-    Attack,
-    attacks,
-    plans,
-    refused,
-)
 from hush.audit.mechanisms.distinguisher import audit
 from hush.audit.mechanisms.whole_steps import audit_steps
 from hush.core.errors import HushError, InvalidPlan, Unproved
 from hush.core.parts import Clipping, Noise, Release, Sampling
 from hush.training.methods.selective import Trials
+from recipes.audit.combinations import RELEASES, SAMPLINGS, Attack, attacks, plans, refused
 
 ATTACKS = attacks()
 CONFIDENCE = 1 - 0.05 / len(ATTACKS)
@@ -35,34 +28,34 @@ LONG = {
 }
 
 
-def marked(each: Attack) -> Any:
+def marked(attack: Attack) -> Any:
     # whole steps take as many seconds; one kind is tried by `..verdict_without_noise..`
-    long = each.name in LONG or each.whole_steps
-    return pytest.param(each, id=each.name, marks=(pytest.mark.slow,) if long else ())
+    long = attack.name in LONG or attack.whole_steps
+    return pytest.param(attack, id=attack.name, marks=(pytest.mark.slow,) if long else ())
 
 
-@pytest.mark.parametrize("each", [marked(each) for each in ATTACKS])
-def test_no_more_is_found_than_is_charged(each: Attack) -> None:
-    found = each.attack(runs=each.runs, confidence=CONFIDENCE)
-    assert found.holds, found
+@pytest.mark.parametrize("attack", [marked(attack) for attack in ATTACKS])
+def test_no_more_is_found_than_is_charged(attack: Attack) -> None:
+    result = attack.attack(runs=attack.runs, confidence=CONFIDENCE)
+    assert result.holds, result
 
 
 def test_every_part_there_is_takes_part() -> None:
-    ours = [
+    audited = [
         (Sampling, {type(part) for part in SAMPLINGS}),
         (Clipping, {type(plan.clipping) for plan, _ in plans()}),
         (Noise, {type(plan.noise) for plan, _ in plans()}),
         (Release, {type(part) for part in RELEASES}),
     ]
-    for kind, used in ours:
-        there = {each for each in kind.kinds.values() if each.__module__.startswith("hush.")}
-        assert used == there, "a new part needs an attack"
+    for kind, used in audited:
+        defined = {part for part in kind.kinds.values() if part.__module__.startswith("hush.")}
+        assert used == defined, "a new part needs an attack"
 
 
 def test_what_nobody_has_proved_is_refused_by_charge_and_step() -> None:
-    none = refused()
-    attacked = {plan for plan, _ in plans()} - set(none)
-    assert len(none) > 5 * len(attacked) > 500, "most combinations are refused"
+    unproved = refused()
+    attacked = {plan for plan, _ in plans()} - set(unproved)
+    assert len(unproved) > 5 * len(attacked) > 500, "most combinations are refused"
     for plan, touched in plans():
         if plan in attacked:
             mechanism(plan, touched)
@@ -93,17 +86,17 @@ def drawn() -> list[Any]:
     for chosen, touched in plans():
         if chosen not in unproved and type(chosen.sampling) is hush.FullBatch:
             first.setdefault(type(chosen.noise).__name__, (chosen, touched))
-    return [pytest.param(*each, id=name) for name, each in first.items()]
+    return [pytest.param(*case, id=name) for name, case in first.items()]
 
 
 def quarter(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A draw with a quarter of the noise."""
 
-    def around(self: Any, location: Tensor, *, norm: float, generator: Any) -> Tensor:
-        now = self.scale if hasattr(self, "scale") else self.multiplier
-        return original(self.with_multiplier(now / 4), location, norm=norm, generator=generator)
+    def privatize(self: Any, location: Tensor, *, norm: float, generator: Any) -> Tensor:
+        multiplier = self.scale if hasattr(self, "scale") else self.multiplier
+        return original(self.with_multiplier(multiplier / 4), location, norm=norm, generator=generator)
 
-    return around
+    return privatize
 
 
 @pytest.mark.parametrize(("chosen", "touched"), drawn())
@@ -125,9 +118,9 @@ ANSWERS = ["argmax of votes, one replaced", "hush.mean", "quantile of norms", "m
 def test_a_quarter_of_the_noise_on_answers_is_found_out(
     answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (each,) = (each for each in ATTACKS if each.name == answer)
+    (listed,) = (attack for attack in ATTACKS if attack.name == answer)
     monkeypatch.setattr(hush.Gaussian, "privatize", quarter(hush.Gaussian.privatize))
-    assert not each.attack(runs=5 * each.runs, confidence=CONFIDENCE).holds
+    assert not listed.attack(runs=5 * listed.runs, confidence=CONFIDENCE).holds
 
 
 def test_a_verdict_without_noise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +140,7 @@ def test_a_verdict_without_noise_is_found_out(monkeypatch: pytest.MonkeyPatch) -
 def test_records_that_always_take_part_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = plan(GAUSSIAN, sampling=hush.Poisson(rate=0.3))
     assert audit(chosen, confidence=CONFIDENCE).holds
-    monkeypatch.setattr(hush.Poisson, "draw", lambda self, *given: hush.FullBatch().draw(*given))
+    monkeypatch.setattr(hush.Poisson, "draw", lambda self, *args: hush.FullBatch().draw(*args))
     assert not audit(chosen, confidence=CONFIDENCE).holds
 
 
@@ -160,15 +153,15 @@ def test_coordinates_that_always_take_part_are_found_out(monkeypatch: pytest.Mon
 
 def test_clipping_to_three_times_the_norm_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert audit(plan(GAUSSIAN), confidence=CONFIDENCE).holds
-    monkeypatch.setattr(hush.L2, "clip", lambda self, *given: hush.Lp(p=2.0, norm=3.0).clip(*given))
+    monkeypatch.setattr(hush.L2, "clip", lambda self, *args: hush.Lp(p=2.0, norm=3.0).clip(*args))
     assert not audit(plan(GAUSSIAN), confidence=CONFIDENCE).holds
 
 
 def test_the_charge_at_hand_is_found_out_where_it_is_for_another_place() -> None:
     """A sign tells most of a sum near 0: what is charged for a sum of 8 deviations is exceeded there."""
     chosen = plan(hush.StochasticSign(scale=0.5))
-    there = audit(chosen, others=4, at_hand=True, confidence=CONFIDENCE)
-    here = audit(chosen, others=-1, at_hand=True, confidence=CONFIDENCE)
-    assert there.holds
-    assert here.holds
-    assert here.lower > there.charge
+    far = audit(chosen, others=4, at_hand=True, confidence=CONFIDENCE)
+    near = audit(chosen, others=-1, at_hand=True, confidence=CONFIDENCE)
+    assert far.holds
+    assert near.holds
+    assert near.lower > far.charge

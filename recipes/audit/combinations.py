@@ -1,4 +1,4 @@
-"""Audits of every combination of parts: which attack tests its charge, and which are refused."""
+"""Every combination of parts: the attack that audits its charge, or that it is refused."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,10 +10,9 @@ import torch
 from hush.accounting.mechanism import mechanism
 from hush.accounting.per_instance.bounded import unit_law
 from hush.audit.lower_bound import Audit
-from hush.audit.mechanisms import answers
 from hush.audit.mechanisms.copies import factored
 from hush.audit.mechanisms.distinguisher import audit
-from hush.audit.mechanisms.whole_steps import audit_descent, audit_steps
+from hush.audit.mechanisms.whole_steps import audit_steps
 from hush.clipping import L2, Entries, L2Linf, Lp, Principal, Subspaces
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import Neighbours
@@ -26,6 +25,7 @@ from hush.pate.confident import Confident
 from hush.sampling import Coordinate, FullBatch, Poisson, Twice
 from hush.training.methods.moments import NoisyMoments
 from hush.training.methods.quantile import NoisyQuantile
+from recipes.audit import answers
 
 DEVIATION = 0.8
 """Of normal noise on a sum of sensitivity 1: a thousand runs give a lower bound near the charge."""
@@ -175,7 +175,10 @@ def _other_attacks() -> Iterator[Attack]:
                 )
     yield from _answers(full)
     yield Attack(
-        name="adaptive descent under a filter", attack=audit_descent, runs=STEPS // 3, whole_steps=True
+        name="adaptive descent under a filter",
+        attack=answers.audit_descent,
+        runs=STEPS // 3,
+        whole_steps=True,
     )
     public = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.ones(6, 2)
     for sampling, noise in product(

@@ -1,13 +1,12 @@
-"""How well an attack tells members from others, and how well it could at most."""
+"""ROC curve of an attack, its area and rates with intervals, and the ceiling that a guarantee sets."""
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from hush.accounting.pld.privacy_loss import Array
-from hush.audit.lower_bound import clopper_pearson
+from hush.audit.canaries.many_runs import best_threshold, roc_curve
+from hush.audit.lower_bound import Array, clopper_pearson
 from hush.core.errors import DataError
 from hush.core.guarantee import DELTA
 from hush.core.ranges import Range
@@ -18,7 +17,7 @@ _EPSILON = Range(at_least=0, why="a privacy loss below zero is none", example=1.
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A share that was counted, and the interval that the chance behind it lies in."""
+    """A measured rate with its Clopper-Pearson interval."""
 
     value: float
     low: float
@@ -30,45 +29,32 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False)
 class Roc:
-    """Every threshold on a score: which share of the members and of the others lies above it."""
+    """ROC curve of the scores of members and of others."""
 
     members: Array
     others: Array
+    rates: tuple[Array, Array] = field(init=False)
+    """False and true positive rates, from (0, 0) to (1, 1), one point a distinct score."""
 
     def __post_init__(self) -> None:
-        for name in ("members", "others"):
-            scores = np.asarray(getattr(self, name), dtype=np.float64)
-            if scores.ndim != 1 or not len(scores) or np.isnan(scores).any():
-                raise DataError(
-                    f"the scores of the {name} must be a list of numbers with something in it: a record "
-                    "without a score can be called neither a member nor none."
-                )
-            object.__setattr__(self, name, scores)
-
-    @cached_property
-    def rates(self) -> tuple[Array, Array]:
-        """False and true positive rates, from (0, 0) to (1, 1), one point a distinct score."""
-        scores = np.concatenate([self.members, self.others])
-        order = np.argsort(-scores, kind="stable")
-        last = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
-        found = np.cumsum(order < len(self.members))[last]
-        accused = last + 1 - found
-        return (
-            np.concatenate([[0.0], accused / len(self.others)]),
-            np.concatenate([[0.0], found / len(self.members)]),
-        )
+        object.__setattr__(self, "rates", roc_curve(self.members, self.others))
 
     @property
     def auc(self) -> float:
-        """The area under the curve: how often a member scores above another, ties counting half."""
+        """Area under the curve: how often a member scores above another, ties counting half."""
         false, true = self.rates
         return float(np.sum(np.diff(false) * (true[1:] + true[:-1])) / 2)
 
-    def at(self, false_positive_rate: float, confidence: float = 0.95) -> Estimate:
-        """The largest true positive rate at which no more others are accused than that share.
+    @property
+    def best_threshold(self) -> float:
+        """The threshold of the largest difference of the rates; for other scores than these."""
+        return best_threshold(self.members, self.others)
 
-        The interval (Clopper and Pearson) is of the true positive rate at the threshold found; the
-        others that it was found with are taken as they are.
+    def at(self, false_positive_rate: float, confidence: float = 0.95) -> Estimate:
+        """The largest true positive rate at which no larger share of the others is accused.
+
+        The interval is of the true positive rate at that threshold; the others that set it are taken as
+        they are.
         """
         limit = _FALSE.check("false_positive_rate", false_positive_rate)
         false, true = self.rates
@@ -95,19 +81,9 @@ class Roc:
         low, high = clopper_pearson(right, trials, confidence)
         return Estimate(value=right / trials, low=low, high=high)
 
-    @property
-    def best_threshold(self) -> float:
-        """Where true positives exceed false ones most; for other scores than these."""
-        false, true = self.rates
-        place = int(np.argmax(true - false))
-        scores = -np.unique(-np.concatenate([self.members, self.others]))
-        below = scores[place] if place < len(scores) else scores[-1] - 1.0
-        above = scores[place - 1] if place else scores[0] + 1.0
-        return float((above + below) / 2)
-
 
 def ceiling(false_positive_rate: npt.ArrayLike, epsilon: float, delta: float) -> Array:
-    """The most true positives that (epsilon, delta) leaves to any attack with so many false ones.
+    """The largest true positive rate that (epsilon, delta) allows any attack at a false positive rate.
 
     The smaller of exp(epsilon) x + delta and 1 - exp(-epsilon) (1 - delta - x): one for each direction
     of adding and removing the record. docs/guarantees/attacker.md.
