@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
 from operator import eq
 
 import numpy as np
@@ -10,8 +9,15 @@ import pytest
 from scipy.special import ndtr, ndtri
 
 from hush.accounting.pld import analytic_gaussian
-from hush.audit.canaries.curves import approximate, normal, refutes_curve
-from hush.audit.canaries.one_run import Guesses, guessed, one_run
+from hush.audit.canaries.one_run import (
+    Guesses,
+    InverseCurve,
+    approximate_dp_curve,
+    gaussian_curve,
+    one_run,
+    refutes_curve,
+    surest_guesses,
+)
 from hush.core.errors import DataError, InvalidValue
 
 CANARIES, DELTA = 400, 1e-5
@@ -45,13 +51,13 @@ def test_normal_noise_is_bounded_below_by_less_than_its_separation_unless_it_is_
     above = {"separation": 0, "epsilon": 0, "quarter": 0}
     for _ in range(40):
         truth = coins(rng)
-        found = one_run(truth + rng.normal(size=CANARIES), truth, delta=DELTA)
-        assert found.separation > 0
-        above["separation"] += found.separation > 1.0
-        above["epsilon"] += found.epsilon > true.upper
+        bound = one_run(truth + rng.normal(size=CANARIES), truth, delta=DELTA)
+        assert bound.separation > 0
+        above["separation"] += bound.separation > 1.0
+        above["epsilon"] += bound.epsilon > true.upper
         broken = one_run(truth + rng.normal(size=CANARIES) / 4, truth, delta=DELTA)
         above["quarter"] += broken.epsilon > 0 and broken.separation > 1.0
-        assert found.gaussian_epsilon == analytic_gaussian.epsilon(found.separation, DELTA).lower
+        assert bound.gaussian_epsilon == analytic_gaussian.epsilon(bound.separation, DELTA).lower
     assert above["separation"] <= 5
     assert above["epsilon"] <= 5
     assert above["quarter"] == 40
@@ -62,9 +68,9 @@ def test_noise_over_four_is_caught_by_an_epsilon_that_holds_for_any_mechanism() 
     charged = analytic_gaussian.epsilon(0.5, DELTA).upper
     for _ in range(10):
         truth = coins(rng)
-        found = one_run(0.5 * truth + rng.normal(size=CANARIES) / 4, truth, delta=DELTA)
-        assert found.epsilon > 0.8
-        assert found.gaussian_epsilon > charged
+        bound = one_run(0.5 * truth + rng.normal(size=CANARIES) / 4, truth, delta=DELTA)
+        assert bound.epsilon > 0.8
+        assert bound.gaussian_epsilon > charged
 
 
 def test_the_printed_bound_is_exceeded_and_the_one_used_is_not() -> None:
@@ -73,27 +79,30 @@ def test_the_printed_bound_is_exceeded_and_the_one_used_is_not() -> None:
     less = 7 / 8 * delta  # taken from the answer that is wrong everywhere, and shared by the others
     laws = {
         truth: {
-            told: 1 / 8 + (less / 7 if any(map(eq, told, truth)) else -less)
-            for told in itertools.product([False, True], repeat=3)
+            answer: 1 / 8 + (less / 7 if any(map(eq, answer, truth)) else -less)
+            for answer in itertools.product([False, True], repeat=3)
         }
         for truth in itertools.product([False, True], repeat=3)
     }
     for first, second in itertools.combinations(laws, 2):
-        apart = sum(abs(laws[first][told] - laws[second][told]) for told in laws[first]) / 2
-        assert apart == pytest.approx(delta)  # for one coin flipped, and for more
+        distance = sum(abs(laws[first][answer] - laws[second][answer]) for answer in laws[first]) / 2
+        assert distance == pytest.approx(delta)  # for one coin flipped, and for more
     some = 1 - laws[True, True, True][False, False, False]
     printed = 7 / 8 + 2 * 3 * delta * 1 / 8
     assert some > printed + 1e-3
-    assert not refutes_curve(1, 3, 3, some * (1 - 1e-9), approximate(0.0, delta))
+    guesses = Guesses(canaries=3, made=3, right=1)
+    assert not refutes_curve(guesses, some * (1 - 1e-9), approximate_dp_curve(0.0, delta))
 
 
 def failing(truth: tuple[bool, ...], epsilon: float, delta: float) -> dict[tuple[bool, ...], float]:
     """Tell every coin with probability delta, else randomised response: what correlates most."""
     q = 1 / (1 + math.exp(-epsilon))
     law = {}
-    for told in itertools.product([False, True], repeat=len(truth)):
-        right = sum(a == b for a, b in zip(told, truth, strict=True))
-        law[told] = (1 - delta) * q**right * (1 - q) ** (len(truth) - right) + delta * (told == truth)
+    for answer in itertools.product([False, True], repeat=len(truth)):
+        right = sum(a == b for a, b in zip(answer, truth, strict=True))
+        law[answer] = (1 - delta) * q**right * (1 - q) ** (len(truth) - right) + delta * (
+            answer == truth
+        )
     return law
 
 
@@ -103,51 +112,56 @@ def test_curves_hold_for_a_mechanism_that_fails_with_all_canaries_at_once() -> N
     for right in range(7):
         exact = sum(
             p
-            for told, p in law.items()
-            if sum(a == b for a, b in zip(told, truth, strict=True)) >= right
+            for answer, p in law.items()
+            if sum(a == b for a, b in zip(answer, truth, strict=True)) >= right
         )
-        assert not refutes_curve(right, 6, 6, exact * (1 - 1e-9), approximate(epsilon, delta))
+        guesses = Guesses(canaries=6, made=6, right=right)
+        assert not refutes_curve(guesses, exact * (1 - 1e-9), approximate_dp_curve(epsilon, delta))
         if right == 6:
             # without delta the bound would be false
-            assert refutes_curve(right, 6, 6, exact * (1 - 1e-9), approximate(epsilon, 1e-15))
+            assert refutes_curve(guesses, exact * (1 - 1e-9), approximate_dp_curve(epsilon, 1e-15))
 
 
 @pytest.mark.parametrize(
     ("rate", "curve", "slack"),
-    [(ndtr(0.5), normal(1.0), 10.0), (1 / (1 + math.exp(-1.0)), approximate(1.0, 1e-12), 1.05)],
+    [
+        (ndtr(0.5), gaussian_curve(1.0), 10.0),
+        (1 / (1 + math.exp(-1.0)), approximate_dp_curve(1.0, 1e-12), 1.05),
+    ],
 )
 def test_curves_refute_no_more_than_the_law_of_independent_canaries(
-    rate: float, curve: Callable[[float], float], slack: float
+    rate: float, curve: InverseCurve, slack: float
 ) -> None:
     """Each canary told on its own at the best threshold of the curve: the tail is exactly binomial."""
     made = 12
     for right in range(7, 13):
         law = [math.comb(made, k) * rate**k * (1 - rate) ** (made - k) for k in range(made + 1)]
         tail = sum(law[right:])
-        assert not refutes_curve(right, made, made, tail * (1 - 1e-9), curve)
+        guesses = Guesses(canaries=made, made=made, right=right)
+        assert not refutes_curve(guesses, tail * (1 - 1e-9), curve)
         levels = np.geomspace(tail, 1, 400)
-        bound = next((x for x in levels if refutes_curve(right, made, made, float(x), curve)), 1.0)
+        bound = next((x for x in levels if refutes_curve(guesses, float(x), curve)), 1.0)
     # and not much less, at the end where all were right
     assert tail <= bound < slack * tail
 
 
 def test_inverses_of_the_curves() -> None:
     for true in (0.001, 0.2, 0.77, 0.999):
-        false = normal(1.3)(true)
+        false = gaussian_curve(1.3)(true)
         assert ndtr(ndtri(false) + 1.3) == pytest.approx(true)
-        false = approximate(0.8, 0.01)(true)
-        most = min(1.0, math.exp(0.8) * false + 0.01, 1 - math.exp(-0.8) * (0.99 - false))
-        assert most == pytest.approx(true) or (false == 0 and true < most)
+        false = approximate_dp_curve(0.8, 0.01)(true)
+        largest = min(1.0, math.exp(0.8) * false + 0.01, 1 - math.exp(-0.8) * (0.99 - false))
+        assert largest == pytest.approx(true) or (false == 0 and true < largest)
 
 
 def test_the_surest_are_guessed_and_counted() -> None:
     scores, truth = [5.0, 4.0, 3.0, 2.0, 1.0], [True, False, True, True, False]
-    assert guessed(scores, truth, 2).right == 2
-    assert guessed(scores, truth, 5).right == 3
-    assert guessed(scores, truth, 1) == Guesses(canaries=5, made=1, right=1)
+    assert surest_guesses(scores, truth, 2).right == 2
+    assert surest_guesses(scores, truth, 5).right == 3
+    assert surest_guesses(scores, truth, 1) == Guesses(canaries=5, made=1, right=1)
     with pytest.raises(InvalidValue, match="at most the 5"):
-        guessed(scores, truth, 6)
+        surest_guesses(scores, truth, 6)
     with pytest.raises(DataError, match="same length"):
-        guessed(scores, truth[:2], 1)
+        surest_guesses(scores, truth[:2], 1)
     with pytest.raises(DataError, match="no number"):
-        guessed([math.nan], [True], 1)
+        surest_guesses([math.nan], [True], 1)

@@ -1,6 +1,7 @@
-"""Canaries: records of the auditor's own, made to leave as clear a trace as their clipping allows."""
+"""Canaries: the auditor's records, whose gradients leave as clear a trace as clipping allows."""
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Protocol
 
 import torch
@@ -12,18 +13,18 @@ from hush.core.ranges import check_count
 from hush.gradients.recording import Loss, record
 from hush.training.data import Data, count, take
 
-_LOOKED_AT = 512
-"""Records that quiet coordinates are found with."""
+_QUIET_RECORDS = 512
+"""Records whose gradients say which coordinates are quiet."""
 
 
 class Directions(Protocol):
-    """The gradients of canaries: one direction each, of any length beyond the clipping norm."""
+    """Gradients of canaries: one direction each, of any length beyond the clipping norm."""
 
     @property
     def canaries(self) -> int: ...
 
     def rows(self, who: Tensor, length: float) -> Tensor:
-        """The gradients of these canaries, one a row; their numbers are 0 or as far as `length`."""
+        """Gradients of these canaries, one a row, with entries of 0 or up to `length`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,8 +39,8 @@ class Spikes:
         return len(self.coordinates)
 
     def rows(self, who: Tensor, length: float) -> Tensor:
-        found = torch.zeros(len(who), self.dimension, device=self.coordinates.device)
-        return found.scatter_(1, self.coordinates[who][:, None], length)
+        gradients = torch.zeros(len(who), self.dimension, device=self.coordinates.device)
+        return gradients.scatter_(1, self.coordinates[who][:, None], length)
 
     def scores(self, update: Tensor) -> Tensor:
         """Inner product of an update with the direction of each canary."""
@@ -94,15 +95,15 @@ def directions_for(
 
 def quietness(model: nn.Module, loss: Loss, data: Data) -> Tensor:
     """Mean absolute per-sample gradient of the first records, by coordinate, at the present weights."""
-    some = torch.arange(min(_LOOKED_AT, count(data)))
+    some = torch.arange(min(_QUIET_RECORDS, count(data)))
     device = next(model.parameters()).device
     inputs, targets = take(data, some)
     tape = record(model, loss, inputs.to(device), targets.to(device))
-    total: Tensor | float = 0.0
-    for _, written in tape.chunks():
-        total = total + torch.cat([part.abs().sum(0).reshape(-1) for part in written.values()])
-    assert isinstance(total, Tensor)
-    return total / len(some)
+    sums = (
+        torch.cat([part.abs().sum(0).reshape(-1) for part in gradients.values()])
+        for _, gradients in tape.chunks()
+    )
+    return reduce(torch.add, sums) / len(some)
 
 
 def mislabelled(

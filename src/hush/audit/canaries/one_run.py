@@ -1,17 +1,18 @@
-"""Many canaries, each in or out by a fair coin, and one run: what right guesses say of epsilon.
+"""One run with many canaries, each in or out by a fair coin: the trade-off curves that guesses refute.
 
-After Steinke, Nasr and Jagielski 2023, with a bound that is proved: docs/guarantees/audit-canaries.md.
+After Steinke, Nasr and Jagielski 2023, and Mahloujifar, Melis and Chaudhuri 2024 (f-DP). Proved in
+docs/guarantees/audit-canaries.md.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
 from hush.accounting.pld import analytic_gaussian
-from hush.audit.canaries.curves import approximate, normal, refutes_curve
 from hush.audit.lower_bound import CONFIDENCE
 from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import DELTA
@@ -20,12 +21,16 @@ from hush.core.ranges import check_count
 # Finer than what chance leaves of any such bound.
 _STEP = 0.01
 _STRIDE = 50
-_MOST = 30.0
+_LARGEST = 30.0
+_UNIT = NormalDist()
+
+InverseCurve = Callable[[float], float]
+"""Smallest false positive rate at which a trade-off curve allows a true positive rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """So many guesses about canaries, the surest ones, and how many of them were right."""
+    """Number of guesses about canaries, the surest ones, and how many of them were right."""
 
     canaries: int
     made: int
@@ -43,10 +48,10 @@ class OneRun:
     gaussian_epsilon: float
     """Epsilon of that curve at delta: an estimate, unless the noise is normal and nothing is sampled."""
     guesses: Guesses
-    """Those that the epsilon was read off."""
+    """Those that the epsilon is from."""
 
 
-def guessed(scores: npt.ArrayLike, included: npt.ArrayLike, made: int) -> Guesses:
+def surest_guesses(scores: npt.ArrayLike, included: npt.ArrayLike, made: int) -> Guesses:
     """Call the highest scores in and the lowest out, `made` of them in all; abstain from the others.
 
     How many are called is fixed beforehand, which the proof asks for.
@@ -84,29 +89,24 @@ def one_run(
     """
     DELTA["range"].check("delta", delta)
     level = (1 - CONFIDENCE.check("confidence", confidence)) / len(shares)
-    many = np.asarray(scores).size
-    tried = [guessed(scores, included, max(1, round(share * many))) for share in shares]
+    canaries = np.asarray(scores).size
+    guesses = [surest_guesses(scores, included, max(1, round(share * canaries))) for share in shares]
 
-    bounds = [_last(partial(_by_curve, found, level, delta)) for found in tried]
-    separation = max(_last(partial(_by_normal, found, level)) for found in tried)
+    bounds = [
+        _largest_refuted(some, level, lambda epsilon: approximate_dp_curve(epsilon, delta))
+        for some in guesses
+    ]
+    separation = max(_largest_refuted(some, level, gaussian_curve) for some in guesses)
     return OneRun(
         epsilon=max(bounds),
         separation=separation,
         gaussian_epsilon=analytic_gaussian.epsilon(separation, delta).lower,
-        guesses=tried[bounds.index(max(bounds))],
+        guesses=guesses[bounds.index(max(bounds))],
     )
 
 
-def _by_curve(found: Guesses, level: float, delta: float, epsilon: float) -> bool:
-    return refutes_curve(found.right, found.made, found.canaries, level, approximate(epsilon, delta))
-
-
-def _by_normal(found: Guesses, level: float, separation: float) -> bool:
-    return refutes_curve(found.right, found.made, found.canaries, level, normal(separation))
-
-
-def _last(refutes: Callable[[float], bool]) -> float:
-    """The last of a fixed grid of values that is refuted, 0 if none is.
+def _largest_refuted(guesses: Guesses, level: float, curve: Callable[[float], InverseCurve]) -> float:
+    """The last of a fixed grid of epsilons or separations whose curve is refuted, 0 if none is.
 
     The grid is walked from below, in strides and then in steps, up to the first that is not refuted. A
     bound above the truth then means that the first stride or the first step above the truth was refuted,
@@ -115,6 +115,49 @@ def _last(refutes: Callable[[float], bool]) -> float:
     """
     last = 0
     for stride in (_STRIDE, 1):
-        while last + stride <= _MOST / _STEP and refutes((last + stride) * _STEP):
+        while last + stride <= _LARGEST / _STEP and refutes_curve(
+            guesses, level, curve((last + stride) * _STEP)
+        ):
             last += stride
     return last * _STEP
+
+
+def refutes_curve(guesses: Guesses, level: float, inverse: InverseCurve) -> bool:
+    """Whether as many right guesses have a chance of less than `level` under a trade-off curve.
+
+    Suppose the chance of `right` or more is `level`. Going down from there, the curve bounds from below
+    how likely fewer right guesses must be; if all of them together need more than 1, it was not.
+    """
+    made, canaries = guesses.made, guesses.canaries
+    hits = guesses.right * level / canaries
+    misses = (made - guesses.right) * level / canaries
+    for count in range(guesses.right - 1, -1, -1):
+        # the wrong guesses, weighed by their number, that the next right ones need at least
+        needed = inverse(min(1.0, hits))
+        if needed > misses:
+            hits += count / (made - count) * (needed - misses)
+            misses = needed
+        if hits + misses > made / canaries:
+            return True
+    return hits + misses > made / canaries
+
+
+def approximate_dp_curve(epsilon: float, delta: float) -> InverseCurve:
+    """Inverse of the trade-off curve of (epsilon, delta)-DP."""
+
+    def inverse(true: float) -> float:
+        up = (true - delta) * math.exp(-epsilon)
+        return max(0.0, up, 1 - delta - math.exp(epsilon) * (1 - true))
+
+    return inverse
+
+
+def gaussian_curve(separation: float) -> InverseCurve:
+    """Inverse of the trade-off curve of two unit normals."""
+
+    def inverse(true: float) -> float:
+        if not 0 < true < 1:
+            return true
+        return math.erfc((separation - _UNIT.inv_cdf(true)) / math.sqrt(2)) / 2
+
+    return inverse

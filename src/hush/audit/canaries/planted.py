@@ -103,7 +103,7 @@ def run_with_canaries(
     for batch in step.batches(_with_index((slots[0], slots[1]), who), steps=steps, present=present):
         if step(batch) and directions is not None:
             assert step.update is not None
-            scores += step.scores(step.update).cpu()
+            scores += step.scores(directions, step.update).cpu()
     if before is not None:
         scores = (before - _losses(model, per_sample, own)).cpu()
     return CanaryRun(scores=scores, charge=step.spent(delta), steps=step.steps)
@@ -136,50 +136,56 @@ class CanaryStep(PrivateStep):
     _basis_used: PublicBasis | None = None
     _traces: tuple[PublicBasis | None, Tensor] | None = None
 
-    def scores(self, update: Tensor) -> Tensor:
+    def scores(self, directions: Directions, update: Tensor) -> Tensor:
         """Inner product of an update with each canary's own clipped gradient."""
-        if isinstance(self.directions, Spikes):
-            return self.directions.scores(update)
-        assert self.directions is not None
+        if isinstance(directions, Spikes):
+            return directions.scores(update)
         if self._traces is None or self._traces[0] is not self._basis_used:
-            self._traces = self._basis_used, self._clipped_alone()
+            self._traces = self._basis_used, self._clipped_alone(directions)
         return self._traces[1] @ update
 
-    def _clipped_alone(self) -> Tensor:
+    def _clipped_alone(self, directions: Directions) -> Tensor:
         """Clipped gradient of each canary, with all of its coordinates, a row each."""
-        assert self.directions is not None
-        found = []
-        for who in torch.arange(self.directions.canaries, device=self.device).split(1):
-            total = self._clip_canaries(who, self._basis_used, None).total.values()
+        rows = []
+        for who in torch.arange(directions.canaries, device=self.device).split(1):
+            total = self._clip_canaries(directions, who, self._basis_used, None).total.values()
             flat = torch.cat([part.reshape(-1) for part in total])
-            found.append(flat if self._basis_used is None else self._basis_used.to_parameters(flat))
-        return torch.stack(found)
+            rows.append(flat if self._basis_used is None else self._basis_used.to_parameters(flat))
+        return torch.stack(rows)
 
     def clip_physical_batch(
         self, inputs: Any, targets: Any, basis: PublicBasis | None, present: Tensor | None
     ) -> ClippedSum:
         """Clipped sum of a physical batch, in which canaries with a direction have it for a gradient."""
         self._basis_used = basis
-        if self.directions is None or present is None:
+        directions = self.directions
+        if directions is None or present is None:
             return super().clip_physical_batch(inputs, targets, basis, present)
         who, mask = inputs[1], self.coordinate_mask()
         parts = [super().clip_physical_batch(inputs, targets, basis, present & (who == ORDINARY))]
         at_once = max(1, CHUNK_ENTRIES[self.device.type] // self.dimension)
         drawn = who[present & (who != ORDINARY)]
-        parts += [self._clip_canaries(some, basis, mask) for some in drawn.split(at_once) if len(some)]
+        parts += [
+            self._clip_canaries(directions, some, basis, mask)
+            for some in drawn.split(at_once)
+            if len(some)
+        ]
         total = {
             name: torch.stack([part.total[name] for part in parts]).sum(0) for name in parts[0].total
         }
         return ClippedSum(total=total, skipped=torch.stack([part.skipped for part in parts]).sum())
 
     def _clip_canaries(
-        self, who: Tensor, basis: PublicBasis | None, mask: CoordinateMask | None
+        self,
+        directions: Directions,
+        who: Tensor,
+        basis: PublicBasis | None,
+        mask: CoordinateMask | None,
     ) -> ClippedSum:
         """Clipped sum of some canaries' gradients, all of them in."""
-        assert self.directions is not None
         # beyond every bound, so that it is the clipping that holds them
         length = 2 * max(block.norm for block in self.plan.clipping.sensitivity(self.dimension))
-        rows = self.directions.rows(who, length)
+        rows = directions.rows(who, length)
         trained = self.trainable()
         parts = rows.split([value.numel() for value in trained.values()], dim=1)
         terms = {

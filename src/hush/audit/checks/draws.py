@@ -68,9 +68,9 @@ def masks_independent(
             "Coordinate or Twice."
         )
     plan = Plan(sampling=sampling, clipping=Linf(norm=1.0), noise=Gaussian(multiplier=1e-3))
-    kept = np.abs(copies.released(plan, touched=numbers, runs=records, seed=seed).present) > 0.5
+    included = np.abs(copies.released(plan, touched=numbers, runs=records, seed=seed).present) > 0.5
     # a record of which nothing is left did not take part, but for a chance of (1 - rate)^numbers
-    apart = p_values.coins(kept[kept.any(1)], rate)
+    separate = p_values.coins(included[included.any(1)], rate)
     model = nn.Linear(numbers, 1, bias=False)
     step = PrivateStep(
         model,
@@ -85,5 +85,5 @@ def masks_independent(
     step(batch)
     assert step.update is not None
     counts = (step.update * sampling.expected(records)).round().numpy()
-    together = p_values.sizes(counts, len(batch), rate)
-    return Check(name="masks of coordinates", p_value=p_values.least(np.array([apart, together])))
+    shared = p_values.sizes(counts, len(batch), rate)
+    return Check(name="masks of coordinates", p_value=p_values.bonferroni(np.array([separate, shared])))

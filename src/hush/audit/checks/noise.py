@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from hush.audit.checks import p_values as laws
+from hush.audit.checks import p_values
 from hush.audit.checks.p_values import Array
 from hush.clipping import Subspaces
 from hush.core.errors import Unsupported
@@ -58,7 +58,7 @@ class NoiseLaw:
 
     exponent: float
     scales: Array
-    """One for each number."""
+    """One for each coordinate."""
 
 
 def observe(step: PrivateStep, data: Data, steps: int) -> ObservedNoise:
@@ -93,12 +93,12 @@ def observe_proposals(step: PrivateStep, batches: list[Batch]) -> ObservedNoise:
         step: as it is.
         batches: of data that need no protection.
     """
-    law, found = noise_of(step), []
+    law, noise = noise_of(step), []
     with rehearsal(step):
         for batch in batches:
             total = sum_before_noise(step, batch)
-            found.append(_noise(step, step.private_gradient(batch), total, law))
-    return ObservedNoise(noise=np.array(found), exponent=law.exponent)
+            noise.append(_noise(step, step.private_gradient(batch), total, law))
+    return ObservedNoise(noise=np.array(noise), exponent=law.exponent)
 
 
 def noise_scale(observed: ObservedNoise) -> Check:
@@ -109,7 +109,7 @@ def noise_scale(observed: ObservedNoise) -> Check:
     """
     total = float((np.abs(observed.noise) ** observed.exponent).sum())
     return Check(
-        name="noise scale", p_value=laws.gamma_tails(total, observed.noise.size, observed.exponent)
+        name="noise scale", p_value=p_values.gamma_tails(total, observed.noise.size, observed.exponent)
     )
 
 
@@ -125,11 +125,11 @@ def noise_at_any_size(
         sizes: numbers of records drawn; nobody, one, half of them and all by default.
     """
     check_count("repeats", repeats, "they are counted", at_least=1)
-    physical, found = step.probe(data), []
+    physical, by_size = step.probe(data), []
     for size in (0, 1, step.records // 2, step.records) if sizes is None else sizes:
         batch = Batch(torch.arange(size), data, physical)
-        found.append(noise_scale(observe_proposals(step, [batch] * repeats)).p_value)
-    return Check(name="noise at any batch size", p_value=laws.least(np.array(found)))
+        by_size.append(noise_scale(observe_proposals(step, [batch] * repeats)).p_value)
+    return Check(name="noise at any batch size", p_value=p_values.bonferroni(np.array(by_size)))
 
 
 def noise_law(observed: ObservedNoise) -> Check:
@@ -140,9 +140,9 @@ def noise_law(observed: ObservedNoise) -> Check:
     """
     totals = (np.abs(observed.noise) ** observed.exponent).sum(0)
     law = stats.gamma(len(observed.noise) / observed.exponent)
-    each_number = laws.least(np.minimum(1.0, 2 * np.minimum(law.cdf(totals), law.sf(totals))))
-    together = float(stats.kstest(observed.noise.ravel(), stats.gennorm(observed.exponent).cdf).pvalue)
-    return Check(name="law of the noise", p_value=laws.least(np.array([each_number, together])))
+    by_coordinate = p_values.bonferroni(np.minimum(1.0, 2 * np.minimum(law.cdf(totals), law.sf(totals))))
+    pooled = float(stats.kstest(observed.noise.ravel(), stats.gennorm(observed.exponent).cdf).pvalue)
+    return Check(name="law of the noise", p_value=p_values.bonferroni(np.array([by_coordinate, pooled])))
 
 
 def noise_fresh(observed: ObservedNoise) -> Check:
@@ -151,7 +151,7 @@ def noise_fresh(observed: ObservedNoise) -> Check:
     Args:
         observed: noise of some steps; a repeat after k steps shows in more than k of them.
     """
-    return Check(name="fresh noise", p_value=laws.repeats(observed.noise))
+    return Check(name="fresh noise", p_value=p_values.repeats(observed.noise))
 
 
 def sum_before_noise(step: PrivateStep, batch: Batch) -> Tensor:
@@ -182,8 +182,8 @@ def noise_of(step: PrivateStep) -> NoiseLaw:
             "not their difference. Check the plan with hush.audit.mechanisms.whole_steps.audit_steps."
         )
     exponents, scales = set(), []
-    balls = step.plan.clipping.sensitivity(step.size)
-    for ball, (noise, norm) in zip(balls, _noises(step), strict=True):
+    blocks = step.plan.clipping.sensitivity(step.size)
+    for block, (noise, norm) in zip(blocks, _noises(step), strict=True):
         law = noise.exponential_power(1.0)
         if law is None:
             raise Unsupported(
@@ -192,7 +192,7 @@ def noise_of(step: PrivateStep) -> NoiseLaw:
             )
         exponents.add(law[0])
         # what rounding may add to a record's share is hidden by as much more noise
-        scales.append(np.full(ball.dimension or step.size, law[1] * norm / (1 - step.rounding)))
+        scales.append(np.full(block.dimension or step.size, law[1] * norm / (1 - step.rounding)))
     return NoiseLaw(exponent=exponents.pop(), scales=np.concatenate(scales))
 
 

@@ -13,7 +13,6 @@ from hush.audit.checks.draws import drawn_as_charged
 from hush.audit.checks.noise import Check
 from hush.core.errors import Unsupported
 from hush.core.ranges import check_count
-from hush.core.release import Selective
 from hush.gradients.tree import tree_leaves
 from hush.training.checks.rehearsal import rehearsal
 from hush.training.data import Batch, Data
@@ -32,20 +31,20 @@ def rollback_complete(step: PrivateStep, data: Data, steps: int) -> Check:
         steps: to run, enough for a rejection.
     """
     _trials(step)
-    rejected, same = 0, True
+    rejected, unchanged = 0, True
     for batch in step.batches(data, steps=steps):
         before = [value.clone() for value in _state(step)]
         if step(batch):
             continue
         rejected += 1
         after = _state(step)
-        same &= len(before) == len(after) and all(map(torch.equal, before, after))
+        unchanged &= len(before) == len(after) and all(map(torch.equal, before, after))
     if not rejected:
         raise Unsupported(
             f"all of {steps} proposals were accepted: nothing shows what a rejection leaves behind. "
             "Lower the threshold, or run more steps."
         )
-    return Check(name="what a rejection leaves", p_value=float(same))
+    return Check(name="what a rejection leaves", p_value=float(unchanged))
 
 
 def no_change_measured(step: PrivateStep, data: Data, steps: int) -> Check:
@@ -88,19 +87,20 @@ def fresh_test_batches(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Ch
         data: as many records as the step is for.
         draws: number of pairs of batches.
     """
-    trials, release = _trials(step), _release(step)
+    trials = _trials(step)
     check_count("draws", draws, "they are counted", at_least=2)
-    nobody, both, tested = Batch(torch.arange(0), data, 1), 0, []
+    nobody, overlap, tested = Batch(torch.arange(0), data, 1), 0, []
     with rehearsal(step):
         for _ in range(draws):
             batch = step.draw(nobody)
-            other = trials.draw_test(batch)
-            tested.append(other.indices.cpu().numpy())
-            both += int(torch.isin(batch.indices, other.indices).sum())
-    rate = step.plan.sampling.participation * release.rate
-    joint = float(stats.binomtest(both, draws * step.records, rate).pvalue)
-    alone = drawn_as_charged(tested, step.records, release.rate)
-    return Check(name="draws of the test", p_value=p_values.least(np.array([joint, alone])))
+            test_batch = trials.draw_test(batch)
+            tested.append(test_batch.indices.cpu().numpy())
+            overlap += int(torch.isin(batch.indices, test_batch.indices).sum())
+    rate = trials.release.rate
+    joint_rate = step.plan.sampling.participation * rate
+    joint = float(stats.binomtest(overlap, draws * step.records, joint_rate).pvalue)
+    alone = drawn_as_charged(tested, step.records, rate)
+    return Check(name="draws of the test", p_value=p_values.bonferroni(np.array([joint, alone])))
 
 
 def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
@@ -113,18 +113,19 @@ def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
         step: of a selective plan.
         tries: verdicts on either side.
     """
-    trials, release = _trials(step), _release(step)
+    trials = _trials(step)
+    release = trials.release
     check_count("tries", tries, "they are counted", at_least=1)
     deviation = release.multiplier * release.clip * (2 if release.test == "mean" else 1)
-    found = []
+    by_side = []
     with rehearsal(step):
         for side in (-1.0, 1.0):
             rise = torch.tensor(
                 release.threshold * release.clip + side * deviation, dtype=torch.float64
             ).to(step.device)
             accepted = sum(trials.noisy_verdict(rise.clone()) for _ in range(tries))
-            found.append(stats.binomtest(accepted, tries, float(stats.norm.cdf(-side))).pvalue)
-    return Check(name="noise of the verdict", p_value=p_values.least(np.array(found)))
+            by_side.append(stats.binomtest(accepted, tries, float(stats.norm.cdf(-side))).pvalue)
+    return Check(name="noise of the verdict", p_value=p_values.bonferroni(np.array(by_side)))
 
 
 @contextmanager
@@ -146,13 +147,8 @@ def _trials(step: PrivateStep) -> Trials:
     return step.trials
 
 
-def _release(step: PrivateStep) -> Selective:
-    assert isinstance(step.plan.release, Selective)
-    return step.plan.release
-
-
 def _state(step: PrivateStep) -> list[Tensor]:
-    """All that a step can move."""
+    """Every tensor that a step can change."""
     return [
         *step.model.parameters(),
         *step.model.buffers(),

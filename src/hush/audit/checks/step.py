@@ -58,8 +58,8 @@ def influence(
             return all(_own_share(step, whole, total, data, slots == place) for place in emptied)
 
     with rehearsal(step):
-        within = all(map(as_bounded, lengths))
-    return Check(name="influence of a record", p_value=float(within))
+        bounded = all(map(as_bounded, lengths))
+    return Check(name="influence of a record", p_value=float(bounded))
 
 
 def charged(step: PrivateStep, data: Data, steps: int) -> Check:
@@ -93,14 +93,16 @@ def nothing_kept(step: PrivateStep, data: Data, steps: int) -> Check:
         steps: to run.
     """
     check_count("steps", steps, "they are counted", at_least=1)
-    same = True
+    unchanged = True
     for batch in step.batches(data, steps=steps):
         before = {name: value.clone() for name, value in _beside_weights(step).items()}
         step(batch)
         after = _beside_weights(step)
-        same &= before.keys() == after.keys()
-        same &= all(_same(value, after[name]) for name, value in before.items() if name in after)
-    return Check(name="what a step keeps", p_value=float(same))
+        unchanged &= before.keys() == after.keys()
+        unchanged &= all(
+            _equal_bits(value, after[name]) for name, value in before.items() if name in after
+        )
+    return Check(name="what a step keeps", p_value=float(unchanged))
 
 
 def _own_share(
@@ -128,12 +130,12 @@ def _own_share(
     )
 
 
-def _filled(place: int, other: int) -> Callable[[Tensor], Tensor]:
+def _filled(place: int, source: int) -> Callable[[Tensor], Tensor]:
     """Function that puts a copy of another slot's row in a slot."""
 
     def exchanged(rows: Tensor) -> Tensor:
         rows = rows.clone()
-        rows[place] = rows[other]
+        rows[place] = rows[source]
         return rows
 
     return exchanged
@@ -153,23 +155,23 @@ def _scaled_losses(step: PrivateStep, factor: float) -> Iterator[None]:
 def _beside_weights(step: PrivateStep) -> dict[str, Tensor]:
     """Every tensor of the model that is not a trained weight, by a name of its own."""
     trained = {id(value) for value in step.trainable().values()}
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path, module in step.model.named_modules():
         parameters = {name: value for name, value in module._parameters.items() if value is not None}
         for name, value in parameters.items():
             if id(value) not in trained:
-                found[f"{path}.{name}"] = value.detach()
+                tensors[f"{path}.{name}"] = value.detach()
             if value.grad is not None:
-                found[f"{path}.{name}.grad"] = value.grad
+                tensors[f"{path}.{name}.grad"] = value.grad
         for key, own in vars(module).items():
             if key not in ("_parameters", "_modules"):
                 for number, value in enumerate(tree_leaves(own)):
                     if id(value) not in trained:  # a recurrent layer lists its weights a second time
-                        found[f"{path}.{key} {number}"] = value.detach()
-    return found
+                        tensors[f"{path}.{key} {number}"] = value.detach()
+    return tensors
 
 
-def _same(before: Tensor, after: Tensor) -> bool:
+def _equal_bits(before: Tensor, after: Tensor) -> bool:
     if before.dtype != after.dtype:
         return False
     if before.is_floating_point():
