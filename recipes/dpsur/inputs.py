@@ -15,7 +15,6 @@ from hush.accounting.ledger.ledger import Ledger
 from hush.data import load, tensors
 from hush.data.features import with_features
 from hush.models import build
-from hush.models.networks import FrozenNorm
 from hush.training.methods.moments import NoisyMoments
 from hush.training.methods.whitening import NoisyWhitening
 
@@ -93,6 +92,26 @@ def normalised_by(kind: Statistics, noise: float, inputs: Inputs, ledger: Ledger
     return replace(
         inputs, train=(transform(x, normalise), y), test=(transform(x_test, normalise), y_test)
     )
+
+
+class FrozenNorm(nn.Module):
+    """Normalisation with fixed statistics: each channel less a mean, over a standard deviation.
+
+    Mean and variance have the shape of a record, or of its first dimensions. They must be public, or
+    private statistics that were charged (`NoisyMoments`).
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, mean: Tensor, variance: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean.to(torch.float32))
+        self.register_buffer("scale", variance.to(torch.float32).rsqrt())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        places = (*self.mean.shape, *[1] * (inputs.ndim - 1 - self.mean.ndim))
+        return (inputs - self.mean.view(places)) * self.scale.view(places)
 
 
 def _fitted(

@@ -78,7 +78,7 @@ def _cached_part(
 
 
 def _scattering(images: NDArray[Any], shape: tuple[int, ...], device: str) -> NDArray[np.float32]:
-    batch = max(1, math.ceil(_batch_size("scattering", device) / images.shape[1]))
+    batch = math.ceil(_batch_size("scattering", device) / images.shape[1])
     return _in_batches(scatter, images, shape, device, batch)
 
 
@@ -114,9 +114,9 @@ def _in_batches(
 
 def cache_directory() -> Path:
     """Directory of cached features: HUSH_CACHE, else hush below the user's cache directory."""
-    given = os.environ.get("HUSH_CACHE")
-    if given:
-        return Path(given).expanduser()
+    configured = os.environ.get("HUSH_CACHE")
+    if configured:
+        return Path(configured).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hush"
 
 
@@ -144,10 +144,9 @@ def cached(
         folder.mkdir(parents=True, exist_ok=True)
         # Opened before the work starts, so that a full disk is noticed first.
         with os.fdopen(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
-            made = np.ascontiguousarray(make(), dtype="<f4")
-            assert made.shape == shape
-            made.tofile(file)
-            file.write(_sum(made))
+            values = np.ascontiguousarray(make(), dtype="<f4")
+            values.tofile(file)
+            file.write(_digest(b"", values))
         draft.replace(path)
     except OSError as error:
         raise DataError(
@@ -159,7 +158,7 @@ def cached(
         for stale in (draft, *_abandoned(path)):
             with suppress(OSError):
                 stale.unlink()
-    return made
+    return values
 
 
 def _abandoned(path: Path) -> Iterator[Path]:
@@ -178,13 +177,9 @@ def _read(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
             return None
         with path.open("rb") as file:
             values = np.fromfile(file, dtype="<f4", count=count)
-            return values.reshape(shape) if file.read() == _sum(values) else None
+            return values.reshape(shape) if file.read() == _digest(b"", values) else None
     except OSError:
         return None
-
-
-def _sum(values: NDArray[np.float32]) -> bytes:
-    return _digest(b"", values)
 
 
 def _digest(kind: bytes, values: NDArray[Any]) -> bytes:

@@ -135,8 +135,8 @@ def decode_images(residuals: NDArray[np.uint8]) -> NDArray[np.uint8]:
                 left = planes[row, column - 1].astype(np.int16)
                 up = planes[row - 1, column].astype(np.int16)
                 slope = left + up - planes[row - 1, column - 1]
-                guess = np.clip(slope, np.minimum(left, up), np.maximum(left, up))
-                planes[row, column] = guess.astype(np.uint8) + errors[row, column]
+                predicted = np.clip(slope, np.minimum(left, up), np.maximum(left, up))
+                planes[row, column] = predicted.astype(np.uint8) + errors[row, column]
             elif column:
                 planes[row, column] = planes[row, column - 1] + errors[row, column]
             elif row:

@@ -60,10 +60,10 @@ def _rows(
     flat: NDArray[Any], lengths: NDArray[np.int64], length: int, vocabulary: int
 ) -> NDArray[np.int64]:
     """The last `length` words of each review (the verdict comes last), padded at the end."""
-    kept = np.minimum(lengths, length)
-    begin = np.cumsum(lengths) - kept
+    words = np.minimum(lengths, length)
+    begin = np.cumsum(lengths) - words
     column = np.arange(length)
-    holds_word = column < kept[:, np.newaxis]
+    holds_word = column < words[:, np.newaxis]
     rows = np.full(holds_word.shape, PADDING, dtype=np.int64)
     rows[holds_word] = flat[(begin[:, np.newaxis] + column)[holds_word]]
     return np.minimum(rows, vocabulary - 1)

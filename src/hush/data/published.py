@@ -125,13 +125,13 @@ CIFAR10_PIXELS = "0ac3ab5c78edb36ac68f69e287fd8f957b2d4f820b80e5fa9bd05c810fc0d9
 
 def find_directory(name: str, directory: str | Path | None) -> Path:
     """The data directory: the argument, else the environment variable HUSH_DATA."""
-    given = directory or os.environ.get("HUSH_DATA")
-    if not given:
+    configured = directory or os.environ.get("HUSH_DATA")
+    if not configured:
         raise DataError(
             f"{name}: no data directory is given. {placement(name, Path('DATA'))}\n"
             "hush downloads nothing; the data set digits needs no files."
         )
-    folder = Path(given).expanduser()
+    folder = Path(configured).expanduser()
     if not folder.is_dir():
         raise DataError(f"{name}: the data directory {folder} is not there. {placement(name, folder)}")
     return folder

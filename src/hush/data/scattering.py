@@ -59,8 +59,8 @@ def scatter(images: "Tensor") -> "Tensor":
     coarse = _halved(spectrum, filters.coarse).flatten(1, 2)
     second = _halved(torch.fft.fft2(fine), filters.coarse).flatten(1, 2)
     averages = [
-        *(filters.average @ each @ filters.average.T for each in (plain, fine)),
-        *(filters.average_half @ each @ filters.average_half.T for each in (coarse, second)),
+        *(filters.average @ modulus @ filters.average.T for modulus in (plain, fine)),
+        *(filters.average_half @ modulus @ filters.average_half.T for modulus in (coarse, second)),
     ]
     return torch.cat(averages, 1).view(batch, colours * CHANNELS, side // STEP, side // STEP)
 

@@ -131,26 +131,6 @@ def _mean_over_words(outputs: Tensor, tokens: Tensor) -> Tensor:
     return (outputs * is_word).sum(dim=1) / is_word.sum(dim=1).clamp(min=1)
 
 
-class FrozenNorm(nn.Module):
-    """Normalisation with fixed statistics: each channel less a mean, over a standard deviation.
-
-    Mean and variance have the shape of a record, or of its first dimensions. They must be public, or
-    private statistics that were charged (`NoisyMoments`).
-    """
-
-    mean: Tensor
-    scale: Tensor
-
-    def __init__(self, mean: Tensor, variance: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("mean", mean.to(torch.float32))
-        self.register_buffer("scale", variance.to(torch.float32).rsqrt())
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        places = (*self.mean.shape, *[1] * (inputs.ndim - 1 - self.mean.ndim))
-        return (inputs - self.mean.view(places)) * self.scale.view(places)
-
-
 _GROUPS = 27
 
 
@@ -185,10 +165,7 @@ def scattering_cifar(classes: int, shape: tuple[int, ...]) -> nn.Module:
 
 def scattering_linear(classes: int, shape: tuple[int, ...]) -> nn.Module:
     """One linear layer on normalised features, initialised to zero, as the loss is convex."""
-    linear = nn.Linear(math.prod(shape), classes)
-    nn.init.zeros_(linear.weight)
-    nn.init.zeros_(linear.bias)
-    return nn.Sequential(_normalised(shape), nn.Flatten(), linear)
+    return nn.Sequential(_normalised(shape), *logistic(classes, shape).children())
 
 
 def _normalised(shape: tuple[int, ...]) -> nn.Module:

@@ -48,7 +48,7 @@ class Network:
         return self.shape is None or (
             len(shape) == len(self.shape)
             and shape[0] % self.channels == 0
-            and all(size in (None, given) for size, given in zip(self.shape, shape, strict=True))
+            and all(size in (None, actual) for size, actual in zip(self.shape, shape, strict=True))
         )
 
 
@@ -126,20 +126,22 @@ def build(
         raise Unsupported(f"there is no network called {name!r}; there are {', '.join(NAMES)}.")
     check_count("classes", classes, "a network that tells classes apart needs two", at_least=2)
     network = _NETWORKS[name]
-    given = tuple(shape)
+    record = tuple(shape)
     tokens = network.tokens if dtype is None else not dtype.is_floating_point
-    if not network.takes(given, tokens):
+    if not network.takes(record, tokens):
         # of records whose type is not known, both kinds of networks may be meant
         kinds = {tokens} if dtype is not None else {True, False}
         fitting = [
-            other for other in NAMES if any(_NETWORKS[other].takes(given, each) for each in kinds)
+            name
+            for name, candidate in _NETWORKS.items()
+            if any(candidate.takes(record, kind) for kind in kinds)
         ]
         source = f" ({network.features} features of the data)" if network.features else ""
         raise Unsupported(
             f"{name} takes records of {_written(network.shape, network.tokens)}{source}, not "
-            f"{_written(given, tokens)}. Networks that take those (--model): {', '.join(fitting)}."
+            f"{_written(record, tokens)}. Networks that take those (--model): {', '.join(fitting)}."
         )
-    return network.factory(classes, given)
+    return network.factory(classes, record)
 
 
 def _written(shape: Sequence[int | None] | None, tokens: bool) -> str:

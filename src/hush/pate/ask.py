@@ -34,14 +34,14 @@ def ask(
     passes = torch.ones(len(rows), dtype=torch.bool)
     if not isinstance(query, NoisyMax):
         passes = query.passes(rows, generator)
-    known = _known(ledger)
+    outcomes = _recorded_outcomes(ledger)
     run, step = secrets.token_hex(8), 0
 
     def released(row: int, plan: Plan, outcome: str) -> str | None:
         """The released outcome, charged unless it was before; None if its plan may not run again."""
         nonlocal step
         question = (row, outcome in ("passed", "failed"))
-        if question not in known:
+        if question not in outcomes:
             if ledger.counts.get(plan, 0) >= counts[plan]:
                 return None
             step += 1
@@ -52,8 +52,8 @@ def ask(
                 release=f"{row}:{outcome}",
                 randomness="secret" if generator is None else "seeded",
             )
-            known[question] = outcome
-        return known[question]
+            outcomes[question] = outcome
+        return outcomes[question]
 
     labels = torch.full((len(rows),), NO_ANSWER)
     for row in range(len(rows)):
@@ -70,7 +70,7 @@ def ask(
     return labels
 
 
-def _known(ledger: Ledger) -> dict[tuple[int, bool], str]:
+def _recorded_outcomes(ledger: Ledger) -> dict[tuple[int, bool], str]:
     """Outcomes on the ledger, by row and whether it was a test."""
     outcomes = {}
     for release in ledger.releases:

@@ -99,8 +99,8 @@ def _confident(query: Confident, scores: Array, orders: Array) -> Array:
     margin = (scores.max(1) - query.threshold)[:, None] / deviation
     a, moved = orders[None, :], query.test.clipping.reference_norm / deviation
     worst = np.full(answer.shape, -np.inf)
-    for other in (margin - moved, margin + moved):
-        for p, q in ((margin, other), (other, margin)):
+    for neighbour in (margin - moved, margin + moved):
+        for p, q in ((margin, neighbour), (neighbour, margin)):
             passed = a * log_ndtr(p) + (1 - a) * log_ndtr(q) + answer
             failed = a * log_ndtr(-p) + (1 - a) * log_ndtr(-q)
             worst = np.maximum(worst, np.logaddexp(passed, failed))
@@ -116,15 +116,20 @@ def _outward(log_moments: Array, orders: Array) -> Array:
 def _rate(plan: Plan) -> float:
     """t, where the worst-case RDP at order a is t^2 a."""
     step = mechanism(plan)
-    assert isinstance(step, SampledGaussian)
+    if not isinstance(step, SampledGaussian):
+        raise _no_data_dependent_charge(plan)
     return 1 / (math.sqrt(2) * step.multiplier)
 
 
 def _deviation(plan: Plan) -> float:
     if not isinstance(plan.noise, Gaussian):
-        raise Unproved(
-            f"{type(plan.noise).__name__} noise has no data-dependent charge: what is proved uses that "
-            "every order costs the same multiple of itself, which Gaussian noise alone does. Use "
-            "Gaussian, or the charge that does not depend on the data."
-        )
+        raise _no_data_dependent_charge(plan)
     return plan.noise.multiplier * plan.clipping.reference_norm
+
+
+def _no_data_dependent_charge(plan: Plan) -> Unproved:
+    return Unproved(
+        f"{type(plan.noise).__name__} noise has no data-dependent charge: what is proved uses that "
+        "every order costs the same multiple of itself, which Gaussian noise alone does. Use "
+        "Gaussian, or the charge that does not depend on the data."
+    )

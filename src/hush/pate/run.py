@@ -202,14 +202,15 @@ class PateFolder:
         differing = []
         for path, content in self._contents.items():
             try:
-                before, now = json.loads(path.read_bytes()), json.loads(content)
+                recorded, current = json.loads(path.read_bytes()), json.loads(content)
             except (ValueError, OSError) as error:
                 raise CheckpointError(
                     f"{path} is damaged or missing ({error}): what the ledger was charged for is not "
                     "known. Restore it, or start a new run in a new directory."
                 ) from None
-            known = before if isinstance(before, dict) else {}
-            differing += [name for name in now if known.get(name) != now[name]]
+            if not isinstance(recorded, dict):
+                recorded = {}
+            differing += [name for name in current if recorded.get(name) != current[name]]
         if differing:
             raise CheckpointError(
                 f"{self.path} holds a run with other settings ({', '.join(differing)}): a run keeps "

@@ -81,29 +81,29 @@ def geometry_figure(name: str, title: str, geometry: Geometry, notes: Sequence[s
     """Variation, sparsification, rank, principal norms and largest entries: a panel each."""
     ranks = np.unique(np.geomspace(1, geometry.principal.shape[1], _POINTS).round().astype(int))
     means, spread = geometry.principal.mean(0)[ranks - 1], geometry.principal.std(0)[ranks - 1]
-    left = geometry.residual.mean(0)[ranks - 1]
+    residual = geometry.residual.mean(0)[ranks - 1]
     levels = np.linspace(0, 1, _POINTS + 1)
     finite = geometry.variation[np.isfinite(geometry.variation)]
     variation = np.quantile(finite, levels) if len(finite) else np.full(len(levels), np.inf)
     largest = np.quantile(geometry.largest, levels)
 
     def draw(panels: Any) -> None:
-        one, two, three, four, five = panels
-        one.semilogy(levels, variation)
-        one.set(title="(a) coefficient of variation", xlabel="quantile over the coordinates")
-        two.plot(100 * geometry.shares, geometry.dropped)
-        two.set(
+        variation_axes, sparse_axes, residual_axes, norm_axes, entry_axes = panels
+        variation_axes.semilogy(levels, variation)
+        variation_axes.set(title="(a) coefficient of variation", xlabel="quantile over the coordinates")
+        sparse_axes.plot(100 * geometry.shares, geometry.dropped)
+        sparse_axes.set(
             title="(b) residual after sparsification", xlabel="% of coordinates kept", ylim=(0, 1.05)
         )
-        three.plot(ranks, left)
-        three.set(title="(c) residual after projection", xlabel="rank", ylim=(0, 1.05))
-        (line,) = four.plot(ranks, means)
-        four.fill_between(ranks, means - spread, means + spread, alpha=0.3, color=line.get_color())
-        four.set(title="(d) principal norm, mean ± deviation", xlabel="rank", ylim=(0, 1.05))
-        five.plot(levels, largest)
-        five.axhline(geometry.cap, color="0.6", linewidth=1, label=f"99% below {geometry.cap:.3g}")
-        five.legend(frameon=False)
-        five.set(title="(e) largest entry", xlabel="quantile over the records", ylim=(0, None))
+        residual_axes.plot(ranks, residual)
+        residual_axes.set(title="(c) residual after projection", xlabel="rank", ylim=(0, 1.05))
+        (line,) = norm_axes.plot(ranks, means)
+        norm_axes.fill_between(ranks, means - spread, means + spread, alpha=0.3, color=line.get_color())
+        norm_axes.set(title="(d) principal norm, mean ± deviation", xlabel="rank", ylim=(0, 1.05))
+        entry_axes.plot(levels, largest)
+        entry_axes.axhline(geometry.cap, color="0.6", linewidth=1, label=f"99% below {geometry.cap:.3g}")
+        entry_axes.legend(frameon=False)
+        entry_axes.set(title="(e) largest entry", xlabel="quantile over the records", ylim=(0, None))
 
     rows: list[list[object]] = [
         *(["variation", *pair, None] for pair in zip(levels, variation, strict=True)),
@@ -111,8 +111,8 @@ def geometry_figure(name: str, title: str, geometry: Geometry, notes: Sequence[s
             ["sparse residual", *pair, None]
             for pair in zip(geometry.shares, geometry.dropped, strict=True)
         ),
-        *(["residual", *pair, None] for pair in zip(ranks, left, strict=True)),
-        *(["principal", *three] for three in zip(ranks, means, spread, strict=True)),
+        *(["residual", *pair, None] for pair in zip(ranks, residual, strict=True)),
+        *(["principal", *point] for point in zip(ranks, means, spread, strict=True)),
         *(["largest entry", *pair, None] for pair in zip(levels, largest, strict=True)),
     ]
     ranks_listed = [rank for rank in (1, 10, 30, 100, 300, 1000) if rank <= ranks[-1]]

@@ -2,6 +2,7 @@
 
 import math
 
+from hush.core.errors import Unsupported
 from hush.core.parts import Noise
 from hush.core.plan import Plan
 
@@ -36,8 +37,8 @@ def signal_to_noise(plan: Plan, *, records: int, steps: int, dimension: int) -> 
         block.size * _deviation(noise, norm) ** 2
         for block, (noise, norm) in zip(blocks, noises, strict=True)
     )
-    push = math.hypot(*(block.l2_radius for block in blocks)) * plan.sampling.expected(records)
-    return math.sqrt(steps) * push / math.sqrt(variance)
+    signal = math.hypot(*(block.l2_radius for block in blocks)) * plan.sampling.expected(records)
+    return math.sqrt(steps) * signal / math.sqrt(variance)
 
 
 def drowned(plan: Plan, *, records: int, steps: int, dimension: int) -> str | None:
@@ -55,6 +56,10 @@ def drowned(plan: Plan, *, records: int, steps: int, dimension: int) -> str | No
 def _deviation(noise: Noise, norm: float) -> float:
     """Standard deviation of the noise on one coordinate."""
     law = (noise.dominating_noise(norm) or noise).exponential_power(norm)
-    assert law is not None, "a noise is charged by its law or by one that dominates it"
+    if law is None:
+        raise Unsupported(
+            f"{type(noise).__name__} has neither a density of its own nor a noise that dominates it: "
+            "its deviation is not known. Give it `exponential_power` or `dominating_noise`."
+        )
     beta, scale = law
     return scale * math.exp((math.lgamma(3 / beta) - math.lgamma(1 / beta)) / 2)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 import hush
 from hush.core.errors import DataError, LedgerError
-from hush.models.networks import FrozenNorm
 from hush.training.methods.moments import NoisyMoments, finite_records
+from recipes.dpsur.inputs import FrozenNorm
 
 
 def seeded(seed: int = 0) -> torch.Generator:
