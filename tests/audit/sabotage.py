@@ -21,16 +21,16 @@ from hush.training.data import Batch
 from hush.training.methods.selective import Trials
 from hush.training.step import PrivateStep
 
-PRIVATE, AROUND, KEPT = PrivateStep.private_gradient, hush.Gaussian.privatize, coordinates._masked
-RESTORE, CHARGE, PASSES = Snapshot.restore, Ledger.charge, Trials.noisy_verdict
-WITHIN, DRAWS = lp.clipping_weights, ziggurat_cpu.pending_draws
+PRIVATE, PRIVATIZE, MASKED = PrivateStep.private_gradient, hush.Gaussian.privatize, coordinates._masked
+RESTORE, CHARGE, VERDICT = Snapshot.restore, Ledger.charge, Trials.noisy_verdict
+WEIGHTS, DRAWS = lp.clipping_weights, ziggurat_cpu.pending_draws
 
 
 def a_quarter_of_the_noise(patch: pytest.MonkeyPatch) -> None:
-    def around(self: hush.Gaussian, location: Tensor, *, norm: float, generator: Any) -> Tensor:
-        return AROUND(self, location, norm=norm / 4, generator=generator)
+    def privatize(self: hush.Gaussian, location: Tensor, *, norm: float, generator: Any) -> Tensor:
+        return PRIVATIZE(self, location, norm=norm / 4, generator=generator)
 
-    patch.setattr(hush.Gaussian, "privatize", around)
+    patch.setattr(hush.Gaussian, "privatize", privatize)
 
 
 def noise_per_physical_batch(patch: pytest.MonkeyPatch) -> None:
@@ -101,8 +101,8 @@ def noise_that_repeats_along_the_numbers(patch: pytest.MonkeyPatch) -> None:
 
     def pending_draws(beta: float, count: int, units: float, source: Any) -> ziggurat_cpu.PendingDraws:
         drawn = DRAWS(beta, min(count, 2**16), units, source)
-        again = np.arange(count) % 2**16
-        drawn.start, drawn.words = drawn.start[again], drawn.words[again]
+        cycle = np.arange(count) % 2**16
+        drawn.start, drawn.words = drawn.start[cycle], drawn.words[cycle]
         return drawn
 
     patch.setattr("hush.noise.exact.ziggurat.pending_draws", pending_draws)
@@ -129,11 +129,11 @@ def no_noise_for_an_empty_draw(patch: pytest.MonkeyPatch) -> None:
 
 
 def _other_noise(patch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
-    def around(self: hush.Gaussian, location: Tensor, *, norm: float, generator: Any) -> Tensor:
-        noise = AROUND(self, torch.zeros_like(location), norm=norm, generator=generator)
+    def privatize(self: hush.Gaussian, location: Tensor, *, norm: float, generator: Any) -> Tensor:
+        noise = PRIVATIZE(self, torch.zeros_like(location), norm=norm, generator=generator)
         return location + change(noise / (norm * self.multiplier)) * norm * self.multiplier
 
-    patch.setattr(hush.Gaussian, "privatize", around)
+    patch.setattr(hush.Gaussian, "privatize", privatize)
 
 
 def the_same_noise_for_both_halves(patch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def coins_for_noise(patch: pytest.MonkeyPatch) -> None:
 
 def drawn_twice(patch: pytest.MonkeyPatch) -> None:
     draw = hush.Poisson.draw
-    patch.setattr(hush.Poisson, "draw", lambda self, *given: draw(self, *given).repeat_interleave(2))
+    patch.setattr(hush.Poisson, "draw", lambda self, *options: draw(self, *options).repeat_interleave(2))
 
 
 def records_drawn_in_pairs(patch: pytest.MonkeyPatch) -> None:
@@ -183,41 +183,41 @@ def batches_of_one_size(patch: pytest.MonkeyPatch) -> None:
 
 
 def shuffled_epochs(patch: pytest.MonkeyPatch) -> None:
-    left: list[Tensor] = []
+    remaining: list[Tensor] = []
 
     def draw(self: hush.Poisson, records: int, generator: Any) -> Tensor:
-        if not left:
-            left.extend(uniform(records, generator).argsort().split(round(records * self.rate)))
-        return left.pop()
+        if not remaining:
+            remaining.extend(uniform(records, generator).argsort().split(round(records * self.rate)))
+        return remaining.pop()
 
     patch.setattr(hush.Poisson, "draw", draw)
 
 
 def one_mask_for_all_numbers(patch: pytest.MonkeyPatch) -> None:
-    def kept(values: Tensor, rate: float, generator: Any) -> Tensor:
+    def masked(values: Tensor, rate: float, generator: Any) -> Tensor:
         flat = values.view(len(values), -1)
-        return flat.mul_(KEPT(torch.ones(len(values), 1), rate, generator)).view_as(values)
+        return flat.mul_(MASKED(torch.ones(len(values), 1), rate, generator)).view_as(values)
 
-    patch.setattr(coordinates, "_masked", kept)
+    patch.setattr(coordinates, "_masked", masked)
 
 
 def one_mask_for_all_records(patch: pytest.MonkeyPatch) -> None:
-    def kept(values: Tensor, rate: float, generator: Any) -> Tensor:
-        return values.mul_(KEPT(torch.ones(1, values.shape[1]), rate, generator))
+    def masked(values: Tensor, rate: float, generator: Any) -> Tensor:
+        return values.mul_(MASKED(torch.ones(1, values.shape[1]), rate, generator))
 
-    patch.setattr(coordinates, "_masked", kept)
+    patch.setattr(coordinates, "_masked", masked)
 
 
 def a_rate_a_fifth_too_high(patch: pytest.MonkeyPatch) -> None:
-    def kept(values: Tensor, rate: float, generator: Any) -> Tensor:
-        return KEPT(values, 1.2 * rate, generator)
+    def masked(values: Tensor, rate: float, generator: Any) -> Tensor:
+        return MASKED(values, 1.2 * rate, generator)
 
-    patch.setattr(coordinates, "_masked", kept)
+    patch.setattr(coordinates, "_masked", masked)
 
 
 def momentum_kept(patch: pytest.MonkeyPatch) -> None:
     def restore(self: Snapshot) -> None:
-        momentum = {key: dict(held) for key, held in self.optimizer.state.items()}
+        momentum = {key: dict(state) for key, state in self.optimizer.state.items()}
         RESTORE(self)
         self.optimizer.state.update(momentum)
 
@@ -240,16 +240,16 @@ def stale_loss(patch: pytest.MonkeyPatch) -> None:
 def no_clipping_far_out(patch: pytest.MonkeyPatch) -> None:
     """Gradients longer than a thousand norms are added as they are."""
 
-    def within(norm: float, norms: Tensor) -> Tensor:
-        return torch.where(norms > 1e3 * norm, torch.ones_like(norms), WITHIN(norm, norms))
+    def weights(norm: float, norms: Tensor) -> Tensor:
+        return torch.where(norms > 1e3 * norm, torch.ones_like(norms), WEIGHTS(norm, norms))
 
-    patch.setattr(lp, "clipping_weights", within)
+    patch.setattr(lp, "clipping_weights", weights)
 
 
 def every_second_step_uncharged(patch: pytest.MonkeyPatch) -> None:
-    def charge(self: Ledger, plan: hush.Plan, *, step: int, **given: Any) -> None:
+    def charge(self: Ledger, plan: hush.Plan, *, step: int, **options: Any) -> None:
         if step % 2:
-            CHARGE(self, plan, step=step // 2 + 1, **given)
+            CHARGE(self, plan, step=step // 2 + 1, **options)
 
     patch.setattr(Ledger, "charge", charge)
 
@@ -266,7 +266,7 @@ def a_bare_number_in_a_buffer(patch: pytest.MonkeyPatch) -> None:
 
 def a_bare_number_in_an_attribute(patch: pytest.MonkeyPatch) -> None:
     def private(self: PrivateStep, batch: Batch) -> Tensor:
-        self.model.seen = [self.clipped_sum(batch).max().clone()]  # type: ignore[assignment]
+        self.model.largest = [self.clipped_sum(batch).max().clone()]  # type: ignore[assignment]
         return PRIVATE(self, batch)
 
     patch.setattr(PrivateStep, "private_gradient", private)
@@ -280,7 +280,7 @@ def a_quarter_of_the_noise_in_the_test(patch: pytest.MonkeyPatch) -> None:
     def passes(self: Trials, number: Tensor) -> bool:
         with pytest.MonkeyPatch.context() as inside:
             a_quarter_of_the_noise(inside)
-            return PASSES(self, number)
+            return VERDICT(self, number)
 
     patch.setattr(Trials, "noisy_verdict", passes)
 
@@ -305,8 +305,8 @@ def _reseed(step: PrivateStep, seed: int) -> None:
 
 def _parts(step: PrivateStep, batch: Batch, parts: list[Tensor]) -> Tensor:
     """The sum of noisy means, one for each part of the records."""
-    found = [PRIVATE(step, Batch(part, batch.data, batch.physical)).clone() for part in parts]
-    return torch.stack(found).sum(0) if found else torch.zeros(step.size, dtype=torch.float64)
+    noisy = [PRIVATE(step, Batch(part, batch.data, batch.physical)).clone() for part in parts]
+    return torch.stack(noisy).sum(0) if noisy else torch.zeros(step.size, dtype=torch.float64)
 
 
 Sabotage = Callable[[pytest.MonkeyPatch], None]

@@ -41,15 +41,15 @@ def plan_of(
     )
 
 
-def step_of(plan: Plan, **given: Any) -> hush.PrivateStep:
+def step_of(plan: Plan, **options: Any) -> hush.PrivateStep:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Dropout(0.3), nn.Linear(8, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    if not given.get("secure"):
-        given["generator"] = torch.Generator().manual_seed(1)
+    if not options.get("secure"):
+        options["generator"] = torch.Generator().manual_seed(1)
     return hush.PrivateStep(
-        model, nn.CrossEntropyLoss(), optimizer, plan, records=RECORDS, physical_batch=16, **given
+        model, nn.CrossEntropyLoss(), optimizer, plan, records=RECORDS, physical_batch=16, **options
     )
 
 
@@ -78,9 +78,9 @@ def test_it_passes_and_the_run_is_the_one_without_it(name: str) -> None:
     assert torch.equal(step.state_dict()["generator"], state["generator"])
     assert not step.ledger.counts
     assert step.update is None
-    found = weights(step, 3)
+    actual = weights(step, 3)
     assert sum(step.ledger.counts.values()) == 3
-    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, actual, expected))
 
 
 def test_it_passes_on_other_sources_and_in_public_bases() -> None:
@@ -118,7 +118,7 @@ def slow(broken: sabotage.Sabotage, name: str) -> Any:
 @pytest.mark.parametrize(
     ("broken", "name"),
     [slow(*each) for each in BROKEN],
-    ids=lambda given: getattr(given, "__name__", ""),
+    ids=lambda case: getattr(case, "__name__", ""),
 )
 def test_what_is_not_as_charged_stops_it_with_one_message(
     broken: sabotage.Sabotage, name: str, monkeypatch: pytest.MonkeyPatch
@@ -161,8 +161,8 @@ def test_a_run_begins_only_if_it_passes(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_command_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def call(folder: Path) -> Result:
-        given = ["train", "--self-test", "--steps", 1, "--run-dir", folder]
-        return CliRunner().invoke(app, list(map(str, given)))
+        arguments = ["train", "--self-test", "--steps", 1, "--run-dir", folder]
+        return CliRunner().invoke(app, list(map(str, arguments)))
 
     sabotage.every_second_step_uncharged(monkeypatch)
     refused = call(tmp_path / "broken")

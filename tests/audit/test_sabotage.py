@@ -124,7 +124,7 @@ def charges(seed: int) -> Check:
     return charged(step, data, 3)
 
 
-def kept(seed: int) -> Check:
+def leftovers(seed: int) -> Check:
     step, data = problem(seed=seed)
     return nothing_kept(step, data, 2)
 
@@ -190,8 +190,8 @@ CAUGHT: list[tuple[sabotage.Sabotage, Callable[[int], Check]]] = [
     (sabotage.tested_on_the_training_batch, batches_of_tests),
     (sabotage.a_quarter_of_the_noise_in_the_test, verdicts),
     (sabotage.every_second_step_uncharged, charges),
-    (sabotage.a_bare_number_in_a_buffer, kept),
-    (sabotage.a_bare_number_in_an_attribute, kept),
+    (sabotage.a_bare_number_in_a_buffer, leftovers),
+    (sabotage.a_bare_number_in_an_attribute, leftovers),
 ]
 
 
@@ -259,8 +259,8 @@ def test_other_noise_and_clipping_pass_and_fail_alike(
     noise: Noise, clipping: Clipping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step, data = problem(noise=noise, clipping=clipping)
-    seen = observe(step, data, STEPS // 2)
-    for check in (look(seen) for look in (noise_scale, noise_law, noise_fresh)):
+    observed = observe(step, data, STEPS // 2)
+    for check in (check(observed) for check in (noise_scale, noise_law, noise_fresh)):
         assert check.passed, check
     assert influence(step, next(step.batches(data)), places=(1,)).passed
     sabotage.noise_per_rank(monkeypatch)
@@ -307,11 +307,11 @@ def test_dropout_coins_and_masks_are_those_of_the_step(
 
 def test_p_values_are_even_where_nothing_is_wrong() -> None:
     """The alarm rate is what is said: 200 p-values of exact laws are evenly spread."""
-    rng, found = np.random.default_rng(0), []
+    rng, values = np.random.default_rng(0), []
     for _ in range(200):
         noise = rng.normal(0, 0.5**0.5, size=(5, 40))
-        found.append(noise_scale(ObservedNoise(noise=noise, exponent=2.0)).p_value)
-    assert stats.kstest(found, "uniform").pvalue > 1e-3
+        values.append(noise_scale(ObservedNoise(noise=noise, exponent=2.0)).p_value)
+    assert stats.kstest(values, "uniform").pvalue > 1e-3
 
 
 def test_what_cannot_be_looked_at_is_said() -> None:

@@ -37,15 +37,15 @@ def test_the_weight_column_is_not_used() -> None:
 
 
 def test_every_category_has_its_own_feature() -> None:
-    seen = set()
+    columns = set()
     for column, meaning in enumerate(COLUMNS):
         if isinstance(meaning, Categories):
             without = parse_adult(changed(column, "?"), "file")[0][0]
             for value in meaning.values:
                 extra = parse_adult(changed(column, value), "file")[0][0] - without
                 assert np.sort(extra).tolist() == [0] * 103 + [1]
-                seen.add(int(extra.argmax()))
-    assert len(seen) == 99
+                columns.add(int(extra.argmax()))
+    assert len(columns) == 99
 
 
 def test_numbers_beyond_the_public_limit_are_cut_to_it() -> None:

@@ -30,7 +30,7 @@ def digits() -> Dataset:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many images were worked out, each time some were."""
     counted: list[int] = []
 
@@ -46,7 +46,7 @@ _plain = features._scattering
 
 
 def test_features_are_the_transform_s_and_made_once(
-    digits: Dataset, made: list[int], tmp_path: Path
+    digits: Dataset, computed: list[int], tmp_path: Path
 ) -> None:
     first = with_features(digits, "scattering", cache=tmp_path)
     assert first.shape == (81, 2, 2)
@@ -54,10 +54,10 @@ def test_features_are_the_transform_s_and_made_once(
         torch.from_numpy(first.x_train), scatter(torch.from_numpy(digits.x_train))
     )
     assert np.array_equal(first.y_train, digits.y_train)
-    again = with_features(digits, "scattering", cache=tmp_path)
-    assert np.array_equal(first.x_train, again.x_train)
-    assert np.array_equal(first.x_test, again.x_test)
-    assert made == [200, 70]
+    repeated = with_features(digits, "scattering", cache=tmp_path)
+    assert np.array_equal(first.x_train, repeated.x_train)
+    assert np.array_equal(first.x_test, repeated.x_test)
+    assert computed == [200, 70]
     files = list(tmp_path.iterdir())
     assert len(files) == 2, "no drafts are left"
     assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files)
@@ -65,7 +65,7 @@ def test_features_are_the_transform_s_and_made_once(
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "longer"])
 def test_a_damaged_file_is_made_anew(
-    digits: Dataset, made: list[int], tmp_path: Path, damage: str
+    digits: Dataset, computed: list[int], tmp_path: Path, damage: str
 ) -> None:
     first = with_features(digits, "scattering", cache=tmp_path)
     (file,) = tmp_path.glob("*train*")
@@ -74,20 +74,20 @@ def test_a_damaged_file_is_made_anew(
     whole = file.read_bytes()
     broken = {"flip": bytes(content), "cut": whole[:-5], "empty": b"", "longer": whole + b"0"}
     file.write_bytes(broken[damage])
-    again = with_features(digits, "scattering", cache=tmp_path)
-    assert np.array_equal(first.x_train, again.x_train)
-    assert made == [200, 70, 200]
+    repeated = with_features(digits, "scattering", cache=tmp_path)
+    assert np.array_equal(first.x_train, repeated.x_train)
+    assert computed == [200, 70, 200]
     assert file.read_bytes() == whole
 
 
-def test_other_records_are_another_file(digits: Dataset, made: list[int], tmp_path: Path) -> None:
+def test_other_records_are_another_file(digits: Dataset, computed: list[int], tmp_path: Path) -> None:
     with_features(digits, "scattering", cache=tmp_path)
     changed = digits.x_train.copy()
     changed[17, 0, 3, 3] += np.float32(1e-3)
-    other = Dataset(**{**vars(digits), "x_train": changed})
-    found = with_features(other, "scattering", cache=tmp_path)
-    assert made == [200, 70, 200]
-    torch.testing.assert_close(torch.from_numpy(found.x_train), scatter(torch.from_numpy(changed)))
+    altered = Dataset(**{**vars(digits), "x_train": changed})
+    recomputed = with_features(altered, "scattering", cache=tmp_path)
+    assert computed == [200, 70, 200]
+    torch.testing.assert_close(torch.from_numpy(recomputed.x_train), scatter(torch.from_numpy(changed)))
 
 
 def test_the_kind_and_shape_of_the_source_count(tmp_path: Path) -> None:
@@ -107,12 +107,12 @@ def test_a_failure_while_making_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_where_nothing_can_be_written_says_so_before_the_work(
-    digits: Dataset, made: list[int], tmp_path: Path
+    digits: Dataset, computed: list[int], tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="HUSH_CACHE"):
         with_features(digits, "scattering", cache=tmp_path / "file")
-    assert made == []
+    assert computed == []
 
 
 def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,12 +141,12 @@ def test_the_drafts_of_processes_that_were_killed_are_removed(
 
     cached(tmp_path, "zeros", source, (2, 3), make)
     assert "zeros: worked out once for 2 records" in capsys.readouterr().err
-    (found,) = tmp_path.iterdir()
-    found.unlink()
-    dead, alive = (found.with_name(f"{found.name}.{process}") for process in (2**22 + 1, os.getppid()))
+    (stored,) = tmp_path.iterdir()
+    stored.unlink()
+    dead, alive = (stored.with_name(f"{stored.name}.{process}") for process in (2**22 + 1, os.getppid()))
     dead.touch()
     alive.touch()
     cached(tmp_path, "zeros", source, (2, 3), make)
-    assert sorted(tmp_path.iterdir()) == sorted([found, alive])
+    assert sorted(tmp_path.iterdir()) == sorted([stored, alive])
     cached(tmp_path, "zeros", source, (2, 3), make)
     assert capsys.readouterr().err.count("worked out") == 1

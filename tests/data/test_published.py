@@ -103,9 +103,9 @@ def test_without_a_directory_the_files_are_listed(name: str, monkeypatch: pytest
 
 @pytest.mark.parametrize("name", list(FILES))
 def test_an_empty_directory_is_a_missing_file(name: str, tmp_path: Path) -> None:
-    others = {"pate-votes": read_votes, "efficientnet-lite0": network}
+    readers = {"pate-votes": read_votes, "efficientnet-lite0": network}
     with pytest.raises(DataError, match="is not there"):
-        others[name](tmp_path) if name in others else load(name, tmp_path)
+        readers[name](tmp_path) if name in readers else load(name, tmp_path)
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

@@ -93,6 +93,6 @@ def test_cifar10_and_its_unpacked_copy(tmp_path: Path) -> None:
     if not (directory / "cifar10" / "images.med.xz").is_file():
         pytest.skip("the compact copy is not at hand")
     write_cifar10_npz(directory, tmp_path)
-    again = load("cifar10", tmp_path)
-    assert np.array_equal(again.x_train, cifar10.x_train)
-    assert np.array_equal(again.y_test, cifar10.y_test)
+    reread = load("cifar10", tmp_path)
+    assert np.array_equal(reread.x_train, cifar10.x_train)
+    assert np.array_equal(reread.y_test, cifar10.y_test)

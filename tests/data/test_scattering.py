@@ -18,10 +18,10 @@ from hush.data.scattering import scatter
 @pytest.fixture(scope="module")
 def kymatio() -> Iterator[Any]:
     """The 2-D transform of kymatio alone: the package as a whole needs what SciPy no longer has."""
-    found = importlib.util.find_spec("kymatio")
-    assert found is not None
+    spec = importlib.util.find_spec("kymatio")
+    assert spec is not None
     package = ModuleType("kymatio")
-    package.__path__ = list(found.submodule_search_locations or [])
+    package.__path__ = list(spec.submodule_search_locations or [])
     sys.modules["kymatio"] = package
     try:
         yield importlib.import_module("kymatio.scattering2d.frontend.torch_frontend")
@@ -36,9 +36,9 @@ def images(records: int, colours: int, side: int) -> Tensor:
 
 @pytest.mark.parametrize(("colours", "side"), [(1, 28), (3, 32), (2, 8)])
 def test_features_are_kymatio_s(kymatio: Any, colours: int, side: int) -> None:
-    given = images(3, colours, side)
-    theirs = kymatio.ScatteringTorch2D(J=2, shape=(side, side))(given).flatten(1, 2)
-    ours = scatter(given)
+    inputs = images(3, colours, side)
+    theirs = kymatio.ScatteringTorch2D(J=2, shape=(side, side))(inputs).flatten(1, 2)
+    ours = scatter(inputs)
     assert ours.shape == (3, 81 * colours, side // 4, side // 4)
     assert ours.dtype == torch.float32
     # Its filters are worked out in single precision.
@@ -51,31 +51,31 @@ def test_another_wavelet_is_seen(
 ) -> None:
     monkeypatch.setattr(scattering, setting, wrong)
     scattering._filters.cache_clear()
-    given = images(3, 1, 28)
-    theirs = kymatio.ScatteringTorch2D(J=2, shape=(28, 28))(given).flatten(1, 2)
-    assert (scatter(given) - theirs).abs().max() > 1e-3
+    inputs = images(3, 1, 28)
+    theirs = kymatio.ScatteringTorch2D(J=2, shape=(28, 28))(inputs).flatten(1, 2)
+    assert (scatter(inputs) - theirs).abs().max() > 1e-3
     monkeypatch.undo()
     scattering._filters.cache_clear()
 
 
 def test_each_image_is_alone_and_double_precision_is_taken() -> None:
-    given = images(5, 3, 32)
-    together = scatter(given)
-    torch.testing.assert_close(together[3:4], scatter(given[3:4]), atol=1e-6, rtol=0)
-    torch.testing.assert_close(together, scatter(given.double()), atol=0, rtol=0)
+    inputs = images(5, 3, 32)
+    together = scatter(inputs)
+    torch.testing.assert_close(together[3:4], scatter(inputs[3:4]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(together, scatter(inputs.double()), atol=0, rtol=0)
 
 
 def test_a_grey_image_has_an_average_and_nothing_else() -> None:
-    found = scatter(torch.full((1, 1, 28, 28), 0.7))
-    torch.testing.assert_close(found[:, 0], torch.full((1, 7, 7), 0.7))
-    assert found[:, 1:].abs().max() < 1e-5
+    features = scatter(torch.full((1, 1, 28, 28), 0.7))
+    torch.testing.assert_close(features[:, 0], torch.full((1, 7, 7), 0.7))
+    assert features[:, 1:].abs().max() < 1e-5
 
 
 def test_a_quarter_turn_turns_the_angles() -> None:
-    given = images(1, 1, 28)
-    fine = scatter(given)[0, 1:9]
+    inputs = images(1, 1, 28)
+    fine = scatter(inputs)[0, 1:9]
     # About a pixel, not about the middle of four; averages then move by one place.
-    turned = scatter(given.rot90(1, (2, 3)).roll(1, 2))[0, 1:9, 3:6, 2:5]
+    turned = scatter(inputs.rot90(1, (2, 3)).roll(1, 2))[0, 1:9, 3:6, 2:5]
     # Eight angles over half a turn: a quarter turn is four of them. Away from the padding.
     for angles in range(8):
         off = (fine.roll(angles, 0).rot90(1, (1, 2))[:, 2:5, 2:5] - turned).abs().max()

@@ -31,12 +31,12 @@ def chances(scores: Array, beta: float, scale: float = 3.0) -> Array:
     """Each score's chance to be the largest after noise exp(-|x / scale|^beta), by integration."""
     x = np.linspace(-40 * scale, 40 * scale, 12_001)
     density = beta / (2 * scale * float(gamma(1 / beta))) * np.exp(-(np.abs(x / scale) ** beta))
-    found = np.empty(len(scores))
+    probabilities = np.empty(len(scores))
     for i, score in enumerate(scores):
-        ahead = x[:, None] + score - np.delete(scores, i)
-        below = (1 + np.sign(ahead) * gammainc(1 / beta, np.abs(ahead / scale) ** beta)) / 2
-        found[i] = (density * below.prod(1)).sum() * (x[1] - x[0])
-    return found
+        lead = x[:, None] + score - np.delete(scores, i)
+        below = (1 + np.sign(lead) * gammainc(1 / beta, np.abs(lead / scale) ** beta)) / 2
+        probabilities[i] = (density * below.prod(1)).sum() * (x[1] - x[0])
+    return probabilities
 
 
 @pytest.mark.parametrize(("beta", "noise"), NOISES)
@@ -74,12 +74,12 @@ def test_no_answer_tells_more_than_the_charge(beta: float, noise: Noise, relatio
         allowed = delta_of({plan: 1}, epsilon).upper
         for _ in range(6):
             scores = random.integers(1, 12, size=int(random.integers(2, 5))).astype(float)
-            here = chances(scores, beta)
+            probabilities = chances(scores, beta)
             for other in neighbours(scores, relation):
-                there = chances(other, beta)
-                for p, q in ((here, there), (there, here)):
-                    found = np.maximum(p - math.exp(epsilon) * q, 0.0).sum()
-                    assert found <= allowed + 1e-9
+                changed = chances(other, beta)
+                for p, q in ((probabilities, changed), (changed, probabilities)):
+                    delta_needed = np.maximum(p - math.exp(epsilon) * q, 0.0).sum()
+                    assert delta_needed <= allowed + 1e-9
 
 
 def found_epsilon(mechanism: NoisyMax, delta: float) -> float:
@@ -93,12 +93,12 @@ def found_epsilon(mechanism: NoisyMax, delta: float) -> float:
     for gap in range(-6, 7):
         first = torch.tensor([20.0 + gap, 20.0])
         second = first + torch.tensor([-1.0, 1.0])
-        seen = int((mechanism(first.expand(asked, -1), generator) == 0).sum())
-        other = int((mechanism(second.expand(asked, -1), generator) == 0).sum())
-        least = beta_law.ppf(doubt, seen, asked - seen + 1)
-        most = beta_law.ppf(1 - doubt, other + 1, asked - other)
-        if least > delta:
-            best = max(best, math.log((least - delta) / most))
+        hits = int((mechanism(first.expand(asked, -1), generator) == 0).sum())
+        false_hits = int((mechanism(second.expand(asked, -1), generator) == 0).sum())
+        hit_rate = beta_law.ppf(doubt, hits, asked - hits + 1)
+        false_rate = beta_law.ppf(1 - doubt, false_hits + 1, asked - false_hits)
+        if hit_rate > delta:
+            best = max(best, math.log((hit_rate - delta) / false_rate))
     return best
 
 
@@ -116,11 +116,11 @@ def test_a_charge_for_one_count_is_caught() -> None:
     noise, delta = hush.Gaussian(multiplier=2.0), 0.02
     replacing = NoisyMax.of_votes(noise=noise)
     adding = NoisyMax.of_votes(noise=noise, neighbours=Neighbours.ADD_REMOVE)
-    found = found_epsilon(replacing, delta)
-    assert found <= replacing.guarantee(queries=1, delta=delta).epsilon.upper
-    assert found > adding.guarantee(queries=1, delta=delta).epsilon.upper
+    lower = found_epsilon(replacing, delta)
+    assert lower <= replacing.guarantee(queries=1, delta=delta).epsilon.upper
+    assert lower > adding.guarantee(queries=1, delta=delta).epsilon.upper
     # Normal noise and two classes: nothing is lost by charging the counts.
-    assert found > 0.9 * replacing.guarantee(queries=1, delta=delta).epsilon.upper
+    assert lower > 0.9 * replacing.guarantee(queries=1, delta=delta).epsilon.upper
 
 
 def test_the_relation_is_part_of_the_statement() -> None:

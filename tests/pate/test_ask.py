@@ -27,21 +27,21 @@ def seeded() -> torch.Generator:
 def test_what_is_charged_is_what_was_asked(query: NoisyMax | Confident) -> None:
     ledger = Ledger()
     plans = planned(query, 30, 30)
-    found = ask(query, SCORES, ledger, plans, seeded())
-    answered = int((found != NO_ANSWER).sum())
+    answers = ask(query, SCORES, ledger, plans, seeded())
+    answered = int((answers != NO_ANSWER).sum())
     if isinstance(query, Confident):
         assert 15 <= answered < 30
         assert ledger.counts == {query.test: 30, VOTE.plan: answered}
     else:
         assert ledger.counts == {VOTE.plan: 30}
-    assert found[::3].eq(0).sum() == 10
-    assert found[2::3].eq(2).sum() == 10
+    assert answers[::3].eq(0).sum() == 10
+    assert answers[2::3].eq(2).sum() == 10
 
 
 def test_no_more_answers_than_planned() -> None:
     ledger = Ledger()
-    found = ask(CONFIDENT, SCORES, ledger, planned(CONFIDENT, 30, 5), seeded())
-    assert int((found != NO_ANSWER).sum()) == 5
+    answers = ask(CONFIDENT, SCORES, ledger, planned(CONFIDENT, 30, 5), seeded())
+    assert int((answers != NO_ANSWER).sum()) == 5
     assert ledger.counts[VOTE.plan] == 5
     assert ledger.counts[CONFIDENT.test] < 30
     assert int((ask(VOTE, SCORES, Ledger(), planned(VOTE, 30, 4)) != NO_ANSWER).sum()) == 4
@@ -54,7 +54,7 @@ class Killed(Exception):
 class DyingLedger(Ledger):
     """Dies right after, or right before, a charge is on disk."""
 
-    left = 0
+    remaining = 0
     after = True
 
     def charge(
@@ -69,11 +69,11 @@ class DyingLedger(Ledger):
         randomness: Literal["secret", "seeded"] = "secret",
         records: int | None = None,
     ) -> None:
-        self.left -= 1
-        if self.left < 0 and not self.after:
+        self.remaining -= 1
+        if self.remaining < 0 and not self.after:
             raise Killed
         super().charge(plan, run=run, step=step, release=release)
-        if self.left < 0:
+        if self.remaining < 0:
             raise Killed
 
 
@@ -86,21 +86,21 @@ def test_a_killed_run_goes_on(
     plans = planned(query, 30, 30)
     whole = ask(query, SCORES, Ledger(), plans, seeded())
     with DyingLedger(tmp_path / "ledger.jsonl") as dying:
-        dying.left, dying.after = moment, after
+        dying.remaining, dying.after = moment, after
         with pytest.raises(Killed):
             ask(query, SCORES, dying, plans, seeded())
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         assert len(ledger.releases) == moment + after
-        kept = list(ledger.releases)
+        recorded = list(ledger.releases)
         # Other noise: what is on the ledger is not asked again, and nothing is charged twice.
-        found = ask(query, SCORES, ledger, plans)
-        assert list(ledger.releases)[: len(kept)] == kept
+        answers = ask(query, SCORES, ledger, plans)
+        assert list(ledger.releases)[: len(recorded)] == recorded
         assert sum(ledger.counts.values()) <= sum(plans.values())
         if query is VOTE:
             assert ledger.counts == {VOTE.plan: 30}
-            assert torch.equal(found[: moment + after], whole[: moment + after])
-        again = ask(query, SCORES, ledger, plans)
-        assert torch.equal(again, found)
+            assert torch.equal(answers[: moment + after], whole[: moment + after])
+        repeated = ask(query, SCORES, ledger, plans)
+        assert torch.equal(repeated, answers)
 
 
 def test_a_torn_charge_counts_against_the_plan(tmp_path: Path) -> None:
@@ -109,17 +109,19 @@ def test_a_torn_charge_counts_against_the_plan(tmp_path: Path) -> None:
         ask(VOTE, SCORES[:5], ledger, plans)
     path.write_bytes(path.read_bytes()[:-9])
     with Ledger(path) as ledger:
-        found = ask(VOTE, SCORES, ledger, plans)
+        answers = ask(VOTE, SCORES, ledger, plans)
         assert ledger.counts == {VOTE.plan: 30}
-    assert int((found != NO_ANSWER).sum()) == 29
+    assert int((answers != NO_ANSWER).sum()) == 29
 
 
 def test_the_answer_is_on_disk_before_it_is_returned(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     with Ledger(path) as ledger:
-        found = ask(VOTE, SCORES, ledger, planned(VOTE, 30, 30))
+        answers = ask(VOTE, SCORES, ledger, planned(VOTE, 30, 30))
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["release"] for line in lines[2:]] == [f"{i}:{a}" for i, a in enumerate(found.tolist())]
+    assert [line["release"] for line in lines[2:]] == [
+        f"{i}:{a}" for i, a in enumerate(answers.tolist())
+    ]
 
 
 def test_a_ledger_of_another_kind_of_run_is_refused() -> None:

@@ -64,11 +64,11 @@ def test_the_noise_a_budget_asks_for(noise: hush.Gaussian | hush.Laplace) -> Non
     budget = Budget(epsilon=2.0, delta=1e-5)
     vote = NoisyMax.of_votes(noise=noise)
     for query in (vote, Confident(vote=vote, threshold=60.0, noise=hush.Gaussian(multiplier=3.0))):
-        found = with_noise(query, budget, queries=200, answers=100)
-        cost = compose(planned(found, 200, 100), 1e-5).epsilon.upper
+        scaled = with_noise(query, budget, queries=200, answers=100)
+        cost = compose(planned(scaled, 200, 100), 1e-5).epsilon.upper
         assert 0.999 * 2.0 <= cost <= 2.0
-        if isinstance(found, Confident):
-            ratio = found.noise.to_plain()["multiplier"] / found.vote.noise.to_plain()["multiplier"]
+        if isinstance(scaled, Confident):
+            ratio = scaled.noise.to_plain()["multiplier"] / scaled.vote.noise.to_plain()["multiplier"]
             assert ratio == pytest.approx(3.0)
     with pytest.raises(BudgetExceeded, match="Ask fewer queries"):
         with_noise(vote, Budget(epsilon=1e-12, delta=1e-12), queries=10**6, answers=10**6)

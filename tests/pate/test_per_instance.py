@@ -22,11 +22,11 @@ POINTS = np.linspace(-45.0, 45.0, 3001)
 def log_chances(scores: Array, deviation: float) -> Array:
     """The logarithm of each score's chance to be the largest, after normal noise."""
     log_weight = -(POINTS**2) / 2 - math.log(2 * math.pi) / 2 + math.log(POINTS[1] - POINTS[0])
-    found = np.empty(len(scores))
+    log_probabilities = np.empty(len(scores))
     for i, score in enumerate(scores):
-        ahead = (score - np.delete(scores, i)) / deviation
-        found[i] = np.logaddexp.reduce(log_weight + log_ndtr(POINTS[:, None] + ahead).sum(1))
-    return found
+        lead = (score - np.delete(scores, i)) / deviation
+        log_probabilities[i] = np.logaddexp.reduce(log_weight + log_ndtr(POINTS[:, None] + lead).sum(1))
+    return log_probabilities
 
 
 def replaced(scores: Array) -> list[Array]:
@@ -43,30 +43,30 @@ def replaced(scores: Array) -> list[Array]:
 def divergence(log_p: Array, log_q: Array) -> Array:
     """The Rényi divergences between two laws on a few outcomes."""
     terms = ORDERS[:, None] * log_p + (1 - ORDERS[:, None]) * log_q
-    found: Array = np.logaddexp.reduce(terms, axis=1) / (ORDERS - 1)
-    return found
+    result: Array = np.logaddexp.reduce(terms, axis=1) / (ORDERS - 1)
+    return result
 
 
-def truth(scores: Array, deviation: float, *, both: bool = True) -> Array:
+def truth(scores: Array, deviation: float, *, reverse: bool = True) -> Array:
     """The largest divergence to a neighbour, and from one."""
-    here = log_chances(scores, deviation)
-    there = [log_chances(other, deviation) for other in replaced(scores)]
-    found = [divergence(here, other) for other in there]
-    found += [divergence(other, here) for other in there if both]
-    largest: Array = np.max(found, axis=0)
+    log_p = log_chances(scores, deviation)
+    neighbours = [log_chances(log_q, deviation) for log_q in replaced(scores)]
+    values = [divergence(log_p, log_q) for log_q in neighbours]
+    values += [divergence(log_q, log_p) for log_q in neighbours if reverse]
+    largest: Array = np.max(values, axis=0)
     return largest
 
 
 def histograms(count: int) -> list[tuple[Array, float]]:
     """Random votes, from full agreement to none, and deviations of the noise."""
     random = np.random.default_rng(0)
-    found = []
+    cases = []
     for _ in range(count):
         classes, teachers = int(random.integers(2, 7)), int(random.integers(10, 300))
         chances = random.dirichlet(np.full(classes, 10 ** random.uniform(-2, 1)))
         scores = random.multinomial(teachers, chances).astype(float)
-        found.append((scores, teachers * 10 ** random.uniform(-1.5, -0.3)))
-    return found
+        cases.append((scores, teachers * 10 ** random.uniform(-1.5, -0.3)))
+    return cases
 
 
 def vote(deviation: float) -> NoisyMax:
@@ -74,17 +74,17 @@ def vote(deviation: float) -> NoisyMax:
 
 
 def charge(scores: Array, deviation: float) -> Array:
-    found: Array = divergences(vote(deviation), torch.tensor(scores[None]), ORDERS)[0]
-    return found
+    bound: Array = divergences(vote(deviation), torch.tensor(scores[None]), ORDERS)[0]
+    return bound
 
 
 def test_the_charge_is_never_below_what_integration_finds_for_any_neighbour() -> None:
     below_worst = 0
     for scores, deviation in histograms(120):
-        found, exact = charge(scores, deviation), truth(scores, deviation)
-        assert (found >= exact * (1 - 1e-9) - 1e-12).all(), (scores, deviation)
-        assert (found <= ORDERS / deviation**2 * (1 + 1e-9)).all()
-        below_worst += bool((found < 0.5 * ORDERS / deviation**2).any())
+        bound, exact = charge(scores, deviation), truth(scores, deviation)
+        assert (bound >= exact * (1 - 1e-9) - 1e-12).all(), (scores, deviation)
+        assert (bound <= ORDERS / deviation**2 * (1 + 1e-9)).all()
+        below_worst += bool((bound < 0.5 * ORDERS / deviation**2).any())
     assert below_worst > 40
 
 
@@ -105,7 +105,7 @@ def test_a_charge_that_forgets_half_of_the_change_is_caught() -> None:
 
 def test_one_direction_is_not_enough() -> None:
     scores, deviation = np.array([60.0, 5.0, 5.0]), 8.0
-    assert (truth(scores, deviation) > 1.5 * truth(scores, deviation, both=False)).any()
+    assert (truth(scores, deviation) > 1.5 * truth(scores, deviation, reverse=False)).any()
     assert (charge(scores, deviation) >= truth(scores, deviation)).all()
 
 
@@ -120,8 +120,8 @@ def test_the_chance_to_be_overturned_is_bounded() -> None:
     for scores, deviation in histograms(60):
         exact = log_chances(scores, deviation)
         exact[scores.argmax()] = -np.inf
-        others = np.logaddexp.reduce(exact)
-        assert runner_up(scores[None], deviation)[0] >= min(others, 0.0) - 1e-9
+        union = np.logaddexp.reduce(exact)
+        assert runner_up(scores[None], deviation)[0] >= min(union, 0.0) - 1e-9
 
 
 def confident_truth(scores: Array, query: Confident, deviation: float) -> Array:
@@ -132,10 +132,10 @@ def confident_truth(scores: Array, query: Confident, deviation: float) -> Array:
         margin = (of.max() - query.threshold) / noise
         return np.append(log_ndtr(margin) + log_chances(of, deviation), log_ndtr(-margin))
 
-    here, there = law(scores), [law(other) for other in replaced(scores)]
-    pairs = [(here, other) for other in there] + [(other, here) for other in there]
-    found: Array = np.max([divergence(p, q) for p, q in pairs], axis=0)
-    return found
+    log_p, neighbours = law(scores), [law(log_q) for log_q in replaced(scores)]
+    pairs = [(log_p, log_q) for log_q in neighbours] + [(log_q, log_p) for log_q in neighbours]
+    exact: Array = np.max([divergence(p, q) for p, q in pairs], axis=0)
+    return exact
 
 
 def test_a_test_before_the_answer_is_never_charged_too_little() -> None:
@@ -144,20 +144,20 @@ def test_a_test_before_the_answer_is_never_charged_too_little() -> None:
         noise = hush.Gaussian(multiplier=deviation * random.uniform(0.5, 3))
         threshold = float(scores.sum() * random.uniform(0.3, 1.0))
         query = Confident(vote=vote(deviation), threshold=threshold, noise=noise)
-        found = divergences(query, torch.tensor(scores[None]), ORDERS)[0]
+        bound = divergences(query, torch.tensor(scores[None]), ORDERS)[0]
         exact = confident_truth(scores, query, deviation)
-        assert (found >= exact * (1 - 1e-9) - 1e-12).all(), (scores, deviation, query)
-        both = hush.rdp(query.test, ORDERS) + hush.rdp(query.vote.plan, ORDERS)
-        assert (found <= both * (1 + 1e-9) + 1e-9).all()
+        assert (bound >= exact * (1 - 1e-9) - 1e-12).all(), (scores, deviation, query)
+        worst_case = hush.rdp(query.test, ORDERS) + hush.rdp(query.vote.plan, ORDERS)
+        assert (bound <= worst_case * (1 + 1e-9) + 1e-9).all()
 
 
 def test_the_statement_is_sensitive_and_for_gaussian_noise_only() -> None:
     scores = torch.tensor([[250.0, 0.0]] * 100)
-    found = per_instance(vote(20.0), scores, 1e-5)
-    assert found.sensitive
-    assert found.notion == "per-instance"
-    assert "do not publish" in str(found)
-    assert found.epsilon.upper < 0.2 < vote(20.0).guarantee(queries=100, delta=1e-5).epsilon.upper
+    guarantee = per_instance(vote(20.0), scores, 1e-5)
+    assert guarantee.sensitive
+    assert guarantee.notion == "per-instance"
+    assert "do not publish" in str(guarantee)
+    assert guarantee.epsilon.upper < 0.2 < vote(20.0).guarantee(queries=100, delta=1e-5).epsilon.upper
     laplace = NoisyMax.of_votes(noise=hush.Laplace(multiplier=20.0))
     with pytest.raises(Unproved, match="Laplace noise has no data-dependent charge"):
         per_instance(laplace, scores, 1e-5)

@@ -16,8 +16,8 @@ def test_removing_a_record_moves_no_other_one() -> None:
     x, y = records(200)
     before = teacher_of(x, y, 7)
     for gone in (0, 57, 199):
-        kept = torch.arange(200) != gone
-        assert torch.equal(teacher_of(x[kept], y[kept], 7), before[kept])
+        remaining = torch.arange(200) != gone
+        assert torch.equal(teacher_of(x[remaining], y[remaining], 7), before[remaining])
     shuffled = torch.randperm(200)
     assert torch.equal(teacher_of(x[shuffled], y[shuffled], 7), before[shuffled])
 

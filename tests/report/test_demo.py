@@ -46,8 +46,8 @@ def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     table = Table(header=["a"], rows=[["<1>"]])
     settings = Table(header=["setting", "value"], rows=[["rate", "<.25>"]])
-    given = {"lead": "lead", "table": table, "plot": plot, "settings": settings}
-    write_page(page, title="A & B", notes=["x < y"], **given)  # type: ignore[arg-type]
+    parts = {"lead": "lead", "table": table, "plot": plot, "settings": settings}
+    write_page(page, title="A & B", notes=["x < y"], **parts)  # type: ignore[arg-type]
     text = page.read_text()
     assert "<title>A &amp; B</title>" in text
     assert "<li>x &lt; y</li>" in text

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import hush
+from hush.core.errors import Unsupported
 from hush.core.parts import Clipping, Noise, Sampling
 from hush.report.signal_to_noise import drowned, signal_to_noise
 
@@ -27,26 +28,35 @@ def test_against_a_draw_of_the_noise(sampling: Sampling, clipping: Clipping, noi
     plan = hush.Plan(sampling=sampling, clipping=clipping, noise=noise)
     records, steps, dimension = 40, 9, 4000
     source = torch.Generator().manual_seed(0)
-    balls = clipping.sensitivity(dimension)
+    blocks = clipping.sensitivity(dimension)
     drawn = [
-        each.privatize(torch.zeros(ball.size, dtype=torch.float64), norm=norm, generator=source)
-        for ball, (each, norm) in zip(
-            balls, noise.per_block(balls, clipping.reference_norm), strict=True
+        law.privatize(torch.zeros(block.size, dtype=torch.float64), norm=norm, generator=source)
+        for block, (law, norm) in zip(
+            blocks, noise.per_block(blocks, clipping.reference_norm), strict=True
         )
     ]
-    pushed = math.sqrt(sum(ball.l2_radius**2 for ball in balls)) * records
-    pushed *= sampling.participation * sampling.coordinate_participation
-    expected = steps * pushed / (math.sqrt(steps) * float(torch.cat(drawn).norm()))
-    found = signal_to_noise(plan, records=records, steps=steps, dimension=dimension)
-    assert found == pytest.approx(expected, rel=0.05)
+    signal = math.sqrt(sum(block.l2_radius**2 for block in blocks)) * records
+    signal *= sampling.participation * sampling.coordinate_participation
+    expected = steps * signal / (math.sqrt(steps) * float(torch.cat(drawn).norm()))
+    ratio = signal_to_noise(plan, records=records, steps=steps, dimension=dimension)
+    assert ratio == pytest.approx(expected, rel=0.05)
+
+
+def test_noise_without_a_density_has_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hush.Gaussian, "exponential_power", lambda self, norm: None)
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+    with pytest.raises(Unsupported, match="Gaussian has neither"):
+        signal_to_noise(plan, records=10, steps=1, dimension=4)
 
 
 def test_the_warning_says_the_ratio() -> None:
-    for multiplier, said in ((1e9, "1e-06 times"), (10.0, None)):
+    for multiplier, phrase in ((1e9, "1e-06 times"), (10.0, None)):
         plan = hush.Plan(
             sampling=hush.FullBatch(),
             clipping=hush.L2(norm=1.0),
             noise=hush.Gaussian(multiplier=multiplier),
         )
         text = drowned(plan, records=1000, steps=100, dimension=100)
-        assert (text is None) if said is None else (text is not None and said in text)
+        assert (text is None) if phrase is None else (text is not None and phrase in text)

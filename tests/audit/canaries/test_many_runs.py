@@ -12,16 +12,16 @@ from hush.core.errors import DataError
 def test_the_curve_is_found_and_not_exceeded_unless_noise_is_missing() -> None:
     rng = np.random.default_rng(0)
     true = analytic_gaussian.epsilon(1.0, 1e-5).upper
-    found, broken = [], []
+    sound, broken = [], []
     for _ in range(100):
         outside = rng.normal(size=1000)
-        found.append(many_runs(1 + rng.normal(size=1000), outside, delta=1e-5))
+        sound.append(many_runs(1 + rng.normal(size=1000), outside, delta=1e-5))
         broken.append(many_runs(1 + rng.normal(size=1000) / 4, outside / 4, delta=1e-5))
-    assert sum(each.separation > 1.0 for each in found) <= 8
-    assert sum(each.gaussian_epsilon > true for each in found) <= 8
-    assert sum(each.epsilon > true for each in found) == 0
-    assert np.median([each.separation for each in found]) > 0.7
-    assert all(each.gaussian_epsilon > true for each in broken)
+    assert sum(bound.separation > 1.0 for bound in sound) <= 8
+    assert sum(bound.gaussian_epsilon > true for bound in sound) <= 8
+    assert sum(bound.epsilon > true for bound in sound) == 0
+    assert np.median([bound.separation for bound in sound]) > 0.7
+    assert all(bound.gaussian_epsilon > true for bound in broken)
 
 
 def test_the_separation_of_counts() -> None:

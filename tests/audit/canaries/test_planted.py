@@ -48,12 +48,12 @@ SELECTIVE = hush.Selective(rate=0.3, clip=0.1, multiplier=3.0, threshold=0.0, te
 
 
 def plans() -> dict[str, hush.Plan]:
-    made = {
+    by_name = {
         name: hush.Plan(sampling=sampling, clipping=clipping, noise=noise)
         for name, (sampling, clipping, noise) in PLANS.items()
     }
-    made["Selective"] = hush.Plan(sampling=POISSON, clipping=L2, noise=NORMAL, release=SELECTIVE)
-    return made
+    by_name["Selective"] = hush.Plan(sampling=POISSON, clipping=L2, noise=NORMAL, release=SELECTIVE)
+    return by_name
 
 
 def records(many: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -75,11 +75,11 @@ def planted(
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model, loss, data = nn.Linear(10, classes), nn.CrossEntropyLoss(), records(20)
-    each = nn.CrossEntropyLoss(reduction="none")
-    aimed = directions_for(plan, model, each, data, canaries, generator)
+    per_sample = nn.CrossEntropyLoss(reduction="none")
+    aimed = directions_for(plan, model, per_sample, data, canaries, generator)
     included = torch.rand(canaries, generator=generator) < 0.5
-    wanted = isinstance(plan.clipping, hush.Subspaces) and plan.clipping.bases is not None
-    found = run_with_canaries(
+    projected = isinstance(plan.clipping, hush.Subspaces) and plan.clipping.bases is not None
+    run = run_with_canaries(
         model,
         loss,
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5),
@@ -92,19 +92,19 @@ def planted(
         others=others,
         generator=torch.Generator().manual_seed(seed + 1000),
         physical_batch=physical_batch,
-        public=records(30, 7) if wanted else None,
+        public=records(30, 7) if projected else None,
     )
-    return found, included
+    return run, included
 
 
 @pytest.mark.parametrize("name", plans())
 def test_every_plan_that_trains_can_be_audited(name: str) -> None:
     plan = plans()[name]
-    found, included = planted(plan, steps=4)
-    assert found.steps == 4
+    run, included = planted(plan, steps=4)
+    assert run.steps == 4
     charged = hush.epsilon(plan, 4, DELTA, dimension=55).epsilon.upper
-    assert found.charge.epsilon.upper == pytest.approx(charged)
-    bound = one_run(found.scores, included, delta=DELTA)
+    assert run.charge.epsilon.upper == pytest.approx(charged)
+    bound = one_run(run.scores, included, delta=DELTA)
     assert bound.epsilon <= charged
 
 
@@ -114,15 +114,15 @@ def plan_of(multiplier: float) -> hush.Plan:
 
 def test_a_canary_that_is_in_moves_the_sum_by_the_clipping_norm_and_no_more() -> None:
     """Without noise to speak of, each score is 1 or 0 over the divisor, times the steps."""
-    found, included = planted(plan_of(1e-6), steps=5, others=False)
-    torch.testing.assert_close(found.scores * (20 + CANARIES) / 5, included.double(), atol=1e-4, rtol=0)
+    run, included = planted(plan_of(1e-6), steps=5, others=False)
+    torch.testing.assert_close(run.scores * (20 + CANARIES) / 5, included.double(), atol=1e-4, rtol=0)
 
 
 def test_signs_fill_a_box_and_scores_see_it() -> None:
     plan = hush.Plan(sampling=FULL, clipping=LINF, noise=hush.Rectified(scale=1e-6, bound=9.0))
-    found, included = planted(plan, steps=1, canaries=1, others=False, seed=0)
+    run, included = planted(plan, steps=1, canaries=1, others=False, seed=0)
     assert bool(included)
-    assert float(found.scores) == pytest.approx(55 * 0.1**2 / 21, rel=3e-3)
+    assert float(run.scores) == pytest.approx(55 * 0.1**2 / 21, rel=3e-3)
 
 
 @pytest.mark.parametrize("bases", [None, hush.Principal(groups=1, every=5)])
@@ -133,16 +133,16 @@ def test_canaries_fill_every_subspace(bases: hush.Principal | None) -> None:
         clipping=hush.Subspaces(ranks=(5, 50), l2=(1.0, 0.5), bases=bases),
         noise=hush.Gaussian(multiplier=1e-6),
     )
-    found, included = planted(plan, steps=3, canaries=1, others=False)
+    run, included = planted(plan, steps=3, canaries=1, others=False)
     assert bool(included)
-    assert float(found.scores) * 21 / 3 == pytest.approx(1.0**2 + 0.5**2, rel=1e-3)
+    assert float(run.scores) * 21 / 3 == pytest.approx(1.0**2 + 0.5**2, rel=1e-3)
 
 
-AROUND = Gaussian.privatize
+PRIVATIZE = Gaussian.privatize
 
 
 def quarter(self: Gaussian, location: Tensor, *, norm: float, generator: Randomness) -> Tensor:
-    return AROUND(self, location, norm=norm / 4, generator=generator)
+    return PRIVATIZE(self, location, norm=norm / 4, generator=generator)
 
 
 def test_noise_over_four_is_caught_and_what_runs_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,9 +157,9 @@ def test_noise_over_four_is_caught_and_what_runs_is_not(monkeypatch: pytest.Monk
     monkeypatch.setattr(Gaussian, "privatize", quarter)
     broken, included = planted(plan_of(20.0), others=False, **settings)
     assert broken.charge == ran.charge
-    found = one_run(broken.scores, included, delta=DELTA)
-    assert found.separation > 0.25
-    assert found.gaussian_epsilon > charge
+    bound = one_run(broken.scores, included, delta=DELTA)
+    assert bound.separation > 0.25
+    assert bound.gaussian_epsilon > charge
 
 
 def test_input_canaries_are_learned_by_heart_only_without_noise() -> None:
@@ -171,7 +171,7 @@ def test_input_canaries_are_learned_by_heart_only_without_noise() -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(10, 200), nn.Tanh(), nn.Linear(200, 2))
         included = torch.rand(40, generator=torch.Generator().manual_seed(5)) < 0.5
-        found = run_with_canaries(
+        run = run_with_canaries(
             model,
             nn.CrossEntropyLoss(),
             torch.optim.SGD(model.parameters(), lr=0.5 if multiplier < 1 else 1e-3, momentum=0.9),
@@ -183,25 +183,25 @@ def test_input_canaries_are_learned_by_heart_only_without_noise() -> None:
             delta=DELTA,
             generator=torch.Generator().manual_seed(2),
         )
-        bounds[multiplier] = one_run(found.scores, included, delta=DELTA).epsilon
+        bounds[multiplier] = one_run(run.scores, included, delta=DELTA).epsilon
     assert bounds[1e3] == 0.0
     assert bounds[1e-3] > 0.5
 
 
 def test_directions_suit_the_clipping() -> None:
-    generator, data, each = torch.Generator(), records(20), nn.CrossEntropyLoss(reduction="none")
+    generator, data, per_sample = torch.Generator(), records(20), nn.CrossEntropyLoss(reduction="none")
     model = nn.Linear(10, 5)
     with torch.no_grad():
         data[0][:, 4] = 0.0  # nobody moves the weights of this input
-    found = directions_for(plans()["L2"], model, each, data, 5, generator)
-    assert isinstance(found, Spikes)
-    assert sorted((found.coordinates % 10).tolist()) == [4] * 5
-    quiet = quietness(model, each, data)
-    rows = one_at_a_time(model, each, *data, 20)
+    directions = directions_for(plans()["L2"], model, per_sample, data, 5, generator)
+    assert isinstance(directions, Spikes)
+    assert sorted((directions.coordinates % 10).tolist()) == [4] * 5
+    quiet = quietness(model, per_sample, data)
+    rows = one_at_a_time(model, per_sample, *data, 20)
     torch.testing.assert_close(quiet, rows.abs().mean(0))
-    assert isinstance(directions_for(plans()["Linf"], model, each, data, 5, generator), Signs)
+    assert isinstance(directions_for(plans()["Linf"], model, per_sample, data, 5, generator), Signs)
     with pytest.raises(InvalidValue, match="at most the 55"):
-        directions_for(plans()["L2"], model, each, data, 56, generator)
+        directions_for(plans()["L2"], model, per_sample, data, 56, generator)
     with pytest.raises(DataError, match="at most 20"):
         mislabelled(*data, 21, 5, generator)
 

@@ -20,11 +20,11 @@ TIMES = 200
 )
 def test_small_p_values_are_as_rare_as_they_say(p_value: object) -> None:
     rng = np.random.default_rng(0)
-    found = np.array([p_value(rng) for _ in range(TIMES)])  # type: ignore[operator]
+    values = np.array([p_value(rng) for _ in range(TIMES)])  # type: ignore[operator]
     for level in (0.01, 0.1):
-        most = stats.binom(TIMES, level).isf(1e-6)
-        assert (found <= level).sum() <= most
-    assert found.min() > 0
+        limit = stats.binom(TIMES, level).isf(1e-6)
+        assert (values <= level).sum() <= limit
+    assert values.min() > 0
 
 
 @pytest.mark.parametrize(("steps", "numbers"), [(1, 0), (0, 7), (3, 5), (2, -5)])
@@ -43,12 +43,12 @@ def test_agreement_counts_are_those_of_a_plain_loop() -> None:
     rng = np.random.default_rng(2)
     noise = rng.normal(size=(2, 9))
     signs = np.sign(noise)
-    found = []
+    expected = []
     for steps in (0, 1):
-        for apart in range(-8 if steps else 1, 9):
-            left = signs[: 2 - steps, max(0, -apart) : 9 - max(0, apart)]
-            right = signs[steps:, max(0, apart) : 9 + min(0, apart)]
+        for lag in range(-8 if steps else 1, 9):
+            left = signs[: 2 - steps, max(0, -lag) : 9 - max(0, lag)]
+            right = signs[steps:, max(0, lag) : 9 + min(0, lag)]
             agree = int((left == right).sum())
             law = stats.binom(left.size, 0.5)
-            found.append(min(1.0, 2 * min(law.cdf(agree), law.sf(agree - 1))))
-    assert p_values.repeats(noise) == pytest.approx(min(1.0, len(found) * min(found)))
+            expected.append(min(1.0, 2 * min(law.cdf(agree), law.sf(agree - 1))))
+    assert p_values.repeats(noise) == pytest.approx(min(1.0, len(expected) * min(expected)))

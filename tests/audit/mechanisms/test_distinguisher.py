@@ -10,6 +10,7 @@ from scipy import stats
 import hush
 from hush.audit.mechanisms import copies
 from hush.audit.mechanisms.distinguisher import clipped, log_ratio
+from hush.core.errors import Unsupported
 from hush.core.parts import Clipping, Noise, Sampling
 
 RUNS = 1000
@@ -104,3 +105,10 @@ def test_the_score_of_other_noise(beta: float) -> None:
     expected = law.logpdf(at - 1.9 - 0.5)[:, 0] - law.logpdf(at - 0.5)[:, 0]
     ratio = log_ratio(chosen, at, np.array([1.9]), np.array([0.5]))
     assert ratio == pytest.approx(expected)
+
+
+def test_noise_without_a_density_has_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hush.Gaussian, "exponential_power", lambda self, norm: None)
+    chosen = plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=1.0))
+    with pytest.raises(Unsupported, match="Gaussian has neither"):
+        log_ratio(chosen, np.zeros((1, 1)), np.ones(1), np.zeros(1))
