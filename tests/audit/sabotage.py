@@ -33,20 +33,23 @@ def a_quarter_of_the_noise(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hush.Gaussian, "privatize", privatize)
 
 
-def noise_per_physical_batch(patch: pytest.MonkeyPatch) -> None:
+def _noise_per_part(patch: pytest.MonkeyPatch, parts: Callable[[Batch], list[Tensor]]) -> None:
+    """The sum of noisy means, one for each part of the records."""
+
     def private(self: PrivateStep, batch: Batch) -> Tensor:
-        return _parts(self, batch, [*batch.indices.split(batch.physical)] if len(batch) else [])
+        noisy = [PRIVATE(self, Batch(part, batch.data, batch.physical)).clone() for part in parts(batch)]
+        return torch.stack(noisy).sum(0) if noisy else torch.zeros(self.size, dtype=torch.float64)
 
     patch.setattr(PrivateStep, "private_gradient", private)
+
+
+def noise_per_physical_batch(patch: pytest.MonkeyPatch) -> None:
+    _noise_per_part(patch, lambda batch: [*batch.indices.split(batch.physical)] if len(batch) else [])
 
 
 def noise_per_rank(patch: pytest.MonkeyPatch) -> None:
     """Two ranks, each with half of the records, that add noise and then are summed."""
-
-    def private(self: PrivateStep, batch: Batch) -> Tensor:
-        return _parts(self, batch, [batch.indices[::2], batch.indices[1::2]])
-
-    patch.setattr(PrivateStep, "private_gradient", private)
+    _noise_per_part(patch, lambda batch: [batch.indices[::2], batch.indices[1::2]])
 
 
 def clipping_after_averaging(patch: pytest.MonkeyPatch) -> None:
@@ -70,30 +73,28 @@ def divided_by_who_came(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrivateStep, "private_gradient", private)
 
 
-def reseeded_every_step(patch: pytest.MonkeyPatch) -> None:
+def _seeds_in_turn(patch: pytest.MonkeyPatch, period: int) -> None:
+    """The noise of step k is that of step k - period."""
+
     def private(self: PrivateStep, batch: Batch) -> Tensor:
-        _reseed(self, 0)
+        assert isinstance(self.generator, Stream)
+        key = bytes([self.steps % period] * 32)
+        self.generator.set_state(Stream(self.device, key).get_state())
         return PRIVATE(self, batch)
 
     patch.setattr(PrivateStep, "private_gradient", private)
+
+
+def reseeded_every_step(patch: pytest.MonkeyPatch) -> None:
+    _seeds_in_turn(patch, 1)
 
 
 def two_seeds_in_turn(patch: pytest.MonkeyPatch) -> None:
-    def private(self: PrivateStep, batch: Batch) -> Tensor:
-        _reseed(self, self.steps % 2)
-        return PRIVATE(self, batch)
-
-    patch.setattr(PrivateStep, "private_gradient", private)
+    _seeds_in_turn(patch, 2)
 
 
 def a_cycle_of_thirty_seeds(patch: pytest.MonkeyPatch) -> None:
-    """The noise of step k is that of step k - 30."""
-
-    def private(self: PrivateStep, batch: Batch) -> Tensor:
-        _reseed(self, self.steps % 30)
-        return PRIVATE(self, batch)
-
-    patch.setattr(PrivateStep, "private_gradient", private)
+    _seeds_in_turn(patch, 30)
 
 
 def noise_that_repeats_along_the_numbers(patch: pytest.MonkeyPatch) -> None:
@@ -296,17 +297,6 @@ def an_empty_slot_that_counts(patch: pytest.MonkeyPatch) -> None:
         return ClippedSum(total=total, skipped=clipped.skipped)
 
     patch.setattr(hush.L2, "clip", rounded)
-
-
-def _reseed(step: PrivateStep, seed: int) -> None:
-    assert isinstance(step.generator, Stream)
-    step.generator.set_state(Stream(step.device, bytes([seed] * 32)).get_state())
-
-
-def _parts(step: PrivateStep, batch: Batch, parts: list[Tensor]) -> Tensor:
-    """The sum of noisy means, one for each part of the records."""
-    noisy = [PRIVATE(step, Batch(part, batch.data, batch.physical)).clone() for part in parts]
-    return torch.stack(noisy).sum(0) if noisy else torch.zeros(step.size, dtype=torch.float64)
 
 
 Sabotage = Callable[[pytest.MonkeyPatch], None]

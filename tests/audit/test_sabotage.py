@@ -8,7 +8,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -19,7 +18,6 @@ from hush.audit.checks.draws import draws_independent, masks_independent
 from hush.audit.checks.noise import (
     LEVEL,
     Check,
-    ObservedNoise,
     noise_at_any_size,
     noise_fresh,
     noise_law,
@@ -33,9 +31,7 @@ from hush.audit.checks.selective import (
     rollback_complete,
 )
 from hush.audit.checks.step import charged, influence, nothing_kept
-from hush.core.errors import InvalidValue, Unsupported
 from hush.core.parts import Always, Clipping, Noise, Release, Sampling
-from hush.core.randomness import Stream
 from hush.training.step import PrivateStep
 from tests.audit import sabotage
 
@@ -243,110 +239,3 @@ def test_the_power_of_the_checks_with_a_law() -> None:
     assert wrong.sf(stats.binom(coins, 0.25).isf(LEVEL / 12) / coins) > 0.999
     # half of the numbers of successive draws agree in sign by chance, and all of them if reseeded
     assert stats.binomtest(15 * NUMBERS, 15 * NUMBERS).pvalue < 1e-100
-
-
-@pytest.mark.parametrize(
-    ("noise", "clipping"),
-    [
-        (hush.Laplace(multiplier=1.0), hush.Lp(p=1.0, norm=1.0)),
-        (hush.GeneralizedGaussian(beta=3.0, multiplier=2.0), hush.L2(norm=1.0)),
-        (hush.BlockGaussian(multipliers=(1.0, 2.0)), hush.Subspaces(ranks=(40, 5), l2=(0.5, 1.5))),
-        (hush.Gaussian(multiplier=1.0), hush.Box(bounds=((40, 0.1), (5, 0.3)))),
-    ],
-    ids=lambda part: type(part).__name__,
-)
-def test_other_noise_and_clipping_pass_and_fail_alike(
-    noise: Noise, clipping: Clipping, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step, data = problem(noise=noise, clipping=clipping)
-    observed = observe(step, data, STEPS // 2)
-    for check in (check(observed) for check in (noise_scale, noise_law, noise_fresh)):
-        assert check.passed, check
-    assert influence(step, next(step.batches(data)), places=(1,)).passed
-    sabotage.noise_per_rank(monkeypatch)
-    step, data = problem(noise=noise, clipping=clipping)
-    assert not noise_scale(observe(step, data, STEPS // 2)).passed
-
-
-class Dropping(nn.Module):
-    """A model that draws at random for each record."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.5), nn.Linear(6, 5))
-
-    def forward(self, inputs: Tensor) -> Any:
-        return self.layers(inputs)
-
-
-@pytest.mark.parametrize(
-    ("sampling", "clipping", "model"),
-    [
-        (hush.Poisson(rate=0.5), hush.L2(norm=1.0), Dropping()),
-        (hush.Poisson(rate=0.5), hush.Importance(norm=1.0), None),
-        (hush.Twice(rate=0.5, coordinate_rate=0.5), hush.L2(norm=1.0), None),
-        (hush.Poisson(rate=0.5), hush.L2(norm=1.0), nn.Linear(8, 5).double()),
-    ],
-    ids=["dropout", "coins", "masks", "double precision"],
-)
-def test_dropout_coins_and_masks_are_those_of_the_step(
-    sampling: Sampling, clipping: Clipping, model: nn.Module | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a step draws at random beside its noise is drawn again, not taken for noise or influence."""
-    step, data = problem(clipping=clipping, sampling=sampling, model=model)
-    assert noise_scale(observe(step, data, 4)).passed
-    batch = next(step.batches(data))
-    assert isinstance(step.generator, Stream)
-    state = step.generator.get_state()
-    assert influence(step, batch, places=(0,)).passed
-    assert torch.equal(step.generator.get_state(), state)
-    step(batch)
-    sabotage.a_quarter_of_the_noise(monkeypatch)
-    assert not noise_scale(observe(step, data, 4)).passed
-
-
-def test_p_values_are_even_where_nothing_is_wrong() -> None:
-    """The alarm rate is what is said: 200 p-values of exact laws are evenly spread."""
-    rng, values = np.random.default_rng(0), []
-    for _ in range(200):
-        noise = rng.normal(0, 0.5**0.5, size=(5, 40))
-        values.append(noise_scale(ObservedNoise(noise=noise, exponent=2.0)).p_value)
-    assert stats.kstest(values, "uniform").pvalue > 1e-3
-
-
-def test_what_cannot_be_looked_at_is_said() -> None:
-    step, data = problem(noise=hush.Rectified(scale=1.0, bound=3.0))
-    with pytest.raises(Unsupported, match="not added"):
-        observe(step, data, 2)
-    step, data = problem()
-    with pytest.raises(InvalidValue, match="steps=1"):
-        observe(step, data, 1)
-    with pytest.raises(Unsupported, match="no masks"):
-        masks_independent(hush.Poisson(rate=0.5))
-    with pytest.raises(Unsupported, match="selective"):
-        rollback_complete(step, data, 1)
-    eager = hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=1e9, test="mean")
-    step, data = problem(eager)
-    with pytest.raises(Unsupported, match="accepted"):
-        rollback_complete(step, data, 2)
-
-
-def test_weights_that_a_recurrent_layer_lists_twice_are_not_kept_state() -> None:
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm, self.linear = nn.LSTM(4, 3, batch_first=True), nn.Linear(3, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            scores: Tensor = self.linear(self.lstm(x)[0][:, -1])
-            return scores
-
-    torch.manual_seed(0)
-    model = Last()
-    plan = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, records=8)
-    data = torch.randn(8, 5, 4), torch.randint(0, 2, (8,))
-    assert nothing_kept(step, data, 2).passed
