@@ -25,7 +25,7 @@ _CROWD = 5
 """Records beside the one in question, where a release needs some."""
 
 
-def audit_mean(plan: Plan, *, runs: int = 4000, confidence: float, delta: float = DELTA) -> Audit:
+def attack_mean(plan: Plan, *, runs: int = 4000, confidence: float, delta: float = DELTA) -> Audit:
     """`hush.mean` of rows, each of one number of its own; half of the numbers have no row."""
     source, sums = torch.Generator().manual_seed(0), []
     for _ in range(-(-runs // _ROWS)):
@@ -34,7 +34,7 @@ def audit_mean(plan: Plan, *, runs: int = 4000, confidence: float, delta: float 
     return _by_ratio(plan, np.concatenate(sums, 1), None, delta, confidence)
 
 
-def audit_number(plan: Plan, *, runs: int = 4000, confidence: float, delta: float = DELTA) -> Audit:
+def attack_number(plan: Plan, *, runs: int = 4000, confidence: float, delta: float = DELTA) -> Audit:
     """The clipped sums and noise of `hush.mean` of one number, for noise that is charged for one alone.
 
     `hush.mean` itself would take one call a run; these are the functions it calls, on many at once.
@@ -48,7 +48,7 @@ def audit_number(plan: Plan, *, runs: int = 4000, confidence: float, delta: floa
     return _by_ratio(plan, np.concatenate(sums, 1), 1, delta, confidence)
 
 
-def audit_votes(
+def attack_votes(
     query: NoisyMax | Confident,
     *,
     queries: int = 4,
@@ -74,7 +74,7 @@ def audit_votes(
     return Audit.of(scores, query.guarantee(queries, delta).epsilon.upper, delta, confidence)
 
 
-def audit_moments(
+def attack_moments(
     moments: NoisyMoments, *, runs: int = 4000, confidence: float, delta: float = DELTA
 ) -> Audit:
     """Both noisy sums, as far as mean and variance show them, of channels with a record each."""
@@ -88,7 +88,7 @@ def audit_moments(
     return Audit.of(scores, moments.guarantee(delta).epsilon.upper, delta, confidence)
 
 
-def audit_quantile(
+def attack_quantile(
     quantile: NoisyQuantile, *, runs: int = 4000, confidence: float, delta: float = DELTA
 ) -> Audit:
     """The median of norms that are few: one more record may move it. A block is a run."""
@@ -104,7 +104,7 @@ def audit_quantile(
     return Audit.of(scores, charge, delta, confidence)
 
 
-def audit_descent(
+def attack_descent(
     *, runs: int = 100, delta: float = DELTA, confidence: float = 0.95, seed: int = 0
 ) -> Audit:
     """An attack on whole runs of `AdaptiveDescent` with a budget of epsilon 3."""

@@ -10,9 +10,9 @@ import torch
 from hush.accounting.mechanism import mechanism
 from hush.accounting.per_instance.bounded import unit_law
 from hush.audit.lower_bound import Audit
+from hush.audit.mechanisms import whole_steps
 from hush.audit.mechanisms.copies import factored
 from hush.audit.mechanisms.distinguisher import audit
-from hush.audit.mechanisms.whole_steps import audit_steps
 from hush.clipping import L2, Entries, L2Linf, Lp, Principal, Subspaces
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import Neighbours
@@ -90,14 +90,14 @@ def _attack_on(plan: Plan, touched: int) -> Callable[..., Audit] | None:
     except Unproved:
         return None
     if isinstance(plan.release, Selective):
-        return partial(audit_steps, plan)
+        return partial(whole_steps.audit_steps, plan)
     if isinstance(plan.clipping, Entries):
         votes = NoisyMax.of_votes(noise=plan.noise, neighbours=Neighbours.ADD_REMOVE)
-        return partial(answers.audit_votes, votes)
+        return partial(answers.attack_votes, votes)
     try:
         mechanism(plan)
     except Unproved:
-        return partial(answers.audit_number, plan)
+        return partial(answers.attack_number, plan)
     except InvalidValue:
         pass  # it needs the dimension, which the attack passes
     return partial(audit, plan, touched=touched, dimension=touched)
@@ -176,7 +176,7 @@ def _other_attacks() -> Iterator[Attack]:
     yield from _answers(full)
     yield Attack(
         name="adaptive descent under a filter",
-        attack=answers.audit_descent,
+        attack=answers.attack_descent,
         runs=STEPS // 3,
         whole_steps=True,
     )
@@ -191,7 +191,7 @@ def _other_attacks() -> Iterator[Attack]:
         )
         yield Attack(
             name=f"{_name(bases)}, public bases",
-            attack=partial(audit_steps, bases, touched=3, public=public),
+            attack=partial(whole_steps.audit_steps, bases, touched=3, public=public),
             runs=STEPS,
             whole_steps=True,
         )
@@ -202,13 +202,13 @@ def _answers(full: Plan) -> Iterator[Attack]:
     sure = Confident(vote=votes, threshold=5.0, noise=Gaussian(multiplier=2.0))
     teachers = NoisyMax.of_teachers(noise=GeneralizedGaussian(beta=1.5, multiplier=2.0))
     quantile = NoisyQuantile(multiplier=1.0, bins=4)
-    yield Attack(name="argmax of votes, one replaced", attack=partial(answers.audit_votes, votes))
-    yield Attack(name="argmax of teachers' votes", attack=partial(answers.audit_votes, teachers))
-    yield Attack(name="argmax of clear votes", attack=partial(answers.audit_votes, sure, queries=2))
-    yield Attack(name="hush.mean", attack=partial(answers.audit_mean, full))
-    yield Attack(name="quantile of norms", attack=partial(answers.audit_quantile, quantile))
+    yield Attack(name="argmax of votes, one replaced", attack=partial(answers.attack_votes, votes))
+    yield Attack(name="argmax of teachers' votes", attack=partial(answers.attack_votes, teachers))
+    yield Attack(name="argmax of clear votes", attack=partial(answers.attack_votes, sure, queries=2))
+    yield Attack(name="hush.mean", attack=partial(answers.attack_mean, full))
+    yield Attack(name="quantile of norms", attack=partial(answers.attack_quantile, quantile))
     moments = NoisyMoments(multiplier=1.2)
-    yield Attack(name="moments of inputs", attack=partial(answers.audit_moments, moments))
+    yield Attack(name="moments of inputs", attack=partial(answers.attack_moments, moments))
 
 
 def _name(plan: Plan) -> str:
