@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hush.gradients.tape import BranchedTape, GradientTape
 from hush.gradients.tree import call_model, tree_map
+from hush.gradients.units import UnitTape
 
 ORDERS = (1.0, 1.5, 2.0, 3.0, torch.inf)
 
@@ -37,14 +38,14 @@ def one_at_a_time(
     return torch.cat(rows).to(own)
 
 
-def check_tape(tape: GradientTape | BranchedTape, expected: Tensor, tolerance: float) -> None:
+def check_tape(tape: GradientTape | BranchedTape | UnitTape, expected: Tensor, tolerance: float) -> None:
     """Norms of every order, weighted sums and chunks all agree with the written-out gradients."""
     records = len(expected)
     assert tape.records == records
     scale = max(1e-30, float(expected.abs().max())) if records else 1.0
     for order in ORDERS:
         norms = torch.linalg.vector_norm(expected.double(), ord=order, dim=1).to(expected.dtype)
-        torch.testing.assert_close(tape.norms(order), norms, rtol=tolerance, atol=0)
+        torch.testing.assert_close(tape.norms(order).to(norms), norms, rtol=tolerance, atol=0)
     weights = torch.rand(records, dtype=expected.dtype)
     total = flat(tape.weighted_sum(weights), 0)
     assert total.dtype == torch.float64
@@ -55,7 +56,7 @@ def check_tape(tape: GradientTape | BranchedTape, expected: Tensor, tolerance: f
     torch.testing.assert_close(nothing, torch.zeros_like(total), rtol=0, atol=0)
     whole = torch.full_like(expected, torch.nan)
     for rows, written in tape.chunks(entries=3 * expected.shape[1]):
-        whole[rows] = flat(written, 1)
+        whole[rows] = flat(written, 1).to(whole)
     torch.testing.assert_close(whole, expected, rtol=tolerance, atol=tolerance * scale)
 
 

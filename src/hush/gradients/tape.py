@@ -105,7 +105,7 @@ class GradientTape(EntrywiseClipping):
         keep = weights != 0
         if capturing_cuda_graph() or bool(keep.all()):
             return self.terms
-        return {name: term.mask_records(keep) for name, term in self.terms.items()}
+        return self.mask_records(keep).terms
 
     def zeros(self) -> dict[str, Tensor]:
         """The sum over no records."""
@@ -119,6 +119,15 @@ class GradientTape(EntrywiseClipping):
     def take(self, rows: Tensor | slice) -> "GradientTape":
         """The tape of a subset of the records."""
         return replace(self, terms={name: term.take(rows) for name, term in self.terms.items()})
+
+    def mask_records(self, keep: Tensor) -> "GradientTape":
+        """The tape with gradients of zero where `keep` is false; every record keeps its place."""
+        return replace(self, terms={name: term.mask_records(keep) for name, term in self.terms.items()})
+
+    def of_units(self, count: int, scale: Tensor) -> "GradientTape":
+        """The tape of units of privacy, of `count` consecutive records each: see `Term.of_units`."""
+        terms = {name: term.of_units(count, scale) for name, term in self.terms.items()}
+        return replace(self, terms=terms)
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
         """The materialised per-sample gradients, a few records at a time.
@@ -182,7 +191,7 @@ class BranchedTape(EntrywiseClipping):
         sums = [
             tape.weighted_sum(part.spread(weights, tape.records), max_norm) for part, tape in self.parts
         ]
-        return _add(sums)
+        return add_sums(sums)
 
     def clamped_weighted_sum(
         self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
@@ -192,7 +201,7 @@ class BranchedTape(EntrywiseClipping):
         for part, tape in self.parts:
             own = part.spread(weights, tape.records), part.spread(limits, tape.records)
             sums.append(tape.clamped_weighted_sum(*own, mask))
-        return _add(sums)
+        return add_sums(sums)
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
         """The materialised per-sample gradients, a few records at a time."""
@@ -213,7 +222,8 @@ class BranchedTape(EntrywiseClipping):
             yield from tape.tensors()
 
 
-def _add(sums: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+def add_sums(sums: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The sum of sums by parameter name."""
     first, *rest = sums
     return {name: sum((total[name] for total in rest), start=first[name]) for name in first}
 

@@ -72,6 +72,16 @@ class Term(Protocol):
     def dense(self) -> Tensor:
         """The materialised per-sample gradients: (records, *shape)."""
 
+    def of_units(self, count: int, scale: Tensor) -> "Term":
+        """The term of units of privacy that own `count` consecutive records each.
+
+        **Guarantee.** A unit's gradient as computed is a function of its own records and of shapes.
+
+        Args:
+            count: records a unit, two at least.
+            scale: (records,), the factor of each record's gradient in its unit's sum.
+        """
+
     def norms(self, order: float) -> Tensor:
         """The l_order norm of each record's gradient.
 
@@ -142,6 +152,9 @@ class Dense:
     def dense(self) -> Tensor:
         return precise(self.gradients)
 
+    def of_units(self, count: int, scale: Tensor) -> "Dense":
+        return Dense(scale_rows(self.gradients, scale).unflatten(0, (-1, count)).sum(1))
+
     def norms(self, order: float) -> Tensor:
         return vector_norms(precise(self.gradients), order)
 
@@ -158,7 +171,24 @@ class Dense:
 
 def zero_rows(values: Tensor, keep: Tensor) -> Tensor:
     """The values with zeros in the rows that are not kept, which may not be finite."""
-    return values.where(keep.view(-1, *[1] * (values.dim() - 1)), torch.zeros_like(values[:1]))
+    return values.where(column(keep, values), torch.zeros_like(values[:1]))
+
+
+def column(by_record: Tensor, values: Tensor) -> Tensor:
+    """One number a record, of as many dimensions as its values have."""
+    return by_record.view(-1, *[1] * (values.dim() - 1))
+
+
+def scale_rows(values: Tensor, scale: Tensor) -> Tensor:
+    """The values of each record, in single precision at least, times a number of its own."""
+    wide = precise(values)
+    return wide * column(scale.to(wide.dtype), wide)
+
+
+def by_unit(positions: Tensor, count: int) -> Tensor:
+    """Positions of the records of each unit one after another: (units, count * positions, ...)."""
+    stacked: Tensor = positions.unflatten(0, (-1, count)).flatten(1, 2)
+    return stacked
 
 
 def materialised_norms(term: Term, order: float) -> Tensor:

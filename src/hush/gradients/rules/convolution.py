@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from hush.core.tape import CoordinateMask
 from hush.gradients.precision import precise, to_autocast_dtype
+from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.terms import (
     Dense,
     Term,
@@ -156,6 +157,11 @@ class ConvolutionFactors:
 
     def dense(self) -> Tensor:
         return precise(self.geometry.per_sample_weight_gradients(precise(self.grad), precise(self.x)))
+
+    def of_units(self, count: int, scale: Tensor) -> Term:
+        # the patches of several images have no Gram matrix from pixels: written out as factors
+        patches = self.geometry.unfold(precise(self.x), self.grad.shape[2:])
+        return OuterFactors(self.grad.flatten(2).mT, patches.mT, self.shape).of_units(count, scale)
 
     def norms(self, order: float) -> Tensor:
         if order != 2:

@@ -21,12 +21,14 @@ from hush.gradients.terms import (
     POSITION_SUM_LIMIT,
     Dense,
     Term,
+    by_unit,
     clamp_rows,
     materialised_clamped_sum,
     materialised_norms,
     nonfinite_if_unreliable,
     norms_or_recompute,
     position_rounding_bounded,
+    scale_rows,
     sum_materialising_cancelled,
     zero_rows,
 )
@@ -67,6 +69,10 @@ class RowFactors:
         whole = rows.new_zeros(self.records * self.shape[0], self.shape[1])
         whole.index_add_(0, self._keys(), rows)
         return whole.view(-1, *self.shape).to(precise(self.right).dtype)
+
+    def of_units(self, count: int, scale: Tensor) -> "RowFactors":
+        right = by_unit(scale_rows(self.right, scale), count)
+        return RowFactors(by_unit(self.index, count), right, self.shape)
 
     def norms(self, order: float) -> Tensor:
         used, keys = self._used_rows()
@@ -153,6 +159,9 @@ class TiedFactors:
 
     def dense(self) -> Tensor:
         return self.rows.dense() + self.outer.dense()
+
+    def of_units(self, count: int, scale: Tensor) -> Term:
+        return merge_terms([self.rows.of_units(count, scale), self.outer.of_units(count, scale)])
 
     def norms(self, order: float) -> Tensor:
         bound = self.norm_bounds()

@@ -29,12 +29,14 @@ from hush.gradients.precision import (
 from hush.gradients.terms import (
     Dense,
     Term,
+    by_unit,
     materialised_clamped_sum,
     materialised_norms,
     nonfinite_if_unreliable,
     norms_or_recompute,
     position_rounding_bounded,
     product_bound,
+    scale_rows,
     sum_materialising_cancelled,
     zero_rows,
 )
@@ -91,6 +93,13 @@ class OuterFactors:
 
     def dense(self) -> Tensor:
         return (precise(self.left).mT @ precise(self.right)).view(self.records, *self.shape)
+
+    def of_units(self, count: int, scale: Tensor) -> Term:
+        left, right = scale_rows(self.left, scale), precise(self.right)
+        if self.left.shape[1] == 1:
+            # a unit's records may cancel: in double precision the rounding of their sum is bounded
+            left, right = left.double(), right.double()
+        return outer_product_term(by_unit(left, count), by_unit(right, count), self.shape)
 
     def norms(self, order: float) -> Tensor:
         dtype, bound = precise(self.left).dtype, product_bound(self.left, self.right)

@@ -1,0 +1,142 @@
+"""Gradients of units of privacy (people who own several records), in the place of per-sample ones.
+
+A unit is a record with several views: the positions of its records' factors, one after another, are the
+positions of the unit's own factors, so that norms, cancellation and sums are those of the tape. Units
+that own equally many records are stacked, and none is padded.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hush.core.sensitivity import SensitivitySet
+from hush.core.tape import ClippedSum, CoordinateMask
+from hush.gradients.entrywise_clipping import clip_entrywise
+from hush.gradients.rules.embedding import RowFactors
+from hush.gradients.rules.linear import OuterFactors
+from hush.gradients.tape import BranchedTape, GradientTape, add_sums
+from hush.gradients.terms import Dense, Term
+
+Reduction = Literal["mean", "sum"]
+"""How the gradients of a unit's records make up the unit's own."""
+
+
+@dataclass(frozen=True, eq=False)
+class UnitTape:
+    """Gradients of units of privacy: tapes whose records are units, those of equally many together."""
+
+    parts: list[GradientTape]
+
+    @property
+    def records(self) -> int:
+        """Number of units, each of which counts as one record."""
+        return sum(part.records for part in self.parts)
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+    def norms(self, order: float) -> Tensor:
+        """The norm of each unit's gradient over all parameters."""
+        return torch.cat([part.norms(order) for part in self.parts])
+
+    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> dict[str, Tensor]:
+        """The sum over units of weight times gradient, by parameter name."""
+        own = weights.split([part.records for part in self.parts])
+        pairs = zip(self.parts, own, strict=True)
+        return add_sums([part.weighted_sum(weight, max_norm) for part, weight in pairs])
+
+    def clamped_weighted_sum(
+        self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
+    ) -> dict[str, Tensor]:
+        """`weighted_sum` of gradients whose entries are clamped to +-limit, then masked."""
+        sizes = [part.records for part in self.parts]
+        rows = zip(self.parts, weights.split(sizes), limits.split(sizes), strict=True)
+        return add_sums([part.clamped_weighted_sum(weight, limit, mask) for part, weight, limit in rows])
+
+    def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
+        """The materialised gradients, a few units at a time."""
+        start = 0
+        for part in self.parts:
+            places = torch.arange(start, start + part.records, device=self.device)
+            for rows, gradients in part.chunks(entries):
+                yield places[rows], gradients
+            start += part.records
+
+    def zeros(self) -> dict[str, Tensor]:
+        """The sum over no units."""
+        return self.parts[0].zeros()
+
+    def clip_entrywise(
+        self, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None = None
+    ) -> ClippedSum:
+        """The sum of the units' gradients, each clipped into the sensitivity sets, and then masked."""
+        return clip_entrywise(self, sensitivity, mask)
+
+    def rounding_bounded(self, records: int) -> bool:
+        """Whether rounding of a sum over units that own so many records in all is paid for."""
+        return all(part.rounding_bounded(records) for part in self.parts)
+
+
+def unit_tape(
+    tape: GradientTape | BranchedTape, counts: Tensor, reduction: Reduction, present: Tensor | None
+) -> UnitTape:
+    """The tape of the units that own a batch's records.
+
+    **Guarantee.** A unit's gradient is a function of its own records, their places and the shapes: see
+    docs/guarantees/units.md. It is not finite where that of one of its records is not.
+
+    Args:
+        tape: per-sample gradients, the records of a unit one after another, units by rising count.
+        counts: (units,), how many of the records each unit owns, rising.
+        reduction: a unit's gradient is the mean or the sum of its records'.
+        present: which records are there; the others count for nothing, in the mean neither.
+    """
+    whole = tape if isinstance(tape, GradientTape) else _concatenate(tape)
+    occupied = torch.ones(whole.records, dtype=torch.bool, device=whole.device)
+    if present is not None:
+        occupied = present
+        whole = whole.mask_records(present)
+    parts, start = [], 0
+    values, units = counts.unique_consecutive(return_counts=True)
+    for count, number in zip(values.tolist(), units.tolist(), strict=True):
+        rows = slice(start, start + count * number)
+        scale = _scale(occupied[rows].unflatten(0, (-1, count)), reduction).flatten()
+        own = whole.take(rows)
+        parts.append(own if count == 1 else own.of_units(count, scale))
+        start = rows.stop
+    return UnitTape(parts)
+
+
+def _scale(occupied: Tensor, reduction: Reduction) -> Tensor:
+    """The factor of each record's gradient in its unit's, from which of a unit's places hold one."""
+    if reduction == "sum":
+        return occupied.double()
+    return occupied.double() / occupied.sum(1, keepdim=True).clamp(min=1)
+
+
+def _concatenate(tape: BranchedTape) -> GradientTape:
+    """One tape for records that took different branches, in their order in the batch."""
+    order = torch.cat([part.rows for part, _ in tape.parts]).argsort()
+    own = [branch.take(part.places) for part, branch in tape.parts]
+    terms = {name: _stack([branch.terms[name] for branch in own]).take(order) for name in own[0].terms}
+    return GradientTape(terms, tape.device, tape.unused_parameters, reads_values=True)
+
+
+def _stack(terms: list[Term]) -> Term:
+    """The records of several terms of one parameter, one after another."""
+    outer = [term for term in terms if isinstance(term, OuterFactors)]
+    if len(outer) == len(terms) and len({term.left.shape[1] for term in outer}) == 1:
+        left, right = torch.cat([t.left for t in outer]), torch.cat([t.right for t in outer])
+        return OuterFactors(left, right, outer[0].shape)
+    rows = [term for term in terms if isinstance(term, RowFactors)]
+    if len(rows) == len(terms) and len({term.index.shape[1] for term in rows}) == 1:
+        index, right = (
+            torch.cat(part) for part in zip(*((t.index, t.right) for t in rows), strict=True)
+        )
+        return RowFactors(index, right, rows[0].shape)
+    return Dense(torch.cat([term.dense() for term in terms]))
