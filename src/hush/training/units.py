@@ -1,0 +1,139 @@
+"""Units of privacy: whose the records are, and which of a drawn unit's records take part in a step."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hush.core.errors import DataError, InvalidValue
+from hush.core.randomness import Randomness, random_bits
+from hush.core.ranges import check_count
+from hush.gradients.units import Reduction
+
+Owners = Sequence[int] | Sequence[str] | np.ndarray[Any, Any] | Tensor
+"""The owner of each record: integers or names, one a record."""
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """Units of privacy (users) that own the records, and how many records of one a step takes at most.
+
+    **Guarantee.** docs/guarantees/units.md: a step in which a drawn unit takes part with one clipped
+    gradient, whatever number of its records that is made of, costs one unit what it costs one record in
+    a step of records.
+    """
+
+    order: Tensor
+    """Numbers of the records, those of unit 0 first."""
+    counts: Tensor
+    """Records that each unit owns."""
+    per_unit: int
+    reduction: Reduction
+
+    @classmethod
+    def of(cls, owners: Owners, per_unit: int, reduction: Reduction = "mean") -> "Units":
+        """The units that a list of owners makes.
+
+        Args:
+            owners: Whose each record is: integers or names, in the order of the records.
+            per_unit: Records of one unit that take part in a step at most, chosen at random anew each
+                time.
+            reduction: Whether a unit's gradient is the mean or the sum of theirs.
+        """
+        if reduction not in ("mean", "sum"):
+            raise InvalidValue(
+                f'unit_gradient={reduction!r} must be "mean" or "sum": what a unit adds is the one or '
+                "the other of its records' gradients, clipped once.",
+                key="unit_gradient",
+            )
+        most = check_count("per_unit", per_unit, "a drawn unit takes part with one record at least", 1)
+        _, unit, counts = np.unique(_as_array(owners), return_inverse=True, return_counts=True)
+        if most > counts.max():
+            raise InvalidValue(
+                f"per_unit={most} and no unit has more than {counts.max()} records: the guarantee would "
+                f"name a bound that is never met. Pass per_unit={counts.max()} or less.",
+                key="per_unit",
+            )
+        order = torch.from_numpy(np.argsort(unit, kind="stable"))
+        return cls(order, torch.from_numpy(counts), most, reduction)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @property
+    def records(self) -> int:
+        """Records of all units together."""
+        return len(self.order)
+
+    @property
+    def description(self) -> str:
+        """What neighbouring data sets differ in, as a guarantee says it."""
+        records = "1 record" if self.per_unit == 1 else f"{self.per_unit} records"
+        return f"one user, at most {records} a step"
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of who owns which record, and how many take part: a resumed run has the same."""
+        content = f"{self.per_unit} {self.reduction} ".encode()
+        for part in (self.order, self.counts):
+            content += part.numpy().tobytes()
+        return hashlib.sha256(content).hexdigest()[:32]
+
+    def draw(self, drawn: Tensor, source: Randomness) -> tuple[Tensor, Tensor]:
+        """Records with which drawn units take part: `per_unit` of each at random, or all it owns.
+
+        A unit's choice touches its own gradient alone, so that no charge rests on its law.
+
+        Args:
+            drawn: Numbers of the units.
+            source: Of the choice.
+
+        Returns:
+            Numbers of the records, unit by unit and units by rising count, and these counts.
+        """
+        owned = self.counts[drawn]
+        place = torch.arange(len(drawn)).repeat_interleave(owned)
+        first = (self.counts.cumsum(0) - self.counts)[drawn].repeat_interleave(owned)
+        within = _count_up(owned)
+        shuffled = random_bits(len(place), source).cpu().argsort()
+        shuffled = shuffled[place[shuffled].argsort(stable=True)]  # unit by unit, at random within
+        taken = shuffled[within < self.per_unit]
+        taken_counts = owned.clamp(max=self.per_unit)
+        by_count = taken_counts.argsort(stable=True)
+        rank = torch.empty_like(by_count).index_copy_(0, by_count, torch.arange(len(by_count)))
+        taken = taken[rank[place[taken]].argsort(stable=True)]
+        return self.order[(first + within)[taken]], taken_counts[by_count]
+
+
+def _count_up(counts: Tensor) -> Tensor:
+    """0, 1, ... for each count, one after another."""
+    starts = counts.cumsum(0) - counts
+    return torch.arange(int(counts.sum())) - starts.repeat_interleave(counts)
+
+
+def _as_array(owners: Owners) -> np.ndarray[Any, Any]:
+    """The owners as a vector of integers or names; raises for anything else."""
+    values = owners.numpy(force=True) if isinstance(owners, Tensor) else np.asarray(owners)
+    if values.ndim == 2:
+        raise DataError(
+            f"units of shape {values.shape} give a record {values.shape[1]} owners: a record is clipped "
+            "with one unit, and the others who own it would not be protected. Give each record to one "
+            "owner, by a rule that does not look at the records, and say that only this one is "
+            "protected, or train on records with one owner."
+        )
+    if values.size == 0:
+        raise DataError("units is empty: there is nobody to protect. Pass one id a record.")
+    if values.dtype == object and all(isinstance(value, str) for value in values.flat):
+        values = values.astype(str)
+    if values.ndim != 1 or values.dtype.kind not in "iuU":
+        raise DataError(
+            f"units of type {values.dtype} and shape {values.shape} do not say whose each record is: "
+            "two records are one unit's if their ids are equal, which is certain for integers and "
+            "names alone. Pass one integer or string a record."
+        )
+    return values

@@ -1,0 +1,102 @@
+"""Whose the records are, and which of them take part."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hush.core.errors import DataError, InvalidValue
+from hush.core.randomness import source_for
+from hush.training.units import Units
+
+OWNERS = ["b", "a", "c", "a", "a", "b", "d"]  # a owns 3, b 2, c and d 1
+
+
+def source(seed: int = 0) -> Any:
+    return source_for(torch.device("cpu"), torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        OWNERS,
+        np.array(OWNERS),
+        np.array(OWNERS, dtype=object),
+        [1, 0, 2, 0, 0, 1, 3],
+        torch.tensor([7, -1, 8, -1, -1, 7, 9]),
+    ],
+)
+def test_records_are_grouped_by_equal_ids(owners: Any) -> None:
+    units = Units.of(owners, 3)
+    assert len(units) == 4
+    assert units.records == 7
+    rows, counts = units.draw(torch.arange(4), source())
+    assert counts.tolist() == [1, 1, 2, 3]
+    own = [sorted(part.tolist()) for part in rows.split(counts.tolist())]
+    assert own == [[2], [6], [0, 5], [1, 3, 4]]
+
+
+def test_a_drawn_unit_takes_part_with_few_of_its_own_records_alone() -> None:
+    units = Units.of(OWNERS, 2)
+    generator = source()
+    taken: Counter[int] = Counter()
+    for _ in range(600):
+        rows, counts = units.draw(torch.tensor([0, 2]), generator)  # a and c
+        assert counts.tolist() == [1, 2]
+        assert int(rows[0]) == 2
+        own = rows[1:].tolist()
+        assert len(set(own)) == 2
+        assert set(own) <= {1, 3, 4}
+        taken.update(own)
+    # each of a's three records in two of three steps; 5 standard deviations
+    assert all(abs(taken[row] - 400) < 5 * (600 * 2 / 9) ** 0.5 for row in (1, 3, 4))
+
+
+def test_no_unit_drawn_is_no_record() -> None:
+    rows, counts = Units.of(OWNERS, 2).draw(torch.arange(0), source())
+    assert rows.tolist() == counts.tolist() == []
+
+
+def test_a_digest_tells_owners_and_numbers_apart() -> None:
+    digests = {
+        Units.of(OWNERS, 2).digest,
+        Units.of(OWNERS, 3).digest,
+        Units.of(OWNERS, 2, "sum").digest,
+        Units.of([*OWNERS[:-1], "a"], 2).digest,
+        Units.of(OWNERS[::-1], 2).digest,
+    }
+    assert len(digests) == 5
+    assert Units.of(np.array(OWNERS), 2).digest in digests
+
+
+@pytest.mark.parametrize(
+    ("owners", "error", "text"),
+    [
+        ([], DataError, "empty"),
+        ([[1, 2], [1, 3]], DataError, "2 owners"),
+        ([0.5, 1.0], DataError, "type float64"),
+        ([None, "a"], DataError, "type object"),
+        ([True, False], DataError, "type bool"),
+        (torch.tensor(3), DataError, "shape ()"),
+    ],
+)
+def test_ids_that_say_nothing_of_owners_are_refused(owners: Any, error: Any, text: str) -> None:
+    with pytest.raises(error) as caught:
+        Units.of(owners, 1)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("per_unit", "text"), [(0, "per_unit=0"), (1.5, "per_unit"), (4, "no unit owns more than 3")]
+)
+def test_numbers_of_records_a_unit_are_checked(per_unit: Any, text: str) -> None:
+    with pytest.raises(InvalidValue, match=text):
+        Units.of(OWNERS, per_unit)
+
+
+def test_a_unit_is_the_mean_or_the_sum_of_its_records() -> None:
+    bad: Any = "median"
+    with pytest.raises(InvalidValue, match="unit_gradient='median'"):
+        Units.of(OWNERS, 1, bad)
