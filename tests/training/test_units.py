@@ -89,7 +89,7 @@ def test_ids_that_say_nothing_of_owners_are_refused(owners: Any, error: Any, tex
 
 
 @pytest.mark.parametrize(
-    ("per_unit", "text"), [(0, "per_unit=0"), (1.5, "per_unit"), (4, "no unit owns more than 3")]
+    ("per_unit", "text"), [(0, "per_unit=0"), (1.5, "per_unit"), (4, "no unit has more than 3")]
 )
 def test_numbers_of_records_a_unit_are_checked(per_unit: Any, text: str) -> None:
     with pytest.raises(InvalidValue, match=text):
