@@ -1,0 +1,1 @@
+"""Privacy of people who own several records."""
