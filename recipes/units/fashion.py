@@ -58,7 +58,7 @@ def units_fashion(
 ) -> Figure:
     """Accuracy at epsilon 3 for one image, and for one owner of up to 50 images."""
     lengths = tuple(steps or ((30,) if device == "cpu" else (300, 1000)))
-    batches = {None: 2048, **dict.fromkeys(per_unit, 512)}
+    batches: dict[int | None, int] = {None: 2048, **dict.fromkeys(per_unit, 512)}
     rows: list[list[Any]] = []
     with workers(processes, device) as over:
         for most, batch in batches.items():

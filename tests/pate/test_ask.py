@@ -10,6 +10,7 @@ import torch
 import hush
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.errors import LedgerError
+from hush.core.guarantee import RECORD, Adjacency
 from hush.pate.argmax import NoisyMax
 from hush.pate.ask import ask
 from hush.pate.confident import NO_ANSWER, Confident, planned
@@ -68,6 +69,7 @@ class DyingLedger(Ledger):
         arithmetic: Literal["proved", "assumed"] = "proved",
         randomness: Literal["secret", "seeded"] = "secret",
         records: int | None = None,
+        adjacency: Adjacency = RECORD,
     ) -> None:
         self.remaining -= 1
         if self.remaining < 0 and not self.after:

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from hush.core.errors import DataError
-from hush.training.data import Batch, Data, check_slots, count, take
+from hush.training.data import Batch, Data, check_present, count, take
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6)
 
@@ -68,10 +68,10 @@ DRAWN = torch.tensor([1, 4, 5, 8, 9])
 
 def test_physical_batches_cover_the_logical_one_in_order() -> None:
     batch = Batch(DRAWN, TEN, physical=2)
-    parts = [(inputs.flatten().tolist(), targets.tolist()) for inputs, targets, _ in batch]
+    parts = [(inputs.flatten().tolist(), targets.tolist()) for inputs, targets, _, _ in batch]
     assert parts == [([1, 4], [1, 4]), ([5, 8], [5, 8]), ([9], [9])]
     assert len(batch) == 5
-    assert all(present is None for _, _, present in batch)
+    assert all(present is None for _, _, present, _ in batch)
 
 
 def test_an_empty_slot_keeps_its_place() -> None:
@@ -79,7 +79,7 @@ def test_an_empty_slot_keeps_its_place() -> None:
     present[4] = False
     parts = [
         (inputs.flatten().tolist(), occupied.tolist())
-        for inputs, _, occupied in Batch(DRAWN, TEN, physical=2, present=present)
+        for inputs, _, occupied, _ in Batch(DRAWN, TEN, physical=2, present=present)
         if occupied is not None
     ]
     assert parts == [([1, 4], [True, False]), ([5, 8], [True, True]), ([9], [True])]
@@ -92,5 +92,5 @@ def test_an_empty_batch_has_no_parts() -> None:
 @pytest.mark.parametrize("wrong", [torch.ones(9, dtype=torch.bool), torch.ones(10), [True] * 10, 3])
 def test_presence_is_said_of_each_slot(wrong: object) -> None:
     with pytest.raises(DataError, match="boolean tensor with 10 entries"):
-        check_slots(TEN, wrong, 10)
-    assert check_slots(TEN, None, 10) is None
+        check_present(wrong, 10)
+    assert check_present(None, 10) is None

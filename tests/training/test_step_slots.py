@@ -254,7 +254,7 @@ def test_one_record_moves_a_selective_test_by_its_clip(kind: type[nn.Module]) ->
         step = step_of(kind(), plan, 300)
         trials = step.trials
         assert trials is not None
-        parts = [(inputs, targets, present)]
+        parts = [(inputs, targets, present, None)]
         old = trials.losses(parts)
         with torch.no_grad():
             step.model.linear.weight.add_(torch.tensor([[-5.0, 0, 0], [5.0, 0, 0]]))  # type: ignore[union-attr, operator]

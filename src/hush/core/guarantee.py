@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Literal, Self
 
 from hush.core.errors import InvalidValue, PrivacyWarning
-from hush.core.ranges import as_float, number
+from hush.core.ranges import as_float, check_count, number
 from hush.core.value import Value
 
 DELTA = number(
@@ -64,6 +64,49 @@ class Neighbours(StrEnum):
     ZERO_OUT = "zero-out"
     ADD_REMOVE = "add/remove"
     REPLACE = "replace"
+
+
+def check_neighbours(neighbours: object) -> Neighbours:
+    """The adjacency relation of this name; raises for any other."""
+    if not isinstance(neighbours, str) or neighbours not in tuple(Neighbours):
+        raise InvalidValue(
+            f"neighbours={neighbours!r} must be one of {', '.join(map(repr, map(str, Neighbours)))}: an "
+            "epsilon means nothing without what its data sets differ in.",
+            key="neighbours",
+        )
+    return Neighbours(neighbours)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adjacency(Value):
+    """What neighbouring data sets differ in: the relation, and the unit of privacy.
+
+    Args:
+        neighbours: Adjacency relation.
+        per_unit: Records of one user that a step takes at most, where users are protected; None: the
+            unit is a record.
+    """
+
+    neighbours: Neighbours = Neighbours.ZERO_OUT
+    per_unit: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "neighbours", check_neighbours(self.neighbours))
+        if self.per_unit is not None:
+            why = "a drawn user takes part with one record at least"
+            object.__setattr__(self, "per_unit", check_count("per_unit", self.per_unit, why, 1))
+
+    @property
+    def unit(self) -> str:
+        """The unit of privacy, as a guarantee says it."""
+        if self.per_unit is None:
+            return "one record"
+        return f"one user, at most {self.per_unit} record{'s' * (self.per_unit > 1)} a step"
+
+
+RECORD = Adjacency()
+"""One record that is there or not, in a slot that is public."""
 
 
 @dataclass(frozen=True, kw_only=True)

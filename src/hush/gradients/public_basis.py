@@ -21,6 +21,7 @@ from hush.gradients.entrywise_clipping import clip_blocks, flat_rows
 from hush.gradients.precision import full_precision
 from hush.gradients.tape import BranchedTape, GradientTape, MaskedTape
 from hush.gradients.terms import CHUNK_ENTRIES
+from hush.gradients.units import UnitTape
 
 RESIDUAL = "residual"
 
@@ -129,7 +130,7 @@ class PublicBasis:
 class ProjectedTape:
     """Per-sample gradients of a batch as coefficients in a public basis."""
 
-    tape: GradientTape | BranchedTape | MaskedTape
+    tape: GradientTape | BranchedTape | MaskedTape | UnitTape
     basis: PublicBasis
 
     @property

@@ -6,16 +6,15 @@ that own equally many records are stacked, and none is padded.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from hush.core.sensitivity import SensitivitySet
-from hush.core.tape import ClippedSum, CoordinateMask
-from hush.gradients.entrywise_clipping import clip_entrywise
+from hush.core.tape import CoordinateMask
+from hush.gradients.entrywise_clipping import EntrywiseClipping
 from hush.gradients.rules.embedding import RowFactors
 from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.tape import BranchedTape, GradientTape, add_sums
@@ -26,7 +25,7 @@ Reduction = Literal["mean", "sum"]
 
 
 @dataclass(frozen=True, eq=False)
-class UnitTape:
+class UnitTape(EntrywiseClipping):
     """Gradients of units of privacy: tapes whose records are units, those of equally many together."""
 
     parts: list[GradientTape]
@@ -70,12 +69,6 @@ class UnitTape:
     def zeros(self) -> dict[str, Tensor]:
         """The sum over no units."""
         return self.parts[0].zeros()
-
-    def clip_entrywise(
-        self, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None = None
-    ) -> ClippedSum:
-        """The sum of the units' gradients, each clipped into the sensitivity sets, and then masked."""
-        return clip_entrywise(self, sensitivity, mask)
 
     def rounding_bounded(self, records: int) -> bool:
         """Whether rounding of a sum over units that own so many records in all is paid for."""

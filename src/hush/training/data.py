@@ -147,40 +147,56 @@ class Batch:
     physical: int
     present: Tensor | None = None
     """Whether each slot of the data holds a record; None: all do."""
+    counts: Tensor | None = None
+    """Where units own the records: how many of each unit drawn take part, rising; they follow each
+    other in `indices`. None: every slot is a unit."""
 
     def __len__(self) -> int:
-        return len(self.indices)
+        """Number of units drawn."""
+        return len(self.indices if self.counts is None else self.counts)
 
-    def __iter__(self) -> Iterator[tuple[Any, Any, Tensor | None]]:
+    def __iter__(self) -> Iterator[tuple[Any, Any, Tensor | None, Tensor | None]]:
         """`physical_batches` under the program's own randomness."""
         return self.physical_batches(None)
 
-    def physical_batches(self, source: "Randomness | None") -> Iterator[tuple[Any, Any, Tensor | None]]:
-        """Inputs, targets, and which of them are records (None: all), a physical batch at a time.
+    def physical_batches(
+        self, source: "Randomness | None"
+    ) -> Iterator[tuple[Any, Any, Tensor | None, Tensor | None]]:
+        """Inputs, targets, which of them are records, and records of each unit, a few slots at a time.
+
+        The last two are None where all slots hold a record, and where every slot is a unit. No unit is
+        in two physical batches.
 
         Args:
             source: randomness of data sets that draw, fresh for each slot: see `take`.
         """
-        for part in self.indices.split(self.physical) if len(self) else ():
-            inputs, targets = take(self.data, part, source)
-            yield inputs, targets, None if self.present is None else self.present[part.cpu()]
+        for slots, counts in self._layout() if len(self) else ():
+            inputs, targets = take(self.data, slots, source)
+            yield inputs, targets, None if self.present is None else self.present[slots.cpu()], counts
+
+    def _layout(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Slots of each physical batch, and how many of them each unit has."""
+        if self.counts is None:
+            yield from ((slots, None) for slots in self.indices.split(self.physical))
+            return
+        ends = self.counts.cumsum(0)
+        unit = slot = 0
+        while unit < len(ends):
+            room = slot + self.physical
+            last = max(unit + 1, int(torch.searchsorted(ends, room, right=True)))
+            yield self.indices[slot : int(ends[last - 1])], self.counts[unit:last]
+            unit, slot = last, int(ends[last - 1])
 
 
-def check_slots(data: Data, present: object, records: int) -> Tensor | None:
-    """`present` if it says of each slot whether it holds a record, of data with that many slots."""
-    if count(data) != records:
-        raise DataError(
-            f"the data has {count(data)} records and the step was made for records="
-            f"{records}: the divisor and the charge are for that number of slots. Pass the "
-            "same data; a record that is missing leaves its slot empty (present=)."
-        )
+def check_present(present: object, slots: int) -> Tensor | None:
+    """`present` if it says of each slot whether it holds a record; raises otherwise."""
     if present is None:
         return None
-    if not isinstance(present, Tensor) or present.dtype != torch.bool or present.shape != (records,):
+    if not isinstance(present, Tensor) or present.dtype != torch.bool or present.shape != (slots,):
         raise DataError(
-            f"present must be a boolean tensor with {records} entries, one a slot: an absent record "
+            f"present must be a boolean tensor with {slots} entries, one a slot: an absent record "
             "leaves its slot empty, and the number of slots is public. Pass e.g. "
-            f"torch.ones({records}, dtype=torch.bool) with False where a record is missing."
+            f"torch.ones({slots}, dtype=torch.bool) with False where a record is missing."
         )
     return present
 

@@ -12,11 +12,12 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.errors import CheckpointError, InvalidValue, Unsupported
-from hush.core.guarantee import Arithmetic, Budget, Guarantee, check_delta
+from hush.core.guarantee import Arithmetic, Budget, Guarantee, Neighbours, check_delta
 from hush.core.plan import Plan
 from hush.core.ranges import as_path, check_count, check_kind
 from hush.core.release import Selective
 from hush.gradients.recording import Views
+from hush.gradients.units import Reduction
 from hush.training import checkpoint
 from hush.training.checks.disjoint import check_held_out
 from hush.training.checks.rehearsal import rehearsal
@@ -28,6 +29,7 @@ from hush.training.resume import Scheduler, resume_run, save_run
 from hush.training.run_folder import RunFolder
 from hush.training.step import PrivateStep
 from hush.training.stopping import last_step
+from hush.training.units import Owners
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,11 @@ def train(
     secure: bool = False,
     arithmetic: Arithmetic = "proved",
     present: Tensor | None = None,
+    records: int | None = None,
+    units: Owners | None = None,
+    per_unit: int | None = None,
+    unit_gradient: Reduction = "mean",
+    neighbours: Neighbours = Neighbours.ZERO_OUT,
     physical_batch: int | None = None,
     views: Views | None = None,
     public: Data | None = None,
@@ -101,6 +108,11 @@ def train(
             run always reseeds it.
         arithmetic: as in `PrivateStep`, and so are `physical_batch`, `views` and `public`.
         present: which slots of the data hold a record; None: all do.
+        records: as in `PrivateStep`; None: as many as there are, unless under `ADD_REMOVE`.
+        units: the owner of each record, to protect owners instead of records: as in `PrivateStep`.
+        per_unit: records of one owner that a step takes at most.
+        unit_gradient: "mean" or "sum" of an owner's records.
+        neighbours: relation that is charged.
         physical_batch: records to work on at once; None: as many as fit.
         views: several views of each record, whose mean gradient is clipped.
         public: records that need no protection, for clipping in public bases.
@@ -116,8 +128,6 @@ def train(
     """
     check_kind("plan", plan, Plan)
     check_kind("budget", budget, Budget)
-    records = count(data)
-    check_delta(budget.delta, records)
     requested = None if steps is None else check_count("steps", steps, "steps are counted", 1)
     period = max(1, round(1 / plan.sampling.participation))
     if evaluate_every is not None:
@@ -160,6 +170,7 @@ def train(
             "add up share a ledger without a directory.",
             key="ledger",
         )
+    zero_out = units is None and neighbours is not Neighbours.ADD_REMOVE
     verdicts = isinstance(plan.release, Selective) and plan.release.accounting == "per-trial"
     folder = None
     if directory is not None:
@@ -172,7 +183,11 @@ def train(
             loss,
             optimizer,
             plan,
-            records=records,
+            records=count(data) if records is None and zero_out else records,
+            units=units,
+            per_unit=per_unit,
+            unit_gradient=unit_gradient,
+            neighbours=neighbours,
             ledger=ledger,
             generator=generator,
             secure=secure,
@@ -181,6 +196,7 @@ def train(
             views=views,
             public=public,
         )
+        check_delta(budget.delta, step.records)
         origin, metrics = dict[str, Any](), list[dict[str, Any]]()
         if folder:
             origin, metrics = resume_run(folder, step, scheduler, data, generator, secure=secure)
@@ -188,7 +204,7 @@ def train(
             step.reseed()
         end, stopped = last_step(step, budget, requested)
         if isinstance(plan.release, Selective):
-            check_possible(plan.release, records, end)
+            check_possible(plan.release, step.records, end)
         # before the folder says that a run exists: refused data must leave the name free
         batches = step.batches(data, steps=max(0, end - step.steps), present=present)
         if evaluation is not None:

@@ -23,6 +23,8 @@ Scheduler = LRScheduler | ReduceLROnPlateau
 _FACTS = {
     "plan": "plan",
     "records": "so many records,",
+    "units": "units",
+    "neighbours": "neighbours",
     "kind": "optimizer",
     "secure": "secure randomness",
     "exact": "exact noise",
@@ -154,6 +156,8 @@ def _facts(step: "StepState") -> dict[str, Any]:
     return {
         "plan": step.plan.digest,
         "records": step.records,
+        "units": None if step.units is None else step.units.digest,
+        "neighbours": str(step.adjacency.neighbours),
         "kind": type(step.optimizer).__name__,
         "secure": isinstance(step.generator, SystemSource),
         "exact": cryptographic(step.generator),

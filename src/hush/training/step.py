@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import DataError
+from hush.core.parts import Sampling
 from hush.core.randomness import Randomness, substream
 from hush.core.ranges import check_count
 from hush.core.release import Selective
@@ -16,14 +17,16 @@ from hush.core.tape import ClippedSum
 from hush.gradients.checks.models import check_model, check_optimizer
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import record
-from hush.gradients.tape import MaskedTape
+from hush.gradients.tape import BranchedTape, GradientTape, MaskedTape
 from hush.gradients.tree import tree_map
+from hush.gradients.units import UnitTape, unit_tape
 from hush.training.checks.disjoint import check_public
 from hush.training.checks.probe_batch import probe_batch
-from hush.training.data import Batch, Data, check_slots, own_randomness
+from hush.training.data import Batch, Data, check_present, count, own_randomness
 from hush.training.methods.selective import Trials
 from hush.training.private_gradient import Layout, early_noise, fingerprint, noisy_mean, split_like
 from hush.training.step_state import StepState
+from hush.training.units import check_length
 
 
 class PrivateStep(StepState):
@@ -31,7 +34,8 @@ class PrivateStep(StepState):
 
     **Guarantee.** Everything that the steps on its ledger released (the weights, the optimizer's
     state, the ledger) satisfies `spent(delta)`, for neighbours of which one has an empty slot where the
-    other has a record (zero-out): `records`, the number of slots, is public. Assumes that the model, the
+    other has a record (zero-out): `records`, the number of slots, is public. Other relations are in
+    docs/guarantees/neighbours.md, users with several records in units.md. Assumes that the model, the
     loss, the plan and the number of steps do not depend on the data, and that a kernel's result for one
     record is a function of that record and of shapes (docs/guarantees/tape.md). Noise is drawn exactly
     from a cryptographic stream and the rounding of sums is paid for (docs/guarantees/sampling.md); where
@@ -83,7 +87,9 @@ class PrivateStep(StepState):
         Returns:
             Subsampled slots (sensitive); none may be left out.
         """
-        occupied = check_slots(data, present, self.records)
+        slots = count(data)
+        check_length(slots, self.records, self.units, self.adjacency.neighbours)
+        occupied = check_present(present, slots)
         last = None if steps is None else self.steps + check_count("steps", steps, "steps are counted")
         if self.basis_schedule is not None:
             check_public(self.basis_schedule.public, data)
@@ -95,15 +101,21 @@ class PrivateStep(StepState):
             self.pending_batch = self.draw(empty)
             yield self.pending_batch
 
-    def draw(self, like: Batch) -> Batch:
-        """Fresh subsample of the slots under the plan's sampling (sensitive).
+    def draw(self, like: Batch, sampling: Sampling | None = None) -> Batch:
+        """Fresh subsample of the slots, or of the units that own them (sensitive).
 
-        An override must draw each slot as charged, whoever is in it: coin i is of slot i.
+        An override must draw each unit as charged, whoever is in it: coin i is of unit i.
 
         Args:
             like: batch of the same data.
+            sampling: None: the plan's.
         """
-        return replace(like, indices=self.plan.sampling.draw(self.records, self.generator))
+        units = count(like.data) if self.units is None else len(self.units)
+        drawn = (sampling or self.plan.sampling).draw(units, self.generator)
+        if self.units is None:
+            return replace(like, indices=drawn)
+        slots, counts = self.units.draw(drawn.cpu(), self.generator)
+        return replace(like, indices=slots, counts=counts)
 
     def __call__(self, batch: Batch) -> bool:
         """Update the model from a batch that `batches` has just drawn.
@@ -166,22 +178,28 @@ class PrivateStep(StepState):
         return self._sum(batch, basis, self.layout())
 
     def clip_physical_batch(
-        self, inputs: Any, targets: Any, basis: PublicBasis | None, present: Tensor | None
+        self,
+        inputs: Any,
+        targets: Any,
+        basis: PublicBasis | None,
+        present: Tensor | None,
+        counts: Tensor | None,
     ) -> ClippedSum:
         """Clipped sum of one physical batch, on the model's device (sensitive).
 
-        A subclass may override it, as the audit does to put canaries in. What it adds for a slot must
-        depend on that slot, the weights and its own randomness alone, lie in the plan's sensitivity set,
-        and be exactly zero for a slot that is empty: the charge is for that.
+        A subclass may override it, as the audit does to put canaries in. What it adds for a slot, or for
+        all slots of a unit together, must depend on these, the weights and its own randomness alone, lie
+        in the plan's sensitivity set, and be exactly zero where they are empty: the charge is for that.
 
         Args:
             inputs: of the slots drawn, a row a slot.
             targets: likewise.
             basis: public basis that gradients are clipped in; None: that of the parameters.
             present: which of the slots hold a record; None: all do.
+            counts: how many of the slots each unit owns, one after another; None: one each.
 
         Returns:
-            Sum by parameter or block, and the number of records skipped.
+            Sum by parameter or block, and the number of records (or units) skipped.
         """
         mask = self.coordinate_mask()
         if self._replay is not None:
@@ -191,7 +209,11 @@ class PrivateStep(StepState):
         # fresh for each: how much a model draws may depend on a record, and so would what comes after
         with own_randomness(self._mask_stream, self.device):
             tape = record(self.model, self.loss, inputs, targets, self.views)
-        occupied = tape if present is None else MaskedTape(tape, present)
+        occupied: GradientTape | BranchedTape | MaskedTape | UnitTape = tape
+        if counts is not None and self.units is not None:
+            occupied = unit_tape(tape, counts, self.units.reduction, present)
+        elif present is not None:
+            occupied = MaskedTape(tape, present)
         with own_randomness(self._mask_stream, self.device):
             return self.plan.clipping.clip(
                 occupied if basis is None else ProjectedTape(occupied, basis), mask
@@ -226,6 +248,7 @@ class PrivateStep(StepState):
             arithmetic=self.arithmetic,
             randomness=self.randomness,
             records=self.records,
+            adjacency=self.adjacency,
         )
         self.steps += 1
         self.charged_run = self.run
@@ -261,8 +284,8 @@ class PrivateStep(StepState):
             total.zero_()
         self.module_state.begin()
         for number, part in enumerate(batch.physical_batches(self._mask_stream)):
-            inputs, targets, present = tree_map(part, self.to_device)
-            clipped = self.clip_physical_batch(inputs, targets, basis, present)
+            inputs, targets, present, counts = tree_map(part, self.to_device)
+            clipped = self.clip_physical_batch(inputs, targets, basis, present, counts)
             self._skipped = self._skipped + clipped.skipped
             flat = [values.reshape(-1) for values in clipped.total.values()]
             if number:

@@ -12,7 +12,7 @@ from hush.accounting.epsilon import rdp
 from hush.accounting.ledger.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import DataError, InvalidValue, Unsupported
-from hush.core.guarantee import Arithmetic, Guarantee, Secrecy
+from hush.core.guarantee import Adjacency, Arithmetic, Guarantee, Neighbours, Secrecy
 from hush.core.plan import Plan
 from hush.core.randomness import SystemSource, cryptographic, derive_source, source_for
 from hush.core.ranges import check_count, check_kind
@@ -25,6 +25,7 @@ from hush.gradients.public_basis import PublicBasis
 from hush.gradients.recording import Views
 from hush.gradients.replay import Replay
 from hush.gradients.terms import ROUNDING
+from hush.gradients.units import Reduction
 from hush.training.checks.released_weights import WeightsGuard, warn_of_other_ledger
 from hush.training.data import Batch, Data
 from hush.training.methods.public_basis import basis_schedule
@@ -32,6 +33,7 @@ from hush.training.methods.selective import check_hidden_trials
 from hush.training.private_gradient import Layout
 from hush.training.resume import load_state, settings_of, state_of
 from hush.training.run_folder import open_ledger
+from hush.training.units import Owners, public_count, units_of
 
 _DOUBLE_ROUNDING = 2.0**-12
 """Share of its bound by which rounding in double precision lets a record move a sum more than that."""
@@ -47,7 +49,11 @@ class StepState(SingleOwner):
         optimizer: torch.optim.Optimizer,
         plan: Plan,
         *,
-        records: int,
+        records: int | None = None,
+        units: Owners | None = None,
+        per_unit: int | None = None,
+        unit_gradient: Reduction = "mean",
+        neighbours: Neighbours = Neighbours.ZERO_OUT,
         ledger: Ledger | str | os.PathLike[str] | None = None,
         generator: torch.Generator | None = None,
         secure: bool = False,
@@ -64,7 +70,16 @@ class StepState(SingleOwner):
             loss: loss module or function of outputs and targets, one value a record.
             optimizer: takes the noisy gradients; must hold the model's parameters alone.
             plan: sampling, clipping, noise and release.
-            records: number of slots of the data, which is public.
+            records: number of slots of the data, which is public: the divisor of the update. Under
+                `ADD_REMOVE` a public constant near it. With `units`, the number of units; None: as many
+                as own the records.
+            units: the owner of each record, where an owner is to be protected and not a record: integers
+                or names. A step then draws owners. Who owns which slot is public unless under
+                `ADD_REMOVE`.
+            per_unit: records of one owner that a step takes at most, chosen at random each time.
+            unit_gradient: whether an owner's gradient, which is clipped, is the "mean" or the "sum" of
+                its records' gradients.
+            neighbours: relation that is charged: docs/guarantees/neighbours.md.
             ledger: ledger to charge, or the path of one of this plan alone; None: one in memory.
             generator: seeds the stream, so that whoever knows the seed can repeat the run: for tests,
                 and the guarantee says `randomness: seeded`.
@@ -92,9 +107,11 @@ class StepState(SingleOwner):
         self.optimizer_settings = settings_of(optimizer)
         """Settings of the optimizer when the step was made: a resumed run must begin with the same."""
         self.plan = plan
-        self.records = check_count(
-            "records", records, "the divisor of the update is a public number of records", 1
-        )
+        self.adjacency = Adjacency(neighbours=neighbours, per_unit=per_unit)
+        self.units = units_of(units, per_unit, unit_gradient)
+        """Owners of the records; None: each record is a unit of privacy."""
+        self.records = public_count(records, self.units, self.adjacency.neighbours)
+        """Number of units of privacy, or a public constant near it."""
         self.device = next(iter(self.trainable().values())).device
         self.dimension = self.size
         """Parameters that are trained: what a charge that grows with the dimension is for."""
@@ -128,6 +145,11 @@ class StepState(SingleOwner):
                 "coordinates take part: replayed, the same ones always would, as only torch's generator "
                 "on the GPU can be asked for new ones from within. Leave out replay, or pass "
                 'arithmetic="assumed" without a generator of your own.'
+            )
+        if replay and self.units is not None:
+            raise Unsupported(
+                "replay=True repeats work of one shape, and units have different numbers of records. "
+                "Leave out replay."
             )
         self._replay = Replay(model, self.loss, plan.clipping, views) if replay else None
         self.ledger = open_ledger(ledger, plan)
@@ -174,7 +196,9 @@ class StepState(SingleOwner):
     def arithmetic(self) -> Arithmetic:
         """Whether what ran so far rounded within what is paid for, under noise drawn exactly."""
         exact = cryptographic(self.generator) and self.plan.noise.exact and self.rounding_bounded
-        return "proved" if exact else "assumed"
+        # with one record less, others are computed at other places, and may round otherwise
+        placed = self.adjacency.neighbours is not Neighbours.ADD_REMOVE
+        return "proved" if exact and placed else "assumed"
 
     @property
     def size(self) -> int:

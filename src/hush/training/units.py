@@ -1,6 +1,7 @@
 """Units of privacy: whose the records are, and which of a drawn unit's records take part in a step."""
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,10 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hush.core.errors import DataError, InvalidValue
+from hush.core.errors import DataError, InvalidValue, PrivacyWarning
+from hush.core.guarantee import Neighbours
 from hush.core.randomness import Randomness, random_bits
 from hush.core.ranges import check_count
 from hush.gradients.units import Reduction
+
+_FAR = 0.05
+"""Share of `records` by which the number of records may differ from it without a warning."""
 
 Owners = Sequence[int] | Sequence[str] | np.ndarray[Any, Any] | Tensor
 """The owner of each record: integers or names, one a record."""
@@ -70,12 +75,6 @@ class Units:
         """Records of all units together."""
         return len(self.order)
 
-    @property
-    def description(self) -> str:
-        """What neighbouring data sets differ in, as a guarantee says it."""
-        records = "1 record" if self.per_unit == 1 else f"{self.per_unit} records"
-        return f"one user, at most {records} a step"
-
     @cached_property
     def digest(self) -> str:
         """Hash of who owns which record, and how many take part: a resumed run has the same."""
@@ -108,6 +107,73 @@ class Units:
         rank = torch.empty_like(by_count).index_copy_(0, by_count, torch.arange(len(by_count)))
         taken = taken[rank[place[taken]].argsort(stable=True)]
         return self.order[(first + within)[taken]], taken_counts[by_count]
+
+
+def units_of(owners: Owners | None, per_unit: int | None, reduction: Reduction) -> Units | None:
+    """The units that own the records; None where each record is a unit."""
+    if owners is None and per_unit is None:
+        return None
+    if owners is None or per_unit is None:
+        given, missing = ("per_unit", "units") if owners is None else ("units", "per_unit")
+        raise InvalidValue(
+            f"{given} was passed without {missing}: who owns which records, and how many of one owner's "
+            "a step takes, make the unit of privacy together. Pass units=ids, per_unit=1, or neither.",
+            key=missing,
+        )
+    return Units.of(owners, per_unit, reduction)
+
+
+def public_count(records: int | None, units: Units | None, neighbours: Neighbours) -> int:
+    """Number of units of privacy that divides the update: public, as the relation has it."""
+    if records is None and units is not None and neighbours is not Neighbours.ADD_REMOVE:
+        return len(units)
+    if records is None:
+        why = (
+            "under ADD_REMOVE the number of records is private, and the divisor is a public constant "
+            "near it"
+            if neighbours is Neighbours.ADD_REMOVE
+            else "the divisor of the update is the public number of slots"
+        )
+        raise InvalidValue(f"records was not passed: {why}. Pass e.g. records=60_000.", key="records")
+    number = check_count("records", records, "the divisor of the update is a public number", 1)
+    if units is not None and neighbours is not Neighbours.ADD_REMOVE and number != len(units):
+        raise InvalidValue(
+            f"records={number} and the ids are of {len(units)} units: with units, what is counted and "
+            "divided by are units. Leave records out.",
+            key="records",
+        )
+    return number
+
+
+def check_length(slots: int, records: int, units: Units | None, neighbours: Neighbours) -> None:
+    """Raise unless data of this length is what a step was made for; warn where a constant is far off.
+
+    Args:
+        slots: of the data.
+        records: as `public_count`.
+        units: owners of the records.
+        neighbours: only under `ADD_REMOVE` may the length be another number.
+    """
+    if units is not None and slots != units.records:
+        raise DataError(
+            f"the data has {slots} records and units has {units.records} ids: whose each record is "
+            "decides what is clipped together. Pass one id a record, in the order of the records."
+        )
+    present = slots if units is None else len(units)
+    if present != records and neighbours is not Neighbours.ADD_REMOVE:
+        raise DataError(
+            f"the data has {present} records and the step was made for records={records}: the divisor "
+            "and the charge are for that number of slots. Pass the same data; a record that is missing "
+            "leaves its slot empty (present=). Where the number is private, pass neighbours=ADD_REMOVE."
+        )
+    if abs(present - records) > _FAR * records:
+        warnings.warn(
+            f"there are {present} to draw from and records={records}: an update is "
+            f"{present / records:.2g} times as long as the mean. The guarantee holds. This warning "
+            "follows the private number: do not publish it.",
+            PrivacyWarning,
+            stacklevel=3,
+        )
 
 
 def _count_up(counts: Tensor) -> Tensor:

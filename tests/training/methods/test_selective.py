@@ -343,7 +343,7 @@ def test_the_ledger_does_not_name_a_rejected_proposal(monkeypatch: pytest.Monkey
         step(batch)
     assert not {*names} & {*step.ledger.releases}
     # the mask changes with the generator, so the name of the same proposal does
-    parts: list[tuple[Any, Any, Tensor | None]] = [(*data, None)]
+    parts: list[tuple[Any, Any, Tensor | None, Tensor | None]] = [(*data, None, None)]
     assert step.trials is not None
     update = torch.ones(3)
     assert step.trials.masked_fingerprint(update, parts) != step.trials.masked_fingerprint(update, parts)
@@ -416,7 +416,7 @@ def test_a_record_does_not_decide_for_the_others() -> None:
     assert trials is not None
     x, y = torch.randn(20, 5).double(), torch.randint(0, 3, (20,))
     outlier = torch.cat([x, torch.full((1, 5), 100.0).double()]), torch.cat([y, y[:1]])
-    without, with_it = (trials.losses([(*part, None)]) for part in ((x, y), outlier))
+    without, with_it = (trials.losses([(*part, None, None)]) for part in ((x, y), outlier))
     assert torch.allclose(with_it[:20], without)
     assert not torch.allclose(
         nn.CrossEntropyLoss(reduction="none")(model(outlier[0]), outlier[1])[:20], without

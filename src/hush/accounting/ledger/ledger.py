@@ -18,7 +18,7 @@ from hush.accounting.ledger.run_charges import another_release
 from hush.accounting.ledger.state import LedgerState, head_of
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import InvalidValue, LedgerError
-from hush.core.guarantee import Arithmetic, Guarantee, Secrecy
+from hush.core.guarantee import RECORD, Adjacency, Arithmetic, Guarantee, Secrecy
 from hush.core.plan import Plan
 from hush.core.ranges import as_path, check_count, check_kind
 from hush.core.value import SingleOwner
@@ -94,6 +94,8 @@ class Ledger(SingleOwner):
         guarantee = compose(self.counts, delta, self.dimensions)
         return replace(
             guarantee,
+            neighbours=self._state.adjacency.neighbours,
+            unit=self._state.adjacency.unit,
             arithmetic="assumed" if self._state.assumed else guarantee.arithmetic,
             randomness="seeded" if self._state.seeded else "secret",
             records=max(self._state.records.values(), default=None),
@@ -179,6 +181,7 @@ class Ledger(SingleOwner):
         arithmetic: Arithmetic = "proved",
         randomness: Secrecy = "secret",
         records: int | None = None,
+        adjacency: Adjacency = RECORD,
     ) -> None:
         """Put one step of `plan` on disk; the very same release again costs nothing.
 
@@ -191,6 +194,7 @@ class Ledger(SingleOwner):
             arithmetic: Whether the rounding of sums and noise is part of the proof.
             randomness: Whether the noise is from the operating system or from a given seed.
             records: Number of slots, which is public; delta is compared with it.
+            adjacency: What neighbours differ in, the same for all charges on a ledger.
 
         Raises:
             LedgerError: The step must not be applied.
@@ -206,6 +210,12 @@ class Ledger(SingleOwner):
         _check_choice("arithmetic", arithmetic, "proved", "assumed")
         _check_choice("randomness", randomness, "secret", "seeded")
         slots = 0 if records is None else check_count("records", records, "slots are counted", 1)
+        if adjacency != self._state.adjacency and self._state.counts:
+            raise LedgerError(
+                f"{self._journal.title} protects {_protected(self._state.adjacency)} and this charge is "
+                f"for {_protected(adjacency)}: costs of one and of the other do not add up to a "
+                "guarantee for either. Use a ledger of its own."
+            )
         digest = plan.digest
         if run in self._state.runs and self._state.runs[run].repeats(run, digest, step, release):
             return
@@ -222,6 +232,8 @@ class Ledger(SingleOwner):
             or slots > self._state.records.get(digest, 0)
         ):
             self._journal.append(self._state.plan_entry(digest, plan, size, slots))
+        if adjacency != self._state.adjacency:
+            self._journal.append(self._state.adjacency_entry(adjacency))
         self._journal.append(entry)
 
     def void(self, reason: str) -> None:
@@ -272,6 +284,10 @@ class Ledger(SingleOwner):
     def _by_plan(self, without: Mapping[str, int]) -> dict[Plan, int]:
         counts = {digest: count - without.get(digest, 0) for digest, count in self._state.counts.items()}
         return {self._state.plans[digest]: count for digest, count in counts.items() if count}
+
+
+def _protected(adjacency: Adjacency) -> str:
+    return f"{adjacency.unit} ({adjacency.neighbours})"
 
 
 def _check_choice(name: str, value: str, *choices: str) -> None:

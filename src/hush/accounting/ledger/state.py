@@ -9,6 +9,7 @@ A line is one of (each ends with its digest, `hash_chain.py`)
     {"plan": DIGEST, "value": {...}, "records": N}              one whose number of slots was given
     {"charge": ..., "arithmetic": "assumed", "release": R}      one whose rounding is not proved
     {"charge": ..., "randomness": "seeded", "release": R}       one whose noise came from a given seed
+    {"protects": {"neighbours": ..., "per_unit": K}}            unless it is one record, zero-out
     {"torn": [[DIGEST, ...], ...]}                              lines before were cut short
     {"void": REASON}                                            the guarantee no longer holds
     {"folded": LINES, "counts": ..., "runs": ..., "torn": ..., "through": CHAIN}
@@ -26,6 +27,7 @@ from typing import Any
 from hush.accounting.ledger.hash_chain import chained, entry_of, link, text_of
 from hush.accounting.ledger.run_charges import RunCharges
 from hush.accounting.mechanism import grows_with_dimension
+from hush.core.guarantee import RECORD, Adjacency
 from hush.core.plan import Plan
 
 VERSION = 2
@@ -51,6 +53,8 @@ class LedgerState:
         self.runs: dict[str, RunCharges] = {}
         self.records: dict[str, int] = {}
         """Largest number of slots that steps of each plan were run on, where it was given."""
+        self.adjacency = RECORD
+        """What neighbours of every charge differ in."""
         self.assumed = False
         self.seeded = False
         self.void: str | None = None
@@ -101,6 +105,8 @@ class LedgerState:
             digest = self._folded(**entry)
         elif "torn" in entry:
             self._note(**entry)
+        elif "protects" in entry:
+            self._protects(**entry)
         else:
             self._void(**entry)
         self.chain = digest
@@ -130,7 +136,7 @@ class LedgerState:
             if text.startswith(b'{"v'):
                 void = {"void": "the note that says why was cut short"}
             elif not counted[-1] and not any(
-                _agree(text, b'{"%b": ' % key) for key in (b"plan", b"torn")
+                _agree(text, b'{"%b": ' % key) for key in (b"plan", b"protects", b"torn")
             ):
                 raise Damaged(self.number)
         return {"torn": counted, **void}
@@ -141,6 +147,9 @@ class LedgerState:
         digest = self.identity
         for name, plan in self.plans.items():
             line, digest = chained(text_of(self.plan_entry(name, plan)), digest)
+            yield line
+        if self.adjacency != RECORD:
+            line, digest = chained(text_of(self.adjacency_entry(self.adjacency)), digest)
             yield line
         entry: dict[str, Any] = {
             "folded": self.lines,
@@ -163,6 +172,16 @@ class LedgerState:
             **({"dimension": size} if size else {}),
             **({"records": records} if records else {}),
         }
+
+    @staticmethod
+    def adjacency_entry(adjacency: Adjacency) -> dict[str, Any]:
+        """The entry of what neighbours differ in, stored before the first charge."""
+        return {"protects": adjacency.to_plain()}
+
+    def _protects(self, protects: dict[str, Any]) -> None:
+        if self.counts or self.adjacency != RECORD:
+            raise ValueError
+        self.adjacency = Adjacency.from_plain(protects)
 
     def _begin(self, parsed: tuple[dict[str, Any], bytes, str] | None, line: bytes) -> None:
         entry, _, digest = parsed or ({}, b"", "")

@@ -154,15 +154,21 @@ class CanaryStep(PrivateStep):
         return torch.stack(rows)
 
     def clip_physical_batch(
-        self, inputs: Any, targets: Any, basis: PublicBasis | None, present: Tensor | None
+        self,
+        inputs: Any,
+        targets: Any,
+        basis: PublicBasis | None,
+        present: Tensor | None,
+        counts: Tensor | None,
     ) -> ClippedSum:
         """Clipped sum of a physical batch, in which canaries with a direction have it for a gradient."""
         self._basis_used = basis
         directions = self.directions
         if directions is None or present is None:
-            return super().clip_physical_batch(inputs, targets, basis, present)
+            return super().clip_physical_batch(inputs, targets, basis, present, counts)
         who, mask = inputs[1], self.coordinate_mask()
-        parts = [super().clip_physical_batch(inputs, targets, basis, present & (who == ORDINARY))]
+        ordinary = present & (who == ORDINARY)
+        parts = [super().clip_physical_batch(inputs, targets, basis, ordinary, counts)]
         at_once = max(1, CHUNK_ENTRIES[self.device.type] // self.dimension)
         drawn = who[present & (who != ORDINARY)]
         parts += [

@@ -18,7 +18,8 @@ from hush.gradients.checks.models import PerSampleLoss
 from hush.gradients.recording import Loss, record
 from hush.gradients.tape import BranchedTape, GradientTape
 from hush.gradients.tree import call_model, check_arguments, expand_views, tree_leaves, tree_map
-from hush.training.data import Data, pair_of, take
+from hush.gradients.units import unit_tape
+from hush.training.data import Data, count, pair_of, take
 
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
@@ -40,7 +41,8 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
     made-up records, two of the data's decide.
     """
     check_some_number(data)
-    records = tree_map(take(data, torch.arange(min(2, step.records))), step.to_device)
+    slots = count(data)
+    records = tree_map(take(data, torch.arange(min(2, slots))), step.to_device)
     check_arguments(step.model, records[0])
     with torch.random.fork_rng([step.device] if step.device.type == "cuda" else []):
         inputs, targets = stand_ins(*records)
@@ -63,9 +65,13 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
         criterion = step.loss.loss if isinstance(step.loss, PerSampleLoss) else step.loss
         check_labels(step.model, criterion, inputs, data)
         physical = step.physical_batch or _physical_batch(step, inputs, targets, tape)
-    batches = -(-step.records // physical)
-    running = batches * step.records * 2.0**-52 <= step.rounding / 8
-    return physical, running and tape.rounding_bounded(min(physical, step.records))
+    running = -(-slots // physical) * slots * 2.0**-52 <= step.rounding / 8
+    bounded = running and tape.rounding_bounded(min(physical, slots))
+    if step.units is not None and step.units.per_unit > 1 and tape.records == 2:
+        # units of more records are materialised where these are, or kept in the same form
+        pair = unit_tape(tape, torch.tensor([2]), step.units.reduction, None)
+        bounded = bounded and pair.rounding_bounded(min(physical, slots))
+    return physical, bounded
 
 
 def _checked_tape(step: "PrivateStep", inputs: Any, targets: Any) -> GradientTape | BranchedTape:

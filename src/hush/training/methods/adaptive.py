@@ -23,7 +23,7 @@ from hush.gradients.recording import per_sample_losses
 from hush.gradients.terms import zero_rows
 from hush.gradients.tree import tree_map
 from hush.noise import Gaussian
-from hush.training.data import Batch, Data, check_slots, count, own_randomness
+from hush.training.data import Batch, Data, check_present, count, own_randomness
 from hush.training.private_gradient import split_like
 from hush.training.step import PrivateStep
 
@@ -116,7 +116,7 @@ class AdaptiveDescent:
             torch.arange(self.step.records),
             data,
             self.step.probe(data),
-            check_slots(data, present, count(data)),
+            check_present(present, count(data)),
         )
         self._share = self.filter.precision / (2 * settings.splits)
 
@@ -180,7 +180,7 @@ class AdaptiveDescent:
         total = torch.zeros(len(lengths), dtype=torch.float64, device=step.device)
         step.module_state.begin()
         for part in self._full_batch.physical_batches(step.generator):
-            inputs, targets, present = tree_map(part, step.to_device)
+            inputs, targets, present, _ = tree_map(part, step.to_device)
             losses = []
             for length in lengths:
                 self._move(direction, length)

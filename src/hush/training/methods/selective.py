@@ -1,8 +1,7 @@
 """Selective release: test the model before and after a proposal on one fresh batch, and keep one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 _MAX_HIDDEN_TRIALS = 1_000_000
 """Hidden trials for one update beyond which a run may never end."""
-PhysicalBatches = list[tuple[Any, Any, Tensor | None]]
+PhysicalBatches = Sequence[tuple[Any, Any, Tensor | None, Tensor | None]]
 
 
 class Trials:
@@ -62,7 +61,7 @@ class Trials:
 
     def draw_test(self, batch: Batch) -> Batch:
         """Batch of slots that both models are tested on, drawn independently of the training batch."""
-        return replace(batch, indices=self.sampling.draw(self.step.records, self.step.generator))
+        return self.step.draw(batch, self.sampling)
 
     def masked_fingerprint(self, update: Tensor, tested: PhysicalBatches) -> str:
         """Label of the trial on the ledger, independent of a proposal that may be rejected.
@@ -110,11 +109,20 @@ class Trials:
         empty = torch.zeros(0, dtype=torch.float64, device=step.device)
         return torch.cat([empty, *(value.double().reshape(-1) for value in values)])
 
-    def _per_sample_losses(self, inputs: Any, targets: Any, present: Tensor | None) -> Tensor:
-        """Per-sample losses, worked out as on the tape; 0 of an empty slot, before and after."""
+    def _per_sample_losses(
+        self, inputs: Any, targets: Any, present: Tensor | None, counts: Tensor | None
+    ) -> Tensor:
+        """Per-sample losses, worked out as on the tape; 0 of an empty slot, before and after.
+
+        Where units own the records, the mean over those of each unit.
+        """
         with own_randomness(self.step.generator, self.step.device):
             losses = per_sample_losses(self.step.model, self.step.loss, inputs, targets)
-        return losses if present is None else losses.where(present, torch.zeros_like(losses))
+        if present is not None:
+            losses = losses.where(present, torch.zeros_like(losses))
+        if counts is None:
+            return losses
+        return torch.stack([part.double().mean() for part in losses.split(counts.tolist())])
 
     def bounded_rise(self, new: Tensor, old: Tensor) -> Tensor:
         """Test statistic: bounded rise of the loss (sensitive); one that is not finite is the worst."""

@@ -1,0 +1,197 @@
+"""Steps that protect owners of several records: who is drawn, what one owner moves, what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hush
+from hush.core.errors import CheckpointError, DataError, InvalidValue, Unsupported
+from hush.training.data import Batch
+
+OWNERS = ["a"] * 5 + ["b"] * 3 + ["c"] * 2 + ["d"] * 2 + ["e"] * 8
+PLAN = hush.Plan(
+    sampling=hush.Poisson(rate=0.5), clipping=hush.L2(norm=0.5), noise=hush.Gaussian(multiplier=1e-6)
+)
+SELECTIVE = hush.Plan(
+    sampling=hush.Poisson(rate=0.5),
+    clipping=hush.L2(norm=0.5),
+    noise=hush.Gaussian(multiplier=1.0),
+    release=hush.Selective(threshold=0.0, clip=1.0, multiplier=1.0, rate=0.5, accounting="per-trial"),
+)
+
+
+def records() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(len(OWNERS), 4), torch.randint(0, 3, (len(OWNERS),))
+
+
+def step_of(plan: hush.Plan = PLAN, per_unit: int | None = 2, **options: Any) -> hush.PrivateStep:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    settings = {"units": OWNERS, "per_unit": per_unit, **options}
+    return hush.PrivateStep(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        plan,
+        generator=torch.Generator().manual_seed(2),
+        **settings,
+    )
+
+
+def test_a_step_draws_owners_and_few_records_of_each() -> None:
+    step = step_of()
+    assert step.records == 5
+    sizes = []
+    for batch in step.batches(records(), steps=60):
+        assert batch.counts is not None
+        owners = [OWNERS[slot] for slot in batch.indices.tolist()]
+        starts = zip(_starts(batch.counts), batch.counts.tolist(), strict=True)
+        groups = [set(owners[start : start + count]) for start, count in starts]
+        assert all(len(group) == 1 for group in groups)
+        assert len({owner for group in groups for owner in group}) == len(batch)
+        assert all(count <= 2 for count in batch.counts.tolist())
+        sizes.append(len(batch))
+        step(batch)
+    assert abs(sum(sizes) - 150) < 5 * (60 * 5 / 4) ** 0.5
+
+
+def _starts(counts: Tensor) -> list[int]:
+    return (counts.cumsum(0) - counts).tolist()
+
+
+@pytest.mark.parametrize("plan", [PLAN, SELECTIVE])
+@pytest.mark.parametrize("physical", [1, 3, 100])
+def test_an_owner_who_is_absent_takes_away_one_clipped_gradient(plan: hush.Plan, physical: int) -> None:
+    data = records()
+    for owner in set(OWNERS):
+        present = torch.tensor([name != owner for name in OWNERS])
+        whole, without = step_of(plan, physical_batch=physical), step_of(plan, physical_batch=physical)
+        pairs = zip(
+            whole.batches(data, steps=4), without.batches(data, steps=4, present=present), strict=True
+        )
+        with_it, moved = 0, 0
+        for all_there, one_absent in pairs:
+            assert all_there.indices.tolist() == one_absent.indices.tolist()
+            drawn = owner in {OWNERS[slot] for slot in all_there.indices.tolist()}
+            change = whole.clipped_sum(all_there) - without.clipped_sum(one_absent)
+            assert float(change.norm()) <= 0.5 * (1 + 1e-6)
+            assert (float(change.norm()) > 0.01) == drawn
+            with_it, moved = with_it + drawn, moved + 1
+            whole.pending_batch = without.pending_batch = None
+            whole.steps = without.steps = moved
+
+
+def test_clipping_record_by_record_would_let_an_owner_move_more() -> None:
+    """The same owners and records, each record clipped on its own: five norms and not one."""
+    data = records()
+    by_record = step_of(units=None, per_unit=None, records=len(OWNERS))
+    total = by_record.clipped_sum(Batch(torch.arange(5), data, 5))  # all that "a" owns
+    assert float(total.norm()) > 0.5
+
+
+def test_the_update_is_the_mean_over_owners_of_the_mean_over_their_records() -> None:
+    data = records()
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1e3), noise=hush.Gaussian(multiplier=1e-9)
+    )
+    step = step_of(plan, per_unit=8)
+    before = nn.Linear(4, 3)
+    before.load_state_dict(step.model.state_dict())
+    step(next(step.batches(data)))
+    loss = torch.zeros(())
+    for owner in "abcde":
+        own = torch.tensor([name == owner for name in OWNERS])
+        loss = loss + nn.functional.cross_entropy(before(data[0][own]), data[1][own]) / 5
+    expected = torch.autograd.grad(loss, list(before.parameters()))
+    assert step.update is not None
+    flat = torch.cat([part.reshape(-1) for part in expected])
+    torch.testing.assert_close(step.update.float(), flat, rtol=1e-4, atol=1e-5)
+
+
+def test_the_guarantee_names_the_owner_and_the_number_of_records() -> None:
+    step = step_of()
+    for batch in step.batches(records(), steps=2):
+        step(batch)
+    guarantee = step.spent(delta=1e-3)
+    assert guarantee.unit == "one user, at most 2 records a step"
+    assert guarantee.records == 5
+    assert guarantee.arithmetic == "proved"
+    assert "zero-out one user, at most 2 records a step" in str(guarantee)
+    assert guarantee.epsilon == hush.epsilon(PLAN, 2, 1e-3).epsilon
+
+
+def test_sequences_say_that_their_arithmetic_is_assumed() -> None:
+    model = nn.Sequential(nn.Linear(60, 70), nn.Flatten(), nn.Linear(140, 2))
+    step = hush.PrivateStep(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        PLAN,
+        units=OWNERS,
+        per_unit=2,
+    )
+    step(next(step.batches((torch.randn(20, 2, 60), torch.zeros(20).long()))))
+    assert step.spent(1e-3).arithmetic == "assumed"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"units": None}, InvalidValue, "per_unit was passed without units"),
+        ({"per_unit": None}, InvalidValue, "units was passed without per_unit"),
+        ({"records": 20}, InvalidValue, "records=20 and the ids are of 5 units"),
+        ({"per_unit": 9}, InvalidValue, "no unit has more than 8"),
+        ({"replay": True}, Unsupported, "units have different numbers"),
+        ({"neighbours": hush.Neighbours.ADD_REMOVE}, InvalidValue, "records was not passed"),
+        ({"neighbours": "sideways"}, InvalidValue, "sideways"),
+    ],
+)
+def test_bad_units_are_refused_before_anything_is_drawn(options: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        step_of(**options)
+
+
+def test_ids_of_another_length_are_refused() -> None:
+    inputs, targets = records()
+    with pytest.raises(DataError, match="19 records and units has 20 ids"):
+        step_of().batches((inputs[:-1], targets[:-1]))
+
+
+def test_a_run_resumes_with_the_same_owners_alone(tmp_path: Path) -> None:
+    step = step_of(ledger=tmp_path / "ledger.jsonl")
+    batches = step.batches(records())
+    step(next(batches))
+    state = step.state_dict()
+    step.ledger.close()
+    changed = ["a", *OWNERS[1:-1], "a"]
+    for options in ({"units": changed}, {"per_unit": 3}, {"unit_gradient": "sum"}):
+        other = step_of(ledger=hush.Ledger(tmp_path / "ledger.jsonl"), **options)
+        with pytest.raises(CheckpointError, match="units"):
+            other.load_state_dict(state)
+        other.ledger.close()
+    again = step_of(ledger=hush.Ledger(tmp_path / "ledger.jsonl"))
+    again.load_state_dict(state)
+    again(next(again.batches(records())))
+    assert again.steps == 2
+
+
+def test_training_protects_owners(tmp_path: Path) -> None:
+    model = nn.Linear(4, 3)
+    run = hush.train(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        hush.calibrate(PLAN, hush.Budget(epsilon=3.0, delta=1e-2), steps=5),
+        records(),
+        budget=hush.Budget(epsilon=3.0, delta=1e-2),
+        steps=5,
+        units=OWNERS,
+        per_unit=3,
+        directory=tmp_path / "run",
+    )
+    assert run.guarantee.unit == "one user, at most 3 records a step"
+    assert run.guarantee.records == 5
