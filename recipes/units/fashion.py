@@ -52,13 +52,13 @@ def units_fashion(
     device: str = "cpu",
     seeds: int = 1,
     steps: Sequence[int] | None = None,
-    learning_rates: Sequence[float] = (0.5, 1.0, 2.0),
+    learning_rates: Sequence[float] = (0.1, 0.2, 0.5),
     per_unit: Sequence[int] = (1, 5, 20),
     processes: int = 1,
 ) -> Figure:
     """Accuracy at epsilon 3 for one image, and for one owner of up to 50 images."""
     lengths = tuple(steps or ((30,) if device == "cpu" else (300, 1000)))
-    batches: dict[int | None, int] = {None: 2048, **dict.fromkeys(per_unit, 512)}
+    batches: dict[int | None, int] = {None: 2048, **dict.fromkeys(per_unit, 1024)}
     rows: list[list[Any]] = []
     with workers(processes, device) as over:
         for most, batch in batches.items():
@@ -80,7 +80,7 @@ def units_fashion(
                 Run(**{**vars(best), "seed": seed, "validate": False}) for seed in range(1, seeds + 1)
             ]
             accuracies = [100 * accuracy for accuracy in over(_accuracy, finals)]
-            plan, units = _plan(best)
+            plan, units = _plan(finals[0])
             owner = epsilon(plan, best.steps, DELTA, group=1 if most else LARGEST).epsilon.upper
             spread = stdev(accuracies) if seeds > 1 else None
             rows.append(
