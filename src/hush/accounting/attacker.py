@@ -1,7 +1,7 @@
-"""The trade-off curve (f-DP) of a composition: bounds on every membership test of one record.
+"""The trade-off curve (f-DP) of a composition: bounds on every membership test of one record or a group.
 
-The attacker sees everything released and tests whether one record took part. `Attacker` bounds the
-two error rates of every such test, from the same privacy curve that epsilon is read off.
+The attacker sees everything released and tests which of two neighbouring data sets it came from.
+`Attacker` bounds the two error rates of every such test, from the curve that epsilon is read off.
 """
 
 import math
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hush.accounting.epsilon import Dimension, compose, delta
+from hush.core.guarantee import RECORD, Adjacency
 from hush.core.plan import Plan
 from hush.core.ranges import Range
 
@@ -21,11 +22,12 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True)
 class Attacker:
-    """Bounds on the hypothesis test between two data sets that differ by one record.
+    """Bounds on the hypothesis test between two neighbouring data sets.
 
     Args:
         counts: Number of steps of each plan.
         dimension: Number of parameters, where the charge depends on it.
+        adjacency: What the two data sets differ in: one record's slot, unless it says otherwise.
 
     **Guarantee.** No membership test does better than any of the numbers here: they are made from
     upper bounds on delta, and the trade-off curve is equivalent to the privacy curve (Wasserman and
@@ -43,6 +45,7 @@ class Attacker:
 
     counts: Mapping[Plan, int]
     dimension: Dimension = None
+    adjacency: Adjacency = RECORD
 
     @cached_property
     def advantage(self) -> float:
@@ -50,7 +53,7 @@ class Attacker:
 
         It is the total variation distance, delta at epsilon 0.
         """
-        return delta(self.counts, 0.0, self.dimension).upper
+        return delta(self.counts, 0.0, self.dimension, self.adjacency).upper
 
     @property
     def success(self) -> float:
@@ -82,10 +85,10 @@ class Attacker:
         """
         x = _CHANCE.check("false_positive_rate", false_positive_rate)
 
-        max_epsilon = compose(self.counts, _MIN_DELTA, self.dimension).epsilon.upper
+        max_epsilon = compose(self.counts, _MIN_DELTA, self.dimension, self.adjacency).epsilon.upper
 
         def intercept(epsilon: float) -> float:
-            return 1 - delta(self.counts, epsilon, self.dimension).upper
+            return 1 - delta(self.counts, epsilon, self.dimension, self.adjacency).upper
 
         # Each has one peak: the first is concave in exp(epsilon), the second in exp(-epsilon).
         return max(
@@ -95,8 +98,12 @@ class Attacker:
         )
 
     def __str__(self) -> str:
+        if self.adjacency.group == 1:
+            units = "which of two records" if self.adjacency.replaced else "whether a record"
+        else:
+            units = f"whether {self.adjacency.unit}" + ", or others," * self.adjacency.replaced
         return (
-            "an attacker who guesses whether a record took part, at even odds, is right at most "
+            f"an attacker who guesses {units} took part, at even odds, is right at most "
             f"{100 * self.success:.1f}% of the time"
         )
 

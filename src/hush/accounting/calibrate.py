@@ -9,7 +9,7 @@ from types import MappingProxyType
 from hush.accounting.epsilon import Dimension, upper_epsilon
 from hush.accounting.mechanism import mechanism
 from hush.core.errors import BudgetExceeded, InvalidValue
-from hush.core.guarantee import Budget
+from hush.core.guarantee import RECORD, Adjacency, Budget
 from hush.core.plan import Plan
 from hush.core.ranges import check_count, check_kind
 from hush.sampling import Poisson
@@ -39,6 +39,7 @@ def calibrate(
     dimension: int | None = None,
     *,
     spent: Mapping[Plan, int] = _NOTHING,
+    adjacency: Adjacency = RECORD,
 ) -> Plan:
     """The plan with the smallest noise multiplier for which `steps` steps stay within `budget`.
 
@@ -49,6 +50,7 @@ def calibrate(
         dimension: Number of parameters, as in `hush.rdp`.
         spent: Steps of each plan charged before, e.g. `Ledger.counts`, which the budget covers too;
             none whose charge depends on a dimension.
+        adjacency: What neighbours of the budget differ in: `hush.Adjacency(group=5)`, for example.
 
     Returns:
         The plan with the calibrated multiplier.
@@ -86,9 +88,9 @@ def calibrate(
         noisy, counts = with_noise(1 / precision), Counter(spent)
         counts[noisy] += steps
         size = {noisy: dimension} if dimension else None
-        return upper_epsilon(counts, budget.delta, size, ceiling=_CEILING * budget.epsilon)
+        return upper_epsilon(counts, budget.delta, size, adjacency, ceiling=_CEILING * budget.epsilon)
 
-    before = upper_epsilon(spent, budget.delta) if spent else 0.0
+    before = upper_epsilon(spent, budget.delta, adjacency=adjacency) if spent else 0.0
     if before > budget.epsilon:
         raise BudgetExceeded(
             f"epsilon={before:g} was spent before, more than epsilon={budget.epsilon:g} at "
@@ -112,6 +114,7 @@ def max_steps(
     budget: Budget,
     spent: Mapping[Plan, int] = _NOTHING,
     dimension: Dimension = None,
+    adjacency: Adjacency = RECORD,
 ) -> int:
     """The largest number of further steps of `plan` that `budget` allows.
 
@@ -120,6 +123,7 @@ def max_steps(
         budget: Epsilon and delta that may be spent.
         spent: Steps of each plan charged before.
         dimension: Number of parameters, where the charge depends on it.
+        adjacency: What neighbours of the budget differ in.
 
     Returns:
         The number of steps, at most 10**12; 0 where not even one fits.
@@ -129,7 +133,8 @@ def max_steps(
     def cost(further: float) -> float:
         counts = Counter(spent)
         counts[plan] += int(further)
-        return upper_epsilon(counts, budget.delta, dimension, ceiling=_CEILING * budget.epsilon)
+        ceiling = _CEILING * budget.epsilon
+        return upper_epsilon(counts, budget.delta, dimension, adjacency, ceiling=ceiling)
 
     if cost(1) > budget.epsilon:
         return 0

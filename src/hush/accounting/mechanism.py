@@ -38,6 +38,10 @@ class Entrywise(Mechanism):
     def components(self) -> Sequence[tuple[ComposableStep, int]]:
         return ((self.entry, self.changed),)
 
+    @property
+    def charged_for_groups(self) -> bool:
+        return False
+
 
 def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     """The mechanism whose privacy loss bounds that of one step of `plan`.

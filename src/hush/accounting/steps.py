@@ -14,7 +14,6 @@ import numpy as np
 
 from hush.accounting.numerics import Array
 from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
-from hush.accounting.pld.privacy_loss import Step
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.dominated_step import dominated_step
 from hush.accounting.rdp.gaussian import renyi_divergence
@@ -39,6 +38,11 @@ class Mechanism(ABC):
     @abstractmethod
     def components(self) -> Sequence[tuple["ComposableStep", int]]:
         """The steps that it is composed of, and how often each runs."""
+
+    @property
+    def charged_for_groups(self) -> bool:
+        """Whether k records move what noise is added to by k times one record's change at most."""
+        return True
 
 
 class ComposableStep(Mechanism):
@@ -68,13 +72,22 @@ class ComposableStep(Mechanism):
         return False
 
     @property
-    def dominated_step(self) -> Step | None:
+    def dominated_step(self) -> "PairedStep | None":
         """A step with a dominating pair that this one dominates, if known; itself if it has one."""
         return None
 
     @property
-    def dominating_step(self) -> Step | None:
+    def dominating_step(self) -> "PairedStep | None":
         """A step with a dominating pair that dominates this one, if known; itself if it has one."""
+        return None
+
+    @property
+    def everyone_takes_part(self) -> bool:
+        """Whether nothing is sampled, neither records nor coordinates."""
+        return False
+
+    def divided(self, shift: float) -> "ComposableStep | None":
+        """The step with 1 / `shift` of its noise, if it has one noise to divide."""
         return None
 
     @property
@@ -99,6 +112,10 @@ class _Subsampled(ComposableStep):
         return self.rate
 
     @property
+    def everyone_takes_part(self) -> bool:
+        return self.rate == 1
+
+    @property
     def unsampled(self) -> Self:
         return replace(self, rate=1.0)
 
@@ -117,12 +134,15 @@ class SampledGaussian(_Subsampled):
         return GaussianLaw(self.multiplier)
 
     @property
-    def dominated_step(self) -> Step:
+    def dominated_step(self) -> Self:
         return self
 
     @property
-    def dominating_step(self) -> Step:
+    def dominating_step(self) -> Self:
         return self
+
+    def divided(self, shift: float) -> "SampledGaussian":
+        return replace(self, multiplier=self.multiplier / shift)
 
     def with_representable_loss(self) -> "SampledGaussian":
         return replace(self, multiplier=max(self.multiplier, MIN_MULTIPLIER))
@@ -165,16 +185,19 @@ class SampledNoise(_Subsampled):
         return GeneralizedGaussianLaw(self.beta, self.scale)
 
     @property
-    def dominated_step(self) -> Step:
+    def dominated_step(self) -> Self:
         return self
 
     @property
-    def dominating_step(self) -> Step:
+    def dominating_step(self) -> Self:
         return self
 
     @property
     def needs_whole_orders(self) -> bool:
         return self.rate < 1
+
+    def divided(self, shift: float) -> "SampledNoise":
+        return replace(self, scale=self.scale / shift)
 
     def with_representable_loss(self) -> "SampledNoise":
         return replace(self, scale=max(self.scale, MAX_LOSS ** (-1 / self.beta)))
@@ -182,6 +205,10 @@ class SampledNoise(_Subsampled):
     def rdp(self, orders: Array) -> Array:
         scalar = Block(self.beta, self.scale, SensitivitySet(p=1.0, norm=1.0, dimension=1))
         return CoordinateWise(self.rate, (scalar,)).rdp(orders)
+
+
+PairedStep = SampledGaussian | SampledNoise
+"""Steps with a dominating pair of their own."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +232,14 @@ class CoordinateWise(_Subsampled):
     coordinate_rate: float = 1.0
 
     @property
+    def everyone_takes_part(self) -> bool:
+        return self.rate == 1 and self.coordinate_rate == 1
+
+    def divided(self, shift: float) -> "CoordinateWise":
+        blocks = (replace(block, scale=block.scale / shift) for block in self.blocks)
+        return replace(self, blocks=tuple(blocks))
+
+    @property
     def unsampled(self) -> "CoordinateWise":
         return replace(self, rate=1.0, coordinate_rate=1.0)
 
@@ -213,7 +248,7 @@ class CoordinateWise(_Subsampled):
         return True
 
     @property
-    def dominated_step(self) -> Step | None:
+    def dominated_step(self) -> "PairedStep | None":
         """One of the changes that a record can make, where its dominating pair is known."""
         block = max(self.blocks, key=lambda block: block.sensitivity.max_entry / block.scale)
         if not block.sensitivity.max_entry or block.beta > MAX_BETA:
@@ -229,7 +264,7 @@ class CoordinateWise(_Subsampled):
         return SampledGaussian(*max(candidates, key=lambda step: step[0] / step[1]))
 
     @property
-    def dominating_step(self) -> Step | None:
+    def dominating_step(self) -> SampledGaussian | None:
         """The step with every coordinate, where that is a subsampled Gaussian.
 
         docs/guarantees/twice-sampling.md, step 3.

@@ -12,6 +12,8 @@ from hush.cli.options import (
     Delta,
     Epochs,
     Epsilon,
+    Group,
+    NeighboursOption,
     Noise,
     PlanFile,
     Rate,
@@ -24,7 +26,7 @@ from hush.cli.options import (
 )
 from hush.cli.output import print_json
 from hush.core.errors import InvalidPlan
-from hush.core.guarantee import Budget, Guarantee, check_delta
+from hush.core.guarantee import Adjacency, Budget, Guarantee, Neighbours, check_delta
 from hush.core.plan import plan_text, read_plan
 from hush.core.ranges import check_count
 from hush.sampling import FullBatch
@@ -50,6 +52,8 @@ def account(
         int | None, typer.Option(help="Number of parameters, where the cost depends on it.")
     ] = None,
     ledger: Annotated[Path | None, typer.Option(help="Ledger of a run: what was spent.")] = None,
+    group: Group = 1,
+    neighbours: NeighboursOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Epsilon of a number of private steps, or of everything on a ledger.
@@ -57,6 +61,8 @@ def account(
     A run's ledger is checked against its plan, anchor and checkpoint, also if it is named by --ledger.
 
     Example: hush account --noise 1.0 --rate 0.01 --steps 10000
+
+    Of five records together: hush account --noise 1.0 --rate 0.01 --steps 10000 --group 5
     """
     from hush.accounting.attacker import Attacker
     from hush.accounting.epsilon import compose
@@ -66,10 +72,12 @@ def account(
     refuse_together(plan=plan, rate=rate, batch_size=batch_size)
     refuse_together(steps=steps, epochs=epochs)
     notes: list[str] = []
+    relation = None if neighbours is None else Neighbours(neighbours)
     if run_dir is not None or ledger is not None:
         charges, notes = _read_ledger(run_dir, ledger)
         counts, sizes = charges.counts, charges.dimensions
-        guarantee = charges.epsilon(delta)
+        guarantee = charges.epsilon(delta, group=group, neighbours=relation)
+        adjacency = Adjacency(group=group, neighbours=guarantee.neighbours)
     else:
         if plan is not None:
             value = read_plan(plan)
@@ -82,8 +90,10 @@ def account(
             )
         counts = {value: steps_of(steps, epochs, value)}
         sizes = {} if dimension is None else {value: dimension}
-        guarantee = _for_records(compose(counts, delta, sizes), records)
-    attacker = Attacker(counts, sizes)
+        adjacency = Adjacency(group=group, neighbours=relation or Neighbours.ZERO_OUT)
+        adjacency.check_records(records)
+        guarantee = _for_records(compose(counts, delta, sizes, adjacency), records)
+    attacker = Attacker(counts, sizes, adjacency)
     if as_json:
         charged = [{"plan": part.to_plain(), "steps": count} for part, count in counts.items()]
         best = {"advantage": attacker.advantage, "success": attacker.success}

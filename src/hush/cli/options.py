@@ -9,6 +9,7 @@ import typer
 
 from hush.clipping import L2
 from hush.core.errors import InvalidPlan, InvalidValue
+from hush.core.guarantee import Neighbours
 from hush.core.parts import Always, Release, Sampling
 from hush.core.plan import Plan
 from hush.core.release import Selective
@@ -85,6 +86,15 @@ Rate = Annotated[float | None, typer.Option(help="Chance that a record takes par
 Records = Annotated[int | None, typer.Option(help="Number of records in the data set.")]
 BatchSize = Annotated[int | None, typer.Option(help="Expected batch size, in place of the rate.")]
 Steps = Annotated[int | None, typer.Option(help="Number of steps.")]
+Group = Annotated[int, typer.Option(help="Number of records that change together: group privacy.")]
+NeighboursOption = Annotated[
+    str | None,
+    typer.Option(
+        "--neighbours",
+        help="Adjacency relation: zero-out, add/remove, or replace (a record by another one).",
+        callback=one_of("--neighbours", *Neighbours, why="the relation is part of what is promised"),
+    ),
+]
 Seed = Annotated[
     int | None,
     typer.Option(help="To repeat a run, for tests: who knows it knows the noise.", min=0, max=2**63 - 1),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Self
 
-from hush.core.errors import InvalidValue, PrivacyWarning
+from hush.core.errors import InvalidValue, PrivacyWarning, short_repr
 from hush.core.ranges import as_float, check_count, number
 from hush.core.value import Value
 
@@ -53,6 +53,10 @@ Secrecy = Literal["secret", "seeded"]
 """`seeded`: noise from a seed that was given, so that the statement holds while nobody knows it."""
 
 
+MAX_GROUP = 1000
+"""Units that change together at most: a mixture of more shifts takes minutes."""
+
+
 class Neighbours(StrEnum):
     """Adjacency relation: which data sets a guarantee makes hard to tell apart.
 
@@ -79,16 +83,18 @@ def check_neighbours(neighbours: object) -> Neighbours:
 
 @dataclass(frozen=True, kw_only=True)
 class Adjacency(Value):
-    """What neighbouring data sets differ in: the relation, and the unit of privacy.
+    """What neighbouring data sets differ in: the relation, the unit of privacy, and how many units.
 
     Args:
         neighbours: Adjacency relation.
         per_unit: Records of one user that a step takes at most, where users are protected; None: the
             unit is a record.
+        group: Number of units that change together.
     """
 
     neighbours: Neighbours = Neighbours.ZERO_OUT
     per_unit: int | None = None
+    group: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,13 +102,42 @@ class Adjacency(Value):
         if self.per_unit is not None:
             why = "a drawn user takes part with one record at least"
             object.__setattr__(self, "per_unit", check_count("per_unit", self.per_unit, why, 1))
+        group = as_float(self.group)
+        if not 1 <= group <= MAX_GROUP or group != int(group):
+            raise InvalidValue(
+                f"group={short_repr(self.group)} must be a whole number from 1 to {MAX_GROUP}: so many "
+                "records change together, and of a larger group nothing is kept private. Pass e.g. "
+                "group=5; to protect all that one user owns, train with units= and per_unit=.",
+                key="group",
+            )
+        object.__setattr__(self, "group", int(group))
 
     @property
     def unit(self) -> str:
         """The unit of privacy, as a guarantee says it."""
         if self.per_unit is None:
-            return "one record"
-        return f"one user, at most {self.per_unit} record{'s' * (self.per_unit > 1)} a step"
+            return "one record" if self.group == 1 else f"{self.group} records together"
+        owner = "one user" if self.group == 1 else f"{self.group} users together"
+        return f"{owner}, at most {self.per_unit} record{'s' * (self.per_unit > 1)} a step"
+
+    @property
+    def replaced(self) -> bool:
+        """Whether a slot that changes holds a record before and after."""
+        return self.neighbours is Neighbours.REPLACE
+
+    @property
+    def slots(self) -> int:
+        """Number of changes of one slot, filled or empty, that make up a change."""
+        return 2 * self.group if self.replaced else self.group
+
+    def check_records(self, records: int | None) -> None:
+        """Raise `InvalidValue` where the group is larger than the data set."""
+        if records is not None and self.group > records:
+            raise InvalidValue(
+                f"group={self.group} must be at most the {records} units there are: no data set "
+                f"differs in more. Pass e.g. group={min(5, records)}.",
+                key="group",
+            )
 
 
 RECORD = Adjacency()

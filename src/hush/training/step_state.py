@@ -240,18 +240,20 @@ class StepState(SingleOwner):
         """A tensor where the model is."""
         return value.to(self.device)
 
-    def spent(self, delta: float) -> Guarantee:
+    def spent(self, delta: float, *, group: int = 1, neighbours: Neighbours | None = None) -> Guarantee:
         """(epsilon, delta) guarantee of everything on the ledger so far.
 
         Args:
             delta: of the guarantee.
+            group: number of units of privacy that change together.
+            neighbours: adjacency relation; None: the one that is charged.
 
         Returns:
             Bounds on epsilon, and the assumptions they rest on. Raises if the weights were changed
             outside of the step since it last ran.
         """
         self._weights.check(self.ledger)
-        return self.ledger.epsilon(delta)
+        return self.ledger.epsilon(delta, group=group, neighbours=neighbours)
 
     def adopt_weights(self) -> None:
         """Declare that the model's weights were set outside of this step without looking at the records.

@@ -17,17 +17,18 @@ def last_step(
 
     Steps on the ledger beyond the checkpoint are repeated, not paid again, so they always fit.
     """
+    adjacency = step.adjacency
     charged = max(step.ledger.last_step(step.run), step.steps)
     before, sizes = step.ledger.counts, dict(step.ledger.dimensions)
     once = step.ledger.counts_repeating(step.plan, step.run, charged + 1)
     if (
         once != before
         and (requested or charged + 1) > charged
-        and max_steps(step.plan, budget, once, sizes)
+        and max_steps(step.plan, budget, once, sizes, adjacency)
     ):
         before = once  # the next step is charged together with the one that was cut short
     counts = dict(before)
-    spent = compose(counts, budget.delta, sizes).epsilon.upper
+    spent = compose(counts, budget.delta, sizes, adjacency).epsilon.upper
     if spent > budget.epsilon:
         raise BudgetExceeded(
             f"the ledger holds charges of epsilon={spent:.4g} at delta={budget.delta:g}, more than "
@@ -37,12 +38,12 @@ def last_step(
         sizes[step.plan] = max(step.dimension, sizes.get(step.plan, 0))
     if requested is not None:
         counts[step.plan] = counts.get(step.plan, 0) + max(0, requested - charged)
-        if compose(counts, budget.delta, sizes).epsilon.upper <= budget.epsilon:
+        if compose(counts, budget.delta, sizes, adjacency).epsilon.upper <= budget.epsilon:
             return requested, "steps"
-    limit = charged + max_steps(step.plan, budget, before, sizes)
+    limit = charged + max_steps(step.plan, budget, before, sizes, adjacency)
     if limit == 0:
         counts = {**before, step.plan: before.get(step.plan, 0) + 1}
-        cost = compose(counts, budget.delta, sizes).epsilon.upper
+        cost = compose(counts, budget.delta, sizes, adjacency).epsilon.upper
         added = ", with what is on the ledger" if before else ""
         raise BudgetExceeded(
             f"the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} is below what one "

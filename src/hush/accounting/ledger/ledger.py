@@ -17,8 +17,8 @@ from hush.accounting.ledger.journal import Journal
 from hush.accounting.ledger.run_charges import another_release
 from hush.accounting.ledger.state import LedgerState, head_of
 from hush.accounting.mechanism import grows_with_dimension
-from hush.core.errors import InvalidValue, LedgerError
-from hush.core.guarantee import RECORD, Adjacency, Arithmetic, Guarantee, Secrecy
+from hush.core.errors import InvalidValue, LedgerError, Unproved
+from hush.core.guarantee import RECORD, Adjacency, Arithmetic, Guarantee, Neighbours, Secrecy
 from hush.core.plan import Plan
 from hush.core.ranges import as_path, check_count, check_kind
 from hush.core.value import SingleOwner
@@ -78,11 +78,15 @@ class Ledger(SingleOwner):
         """Why the guarantee no longer holds; None while it does."""
         return self._state.void
 
-    def epsilon(self, delta: float) -> Guarantee:
+    def epsilon(
+        self, delta: float, *, group: int = 1, neighbours: Neighbours | None = None
+    ) -> Guarantee:
         """The (epsilon, delta) guarantee of everything charged so far, under all plans together.
 
         Args:
             delta: Delta of the guarantee.
+            group: Number of units of privacy that change together.
+            neighbours: Adjacency relation; None: the one that the run was charged for.
 
         Returns:
             The guarantee of the composition.
@@ -91,14 +95,24 @@ class Ledger(SingleOwner):
             LedgerError: The ledger was declared void.
         """
         self._journal.check_not_void()
-        guarantee = compose(self.counts, delta, self.dimensions)
+        records = max(self._state.records.values(), default=None)
+        own = self._state.adjacency
+        adjacency = replace(
+            own, group=group, neighbours=own.neighbours if neighbours is None else neighbours
+        )
+        if adjacency.neighbours is Neighbours.ADD_REMOVE is not own.neighbours:
+            raise Unproved(
+                "neighbours=add/remove is not what ran: the number of slots of this run is public, as "
+                "sums are divided by it, and a record more or less would show in it. Ask for zero-out, "
+                "where an absent record leaves its slot empty, or run with neighbours=ADD_REMOVE."
+            )
+        adjacency.check_records(records)
+        guarantee = compose(self.counts, delta, self.dimensions, adjacency)
         return replace(
             guarantee,
-            neighbours=self._state.adjacency.neighbours,
-            unit=self._state.adjacency.unit,
             arithmetic="assumed" if self._state.assumed else guarantee.arithmetic,
             randomness="seeded" if self._state.seeded else "secret",
-            records=max(self._state.records.values(), default=None),
+            records=records,
         )
 
     def stream_label(self) -> bytes:

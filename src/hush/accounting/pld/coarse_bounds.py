@@ -7,6 +7,7 @@ import numpy as np
 
 from hush.accounting.numerics import OUTWARD
 from hush.accounting.pld.privacy_loss import Direction, Step, cell_masses, loss_quantiles, loss_range
+from hush.accounting.pld.privacy_loss import total_variation as step_variation
 from hush.accounting.rdp import gaussian
 from hush.accounting.steps import MAX_LOSS, SampledGaussian
 
@@ -21,7 +22,7 @@ def total_variation(counts: Mapping[Step, int]) -> float:
     """
     log_agree = 0.0
     for step, count in counts.items():
-        distance = min(step.rate * step.law.total_variation, 1 - 2.0**-53)
+        distance = min(step_variation(step), 1 - 2.0**-53)
         log_agree += count * math.log1p(-distance)
     return min(1.0, OUTWARD * -math.expm1(log_agree))
 

@@ -101,7 +101,7 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurv
         log_above += count * upper_moment
         log_below += count * lower_moment
         max_loss = float(np.abs(lattice.losses[[0, -1]]).max())
-        loss_error += count * (2 * SNAP + 32 * UNIT * (1 + max_loss))
+        loss_error += count * (2 * SNAP + lattice.loss_rounding * (1 + max_loss))
         log_rounding += count * UNIT * (64 + 8 * window.tilt * max_loss)
         infinite_mass += count * lattice.infinite_mass
         spectrum = np.fft.rfft(_wrap(tilted, lattice.first, size))[indices]

@@ -20,6 +20,7 @@ from hush.accounting.pld.privacy_loss import (
     cell_masses,
     loss_quantiles,
     loss_range,
+    loss_rounding,
     privacy_loss,
 )
 from hush.accounting.pld.snapping import first_law_mass, snap_to_grid
@@ -28,8 +29,6 @@ _MAX_ROUNDS = 60
 _MIN_CELLS = 4
 # Points of the lattices in a cache, of which there are two, pessimistic and optimistic: 32 MB each.
 _CACHED_POINTS = 1 << 22
-# Relative difference of one loss computed in two ways.
-_LOSS_ROUNDING = 64 * UNIT
 # Sums over a grid are off by less than this.
 _OUTWARD = 1 + 1e-6
 
@@ -43,6 +42,8 @@ class Lattice:
     width: float
     masses: Array
     infinite_mass: float = 0.0
+    loss_rounding: float = 32 * UNIT
+    """Rounding of the losses at the cuts, relative to one and the largest of them."""
 
     @property
     def losses(self) -> Array:
@@ -92,7 +93,8 @@ def pessimistic(step: Step, direction: Direction, width: float, tail: float) -> 
     masses[1:] += upward
     masses[0] += cut.first[0]
     masses += _rounding_slack(cut, width)
-    return Lattice(0.0, first, width, masses, float(cut.first[-1] * (1 + 1e-9 + cut.error[-1])))
+    infinite_mass = float(cut.first[-1] * (1 + 1e-9 + cut.error[-1]))
+    return Lattice(0.0, first, width, masses, infinite_mass, loss_rounding(step))
 
 
 @_LatticeCache
@@ -124,7 +126,7 @@ def optimistic(step: Step, direction: Direction, width: float, tail: float) -> L
     error = cut.error
     del cut, cuts, points, lowered
     masses *= _certain_share(masses, survival, error, width)
-    return Lattice(origin, first, width, masses)
+    return Lattice(origin, first, width, masses, loss_rounding=loss_rounding(step))
 
 
 def _rounding_slack(cut: CellMasses, width: float) -> Array:
@@ -186,7 +188,8 @@ def _isolate_extreme_loss(step: Step, direction: Direction, points: Array, cuts:
     """
     end = _extreme_loss(step, direction)
     if math.isfinite(end):
-        rounding = _LOSS_ROUNDING * (1 + abs(end))
+        # of one loss computed in two ways
+        rounding = 2 * loss_rounding(step) * (1 + abs(end))
         nearest = int(np.argmin(np.abs(points - end)))
         if abs(points[nearest] - end) <= rounding:
             inward = -1 if direction is Direction.REMOVE else 1

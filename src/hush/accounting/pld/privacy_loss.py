@@ -3,10 +3,12 @@
 A step is a dominating pair: noise on the line, without the record, and that noise shifted by one
 with probability `rate`, with the record. The log-likelihood ratio log(1 - rate + rate * shifted /
 unshifted) increases with the outcome if the noise is log-concave (docs/guarantees/scalar-noise.md),
-so a cut in the loss is a cut in the outcome. Each kind of noise is a `PrivacyLossLaw`.
+so a cut in the loss is a cut in the outcome. Each kind of noise is a `PrivacyLossLaw`. A group of
+records has more than one shift: its law is a `MixtureLaw`, with the functions of this file as methods.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -63,7 +65,7 @@ class Step(Protocol):
     def rate(self) -> float: ...
 
     @property
-    def law(self) -> PrivacyLossLaw: ...
+    def law(self) -> "PrivacyLossLaw | MixtureLaw": ...
 
     def with_representable_loss(self) -> "Step":
         """The step, or one with just enough more noise for its losses to fit a grid."""
@@ -88,14 +90,74 @@ class CellMasses:
     error: Array
 
 
+class MixtureLaw(ABC):
+    """Two mixtures of shifts of one noise, sampling included, whose ratio increases with the outcome."""
+
+    @property
+    @abstractmethod
+    def scale(self) -> float:
+        """Scale of the noise."""
+
+    @property
+    @abstractmethod
+    def max_privacy_loss(self) -> float:
+        """Upper bound on the log-likelihood ratio, or infinity."""
+
+    @property
+    @abstractmethod
+    def total_variation(self) -> float:
+        """Upper bound on the total variation distance."""
+
+    @property
+    @abstractmethod
+    def loss_rounding(self) -> float:
+        """Rounding of a loss at a cut, relative to one and the largest loss."""
+
+    @abstractmethod
+    def privacy_loss(self, direction: Direction, noise: Array) -> Array:
+        """The privacy loss at the outcomes `scale * noise`."""
+
+    @abstractmethod
+    def loss_range(self, direction: Direction) -> tuple[float, float]:
+        """The smallest and the largest privacy loss, which may be infinite."""
+
+    @abstractmethod
+    def loss_quadrature(self, direction: Direction, tail: float) -> tuple[Array, Array]:
+        """Losses and log-weights that approximate the privacy loss distribution: an estimate."""
+
+    @abstractmethod
+    def loss_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
+        """Two losses with at most `tail` of the first law's mass outside either."""
+
+    @abstractmethod
+    def cell_masses(self, direction: Direction, cuts: Array) -> CellMasses:
+        """Both laws' mass between the `cuts`, with relative accuracy in both tails."""
+
+
+def loss_rounding(step: Step) -> float:
+    """The rounding of a step's loss at a cut, relative to one and the largest loss."""
+    return step.law.loss_rounding if isinstance(step.law, MixtureLaw) else 32 * UNIT
+
+
+def total_variation(step: Step) -> float:
+    """Upper bound on the total variation distance of one step."""
+    if isinstance(step.law, MixtureLaw):
+        return step.law.total_variation
+    return step.rate * step.law.total_variation
+
+
 def privacy_loss(step: Step, direction: Direction, noise: Array, shift: float) -> Array:
     """The privacy loss at the outcomes `shift + scale * noise`; `shift` is 0 or 1."""
+    if isinstance(step.law, MixtureLaw):
+        return step.law.privacy_loss(direction, noise + shift / step.law.scale)
     ratio = log_mixture_ratio_absolute(step.rate, step.law.log_likelihood_ratio(noise, shift))
     return ratio if direction is Direction.REMOVE else -ratio
 
 
 def loss_range(step: Step, direction: Direction) -> tuple[float, float]:
     """The smallest and the largest privacy loss, which may be infinite."""
+    if isinstance(step.law, MixtureLaw):
+        return step.law.loss_range(direction)
     ratio = step.law.max_privacy_loss
     low = math.log1p(step.rate * math.expm1(-ratio)) if step.rate < 1 else -ratio
     # exp would overflow where 1 - rate is nothing beside it
@@ -105,6 +167,8 @@ def loss_range(step: Step, direction: Direction) -> tuple[float, float]:
 
 def loss_quadrature(step: Step, direction: Direction, tail: float) -> tuple[Array, Array]:
     """Losses and log-weights that approximate the privacy loss distribution: an estimate."""
+    if isinstance(step.law, MixtureLaw):
+        return step.law.loss_quadrature(direction, tail)
     noise, weight = step.law.quadrature(tail)
     if direction is Direction.ADD:
         return privacy_loss(step, direction, noise, 0.0), weight
@@ -119,6 +183,8 @@ def loss_quadrature(step: Step, direction: Direction, tail: float) -> tuple[Arra
 def loss_quantiles(step: Step, direction: Direction, tail: float) -> tuple[float, float]:
     """Two losses with at most `tail` of the first law's mass outside either."""
     law = step.law
+    if isinstance(law, MixtureLaw):
+        return law.loss_quantiles(direction, tail)
     unshifted = law.inverse_survival(max(tail / 2, 1e-300))
     shifted = law.inverse_survival(min(0.5, max(tail / 2 / step.rate, 1e-300)))
     top = max(unshifted * law.scale, 1 + shifted * law.scale)
@@ -143,18 +209,25 @@ def cell_masses(step: Step, direction: Direction, cuts: Array) -> CellMasses:
 
 
 def _cell_masses(step: Step, direction: Direction, cuts: Array) -> CellMasses:
+    if isinstance(step.law, MixtureLaw):
+        return step.law.cell_masses(direction, cuts)
     forward = direction is Direction.REMOVE
     ratios = _unsampled_ratio(step.rate, cuts if forward else -cuts[::-1])
     without, with_record = step.law.invert_ratio(ratios)
-    null = _noise_masses(step.law, without)
-    mixed = step.rate * _noise_masses(step.law, with_record) + (1 - step.rate) * null
-    # Rounding at both cuts of a cell affects its mass under either law.
+    null = noise_masses(step.law, without)
+    mixed = step.rate * noise_masses(step.law, with_record) + (1 - step.rate) * null
     outer = without if forward else -with_record
     rounding = 4 * UNIT * step.law.survival_error(np.maximum(outer, 0.0))
+    return by_loss(direction, mixed, null, rounding)
+
+
+def by_loss(direction: Direction, with_record: Array, without: Array, rounding: Array) -> CellMasses:
+    """Both laws' masses between outcomes, in the order of the loss; `rounding` is that at the cuts."""
+    # Rounding at both cuts of a cell affects its mass under either law.
     error = np.maximum(np.append(rounding, rounding[-1:]), np.append(rounding[:1], rounding))
-    if forward:
-        return CellMasses(mixed, null, error)
-    return CellMasses(null[::-1], mixed[::-1], error[::-1])
+    if direction is Direction.REMOVE:
+        return CellMasses(with_record, without, error)
+    return CellMasses(without[::-1], with_record[::-1], error[::-1])
 
 
 def _unsampled_ratio(rate: float, losses: Array) -> Array:
@@ -173,7 +246,7 @@ def _unsampled_ratio(rate: float, losses: Array) -> Array:
     return growth
 
 
-def _noise_masses(law: PrivacyLossLaw, cuts: Array) -> Array:
+def noise_masses(law: PrivacyLossLaw, cuts: Array) -> Array:
     """Masses of symmetric noise below, between and above increasing `cuts`."""
     tail = law.survival(np.abs(cuts))
     positive = cuts > 0

@@ -16,7 +16,7 @@ from hush.accounting.filters import GaussianFilter
 from hush.accounting.ledger.ledger import Ledger
 from hush.clipping import L2
 from hush.clipping.norms import NORM
-from hush.core.guarantee import Budget, Guarantee
+from hush.core.guarantee import Budget, Guarantee, Neighbours
 from hush.core.ranges import check_count, number
 from hush.core.value import Value
 from hush.gradients.recording import per_sample_losses
@@ -145,13 +145,15 @@ class AdaptiveDescent:
             yield length
             total = self.gradient_sum()
 
-    def spent(self, delta: float) -> Guarantee:
+    def spent(self, delta: float, *, group: int = 1, neighbours: Neighbours | None = None) -> Guarantee:
         """(epsilon, delta) guarantee of everything on the ledger, the filter's whole budget among it.
 
         Args:
             delta: of the guarantee.
+            group: number of units of privacy that change together.
+            neighbours: adjacency relation; None: the one that is charged.
         """
-        return self.step.spent(delta)
+        return self.step.spent(delta, group=group, neighbours=neighbours)
 
     def _privatize(self, total: Tensor, norm: float, precision: float) -> Tensor:
         """Noisy sum, of l2 sensitivity `norm` and noise of a precision that the filter admitted."""

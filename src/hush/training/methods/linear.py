@@ -21,7 +21,7 @@ from hush.accounting.per_instance.bounded import individual_rdp, unit_law
 from hush.accounting.pld.privacy_loss import Array
 from hush.clipping import Linf
 from hush.core.errors import DataError, Unproved, Unsupported
-from hush.core.guarantee import Guarantee, Secrecy
+from hush.core.guarantee import Guarantee, Neighbours, Secrecy
 from hush.core.plan import Plan
 from hush.core.randomness import derive_source, source_for
 from hush.core.ranges import check_count
@@ -142,13 +142,20 @@ class LinearDescent:
             self.weights = self.weights - self.lr * self._velocity
             yield self.weights
 
-    def spent(self, delta: float) -> Guarantee:
+    def spent(self, delta: float, *, group: int = 1, neighbours: Neighbours | None = None) -> Guarantee:
         """(epsilon, delta) guarantee of all on the ledger, or the filter's budget where that is less.
 
-        The filter knows of its own steps alone: with any other on the ledger its budget says nothing.
+        The filter knows of its own steps alone: with any other on the ledger its budget says nothing. It
+        is a budget of one record, and says nothing of several.
+
+        Args:
+            delta: of the guarantee.
+            group: number of units of privacy that change together.
+            neighbours: adjacency relation; None: the one that is charged.
         """
-        charged = self.ledger.epsilon(delta)
-        if self.individual is None or sum(self.ledger.counts.values()) != self._steps:
+        charged = self.ledger.epsilon(delta, group=group, neighbours=neighbours)
+        single = charged.neighbours is Neighbours.ZERO_OUT and group == 1
+        if self.individual is None or not single or sum(self.ledger.counts.values()) != self._steps:
             return charged
         # what ran is on the ledger; the filter does not know how its steps' noise was drawn
         filtered = replace(

@@ -1,0 +1,380 @@
+"""Groups and replaced records: one step against quadrature, many against dp-accounting and sampling."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import mpmath as mp
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as peer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from hush.accounting.groups import SampledGroup
+from hush.accounting.pld import accountant
+from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
+from hush.accounting.pld.privacy_loss import UNIT, Array, Direction, Step, cell_masses, loss_quantiles
+from hush.accounting.steps import SampledGaussian, SampledNoise
+from hush.core.guarantee import Bound
+
+One = SampledGaussian | SampledNoise
+BOTH = list(Direction)
+STEPS: list[One] = [
+    SampledGaussian(0.1, 1.0),
+    SampledGaussian(0.01, 0.7),
+    SampledNoise(0.1, 1.0, 1.5),
+    SampledNoise(0.2, 3.0, 2.0),
+]
+
+
+def log_density(one: One, x: Array) -> Array:
+    """The noise's log-density up to a constant; its integral over an even grid makes it one."""
+    if isinstance(one, SampledGaussian):
+        return -((x / one.multiplier) ** 2) / 2
+    return -(np.abs(x / one.scale) ** one.beta)
+
+
+def outcomes(one: One, size: int) -> Array:
+    scale = one.multiplier if isinstance(one, SampledGaussian) else one.scale
+    reach = 40 * scale if isinstance(one, SampledNoise) and one.beta == 1 else 12 * scale
+    return np.linspace(-size - reach, size + reach, 400_001)
+
+
+def laws(one: One, size: int, replaced: bool) -> tuple[Array, Array]:
+    """Probabilities of narrow cells under the two laws, by definition."""
+    x = outcomes(one, size)
+    total = np.exp(log_density(one, x)).sum()
+    shares = binom.pmf(np.arange(size + 1), size, one.rate)
+    with_records = sum(w * np.exp(log_density(one, x - k)) for k, w in enumerate(shares)) / total
+    if replaced:
+        return with_records, with_records[::-1]
+    return with_records, np.exp(log_density(one, x)) / total
+
+
+def quadrature(one: One, size: int, replaced: bool, direction: Direction, epsilon: float) -> float:
+    """delta of one step: the integral of (first law - e^epsilon second law)+."""
+    first, second = laws(one, size, replaced)
+    if direction is Direction.ADD:
+        first, second = second, first
+    return float(np.maximum(first - math.exp(epsilon) * second, 0.0).sum())
+
+
+def contains(found: Bound, exact: float) -> bool:
+    return found.lower <= exact * (1 + 1e-5) + 1e-14 and exact * (1 - 1e-5) - 1e-14 <= found.upper
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3, 10])
+@pytest.mark.parametrize("one", STEPS)
+def test_one_step_against_quadrature(one: One, size: int, replaced: bool) -> None:
+    step = SampledGroup(one, size, replaced)
+    for epsilon in (0.0, 0.1, 0.7, 3.0):
+        deltas = []
+        for direction in BOTH:
+            exact = quadrature(one, size, replaced, direction, epsilon)
+            lower, upper = accountant._delta({step: 1}, direction, epsilon)
+            assert contains(Bound(lower=lower, upper=upper), exact), (epsilon, direction)
+            assert upper <= 1.02 * exact + 1e-10
+            deltas.append(exact)
+        if epsilon and 1e-12 < max(deltas) < 0.5:
+            found = accountant.epsilon({step: 1}, max(deltas))
+            assert epsilon - 2e-3 <= found.lower <= epsilon + 1e-5
+            assert epsilon - 1e-5 <= found.upper <= epsilon + 2e-3
+
+
+def _more_often(one: SampledGaussian, size: int) -> Step:
+    return SampledGaussian(min(1.0, size * one.rate), one.multiplier)
+
+
+def _together(one: SampledGaussian, size: int) -> Step:
+    return SampledGaussian(one.rate, one.multiplier / size)
+
+
+def _fewer(one: SampledGaussian, size: int) -> Step:
+    return SampledGroup(one, size - 1, False)
+
+
+def _more_noise(one: SampledGaussian, size: int) -> Step:
+    return SampledGroup(dataclasses.replace(one, multiplier=1.05 * one.multiplier), size, False)
+
+
+@pytest.mark.parametrize("broken", [_more_often, _together, _fewer, _more_noise])
+@pytest.mark.parametrize("size", [2, 3, 10])
+def test_other_charges_are_seen(broken: Callable[[SampledGaussian, int], Step], size: int) -> None:
+    one = SampledGaussian(0.1, 1.0)
+    exact = max(quadrature(one, size, False, direction, 1.0) for direction in BOTH)
+    assert not contains(accountant.delta({broken(one, size): 1}, 1.0), exact)
+
+
+@pytest.mark.parametrize("charged", [SampledGaussian(0.1, 1.0), SampledGroup(STEPS[0], 2, False)])
+def test_replacement_charged_as_removal_is_seen(charged: Step) -> None:
+    exact = quadrature(STEPS[0], 1, True, Direction.REMOVE, 0.3)
+    assert not contains(accountant.delta({charged: 1}, 0.3), exact)
+
+
+def test_a_forgotten_direction_is_seen() -> None:
+    one, steps = SampledGaussian(0.3, 0.8), 20
+    both = accountant.epsilon({SampledGroup(one, 3, False): steps}, 1e-5)
+    added = accountant._epsilon({SampledGroup(one, 3, False): steps}, Direction.ADD, 1e-5, at_least=0.0)
+    assert added[1] < both.lower
+
+
+@pytest.mark.parametrize(("size", "rate", "steps"), [(2, 0.05, 40), (3, 0.01, 200), (10, 0.02, 30)])
+def test_dp_accounting_from_both_sides(size: int, rate: float, steps: int) -> None:
+    found = accountant.epsilon({SampledGroup(SampledGaussian(rate, 1.1), size, False): steps}, 1e-6)
+    shares = binom.pmf(np.arange(size + 1), size, rate)
+    shifts = list(range(size + 1))
+    above, below = (
+        peer.from_mixture_gaussian_mechanism(
+            1.1, shifts, list(shares), pessimistic_estimate=side, value_discretization_interval=1e-3
+        )
+        .self_compose(steps)
+        .get_epsilon_for_delta(1e-6)
+        for side in (True, False)
+    )
+    assert found.lower <= above <= found.upper + 5e-3
+    assert below <= found.upper
+    assert found.upper - found.lower < 1e-3
+
+
+def test_a_group_of_one_is_one_record() -> None:
+    for one in STEPS:
+        alone = accountant.epsilon({one: 100}, 1e-6)
+        grouped = accountant.epsilon({SampledGroup(one, 1, False): 100}, 1e-6)
+        assert grouped.lower <= alone.upper
+        assert alone.lower <= grouped.upper
+        assert grouped.upper == pytest.approx(alone.upper, rel=2e-3)
+
+
+@given(
+    rate=st.floats(-5, -0.3).map(lambda power: 10**power),
+    scale=st.floats(-0.5, 1.5).map(lambda power: 10**power),
+    beta=st.sampled_from([1.0, 1.5, 2.0, 4.0]),
+    size=st.integers(1, 12),
+    steps=st.integers(1, 300),
+)
+@settings(max_examples=8, deadline=None)
+def test_monotone(rate: float, scale: float, beta: float, size: int, steps: int) -> None:
+    one = SampledNoise(rate, beta, scale)
+
+    def charge(one: SampledNoise, size: int, replaced: bool, steps: int = steps) -> Bound:
+        return accountant.epsilon({SampledGroup(one, size, replaced): steps}, 1e-5)
+
+    found = charge(one, size, False)
+    dearer = [
+        charge(one, size + 1, False),
+        charge(one, size, True),
+        charge(dataclasses.replace(one, rate=1.1 * rate), size, False),
+        charge(dataclasses.replace(one, scale=scale / 1.1), size, False),
+        charge(one, size, False, 2 * steps),
+    ]
+    assert all(found.lower <= other.upper for other in dearer)
+    assert charge(one, size, True).lower <= charge(one, size + 1, True).upper
+
+
+def plane_delta(
+    density: Callable[[Array, Array], Array],
+    first: list[tuple[float, Array]],
+    second: list[tuple[float, Array]],
+    epsilon: float,
+    reach: float,
+) -> float:
+    """delta between two mixtures of shifts of noise in the plane, by quadrature."""
+    side = np.linspace(-reach, reach, 601)
+    x, y = np.meshgrid(side, side)
+    total = density(x, y).sum()
+    p, q = (
+        sum(w * density(x - shift[0], y - shift[1]) for w, shift in law) / total
+        for law in (first, second)
+    )
+    return float(np.maximum(p - math.exp(epsilon) * q, 0.0).sum())
+
+
+def drawn_sums(rate: float, vectors: Array) -> list[tuple[float, Array]]:
+    """Chances and sums of all subsets of the vectors."""
+    sums = [(1.0, np.zeros(2))]
+    for vector in vectors:
+        sums = [
+            (chance * share, total + moved)
+            for chance, total in sums
+            for share, moved in ((1 - rate, 0 * vector), (rate, vector))
+        ]
+    return sums
+
+
+def normal(x: Array, y: Array) -> Array:
+    return np.asarray(np.exp(-(x**2 + y**2) / 2))
+
+
+def laplace(x: Array, y: Array) -> Array:
+    return np.asarray(np.exp(-np.abs(x) - np.abs(y)))
+
+
+KINDS: dict[str, tuple[Callable[[Array, Array], Array], int, One, float]] = {
+    "normal": (normal, 2, SampledGaussian(0.3, 1.0), 9.0),
+    "laplace": (laplace, 1, SampledNoise(0.3, 1.0, 1.0), 22.0),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    polar=st.lists(st.tuples(st.floats(0, 2 * math.pi), st.floats(0, 1)), min_size=4, max_size=4),
+    replaced=st.booleans(),
+    epsilon=st.floats(0, 1.5),
+)
+@settings(max_examples=25, deadline=None)
+def test_no_directions_and_no_lengths_cost_more(
+    kind: str, polar: list[tuple[float, float]], replaced: bool, epsilon: float
+) -> None:
+    density, p, one, reach = KINDS[kind]
+    vectors = np.array([[math.cos(angle), math.sin(angle)] for angle, _ in polar])
+    vectors *= np.array([[r] for _, r in polar]) / np.linalg.norm(vectors, p, axis=1, keepdims=True)
+    present = drawn_sums(one.rate, vectors[:2])
+    absent = drawn_sums(one.rate, vectors[2:]) if replaced else [(1.0, np.zeros(2))]
+    charged = accountant.delta({SampledGroup(one, 2, replaced): 1}, epsilon).upper
+    for first, second in ((present, absent), (absent, present)):
+        assert plane_delta(density, first, second, epsilon, reach) <= charged * (1 + 1e-3) + 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("replaced", [False, True])
+def test_equal_and_opposite_directions_attain_the_charge(kind: str, replaced: bool) -> None:
+    density, _, one, reach = KINDS[kind]
+    along = np.array([[1.0, 0.0], [1.0, 0.0]])
+    absent = drawn_sums(one.rate, -along) if replaced else [(1.0, np.zeros(2))]
+    attained = plane_delta(density, drawn_sums(one.rate, along), absent, 0.5, reach)
+    charged = accountant._delta({SampledGroup(one, 2, replaced): 1}, Direction.REMOVE, 0.5)
+    assert attained == pytest.approx(charged[1], rel=2e-3)
+    too_few = accountant._delta({SampledGroup(one, 1, replaced): 1}, Direction.REMOVE, 0.5)
+    assert attained > 1.1 * too_few[1]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_adaptive_steps_of_the_real_mechanism_stay_below(replaced: bool) -> None:
+    # three records in the plane, whose gradients turn with what was released before
+    generator = np.random.default_rng(7)
+    one, runs, steps, epsilon = SampledGaussian(0.3, 1.0), 200_000, 4, 1.0
+    base = np.array([[1.0, 0.0], [0.6, 0.8], [0.7, -0.7]])
+    loss, turned = np.zeros(runs), np.zeros(runs)
+    for _ in range(steps):
+        turn = np.array([[np.cos(turned), -np.sin(turned)], [np.sin(turned), np.cos(turned)]])
+        vectors = np.einsum("ijr,kj->rki", turn, base)
+        drawn = generator.random((runs, 3)) < one.rate
+        output = np.einsum("rk,rki->ri", drawn, vectors) + generator.normal(size=(runs, 2))
+        loss += _log_ratio(one.rate, vectors, output)
+        if replaced:
+            loss -= _log_ratio(one.rate, -vectors, output)
+        turned = 0.3 * output[:, 0]
+    gains = -np.expm1(np.minimum(epsilon - loss, 0.0))
+    seen, error = gains.mean(), gains.std() / math.sqrt(runs)
+    charged = accountant.delta({SampledGroup(one, 3, replaced): steps}, epsilon).upper
+    assert seen - 4 * error <= charged
+    assert seen + 4 * error > accountant.delta({SampledGroup(one, 1, replaced): steps}, epsilon).upper
+
+
+def _log_ratio(rate: float, vectors: Array, output: Array) -> Array:
+    """log of the law with the records over that without, one subset drawn at a time."""
+    ratio = np.zeros(len(output))
+    for subset in range(2 ** vectors.shape[1]):
+        chosen = np.array([subset >> k & 1 for k in range(vectors.shape[1])])
+        shift = np.einsum("k,rki->ri", chosen, vectors)
+        chance = rate ** chosen.sum() * (1 - rate) ** (1 - chosen).sum()
+        ratio += chance * np.exp((output * shift).sum(axis=1) - (shift**2).sum(axis=1) / 2)
+    return np.asarray(np.log(ratio))
+
+
+def exact_loss(step: SampledGroup, outcome: float) -> mp.mpf:
+    law = step.law
+    q, s, x = mp.mpf(law.rate), mp.mpf(law.scale), mp.mpf(outcome)
+    if isinstance(law.noise, GaussianLaw):
+        beta, factor = mp.mpf(2), mp.mpf(1) / 2
+    else:
+        beta, factor = mp.mpf(law.noise.beta), mp.mpf(1)
+
+    def mixture(x: mp.mpf) -> mp.mpf:
+        total = mp.mpf(0)
+        for k in range(law.size + 1):
+            exponent = factor * (abs(x / s) ** beta - abs((x - k) / s) ** beta)
+            total += mp.binomial(law.size, k) * q**k * (1 - q) ** (law.size - k) * mp.exp(exponent)
+        return mp.log(total)
+
+    return mixture(x) - mixture(-x) if law.replaced else mixture(x)
+
+
+def test_losses_at_cuts_against_fifty_digits() -> None:
+    generator = np.random.default_rng(3)
+    worst = 0.0
+    for _ in range(40):
+        rate, scale = 10 ** generator.uniform(-7, -0.02), 10 ** generator.uniform(-2, 2.5)
+        size, replaced = int(generator.choice([1, 2, 3, 10, 30])), bool(generator.integers(2))
+        kinds: list[One] = [
+            SampledGaussian(rate, scale),
+            SampledNoise(rate, 1.0, scale),
+            SampledNoise(rate, generator.uniform(1, 12), scale),
+        ]
+        one = kinds[generator.integers(3)]
+        step = SampledGroup(one, size, replaced).with_representable_loss()
+        for direction in BOTH:
+            low, high = loss_quantiles(step, direction, 1e-60)
+            cuts = np.sort(generator.uniform(low, high, 6))
+            sign = 1 if direction is Direction.REMOVE else -1
+            found = step.law._invert_ratio((sign * cuts)[::sign])[::sign]
+            with mp.workdps(50):
+                for cut, outcome in zip(cuts, found, strict=True):
+                    if math.isfinite(outcome):
+                        error = abs(float(sign * exact_loss(step, float(outcome)) - mp.mpf(cut)))
+                        worst = max(
+                            worst, error / (1 + max(abs(low), abs(high))) / step.law.loss_rounding
+                        )
+    assert worst < 0.5, "within half of what is paid for"
+    assert worst > 1e-4, "and not for much more than there is"
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize(
+    "noise", [GaussianLaw(0.8), GeneralizedGaussianLaw(1.0, 1.5), GeneralizedGaussianLaw(3.0, 1.2)]
+)
+def test_masses_add_up_and_have_their_losses(
+    noise: GaussianLaw | GeneralizedGaussianLaw, replaced: bool
+) -> None:
+    one = (
+        SampledGaussian(0.2, noise.scale)
+        if isinstance(noise, GaussianLaw)
+        else SampledNoise(0.2, noise.beta, noise.scale)
+    )
+    step = SampledGroup(one, 3, replaced)
+    for direction in BOTH:
+        low, high = loss_quantiles(step, direction, 1e-12)
+        cuts = np.linspace(low, high, 200)
+        cells = cell_masses(step, direction, cuts)
+        assert cells.first.sum() == pytest.approx(1, abs=1e-12)
+        assert cells.second.sum() == pytest.approx(1, abs=1e-12)
+        assert (
+            cells.first[0] + cells.first[-1] <= 2e-12 * (1 + 1e-6) or noise.max_privacy_loss < math.inf
+        )
+        inside = (cells.first[1:-1] > 1e-250) & (cells.second[1:-1] > 1e-250)
+        losses = np.log(cells.first[1:-1][inside] / cells.second[1:-1][inside])
+        slack = 1e-9 + 1e4 * UNIT / np.minimum(cells.first, cells.second)[1:-1][inside]
+        assert (losses >= cuts[:-1][inside] - slack).all()
+        assert (losses <= cuts[1:][inside] + slack).all()
+
+
+@pytest.mark.parametrize("delta", [1e-30, 1e-5])
+@pytest.mark.parametrize(
+    ("one", "size", "steps"),
+    [
+        (SampledGaussian(1e-8, 1e-3), 7, 1),
+        (SampledGaussian(0.5, 1e-300), 3, 10),
+        (SampledGaussian(0.01, 1e6), 20, 1_000_000),
+        (SampledGaussian(1 - 2**-53, 5.0), 4, 10),
+        (SampledNoise(0.3, 12.0, 0.01), 5, 3),
+        (SampledNoise(1e-6, 1.0, 1e-4), 5, 3),
+    ],
+)
+def test_extremes_are_finite_and_silent(one: One, size: int, steps: int, delta: float) -> None:
+    for replaced in (False, True):
+        found = accountant.epsilon({SampledGroup(one, size, replaced): steps}, delta)
+        assert not math.isnan(found.upper)
+        assert accountant.epsilon({one: steps}, delta).lower <= found.upper * (1 + 1e-9)
