@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import hush
+from hush.cli.options import plan_of
 from hush.core.plan import EXAMPLE, read_plan
 from tests.cli.command import answer, call
 
@@ -113,3 +114,15 @@ def test_compare_lists_the_mechanisms() -> None:
     text = call(*asked).stdout
     assert all(row["mechanism"] in text for row in rows)
     assert text.splitlines()[2].startswith(f"| {rows[0]['mechanism']}")
+
+
+def test_account_of_groups_and_of_replaced_records() -> None:
+    plan = plan_of(hush.Poisson(rate=0.01), 1.0)
+    asked = ("account", "--noise", "1", "--rate", "0.01", "--steps", "100")
+    replaced = answer(*asked, "--group", "3", "--neighbours", "replace")
+    expected = hush.epsilon(plan, 100, 1e-5, group=3, neighbours=hush.Neighbours.REPLACE)
+    assert replaced["epsilon"] == expected.epsilon.to_plain()
+    assert (replaced["neighbours"], replaced["unit"]) == ("replace", "3 records together")
+    assert replaced["attacker"]["advantage"] > answer(*asked)["attacker"]["advantage"]
+    sizes = ("--noise", "1", "--records", "100", "--batch-size", "5", "--steps", "10")
+    assert "at most the 100 units" in call("account", *sizes, "--group", "101").stderr

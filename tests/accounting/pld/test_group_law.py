@@ -78,7 +78,7 @@ def test_one_step_against_quadrature(one: One, size: int, replaced: bool) -> Non
             assert contains(Bound(lower=lower, upper=upper), exact), (epsilon, direction)
             assert upper <= 1.02 * exact + 1e-10
             deltas.append(exact)
-        if epsilon and 1e-12 < max(deltas) < 0.5:
+        if epsilon and 1e-12 < max(deltas) < 0.4:
             found = accountant.epsilon({step: 1}, max(deltas))
             assert epsilon - 2e-3 <= found.lower <= epsilon + 1e-5
             assert epsilon - 1e-5 <= found.upper <= epsilon + 2e-3

@@ -172,6 +172,8 @@ def test_a_filter_says_nothing_of_other_steps_on_the_ledger() -> None:
     first = descent(own)
     list(first.run(steps=2))
     assert first.spent(1e-5) == own.guarantee(1e-5)
+    pair = first.spent(1e-5, group=2)
+    assert pair == ledger.epsilon(1e-5, group=2), "the filter's budget is one record's"
     list(descent(None).run(steps=200))
     for each in (first, descent(RenyiFilter(orders=ORDERS, budget=0.01 * ORDERS, records=len(X)))):
         assert each.spent(1e-5) == ledger.epsilon(1e-5)
