@@ -11,7 +11,7 @@ from hush import clipping, noise, sampling
 from hush.clipping import *  # noqa: F403  (each folder's list of its parts is the one list)
 from hush.core import errors, lazy_modules
 from hush.core.errors import PrivacyWarning
-from hush.core.guarantee import Bound, Budget, Guarantee, Neighbours
+from hush.core.guarantee import Adjacency, Bound, Budget, Guarantee, Neighbours
 from hush.core.parts import Always
 from hush.core.plan import Plan
 from hush.core.release import Selective
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adjacency",
     "Always",
     "Attacker",
     "Bound",

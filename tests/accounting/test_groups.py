@@ -156,5 +156,5 @@ def test_ledgers_charge_groups_and_know_how_many_records_there_are() -> None:
     assert swapped.records == 50
     with pytest.raises(InvalidValue, match="at most the 50 units"):
         ledger.epsilon(1e-5, group=51)
-    with pytest.raises(Unproved, match="number of slots is public"):
+    with pytest.raises(Unproved, match="number of slots is public here"):
         ledger.epsilon(1e-5, neighbours=hush.Neighbours.ADD_REMOVE)

@@ -102,7 +102,7 @@ class Ledger(SingleOwner):
         )
         if adjacency.neighbours is Neighbours.ADD_REMOVE is not own.neighbours:
             raise Unproved(
-                "neighbours=add/remove is not what ran: the number of slots of this run is public, as "
+                "neighbours=add/remove is not what ran: the number of slots is public here, as "
                 "sums are divided by it, and a record more or less would show in it. Ask for zero-out, "
                 "where an absent record leaves its slot empty, or run with neighbours=ADD_REMOVE."
             )
