@@ -39,7 +39,7 @@ def log_density(one: One, x: Array) -> Array:
 def outcomes(one: One, size: int) -> Array:
     scale = one.multiplier if isinstance(one, SampledGaussian) else one.scale
     reach = 40 * scale if isinstance(one, SampledNoise) and one.beta == 1 else 12 * scale
-    return np.linspace(-size - reach, size + reach, 400_001)
+    return np.linspace(-size - reach, size + reach, 200_001)
 
 
 def laws(one: One, size: int, replaced: bool) -> tuple[Array, Array]:
@@ -66,7 +66,7 @@ def contains(found: Bound, exact: float) -> bool:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-@pytest.mark.parametrize("size", [1, 2, 3, 10])
+@pytest.mark.parametrize("size", [2, 3, 10])
 @pytest.mark.parametrize("one", STEPS)
 def test_one_step_against_quadrature(one: One, size: int, replaced: bool) -> None:
     step = SampledGroup(one, size, replaced)
@@ -121,7 +121,7 @@ def test_a_forgotten_direction_is_seen() -> None:
     assert added[1] < both.lower
 
 
-@pytest.mark.parametrize(("size", "rate", "steps"), [(2, 0.05, 40), (3, 0.01, 200), (10, 0.02, 30)])
+@pytest.mark.parametrize(("size", "rate", "steps"), [(2, 0.05, 40), (3, 0.01, 200), (10, 0.002, 30)])
 def test_dp_accounting_from_both_sides(size: int, rate: float, steps: int) -> None:
     found = accountant.epsilon({SampledGroup(SampledGaussian(rate, 1.1), size, False): steps}, 1e-6)
     shares = binom.pmf(np.arange(size + 1), size, rate)

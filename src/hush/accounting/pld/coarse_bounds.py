@@ -5,8 +5,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hush.accounting.numerics import OUTWARD
-from hush.accounting.pld.privacy_loss import Direction, Step, cell_masses, loss_quantiles, loss_range
+from hush.accounting.numerics import OUTWARD, UNIT
+from hush.accounting.pld.privacy_loss import (
+    Direction,
+    Step,
+    cell_masses,
+    loss_quantiles,
+    loss_range,
+    loss_rounding,
+)
 from hush.accounting.pld.privacy_loss import total_variation as step_variation
 from hush.accounting.rdp import gaussian
 from hush.accounting.steps import MAX_LOSS, SampledGaussian
@@ -87,5 +94,6 @@ def _loss_quantile(counts: Mapping[Step, int], direction: Direction, delta: floa
         beyond = cell_masses(step, direction, np.array([ceiling]))
         if not beyond.first[-1] * (1 + beyond.error[-1]) <= tail:
             return math.inf
-        total += count * ceiling
+        # a loss at this cut may be off by more than the usual units, where laws are mixtures
+        total += count * (ceiling + (loss_rounding(step) - 32 * UNIT) * (1 + abs(ceiling)))
     return max(0.0, total)
