@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 import hush
+from hush.audit.lower_bound import epsilon_lower
 from hush.core.errors import InvalidValue, PrivacyWarning
-from hush.core.guarantee import check_delta
+from hush.core.guarantee import Adjacency, advised_delta, check_delta
 
 
 def test_a_guarantee_prints_everything_in_one_line() -> None:
@@ -56,26 +57,51 @@ def test_an_infinite_bound_says_so() -> None:
     assert str(hush.Bound(lower=3.0, upper=math.inf)) == ">= 3"
 
 
-@pytest.mark.parametrize("delta", [0.5, 0.9, 1.0])
-def test_a_delta_that_a_coin_satisfies_is_refused_everywhere(delta: float) -> None:
+@pytest.mark.parametrize("delta", [0.2, 0.1000001, 0.5, 1.0])
+def test_a_delta_above_a_tenth_is_refused_everywhere(delta: float) -> None:
     plan = hush.Plan(
         sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
     )
     for use in (
         lambda: hush.Budget(epsilon=1.0, delta=delta),
         lambda: hush.epsilon(plan, steps=1, delta=delta),
+        lambda: hush.Ledger().epsilon(delta),
+        lambda: hush.Ledger().store_delta(delta),
+        lambda: hush.mean([[1.0]], plan, delta=delta),
+        lambda: epsilon_lower(9, 10, 1, 10, delta, 0.95),
         lambda: check_delta(delta, records=1),
     ):
         with pytest.raises(
-            InvalidValue, match=r"must be a finite number > 0 and < 0\.5.*toss of a coin"
+            InvalidValue,
+            match=rf"delta={delta!r} must be a finite number > 0 and <= 0\.1: .*publishing all records "
+            r"with probability 0\.1.*well below one over the number of records.*Pass e\.g\. delta=1e-05",
         ):
             use()
+    assert hush.Budget(epsilon=1.0, delta=0.1).delta == 0.1
 
 
 def test_a_delta_above_one_over_the_records_is_warned_of() -> None:
     with pytest.warns(PrivacyWarning, match=r"delta=1e-05 is above 1/100000000 = 1e-08: .*e\.g\. 1e-09"):
         assert check_delta(1e-5, records=10**8) == 1e-5
     assert check_delta(1e-5, records=10**5) == 1e-5, "1/n itself is not above"
+
+
+def test_the_units_of_a_guarantee_are_those_its_delta_is_held_against() -> None:
+    users = Adjacency(per_unit=3).unit
+    with pytest.warns(
+        PrivacyWarning, match=r"publishing everything of one user of the 500 users .*e\.g\. 0\.0002\."
+    ):
+        check_delta(0.01, 500, users)
+    stated = hush.Guarantee(epsilon=hush.Bound(lower=1, upper=2), delta=0.01, unit=users, records=500)
+    assert "delta: above 1/500, one user of 500 published" in str(stated)
+    with pytest.warns(PrivacyWarning, match="follows the private number: do not publish it"):
+        check_delta(0.01, 400, private=True)
+
+
+@pytest.mark.parametrize("records", [1, 7, 50, 60_000, 10**9])
+def test_the_delta_that_is_advised_is_well_below_one_over_the_units(records: int) -> None:
+    assert 0.05 / records < advised_delta(records) < 0.2 / records
+    assert check_delta(advised_delta(records), records) <= 0.1
 
 
 def test_a_guarantee_as_a_number_is_its_upper_epsilon() -> None:

@@ -200,7 +200,9 @@ def test_a_run_leaves_its_files(tmp_path: Path) -> None:
     assert lines == run.metrics
     assert [line["step"] for line in lines] == [5, 10, 12]
     assert lines[-1]["epsilon"] == run.guarantee.epsilon.upper
-    assert set(lines[-1]) == {"step", "epsilon", "loss", "accuracy"}
+    assert set(lines[-1]) == {"step", "epsilon", "delta", "neighbours", "unit", "loss", "accuracy"}
+    assert all(line["delta"] == run.guarantee.delta for line in lines)
+    assert (lines[-1]["neighbours"], lines[-1]["unit"]) == ("zero-out", "one record")
     weights = safetensors.torch.load_file(tmp_path / "run/model.safetensors")
     assert all(torch.equal(weights[k], v) for k, v in model.state_dict().items())
 
@@ -612,3 +614,34 @@ def test_mistakes_of_data_and_loss_are_named_before_a_charge(tmp_path: Path) -> 
         with pytest.raises(DataError, match=message):
             train(of=problem_, steps=2, directory=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_ledger_keeps_the_delta_of_the_newest_budget(tmp_path: Path) -> None:
+    model, optimizer, data = problem()
+    first = hush.Budget(epsilon=50.0, delta=1e-4)
+    run = train(of=(model, optimizer, data), steps=3, directory=tmp_path / "run", budget=first)
+    path = tmp_path / "run/ledger.jsonl"
+    with hush.Ledger(path, read_only=True) as ledger:
+        assert ledger.delta == 1e-4
+        assert ledger.epsilon().epsilon == run.guarantee.epsilon
+    model, optimizer, data = problem()
+    second = hush.Budget(epsilon=50.0, delta=1e-6)
+    more = train(
+        of=(model, optimizer, data), steps=6, directory=tmp_path / "run", budget=second, resume=True
+    )
+    assert [line["delta"] for line in more.metrics] == [1e-4, 1e-6, 1e-6]
+    with hush.Ledger(path, read_only=True) as ledger:
+        assert ledger.delta == more.guarantee.delta == 1e-6
+        assert ledger.epsilon().epsilon == more.guarantee.epsilon
+
+
+def test_a_step_is_asked_at_the_stored_delta_and_warns_of_another() -> None:
+    model, optimizer, data = problem()
+    ledger = hush.Ledger()
+    train(of=(model, optimizer, data), steps=2, ledger=ledger)
+    step = hush.PrivateStep(
+        model, nn.CrossEntropyLoss(), optimizer, PLAN, records=RECORDS, ledger=ledger
+    )
+    assert step.spent() == ledger.epsilon(ledger.delta)
+    with pytest.warns(PrivacyWarning, match=r"delta=0\.05 is above 1/50 .*e\.g\. 0\.002"):
+        step.spent(0.05)

@@ -9,9 +9,9 @@ def test_the_bar_shows_steps_and_figures(
     monkeypatch.setattr("rich.console.Console.is_terminal", True)
     with RunProgress(4, 1, visible=True) as bar:
         bar.advance()
-        bar.show({"step": 2, "loss": 0.25, "accuracy": 0.5, "epsilon": 1.25})
+        bar.show({"step": 2, "loss": 0.25, "accuracy": 0.5, "epsilon": 1.25, "delta": 1e-6})
     shown = capsys.readouterr().err
-    for part in ("2/4", "loss 0.250", "accuracy 50.0%", "epsilon 1.250"):
+    for part in ("2/4", "loss 0.250", "accuracy 50.0%", "epsilon 1.250", "delta 1e-06"):
         assert part in shown
 
 
@@ -23,12 +23,14 @@ def test_lines_tell_how_far_it_is_where_there_is_no_terminal(
     with RunProgress(9, 1, visible=True) as bar:
         bar.advance()
         bar.advance()
-        bar.show({"step": 3, "loss": 0.25, "epsilon": 1.25})
+        stated = {"delta": 1e-6, "neighbours": "zero-out", "unit": "one record"}
+        bar.show({"step": 3, "loss": 0.25, "epsilon": 1.25, **stated})
         bar.advance()
         bar.advance()
     assert capsys.readouterr().err.splitlines() == [
         "hush: training: 3 of 9 steps, 11 seconds so far",
-        "hush: training: 5 of 9 steps, loss 0.250, epsilon 1.250, 22 seconds so far",
+        "hush: training: 5 of 9 steps, loss 0.250, epsilon 1.250, delta 1e-06, zero-out one record, 22 "
+        "seconds so far",
     ]
 
 

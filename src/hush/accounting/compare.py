@@ -19,7 +19,7 @@ from hush.accounting.shaping.fit import closed_form_deviations, least_variance_n
 from hush.accounting.steps import SampledGaussian
 from hush.clipping import L2, Lp
 from hush.core.errors import BudgetExceeded, InvalidValue
-from hush.core.guarantee import Budget
+from hush.core.guarantee import Budget, check_delta
 from hush.core.parts import Clipping, Noise
 from hush.core.plan import Plan
 from hush.core.ranges import Range, check_count
@@ -72,6 +72,7 @@ class Setting:
     def __post_init__(self) -> None:
         for name in ("records", "steps", "dimension"):
             check_count(name, getattr(self, name), "it is counted", at_least=1)
+        check_delta(self.budget.delta, self.records)
         if self.cap is not None:
             check_cap("cap", self.cap, self.dimension)
         if self.subspaces and sum(rank for rank, _ in self.subspaces) != self.dimension:

@@ -12,37 +12,57 @@ from hush.core.value import Value
 
 DELTA = number(
     above=0,
-    below=0.5,
-    why="delta is the probability that the promise fails, so it must be small (publishing all records "
-    "or none by the toss of a coin satisfies 0.5) and cannot be 0 under Gaussian noise",
+    at_most=0.1,
+    why="delta is the probability that the promise fails (publishing all records with probability 0.1, "
+    "and nothing otherwise, satisfies 0.1 at epsilon 0), and it cannot be 0 under Gaussian noise; it "
+    "should be well below one over the number of records or users",
     example=1e-5,
 )
 
 
-def check_delta(delta: float, records: int) -> float:
-    """The delta, checked to be below 0.5, with a warning where it is above one over the records.
+def check_delta(delta: float, records: int, unit: str = "one record", *, private: bool = False) -> float:
+    """The delta, checked to be at most 0.1, with a warning where it is above one over the units.
 
-    **Guarantee.** None is lost: the statement holds at its delta. But publishing one record, drawn at
+    **Guarantee.** None is lost: the statement holds at its delta. But publishing one unit of n, drawn at
     random, satisfies epsilon 0 at delta 1/n, so a larger delta promises less than it seems to.
 
     Args:
         delta: The delta of a budget or a statement.
-        records: How many records it is about.
+        records: How many units of privacy it is about: records, or users.
+        unit: The unit of privacy, as a guarantee says it.
+        private: Whether their number is private, as under `ADD_REMOVE`: the warning then says so.
 
     Returns:
         The delta as a float.
     """
     checked = DELTA["range"].check("delta", delta)
     if checked * records > 1:
+        one = _one(unit)
+        whole = "" if one == "one record" else "everything of "
         warnings.warn(
-            f"delta={checked:g} is above 1/{records} = {1 / records:.2g}: publishing one of the "
-            f"{records} records outright, drawn at random, would satisfy it at epsilon 0. Pass a delta "
-            "well below, "
-            f"e.g. {0.1 / records:.0e}.",
+            f"delta={checked:g} is above 1/{records} = {1 / records:.2g}: publishing {whole}{one} of "
+            f"the {records} {one.removeprefix('one ')}s outright, drawn at random, would satisfy it at "
+            f"epsilon 0. Pass a delta well below, e.g. {advised_delta(records):g}."
+            + " This warning follows the private number: do not publish it."
+            * private,
             PrivacyWarning,
             stacklevel=3,
         )
     return checked
+
+
+def advised_delta(records: int) -> float:
+    """A delta well below one over the number of units: a tenth of it, to one digit.
+
+    Args:
+        records: Number of units of privacy: records, or users.
+    """
+    return float(f"{0.1 / records:.0e}")
+
+
+def _one(unit: str) -> str:
+    """The unit of a guarantee without the bound on its records: "one user"."""
+    return unit.partition(",")[0]
 
 
 Arithmetic = Literal["proved", "assumed"]
@@ -178,7 +198,7 @@ class Budget(Value):
 
     Args:
         epsilon: Largest epsilon.
-        delta: At which epsilon is meant; below one over the number of records.
+        delta: At which epsilon is meant; well below one over the number of records or users.
     """
 
     epsilon: float = field(
@@ -207,7 +227,8 @@ class Guarantee(Value):
         basis: Proved here, or as a paper claims it.
         arithmetic: Whether rounding is part of the proof, or real-number arithmetic is assumed.
         randomness: Whether the noise came from the operating system, or from a secret seed.
-        records: Number of slots, where known: a delta above one over it promises less than it seems to.
+        records: Number of units of privacy, where known: a delta above one over it promises less than it
+            seems to.
         sensitive: Whether the numbers depend on the records and must not be published.
     """
 
@@ -245,5 +266,6 @@ class Guarantee(Value):
         if self.randomness != "secret":
             notes.append("randomness: seeded")
         if self.records is not None and self.delta * self.records > 1:
-            notes.append(f"delta: above 1/{self.records}, one record of {self.records} published")
+            published = f"{_one(self.unit)} of {self.records} published"
+            notes.append(f"delta: above 1/{self.records}, {published}")
         return f"epsilon {self.epsilon} at delta {self.delta:g} ({', '.join(notes)}, {access})"

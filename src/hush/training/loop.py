@@ -196,7 +196,7 @@ def train(
             views=views,
             public=public,
         )
-        check_delta(budget.delta, step.records)
+        check_delta(budget.delta, step.records, step.adjacency.unit)
         origin, metrics = dict[str, Any](), list[dict[str, Any]]()
         if folder:
             origin, metrics = resume_run(folder, step, scheduler, data, generator, secure=secure)
@@ -215,6 +215,7 @@ def train(
         if folder and not folder.checkpoint.exists():
             folder.begin(plan, ledger)
             save_run(folder, step, scheduler, origin)
+        ledger.store_delta(budget.delta)
         with RunProgress(end, step.steps, visible=progress) as bar:
             for batch in batches:
                 moved = step(batch)
@@ -224,7 +225,7 @@ def train(
                     scheduler.step()
                 if step.steps % period and step.steps != end:
                     continue
-                newest = {"step": step.steps, "epsilon": step.spent(budget.delta).epsilon.upper}
+                newest = _metrics_of(step.steps, step.spent())
                 newest |= {"accepted": step.accepted} if verdicts else {}
                 if evaluation is not None:
                     newest |= evaluate(model, loss, evaluation)
@@ -239,10 +240,21 @@ def train(
         if folder:
             checkpoint.save_weights(folder.weights, model)
         return Run(
-            guarantee=step.spent(budget.delta),
+            guarantee=step.spent(),
             steps=step.steps,
             stopped=stopped,
             metrics=metrics,
             skipped=step.skipped,
             accepted=step.accepted if verdicts else None,
         )
+
+
+def _metrics_of(step: int, guarantee: Guarantee) -> dict[str, Any]:
+    """First entries of a line of metrics: an epsilon, with what is needed to read it."""
+    return {
+        "step": step,
+        "epsilon": guarantee.epsilon.upper,
+        "delta": guarantee.delta,
+        "neighbours": str(guarantee.neighbours),
+        "unit": guarantee.unit,
+    }

@@ -3,12 +3,18 @@
 import sys
 import time
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-_SHOWN = {"loss": "loss {:.3f}", "accuracy": "accuracy {:.1%}", "epsilon": "epsilon {:.3f}"}
+_SHOWN = {
+    "loss": "loss {loss:.3f}",
+    "accuracy": "accuracy {accuracy:.1%}",
+    "epsilon": "epsilon {epsilon:.3f}",
+    "delta": "delta {delta:g}",
+    "unit": "{neighbours} {unit}",
+}
 
 
 _SECONDS = 10.0
@@ -48,9 +54,9 @@ class RunProgress:
             parts.append(f"{now - self._begun:.0f} seconds so far")
             print(", ".join(filter(None, parts)), file=sys.stderr, flush=True)
 
-    def show(self, metrics: dict[str, float]) -> None:
+    def show(self, metrics: dict[str, Any]) -> None:
         """Put the newest figures beside the bar."""
-        facts = [text.format(metrics[name]) for name, text in _SHOWN.items() if name in metrics]
+        facts = [text.format(**metrics) for name, text in _SHOWN.items() if name in metrics]
         self._facts = ", ".join(facts)
         self._bar.update(self._task, facts="  ".join(facts))
 

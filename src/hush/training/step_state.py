@@ -12,7 +12,14 @@ from hush.accounting.epsilon import rdp
 from hush.accounting.ledger.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import DataError, InvalidValue, Unsupported
-from hush.core.guarantee import Adjacency, Arithmetic, Guarantee, Neighbours, Secrecy
+from hush.core.guarantee import (
+    Adjacency,
+    Arithmetic,
+    Guarantee,
+    Neighbours,
+    Secrecy,
+    check_delta,
+)
 from hush.core.plan import Plan
 from hush.core.randomness import SystemSource, cryptographic, derive_source, source_for
 from hush.core.ranges import check_count, check_kind
@@ -240,20 +247,22 @@ class StepState(SingleOwner):
         """A tensor where the model is."""
         return value.to(self.device)
 
-    def spent(self, delta: float, *, group: int = 1, neighbours: Neighbours | None = None) -> Guarantee:
+    def spent(
+        self, delta: float | None = None, *, group: int = 1, neighbours: Neighbours | None = None
+    ) -> Guarantee:
         """(epsilon, delta) guarantee of everything on the ledger so far.
 
         Args:
-            delta: of the guarantee.
+            delta: of the guarantee; None: the one stored on the ledger, as `train` does.
             group: number of units of privacy that change together.
             neighbours: adjacency relation; None: the one that is charged.
 
         Returns:
-            Bounds on epsilon, and the assumptions they rest on. Raises if the weights were changed
-            outside of the step since it last ran.
+            The guarantee. Raises if the weights were changed outside of the step since it last ran.
         """
         self._weights.check(self.ledger)
-        return self.ledger.epsilon(delta, group=group, neighbours=neighbours)
+        checked = None if delta is None else check_delta(delta, self.records, self.adjacency.unit)
+        return self.ledger.epsilon(checked, group=group, neighbours=neighbours)
 
     def adopt_weights(self) -> None:
         """Declare that the model's weights were set outside of this step without looking at the records.

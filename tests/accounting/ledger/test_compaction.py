@@ -84,15 +84,15 @@ def test_a_fold_keeps_what_the_guarantee_says_of_its_assumptions(path: Path) -> 
                 step=step,
                 release="x",
                 randomness="seeded",
-                records=3,
+                records=30,
                 arithmetic="assumed",
             )
-        before = str(ledger.epsilon(0.4))
+        before = str(ledger.epsilon(0.1))
         ledger.compact("r", 6)
     assert "folded" in lines(path)[-1]
     with hush.Ledger(path) as ledger:
-        assert str(ledger.epsilon(0.4)) == before
-        assert "arithmetic: assumed, randomness: seeded, delta: above 1/3" in before
+        assert str(ledger.epsilon(0.1)) == before
+        assert "arithmetic: assumed, randomness: seeded, delta: above 1/30" in before
 
 
 def test_other_runs_keep_all_their_releases(path: Path) -> None:

@@ -12,13 +12,13 @@ from types import TracebackType
 from typing import Self
 
 from hush.accounting.epsilon import compose
+from hush.accounting.ledger import checks
 from hush.accounting.ledger.hash_chain import text_of
 from hush.accounting.ledger.journal import Journal
 from hush.accounting.ledger.run_charges import another_release
 from hush.accounting.ledger.state import LedgerState, head_of
-from hush.accounting.mechanism import grows_with_dimension
-from hush.core.errors import InvalidValue, LedgerError, Unproved
-from hush.core.guarantee import RECORD, Adjacency, Arithmetic, Guarantee, Neighbours, Secrecy
+from hush.core.errors import LedgerError, Unproved
+from hush.core.guarantee import DELTA, RECORD, Adjacency, Arithmetic, Guarantee, Neighbours, Secrecy
 from hush.core.plan import Plan
 from hush.core.ranges import as_path, check_count, check_kind
 from hush.core.value import SingleOwner
@@ -78,13 +78,18 @@ class Ledger(SingleOwner):
         """Why the guarantee no longer holds; None while it does."""
         return self._state.void
 
+    @property
+    def delta(self) -> float | None:
+        """Delta of the budget that the newest run on this ledger keeps; None if none was stored."""
+        return self._state.delta
+
     def epsilon(
-        self, delta: float, *, group: int = 1, neighbours: Neighbours | None = None
+        self, delta: float | None = None, *, group: int = 1, neighbours: Neighbours | None = None
     ) -> Guarantee:
         """The (epsilon, delta) guarantee of everything charged so far, under all plans together.
 
         Args:
-            delta: Delta of the guarantee.
+            delta: Delta of the guarantee; None: the one that was stored.
             group: Number of units of privacy that change together.
             neighbours: Adjacency relation; None: the one that the run was charged for.
 
@@ -92,14 +97,14 @@ class Ledger(SingleOwner):
             The guarantee of the composition.
 
         Raises:
-            LedgerError: The ledger was declared void.
+            LedgerError: The ledger was declared void, or no delta was passed and none is stored.
         """
         self._journal.check_not_void()
         records = max(self._state.records.values(), default=None)
+        chosen = checks.delta_or_stored(delta, self.delta, records, self._journal.title)
         own = self._state.adjacency
-        adjacency = replace(
-            own, group=group, neighbours=own.neighbours if neighbours is None else neighbours
-        )
+        relation = own.neighbours if neighbours is None else neighbours
+        adjacency = replace(own, group=group, neighbours=relation)
         if adjacency.neighbours is Neighbours.ADD_REMOVE is not own.neighbours:
             raise Unproved(
                 "neighbours=add/remove is not what ran: the number of slots is public here, as "
@@ -107,13 +112,24 @@ class Ledger(SingleOwner):
                 "where an absent record leaves its slot empty, or run with neighbours=ADD_REMOVE."
             )
         adjacency.check_records(records)
-        guarantee = compose(self.counts, delta, self.dimensions, adjacency)
+        guarantee = compose(self.counts, chosen, self.dimensions, adjacency)
         return replace(
             guarantee,
             arithmetic="assumed" if self._state.assumed else guarantee.arithmetic,
             randomness="seeded" if self._state.seeded else "secret",
             records=records,
         )
+
+    def store_delta(self, delta: float) -> None:
+        """Put the delta of a run's budget on record: nothing is charged, and the last one counts.
+
+        Args:
+            delta: Delta that epsilon is answered at, chosen without looking at the records.
+        """
+        delta = DELTA["range"].check("delta", delta)
+        self._journal.check_writable()
+        if delta != self._state.delta:
+            self._journal.append({"delta": delta})
 
     def stream_label(self) -> bytes:
         """Label of a new run's random stream, distinct among all runs charged to this ledger.
@@ -221,15 +237,11 @@ class Ledger(SingleOwner):
         check_kind("run", run, str)
         check_kind("release", release, str)
         step = check_count("step", step, "the steps of a run are counted", 1)
-        _check_choice("arithmetic", arithmetic, "proved", "assumed")
-        _check_choice("randomness", randomness, "secret", "seeded")
+        checks.check_choice("arithmetic", arithmetic, "proved", "assumed")
+        checks.check_choice("randomness", randomness, "secret", "seeded")
         slots = 0 if records is None else check_count("records", records, "slots are counted", 1)
-        if adjacency != self._state.adjacency and self._state.counts:
-            raise LedgerError(
-                f"{self._journal.title} protects {_protected(self._state.adjacency)} and this charge is "
-                f"for {_protected(adjacency)}: costs of one and of the other do not add up to a "
-                "guarantee for either. Use a ledger of its own."
-            )
+        if self._state.counts:
+            checks.check_adjacency(adjacency, self._state.adjacency, self._journal.title)
         digest = plan.digest
         if run in self._state.runs and self._state.runs[run].repeats(run, digest, step, release):
             return
@@ -239,15 +251,15 @@ class Ledger(SingleOwner):
         entry = {"charge": digest, "run": run, "step": step, **notes, "release": release}
         if not self._state.fits_torn(run, step, text_of(entry)):
             raise another_release(run, step)
-        size = _stored_dimension(plan, dimension)
+        size = checks.dimension_to_store(plan, dimension)
+        if adjacency != self._state.adjacency:  # before a plan, under which a torn line would be counted
+            self._journal.append(self._state.adjacency_entry(adjacency))
         if (
             digest not in self._state.plans
             or size > self._state.dimensions.get(digest, 0)
             or slots > self._state.records.get(digest, 0)
         ):
             self._journal.append(self._state.plan_entry(digest, plan, size, slots))
-        if adjacency != self._state.adjacency:
-            self._journal.append(self._state.adjacency_entry(adjacency))
         self._journal.append(entry)
 
     def void(self, reason: str) -> None:
@@ -298,25 +310,3 @@ class Ledger(SingleOwner):
     def _by_plan(self, without: Mapping[str, int]) -> dict[Plan, int]:
         counts = {digest: count - without.get(digest, 0) for digest, count in self._state.counts.items()}
         return {self._state.plans[digest]: count for digest, count in counts.items() if count}
-
-
-def _protected(adjacency: Adjacency) -> str:
-    return f"{adjacency.unit} ({adjacency.neighbours})"
-
-
-def _check_choice(name: str, value: str, *choices: str) -> None:
-    if value not in choices:
-        first, second = choices
-        raise InvalidValue(f'{name}={value!r} must be "{first}" or "{second}": a guarantee says which.')
-
-
-def _stored_dimension(plan: Plan, dimension: int | None) -> int:
-    """The dimension to store with a plan: 0 where the cost is bounded without it."""
-    if not grows_with_dimension(plan):
-        return 0
-    if dimension is None:
-        raise LedgerError(
-            f"dimension=None does not say how many parameters are trained, and {plan} costs more "
-            "the more there are: the charge would be a guess. Pass dimension=, their number."
-        )
-    return check_count("dimension", dimension, "parameters are counted", 1)

@@ -10,6 +10,7 @@ A line is one of (each ends with its digest, `hash_chain.py`)
     {"charge": ..., "arithmetic": "assumed", "release": R}      one whose rounding is not proved
     {"charge": ..., "randomness": "seeded", "release": R}       one whose noise came from a given seed
     {"protects": {"neighbours": ..., "per_unit": K}}            unless it is one record, zero-out
+    {"delta": DELTA}                                            of the budget that runs from here on keep
     {"torn": [[DIGEST, ...], ...]}                              lines before were cut short
     {"void": REASON}                                            the guarantee no longer holds
     {"folded": LINES, "counts": ..., "runs": ..., "torn": ..., "through": CHAIN}
@@ -27,7 +28,7 @@ from typing import Any
 from hush.accounting.ledger.hash_chain import chained, entry_of, link, text_of
 from hush.accounting.ledger.run_charges import RunCharges
 from hush.accounting.mechanism import grows_with_dimension
-from hush.core.guarantee import RECORD, Adjacency
+from hush.core.guarantee import DELTA, RECORD, Adjacency
 from hush.core.plan import Plan
 
 VERSION = 2
@@ -55,6 +56,8 @@ class LedgerState:
         """Largest number of slots that steps of each plan were run on, where it was given."""
         self.adjacency = RECORD
         """What neighbours of every charge differ in."""
+        self.delta: float | None = None
+        """Delta of the newest budget; it charges nothing, so that the last line of its kind counts."""
         self.assumed = False
         self.seeded = False
         self.void: str | None = None
@@ -107,6 +110,8 @@ class LedgerState:
             self._note(**entry)
         elif "protects" in entry:
             self._protects(**entry)
+        elif "delta" in entry:
+            self._delta(**entry)
         else:
             self._void(**entry)
         self.chain = digest
@@ -136,7 +141,7 @@ class LedgerState:
             if text.startswith(b'{"v'):
                 void = {"void": "the note that says why was cut short"}
             elif not counted[-1] and not any(
-                _agree(text, b'{"%b": ' % key) for key in (b"plan", b"protects", b"torn")
+                _agree(text, b'{"%b": ' % key) for key in (b"plan", b"protects", b"delta", b"torn")
             ):
                 raise Damaged(self.number)
         return {"torn": counted, **void}
@@ -150,6 +155,9 @@ class LedgerState:
             yield line
         if self.adjacency != RECORD:
             line, digest = chained(text_of(self.adjacency_entry(self.adjacency)), digest)
+            yield line
+        if self.delta is not None:
+            line, digest = chained(text_of({"delta": self.delta}), digest)
             yield line
         entry: dict[str, Any] = {
             "folded": self.lines,
@@ -179,9 +187,12 @@ class LedgerState:
         return {"protects": adjacency.to_plain()}
 
     def _protects(self, protects: dict[str, Any]) -> None:
-        if self.counts or self.adjacency != RECORD:
+        if self.counts:
             raise ValueError
         self.adjacency = Adjacency.from_plain(protects)
+
+    def _delta(self, delta: float) -> None:
+        self.delta = DELTA["range"].check("delta", delta)
 
     def _begin(self, parsed: tuple[dict[str, Any], bytes, str] | None, line: bytes) -> None:
         entry, _, digest = parsed or ({}, b"", "")

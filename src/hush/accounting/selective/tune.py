@@ -15,10 +15,10 @@ from hush.accounting import epsilon as charge
 from hush.accounting.calibrate import calibrate
 from hush.accounting.numerics import bisect
 from hush.core.errors import BudgetExceeded, InvalidValue
-from hush.core.guarantee import Budget, Guarantee
+from hush.core.guarantee import Budget, Guarantee, check_delta
 from hush.core.parts import Always
 from hush.core.plan import Plan
-from hush.core.ranges import Range, check_count
+from hush.core.ranges import Range, check_count, check_kind
 from hush.core.release import Selective, Test
 
 _ACCEPTANCE = Range(above=0, below=1, why="it is the share of trials that are accepted", example=0.5)
@@ -83,6 +83,7 @@ def tune_selective(
     acceptance = _ACCEPTANCE.check("acceptance", acceptance)
     signal = _SIGNAL.check("signal", signal)
     contrast = _CONTRAST.check("contrast", contrast)
+    check_delta(check_kind("budget", budget, Budget).delta, records)
     trials = math.ceil(updates / acceptance)
     start = calibrate(replace(plan, release=Always()), budget, steps=trials)
     costs: list[tuple[float, _TestPower]] = []

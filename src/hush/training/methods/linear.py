@@ -21,7 +21,7 @@ from hush.accounting.per_instance.bounded import individual_rdp, unit_law
 from hush.accounting.pld.privacy_loss import Array
 from hush.clipping import Linf
 from hush.core.errors import DataError, Unproved, Unsupported
-from hush.core.guarantee import Guarantee, Neighbours, Secrecy
+from hush.core.guarantee import Guarantee, Neighbours, Secrecy, check_delta
 from hush.core.plan import Plan
 from hush.core.randomness import derive_source, source_for
 from hush.core.ranges import check_count
@@ -153,6 +153,7 @@ class LinearDescent:
             group: number of units of privacy that change together.
             neighbours: adjacency relation; None: the one that is charged.
         """
+        check_delta(delta, len(self.inputs))
         charged = self.ledger.epsilon(delta, group=group, neighbours=neighbours)
         single = charged.neighbours is Neighbours.ZERO_OUT and group == 1
         if self.individual is None or not single or sum(self.ledger.counts.values()) != self._steps:

@@ -12,7 +12,7 @@ from hush.accounting.epsilon import epsilon
 from hush.accounting.per_instance.bounded import individual_rdp
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
 from hush.core.errors import DataError, InvalidPlan, Unsupported
-from hush.core.guarantee import DELTA, Arithmetic, Bound, Guarantee, Secrecy
+from hush.core.guarantee import Arithmetic, Bound, Guarantee, Secrecy, check_delta
 from hush.core.parts import Always
 from hush.core.plan import Plan
 from hush.core.randomness import Randomness, cryptographic, source_for
@@ -81,6 +81,7 @@ def mean(
         )
     rows = _rows(records)
     _check_always_released(plan)
+    check_delta(delta, len(rows))
     guarantee = epsilon(plan, 1, delta, dimension=rows.shape[1])
     source = source_for(rows.device, generator, secure=secure, arithmetic=arithmetic)
     if not cryptographic(source) or len(rows) > _MOST_ROWS:
@@ -112,8 +113,9 @@ def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guar
         delta: of the guarantee.
     """
     _check_always_released(plan)
-    delta = DELTA["range"].check("delta", delta)
-    location = clipped_row_sum(_rows(records), plan, None).numpy()
+    rows = _rows(records)
+    delta = check_delta(delta, len(rows))
+    location = clipped_row_sum(rows, plan, None).numpy()
     upper = rdp_to_epsilon(individual_rdp(plan, location, ORDERS), ORDERS, delta)
     at_worst = epsilon(plan, 1, delta, dimension=len(location)).epsilon.upper
     return Guarantee(
@@ -121,6 +123,7 @@ def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guar
         delta=delta,
         notion="per-instance",
         arithmetic="assumed",  # its bound is for the unrounded law
+        records=len(rows),
         sensitive=True,
     )
 
