@@ -8,6 +8,7 @@ import pytest
 
 import hush
 from hush.cli.options import plan_of
+from hush.core.guarantee import Adjacency
 from hush.core.plan import EXAMPLE, read_plan
 from tests.cli.command import answer, call
 
@@ -97,6 +98,49 @@ def test_a_delta_above_one_over_the_records_is_marked_where_they_are_known(asked
     assert "above 1/" not in fine.stdout + fine.stderr
 
 
+def test_a_run_is_answered_for_at_its_own_delta(tmp_path: Path) -> None:
+    asked = ("train", "--run-dir", "run", "--noise", "2", "--rate", "0.1", "--steps", "3")
+    trained = answer(*asked, "--delta", "1e-6", cwd=tmp_path)
+    stated = trained["guarantee"]["epsilon"]
+    assert (trained["final"]["delta"], trained["final"]["unit"]) == (1e-6, "one record")
+    for named in (("run",), ("--ledger", "run/ledger.jsonl")):
+        result = answer("account", *named, cwd=tmp_path)
+        assert (result["delta"], result["epsilon"]) == (1e-6, stated)
+        assert result["notes"][0] == "delta 1e-06, as the run was made for"
+        text = call("account", *named, cwd=tmp_path).stdout
+        assert "at delta 1e-06 (dp, zero-out one record" in text
+        assert "  delta 1e-06, as the run was made for\n" in text
+        other = answer("account", *named, "--delta", "1e-4", cwd=tmp_path)
+        assert other["delta"] == 1e-4
+        assert other["epsilon"]["upper"] < stated["upper"]
+        assert other["notes"][0] == "delta 0.0001, as asked for; the run was made for delta 1e-06"
+    marked = call("account", "run", "--delta", "0.01", cwd=tmp_path)
+    assert "delta=0.01 is above 1/1437" in marked.stderr
+    assert "delta: above 1/1437, one record of 1437 published" in marked.stdout
+
+
+def test_a_ledger_without_a_delta_says_which_one_is_used(tmp_path: Path) -> None:
+    with hush.Ledger(tmp_path / "own.jsonl") as ledger:
+        charged = hush.Plan(
+            sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=9.0)
+        )
+        users = Adjacency(per_unit=2)
+        ledger.charge(charged, run="r", step=1, release="x", adjacency=users)
+    asked = ("account", "--ledger", "own.jsonl")
+    text = call(*asked, cwd=tmp_path).stdout
+    assert "at delta 1e-05 (dp, zero-out one user, at most 2 records a step, proved" in text
+    assert "an attacker who guesses whether a user took part" in text
+    assert "delta 1e-05 by default: the ledger does not say what the run was made for" in text
+    assert "delta 0.001, as asked for\n" in call(*asked, "--delta", "1e-3", cwd=tmp_path).stdout
+
+
+def test_a_delta_above_a_tenth_is_refused_at_the_command_line() -> None:
+    refused = call("account", "--noise", "1", "--rate", "0.1", "--steps", "1", "--delta", "0.2")
+    assert refused.returncode == 2
+    for part in ("delta=0.2 must be", "<= 0.1", "the promise fails", "Pass e.g. delta=1e-05"):
+        assert part in refused.stderr
+
+
 @pytest.mark.slow
 def test_compare_lists_the_mechanisms() -> None:
     asked = (
@@ -114,6 +158,7 @@ def test_compare_lists_the_mechanisms() -> None:
     text = call(*asked).stdout
     assert all(row["mechanism"] in text for row in rows)
     assert text.splitlines()[2].startswith(f"| {rows[0]['mechanism']}")
+    assert "for epsilon 3 at delta 1e-05 (dp, zero-out one record)" in text
 
 
 def test_account_of_groups_and_of_replaced_records() -> None:

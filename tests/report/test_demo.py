@@ -22,6 +22,7 @@ def test_the_demonstration_compares_and_leaves_a_report(
     table = (tmp_path / "table.md").read_text()
     assert table.strip() in printed
     assert table.count("DP-SGD") == 2
+    assert table.endswith("\n\nepsilon at delta 1e-05, zero-out one record\n")
     page = (tmp_path / "report.html").read_text()
     assert page.count("DP-SGD") == 2
     for row in (
@@ -63,7 +64,7 @@ def test_a_picture_with_a_curve_for_each_run(tmp_path: Path) -> None:
     pictures = []
     for curves in (CURVES, {"epsilon 1": CURVES["epsilon 1"]}):
         path = tmp_path / f"{len(curves)}.png"
-        plot_accuracy(path, curves, baseline=("no privacy", 0.95), title="a title")
+        plot_accuracy(path, curves, baseline=("no privacy", 0.95), title="a title", spent="epsilon")
         pictures.append(imread(path)[..., :3])
     colours = [len(np.unique(picture.reshape(-1, 3), axis=0)) for picture in pictures]
     assert pictures[0].shape == (630, 1050, 3)

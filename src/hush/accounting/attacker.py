@@ -98,10 +98,12 @@ class Attacker:
         )
 
     def __str__(self) -> str:
-        if self.adjacency.group == 1:
-            units = "which of two records" if self.adjacency.replaced else "whether a record"
+        replaced = self.adjacency.replaced
+        who = "user" if self.adjacency.per_unit else "record"
+        if self.adjacency.group > 1:
+            units = f"whether {self.adjacency.group} {who}s together" + ", or others," * replaced
         else:
-            units = f"whether {self.adjacency.unit}" + ", or others," * self.adjacency.replaced
+            units = f"which of two {who}s" if replaced else f"whether a {who}"
         return (
             f"an attacker who guesses {units} took part, at even odds, is right at most "
             f"{100 * self.success:.1f}% of the time"

@@ -34,6 +34,9 @@ from hush.sampling import FullBatch
 if TYPE_CHECKING:
     from hush.accounting.ledger.ledger import Ledger
 
+_DELTA = 1e-5
+"""Delta where none was asked for and no run has one: for up to tens of thousands of records."""
+
 
 def account(
     run_dir: Annotated[
@@ -46,7 +49,10 @@ def account(
     batch_size: BatchSize = None,
     steps: Steps = None,
     epochs: Epochs = None,
-    delta: Delta = 1e-5,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Probability that the promise may fail; the run's own, or else 1e-5."),
+    ] = None,
     plan: PlanFile = None,
     dimension: Annotated[
         int | None, typer.Option(help="Number of parameters, where the cost depends on it.")
@@ -59,6 +65,7 @@ def account(
     """Epsilon of a number of private steps, or of everything on a ledger.
 
     A run's ledger is checked against its plan, anchor and checkpoint, also if it is named by --ledger.
+    It is answered for at the delta that the run was made for, unless --delta names another.
 
     Example: hush account --noise 1.0 --rate 0.01 --steps 10000
 
@@ -76,8 +83,10 @@ def account(
     if run_dir is not None or ledger is not None:
         charges, notes = _read_ledger(run_dir, ledger)
         counts, sizes = charges.counts, charges.dimensions
-        guarantee = charges.epsilon(delta, group=group, neighbours=relation)
-        adjacency = Adjacency(group=group, neighbours=guarantee.neighbours)
+        chosen, reason = _delta_of(charges, delta)
+        guarantee = _for_units(charges.epsilon(chosen, group=group, neighbours=relation))
+        adjacency = replace(charges.adjacency, group=group, neighbours=guarantee.neighbours)
+        notes = [reason, *notes]
     else:
         if plan is not None:
             value = read_plan(plan)
@@ -92,7 +101,8 @@ def account(
         sizes = {} if dimension is None else {value: dimension}
         adjacency = Adjacency(group=group, neighbours=relation or Neighbours.ZERO_OUT)
         adjacency.check_records(records)
-        guarantee = _for_records(compose(counts, delta, sizes, adjacency), records)
+        chosen = _DELTA if delta is None else delta
+        guarantee = _for_units(compose(counts, chosen, sizes, adjacency), records)
     attacker = Attacker(counts, sizes, adjacency)
     if as_json:
         charged = [{"plan": part.to_plain(), "steps": count} for part, count in counts.items()]
@@ -109,7 +119,7 @@ def account(
 
 def calibrate(
     epsilon: Epsilon,
-    delta: Delta = 1e-5,
+    delta: Delta = _DELTA,
     noise: Noise = None,
     rate: Rate = None,
     records: Records = None,
@@ -160,7 +170,7 @@ def calibrate(
         fitting = inverse.max_rate(plan_of(FullBatch(), noise), budget, steps=steps)
         count = steps
     guarantee = epsilon_of(fitting, steps=count, delta=delta, dimension=dimension)
-    guarantee = _for_records(guarantee, records)
+    guarantee = _for_units(guarantee, records)
     if as_json:
         print_json({**guarantee.to_plain(), "steps": count, "plan": fitting.to_plain()})
         return
@@ -178,9 +188,23 @@ def _read_ledger(run_dir: Path | None, path: Path | None) -> "tuple[Ledger, list
     return ledger_at(path)
 
 
-def _for_records(guarantee: Guarantee, records: int | None) -> Guarantee:
-    """The guarantee, its delta judged by the number of records where that is given."""
-    if records is None:
-        return guarantee
-    check_delta(guarantee.delta, check_count("--records", records, "they are counted", at_least=1))
-    return replace(guarantee, records=records)
+def _delta_of(ledger: "Ledger", requested: float | None) -> tuple[float, str]:
+    """The delta to answer for: the one asked for, else the run's; and which of them it is, in words."""
+    stored = ledger.delta
+    if requested is None and stored is None:
+        return _DELTA, f"delta {_DELTA:g} by default: the ledger does not say what the run was made for"
+    if requested is None or requested == stored:
+        assert stored is not None
+        return stored, f"delta {stored:g}, as the run was made for"
+    own = "" if stored is None else f"; the run was made for delta {stored:g}"
+    return requested, f"delta {requested:g}, as asked for{own}"
+
+
+def _for_units(guarantee: Guarantee, records: int | None = None) -> Guarantee:
+    """The guarantee, its delta held against the number of units where it is given or on the ledger."""
+    if records is not None:
+        count = check_count("--records", records, "they are counted", at_least=1)
+        guarantee = replace(guarantee, records=count)
+    if guarantee.records is not None:
+        check_delta(guarantee.delta, guarantee.records, guarantee.unit)
+    return guarantee

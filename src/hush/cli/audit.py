@@ -113,8 +113,9 @@ def audit(
         print("  (what is audited is the library under this plan, not the weights that were released)")
         print(f"charge       {result.charge}")
         print(
-            f"lower bound  epsilon >= {bound.epsilon:.4g} at delta {settings.delta:g}, whatever the "
-            f"mechanism, with confidence {confidence:g}"
+            f"lower bound  epsilon >= {bound.epsilon:.4g} at delta {settings.delta:g} "
+            f"({result.charge.neighbours} {result.charge.unit}), whatever the mechanism, with "
+            f"confidence {confidence:g}"
         )
         print(
             f"             epsilon >= {bound.gaussian_epsilon:.4g} if the trade-off is a Gaussian's, an "

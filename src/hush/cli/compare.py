@@ -19,7 +19,7 @@ from hush.cli.options import (
 )
 from hush.cli.output import print_json, progress_lines
 from hush.core.errors import HushError, InvalidValue
-from hush.core.guarantee import Budget
+from hush.core.guarantee import RECORD, Budget
 from hush.core.plan import plan_text
 from hush.core.ranges import check_count
 from hush.noise import Gaussian
@@ -69,7 +69,8 @@ def compare(
     with progress_lines("calibrating the noise of each mechanism"):
         rows = rows_of(setting)
     if as_json:
-        print_json({"rows": [vars(row) for row in rows]})
+        statement = {**setting.budget.to_plain(), "neighbours": RECORD.neighbours, "unit": RECORD.unit}
+        print_json({**statement, "rows": [vars(row) for row in rows]})
         return
     table = Table(
         header=[
@@ -96,7 +97,8 @@ def compare(
     )
     print(table.markdown())
     print(
-        "\nnoise in units of a typical gradient's Euclidean norm, on the sum of a batch; cost is the "
+        f"\nfor epsilon {epsilon:g} at delta {delta:g} (dp, {RECORD.neighbours} {RECORD.unit}); noise "
+        "in units of a typical gradient's Euclidean norm, on the sum of a batch; cost is the "
         "variance over that of plain DP-SGD. 'All entries': as many gradients as twice sampling "
         "computes, scaled to the same batch. 'As published' numbers are for comparison and promise "
         "nothing."
@@ -156,7 +158,7 @@ def tune_selective(
             test: {
                 "plan": choice.plan.to_plain(),
                 "trials": choice.trials,
-                "epsilon": choice.guarantee.epsilon.to_plain(),
+                "guarantee": choice.guarantee.to_plain(),
                 "helpful": choice.helpful,
                 "harmful": choice.harmful,
             }

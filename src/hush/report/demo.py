@@ -86,8 +86,11 @@ def demo(out: Path) -> None:
 
     table = Table(header=["mechanism", "epsilon", "noise multiplier", "test accuracy"], rows=rows)
     title = f"{len(x_train)} handwritten digits, delta {DELTA:g}"
-    (out / "table.md").write_text(table.markdown() + "\n")
-    plot_accuracy(out / "plot.png", curves, baseline=("no privacy", baseline), title=title)
+    meaning = f"epsilon at delta {DELTA:g}, {run.guarantee.neighbours} {run.guarantee.unit}"
+    (out / "table.md").write_text(f"{table.markdown()}\n\n{meaning}\n")
+    plot_accuracy(
+        out / "plot.png", curves, baseline=("no privacy", baseline), title=title, spent=meaning
+    )
     write_page(
         out / "report.html",
         title=title,
@@ -97,7 +100,7 @@ def demo(out: Path) -> None:
         settings=_settings(len(x_train), run.guarantee),
         notes=NOTES,
     )
-    print(f"\n{table.markdown()}\n\nreport: {out / 'report.html'}\n\nwhere to look next:")
+    print(f"\n{table.markdown()}\n\n{meaning}\n\nreport: {out / 'report.html'}\n\nwhere to look next:")
     for note in NOTES:
         print(f"  {note}")
 
@@ -128,6 +131,7 @@ def plot_accuracy(
     *,
     baseline: tuple[str, float],
     title: str,
+    spent: str,
 ) -> None:
     """Plot accuracy against the epsilon spent so far, one curve a run, under a non-private baseline."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -140,10 +144,10 @@ def plot_accuracy(
     label, level = baseline
     axes.axhline(level, color="0.4", linestyle="--", linewidth=1, label=label)
     for name, points in curves.items():
-        spent, accuracy = zip(*points, strict=True)
-        (line,) = axes.plot(spent, accuracy, linewidth=1.5, label=name)
-        axes.plot(spent[-1], accuracy[-1], "o", color=line.get_color())
-    axes.set(xscale="log", xlabel="epsilon spent", ylabel="test accuracy", title=title)
+        epsilons, accuracy = zip(*points, strict=True)
+        (line,) = axes.plot(epsilons, accuracy, linewidth=1.5, label=name)
+        axes.plot(epsilons[-1], accuracy[-1], "o", color=line.get_color())
+    axes.set(xscale="log", xlabel=f"{spent}, spent so far", ylabel="test accuracy", title=title)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")

@@ -79,6 +79,11 @@ class Ledger(SingleOwner):
         return self._state.void
 
     @property
+    def adjacency(self) -> Adjacency:
+        """What neighbours differ in, for every charge on this ledger."""
+        return self._state.adjacency
+
+    @property
     def delta(self) -> float | None:
         """Delta of the budget that the newest run on this ledger keeps; None if none was stored."""
         return self._state.delta
