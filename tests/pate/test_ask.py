@@ -74,7 +74,7 @@ class DyingLedger(Ledger):
         self.remaining -= 1
         if self.remaining < 0 and not self.after:
             raise Killed
-        super().charge(plan, run=run, step=step, release=release)
+        super().charge(plan, run=run, step=step, release=release, adjacency=adjacency)
         if self.remaining < 0:
             raise Killed
 

@@ -1,5 +1,6 @@
 """PATE from end to end, on the bundled digits."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,14 @@ import torch
 
 import hush
 from hush.accounting.ledger.ledger import Ledger
-from hush.core.errors import CheckpointError, DataError, InvalidValue, LedgerError, Unproved
+from hush.core.errors import (
+    CheckpointError,
+    DataError,
+    InvalidValue,
+    LedgerError,
+    PrivacyWarning,
+    Unproved,
+)
 from hush.core.guarantee import Neighbours
 from hush.data import load, tensors
 from hush.models import build
@@ -54,6 +62,8 @@ def test_a_run_learns_and_says_what_it_cost(tmp_path: Path) -> None:
     assert result.per_instance.epsilon.upper <= result.guarantee.epsilon.upper
     spent = Ledger(tmp_path / "run" / "ledger.jsonl", read_only=True)
     assert spent.counts == {VOTE.plan: 60}
+    assert str(result.guarantee.neighbours) == str(spent.epsilon().neighbours) == "add/remove"
+    assert spent.delta == 1e-5
     assert (tmp_path / "run" / "student.safetensors").is_file()
 
 
@@ -171,5 +181,17 @@ def test_a_query_that_says_less_than_a_record_can_do_is_refused(tmp_path: Path) 
         neighbours=Neighbours.ZERO_OUT,
     )
     with pytest.raises(Unproved, match="less than one record can do"):
+        run(tmp_path / "run", query=query)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_delta_above_one_over_the_records_is_warned_of_in_private(tmp_path: Path) -> None:
+    with pytest.warns(PrivacyWarning, match=rf"above 1/{len(X)} .*private number: do not publish it"):
+        run(tmp_path / "run", delta=0.01, lesson=Lesson(epochs=1, rate=0.05))
+
+
+def test_only_the_relation_that_teachers_have_is_stated(tmp_path: Path) -> None:
+    query = replace(VOTE, neighbours=Neighbours.REPLACE)
+    with pytest.raises(Unproved, match=r"'replace' is not what is charged: .* what is replaced two"):
         run(tmp_path / "run", query=query)
     assert not (tmp_path / "run").exists()

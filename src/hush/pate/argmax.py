@@ -71,7 +71,7 @@ class NoisyMax(Value):
         Args:
             noise: its multiplier is in votes.
         """
-        return cls(noise=noise, moved=Entries(changed=2), neighbours=Neighbours.ZERO_OUT)
+        return cls(noise=noise, moved=Entries(changed=2), neighbours=Neighbours.ADD_REMOVE)
 
     @property
     def plan(self) -> Plan:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.errors import LedgerError
+from hush.core.guarantee import RECORD, Adjacency
 from hush.core.plan import Plan
 from hush.pate.argmax import NoisyMax, as_scores
 from hush.pate.confident import NO_ANSWER, Query
@@ -19,6 +20,7 @@ def ask(
     ledger: Ledger,
     counts: Mapping[Plan, int],
     generator: torch.Generator | None = None,
+    adjacency: Adjacency = RECORD,
 ) -> Tensor:
     """The answer to each row of `scores`, `NO_ANSWER` where there is none.
 
@@ -51,6 +53,7 @@ def ask(
                 step=step,
                 release=f"{row}:{outcome}",
                 randomness="secret" if generator is None else "seeded",
+                adjacency=adjacency,
             )
             outcomes[question] = outcome
         return outcomes[question]

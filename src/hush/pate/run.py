@@ -12,7 +12,7 @@ from torch import Tensor
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.atomic_files import replace_file
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError, Unproved
-from hush.core.guarantee import Guarantee
+from hush.core.guarantee import Adjacency, Guarantee, Neighbours, check_delta
 from hush.core.ranges import check_count
 from hush.noise import Gaussian
 from hush.pate.argmax import NoisyMax, charged, covers_a_vote
@@ -73,8 +73,8 @@ def pate(
     """Train teachers, let them vote under noise on public inputs, train a student on the answers.
 
     **Guarantee.** `PateRun.guarantee`, for everything released: the student, the answers, their
-    number, the ledger. Neighbours differ by one record of `data`. `public` and `evaluation` are not
-    protected; their targets serve to measure only. docs/guarantees/argmax.md.
+    number, the ledger. Neighbours differ by one record of `data`, added or removed. `public` and
+    `evaluation` are not protected; their targets serve to measure only. docs/guarantees/argmax.md.
 
     Args:
         network: makes a new teacher or student.
@@ -104,8 +104,17 @@ def pate(
             "which moves two counts by 1. Pass NoisyMax.of_teachers(noise=...).",
             key="moved",
         )
+    if vote.neighbours is Neighbours.REPLACE:
+        raise Unproved(
+            f"neighbours={str(vote.neighbours)!r} is not what is charged: what is added or removed "
+            "changes one teacher's vote, and what is replaced two. Pass "
+            "NoisyMax.of_teachers(noise=...).",
+            key="neighbours",
+        )
     asked = count(public)
     plans = planned(query, asked, asked if answers is None else answers)
+    check_delta(delta, count(data), private=True)
+    adjacency = Adjacency(neighbours=vote.neighbours)
     guarantee = charged(plans, delta, vote.neighbours, vote.unit)
     check_count("processes", processes, "somebody has to train the teachers", at_least=1)
     check_teachers(teachers, count(data))
@@ -127,10 +136,11 @@ def pate(
     folder = PateFolder(directory, settings, {"records": count(data)}, resume=resume)
     with Ledger(folder.ledger) as ledger:
         folder.begin()
+        ledger.store_delta(delta)
         train_teachers(folder.teachers, network, data, teachers, lesson, processes=processes, done=done)
         predicted = predictions(folder.teachers, network, teachers, inputs)
         scores = votes(predicted, classes)
-        labels = ask(query, scores, ledger, plans, generator)
+        labels = ask(query, scores, ledger, plans, generator, adjacency)
     answered = labels != NO_ANSWER
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(teachers)
