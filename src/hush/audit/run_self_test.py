@@ -68,6 +68,14 @@ def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
     drawn = math.ceil(step.plan.sampling.participation * step.records)
     some = min(step.records, physical, max(2, drawn))
     yield draws_independent(step, data, draws)
+    if step.trials is not None:
+        yield fresh_test_batches(step, data, draws)
+        yield noisy_verdicts(step, _VERDICTS)
+    yield charged(step, data, 2)
+    yield nothing_kept(step, data, 1)
+    if isinstance(step.generator, SystemSource):
+        # a sum is repeated with the same dropout, coins and masks, or they would pass for noise
+        step.generator = source_for(step.device)
     if observable(step):
         rows = min(16, max(2, -(-_NUMBERS // step.size)))
         observed = observe_proposals(step, [step.draw(empty) for _ in range(rows)])
@@ -76,13 +84,6 @@ def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
         fewer = replace(observed, noise=observed.noise[:, :_MOST_NUMBERS])
         yield noise_law(fewer)
         yield noise_fresh(fewer)
-    if step.trials is not None:
-        yield fresh_test_batches(step, data, draws)
-        yield noisy_verdicts(step, _VERDICTS)
-    yield charged(step, data, 2)
-    yield nothing_kept(step, data, 1)
-    if isinstance(step.generator, SystemSource):
-        step.generator = source_for(step.device)  # coins and masks of a sum that is repeated
     batch = Batch(torch.arange(some), data, physical)
     yield influence(step, batch, places=sorted({0, some // 2, some - 1}), lengths=(1.0,))
     yield influence(step, batch, places=(0,), lengths=(1e4, 1e8))
