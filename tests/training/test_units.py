@@ -32,6 +32,7 @@ def test_records_are_grouped_by_equal_ids(owners: Any) -> None:
     units = Units.of(owners, 3)
     assert len(units) == 4
     assert units.records == 7
+    assert units.owners.tolist() == [1, 0, 2, 0, 0, 1, 3]
     rows, counts = units.draw(torch.arange(4), source())
     assert counts.tolist() == [1, 1, 2, 3]
     own = [sorted(part.tolist()) for part in rows.split(counts.tolist())]

@@ -76,6 +76,12 @@ class Units:
         return len(self.order)
 
     @cached_property
+    def owners(self) -> Tensor:
+        """Number of the unit that owns each record, in the order of the records."""
+        units = torch.arange(len(self)).repeat_interleave(self.counts)
+        return torch.empty_like(units).index_copy_(0, self.order, units)
+
+    @cached_property
     def digest(self) -> str:
         """Hash of who owns which record, and how many take part: a resumed run has the same."""
         content = f"{self.per_unit} {self.reduction} ".encode()

@@ -1,11 +1,14 @@
 """Checks that records and coordinates take part as charged: at their rate, and independently."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import nn
 
 from hush.audit.checks import p_values
 from hush.audit.checks.noise import Check
+from hush.audit.checks.units import Numbers, number_of_units, units_drawn
 from hush.audit.mechanisms import copies
 from hush.clipping import Linf
 from hush.core.errors import Unsupported
@@ -21,9 +24,10 @@ _DRAWS = 400
 
 
 def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Check:
-    """Whether each record is subsampled at the rate charged, independently across records and steps.
+    """Whether each unit of privacy is drawn at the rate charged, independently across units and steps.
 
-    Nothing is trained: batches are drawn and thrown away.
+    A unit is a record, or an owner of several: then a batch must also hold few enough records of each
+    owner, its own, one after another. Nothing is trained: batches are drawn and thrown away.
 
     Args:
         step: as it is.
@@ -33,16 +37,19 @@ def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Che
     check_count("draws", draws, "they are counted", at_least=2)
     nobody = Batch(torch.arange(0), data, 1)
     with rehearsal(step):
-        drawn = [step.draw(nobody).indices.cpu().numpy() for _ in range(draws)]
-    p_value = drawn_as_charged(drawn, step.records, step.plan.sampling.participation)
-    return Check(name="draws of records", p_value=p_value)
+        drawn = [units_drawn(step, step.draw(nobody)) for _ in range(draws)]
+    rate = step.plan.sampling.participation
+    p_value = drawn_as_charged(drawn, number_of_units(step, data), rate)
+    return Check(name="draws of units", p_value=p_value)
 
 
-def drawn_as_charged(drawn: list[np.ndarray], records: int, rate: float) -> float:
-    """P-value of draws that are independent coins of each record, nobody twice."""
-    taken = np.zeros((len(drawn), records), dtype=np.int64)
-    for row, indices in zip(taken, drawn, strict=True):
-        np.add.at(row, indices, 1)
+def drawn_as_charged(drawn: Sequence[Numbers | None], units: int, rate: float) -> float:
+    """P-value of draws that are independent coins of each unit, nobody twice; 0 where one is None."""
+    taken = np.zeros((len(drawn), units), dtype=np.int64)
+    for row, numbers in zip(taken, drawn, strict=True):
+        if numbers is None:
+            return 0.0
+        np.add.at(row, numbers, 1)
     return p_values.coins(taken > 0, rate) if taken.max(initial=0) <= 1 else 0.0
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hush.audit.checks import p_values
 from hush.audit.checks.p_values import Array
+from hush.audit.checks.units import batch_of_units, number_of_units, public_divisor
 from hush.clipping import Subspaces
 from hush.core.errors import Unsupported
 from hush.core.parts import Noise
@@ -82,7 +83,7 @@ def observe(step: PrivateStep, data: Data, steps: int) -> ObservedNoise:
         total = sum_before_noise(step, batch)
         step(batch)
         assert step.update is not None
-        noise.append(_noise(step, step.update, total, law))
+        noise.append(_noise(step, batch, step.update, total, law))
     return ObservedNoise(noise=np.array(noise), exponent=law.exponent)
 
 
@@ -97,7 +98,7 @@ def observe_proposals(step: PrivateStep, batches: list[Batch]) -> ObservedNoise:
     with rehearsal(step):
         for batch in batches:
             total = sum_before_noise(step, batch)
-            noise.append(_noise(step, step.private_gradient(batch), total, law))
+            noise.append(_noise(step, batch, step.private_gradient(batch), total, law))
     return ObservedNoise(noise=np.array(noise), exponent=law.exponent)
 
 
@@ -122,13 +123,15 @@ def noise_at_any_size(
         step: as it is; nothing is charged, and nothing moves.
         data: of as many records as the step is for.
         repeats: private gradients at each size.
-        sizes: numbers of records drawn; nobody, one, half of them and all by default.
+        sizes: numbers of units drawn; nobody, one, half of them and all by default.
     """
     check_count("repeats", repeats, "they are counted", at_least=1)
-    physical, by_size = step.probe(data), []
-    for size in (0, 1, step.records // 2, step.records) if sizes is None else sizes:
-        batch = Batch(torch.arange(size), data, physical)
-        by_size.append(noise_scale(observe_proposals(step, [batch] * repeats)).p_value)
+    units, by_size = number_of_units(step, data), []
+    with rehearsal(step):
+        physical = step.probe(data)
+        for size in (0, 1, units // 2, units) if sizes is None else sizes:
+            batch = batch_of_units(step, torch.arange(size), data, physical)
+            by_size.append(noise_scale(observe_proposals(step, [batch] * repeats)).p_value)
     return Check(name="noise at any batch size", p_value=p_values.bonferroni(np.array(by_size)))
 
 
@@ -207,6 +210,6 @@ def _in_bases(step: PrivateStep) -> bool:
     return isinstance(clipping, Subspaces) and clipping.bases is not None
 
 
-def _noise(step: PrivateStep, update: Tensor, total: Tensor, law: NoiseLaw) -> Array:
-    noisy = update.cpu() * step.plan.sampling.expected(step.records)
+def _noise(step: PrivateStep, batch: Batch, update: Tensor, total: Tensor, law: NoiseLaw) -> Array:
+    noisy = update.cpu() * public_divisor(step, batch.data)
     return np.asarray((noisy - total).numpy() / law.scales)

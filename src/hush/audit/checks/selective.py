@@ -11,6 +11,7 @@ from torch import Tensor
 from hush.audit.checks import p_values
 from hush.audit.checks.draws import drawn_as_charged
 from hush.audit.checks.noise import Check
+from hush.audit.checks.units import number_of_units, units_drawn
 from hush.core.errors import Unsupported
 from hush.core.ranges import check_count
 from hush.gradients.tree import tree_leaves
@@ -77,10 +78,10 @@ def no_change_measured(step: PrivateStep, data: Data, steps: int) -> Check:
 
 
 def fresh_test_batches(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Check:
-    """Whether a test's records are drawn at its rate, and independently of the training batch.
+    """Whether a test's units are drawn at its rate, and independently of the training batch.
 
-    How many records are in both is binomial with the product of the rates, exactly. Only draws are
-    made: nothing is trained, tested or charged.
+    How many units (records, or owners of several) are in both is binomial with the product of the
+    rates, exactly. Only draws are made: nothing is trained, tested or charged.
 
     Args:
         step: of a selective plan.
@@ -94,12 +95,14 @@ def fresh_test_batches(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Ch
         for _ in range(draws):
             batch = step.draw(nobody)
             test_batch = trials.draw_test(batch)
-            tested.append(test_batch.indices.cpu().numpy())
-            overlap += int(torch.isin(batch.indices, test_batch.indices).sum())
-    rate = trials.release.rate
+            trained, numbers = units_drawn(step, batch), units_drawn(step, test_batch)
+            tested.append(numbers)
+            if trained is not None and numbers is not None:
+                overlap += int(np.isin(trained, numbers).sum())
+    rate, units = trials.release.rate, number_of_units(step, data)
     joint_rate = step.plan.sampling.participation * rate
-    joint = float(stats.binomtest(overlap, draws * step.records, joint_rate).pvalue)
-    alone = drawn_as_charged(tested, step.records, rate)
+    joint = float(stats.binomtest(overlap, draws * units, joint_rate).pvalue)
+    alone = drawn_as_charged(tested, units, rate)
     return Check(name="draws of the test", p_value=p_values.bonferroni(np.array([joint, alone])))
 
 

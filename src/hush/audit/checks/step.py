@@ -1,19 +1,24 @@
 """Checks of the sensitivity of a clipped sum, of charges, and of state that a step leaves behind."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.utils.data import Subset
 
 from hush.accounting.ledger.ledger import Ledger
 from hush.audit.checks.noise import Check, sum_before_noise
-from hush.core.errors import Unsupported
+from hush.audit.checks.units import number_of_units
+from hush.core.errors import PrivacyWarning, Unsupported
+from hush.core.guarantee import Neighbours
 from hush.core.randomness import SystemSource
 from hush.core.ranges import check_count
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.training.checks.rehearsal import rehearsal
-from hush.training.data import Batch, Data, take
+from hush.training.data import Batch, Data, count, pair_of, take
 from hush.training.step import PrivateStep
 
 _LENGTHS = (1.0, 1e4, 1e8)
@@ -27,17 +32,18 @@ def influence(
     places: Sequence[int] | None = None,
     lengths: Sequence[float] = _LENGTHS,
 ) -> Check:
-    """Whether emptying a record's slot takes its own clipped gradient from the sum, and that alone.
+    """Whether emptying a unit's slots takes its own clipped gradient from the sum, and that alone.
 
     With the same coins, masks and dropout, and with gradients of several lengths: the sum moves within
-    the plan's sensitivity set and the step's `rounding`, by what the record alone adds; and what is in
-    a slot that is empty changes no bit of the sum, which shows that the shares of others do not depend
-    on it. Nothing moves and nothing is charged.
+    the plan's sensitivity set and the step's `rounding`, by what the unit alone adds; and what is in
+    slots that are empty changes no bit of the sum, which shows that the shares of others do not depend
+    on it. Of an owner of several records all slots are emptied at once, with its records in them and
+    with copies of one, whose gradients point the same way. Nothing moves and nothing is charged.
 
     Args:
         step: as it is; its randomness must have a state to put back.
         batch: slots to work on.
-        places: which of the batch's slots are emptied, one at a time; all of them by default.
+        places: which of the batch's units are emptied, one at a time; all of them by default.
         lengths: factors of the loss, in clipping norms.
     """
     if isinstance(step.generator, SystemSource) or not len(batch):
@@ -46,20 +52,26 @@ def influence(
             "put back, and a record to leave out. Pass a step that is not secure, and a batch that is "
             "not empty."
         )
-    slots, data = torch.arange(len(batch)), take(batch.data, batch.indices)
-    emptied = slots.tolist() if places is None else places
+    counts = torch.ones(len(batch), dtype=torch.long) if batch.counts is None else batch.counts.cpu()
+    slots, data = torch.arange(len(batch.indices)), take(batch.data, batch.indices)
+    unit = torch.arange(len(batch)).repeat_interleave(counts)
+    emptied = range(len(batch)) if places is None else places
 
     def total(content: Data, present: Tensor) -> Tensor:
-        return sum_before_noise(step, Batch(slots, content, batch.physical, present))
+        return sum_before_noise(step, Batch(slots, content, batch.physical, present, batch.counts))
 
     def as_bounded(length: float) -> bool:
         with _scaled_losses(step, 1.0 if length == 1 else length * step.plan.clipping.reference_norm):
             whole = total(data, slots >= 0)
-            return all(_own_share(step, whole, total, data, slots == place) for place in emptied)
+            return all(_own_share(step, whole, total, data, unit == place) for place in emptied) and all(
+                _share_of_copies(step, total, data, unit == place)
+                for place in emptied
+                if counts[place] > 1
+            )
 
     with rehearsal(step):
         bounded = all(map(as_bounded, lengths))
-    return Check(name="influence of a record", p_value=float(bounded))
+    return Check(name="influence of a unit", p_value=float(bounded))
 
 
 def charged(step: PrivateStep, data: Data, steps: int) -> Check:
@@ -79,6 +91,36 @@ def charged(step: PrivateStep, data: Data, steps: int) -> Check:
         ledgers.append(Ledger(step.ledger.path, read_only=True))
     right = all(ledger.counts.get(step.plan, 0) == before + steps for ledger in ledgers)
     return Check(name="charges", p_value=float(right))
+
+
+def length_hidden(step: PrivateStep, data: Data) -> Check:
+    """Whether an update is the same on data of one unit less, where their number is private.
+
+    Under the same noise and with nobody drawn, bit for bit: a divisor that follows the length shows.
+    Nothing moves and nothing is charged.
+
+    Args:
+        step: one that charges for `ADD_REMOVE`; its randomness must have a state to put back.
+        data: of two units at least.
+    """
+    source, units = step.generator, step.units
+    private = step.adjacency.neighbours is Neighbours.ADD_REMOVE
+    if not private or isinstance(source, SystemSource) or number_of_units(step, data) < 2:
+        raise Unsupported(
+            "this check repeats the noise of a step on data of one unit less: it needs randomness that "
+            "can be put back, two units, and a length that is private. Pass a step with "
+            "neighbours=ADD_REMOVE that is not secure."
+        )
+    rows = count(data) - (1 if units is None else int(units.counts[-1]))
+    # nobody is drawn, so that who owns which of the rows that are left does not matter
+    fewer = None if units is None else replace(units, order=torch.arange(rows), counts=units.counts[:-1])
+    update = _update_of_nobody(step, data)
+    try:
+        step.units = fewer
+        of_fewer = _update_of_nobody(step, _first_rows(data, rows))
+    finally:
+        step.units = units
+    return Check(name="length of the data", p_value=float(torch.equal(update, of_fewer)))
 
 
 def nothing_kept(step: PrivateStep, data: Data, steps: int) -> Check:
@@ -112,10 +154,10 @@ def _own_share(
     data: Data,
     only: Tensor,
 ) -> bool:
-    """Whether one slot adds its own clipped gradient to a sum, and no other share depends on it."""
+    """Whether some slots add one clipped gradient to a sum, and no other share depends on them."""
     without, alone = total(data, ~only), total(data, only)
-    place = int(only.nonzero())
-    exchanged = tree_map(data, _filled(place, (place + 1) % len(only)))
+    places = only.nonzero().squeeze(1)
+    exchanged = tree_map(data, _filled(places, (places + len(places)) % len(only)))
     moved = whole - without
     if not torch.equal(without, total(exchanged, ~only)) or not bool(moved.isfinite().all()):
         return False
@@ -130,15 +172,46 @@ def _own_share(
     )
 
 
-def _filled(place: int, source: int) -> Callable[[Tensor], Tensor]:
-    """Function that puts a copy of another slot's row in a slot."""
+def _share_of_copies(
+    step: PrivateStep, total: Callable[[Data, Tensor], Tensor], data: Data, only: Tensor
+) -> bool:
+    """`_own_share` of an owner all of whose records are one: what is clipped apart adds up."""
+    places = only.nonzero().squeeze(1)
+    copies = tree_map(data, _filled(places, places[:1].expand(len(places))))
+    return _own_share(step, total(copies, only | ~only), total, copies, only)
+
+
+def _filled(places: Tensor, sources: Tensor) -> Callable[[Tensor], Tensor]:
+    """Function that puts copies of other slots' rows in some slots."""
 
     def exchanged(rows: Tensor) -> Tensor:
         rows = rows.clone()
-        rows[place] = rows[source]
+        rows[places.to(rows.device)] = rows[sources.to(rows.device)]
         return rows
 
     return exchanged
+
+
+def _update_of_nobody(step: PrivateStep, data: Data) -> Tensor:
+    """Update of a batch of these data in which nobody was drawn, under the noise of the next draw."""
+    with rehearsal(step), warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyWarning)  # of a constant that is far off
+        source = step.generator
+        assert not isinstance(source, SystemSource)
+        state = source.get_state()
+        batch = next(step.batches(data))
+        source.set_state(state)  # how much a draw takes of the stream follows the length
+        nobody = None if batch.counts is None else batch.counts[:0]
+        return step.private_gradient(replace(batch, indices=batch.indices[:0], counts=nobody)).clone()
+
+
+def _first_rows(data: Data, rows: int) -> Data:
+    """The data of the first slots alone."""
+    pair = pair_of(data)
+    if pair is None:
+        return Subset(data, range(rows))  # type: ignore[arg-type]
+    inputs, targets = tree_map(tuple(pair), lambda values: values[:rows])
+    return inputs, targets
 
 
 @contextmanager
