@@ -11,16 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from hush.audit.canaries.directions import Directions, Spikes
-from hush.core.errors import DataError
+from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import Guarantee
 from hush.core.plan import Plan
+from hush.core.ranges import check_count
 from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.checks.models import per_sample_loss
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import Loss, Views
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import CHUNK_ENTRIES, Dense
+from hush.gradients.units import Reduction, UnitTape, unit_tape
 from hush.training.step import PrivateStep
+from hush.training.units import Owners, Units
 
 ORDINARY = -1
 """Mark of a record that is no canary."""
@@ -54,8 +57,14 @@ def run_with_canaries(
     physical_batch: int | None = None,
     views: Views | None = None,
     public: Example | None = None,
+    units: Owners | None = None,
+    per_unit: int | None = None,
+    unit_gradient: Reduction = "mean",
+    owned: int = 1,
 ) -> CanaryRun:
     """Scores of all canaries after training with those whose coin is true.
+
+    With `units` a canary is an owner, all of whose records are in or out by one coin.
 
     Args:
         model: module to train, in place.
@@ -63,8 +72,9 @@ def run_with_canaries(
         optimizer: takes the noisy gradients.
         plan: what is run and charged.
         data: the ordinary records.
-        canaries: records of the auditor's own, scored by how much their loss fell; or `Directions`,
-            scored by how much of their clipped gradient is in the updates, which are released.
+        canaries: records of the auditor's own, scored by how much their loss fell, those of one owner
+            after another's; or `Directions`, the gradient of each of a canary's records, scored by how
+            much of their clipped gradient is in the updates, which are released.
         included: a fair coin for each canary: whether it is in.
         steps: of the run.
         delta: of the guarantee that is reported.
@@ -75,18 +85,32 @@ def run_with_canaries(
         physical_batch: likewise.
         views: likewise.
         public: likewise.
+        units: owners of the ordinary records.
+        per_unit: as in `PrivateStep`, and so is the next.
+        unit_gradient: likewise.
+        owned: records of each canary; one where a record is the unit of privacy.
     """
     per_sample = per_sample_loss(loss)
     directions = None if isinstance(canaries, tuple) else canaries
-    own = canaries if isinstance(canaries, tuple) else _stand_ins(data, len(included))
-    if len(own[1]) != len(included) or (directions is not None and directions.canaries != len(included)):
-        raise DataError(f"there are {len(included)} coins, and another number of canaries.")
+    owned = _check_owned(owned, units)
+    own = canaries if isinstance(canaries, tuple) else _stand_ins(data, owned * len(included))
+    if len(own[1]) != owned * len(included) or (
+        directions is not None and directions.canaries != len(included)
+    ):
+        raise DataError(
+            f"there are {len(included)} coins, and another number of canaries that own {owned} records "
+            "each: one coin puts all of a canary's records in or leaves them out."
+        )
+    whose = torch.arange(len(included)).repeat_interleave(owned)
     step = CanaryStep(
         WithCanaryIndex(model),
         ignoring_canary_index(per_sample),
         optimizer,
         plan,
-        records=len(data[1]) + len(included),
+        records=len(data[1]) + len(included) if units is None else None,
+        units=None if units is None else _with_owners_of_canaries(units, whose),
+        per_unit=per_unit,
+        unit_gradient=unit_gradient,
         generator=generator,
         secure=secure,
         physical_batch=physical_batch,
@@ -95,17 +119,17 @@ def run_with_canaries(
     )
     step.directions = directions
     coins, ordinary = included.cpu(), len(data[1])
-    who = torch.cat([torch.full((ordinary,), ORDINARY), torch.arange(len(coins))])
-    present = torch.cat([torch.full((ordinary,), others), coins])
+    who = torch.cat([torch.full((ordinary,), ORDINARY), whose])
+    present = torch.cat([torch.full((ordinary,), others), coins[whose]])
     slots = tuple(torch.cat([a, b.to(a.device)]) for a, b in zip(data, own, strict=True))
-    before = _losses(model, per_sample, own) if directions is None else None
+    before = _losses(model, per_sample, own, owned) if directions is None else None
     scores = torch.zeros(len(included), dtype=torch.float64)
     for batch in step.batches(_with_index((slots[0], slots[1]), who), steps=steps, present=present):
         if step(batch) and directions is not None:
             assert step.update is not None
             scores += step.scores(directions, step.update).cpu()
     if before is not None:
-        scores = (before - _losses(model, per_sample, own)).cpu()
+        scores = (before - _losses(model, per_sample, own, owned)).cpu()
     return CanaryRun(scores=scores, charge=step.spent(delta), steps=step.steps)
 
 
@@ -148,8 +172,8 @@ class CanaryStep(PrivateStep):
         """Clipped gradient of each canary, with all of its coordinates, a row each."""
         rows = []
         for who in torch.arange(directions.canaries, device=self.device).split(1):
-            total = self._clip_canaries(directions, who, self._basis_used, None).total.values()
-            flat = torch.cat([part.reshape(-1) for part in total])
+            alone = self._clip_canaries(directions, who, torch.ones_like(who), self._basis_used, None)
+            flat = torch.cat([part.reshape(-1) for part in alone.total.values()])
             rows.append(flat if self._basis_used is None else self._basis_used.to_parameters(flat))
         return torch.stack(rows)
 
@@ -169,11 +193,16 @@ class CanaryStep(PrivateStep):
         who, mask = inputs[1], self.coordinate_mask()
         ordinary = present & (who == ORDINARY)
         parts = [super().clip_physical_batch(inputs, targets, basis, ordinary, counts)]
-        at_once = max(1, CHUNK_ENTRIES[self.device.type] // self.dimension)
-        drawn = who[present & (who != ORDINARY)]
+        canary = present & (who != ORDINARY)
+        drawn, unit = who[canary], torch.arange(len(who), device=who.device)
+        if counts is not None:
+            unit = unit[: len(counts)].repeat_interleave(counts)
+        owned = unit[canary].unique_consecutive(return_counts=True)[1]
+        at_once = CHUNK_ENTRIES[self.device.type] // (self.dimension * max(owned.tolist(), default=1))
+        groups = owned.split(max(1, at_once))
         parts += [
-            self._clip_canaries(directions, some, basis, mask)
-            for some in drawn.split(at_once)
+            self._clip_canaries(directions, some, few, basis, mask)
+            for some, few in zip(drawn.split([int(few.sum()) for few in groups]), groups, strict=True)
             if len(some)
         ]
         total = {
@@ -185,10 +214,19 @@ class CanaryStep(PrivateStep):
         self,
         directions: Directions,
         who: Tensor,
+        counts: Tensor,
         basis: PublicBasis | None,
         mask: CoordinateMask | None,
     ) -> ClippedSum:
-        """Clipped sum of some canaries' gradients, all of them in."""
+        """Clipped sum of some canaries' gradients, all of them in.
+
+        Args:
+            directions: the gradients of the canaries' records.
+            who: the canary that owns each record.
+            counts: records of each unit, one after another in `who`.
+            basis: as in `clip_physical_batch`.
+            mask: likewise.
+        """
         # beyond every bound, so that it is the clipping that holds them
         length = 2 * max(block.norm for block in self.plan.clipping.sensitivity(self.dimension))
         rows = directions.rows(who, length)
@@ -198,8 +236,29 @@ class CanaryStep(PrivateStep):
             name: Dense(part.reshape(len(who), *value.shape))
             for (name, value), part in zip(trained.items(), parts, strict=True)
         }
-        tape = GradientTape(dict(terms), self.device)
+        records = GradientTape(dict(terms), self.device)
+        tape: GradientTape | UnitTape = records
+        if self.units is not None:
+            tape = unit_tape(records, counts, self.units.reduction, None)
         return self.plan.clipping.clip(tape if basis is None else ProjectedTape(tape, basis), mask)
+
+
+def _check_owned(owned: int, units: Owners | None) -> int:
+    checked = check_count("owned", owned, "a canary has one record at least", 1)
+    if units is None and checked > 1:
+        raise InvalidValue(
+            f"owned={checked} and no units: where a record is the unit of privacy, a canary of several "
+            "is several units, and finds more than the charge is for. Pass units=ids, per_unit=1, or "
+            "leave out owned.",
+            key="owned",
+        )
+    return checked
+
+
+def _with_owners_of_canaries(units: Owners, whose: Tensor) -> Tensor:
+    """Owners of the ordinary records and then of the canaries', as numbers."""
+    ordinary = Units.of(units, 1)
+    return torch.cat([ordinary.owners, len(ordinary) + whose])
 
 
 def _with_index(records: Example, who: Tensor) -> tuple[Example, Tensor]:
@@ -221,6 +280,8 @@ def _stand_ins(data: Example, canaries: int) -> Example:
 
 
 @torch.no_grad()
-def _losses(model: nn.Module, loss: Loss, records: Example) -> Tensor:
+def _losses(model: nn.Module, loss: Loss, records: Example, owned: int) -> Tensor:
+    """Mean loss of the records of each canary."""
     device = next(model.parameters()).device
-    return loss(model(records[0].to(device)), records[1].to(device)).double()
+    losses: Tensor = loss(model(records[0].to(device)), records[1].to(device)).double()
+    return losses.reshape(-1, owned).mean(1)

@@ -1,0 +1,239 @@
+"""Canaries that own several records: found as far as one owner's charge allows, unless it is broken."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hush
+from hush.accounting.pld import analytic_gaussian
+from hush.audit.canaries.directions import directions_for
+from hush.audit.canaries.many_runs import many_runs
+from hush.audit.canaries.one_run import OneRun, one_run
+from hush.audit.canaries.planted import CanaryRun, run_with_canaries
+from hush.core.errors import DataError, InvalidValue
+from hush.core.parts import Clipping, Noise, Release, Sampling
+from tests.audit import sabotage_units
+
+DELTA, ORDINARY = 1e-5, [i // 2 for i in range(20)]
+UNITS = 10
+"""Owners of the ordinary records, two each."""
+
+
+def plan_of(
+    sampling: Sampling | None = None,
+    multiplier: float = 1.0,
+    clipping: Clipping | None = None,
+    noise: Noise | None = None,
+    release: Release | None = None,
+) -> hush.Plan:
+    return hush.Plan(
+        sampling=sampling or hush.FullBatch(),
+        clipping=clipping or hush.L2(norm=1.0),
+        noise=noise or hush.Gaussian(multiplier=multiplier),
+        release=release or hush.Always(),
+    )
+
+
+def planted(
+    plan: hush.Plan, *, steps: int, canaries: int, owned: int, per_unit: int, **options: Any
+) -> tuple[CanaryRun, Tensor]:
+    """A run with directions for canaries."""
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Linear(10, max(5, canaries // 10))
+    data = torch.randn(20, 10, generator=generator), torch.arange(20) % 2
+    per_sample = nn.CrossEntropyLoss(reduction="none")
+    aimed = directions_for(plan, model, per_sample, data, canaries, generator)
+    included = torch.rand(canaries, generator=generator) < 0.5
+    settings = {"others": False, "physical_batch": 2000, "units": ORDINARY, **options}
+    run = run_with_canaries(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        plan,
+        data,
+        aimed,
+        included,
+        steps=steps,
+        delta=DELTA,
+        generator=torch.Generator().manual_seed(1),
+        per_unit=per_unit,
+        owned=owned,
+        **settings,
+    )
+    return run, included
+
+
+def planted_records(
+    plan: hush.Plan, *, steps: int, canaries: int, owned: int, per_unit: int, scale: float = 10.0
+) -> tuple[CanaryRun, Tensor]:
+    """A run with records for canaries: those of one owner are alike, and move weights of their own."""
+    model = nn.Linear(canaries, 2, bias=False)
+    nn.init.zeros_(model.weight)
+    included = torch.rand(canaries, generator=torch.Generator().manual_seed(2)) < 0.5
+    own = scale * torch.eye(canaries).repeat_interleave(owned, 0), torch.zeros(canaries * owned).long()
+    run = run_with_canaries(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        plan,
+        (torch.zeros(20, canaries), torch.zeros(20).long()),
+        own,
+        included,
+        steps=steps,
+        delta=DELTA,
+        generator=torch.Generator().manual_seed(3),
+        units=ORDINARY,
+        per_unit=per_unit,
+        owned=owned,
+    )
+    return run, included
+
+
+def found(planted_run: tuple[CanaryRun, Tensor]) -> tuple[float, OneRun]:
+    """Charge of one owner, and what the canaries found."""
+    run, included = planted_run
+    return run.charge.epsilon.upper, one_run(run.scores, included, delta=DELTA)
+
+
+@pytest.mark.parametrize("unit_gradient", ["mean", "sum"])
+@pytest.mark.parametrize("physical", [1, 7, 2000])
+def test_an_owner_who_is_in_moves_the_sum_by_the_clipping_norm_once(
+    unit_gradient: str, physical: int
+) -> None:
+    """Without noise to speak of, each score is 1 or 0 over the number of owners, times the steps."""
+    run, included = planted(
+        plan_of(multiplier=1e-6),
+        steps=3,
+        canaries=24,
+        owned=5,
+        per_unit=3,
+        unit_gradient=unit_gradient,
+        physical_batch=physical,
+    )
+    expected = included.double() * 3 / (UNITS + 24)
+    torch.testing.assert_close(run.scores, expected, atol=1e-6, rtol=1e-4)
+    assert run.charge.unit == "one user, at most 3 records a step"
+    assert run.charge.records == UNITS + 24
+
+
+def test_strong_canaries_find_much_of_the_charge_and_no_more() -> None:
+    settings = {"canaries": 1500, "owned": 5, "per_unit": 2}
+    charge, bound = found(planted(plan_of(hush.Poisson(rate=0.8), 2.0), steps=16, **settings))
+    assert 0.3 * charge < bound.epsilon <= charge
+    run, included = planted(plan_of(multiplier=2.0), steps=4, **settings)
+    charge = run.charge.epsilon.upper
+    assert charge == pytest.approx(analytic_gaussian.epsilon(1.0, DELTA).upper)
+    # each has a coordinate and noise of its own, and takes part in every step: runs side by side
+    normal = many_runs(run.scores[included], run.scores[~included], delta=DELTA)
+    assert 0.6 * charge < normal.gaussian_epsilon <= charge
+
+
+RARE = plan_of(hush.Poisson(rate=0.05))
+
+
+@pytest.mark.parametrize("kind", [planted, planted_records], ids=["directions", "records"])
+def test_owners_of_many_records_find_out_that_records_are_drawn(
+    kind: Callable[..., tuple[CanaryRun, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 40 records is drawn with a chance of .87 at a rate of .05."""
+    settings = {"steps": 10, "canaries": 300, "owned": 40, "per_unit": 2}
+    charge, bound = found(kind(RARE, **settings))
+    assert bound.epsilon <= charge
+    sabotage_units.records_drawn_instead_of_units(monkeypatch)
+    claimed, bound = found(kind(RARE, **settings))
+    assert claimed == charge
+    assert bound.epsilon > 1.5 * charge
+
+
+@pytest.mark.parametrize("kind", [planted, planted_records], ids=["directions", "records"])
+def test_owners_of_many_records_find_out_that_each_is_clipped(
+    kind: Callable[..., tuple[CanaryRun, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight norms under noise that is charged for one."""
+    plan, settings = plan_of(multiplier=4.0), {"steps": 1, "canaries": 300, "owned": 8, "per_unit": 8}
+    charge, bound = found(kind(plan, **settings))
+    assert bound.epsilon <= charge
+    sabotage_units.records_clipped_one_by_one(monkeypatch)
+    claimed, bound = found(kind(plan, **settings))
+    assert claimed == charge
+    assert bound.epsilon > 1.5 * charge
+
+
+LINF = hush.Linf(norm=0.1)
+PLANS = {
+    "Linf": plan_of(hush.Poisson(rate=0.3), 20.0, clipping=LINF),
+    "Twice": plan_of(
+        hush.Twice(rate=0.5, coordinate_rate=0.5), 2.0, clipping=hush.L2Linf(l2=1.0, linf=0.2)
+    ),
+    "Subspaces": plan_of(
+        hush.Poisson(rate=0.3), 2.0, clipping=hush.Subspaces(ranks=(30, 25), l2=(1.0, 0.5))
+    ),
+    "Rectified": plan_of(clipping=LINF, noise=hush.Rectified(scale=2.0, bound=9.0)),
+    "Selective": plan_of(
+        hush.Poisson(rate=0.3),
+        2.0,
+        release=hush.Selective(rate=0.3, clip=0.1, multiplier=3.0, threshold=0.0, test="summed"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_kind_of_plan_can_be_audited_for_owners(name: str) -> None:
+    run, included = planted(PLANS[name], steps=4, canaries=24, owned=3, per_unit=2, others=True)
+    assert run.steps == 4
+    expected = hush.epsilon(PLANS[name], 4, DELTA, dimension=55).epsilon.upper
+    assert run.charge.epsilon.upper == pytest.approx(expected)
+    assert one_run(run.scores, included, delta=DELTA).epsilon <= expected
+
+
+def test_absent_owners_leave_no_trace() -> None:
+    weights = []
+    for content in (1.0, math.nan):
+        torch.manual_seed(0)
+        model = nn.Linear(10, 2)
+        data = torch.randn(20, 10), torch.arange(20) % 2
+        run_with_canaries(
+            model,
+            nn.CrossEntropyLoss(),
+            torch.optim.SGD(model.parameters(), lr=0.5),
+            plan_of(hush.Poisson(rate=0.5)),
+            data,
+            (torch.full((6, 10), content), torch.zeros(6).long()),
+            torch.zeros(2, dtype=torch.bool),
+            steps=4,
+            delta=DELTA,
+            generator=torch.Generator().manual_seed(0),
+            units=[f"owner {i}" for i in ORDINARY],
+            per_unit=2,
+            owned=3,
+        )
+        weights.append(model.weight.detach().clone())
+    assert torch.equal(*weights)
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="owned=3 and no units"):
+        planted(RARE, steps=1, canaries=4, owned=3, per_unit=2, units=None)
+    with pytest.raises(InvalidValue, match="owned=0"):
+        planted(RARE, steps=1, canaries=4, owned=0, per_unit=2)
+    model = nn.Linear(10, 2)
+    with pytest.raises(DataError, match="4 coins"):
+        run_with_canaries(
+            model,
+            nn.CrossEntropyLoss(),
+            torch.optim.SGD(model.parameters(), lr=0.5),
+            RARE,
+            (torch.randn(20, 10), torch.arange(20) % 2),
+            (torch.randn(10, 10), torch.zeros(10).long()),
+            torch.ones(4, dtype=torch.bool),
+            steps=1,
+            delta=DELTA,
+            units=ORDINARY,
+            per_unit=2,
+            owned=3,
+        )
