@@ -171,9 +171,8 @@ def test_a_ledger_is_of_one_relation_and_one_unit(tmp_path: Path) -> None:
     ledger = hush.Ledger(tmp_path / "ledger.jsonl")
     updates(step_of(None, ledger=ledger), [0.0] * 10, 2)
     for options in ({"neighbours": "zero-out"}, {"units": list(range(10)), "per_unit": 1}):
-        step = step_of(None, ledger=ledger, **options)
         with pytest.raises(LedgerError, match="do not add up"):
-            updates(step, [0.0] * 10, 1)
+            step_of(None, ledger=ledger, **options)
     ledger.close()
     reopened = hush.Ledger(tmp_path / "ledger.jsonl", read_only=True)
     assert reopened.epsilon(1e-3).neighbours is ADD_REMOVE

@@ -159,6 +159,9 @@ class Adjacency(Value):
                 key="group",
             )
 
+    def __str__(self) -> str:
+        return f"{self.unit} ({self.neighbours})"
+
 
 RECORD = Adjacency()
 """One record that is there or not, in a slot that is public."""

@@ -11,6 +11,7 @@ from typing import Any
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.atomic_files import file_named, replace_file
 from hush.core.errors import CheckpointError, HushError, InvalidPlan, InvalidValue, LedgerError
+from hush.core.guarantee import Adjacency
 from hush.core.plan import Plan, read_plan, write_plan
 from hush.core.ranges import check_kind, finite_or_none
 
@@ -236,16 +237,21 @@ def check_anchor(anchor: Path, identity: str) -> None:
         )
 
 
-def open_ledger(ledger: Ledger | str | os.PathLike[str] | None, plan: Plan) -> Ledger:
-    """Ledger to charge; one opened by its path must be of this plan alone."""
-    if isinstance(ledger, Ledger):
-        return ledger
-    opened = Ledger(ledger)
-    charged = [each for each in opened.counts if each != plan]
-    if charged:
-        opened.close()
-        raise LedgerError(
-            f"the ledger {ledger} was charged for another plan, {charged[0]}: it does not belong to "
-            "this run. To add up several plans, open it yourself: ledger=hush.Ledger(path)."
-        )
+def open_ledger(
+    ledger: Ledger | str | os.PathLike[str] | None, plan: Plan, adjacency: Adjacency
+) -> Ledger:
+    """Ledger to charge for these neighbours; one opened by its path must be of this plan alone."""
+    opened = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+    charged = [] if opened is ledger else [each for each in opened.counts if each != plan]
+    try:
+        if charged:
+            raise LedgerError(
+                f"the ledger {ledger} was charged for another plan, {charged[0]}: it does not belong to "
+                "this run. To add up several plans, open it yourself: ledger=hush.Ledger(path)."
+            )
+        opened.check_adjacency(adjacency)
+    except LedgerError:
+        if opened is not ledger:
+            opened.close()
+        raise
     return opened

@@ -159,7 +159,7 @@ class StepState(SingleOwner):
                 "Leave out replay."
             )
         self._replay = Replay(model, self.loss, plan.clipping, views) if replay else None
-        self.ledger = open_ledger(ledger, plan)
+        self.ledger = open_ledger(ledger, plan, self.adjacency)
         self.generator = derive_source(self.generator, self.ledger.stream_label())
         self.randomness: Secrecy = "secret" if generator is None else "seeded"
         """Whether the stream's key came from the operating system or from a seed that was given."""

@@ -26,7 +26,7 @@ def check_adjacency(adjacency: Adjacency, stored: Adjacency, title: str) -> None
         raise LedgerError(
             f"{title} protects {stored.unit} ({stored.neighbours}) and this charge is for "
             f"{adjacency.unit} ({adjacency.neighbours}): costs of one and of the other do not add up to "
-            "a guarantee for either. Use a ledger of its own."
+            "a guarantee for either. Use a ledger of its own, and quote both guarantees."
         )
 
 

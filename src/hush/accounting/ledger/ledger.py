@@ -205,6 +205,15 @@ class Ledger(SingleOwner):
         self._journal.check_not_void()
         return self._by_plan(self._state.replaced_torn(head_of(plan.digest, run, step)))
 
+    def check_adjacency(self, adjacency: Adjacency = RECORD) -> None:
+        """Raise `LedgerError` unless charges for these neighbours may follow: before anything is drawn.
+
+        Args:
+            adjacency: What neighbours differ in.
+        """
+        if self._state.counts:
+            checks.check_adjacency(adjacency, self._state.adjacency, self._journal.title)
+
     def charge(
         self,
         plan: Plan,
@@ -245,8 +254,7 @@ class Ledger(SingleOwner):
         checks.check_choice("arithmetic", arithmetic, "proved", "assumed")
         checks.check_choice("randomness", randomness, "secret", "seeded")
         slots = 0 if records is None else check_count("records", records, "slots are counted", 1)
-        if self._state.counts:
-            checks.check_adjacency(adjacency, self._state.adjacency, self._journal.title)
+        self.check_adjacency(adjacency)
         digest = plan.digest
         if run in self._state.runs and self._state.runs[run].repeats(run, digest, step, release):
             return

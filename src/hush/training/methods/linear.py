@@ -95,6 +95,7 @@ class LinearDescent:
         self._velocity = torch.zeros_like(self.weights)
         rdp(plan, [2.0], self.weights.numel())  # raises for a plan that cannot be charged
         self.ledger = Ledger() if ledger is None else ledger
+        self.ledger.check_adjacency()
         source = source_for(inputs.device, generator, secure=secure)
         self.generator = derive_source(source, self.ledger.stream_label())
         self._randomness: Secrecy = "secret" if generator is None else "seeded"

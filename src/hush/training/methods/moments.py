@@ -123,7 +123,7 @@ class NoisySums(Value, ABC, Generic[Statistics]):
         Returns:
             Statistics that may be published with the guarantee.
         """
-        check_kind("ledger", ledger, Ledger)
+        check_kind("ledger", ledger, Ledger).check_adjacency()
         check_kind("inputs", inputs, Tensor)
         if inputs.ndim < 2 or not inputs.numel() or not inputs.is_floating_point():
             raise DataError(

@@ -13,7 +13,7 @@ from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import Bound, Guarantee
 from hush.core.plan import Plan
 from hush.core.randomness import derive_source, source_for
-from hush.core.ranges import check_count, number
+from hush.core.ranges import check_count, check_kind, number
 from hush.core.value import Value
 from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
@@ -121,6 +121,7 @@ class NoisyQuantile(Value):
             One a block, which may be published with the guarantee.
         """
         quantile = QUANTILE.check("quantile", quantile)
+        check_kind("ledger", ledger, Ledger).check_adjacency()
         if norms.dim() != 2 or norms.shape[1] == 0:
             raise DataError(
                 f"norms of shape {tuple(norms.shape)} need one row a record and one column a block: "
