@@ -30,6 +30,7 @@ PLAN = hush.Plan(
     sampling=hush.Poisson(rate=0.2), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=2.0)
 )
 GENEROUS = hush.Budget(epsilon=50.0, delta=1e-5)
+TIGHT = hush.Budget(epsilon=15.0, delta=1e-5)
 
 
 def problem() -> tuple[nn.Module, torch.optim.Optimizer, tuple[Tensor, Tensor]]:
@@ -645,3 +646,21 @@ def test_a_step_is_asked_at_the_stored_delta_and_warns_of_another() -> None:
     assert step.spent() == ledger.epsilon(ledger.delta)
     with pytest.warns(PrivacyWarning, match=r"delta=0\.05 is above 1/50 .*e\.g\. 0\.002"):
         step.spent(0.05)
+
+
+@pytest.mark.parametrize("relation", ["add/remove", hush.Neighbours.ADD_REMOVE])
+def test_under_add_remove_the_length_of_the_data_is_never_the_divisor(relation: Any) -> None:
+    """Whether the relation is passed as a name or as a value: the divisor would release the length."""
+    with pytest.raises(InvalidValue, match="public constant"):
+        train(neighbours=relation, steps=1)
+    assert train(neighbours=relation, records=51, steps=1).guarantee.records == 51
+
+
+@pytest.mark.parametrize("relation", ["replace", hush.Neighbours.REPLACE])
+def test_a_budget_is_kept_for_the_relation_that_is_charged(relation: Any) -> None:
+    removed, replaced = train(budget=TIGHT), train(budget=TIGHT, neighbours=relation)
+    assert replaced.guarantee.neighbours is hush.Neighbours.REPLACE
+    assert replaced.guarantee.epsilon.upper <= TIGHT.epsilon
+    assert replaced.steps < removed.steps
+    with pytest.raises(InvalidValue, match="neighbours='both'"):
+        train(neighbours="both", steps=1)

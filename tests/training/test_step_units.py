@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import CheckpointError, DataError, InvalidValue, Unsupported
+from hush.core.errors import CheckpointError, DataError, InvalidValue, LedgerError, Unsupported
 from hush.training.data import Batch
 
 OWNERS = ["a"] * 5 + ["b"] * 3 + ["c"] * 2 + ["d"] * 2 + ["e"] * 8
@@ -168,7 +168,9 @@ def test_a_run_resumes_with_the_same_owners_alone(tmp_path: Path) -> None:
     state = step.state_dict()
     step.ledger.close()
     changed = ["a", *OWNERS[1:-1], "a"]
-    for options in ({"units": changed}, {"per_unit": 3}, {"unit_gradient": "sum"}):
+    with pytest.raises(LedgerError, match=r"at most 2 records a step .* at most 3 records"):
+        step_of(ledger=tmp_path / "ledger.jsonl", per_unit=3)
+    for options in ({"units": changed}, {"unit_gradient": "sum"}):
         other = step_of(ledger=hush.Ledger(tmp_path / "ledger.jsonl"), **options)
         with pytest.raises(CheckpointError, match="units"):
             other.load_state_dict(state)
@@ -195,3 +197,21 @@ def test_training_protects_owners(tmp_path: Path) -> None:
     )
     assert run.guarantee.unit == "one user, at most 3 records a step"
     assert run.guarantee.records == 5
+
+
+def test_owners_do_not_let_several_processes_train_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    with pytest.raises(Unsupported, match="process group of 4"):
+        step_of()
+
+
+def test_a_private_number_of_owners_needs_a_public_constant() -> None:
+    """As does a private number of records: the ids are as many as the data, the divisor is neither."""
+    with pytest.raises(InvalidValue, match="public constant"):
+        step_of(neighbours="add/remove")
+    step = step_of(neighbours="add/remove", records=7)
+    inputs, targets = records()
+    with pytest.raises(DataError, match="19 records and units has 20 ids"):
+        step.batches((inputs[:-1], targets[:-1]))
+    assert step.records == 7

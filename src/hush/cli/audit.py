@@ -7,7 +7,7 @@ import typer
 
 from hush.cli.options import AsJson, DataDir, Device, Seed, device_of, one_of
 from hush.cli.output import print_json
-from hush.core.errors import InvalidValue, LedgerError
+from hush.core.errors import InvalidValue, LedgerError, Unsupported
 from hush.core.plan import read_plan
 from hush.core.ranges import check_count
 
@@ -70,6 +70,12 @@ def audit(
         )
     settings = Settings.read(run_dir)
     plan = read_plan(run_dir / "plan.toml")
+    if settings.per_unit is not None:
+        raise Unsupported(
+            f"{run_dir} protects one user with up to {settings.per_unit} records a step, and canaries "
+            "of this command are single records: their bound would be on another guarantee. Audit a run "
+            "of the same plan without --units, in which one record costs what one user costs here."
+        )
     if not (run_dir / "ledger.jsonl").is_file():
         raise LedgerError(
             f"{run_dir} has no ledger.jsonl: what was trained and charged is not known. Name the folder "

@@ -7,19 +7,21 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from hush.core.errors import CheckpointError, InvalidPlan, InvalidValue, shorten
-from hush.core.guarantee import DELTA, Budget
+from hush.core.guarantee import DELTA, Budget, Neighbours, check_neighbours
 from hush.core.plan import Plan, read_plan
 from hush.core.ranges import Range, check_count, check_kind
 from hush.core.value import Value
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from hush.gradients.recording import Views
+    from hush.gradients.units import Reduction
 
 LEARNING_RATE = Range(above=0, at_most=1e6, why="it is how far a step goes", example=1.0)
 MOMENTUM = Range(at_least=0, below=1, why="at 1 no update is ever forgotten", example=0.9)
@@ -39,6 +41,13 @@ class Settings(Value):
     views: int | None = None
     public_records: int = 0
     secure: bool = False
+    per_unit: int | None = None
+    """Records of one owner a step, where owners are protected; who they are is in no file to publish."""
+    unit_gradient: str | None = None
+    neighbours: Neighbours | None = None
+    """None: zero-out."""
+    records: int | None = None
+    """Public constant in place of a private number of records."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,6 +60,18 @@ class Settings(Value):
             check_kind("features", self.features, str)
         if self.views is not None:
             check_count("views", self.views, "views of a record are averaged", at_least=1)
+        if self.neighbours is not None:
+            object.__setattr__(self, "neighbours", check_neighbours(self.neighbours))
+        for name, why in (("per_unit", "records of an owner"), ("records", "records or owners")):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), f"{why} are counted", at_least=1)
+        if self.unit_gradient is not None:
+            check_kind("unit_gradient", self.unit_gradient, str)
+
+    @property
+    def relation(self) -> Neighbours:
+        """Adjacency relation of the run."""
+        return Neighbours.ZERO_OUT if self.neighbours is None else self.neighbours
 
     @classmethod
     def read(cls, folder: Path) -> "Settings":
@@ -77,6 +98,24 @@ class Experiment:
     public: "tuple[Tensor, Tensor] | None"
     views: "Views | None"
     classes: int
+    owners: "NDArray[Any] | None" = None
+    """Owner of each private record (sensitive)."""
+
+    @property
+    def reduction(self) -> "Reduction":
+        """How the gradients of an owner's records are combined."""
+        return cast("Reduction", self.settings.unit_gradient or "mean")
+
+    def public_count(self) -> int:
+        """Number of units of privacy, or the public constant for it: rates and steps follow it."""
+        from hush.training.units import public_count, units_of
+
+        settings, relation = self.settings, self.settings.relation
+        units = units_of(self.owners, settings.per_unit, self.reduction)
+        length_public = units is None and relation is not Neighbours.ADD_REMOVE
+        if settings.records is None and length_public:
+            return len(self.train[1])
+        return public_count(settings.records, units, relation)
 
     def initialise(self) -> "tuple[nn.Module, torch.optim.Optimizer]":
         """A new model on the records' device, and its optimizer."""
@@ -94,17 +133,21 @@ class Experiment:
         )
 
 
-def build_experiment(settings: Settings, data_dir: Path | None, device: "torch.device") -> Experiment:
+def build_experiment(
+    settings: Settings, data_dir: Path | None, device: "torch.device", units: Path | None = None
+) -> Experiment:
     """The experiment of these settings; raises where they do not fit the data.
 
     Args:
         settings: the run's, from options or from its folder.
         data_dir: folder with the data files; None: the environment's HUSH_DATA.
         device: where the records go.
+        units: file with the owner of each training record; None: each record is its own.
     """
-    from hush.data import flips_and_shifts, load, tensors, with_features
+    from hush.data import flips_and_shifts, load, read_owners, tensors, with_features
 
     dataset = load(settings.data, data_dir)
+    owners = None if units is None else read_owners(units, len(dataset.y_train))
     if settings.features is not None:
         dataset = with_features(dataset, settings.features, device=str(device), directory=data_dir)
     limit, public = len(dataset.y_train) - 1, settings.public_records
@@ -131,6 +174,7 @@ def build_experiment(settings: Settings, data_dir: Path | None, device: "torch.d
         public=(x[:public], y[:public]) if public else None,
         views=views,
         classes=dataset.classes,
+        owners=None if owners is None else owners[public:],
     )
 
 

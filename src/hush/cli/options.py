@@ -12,6 +12,7 @@ from hush.core.errors import InvalidPlan, InvalidValue
 from hush.core.guarantee import Neighbours
 from hush.core.parts import Always, Release, Sampling
 from hush.core.plan import Plan
+from hush.core.ranges import check_count
 from hush.core.release import Selective
 from hush.data.registry import NAMES
 from hush.noise import Gaussian
@@ -103,6 +104,37 @@ Epochs = Annotated[float | None, typer.Option(help="Passes over the data, in pla
 DataDir = Annotated[Path | None, typer.Option(help="Folder with the data files; else HUSH_DATA.")]
 LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate.")]
 
+UnitsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--units",
+        help="Owner of each training record, to protect owners: one id a line, or a .npy array.",
+    ),
+]
+PerUnit = Annotated[int | None, typer.Option(help="Records of one owner that a step takes at most.")]
+UnitGradient = Annotated[
+    str | None,
+    typer.Option(
+        help="mean (default) or sum of an owner's gradients, which is clipped.",
+        callback=one_of("--unit-gradient", "mean", "sum", why="an owner adds one of the two"),
+    ),
+]
+NeighboursOption = Annotated[
+    str | None,
+    typer.Option(
+        "--neighbours",
+        help="Adjacency: zero-out (default), add/remove (the number of records is private), replace.",
+        callback=one_of("--neighbours", *Neighbours, why="the relation is part of what is promised"),
+    ),
+]
+PublicCount = Annotated[
+    int | None,
+    typer.Option(
+        "--records",
+        help="Public constant near the number of records or owners, for --neighbours add/remove.",
+    ),
+]
+
 TestBatch = Annotated[
     int | None, typer.Option(help="Expected records in the test of each proposal: a selective run.")
 ]
@@ -135,6 +167,36 @@ def refuse_together(**options: object) -> None:
     passed = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
     if len(passed) > 1:
         raise InvalidPlan(f"{' and '.join(passed)} say the same thing twice. Pass one of them.")
+
+
+def check_units(
+    units: Path | None,
+    per_unit: int | None,
+    unit_gradient: str | None,
+    neighbours: str | None,
+    records: int | None,
+) -> None:
+    """Raise where options that say who is protected lack one another."""
+    for option, value in (("--per-unit", per_unit), ("--unit-gradient", unit_gradient)):
+        if value is not None and units is None:
+            raise InvalidValue(
+                f"{option} {value} is for owners of several records, and without --units each record is "
+                "protected on its own. Pass --units FILE with the owner of each record, or leave it out."
+            )
+    if per_unit is not None:
+        check_count("--per-unit", per_unit, "a drawn owner takes part with one record at least", 1)
+    if records is not None:
+        check_count("--records", records, "the divisor of the update is a public number", 1)
+    if units is not None and per_unit is None:
+        raise InvalidValue(
+            f"--units {units} does not say how many records of one owner a step takes, which the "
+            "guarantee names. Pass e.g. --per-unit 1."
+        )
+    if neighbours == Neighbours.ADD_REMOVE and records is None:
+        raise InvalidValue(
+            "--neighbours add/remove keeps the number of records (or owners) private: the rate, the "
+            "divisor and the steps follow a public constant near it instead. Pass e.g. --records 60000."
+        )
 
 
 def sampling_of(rate: float | None, records: int | None, batch_size: int | None) -> Sampling:

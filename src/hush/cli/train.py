@@ -20,8 +20,11 @@ from hush.cli.options import (
     Epsilon,
     LearningRate,
     Model,
+    NeighboursOption,
     Noise,
+    PerUnit,
     PlanFile,
+    PublicCount,
     Rate,
     Seed,
     Steps,
@@ -30,6 +33,9 @@ from hush.cli.options import (
     TestKind,
     TestNoise,
     TestThreshold,
+    UnitGradient,
+    UnitsFile,
+    check_units,
     device_of,
     one_of,
     plan_of,
@@ -39,7 +45,7 @@ from hush.cli.options import (
     steps_of,
 )
 from hush.cli.output import SEED_NOTICE, print_json
-from hush.core.guarantee import Arithmetic, Budget
+from hush.core.guarantee import Arithmetic, Budget, Neighbours
 from hush.core.plan import read_plan
 from hush.core.ranges import Range, check_count
 from hush.data.features import FEATURES
@@ -101,6 +107,11 @@ def train(
         int | None,
         typer.Option(help="Training records given up as public ones, for plans with public bases."),
     ] = None,
+    units: UnitsFile = None,
+    per_unit: PerUnit = None,
+    unit_gradient: UnitGradient = None,
+    neighbours: NeighboursOption = None,
+    records: PublicCount = None,
     device: Device = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder of the run; a new one below runs by default.")
@@ -157,6 +168,7 @@ def train(
     _VIEWS.check("--views", 1 if views is None else views)
     if public_records is not None:
         check_count("--public-records", public_records, "they lose their protection", at_least=1)
+    check_units(units, per_unit, unit_gradient, neighbours, records)
     # before the data, whose features may take minutes
     plan_of_file = None if plan is None else read_plan(plan)
     settings = Settings(
@@ -170,20 +182,24 @@ def train(
         views=views,
         public_records=public_records or 0,
         secure=secure,
+        per_unit=per_unit,
+        unit_gradient=unit_gradient,
+        neighbours=None if neighbours is None else Neighbours(neighbours),
+        records=records,
     )
     if resume and run_dir is not None and (run_dir / "plan.toml").exists():
         check_settings(run_dir, settings.to_plain())
     torch_device = device_of(device)
-    experiment = build_experiment(settings, data_dir, torch_device)
-    records = len(experiment.train[1])
+    experiment = build_experiment(settings, data_dir, torch_device, units)
+    unit_count = experiment.public_count()
     if plan_of_file is not None:
         private = plan_of_file
         total = None if steps is None and epochs is None else steps_of(steps, epochs, private)
     else:
-        size = batch_size if batch_size is not None else min(256, records)
+        size = batch_size if batch_size is not None else min(256, unit_count)
         norm = 1.0 if clip is None else clip
-        private = plan_of(sampling_of(rate, records, size), 1.0 if noise is None else noise, norm)
-        release = release_of(records, test_batch, test_noise, test_clip, test_threshold, test)
+        private = plan_of(sampling_of(rate, unit_count, size), 1.0 if noise is None else noise, norm)
+        release = release_of(unit_count, test_batch, test_noise, test_clip, test_threshold, test)
         private = replace(private, release=release)
         total = steps_of(steps, 20 if epochs is None else epochs, private)
         private = private if noise is not None else calibrate(private, budget, steps=total)
@@ -195,7 +211,7 @@ def train(
     network, optimizer = experiment.initialise()
     dimension = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
     if total is not None:
-        warning = drowned(private, records=records, steps=total, dimension=dimension)
+        warning = drowned(private, records=unit_count, steps=total, dimension=dimension)
         if warning:
             print(f"hush: {warning}", file=sys.stderr)
     folder = run_dir or next(
@@ -220,6 +236,11 @@ def train(
             secure=secure,
             arithmetic=cast(Arithmetic, arithmetic),
             physical_batch=physical_batch,
+            records=records,
+            units=experiment.owners,
+            per_unit=per_unit,
+            unit_gradient=experiment.reduction,
+            neighbours=settings.relation,
             views=experiment.views,
             public=experiment.public,
             settings=settings.to_plain(),
@@ -254,7 +275,7 @@ def train(
         print(f"{run.accepted} of {run.steps} trials were accepted")
     print(run.guarantee)
     if public_records is not None:
-        print(f"for {records} records; the {public_records} public ones have no protection")
+        print(f"for the private records; the {public_records} public ones have no protection")
     if seed is not None:
         print(SEED_NOTICE)
     if run.stopped == "budget":

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.errors import CheckpointError, InvalidValue, Unsupported
-from hush.core.guarantee import Arithmetic, Budget, Guarantee, Neighbours, check_delta
+from hush.core.guarantee import Arithmetic, Budget, Guarantee, Neighbours, check_delta, check_neighbours
 from hush.core.plan import Plan
 from hush.core.ranges import as_path, check_count, check_kind
 from hush.core.release import Selective
@@ -128,6 +128,7 @@ def train(
     """
     check_kind("plan", plan, Plan)
     check_kind("budget", budget, Budget)
+    relation = check_neighbours(neighbours)
     requested = None if steps is None else check_count("steps", steps, "steps are counted", 1)
     period = max(1, round(1 / plan.sampling.participation))
     if evaluate_every is not None:
@@ -170,7 +171,7 @@ def train(
             "add up share a ledger without a directory.",
             key="ledger",
         )
-    zero_out = units is None and neighbours is not Neighbours.ADD_REMOVE
+    length_public = units is None and relation is not Neighbours.ADD_REMOVE
     verdicts = isinstance(plan.release, Selective) and plan.release.accounting == "per-trial"
     folder = None
     if directory is not None:
@@ -183,11 +184,11 @@ def train(
             loss,
             optimizer,
             plan,
-            records=count(data) if records is None and zero_out else records,
+            records=count(data) if records is None and length_public else records,
             units=units,
             per_unit=per_unit,
             unit_gradient=unit_gradient,
-            neighbours=neighbours,
+            neighbours=relation,
             ledger=ledger,
             generator=generator,
             secure=secure,

@@ -1,0 +1,167 @@
+"""`hush train` with owners, and with a number of records that is private."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hush.data
+from hush.cli.experiment import Settings, build_experiment
+from tests.cli.command import answer, call
+
+RECORDS, OWNERS = 1437, 240
+ASKED = ("train", "--steps", "4", "--seed", "1", "--run-dir", "run", "--noise", "3")
+
+
+@pytest.fixture
+def ids(tmp_path: Path) -> Path:
+    """Owners of the digits: six records each, and three of the last one."""
+    path = tmp_path / "ids.txt"
+    path.write_text("".join(f"u{record // 6}\n" for record in range(RECORDS)))
+    return path
+
+
+def test_owners_are_drawn_counted_and_named(tmp_path: Path, ids: Path) -> None:
+    asked = ("--units", ids, "--per-unit", "3", "--batch-size", "60")
+    result = answer(*ASKED, *asked, cwd=tmp_path)
+    assert result["guarantee"]["unit"] == "one user, at most 3 records a step"
+    assert result["guarantee"]["records"] == OWNERS
+    assert result["plan"]["sampling"]["rate"] == 60 / OWNERS
+    spent = answer("account", tmp_path / "run")
+    assert spent["unit"] == "one user, at most 3 records a step"
+    settings = json.loads((tmp_path / "run" / "settings.json").read_text())
+    assert settings["per_unit"] == 3
+    assert "u17" not in "".join(
+        path.read_text() for path in (tmp_path / "run").iterdir() if path.suffix != ".safetensors"
+    )
+
+
+def test_by_default_a_batch_is_of_owners_too(tmp_path: Path, ids: Path) -> None:
+    """256 records are a rate of 0.18; of 240 owners all take part."""
+    result = answer(*ASKED, "--units", ids, "--per-unit", "1", cwd=tmp_path)
+    assert result["plan"]["sampling"]["kind"] == "FullBatch"
+    assert answer(*ASKED[:-3], "records", cwd=tmp_path)["plan"]["sampling"]["rate"] == 256 / RECORDS
+
+
+def published(folder: Path) -> dict[str, Any]:
+    """What a run's files say of its settings; noise, and what is named at random, left out."""
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    charges = [
+        {name: line[name] for name in ("plan", "records", "protects") if name in line} for line in lines
+    ]
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "plan": (folder / "plan.toml").read_text(),
+        "settings": (folder / "settings.json").read_text(),
+        "charges": charges,
+        "steps": [(line["step"], line["epsilon"]) for line in metrics],
+    }
+
+
+@pytest.mark.parametrize("relation", ["add/remove", "zero-out"])
+@pytest.mark.parametrize("owned", [False, True], ids=["records", "owners"])
+def test_nothing_that_may_be_published_follows_a_private_number(
+    tmp_path: Path, ids: Path, monkeypatch: pytest.MonkeyPatch, relation: str, owned: bool
+) -> None:
+    """Rate, steps, evaluations, test batch, calibrated noise and ledger of true neighbours.
+
+    Under zero-out they do follow the length, which is public there: the comparison can fail.
+    """
+    whole = hush.data.load("digits")
+    gone = 6 if owned else 1
+    shorter = replace(whole, x_train=whole.x_train[:-gone], y_train=whole.y_train[:-gone])
+    fewer = tmp_path / "fewer.txt"
+    fewer.write_text("".join(ids.read_text().splitlines(keepends=True)[:-gone]))
+    asked = ["train", "--epochs", "1", "--batch-size", "60", "--test-batch", "30", "--seed", "1"]
+    asked += ["--neighbours", relation]
+    if relation == "add/remove":
+        asked += ["--records", "250" if owned else "1500"]
+    runs = []
+    for name, dataset, file in (("all", whole, ids), ("fewer", shorter, fewer)):
+        monkeypatch.setattr(hush.data, "load", lambda *_, dataset=dataset: dataset)
+        options = ["--units", str(file), "--per-unit", "2"] if owned else []
+        done = call(*asked, *options, "--run-dir", name, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "1437" not in done.stdout
+        assert "1436" not in done.stdout
+        runs.append(published(tmp_path / name))
+    assert (runs[0] == runs[1]) == (relation == "add/remove")
+
+
+def test_other_owners_are_refused_when_a_run_is_resumed(tmp_path: Path, ids: Path) -> None:
+    own = ("--units", ids, "--per-unit", "3")
+    answer(*ASKED, *own, cwd=tmp_path)
+    lines = ids.read_text().splitlines(keepends=True)
+    exchanged, fewer = tmp_path / "exchanged.txt", tmp_path / "fewer.txt"
+    exchanged.write_text("".join([lines[6], *lines[1:6], lines[0], *lines[7:]]))
+    fewer.write_text("".join(lines).replace("u1\n", "u0\n"))
+    for options, said in {
+        ("--units", exchanged, "--per-unit", "3"): "run with units",
+        ("--units", fewer, "--per-unit", "3"): "so many records, 240 and this one has 239",
+        ("--units", ids, "--per-unit", "2"): "per_unit is 3 there and 2 here",
+        (*own, "--unit-gradient", "sum"): "unit_gradient is not set there and sum here",
+        (): "per_unit is 3 there and not set here",
+        (*own, "--neighbours", "add/remove", "--records", "240"): "neighbours is not set there",
+    }.items():
+        refused = call(*ASKED, *options, "--resume", cwd=tmp_path)
+        assert refused.returncode == 2
+        assert said in refused.stderr, refused.stderr
+    array = tmp_path / "ids.npy"
+    np.save(array, np.array(ids.read_text().split()))
+    assert answer(*ASKED, "--units", array, "--per-unit", "3", "--resume", cwd=tmp_path)["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--per-unit 2", "--per-unit 2 is for owners of several records"),
+        ("--unit-gradient sum", "--unit-gradient sum is for owners of several records"),
+        ("--units IDS", "Pass e.g. --per-unit 1"),
+        ("--units IDS --per-unit 0", "--per-unit=0 must be a whole number >= 1"),
+        ("--units IDS --per-unit 7", "no unit has more than 6 records"),
+        ("--units IDS --per-unit 2 --unit-gradient max", "must be one of mean, sum"),
+        ("--units IDS --per-unit 2 --records 7", "records=7 and the ids are of 240 units"),
+        ("--units SHORT --per-unit 2", "there are 1437 training records"),
+        ("--units missing.txt --per-unit 2", "missing.txt cannot be read"),
+        ("--units . --per-unit 2", "cannot be read"),
+        ("--neighbours add/remove", "--neighbours add/remove keeps the number of records"),
+        ("--neighbours add/remove --records 0", "--records=0 must be a whole number >= 1"),
+        ("--neighbours both", "must be one of zero-out, add/remove, replace"),
+        ("--neighbours replace", "one that is replaced costs more"),
+        ("--records 12", "neighbours=ADD_REMOVE"),
+    ],
+)
+def test_options_that_do_not_say_who_is_protected_are_refused(
+    tmp_path: Path, ids: Path, options: str, said: str
+) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("\n".join(ids.read_text().splitlines()[:-1]))
+    words = options.replace("IDS", str(ids)).replace("SHORT", str(short)).split()
+    refused = call(*ASKED, *words, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert said in refused.stderr, refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "run").exists(), "nothing was charged"
+
+
+def test_public_records_have_owners_who_are_left_out(ids: Path) -> None:
+    settings = Settings(
+        data="digits", model="logistic", delta=1e-5, learning_rate=1.0, public_records=60, per_unit=3
+    )
+    experiment = build_experiment(settings, None, torch.device("cpu"), ids)
+    assert experiment.public_count() == OWNERS - 10
+    assert experiment.owners is not None
+    assert experiment.owners[0] == "u10"
+    assert len(experiment.owners) == len(experiment.train[1])
+
+
+def test_an_audit_with_canaries_that_are_records_is_refused(tmp_path: Path, ids: Path) -> None:
+    answer(*ASKED, "--units", ids, "--per-unit", "3", cwd=tmp_path)
+    refused = call("audit", tmp_path / "run")
+    assert refused.returncode == 2
+    assert "protects one user" in refused.stderr
+    assert "without --units" in refused.stderr
