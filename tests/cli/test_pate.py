@@ -85,3 +85,17 @@ def test_noise_and_a_budget_are_not_both_taken(tmp_path: Path) -> None:
     assert result.returncode != 0
     assert "--noise and --epsilon say the same thing twice" in " ".join(result.stderr.split())
     assert not (tmp_path / "run").exists()
+
+
+def test_users_are_protected_where_their_records_are_named(tmp_path: Path) -> None:
+    ids = tmp_path / "ids.txt"
+    ids.write_text("".join(f"u{record // 5}\n" for record in range(1437)))
+    result = call("pate", *SMALL, "--run-dir", tmp_path / "run", "--seed", "0", "--units", ids)
+    assert result.returncode == 0, result.stderr
+    assert "add/remove one user, proved" in result.stdout
+    refused = call("pate", *SMALL, "--run-dir", tmp_path / "run", "--seed", "0", "--resume")
+    assert "other settings (owners, per_unit)" in refused.stderr
+    ids.write_text("u1\nu2\n")
+    refused = call("pate", *SMALL, "--run-dir", tmp_path / "other", "--units", ids)
+    assert "there are 1437 training records" in refused.stderr
+    assert not (tmp_path / "other").exists()

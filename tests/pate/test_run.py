@@ -195,3 +195,32 @@ def test_only_the_relation_that_teachers_have_is_stated(tmp_path: Path) -> None:
     with pytest.raises(Unproved, match=r"'replace' is not what is charged: .* what is replaced two"):
         run(tmp_path / "run", query=query)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_users_protects_one_user_with_any_number_of_records(tmp_path: Path) -> None:
+    owners = [f"user {record % 200}" for record in range(len(Y))]
+    fewer = [owner != "user 7" for owner in owners]
+    result = run(tmp_path / "run", units=owners)
+    assert result.guarantee.unit == "one user"
+    assert result.guarantee.epsilon == VOTE.guarantee(60, 1e-5).epsilon
+    assert result.per_instance is not None
+    assert result.per_instance.unit == "one user"
+    assert Ledger(tmp_path / "run" / "ledger.jsonl", read_only=True).epsilon(1e-5).unit == "one user"
+    remaining = [owner for owner in owners if owner != "user 7"]
+    run(tmp_path / "fewer", units=remaining, data=(X[fewer], Y[fewer]))
+    published = [(tmp_path / name / "settings.json").read_bytes() for name in ("run", "fewer")]
+    assert published[0] == published[1]
+    for changed, said in (
+        ({"units": ["user 1", *owners[1:]]}, r"other settings \(owners\)"),
+        ({"units": None}, r"other settings \((owners, per_unit|per_unit, owners)\)"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            run(tmp_path / "run", resume=True, **changed)
+    assert run(tmp_path / "run", resume=True, units=owners) == result
+
+
+def test_votes_that_are_replaced_are_not_what_teachers_of_users_cost(tmp_path: Path) -> None:
+    votes = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=4.0))
+    with pytest.raises(Unproved, match="what is replaced two"):
+        run(tmp_path / "run", query=votes)
+    assert not (tmp_path / "run").exists()

@@ -1,5 +1,6 @@
 """Steps that protect owners of several records: who is drawn, what one owner moves, what is refused."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,14 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import CheckpointError, DataError, InvalidValue, LedgerError, Unsupported
+from hush.core.errors import (
+    CheckpointError,
+    DataError,
+    InvalidValue,
+    LedgerError,
+    PrivacyWarning,
+    Unsupported,
+)
 from hush.training.data import Batch
 
 OWNERS = ["a"] * 5 + ["b"] * 3 + ["c"] * 2 + ["d"] * 2 + ["e"] * 8
@@ -215,3 +223,17 @@ def test_a_private_number_of_owners_needs_a_public_constant() -> None:
     with pytest.raises(DataError, match="19 records and units has 20 ids"):
         step.batches((inputs[:-1], targets[:-1]))
     assert step.records == 7
+
+
+def test_nobody_is_given_away_by_a_refusal_where_the_owners_are_private() -> None:
+    """The one owner of eight records is there or not: a step of up to eight refuses neither."""
+    inputs, targets = records()
+    constants: dict[str, Any] = {"neighbours": "add/remove", "records": 5, "per_unit": 8}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyWarning)  # of the number of owners
+        for kept in (20, 12):
+            step = step_of(units=OWNERS[:kept], **constants)
+            step(next(step.batches((inputs[:kept], targets[:kept]), steps=1)))
+            assert step.spent(1e-3).unit == "one user, at most 8 records a step"
+    with pytest.raises(InvalidValue, match="no unit has more than 5 records"):
+        step_of(units=OWNERS[:12], per_unit=8)

@@ -111,7 +111,7 @@ class Experiment:
         from hush.training.units import public_count, units_of
 
         settings, relation = self.settings, self.settings.relation
-        units = units_of(self.owners, settings.per_unit, self.reduction)
+        units = units_of(self.owners, settings.per_unit, self.reduction, relation)
         length_public = units is None and relation is not Neighbours.ADD_REMOVE
         if settings.records is None and length_public:
             return len(self.train[1])

@@ -88,14 +88,6 @@ Records = Annotated[int | None, typer.Option(help="Number of records in the data
 BatchSize = Annotated[int | None, typer.Option(help="Expected batch size, in place of the rate.")]
 Steps = Annotated[int | None, typer.Option(help="Number of steps.")]
 Group = Annotated[int, typer.Option(help="Number of records that change together: group privacy.")]
-NeighboursOption = Annotated[
-    str | None,
-    typer.Option(
-        "--neighbours",
-        help="Adjacency relation: zero-out, add/remove, or replace (a record by another one).",
-        callback=one_of("--neighbours", *Neighbours, why="the relation is part of what is promised"),
-    ),
-]
 Seed = Annotated[
     int | None,
     typer.Option(help="To repeat a run, for tests: who knows it knows the noise.", min=0, max=2**63 - 1),

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hush.cli.options import AsJson, Data, DataDir, Delta, Model, Seed, refuse_together
+from hush.cli.options import AsJson, Data, DataDir, Delta, Model, Seed, UnitsFile, refuse_together
 from hush.cli.output import SEED_NOTICE, print_json, progress_lines
 from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import DELTA, Budget
@@ -28,6 +28,7 @@ def pate(
     answers: Annotated[
         int | None, typer.Option(help="The most that are answered; all by default.")
     ] = None,
+    units: UnitsFile = None,
     epsilon: Annotated[
         float | None, typer.Option(help="The epsilon that is not exceeded; 8 by default.")
     ] = None,
@@ -60,7 +61,7 @@ def pate(
     """
     import torch
 
-    from hush.data import load, tensors
+    from hush.data import load, read_owners, tensors
     from hush.models import build, models_for
     from hush.pate.argmax import NoisyMax
     from hush.pate.confident import Confident, Query, with_noise
@@ -70,6 +71,7 @@ def pate(
 
     DELTA["range"].check("delta", delta)
     dataset = load(data, data_dir)
+    owners = None if units is None else read_owners(units, len(dataset.y_train))
     x_train, y_train, x_test, y_test = tensors(dataset)
     if not 0 < queries < len(x_test):
         raise DataError(
@@ -113,6 +115,7 @@ def pate(
             delta=delta,
             directory=run_dir,
             answers=answers,
+            units=owners,
             lesson=Lesson(epochs=epochs, rate=learning_rate),
             processes=processes,
             resume=resume,

@@ -107,19 +107,19 @@ class Adjacency(Value):
 
     Args:
         neighbours: Adjacency relation.
-        per_unit: Records of one user that a step takes at most, where users are protected; None: the
-            unit is a record.
+        per_unit: Records of one user that a step takes at most, where users are protected; "all": any
+            number, where nothing depends on how many they are (PATE); None: the unit is a record.
         group: Number of units that change together.
     """
 
     neighbours: Neighbours = Neighbours.ZERO_OUT
-    per_unit: int | None = None
+    per_unit: int | Literal["all"] | None = None
     group: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "neighbours", check_neighbours(self.neighbours))
-        if self.per_unit is not None:
+        if self.per_unit is not None and self.per_unit != "all":
             why = "a drawn user takes part with one record at least"
             object.__setattr__(self, "per_unit", check_count("per_unit", self.per_unit, why, 1))
         group = as_float(self.group)
@@ -138,6 +138,8 @@ class Adjacency(Value):
         if self.per_unit is None:
             return "one record" if self.group == 1 else f"{self.group} records together"
         owner = "one user" if self.group == 1 else f"{self.group} users together"
+        if self.per_unit == "all":
+            return owner
         return f"{owner}, at most {self.per_unit} record{'s' * (self.per_unit > 1)} a step"
 
     @property

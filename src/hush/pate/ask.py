@@ -30,6 +30,7 @@ def ask(
     **Guarantee.** The guarantee of `counts`, for any answers, docs/guarantees/argmax.md, step 3: a
     charge, with the released answer, is on disk before the answer is returned.
     """
+    ledger.check_adjacency(adjacency)
     rows = as_scores(scores)
     vote = query if isinstance(query, NoisyMax) else query.vote
     answers = vote(rows, generator)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,17 @@ from hush.pate.per_instance import per_instance
 from hush.pate.teachers import (
     Lesson,
     Network,
-    check_teachers,
     fit,
     predict,
     predictions,
+    teacher_of,
     train_teachers,
     votes,
 )
 from hush.training import checkpoint
 from hush.training.data import count
 from hush.training.private_gradient import fingerprint
+from hush.training.units import Owners, owner_ids
 
 _LESSON = Lesson()
 
@@ -64,6 +65,7 @@ def pate(
     delta: float,
     directory: Path,
     answers: int | None = None,
+    units: Owners | None = None,
     lesson: Lesson = _LESSON,
     processes: int = 1,
     resume: bool = False,
@@ -73,8 +75,9 @@ def pate(
     """Train teachers, let them vote under noise on public inputs, train a student on the answers.
 
     **Guarantee.** `PateRun.guarantee`, for everything released: the student, the answers, their
-    number, the ledger. Neighbours differ by one record of `data`, added or removed. `public` and
-    `evaluation` are not protected; their targets serve to measure only. docs/guarantees/argmax.md.
+    number, the ledger. Neighbours differ by one record of `data`, added or removed; with `units` by one
+    user, whatever number of records that user has. `public` and `evaluation` are not protected; their
+    targets serve to measure only. docs/guarantees/argmax.md.
 
     Args:
         network: makes a new teacher or student.
@@ -87,6 +90,7 @@ def pate(
         delta: of the guarantee.
         directory: of the run's files.
         answers: the most inputs that are answered; None: all.
+        units: the owner of each record, integers or names: all records of an owner go to one teacher.
         lesson: hyperparameters of teachers and student.
         processes: teachers trained at once.
         resume: go on with the run in `directory`; finished teachers and answers on the ledger stay.
@@ -113,11 +117,13 @@ def pate(
         )
     asked = count(public)
     plans = planned(query, asked, asked if answers is None else answers)
-    check_delta(delta, count(data), private=True)
-    adjacency = Adjacency(neighbours=vote.neighbours)
-    guarantee = charged(plans, delta, vote.neighbours, vote.unit)
+    users = None if units is None else len(set(owner_ids(units)))
+    check_delta(delta, count(data) if users is None else users, private=True)
+    adjacency = Adjacency(neighbours=vote.neighbours, per_unit=None if units is None else "all")
+    unit = vote.unit if units is None else adjacency.unit
+    guarantee = charged(plans, delta, vote.neighbours, unit)
     check_count("processes", processes, "somebody has to train the teachers", at_least=1)
-    check_teachers(teachers, count(data))
+    assigned = teacher_of(*data, teachers, units)
     if isinstance(query, Confident) and query.threshold > teachers:
         raise InvalidValue(
             f"threshold={query.threshold:g} is more than the {teachers} votes there are: it would be "
@@ -132,12 +138,24 @@ def pate(
         "public": fingerprint([inputs]),
         "network": str(network()),
         "lesson": lesson.to_plain(),
+        "per_unit": adjacency.per_unit,
     }
-    folder = PateFolder(directory, settings, {"records": count(data)}, resume=resume)
+    # whose teacher each record is follows from the owners, who may be private
+    private = {"records": count(data), "owners": None if units is None else fingerprint([assigned])}
+    folder = PateFolder(directory, settings, private, resume=resume)
     with Ledger(folder.ledger) as ledger:
         folder.begin()
         ledger.store_delta(delta)
-        train_teachers(folder.teachers, network, data, teachers, lesson, processes=processes, done=done)
+        train_teachers(
+            folder.teachers,
+            network,
+            data,
+            assigned,
+            teachers,
+            lesson,
+            processes=processes,
+            done=done,
+        )
         predicted = predictions(folder.teachers, network, teachers, inputs)
         scores = votes(predicted, classes)
         labels = ask(query, scores, ledger, plans, generator, adjacency)
@@ -147,13 +165,15 @@ def pate(
         student = network()
         fit(student, inputs[answered], labels[answered], lesson, seed=teachers)
     checkpoint.save_weights(folder.student, student)
-    noises = {type(plan.noise) for plan in plans}
+    measured = None
+    if {type(plan.noise) for plan in plans} == {Gaussian}:
+        measured = replace(per_instance(query, scores, delta, answers), unit=unit)
     return PateRun(
         guarantee=guarantee,
         answered=int(answered.sum()),
         label_accuracy=_mean(labels[answered] == truth[answered]),
         student_accuracy=_mean(predict(student, evaluation[0]) == evaluation[1]),
-        per_instance=per_instance(query, scores, delta, answers) if noises == {Gaussian} else None,
+        per_instance=measured,
         teacher_accuracy=_mean(predicted == truth),
     )
 

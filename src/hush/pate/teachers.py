@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,17 +18,32 @@ from hush.core.errors import CheckpointError, DataError
 from hush.core.ranges import check_count, number
 from hush.core.value import Value
 from hush.training import checkpoint
+from hush.training.units import Owners, owner_ids
 
 Network = Callable[[], nn.Module]
 """Makes a new network; it must be picklable to be trained in another process."""
 
 
-def teacher_of(inputs: Tensor, targets: Tensor, teachers: int) -> Tensor:
-    """Index of the teacher that each record belongs to, a function of the record alone.
+def teacher_of(inputs: Tensor, targets: Tensor, teachers: int, units: Owners | None = None) -> Tensor:
+    """Index of the teacher that each record belongs to, a function of the record or its owner alone.
 
     A hash of the record's content, so that adding or removing a record changes one teacher only; shares
-    cut by position would all shift. Shares are of about equal size.
+    cut by position would all shift. With owners, a hash of the owner's id: all records of a user are
+    with one teacher, and stay there whoever else comes or goes. Shares are of about equal size, in
+    records or in users; if they were evened out by numbers of records, one user more would move others.
     """
+    if units is not None:
+        ids = owner_ids(units)
+        if len(ids) != len(inputs):
+            raise DataError(
+                f"the data has {len(inputs)} records and units has {len(ids)} ids: records of a user "
+                "with several teachers would have several votes. Pass one id a record, in the order of "
+                "the records."
+            )
+        names, unit = np.unique(ids, return_inverse=True)
+        check_teachers(teachers, len(names), "users")
+        assigned = torch.tensor([_hash(str(name).encode()) % teachers for name in names.tolist()])
+        return assigned[torch.from_numpy(unit)]
     check_teachers(teachers, len(inputs))
     return torch.tensor(
         [
@@ -37,13 +53,13 @@ def teacher_of(inputs: Tensor, targets: Tensor, teachers: int) -> Tensor:
     )
 
 
-def check_teachers(teachers: int, records: int) -> None:
-    """Raise unless there are at least two teachers and a record for each."""
+def check_teachers(teachers: int, count: int, units: str = "records") -> None:
+    """Raise unless there are at least two teachers and a record, or a user, for each."""
     check_count("teachers", teachers, "one teacher's vote is what noise hides", at_least=2)
-    if teachers > records:
+    if teachers > count:
         raise DataError(
-            f"teachers={teachers} is more than the {records} records: most teachers would have learned "
-            f"nothing, and their votes drown the others. Pass e.g. teachers={max(2, records // 20)}."
+            f"teachers={teachers} is more than the {count} {units}: most teachers would have learned "
+            f"nothing, and their votes drown the others. Pass e.g. teachers={max(2, count // 20)}."
         )
 
 
@@ -95,21 +111,32 @@ def train_teachers(
     folder: Path,
     network: Network,
     data: tuple[Tensor, Tensor],
+    assigned: Tensor,
     teachers: int,
     lesson: Lesson,
     *,
     processes: int = 1,
     done: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train the teachers whose file is missing; `done` is called as each is finished."""
+    """Train the teachers whose file is missing, each on the records assigned to it.
+
+    Args:
+        folder: of the teachers' files.
+        network: makes a new teacher.
+        data: private inputs and targets.
+        assigned: `teacher_of` of the records.
+        teachers: how many.
+        lesson: hyperparameters.
+        processes: teachers trained at once.
+        done: called as each is finished.
+    """
     inputs, targets = data
-    owner = teacher_of(inputs, targets, teachers)
     folder.mkdir(parents=True, exist_ok=True)
     missing = [teacher for teacher in range(teachers) if not _file(folder, teacher).exists()]
     for _ in range(teachers - len(missing)):
         done()
     jobs = (
-        (folder, network, inputs[owner == teacher], targets[owner == teacher], lesson, teacher)
+        (folder, network, inputs[assigned == teacher], targets[assigned == teacher], lesson, teacher)
         for teacher in missing
     )
     if processes == 1:

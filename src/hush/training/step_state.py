@@ -115,7 +115,7 @@ class StepState(SingleOwner):
         """Settings of the optimizer when the step was made: a resumed run must begin with the same."""
         self.plan = plan
         self.adjacency = Adjacency(neighbours=neighbours, per_unit=per_unit)
-        self.units = units_of(units, per_unit, unit_gradient)
+        self.units = units_of(units, per_unit, unit_gradient, self.adjacency.neighbours)
         """Owners of the records; None: each record is a unit of privacy."""
         self.records = public_count(records, self.units, self.adjacency.neighbours)
         """Number of units of privacy, or a public constant near it."""

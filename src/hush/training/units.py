@@ -41,7 +41,13 @@ class Units:
     reduction: Reduction
 
     @classmethod
-    def of(cls, owners: Owners, per_unit: int, reduction: Reduction = "mean") -> "Units":
+    def of(
+        cls,
+        owners: Owners,
+        per_unit: int,
+        reduction: Reduction = "mean",
+        neighbours: Neighbours = Neighbours.ZERO_OUT,
+    ) -> "Units":
         """The units that a list of owners makes.
 
         Args:
@@ -49,6 +55,8 @@ class Units:
             per_unit: Records of one unit that take part in a step at most, chosen at random anew each
                 time.
             reduction: Whether a unit's gradient is the mean or the sum of theirs.
+            neighbours: Under `ADD_REMOVE` who owns what is private, and nothing is refused by it: that a
+                run was refused would tell of the one unit that has `per_unit` records.
         """
         if reduction not in ("mean", "sum"):
             raise InvalidValue(
@@ -57,8 +65,8 @@ class Units:
                 key="unit_gradient",
             )
         most = check_count("per_unit", per_unit, "a drawn unit takes part with one record at least", 1)
-        _, unit, counts = np.unique(_as_array(owners), return_inverse=True, return_counts=True)
-        if most > counts.max():
+        _, unit, counts = np.unique(owner_ids(owners), return_inverse=True, return_counts=True)
+        if most > counts.max() and neighbours is not Neighbours.ADD_REMOVE:
             raise InvalidValue(
                 f"per_unit={most} and no unit has more than {counts.max()} records: the guarantee would "
                 f"name a bound that is never met. Pass per_unit={counts.max()} or less.",
@@ -115,7 +123,9 @@ class Units:
         return self.order[(first + within)[taken]], taken_counts[by_count]
 
 
-def units_of(owners: Owners | None, per_unit: int | None, reduction: Reduction) -> Units | None:
+def units_of(
+    owners: Owners | None, per_unit: int | None, reduction: Reduction, neighbours: Neighbours
+) -> Units | None:
     """The units that own the records; None where each record is a unit."""
     if owners is None and per_unit is None:
         return None
@@ -126,7 +136,7 @@ def units_of(owners: Owners | None, per_unit: int | None, reduction: Reduction) 
             "a step takes, make the unit of privacy together. Pass units=ids, per_unit=1, or neither.",
             key=missing,
         )
-    return Units.of(owners, per_unit, reduction)
+    return Units.of(owners, per_unit, reduction, neighbours)
 
 
 def public_count(records: int | None, units: Units | None, neighbours: Neighbours) -> int:
@@ -188,7 +198,7 @@ def _count_up(counts: Tensor) -> Tensor:
     return torch.arange(int(counts.sum())) - starts.repeat_interleave(counts)
 
 
-def _as_array(owners: Owners) -> np.ndarray[Any, Any]:
+def owner_ids(owners: Owners) -> np.ndarray[Any, Any]:
     """The owners as a vector of integers or names; raises for anything else."""
     values = owners.numpy(force=True) if isinstance(owners, Tensor) else np.asarray(owners)
     if values.ndim == 2:
