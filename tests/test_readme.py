@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted(path for path in (ROOT / "docs").glob("*.md"))]
 MANUAL = [*PAGES, ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"]
-HOW_TO = ("command-line", "plans", "own-loop", "pate", "statistics", "selective")
+HOW_TO = (*("command-line", "who-is-protected", "plans", "own-loop", "pate", "statistics", "selective"),)
 
 
 def blocks(page: Path, language: str = "python") -> list[str]:
