@@ -66,7 +66,8 @@ def self_test(step: PrivateStep, data: Data) -> None:
 def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
     physical = step.probe(data)
     empty = Batch(torch.arange(0), data, physical)
-    units, per_unit = number_of_units(step, data), step.adjacency.per_unit or 1
+    units = number_of_units(step, data)
+    per_unit = 1 if step.units is None else step.units.per_unit
     draws = min(400, max(32, _COINS // units))
     # as many as a step is likely to work on at once: kernels are chosen by shape
     drawn = math.ceil(step.plan.sampling.participation * units)

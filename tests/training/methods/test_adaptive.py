@@ -63,6 +63,7 @@ def test_it_learns_and_ends_within_the_budget() -> None:
     right = (run.step.model(inputs).argmax(1) == targets).float().mean()
     assert float(right) > 0.85
     assert run.spent(1e-5).epsilon.upper <= BUDGET.epsilon
+    assert run.spent() == run.spent(BUDGET.delta), "the ledger keeps the budget's"
 
 
 def test_every_noisy_quantity_was_admitted_and_together_they_stay_within_the_budget() -> None:

@@ -16,7 +16,7 @@ from hush.accounting.filters import GaussianFilter
 from hush.accounting.ledger.ledger import Ledger
 from hush.clipping import L2
 from hush.clipping.norms import NORM
-from hush.core.guarantee import Budget, Guarantee, Neighbours
+from hush.core.guarantee import Budget, Guarantee, Neighbours, check_delta
 from hush.core.ranges import check_count, number
 from hush.core.value import Value
 from hush.gradients.recording import per_sample_losses
@@ -112,6 +112,7 @@ class AdaptiveDescent:
             secure=secure,
             physical_batch=physical_batch,
         )
+        self._delta = check_delta(budget.delta, self.step.records)
         self._full_batch = Batch(
             torch.arange(self.step.records),
             data,
@@ -123,6 +124,7 @@ class AdaptiveDescent:
     def run(self) -> Iterator[float]:
         """Step sizes of the moves, each yielded right after its move."""
         total = self.gradient_sum()
+        self.step.ledger.store_delta(self._delta)
         self.step.charge(f"filter {self.filter.precision!r}")
         precision, longest, taken = self._share, self.settings.longest, list[float]()
         while self.filter.admit(precision):
@@ -145,11 +147,13 @@ class AdaptiveDescent:
             yield length
             total = self.gradient_sum()
 
-    def spent(self, delta: float, *, group: int = 1, neighbours: Neighbours | None = None) -> Guarantee:
+    def spent(
+        self, delta: float | None = None, *, group: int = 1, neighbours: Neighbours | None = None
+    ) -> Guarantee:
         """(epsilon, delta) guarantee of everything on the ledger, the filter's whole budget among it.
 
         Args:
-            delta: of the guarantee.
+            delta: of the guarantee; None: the budget's, which the ledger keeps.
             group: number of units of privacy that change together.
             neighbours: adjacency relation; None: the one that is charged.
         """
