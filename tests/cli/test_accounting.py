@@ -171,3 +171,22 @@ def test_account_of_groups_and_of_replaced_records() -> None:
     assert replaced["attacker"]["advantage"] > answer(*asked)["attacker"]["advantage"]
     sizes = ("--noise", "1", "--records", "100", "--batch-size", "5", "--steps", "10")
     assert "at most the 100 units" in call("account", *sizes, "--group", "101").stderr
+
+
+def test_calibrate_for_groups_and_replaced_records() -> None:
+    asked = ("calibrate", "--epsilon", "2", "--rate", "0.01", "--steps", "500")
+    usual, replaced = answer(*asked), answer(*asked, "--neighbours", "replace")
+    together = answer(*asked, "--group", "3")
+    noises = [answered["plan"]["noise"]["multiplier"] for answered in (usual, replaced, together)]
+    assert noises == sorted(noises)
+    for found, options in (
+        (replaced, {"neighbours": hush.Neighbours.REPLACE}),
+        (together, {"group": 3}),
+    ):
+        plan = hush.Plan.from_plain(found["plan"])
+        exact = hush.epsilon(plan, 500, 1e-5, **options).epsilon.upper
+        assert found["epsilon"]["upper"] == exact
+        assert 0.999 * 2 <= exact <= 2
+    refused = call(*asked, "--fit", "--group", "3")
+    assert refused.returncode == 2
+    assert "3 records together (zero-out) was asked for" in refused.stderr

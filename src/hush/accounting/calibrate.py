@@ -143,7 +143,13 @@ def max_steps(
     )
 
 
-def max_rate(plan: Plan, budget: Budget, steps: int, dimension: int | None = None) -> Plan:
+def max_rate(
+    plan: Plan,
+    budget: Budget,
+    steps: int,
+    dimension: int | None = None,
+    adjacency: Adjacency = RECORD,
+) -> Plan:
     """The plan with the largest Poisson sampling rate for which `steps` steps stay within `budget`.
 
     Args:
@@ -151,6 +157,7 @@ def max_rate(plan: Plan, budget: Budget, steps: int, dimension: int | None = Non
         budget: Epsilon and delta that may be spent.
         steps: Number of steps.
         dimension: Number of parameters, as in `hush.rdp`.
+        adjacency: What neighbours of the budget differ in.
 
     Returns:
         The plan with the calibrated rate, which is 1 where even that fits.
@@ -173,8 +180,8 @@ def max_rate(plan: Plan, budget: Budget, steps: int, dimension: int | None = Non
         return replace(plan, sampling=Poisson(rate=rate))
 
     def cost(rate: float) -> float:
-        counts = {with_rate(rate): steps}
-        return upper_epsilon(counts, budget.delta, dimension, ceiling=_CEILING * budget.epsilon)
+        counts, ceiling = {with_rate(rate): steps}, _CEILING * budget.epsilon
+        return upper_epsilon(counts, budget.delta, dimension, adjacency, ceiling=ceiling)
 
     rate = largest_affordable(cost, budget.epsilon, start=0.01, low=_MIN_RATE, high=1.0, whole=False)
     if rate is None:

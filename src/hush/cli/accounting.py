@@ -26,7 +26,7 @@ from hush.cli.options import (
 )
 from hush.cli.output import print_json
 from hush.core.errors import InvalidPlan
-from hush.core.guarantee import Adjacency, Budget, Guarantee, Neighbours, check_delta
+from hush.core.guarantee import RECORD, Adjacency, Budget, Guarantee, Neighbours, check_delta
 from hush.core.plan import plan_text, read_plan
 from hush.core.ranges import check_count
 from hush.sampling import FullBatch
@@ -99,7 +99,7 @@ def account(
             )
         counts = {value: steps_of(steps, epochs, value)}
         sizes = {} if dimension is None else {value: dimension}
-        adjacency = Adjacency(group=group, neighbours=relation or Neighbours.ZERO_OUT)
+        adjacency = _adjacency(group, neighbours)
         adjacency.check_records(records)
         chosen = _DELTA if delta is None else delta
         guarantee = _for_units(compose(counts, chosen, sizes, adjacency), records)
@@ -133,6 +133,8 @@ def calibrate(
     fit: Annotated[
         bool, typer.Option("--fit", help="A noise scale for each block of the plan's clipping.")
     ] = False,
+    group: Group = 1,
+    neighbours: NeighboursOption = None,
     as_json: AsJson = False,
 ) -> None:
     """The plan that just meets a budget, ready to be saved as a plan file.
@@ -142,18 +144,28 @@ def calibrate(
     Example: hush calibrate --epsilon 3 --records 60000 --batch-size 600 --epochs 20
     """
     from hush.accounting import calibrate as inverse
-    from hush.accounting.epsilon import epsilon as epsilon_of
+    from hush.accounting.epsilon import compose
     from hush.accounting.shaping.fit import fit_noise
 
     refuse_together(plan=plan, rate=rate, batch_size=batch_size)
     refuse_together(plan=plan, noise=noise)
     refuse_together(steps=steps, epochs=epochs)
+    adjacency = _adjacency(group, neighbours)
+    adjacency.check_records(records)
+    if fit and adjacency.slots > 1:
+        raise InvalidPlan(
+            f"--fit finds noise for {RECORD}, and {adjacency} was asked for: its shape is proved best "
+            "for that alone. Leave out --fit, --group and --neighbours, or calibrate the plan it finds."
+        )
     budget = Budget(epsilon=epsilon, delta=delta)
     sampled = rate is not None or batch_size is not None
     if plan is not None or noise is None:
         start = read_plan(plan) if plan else plan_of(sampling_of(rate, records, batch_size), 1)
         count = steps_of(steps, epochs, start)
-        fitting = (fit_noise if fit else inverse.calibrate)(start, budget, count, dimension)
+        if fit:
+            fitting = fit_noise(start, budget, count, dimension)
+        else:
+            fitting = inverse.calibrate(start, budget, count, dimension, adjacency=adjacency)
     elif sampled:
         fitting = plan_of(sampling_of(rate, records, batch_size), noise)
         if steps is not None or epochs is not None:
@@ -161,16 +173,16 @@ def calibrate(
                 "noise, rate and steps are all given, so there is nothing to find. Leave one of them "
                 "out, or ask `hush account` what they cost."
             )
-        count = inverse.max_steps(fitting, budget)
+        count = inverse.max_steps(fitting, budget, adjacency=adjacency)
     else:
         if steps is None:
             raise InvalidPlan(
                 "with --noise, pass --steps to find the rate, or --rate to find the steps."
             )
-        fitting = inverse.max_rate(plan_of(FullBatch(), noise), budget, steps=steps)
+        fitting = inverse.max_rate(plan_of(FullBatch(), noise), budget, steps, adjacency=adjacency)
         count = steps
-    guarantee = epsilon_of(fitting, steps=count, delta=delta, dimension=dimension)
-    guarantee = _for_units(guarantee, records)
+    sizes = {} if dimension is None else {fitting: dimension}
+    guarantee = _for_units(compose({fitting: count}, delta, sizes, adjacency), records)
     if as_json:
         print_json({**guarantee.to_plain(), "steps": count, "plan": fitting.to_plain()})
         return
@@ -186,6 +198,12 @@ def _read_ledger(run_dir: Path | None, path: Path | None) -> "tuple[Ledger, list
         return checked_ledger(run_dir)
     assert path is not None
     return ledger_at(path)
+
+
+def _adjacency(group: int, neighbours: str | None) -> Adjacency:
+    """What neighbours of a question without a ledger differ in."""
+    relation = Neighbours.ZERO_OUT if neighbours is None else Neighbours(neighbours)
+    return Adjacency(group=group, neighbours=relation)
 
 
 def _delta_of(ledger: "Ledger", requested: float | None) -> tuple[float, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hush.core.errors import CheckpointError, InvalidPlan, InvalidValue, shorten
-from hush.core.guarantee import DELTA, Budget, Neighbours, check_neighbours
+from hush.core.guarantee import DELTA, Adjacency, Budget, Neighbours, check_neighbours
 from hush.core.plan import Plan, read_plan
 from hush.core.ranges import Range, check_count, check_kind
 from hush.core.value import Value
@@ -178,7 +178,14 @@ def build_experiment(
     )
 
 
-def check_same_plan(folder: Path, plan: Plan, budget: Budget, steps: int | None, dimension: int) -> None:
+def check_same_plan(
+    folder: Path,
+    plan: Plan,
+    budget: Budget,
+    steps: int | None,
+    dimension: int,
+    adjacency: Adjacency,
+) -> None:
     """Raise if the run in a folder has another plan, with what differs and how to go on under its own.
 
     Args:
@@ -187,6 +194,7 @@ def check_same_plan(folder: Path, plan: Plan, budget: Budget, steps: int | None,
         budget: epsilon and delta of the whole run.
         steps: number of steps in all; None: as many as the budget allows.
         dimension: number of parameters.
+        adjacency: what neighbours of the budget differ in.
     """
     from hush.accounting.calibrate import max_steps
     from hush.accounting.epsilon import compose
@@ -198,9 +206,9 @@ def check_same_plan(folder: Path, plan: Plan, budget: Budget, steps: int | None,
     if charged == plan:
         return
     sizes = {charged: dimension} if grows_with_dimension(charged) else {}
-    allowed = max_steps(charged, budget, {}, sizes)
+    allowed = max_steps(charged, budget, {}, sizes, adjacency)
     count = max(allowed, steps or 0)  # fewer than the budget pays for are a matter of --steps alone
-    cost = compose({charged: count}, budget.delta, sizes).epsilon.upper
+    cost = compose({charged: count}, budget.delta, sizes, adjacency).epsilon.upper
     needed = budget.epsilon if count == allowed else math.ceil(cost * 1000) / 1000
     raise InvalidPlan(
         f"{file} is another plan than these options stand for ({differences(charged, plan)}): a run "

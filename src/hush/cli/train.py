@@ -45,7 +45,7 @@ from hush.cli.options import (
     steps_of,
 )
 from hush.cli.output import SEED_NOTICE, print_json
-from hush.core.guarantee import Arithmetic, Budget, Neighbours
+from hush.core.guarantee import Adjacency, Arithmetic, Budget, Neighbours
 from hush.core.plan import read_plan
 from hush.core.ranges import Range, check_count
 from hush.data.features import FEATURES
@@ -192,6 +192,7 @@ def train(
     torch_device = device_of(device)
     experiment = build_experiment(settings, data_dir, torch_device, units)
     unit_count = experiment.public_count()
+    adjacency = Adjacency(neighbours=settings.relation)
     if plan_of_file is not None:
         private = plan_of_file
         total = None if steps is None and epochs is None else steps_of(steps, epochs, private)
@@ -202,7 +203,8 @@ def train(
         release = release_of(unit_count, test_batch, test_noise, test_clip, test_threshold, test)
         private = replace(private, release=release)
         total = steps_of(steps, 20 if epochs is None else epochs, private)
-        private = private if noise is not None else calibrate(private, budget, steps=total)
+        if noise is None:
+            private = calibrate(private, budget, steps=total, adjacency=adjacency)
 
     generator = None
     if seed is not None:
@@ -218,7 +220,7 @@ def train(
         path for n in count(1) if not (path := Path("runs") / f"{data}-{n}").exists()
     )
     if resume:
-        check_same_plan(folder, private, budget, total, dimension)
+        check_same_plan(folder, private, budget, total, dimension, adjacency)
     try:
         run = run_loop(
             network,
