@@ -97,7 +97,7 @@ def units_fashion(
         axes.barh(
             names[::-1], [row[-2] for row in rows][::-1], xerr=[row[-1] or 0 for row in rows][::-1]
         )
-        axes.set(xlabel="test accuracy, %", xlim=(60, 92))
+        axes.set(xlabel="test accuracy, %", xlim=(70, 90))
 
     return Figure(
         name="units-fashion",

@@ -174,7 +174,7 @@ def compose(
     steps, distance = _charged(counts, dimension, adjacency)
     exact = all(plan.noise.exact for plan, count in counts.items() if count)
     arithmetic: Arithmetic = "proved" if exact else "assumed"
-    bound = _epsilon(steps, distance, delta)
+    bound = groups.epsilon_bound(steps, distance, delta)
     return Guarantee(
         epsilon=_certified(counts, bound),
         delta=delta,
@@ -183,26 +183,6 @@ def compose(
         basis=_basis(steps),
         arithmetic=arithmetic,
     )
-
-
-def _epsilon(steps: Mapping[ComposableStep, int], adjacency: Adjacency, delta: float) -> Bound:
-    """Bounds on epsilon at `delta` of a composition of mechanisms, for a change."""
-    if adjacency.group * renyi.participation_probability(steps) <= delta:
-        return Bound(lower=0.0, upper=0.0)
-    if adjacency.slots == 1:
-        bound = accountant.epsilon(renyi.dominated_steps(steps), delta)
-        if renyi.requires_rdp(steps):
-            bound = _consistent(bound.lower, renyi.epsilon_upper(steps, delta))
-        return bound
-    bound = accountant.epsilon(groups.dominated_pairs(steps, adjacency), delta)
-    if renyi.requires_rdp(steps):
-        upper = groups.chained_epsilon(
-            lambda share: renyi.epsilon_upper(steps, share), adjacency.slots, delta
-        )
-        if (pairs := groups.dominating_pairs(steps, adjacency)) is not None:
-            upper = min(upper, accountant.epsilon(pairs, delta).upper)
-        bound = _consistent(bound.lower, upper)
-    return bound
 
 
 def upper_epsilon(
@@ -228,7 +208,7 @@ def upper_epsilon(
     delta = DELTA["range"].check("delta", delta)
     steps, distance = _charged(counts, dimension, adjacency)
     if distance.slots > 1:
-        return _epsilon(steps, distance, delta).upper
+        return groups.epsilon_bound(steps, distance, delta).upper
     if renyi.participation_probability(steps) <= delta:
         return 0.0
     dominated = renyi.dominated_steps(steps)
@@ -257,25 +237,7 @@ def delta(
         Lower and upper bounds on delta.
     """
     epsilon = _EPSILON.check("epsilon", epsilon)
-    return _certified(counts, _delta(*_charged(counts, dimension, adjacency), epsilon))
-
-
-def _delta(steps: Mapping[ComposableStep, int], adjacency: Adjacency, epsilon: float) -> Bound:
-    """Bounds on delta at `epsilon` of a composition of mechanisms, for a change."""
-    if adjacency.slots == 1:
-        bound = accountant.delta(renyi.dominated_steps(steps), epsilon)
-        if renyi.requires_rdp(steps):
-            bound = _consistent(bound.lower, renyi.delta_upper(steps, epsilon))
-        return bound
-    bound = accountant.delta(groups.dominated_pairs(steps, adjacency), epsilon)
-    if renyi.requires_rdp(steps):
-        upper = groups.chained_delta(
-            lambda share: renyi.delta_upper(steps, share), adjacency.slots, epsilon
-        )
-        if (pairs := groups.dominating_pairs(steps, adjacency)) is not None:
-            upper = min(upper, accountant.delta(pairs, epsilon).upper)
-        bound = _consistent(bound.lower, upper)
-    return bound
+    return _certified(counts, groups.delta_bound(*_charged(counts, dimension, adjacency), epsilon))
 
 
 def _certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
@@ -283,15 +245,6 @@ def _certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
     if any(plan.noise.dominating_noise(1.0) is not None for plan in counts):
         return Bound(lower=0.0, upper=bound.upper)
     return bound
-
-
-def _consistent(lower: float, upper: float) -> Bound:
-    """The bound between the ends of two accountants; raises if they contradict each other."""
-    if lower > upper * (1 + 1e-6) + 1e-9:
-        raise ArithmeticError(
-            f"a lower bound of {lower:g} and an upper bound of {upper:g} cannot both hold"
-        )
-    return Bound(lower=min(lower, upper), upper=upper)
 
 
 def _basis(steps: Mapping[ComposableStep, int]) -> Basis:

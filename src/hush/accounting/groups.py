@@ -10,11 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from hush.accounting import renyi_composition as renyi
 from hush.accounting.numerics import bisect
+from hush.accounting.pld import accountant
 from hush.accounting.pld.group_law import GroupLaw
 from hush.accounting.pld.privacy_loss import Step
 from hush.accounting.steps import ComposableStep, PairedStep
-from hush.core.guarantee import Adjacency
+from hush.core.guarantee import Adjacency, Bound
 
 Counts = Mapping[ComposableStep, int]
 
@@ -56,6 +58,49 @@ class SampledGroup:
         return replace(self, single=representable.divided(1 / shift))
 
 
+def epsilon_bound(steps: Counts, adjacency: Adjacency, delta: float) -> Bound:
+    """Bounds on epsilon at `delta` of a composition of mechanisms, for a change."""
+    if adjacency.group * renyi.participation_probability(steps) <= delta:
+        return Bound(lower=0.0, upper=0.0)
+    if adjacency.slots == 1:
+        bound = accountant.epsilon(renyi.dominated_steps(steps), delta)
+        if renyi.requires_rdp(steps):
+            bound = _consistent(bound.lower, renyi.epsilon_upper(steps, delta))
+        return bound
+    bound = accountant.epsilon(dominated_pairs(steps, adjacency), delta)
+    if renyi.requires_rdp(steps):
+        upper = chained_epsilon(lambda share: renyi.epsilon_upper(steps, share), adjacency.slots, delta)
+        if (pairs := dominating_pairs(steps, adjacency)) is not None:
+            upper = min(upper, accountant.epsilon(pairs, delta).upper)
+        bound = _consistent(bound.lower, upper)
+    return bound
+
+
+def delta_bound(steps: Counts, adjacency: Adjacency, epsilon: float) -> Bound:
+    """Bounds on delta at `epsilon` of a composition of mechanisms, for a change."""
+    if adjacency.slots == 1:
+        bound = accountant.delta(renyi.dominated_steps(steps), epsilon)
+        if renyi.requires_rdp(steps):
+            bound = _consistent(bound.lower, renyi.delta_upper(steps, epsilon))
+        return bound
+    bound = accountant.delta(dominated_pairs(steps, adjacency), epsilon)
+    if renyi.requires_rdp(steps):
+        upper = chained_delta(lambda share: renyi.delta_upper(steps, share), adjacency.slots, epsilon)
+        if (pairs := dominating_pairs(steps, adjacency)) is not None:
+            upper = min(upper, accountant.delta(pairs, epsilon).upper)
+        bound = _consistent(bound.lower, upper)
+    return bound
+
+
+def _consistent(lower: float, upper: float) -> Bound:
+    """The bound between the ends of two accountants; raises if they contradict each other."""
+    if lower > upper * (1 + 1e-6) + 1e-9:
+        raise ArithmeticError(
+            f"a lower bound of {lower:g} and an upper bound of {upper:g} cannot both hold"
+        )
+    return Bound(lower=min(lower, upper), upper=upper)
+
+
 def without_sampling(steps: Counts, adjacency: Adjacency) -> Counts | None:
     """The steps of which one record costs what the change costs of these; None where some are sampled.
 
@@ -64,7 +109,7 @@ def without_sampling(steps: Counts, adjacency: Adjacency) -> Counts | None:
     """
     scaled: Counter[ComposableStep] = Counter()
     for step, count in steps.items():
-        divided = step.divided(adjacency.slots) if step.everyone_takes_part else None
+        divided = step.divided(adjacency.slots) if step == step.unsampled else None
         if divided is None:
             return None
         scaled[divided] += count

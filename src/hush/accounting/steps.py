@@ -81,11 +81,6 @@ class ComposableStep(Mechanism):
         """A step with a dominating pair that dominates this one, if known; itself if it has one."""
         return None
 
-    @property
-    def everyone_takes_part(self) -> bool:
-        """Whether nothing is sampled, neither records nor coordinates."""
-        return False
-
     def divided(self, shift: float) -> "ComposableStep | None":
         """The step with 1 / `shift` of its noise, if it has one noise to divide."""
         return None
@@ -110,10 +105,6 @@ class _Subsampled(ComposableStep):
     @property
     def participation(self) -> float:
         return self.rate
-
-    @property
-    def everyone_takes_part(self) -> bool:
-        return self.rate == 1
 
     @property
     def unsampled(self) -> Self:
@@ -230,10 +221,6 @@ class CoordinateWise(_Subsampled):
 
     blocks: tuple[Block, ...]
     coordinate_rate: float = 1.0
-
-    @property
-    def everyone_takes_part(self) -> bool:
-        return self.rate == 1 and self.coordinate_rate == 1
 
     def divided(self, shift: float) -> "CoordinateWise":
         blocks = (replace(block, scale=block.scale / shift) for block in self.blocks)

@@ -80,12 +80,10 @@ class StepState(SingleOwner):
             records: number of slots of the data, which is public: the divisor of the update. Under
                 `ADD_REMOVE` a public constant near it. With `units`, the number of units; None: as many
                 as own the records.
-            units: the owner of each record, where an owner is to be protected and not a record: integers
-                or names. A step then draws owners. Who owns which slot is public unless under
-                `ADD_REMOVE`.
+            units: the owner of each record, integers or names: a step draws owners, and protects one.
+                Who owns which slot is public unless under `ADD_REMOVE`.
             per_unit: records of one owner that a step takes at most, chosen at random each time.
-            unit_gradient: whether an owner's gradient, which is clipped, is the "mean" or the "sum" of
-                its records' gradients.
+            unit_gradient: "mean" or "sum" of an owner's records' gradients, which is clipped.
             neighbours: relation that is charged: docs/guarantees/neighbours.md.
             ledger: ledger to charge, or the path of one of this plan alone; None: one in memory.
             generator: seeds the stream, so that whoever knows the seed can repeat the run: for tests,

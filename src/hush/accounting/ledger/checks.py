@@ -1,8 +1,10 @@
 """Checks of what a ledger is asked to charge, or to answer for."""
 
+from dataclasses import replace
+
 from hush.accounting.mechanism import grows_with_dimension
-from hush.core.errors import InvalidValue, LedgerError
-from hush.core.guarantee import Adjacency, advised_delta
+from hush.core.errors import InvalidValue, LedgerError, Unproved
+from hush.core.guarantee import Adjacency, Neighbours, advised_delta
 from hush.core.plan import Plan
 from hush.core.ranges import check_count
 
@@ -28,6 +30,51 @@ def check_adjacency(adjacency: Adjacency, stored: Adjacency, title: str) -> None
             f"{adjacency.unit} ({adjacency.neighbours}): costs of one and of the other do not add up to "
             "a guarantee for either. Use a ledger of its own, and quote both guarantees."
         )
+
+
+def check_charges(
+    title: str, run: str, steps: int, last: int, recorded: str | None, digest: str | None
+) -> None:
+    """Raise unless all charges up to a checkpoint are on a ledger, as they were when it was written.
+
+    Args:
+        title: the ledger, as messages name it.
+        run: the checkpoint's.
+        steps: that it has taken.
+        last: step of the run on the ledger.
+        recorded: digest of the chain at the checkpoint's last step, on the ledger.
+        digest: the same as the checkpoint has it.
+    """
+    if last < steps:
+        raise LedgerError(
+            f"the checkpoint has taken {steps} steps of run {run} and {title} knows of {last}: charges "
+            "are missing. Use the ledger that was written beside the checkpoint."
+        )
+    if recorded is not None and digest is not None and recorded != digest:
+        raise LedgerError(
+            f"{title} is not the one that the checkpoint was charged to: at step {steps} of run {run} "
+            f"its digest is {recorded} and was {digest}. A charge may be missing. Use the ledger that "
+            "was written beside the checkpoint."
+        )
+
+
+def adjacency_or_stored(group: int, neighbours: Neighbours | None, stored: Adjacency) -> Adjacency:
+    """What neighbours of an answer differ in; raises where the steps do not satisfy that relation.
+
+    Args:
+        group: units of privacy that change together.
+        neighbours: the relation asked for; None: the one that was charged.
+        stored: of the charges.
+    """
+    relation = stored.neighbours if neighbours is None else neighbours
+    adjacency = replace(stored, group=group, neighbours=relation)
+    if adjacency.neighbours is Neighbours.ADD_REMOVE is not stored.neighbours:
+        raise Unproved(
+            "neighbours=add/remove is not what ran: the number of slots is public here, as sums are "
+            "divided by it, and a record more or less would show in it. Ask for zero-out, where an "
+            "absent record leaves its slot empty, or run with neighbours=ADD_REMOVE."
+        )
+    return adjacency
 
 
 def delta_or_stored(delta: float | None, stored: float | None, records: int | None, title: str) -> float:

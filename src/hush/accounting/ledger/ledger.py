@@ -17,7 +17,7 @@ from hush.accounting.ledger.hash_chain import text_of
 from hush.accounting.ledger.journal import Journal
 from hush.accounting.ledger.run_charges import another_release
 from hush.accounting.ledger.state import LedgerState, head_of
-from hush.core.errors import LedgerError, Unproved
+from hush.core.errors import LedgerError
 from hush.core.guarantee import DELTA, RECORD, Adjacency, Arithmetic, Guarantee, Neighbours, Secrecy
 from hush.core.plan import Plan
 from hush.core.ranges import as_path, check_count, check_kind
@@ -107,15 +107,7 @@ class Ledger(SingleOwner):
         self._journal.check_not_void()
         records = max(self._state.records.values(), default=None)
         chosen = checks.delta_or_stored(delta, self.delta, records, self._journal.title)
-        own = self._state.adjacency
-        relation = own.neighbours if neighbours is None else neighbours
-        adjacency = replace(own, group=group, neighbours=relation)
-        if adjacency.neighbours is Neighbours.ADD_REMOVE is not own.neighbours:
-            raise Unproved(
-                "neighbours=add/remove is not what ran: the number of slots is public here, as "
-                "sums are divided by it, and a record more or less would show in it. Ask for zero-out, "
-                "where an absent record leaves its slot empty, or run with neighbours=ADD_REMOVE."
-            )
+        adjacency = checks.adjacency_or_stored(group, neighbours, self.adjacency)
         adjacency.check_records(records)
         guarantee = compose(self.counts, chosen, self.dimensions, adjacency)
         return replace(
@@ -178,19 +170,8 @@ class Ledger(SingleOwner):
         Raises:
             LedgerError: A charge is missing, or the ledger is another one.
         """
-        if self.last_step(run) < steps:
-            raise LedgerError(
-                f"the checkpoint has taken {steps} steps of run {run} and {self._journal.title} knows "
-                f"of {self.last_step(run)}: charges are missing. Use the ledger that was written beside "
-                "the checkpoint."
-            )
         recorded = self.digest_at(run, steps)
-        if recorded is not None and digest is not None and recorded != digest:
-            raise LedgerError(
-                f"{self._journal.title} is not the one that the checkpoint was charged to: at step "
-                f"{steps} of run {run} its digest is {recorded} and was {digest}. A charge may be "
-                "missing. Use the ledger that was written beside the checkpoint."
-            )
+        checks.check_charges(self._journal.title, run, steps, self.last_step(run), recorded, digest)
 
     def counts_repeating(self, plan: Plan, run: str, step: int) -> Mapping[Plan, int]:
         """`counts` without the torn charges that a repeated charge of this step replaces.
