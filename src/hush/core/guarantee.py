@@ -153,7 +153,11 @@ class Adjacency(Value):
         return 2 * self.group if self.replaced else self.group
 
     def check_records(self, records: int | None) -> None:
-        """Raise `InvalidValue` where the group is larger than the data set."""
+        """Raise `InvalidValue` where the group is larger than the data set.
+
+        Args:
+            records: Number of units of privacy, where it is known.
+        """
         if records is not None and self.group > records:
             raise InvalidValue(
                 f"group={self.group} must be at most the {records} units there are: no data set "

@@ -90,16 +90,14 @@ class StepState(SingleOwner):
                 and the guarantee says `randomness: seeded`.
             secure: draw from the operating system instead of a stream. Such a step cannot be repeated,
                 so a run that resumes pays again for the steps since its checkpoint.
-            arithmetic: "assumed" draws noise with torch's own generator: faster, and on a grid that can
-                be recognised.
+            arithmetic: "assumed" draws noise with torch's generator: faster, on a recognisable grid.
             physical_batch: records to work on at once; None: as many as fit.
             replay: on a GPU, record the work of a physical batch once, as a CUDA graph, and replay it:
                 much faster for small models, if forward() does the same work for the same shapes.
             views: turns the inputs of one record into several views of it, along a new first dimension;
-                the record's gradient is their mean, before it is clipped (hush.data.views has some for
-                images).
-            public: records that need no protection, for `Subspaces(bases=Principal(...))`; they must be
-                others than the private ones.
+                its gradient is their mean, before it is clipped (hush.data.views has some for images).
+            public: records that need no protection, for `Subspaces(bases=Principal(...))`; no private
+                ones among them.
         """
         check_kind("plan", plan, Plan)
         check_model(check_kind("model", model, nn.Module))

@@ -8,7 +8,6 @@ two, so it is refused.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from hush.accounting.epsilon import compose
@@ -293,12 +292,7 @@ class Ledger(SingleOwner):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _by_plan(self, without: Mapping[str, int]) -> dict[Plan, int]:
