@@ -131,7 +131,6 @@ def test_other_owners_are_refused_when_a_run_is_resumed(tmp_path: Path, ids: Pat
         ("--neighbours add/remove", "--neighbours add/remove keeps the number of records"),
         ("--neighbours add/remove --records 0", "--records=0 must be a whole number >= 1"),
         ("--neighbours both", "must be one of zero-out, add/remove, replace"),
-        ("--neighbours replace", "one that is replaced costs more"),
         ("--records 12", "neighbours=ADD_REMOVE"),
     ],
 )

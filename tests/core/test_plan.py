@@ -70,9 +70,9 @@ def test_a_rate_above_one_is_refused(rate: float) -> None:
         hush.Poisson(rate=rate)
 
 
-@pytest.mark.parametrize("delta", [1, 1.5])
-def test_delta_lies_below_a_half(delta: float) -> None:
-    with pytest.raises(InvalidValue, match=r"< 0\.5"):
+@pytest.mark.parametrize("delta", [1, 1.5, 0.11])
+def test_delta_is_at_most_a_tenth(delta: float) -> None:
+    with pytest.raises(InvalidValue, match=r"<= 0\.1"):
         hush.Budget(epsilon=1.0, delta=delta)
 
 

@@ -16,7 +16,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import DataError, InvalidValue, LedgerError, PrivacyWarning, Unproved
+from hush.core.errors import DataError, InvalidValue, LedgerError, PrivacyWarning
 
 RATE, SIGMA, CONSTANT = 0.4, 1.5, 10
 ADD_REMOVE, REPLACE = hush.Neighbours.ADD_REMOVE, hush.Neighbours.REPLACE
@@ -178,9 +178,11 @@ def test_a_ledger_is_of_one_relation_and_one_unit(tmp_path: Path) -> None:
     assert reopened.epsilon(1e-3).neighbours is ADD_REMOVE
 
 
-def test_a_replaced_record_is_not_quoted_the_cost_of_an_empty_slot() -> None:
-    """It costs more: at rate 1, what half the noise would cost."""
+def test_a_replaced_record_costs_more_than_an_empty_slot() -> None:
     step = step_of(None, records=10, neighbours="replace")
     updates(step, [0.0] * 10, 2)
-    with pytest.raises(Unproved, match="a replaced record costs more"):
-        step.spent(1e-3)
+    guarantee = step.spent(1e-3)
+    assert guarantee.neighbours is REPLACE
+    assert guarantee.epsilon == hush.epsilon(PLAN, 2, 1e-3, neighbours=REPLACE).epsilon
+    removed = step.spent(1e-3, neighbours=hush.Neighbours.ZERO_OUT)
+    assert guarantee.epsilon.lower > 1.2 * removed.epsilon.upper

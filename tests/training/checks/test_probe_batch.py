@@ -58,6 +58,7 @@ class Compares(nn.Module):
 @pytest.mark.parametrize("scale", [0.0, 1.0])
 def test_whether_records_are_compared_is_found_whatever_the_first_two_hold(scale: float) -> None:
     """Two records that are alike have the same loss together and alone: they showed nothing."""
+    torch.manual_seed(0)  # one in sixty random layers gives the two made-up records nearly the same loss
     inputs = torch.randn(RECORDS, 3)
     inputs[:2] *= scale
     with pytest.raises(Unsupported, match="who else is in the batch"):

@@ -471,9 +471,9 @@ def test_hidden_trials_leave_no_trace(tmp_path: Path, monkeypatch: pytest.Monkey
     assert run.accepted is None
     assert run.guarantee.epsilon == hush.epsilon(chosen, steps=6, delta=1e-5).epsilon
     lines = [json.loads(line) for line in (tmp_path / "run/ledger.jsonl").read_text().splitlines()]
-    assert len(lines) == 2 + 6
+    assert len(lines) == 3 + 6  # its name, the delta and the plan come first
     stored = {"charge", "run", "step", "randomness", "release", "chain"}
-    assert all(line.keys() == stored for line in lines[2:])
+    assert all(line.keys() == stored for line in lines[3:])
     metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert all(line.keys() == {"step", "epsilon"} for line in metrics)
 
