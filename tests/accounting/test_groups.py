@@ -5,13 +5,13 @@ import math
 import pytest
 
 import hush
-from hush.accounting import groups
+from hush.accounting import attacker, groups
 from hush.accounting.attacker import Attacker
 from hush.accounting.epsilon import compose, delta
 from hush.accounting.pld import accountant, analytic_gaussian
 from hush.accounting.steps import SampledGaussian
 from hush.core.errors import InvalidValue, Unproved
-from hush.core.guarantee import Adjacency
+from hush.core.guarantee import Adjacency, Bound
 
 REPLACE = hush.Neighbours.REPLACE
 POISSON = hush.Poisson(rate=0.05)
@@ -158,3 +158,12 @@ def test_ledgers_charge_groups_and_know_how_many_records_there_are() -> None:
         ledger.epsilon(1e-5, group=51)
     with pytest.raises(Unproved, match="number of slots is public here"):
         ledger.epsilon(1e-5, neighbours=hush.Neighbours.ADD_REMOVE)
+
+
+def test_an_attacker_without_a_finite_epsilon_is_still_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds by the group property may have no finite end; any epsilon bounds the error rates."""
+    endless = hush.Guarantee(epsilon=Bound(lower=0.0, upper=math.inf), delta=1e-12)
+    expected = Attacker({GAUSSIAN: 20}).true_positive_rate(0.01)
+    monkeypatch.setattr(attacker, "compose", lambda *_: endless)
+    bounded = Attacker({GAUSSIAN: 20}).true_positive_rate(0.01)
+    assert expected - 1e-6 <= bounded <= 1.0

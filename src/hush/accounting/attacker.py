@@ -17,6 +17,8 @@ from hush.core.ranges import Range
 _CHANCE = Range(at_least=0, at_most=1, why="it is a probability", example=0.01)
 # The search looks at epsilons up to the one at this delta, beyond which nothing is to be gained.
 _MIN_DELTA = 1e-12
+# Any epsilon gives a bound; beyond this one no error rate is left to tell.
+_MAX_EPSILON = 700.0
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -85,7 +87,8 @@ class Attacker:
         """
         x = _CHANCE.check("false_positive_rate", false_positive_rate)
 
-        max_epsilon = compose(self.counts, _MIN_DELTA, self.dimension, self.adjacency).epsilon.upper
+        highest = compose(self.counts, _MIN_DELTA, self.dimension, self.adjacency).epsilon.upper
+        max_epsilon = min(highest, _MAX_EPSILON)
 
         def intercept(epsilon: float) -> float:
             return 1 - delta(self.counts, epsilon, self.dimension, self.adjacency).upper

@@ -105,7 +105,8 @@ def epsilon(
         The guarantee; its `epsilon` is a `Bound` from both sides.
 
     **Guarantee.** The true epsilon lies in the `Bound`: docs/guarantees/poisson-gaussian.md and
-    coordinate-wise.md; for groups and replacement groups.md. In the mode "published" there is none.
+    coordinate-wise.md; for groups and replacement groups.md. The lower end of a selective plan is for
+    who sees its noisy proposals and tests (selective.md). In the mode "published" there is none.
 
     >>> import hush
     >>> plan = hush.Plan(

@@ -66,7 +66,8 @@ def _one(unit: str) -> str:
 
 
 Arithmetic = Literal["proved", "assumed"]
-"""`proved`: noise drawn exactly from a cryptographic stream, rounding of sums bounded and paid for."""
+"""`proved`: noise drawn exactly from a cryptographic stream, rounding of sums bounded and paid for,
+under Assumption K and, where records are sampled, K2 (docs/guarantees/tape.md)."""
 
 
 Secrecy = Literal["secret", "seeded"]
