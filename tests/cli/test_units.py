@@ -100,8 +100,8 @@ def test_other_owners_are_refused_when_a_run_is_resumed(tmp_path: Path, ids: Pat
     exchanged.write_text("".join([lines[6], *lines[1:6], lines[0], *lines[7:]]))
     fewer.write_text("".join(lines).replace("u1\n", "u0\n"))
     for options, said in {
-        ("--units", exchanged, "--per-unit", "3"): "run with units",
-        ("--units", fewer, "--per-unit", "3"): "so many records, 240 and this one has 239",
+        ("--units", exchanged, "--per-unit", "3"): "another table of owners",
+        ("--units", fewer, "--per-unit", "3"): "another table of owners",
         ("--units", ids, "--per-unit", "2"): "per_unit is 3 there and 2 here",
         (*own, "--unit-gradient", "sum"): "unit_gradient is not set there and sum here",
         (): "per_unit is 3 there and not set here",

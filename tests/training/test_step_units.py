@@ -1,5 +1,6 @@
 """Steps that protect owners of several records: who is drawn, what one owner moves, what is refused."""
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hush.core.errors import (
     InvalidValue,
     LedgerError,
     PrivacyWarning,
+    Unproved,
     Unsupported,
 )
 from hush.training.data import Batch
@@ -178,15 +180,52 @@ def test_a_run_resumes_with_the_same_owners_alone(tmp_path: Path) -> None:
     changed = ["a", *OWNERS[1:-1], "a"]
     with pytest.raises(LedgerError, match=r"at most 2 records a step .* at most 3 records"):
         step_of(ledger=tmp_path / "ledger.jsonl", per_unit=3)
-    for options in ({"units": changed}, {"unit_gradient": "sum"}):
-        other = step_of(ledger=hush.Ledger(tmp_path / "ledger.jsonl"), **options)
-        with pytest.raises(CheckpointError, match="units"):
-            other.load_state_dict(state)
-        other.ledger.close()
+    with pytest.raises(LedgerError, match="another table of owners"):
+        step_of(ledger=tmp_path / "ledger.jsonl", units=changed)
+    other = step_of(ledger=hush.Ledger(tmp_path / "ledger.jsonl"), unit_gradient="sum")
+    with pytest.raises(CheckpointError, match="units"):
+        other.load_state_dict(state)
+    other.ledger.close()
     again = step_of(ledger=hush.Ledger(tmp_path / "ledger.jsonl"))
     again.load_state_dict(state)
     again(next(again.batches(records())))
     assert again.steps == 2
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "replace"])
+def test_a_ledger_is_of_one_public_table_of_owners(relation: str, tmp_path: Path) -> None:
+    """Five owners of four records each, and then a user of theirs would be four of the next run's."""
+    path, fours, fives = (
+        tmp_path / "ledger.jsonl",
+        [i // 4 for i in range(20)],
+        [i % 5 for i in range(20)],
+    )
+    step = step_of(units=fours, neighbours=relation, ledger=path)
+    step(next(step.batches(records())))
+    step.ledger.close()
+    with hush.Ledger(path) as ledger:
+        with pytest.raises(LedgerError, match="one person may be several users there"):
+            step_of(units=fives, neighbours=relation, ledger=ledger)
+        renamed = step_of(units=[f"user {i}" for i in fours], neighbours=relation, ledger=ledger)
+        renamed(next(renamed.batches(records())))
+        assert sum(ledger.counts.values()) == 2
+        assert ledger.epsilon(1e-3, neighbours=hush.Neighbours.REPLACE).unit == step.adjacency.unit
+        with pytest.raises(Unproved, match="not what ran"):
+            ledger.epsilon(1e-3, neighbours=hush.Neighbours.ADD_REMOVE)
+
+
+def test_nothing_of_the_owners_is_written_where_they_are_private(tmp_path: Path) -> None:
+    def kept(units: Any, name: str) -> list[str]:
+        step = step_of(units=units, neighbours="add/remove", records=5, ledger=tmp_path / name)
+        step(next(step.batches(records())))
+        step.ledger.close()
+        return [line for line in (tmp_path / name).read_text().splitlines() if "protects" in line]
+
+    (fours,), (fives,) = kept([i // 4 for i in range(20)], "a"), kept([i % 5 for i in range(20)], "b")
+    protects = [json.loads(line)["protects"] for line in (fours, fives)]
+    assert protects[0] == protects[1] == {"neighbours": "add/remove", "per_unit": 2, "group": 1}
+    with pytest.raises(InvalidValue, match="private"):
+        hush.Adjacency(neighbours=hush.Neighbours.ADD_REMOVE, per_unit=2, owners="abc")
 
 
 def test_training_protects_owners(tmp_path: Path) -> None:

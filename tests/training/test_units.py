@@ -72,6 +72,14 @@ def test_a_digest_tells_owners_and_numbers_apart() -> None:
     assert Units.of(np.array(OWNERS), 2).digest in digests
 
 
+def test_a_table_is_the_partition_of_the_records_alone() -> None:
+    table = Units.of(OWNERS, 2).table
+    renamed: list[Any] = [[-name for name in map(ord, OWNERS)], [name * 2 for name in OWNERS]]
+    assert {Units.of(OWNERS, 3, "sum").table, *(Units.of(ids, 1).table for ids in renamed)} == {table}
+    others: list[Any] = [OWNERS[::-1], [*OWNERS[:-1], "a"], list(range(7)), [1] * 7, OWNERS[:-1]]
+    assert len({table, *(Units.of(ids, 1).table for ids in others)}) == 6
+
+
 @pytest.mark.parametrize(
     ("owners", "error", "text"),
     [

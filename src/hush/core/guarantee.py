@@ -111,11 +111,15 @@ class Adjacency(Value):
         per_unit: Records of one user that a step takes at most, where users are protected; "all": any
             number, where nothing depends on how many they are (PATE); None: the unit is a record.
         group: Number of units that change together.
+        owners: Digest of who owns which slot, where users are protected and that is public: what one
+            user costs under another table may be the cost of several users here. None: each record is a
+            unit, or the owners are private, as under `ADD_REMOVE`, and nothing of them may be kept.
     """
 
     neighbours: Neighbours = Neighbours.ZERO_OUT
     per_unit: int | Literal["all"] | None = None
     group: int = 1
+    owners: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,6 +136,12 @@ class Adjacency(Value):
                 key="group",
             )
         object.__setattr__(self, "group", int(group))
+        if self.owners is not None and self.neighbours is Neighbours.ADD_REMOVE:
+            raise InvalidValue(
+                "owners was passed under add/remove, where who owns which record is private: a digest "
+                "would tell of it. Leave owners out.",
+                key="owners",
+            )
 
     @property
     def unit(self) -> str:

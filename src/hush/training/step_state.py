@@ -12,14 +12,7 @@ from hush.accounting.epsilon import rdp
 from hush.accounting.ledger.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import DataError, InvalidValue, Unsupported
-from hush.core.guarantee import (
-    Adjacency,
-    Arithmetic,
-    Guarantee,
-    Neighbours,
-    Secrecy,
-    check_delta,
-)
+from hush.core.guarantee import Arithmetic, Guarantee, Neighbours, Secrecy, check_delta, check_neighbours
 from hush.core.plan import Plan
 from hush.core.randomness import SystemSource, cryptographic, derive_source, source_for
 from hush.core.ranges import check_count, check_kind
@@ -40,7 +33,7 @@ from hush.training.methods.selective import check_hidden_trials
 from hush.training.private_gradient import Layout
 from hush.training.resume import load_state, settings_of, state_of
 from hush.training.run_folder import open_ledger
-from hush.training.units import Owners, public_count, units_of
+from hush.training.units import Owners, adjacency_of, public_count, units_of
 
 _DOUBLE_ROUNDING = 2.0**-12
 """Share of its bound by which rounding in double precision lets a record move a sum more than that."""
@@ -110,10 +103,11 @@ class StepState(SingleOwner):
         self.optimizer_settings = settings_of(optimizer)
         """Settings of the optimizer when the step was made: a resumed run must begin with the same."""
         self.plan = plan
-        self.adjacency = Adjacency(neighbours=neighbours, per_unit=per_unit)
-        self.units = units_of(units, per_unit, unit_gradient, self.adjacency.neighbours)
+        relation = check_neighbours(neighbours)
+        self.units = units_of(units, per_unit, unit_gradient, relation)
         """Owners of the records; None: each record is a unit of privacy."""
-        self.records = public_count(records, self.units, self.adjacency.neighbours)
+        self.adjacency = adjacency_of(self.units, relation)
+        self.records = public_count(records, self.units, relation)
         """Number of units of privacy, or a public constant near it."""
         self.device = next(iter(self.trainable().values())).device
         self.dimension = self.size

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import DataError, InvalidValue, PrivacyWarning
-from hush.core.guarantee import Neighbours
+from hush.core.guarantee import Adjacency, Neighbours
 from hush.core.randomness import Randomness, random_bits
 from hush.core.ranges import check_count
 from hush.gradients.units import Reduction
@@ -97,6 +97,12 @@ class Units:
             content += part.numpy().tobytes()
         return hashlib.sha256(content).hexdigest()[:32]
 
+    @cached_property
+    def table(self) -> str:
+        """Hash of who owns which record, whatever the owners are called and however many take part."""
+        first = self.order[self.counts.cumsum(0) - self.counts]  # the sort of records is stable
+        return hashlib.sha256(first[self.owners].numpy().tobytes()).hexdigest()[:32]
+
     def draw(self, drawn: Tensor, source: Randomness) -> tuple[Tensor, Tensor]:
         """Records with which drawn units take part: `per_unit` of each at random, or all it owns.
 
@@ -137,6 +143,14 @@ def units_of(
             key=missing,
         )
     return Units.of(owners, per_unit, reduction, neighbours)
+
+
+def adjacency_of(units: Units | None, neighbours: Neighbours) -> Adjacency:
+    """What neighbours of a step differ in; with the table of owners where that is public."""
+    if units is None:
+        return Adjacency(neighbours=neighbours)
+    table = None if neighbours is Neighbours.ADD_REMOVE else units.table
+    return Adjacency(neighbours=neighbours, per_unit=units.per_unit, owners=table)
 
 
 def public_count(records: int | None, units: Units | None, neighbours: Neighbours) -> int:

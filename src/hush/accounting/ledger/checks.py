@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import InvalidValue, LedgerError, Unproved
-from hush.core.guarantee import Adjacency, Neighbours, advised_delta
+from hush.core.guarantee import Adjacency, Neighbours, advised_delta, check_neighbours
 from hush.core.plan import Plan
 from hush.core.ranges import check_count
 
@@ -24,12 +24,18 @@ def check_adjacency(adjacency: Adjacency, stored: Adjacency, title: str) -> None
         stored: of the charges before.
         title: the ledger, as messages name it.
     """
-    if adjacency != stored:
+    if adjacency == stored:
+        return
+    if replace(adjacency, owners=None) == replace(stored, owners=None):
         raise LedgerError(
-            f"{title} protects {stored.unit} ({stored.neighbours}) and this charge is for "
-            f"{adjacency.unit} ({adjacency.neighbours}): costs of one and of the other do not add up to "
-            "a guarantee for either. Use a ledger of its own, and quote both guarantees."
+            f"{title} protects {stored} and this charge is for another table of owners: one person "
+            "may be several users there, and the sum would be no user's cost. Pass units with the "
+            "same owner of each record, or use a ledger of its own, and quote both guarantees."
         )
+    raise LedgerError(
+        f"{title} protects {stored} and this charge is for {adjacency}: costs of one and of the other "
+        "do not add up to a guarantee for either. Use a ledger of its own, and quote both guarantees."
+    )
 
 
 def check_charges(
@@ -66,15 +72,14 @@ def adjacency_or_stored(group: int, neighbours: Neighbours | None, stored: Adjac
         neighbours: the relation asked for; None: the one that was charged.
         stored: of the charges.
     """
-    relation = stored.neighbours if neighbours is None else neighbours
-    adjacency = replace(stored, group=group, neighbours=relation)
-    if adjacency.neighbours is Neighbours.ADD_REMOVE is not stored.neighbours:
+    relation = stored.neighbours if neighbours is None else check_neighbours(neighbours)
+    if relation is Neighbours.ADD_REMOVE is not stored.neighbours:
         raise Unproved(
             "neighbours=add/remove is not what ran: the number of slots is public here, as sums are "
             "divided by it, and a record more or less would show in it. Ask for zero-out, where an "
             "absent record leaves its slot empty, or run with neighbours=ADD_REMOVE."
         )
-    return adjacency
+    return replace(stored, group=group, neighbours=relation)
 
 
 def delta_or_stored(delta: float | None, stored: float | None, records: int | None, title: str) -> float:

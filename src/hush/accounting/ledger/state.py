@@ -10,6 +10,7 @@ A line is one of (each ends with its digest, `hash_chain.py`)
     {"charge": ..., "arithmetic": "assumed", "release": R}      one whose rounding is not proved
     {"charge": ..., "randomness": "seeded", "release": R}       one whose noise came from a given seed
     {"protects": {"neighbours": ..., "per_unit": K}}            unless it is one record, zero-out
+    {"protects": {..., "owners": DIGEST}}                       where the table of owners is public
     {"delta": DELTA}                                            of the budget that runs from here on keep
     {"torn": [[DIGEST, ...], ...]}                              lines before were cut short
     {"void": REASON}                                            the guarantee no longer holds
