@@ -18,6 +18,11 @@ def test_a_text_file_and_an_array_give_the_same_units(tmp_path: Path) -> None:
     assert units[0].counts.tolist() == [3, 2]
 
 
+def test_a_byte_order_mark_does_not_split_the_first_user(tmp_path: Path) -> None:
+    (tmp_path / "ids.txt").write_text("ann\nbob\nann\n", encoding="utf-8-sig")
+    assert read_owners(tmp_path / "ids.txt", 3).tolist() == ["ann", "bob", "ann"]
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -25,6 +30,7 @@ def test_a_text_file_and_an_array_give_the_same_units(tmp_path: Path) -> None:
         ("id\nann\nbob\nann\n", "without a heading"),
         ("ann,1\nbob,2\nann,3\n", "line 1, is a row of several columns"),
         ("ann\nbob\t2\nann\n", "line 2, is a row of several columns"),
+        ("ann\nbob\nann|3\n", "line 3, is a row of several columns"),
         ("ann\n\nbob\n", "line 2, is empty"),
         ("", r"shape \(0,\)"),
     ],

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hush.core.errors import DataError, shorten
 from hush.core.ranges import as_path
 
-_SEPARATORS = (",", ";", "\t")
+_SEPARATORS = (",", ";", "\t", "|")
 
 
 def read_owners(path: str | os.PathLike[str], records: int) -> NDArray[Any]:
@@ -57,7 +57,8 @@ def _from_npy(path: Path) -> NDArray[Any]:
 
 def _from_lines(path: Path) -> NDArray[Any]:
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        text = path.read_text(encoding="utf-8-sig")  # a byte-order mark is no part of the first id
+        lines = [line.strip() for line in text.splitlines()]
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} is no text in UTF-8 ({error.reason} at byte {error.start}): ids are compared as "
