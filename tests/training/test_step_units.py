@@ -154,6 +154,8 @@ def test_sequences_say_that_their_arithmetic_is_assumed() -> None:
         ({"units": None}, InvalidValue, "per_unit was passed without units"),
         ({"per_unit": None}, InvalidValue, "units was passed without per_unit"),
         ({"records": 20}, InvalidValue, "records=20 and the ids are of 5 units"),
+        ({"units": None, "per_unit": None, "unit_gradient": "sum"}, InvalidValue, "without units"),
+        ({"units": None, "per_unit": None, "unit_gradient": "max"}, InvalidValue, "without units"),
         ({"per_unit": 9}, InvalidValue, "no unit has more than 8"),
         ({"replay": True}, Unsupported, "units have different numbers"),
         ({"neighbours": hush.Neighbours.ADD_REMOVE}, InvalidValue, "records was not passed"),

@@ -26,6 +26,9 @@ def source(seed: int = 0) -> Any:
         np.array(OWNERS, dtype=object),
         [1, 0, 2, 0, 0, 1, 3],
         torch.tensor([7, -1, 8, -1, -1, 7, 9]),
+        [np.int64(1), np.uint8(0), 2, 0, 0, 1, 3],
+        [np.uint64(2**64 - 3), 1, np.uint64(2**64 - 2), 1, 1, 2**64 - 3, 2**64 - 1],
+        [2**70, -(2**70), 2**70 + 1, -(2**70), -(2**70), 2**70, 2**70 + 2],
     ],
 )
 def test_records_are_grouped_by_equal_ids(owners: Any) -> None:
@@ -85,8 +88,22 @@ def test_a_table_is_the_partition_of_the_records_alone() -> None:
     [
         ([], DataError, "empty"),
         ([[1, 2], [1, 3]], DataError, "2 owners"),
-        ([0.5, 1.0], DataError, "type float64"),
-        ([None, "a"], DataError, "type object"),
+        ([0.5, 1.0], DataError, "type float"),
+        (np.array([0.5, 1.0]), DataError, "type float64"),
+        ([None, "a"], DataError, "type NoneType and str"),
+        (["1", 1.0], DataError, "type float and str"),
+        (["u1", float("nan")], DataError, "type float and str"),
+        (("1", 1), DataError, "type int and str"),
+        ([True, "x"], DataError, "type bool and str"),
+        ([True, 2], DataError, "type bool and int"),
+        ([b"a", "a"], DataError, "type bytes and str"),
+        ([np.timedelta64(1, "s"), np.timedelta64(1, "m")], DataError, "type timedelta64"),
+        (np.array(["1", 1], dtype=object), DataError, "type int and str"),
+        ("abc", DataError, "shape ()"),
+        ([[1], [2, 3]], DataError, "several owners"),
+        ([1, (2, 3)], DataError, "several owners"),
+        ([[1], [2]], DataError, "Pass the column, ids[:, 0]"),
+        (torch.zeros(3, 1).long(), DataError, "Pass the column, ids[:, 0]"),
         ([True, False], DataError, "type bool"),
         (torch.tensor(3), DataError, "shape ()"),
     ],
@@ -98,7 +115,8 @@ def test_ids_that_say_nothing_of_owners_are_refused(owners: Any, error: Any, tex
 
 
 @pytest.mark.parametrize(
-    ("per_unit", "text"), [(0, "per_unit=0"), (1.5, "per_unit"), (4, "no unit has more than 3")]
+    ("per_unit", "text"),
+    [(0, r"per_unit=0 .* per_unit=1\.$"), (1.5, "per_unit"), (4, "no unit has more than 3")],
 )
 def test_numbers_of_records_a_unit_are_checked(per_unit: Any, text: str) -> None:
     with pytest.raises(InvalidValue, match=text):

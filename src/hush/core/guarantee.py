@@ -126,7 +126,7 @@ class Adjacency(Value):
         object.__setattr__(self, "neighbours", check_neighbours(self.neighbours))
         if self.per_unit is not None and self.per_unit != "all":
             why = "a drawn user takes part with one record at least"
-            object.__setattr__(self, "per_unit", check_count("per_unit", self.per_unit, why, 1))
+            object.__setattr__(self, "per_unit", check_count("per_unit", self.per_unit, why, 1, 1))
         group = as_float(self.group)
         if not 1 <= group <= MAX_GROUP or group != int(group):
             raise InvalidValue(

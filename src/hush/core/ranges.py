@@ -90,13 +90,13 @@ def as_floats(values: object) -> npt.NDArray[np.float64]:
         return nothing
 
 
-def check_count(name: str, value: object, why: str, at_least: int = 0) -> int:
+def check_count(name: str, value: object, why: str, at_least: int = 0, example: int = 1000) -> int:
     """Return `value` as an int, or raise an error that says why it must be a whole number."""
     number = as_float(value)
     if not math.isfinite(number) or number != int(number) or not at_least <= number <= MOST:
         raise InvalidValue(
             f"{name}={short_repr(value)} must be a whole number >= {at_least} and <= {MOST:g}: {why}. "
-            f"Pass e.g. {name}={max(at_least, 1000)}.",
+            f"Pass e.g. {name}={max(at_least, example)}.",
             key=name,
         )
     return int(number)

@@ -20,6 +20,10 @@ from hush.gradients.units import Reduction
 _FAR = 0.05
 """Share of `records` by which the number of records may differ from it without a warning."""
 
+_SEVERAL = (list, tuple, set, frozenset, np.ndarray)
+_NO_IDS = (bool, np.timedelta64)
+"""Types that pass for integers: yes or no, and a duration, which is equal to one in another unit."""
+
 Owners = Sequence[int] | Sequence[str] | np.ndarray[Any, Any] | Tensor
 """The owner of each record: integers or names, one a record."""
 
@@ -64,7 +68,9 @@ class Units:
                 "the other of its records' gradients, clipped once.",
                 key="unit_gradient",
             )
-        most = check_count("per_unit", per_unit, "a drawn unit takes part with one record at least", 1)
+        most = check_count(
+            "per_unit", per_unit, "a drawn unit takes part with one record at least", 1, 1
+        )
         _, unit, counts = np.unique(owner_ids(owners), return_inverse=True, return_counts=True)
         if most > counts.max() and neighbours is not Neighbours.ADD_REMOVE:
             raise InvalidValue(
@@ -134,6 +140,13 @@ def units_of(
 ) -> Units | None:
     """The units that own the records; None where each record is a unit."""
     if owners is None and per_unit is None:
+        if reduction != "mean":
+            raise InvalidValue(
+                f"unit_gradient={reduction!r} was passed without units: it is of the records of one "
+                "owner, and each record is its own here. Pass units=ids and per_unit=1 too, or leave it "
+                "out.",
+                key="unit_gradient",
+            )
         return None
     if owners is None or per_unit is None:
         given, missing = ("per_unit", "units") if owners is None else ("units", "per_unit")
@@ -214,22 +227,45 @@ def _count_up(counts: Tensor) -> Tensor:
 
 def owner_ids(owners: Owners) -> np.ndarray[Any, Any]:
     """The owners as a vector of integers or names; raises for anything else."""
-    values = owners.numpy(force=True) if isinstance(owners, Tensor) else np.asarray(owners)
-    if values.ndim == 2:
+    if isinstance(owners, Tensor):
+        values: np.ndarray[Any, Any] = owners.numpy(force=True)
+    else:  # numpy would turn a list of several types into text, in which 1 and 1.0 differ
+        values = np.asarray(owners) if hasattr(owners, "dtype") else np.asarray(owners, dtype=object)
+    if values.size == 0:
+        raise DataError("units is empty: there is nobody to protect. Pass one id a record.")
+    if values.ndim == 2 and values.shape[1] == 1:
         raise DataError(
-            f"units of shape {values.shape} give a record {values.shape[1]} owners: a record is clipped "
+            f"units of shape {values.shape} are a table of one column, and one id a record says whose "
+            "it is. Pass the column, ids[:, 0]."
+        )
+    types = {type(value) for value in values.flat} if values.dtype == object else set()
+    if values.ndim == 2 or any(issubclass(each, _SEVERAL) for each in types):
+        number = values.shape[1] if values.ndim == 2 else "several"
+        raise DataError(
+            f"units of shape {values.shape} give a record {number} owners: a record is clipped "
             "with one unit, and the others who own it would not be protected. Give each record to one "
             "owner, by a rule that does not look at the records, and say that only this one is "
             "protected, or train on records with one owner."
         )
-    if values.size == 0:
-        raise DataError("units is empty: there is nobody to protect. Pass one id a record.")
-    if values.dtype == object and all(isinstance(value, str) for value in values.flat):
-        values = values.astype(str)
+    if values.ndim == 1 and types:
+        values = _of_one_type(values, types)
     if values.ndim != 1 or values.dtype.kind not in "iuU":
+        named = " and ".join(sorted(each.__name__ for each in types)) or values.dtype
         raise DataError(
-            f"units of type {values.dtype} and shape {values.shape} do not say whose each record is: "
-            "two records are one unit's if their ids are equal, which is certain for integers and "
-            "names alone. Pass one integer or string a record."
+            f"units of type {named} and shape {values.shape} do not say whose each record is: two "
+            "records are one unit's if their ids are equal, which is certain among integers and among "
+            "names alone. Pass one integer or string a record, all of one type."
         )
+    return values
+
+
+def _of_one_type(values: np.ndarray[Any, Any], types: set[type]) -> np.ndarray[Any, Any]:
+    """Objects as integers or names, without loss, if all of them are; else as they are."""
+    if all(issubclass(each, str) for each in types):
+        return np.asarray([str.__str__(value) for value in values])
+    if all(issubclass(each, int | np.integer) and each not in _NO_IDS for each in types):
+        try:
+            return values.astype(np.int64)
+        except OverflowError:
+            return np.asarray([str(int(value)) for value in values])  # as many digits as it takes
     return values
