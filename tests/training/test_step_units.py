@@ -180,7 +180,7 @@ def test_a_run_resumes_with_the_same_owners_alone(tmp_path: Path) -> None:
     state = step.state_dict()
     step.ledger.close()
     changed = ["a", *OWNERS[1:-1], "a"]
-    with pytest.raises(LedgerError, match=r"at most 2 records a step .* at most 3 records"):
+    with pytest.raises(LedgerError, match=r"at most 2 .* at most 3 .* names one number .* per_unit=2"):
         step_of(ledger=tmp_path / "ledger.jsonl", per_unit=3)
     with pytest.raises(LedgerError, match="another table of owners"):
         step_of(ledger=tmp_path / "ledger.jsonl", units=changed)

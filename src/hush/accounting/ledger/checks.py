@@ -6,7 +6,7 @@ from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import InvalidValue, LedgerError, Unproved
 from hush.core.guarantee import Adjacency, Neighbours, advised_delta, check_neighbours
 from hush.core.plan import Plan
-from hush.core.ranges import check_count
+from hush.core.ranges import check_count, check_kind
 
 
 def check_choice(name: str, value: str, *choices: str) -> None:
@@ -16,21 +16,35 @@ def check_choice(name: str, value: str, *choices: str) -> None:
         raise InvalidValue(f'{name}={value!r} must be "{first}" or "{second}": a guarantee says which.')
 
 
-def check_adjacency(adjacency: Adjacency, stored: Adjacency, title: str) -> None:
+def check_adjacency(adjacency: Adjacency, stored: Adjacency | None, title: str) -> None:
     """Raise unless a charge is for the neighbours that a ledger has charges for.
 
     Args:
         adjacency: of the charge.
-        stored: of the charges before.
+        stored: of the charges before; None: there are none.
         title: the ledger, as messages name it.
     """
-    if adjacency == stored:
+    if check_kind("adjacency", adjacency, Adjacency).group != 1:
+        raise InvalidValue(
+            f"adjacency with group={adjacency.group} is no charge's: a step is charged for one unit, "
+            "and what a group of them costs is asked of the ledger. Charge group=1, and call "
+            f"ledger.epsilon(group={adjacency.group}).",
+            key="adjacency",
+        )
+    if stored is None or adjacency == stored:
         return
     if replace(adjacency, owners=None) == replace(stored, owners=None):
         raise LedgerError(
             f"{title} protects {stored} and this charge is for another table of owners: one person "
             "may be several users there, and the sum would be no user's cost. Pass units with the "
             "same owner of each record, or use a ledger of its own, and quote both guarantees."
+        )
+    counted = isinstance(stored.per_unit, int) and isinstance(adjacency.per_unit, int)
+    if counted and replace(adjacency, per_unit=stored.per_unit) == stored:
+        raise LedgerError(
+            f"{title} protects {stored} and this charge is for {adjacency}: its guarantee names "
+            f"one number of records a step. Pass per_unit={stored.per_unit}, or use a ledger of its "
+            "own, and quote both guarantees."
         )
     raise LedgerError(
         f"{title} protects {stored} and this charge is for {adjacency}: costs of one and of the other "

@@ -191,8 +191,8 @@ class Ledger(SingleOwner):
         Args:
             adjacency: What neighbours differ in.
         """
-        if self._state.counts:
-            checks.check_adjacency(adjacency, self._state.adjacency, self._journal.title)
+        stored = self._state.adjacency if self._state.counts else None
+        checks.check_adjacency(adjacency, stored, self._journal.title)
 
     def charge(
         self,
