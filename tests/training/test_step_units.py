@@ -134,6 +134,17 @@ def test_the_guarantee_names_the_owner_and_the_number_of_records() -> None:
     assert guarantee.epsilon == hush.epsilon(PLAN, 2, 1e-3).epsilon
 
 
+def test_before_the_first_charge_the_guarantee_is_for_the_step_s_unit() -> None:
+    step = step_of(neighbours="add/remove", records=5)
+    for relation in (None, hush.Neighbours.ADD_REMOVE):
+        guarantee = step.spent(1e-3, neighbours=relation)
+        assert "add/remove one user, at most 2 records a step" in str(guarantee)
+        assert float(guarantee) == 0
+    by_record = step_of(units=None, per_unit=None, records=20, ledger=step.ledger)
+    by_record(next(by_record.batches(records())))
+    assert "zero-out one record" in str(step.spent(1e-3)), "what is on the ledger"
+
+
 def test_sequences_say_that_their_arithmetic_is_assumed() -> None:
     model = nn.Sequential(nn.Linear(60, 70), nn.Flatten(), nn.Linear(140, 2))
     step = hush.PrivateStep(

@@ -252,7 +252,7 @@ class StepState(SingleOwner):
         """
         self._weights.check(self.ledger)
         checked = None if delta is None else check_delta(delta, self.records, self.adjacency.unit)
-        return self.ledger.epsilon(checked, group=group, neighbours=neighbours)
+        return self.ledger.epsilon(checked, group=group, neighbours=neighbours, uncharged=self.adjacency)
 
     def adopt_weights(self) -> None:
         """Declare that the model's weights were set outside of this step without looking at the records.

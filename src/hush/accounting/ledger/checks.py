@@ -78,13 +78,16 @@ def check_charges(
         )
 
 
-def adjacency_or_stored(group: int, neighbours: Neighbours | None, stored: Adjacency) -> Adjacency:
+def adjacency_or_stored(
+    group: int, neighbours: Neighbours | None, stored: Adjacency, records: int | None
+) -> Adjacency:
     """What neighbours of an answer differ in; raises where the steps do not satisfy that relation.
 
     Args:
         group: units of privacy that change together.
         neighbours: the relation asked for; None: the one that was charged.
         stored: of the charges.
+        records: number of units of privacy, where known: no group is larger.
     """
     relation = stored.neighbours if neighbours is None else check_neighbours(neighbours)
     if relation is Neighbours.ADD_REMOVE is not stored.neighbours:
@@ -93,7 +96,9 @@ def adjacency_or_stored(group: int, neighbours: Neighbours | None, stored: Adjac
             "divided by it, and a record more or less would show in it. Ask for zero-out, where an "
             "absent record leaves its slot empty, or run with neighbours=ADD_REMOVE."
         )
-    return replace(stored, group=group, neighbours=relation)
+    adjacency = replace(stored, group=group, neighbours=relation)
+    adjacency.check_records(records)
+    return adjacency
 
 
 def delta_or_stored(delta: float | None, stored: float | None, records: int | None, title: str) -> float:

@@ -88,7 +88,12 @@ class Ledger(SingleOwner):
         return self._state.delta
 
     def epsilon(
-        self, delta: float | None = None, *, group: int = 1, neighbours: Neighbours | None = None
+        self,
+        delta: float | None = None,
+        *,
+        group: int = 1,
+        neighbours: Neighbours | None = None,
+        uncharged: Adjacency | None = None,
     ) -> Guarantee:
         """The (epsilon, delta) guarantee of everything charged so far, under all plans together.
 
@@ -96,6 +101,7 @@ class Ledger(SingleOwner):
             delta: Delta of the guarantee; None: the one that was stored.
             group: Number of units of privacy that change together.
             neighbours: Adjacency relation; None: the one that the run was charged for.
+            uncharged: What neighbours differ in while nothing is charged; None: a record, zero-out.
 
         Returns:
             The guarantee of the composition.
@@ -106,8 +112,8 @@ class Ledger(SingleOwner):
         self._journal.check_not_void()
         records = max(self._state.records.values(), default=None)
         chosen = checks.delta_or_stored(delta, self.delta, records, self._journal.title)
-        adjacency = checks.adjacency_or_stored(group, neighbours, self.adjacency)
-        adjacency.check_records(records)
+        stored = self.adjacency if self._state.counts else uncharged or self.adjacency
+        adjacency = checks.adjacency_or_stored(group, neighbours, stored, records)
         guarantee = compose(self.counts, chosen, self.dimensions, adjacency)
         return replace(
             guarantee,
@@ -165,9 +171,6 @@ class Ledger(SingleOwner):
             run: The checkpoint's run.
             steps: How many steps it has taken; more on the ledger are fine, as they are repeated.
             digest: `digest_at` of that step when the checkpoint was written.
-
-        Raises:
-            LedgerError: A charge is missing, or the ledger is another one.
         """
         recorded = self.digest_at(run, steps)
         checks.check_charges(self._journal.title, run, steps, self.last_step(run), recorded, digest)
@@ -247,11 +250,8 @@ class Ledger(SingleOwner):
         size = checks.dimension_to_store(plan, dimension)
         if adjacency != self._state.adjacency:  # before a plan, under which a torn line would be counted
             self._journal.append(self._state.adjacency_entry(adjacency))
-        if (
-            digest not in self._state.plans
-            or size > self._state.dimensions.get(digest, 0)
-            or slots > self._state.records.get(digest, 0)
-        ):
+        known = self._state.dimensions.get(digest, 0), self._state.records.get(digest, 0)
+        if digest not in self._state.plans or size > known[0] or slots > known[1]:
             self._journal.append(self._state.plan_entry(digest, plan, size, slots))
         self._journal.append(entry)
 
