@@ -23,7 +23,6 @@ Scheduler = LRScheduler | ReduceLROnPlateau
 _FACTS = {
     "plan": "plan",
     "records": "so many records,",
-    "units": "units",
     "neighbours": "neighbours",
     "kind": "optimizer",
     "secure": "secure randomness",
@@ -127,9 +126,14 @@ def _check(step: "StepState", state: dict[str, Any]) -> None:
     for name, ours in _facts(step).items():
         if state[name] != ours:
             theirs, own = _differing(state[name], ours) if name == "settings" else (state[name], ours)
+            differing = (
+                "other owners (units=), per_unit or unit_gradient"
+                if name == "units"  # the digests say nothing to a reader
+                else f"{_FACTS[name]} {theirs} and this one has {own}"
+            )
             raise CheckpointError(
-                f"the checkpoint is of a run with {_FACTS[name]} {theirs} and this one has {own}: "
-                "it would not go on as it began. Resume with the same plan, data, optimizer, views and "
+                f"the checkpoint is of a run with {differing}: it would not go on as it began. "
+                "Resume with the same plan, data, owners, optimizer, views and "
                 "source of randomness; a scheduler changes the learning rate on the way."
             )
     selective = isinstance(step.plan.release, Selective)
