@@ -241,6 +241,20 @@ def test_nothing_of_the_owners_is_written_where_they_are_private(tmp_path: Path)
         hush.Adjacency(neighbours=hush.Neighbours.ADD_REMOVE, per_unit=2, owners="abc")
 
 
+@pytest.mark.parametrize("plan", [PLAN, SELECTIVE])
+def test_a_ledger_that_came_to_protect_others_is_refused_before_a_draw(plan: hush.Plan) -> None:
+    """It was empty when the step was made; then records were charged to it."""
+    drawn, undrawn = (step_of(plan, ledger=hush.Ledger()) for _ in range(2))
+    batch = next(drawn.batches(records()))
+    for step in (drawn, undrawn):
+        step.ledger.charge(PLAN, run="r", step=1, release="x")
+        source: Any = step.generator
+        before = source.get_state()
+        with pytest.raises(LedgerError, match="do not add up"):
+            step(batch) if step is drawn else step.batches(records())
+        assert torch.equal(source.get_state(), before), "nothing was drawn"
+
+
 def test_training_protects_owners(tmp_path: Path) -> None:
     model = nn.Linear(4, 3)
     run = hush.train(

@@ -87,6 +87,7 @@ class PrivateStep(StepState):
         Returns:
             Subsampled slots (sensitive); none may be left out.
         """
+        self.ledger.check_adjacency(self.adjacency)
         slots = count(data)
         check_length(slots, self.records, self.units, self.adjacency.neighbours)
         occupied = check_present(present, slots)
@@ -135,6 +136,7 @@ class PrivateStep(StepState):
         check_model(self.model)
         check_optimizer(self.optimizer, self.model)
         self._weights.check(self.ledger)
+        self.ledger.check_adjacency(self.adjacency)  # another run may have been charged since the draw
         self.update = None  # its memory holds the bare clipped sum until noise is added
         if self.trials is not None:
             return self.trials(batch)
