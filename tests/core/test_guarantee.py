@@ -98,6 +98,23 @@ def test_the_units_of_a_guarantee_are_those_its_delta_is_held_against() -> None:
         check_delta(0.01, 400, private=True)
 
 
+@pytest.mark.parametrize(("per_unit", "one"), [(None, "one record"), (3, "everything of one user")])
+def test_of_a_group_one_unit_is_published_at_its_share(per_unit: int | None, one: str) -> None:
+    """One of 240 units, published at random, is among 5 of them with probability 5/240."""
+    unit = Adjacency(per_unit=per_unit, group=5).unit
+    noun = one.split()[-1]
+    with pytest.warns(
+        PrivacyWarning,
+        match=rf"delta=0\.05 is above 5/240 = 0\.021: publishing {one} of the 240 {noun}s outright, "
+        r"drawn at random, would satisfy it at epsilon 0, for 5 of them together\. .*e\.g\. 0\.0004",
+    ):
+        check_delta(0.05, 240, unit)
+    assert check_delta(5 / 240, 240, unit) == 5 / 240, "5/n itself is not above"
+    stated = hush.Guarantee(epsilon=hush.Bound(lower=1, upper=2), delta=0.05, unit=unit, records=240)
+    assert f"delta: above 5/240, one {noun} of 240 published" in str(stated)
+    assert "published" not in str(replace(stated, delta=5 / 240))
+
+
 @pytest.mark.parametrize("records", [1, 7, 50, 60_000, 10**9])
 def test_the_delta_that_is_advised_is_well_below_one_over_the_units(records: int) -> None:
     assert 0.05 / records < advised_delta(records) < 0.2 / records

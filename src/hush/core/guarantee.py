@@ -1,6 +1,7 @@
 """Privacy guarantees: certified bounds on epsilon, the budget, and the statement itself."""
 
 import math
+import re
 import warnings
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,7 +25,8 @@ def check_delta(delta: float, records: int, unit: str = "one record", *, private
     """The delta, checked to be at most 0.1, with a warning where it is above one over the units.
 
     **Guarantee.** None is lost: the statement holds at its delta. But publishing one unit of n, drawn at
-    random, satisfies epsilon 0 at delta 1/n, so a larger delta promises less than it seems to.
+    random, satisfies epsilon 0 at delta 1/n, and for m units together at delta m/n, so a larger delta
+    promises less than it seems to.
 
     Args:
         delta: The delta of a budget or a statement.
@@ -36,13 +38,14 @@ def check_delta(delta: float, records: int, unit: str = "one record", *, private
         The delta as a float.
     """
     checked = DELTA["range"].check("delta", delta)
-    if checked * records > 1:
-        one = _one(unit)
-        whole = "" if one == "one record" else "everything of "
+    group, one = _group(unit)
+    if checked * records > group:
+        whole = "" if one == "record" else "everything of "
+        together = f", for {group} of them together" * (group > 1)
         warnings.warn(
-            f"delta={checked:g} is above 1/{records} = {1 / records:.2g}: publishing {whole}{one} of "
-            f"the {records} {one.removeprefix('one ')}s outright, drawn at random, would satisfy it at "
-            f"epsilon 0. Pass a delta well below, e.g. {advised_delta(records):g}."
+            f"delta={checked:g} is above {group}/{records} = {group / records:.2g}: publishing {whole}"
+            f"one {one} of the {records} {one}s outright, drawn at random, would satisfy it at epsilon 0"
+            f"{together}. Pass a delta well below, e.g. {advised_delta(records):g}."
             + " This warning follows the private number: do not publish it."
             * private,
             PrivacyWarning,
@@ -60,9 +63,12 @@ def advised_delta(records: int) -> float:
     return float(f"{0.1 / records:.0e}")
 
 
-def _one(unit: str) -> str:
-    """The unit of a guarantee without the bound on its records: "one user"."""
-    return unit.partition(",")[0]
+def _group(unit: str) -> tuple[int, str]:
+    """How many units change together, and the name of one of them: (5, "user")."""
+    together = re.match(r"(\d+) (\w+)s together", unit)
+    if together is not None:
+        return int(together[1]), together[2]
+    return 1, unit.partition(",")[0].removeprefix("one ")
 
 
 Arithmetic = Literal["proved", "assumed"]
@@ -285,7 +291,7 @@ class Guarantee(Value):
             notes.append("arithmetic: assumed")
         if self.randomness != "secret":
             notes.append("randomness: seeded")
-        if self.records is not None and self.delta * self.records > 1:
-            published = f"{_one(self.unit)} of {self.records} published"
-            notes.append(f"delta: above 1/{self.records}, {published}")
+        group, one = _group(self.unit)
+        if self.records is not None and self.delta * self.records > group:
+            notes.append(f"delta: above {group}/{self.records}, one {one} of {self.records} published")
         return f"epsilon {self.epsilon} at delta {self.delta:g} ({', '.join(notes)}, {access})"
