@@ -188,6 +188,13 @@ def test_a_query_that_says_less_than_a_record_can_do_is_refused(tmp_path: Path) 
 def test_a_delta_above_one_over_the_records_is_warned_of_in_private(tmp_path: Path) -> None:
     with pytest.warns(PrivacyWarning, match=rf"above 1/{len(X)} .*private number: do not publish it"):
         run(tmp_path / "run", delta=0.01, lesson=Lesson(epochs=1, rate=0.05))
+    with pytest.warns(PrivacyWarning, match=r"everything of one user of the 200 users outright"):
+        run(
+            tmp_path / "users",
+            delta=0.01,
+            units=[record % 200 for record in range(len(Y))],
+            lesson=Lesson(epochs=1, rate=0.05),
+        )
 
 
 def test_only_the_relation_that_teachers_have_is_stated(tmp_path: Path) -> None:

@@ -118,9 +118,9 @@ def pate(
     asked = count(public)
     plans = planned(query, asked, asked if answers is None else answers)
     users = None if units is None else len(set(owner_ids(units)))
-    check_delta(delta, count(data) if users is None else users, private=True)
     adjacency = Adjacency(neighbours=vote.neighbours, per_unit=None if units is None else "all")
     unit = vote.unit if units is None else adjacency.unit
+    check_delta(delta, count(data) if users is None else users, adjacency.unit, private=True)
     guarantee = charged(plans, delta, vote.neighbours, unit)
     check_count("processes", processes, "somebody has to train the teachers", at_least=1)
     assigned = teacher_of(*data, teachers, units)
