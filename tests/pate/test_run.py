@@ -62,6 +62,8 @@ def test_a_run_learns_and_says_what_it_cost(tmp_path: Path) -> None:
     assert result.per_instance.epsilon.upper <= result.guarantee.epsilon.upper
     spent = Ledger(tmp_path / "run" / "ledger.jsonl", read_only=True)
     assert spent.counts == {VOTE.plan: 60}
+    assert spent.epsilon().epsilon == result.guarantee.epsilon, "the noisy scores are not released"
+    assert spent.epsilon().epsilon.lower == 0
     assert str(result.guarantee.neighbours) == str(spent.epsilon().neighbours) == "add/remove"
     assert spent.delta == 1e-5
     assert (tmp_path / "run" / "student.safetensors").is_file()

@@ -242,8 +242,16 @@ def delta(
 
 
 def _certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
-    """The bound, with no lower end where a step is charged as another one that dominates it."""
-    if any(plan.noise.dominating_noise(1.0) is not None for plan in counts):
+    """The bound, with no lower end where what is released tells less than the step that is charged.
+
+    So it is of a step that another one dominates, and of noisy entries, of which an argmax or a quantile
+    is released (argmax.md).
+    """
+    if any(
+        isinstance(plan.clipping, Entries) or plan.noise.dominating_noise(1.0) is not None
+        for plan, count in counts.items()
+        if count
+    ):
         return Bound(lower=0.0, upper=bound.upper)
     return bound
 

@@ -1,7 +1,7 @@
 """Differentially private quantiles of norms from a noisy histogram: thresholds without public data."""
 
 import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from hush.accounting.epsilon import epsilon
 from hush.accounting.ledger.ledger import Ledger
 from hush.clipping import Entries
 from hush.core.errors import DataError, InvalidValue
-from hush.core.guarantee import Bound, Guarantee
+from hush.core.guarantee import Guarantee
 from hush.core.plan import Plan
 from hush.core.randomness import derive_source, source_for
 from hush.core.ranges import check_count, check_kind, number
@@ -83,9 +83,7 @@ class NoisyQuantile(Value):
             blocks: norms that each record has.
             delta: of the guarantee.
         """
-        counts = epsilon(self.plan(blocks), 1, delta)
-        # The lower end belongs to the noisy counts; quantiles tell less.
-        return replace(counts, epsilon=Bound(lower=0.0, upper=counts.epsilon.upper))
+        return epsilon(self.plan(blocks), 1, delta)
 
     def counts(self, norms: Tensor) -> Tensor:
         """Histogram of each block's norms (blocks, bins): each record in exactly one bin (sensitive).
