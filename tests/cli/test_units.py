@@ -158,6 +158,17 @@ def test_public_records_have_owners_who_are_left_out(ids: Path) -> None:
     assert len(experiment.owners) == len(experiment.train[1])
 
 
+@pytest.mark.parametrize("relation", ["", "--neighbours add/remove --records 240"])
+def test_nobody_is_both_public_and_protected(tmp_path: Path, ids: Path, relation: str) -> None:
+    """Six records an owner: 62 public ones take two of one owner's."""
+    asked = ("--units", str(ids), "--per-unit", "3", "--public-records", "62")
+    refused = call(*ASKED, *asked, *relation.split(), cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--public-records 62 gives up some records of an owner" in refused.stderr
+    assert "u10" not in refused.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_audit_with_canaries_that_are_records_is_refused(tmp_path: Path, ids: Path) -> None:
     answer(*ASKED, "--units", ids, "--per-unit", "3", cwd=tmp_path)
     refused = call("audit", tmp_path / "run")

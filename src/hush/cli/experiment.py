@@ -156,6 +156,13 @@ def build_experiment(
             f"--public-records {public} must be > 0 and <= {limit}: public records have no protection, "
             "and someone is to be left to protect. Pass e.g. --public-records 100."
         )
+    if owners is not None and not set(owners[:public]).isdisjoint(owners[public:]):
+        raise InvalidValue(
+            f"--public-records {public} gives up some records of an owner in {units} and keeps others "
+            "(who it is is private and not shown): what is public about an owner has no protection, and "
+            "the guarantee assumes that nobody is in both parts. Order the records so that those of an "
+            "owner follow each other and pass a number that splits none, or leave --public-records out."
+        )
     views = None
     if settings.views is not None:
         if settings.features is not None or len(dataset.shape) != 3:
