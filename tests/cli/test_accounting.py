@@ -190,3 +190,26 @@ def test_calibrate_for_groups_and_replaced_records() -> None:
     refused = call(*asked, "--fit", "--group", "3")
     assert refused.returncode == 2
     assert "3 records together (zero-out) was asked for" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--steps 5",
+        "--epochs 2",
+        "--rate .3",
+        "--records 5",
+        "--batch-size 3",
+        "--noise 2",
+        "--dimension 9",
+    ],
+)
+@pytest.mark.parametrize("named", ["run", "--ledger run/ledger.jsonl"])
+def test_a_ledger_is_not_asked_with_options_that_it_would_drop(
+    tmp_path: Path, named: str, option: str
+) -> None:
+    refused = call("account", *named.split(), *option.split(), cwd=tmp_path)
+    assert refused.returncode == 2
+    words = " ".join(refused.stderr.split())
+    assert f"{option.split()[0]} " in words
+    assert "is for a question without a ledger" in words

@@ -74,8 +74,24 @@ def account(
     from hush.accounting.attacker import Attacker
     from hush.accounting.epsilon import compose
 
-    refuse_together(run_dir=run_dir, ledger=ledger, plan=plan, noise=noise)
-    refuse_together(run_dir=run_dir, ledger=ledger, dimension=dimension)
+    questions: dict[str, object] = {
+        "--plan": plan,
+        "--noise": noise,
+        "--rate": rate,
+        "--records": records,
+        "--batch-size": batch_size,
+        "--steps": steps,
+        "--epochs": epochs,
+        "--dimension": dimension,
+    }
+    for option, value in questions.items():
+        if value is not None and (run_dir or ledger) is not None:
+            raise InvalidPlan(
+                f"{option} {value} is for a question without a ledger: that of {run_dir or ledger} says "
+                "what was charged, whatever is asked for. Leave it out, or leave out the ledger."
+            )
+    refuse_together(run_dir=run_dir, ledger=ledger)
+    refuse_together(plan=plan, noise=noise)
     refuse_together(plan=plan, rate=rate, batch_size=batch_size)
     refuse_together(steps=steps, epochs=epochs)
     notes: list[str] = []
