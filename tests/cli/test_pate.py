@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hush.accounting.ledger.ledger import Ledger
-from tests.cli.command import call
+from tests.cli.command import answer, call
 
 COMMAND = [sys.executable, "-m", "hush", "pate"]
 SMALL = ("--teachers", "30", "--queries", "40", "--epochs", "10", "--model", "logistic", "--lr", "0.05")
@@ -32,6 +32,10 @@ def test_a_run_prints_what_may_be_published_and_what_may_not(tmp_path: Path) -> 
     assert value["answered"] == 40
     assert value["guarantee"]["epsilon"]["upper"] <= 8.0
     assert value["sensitive"]["per_instance"]["sensitive"] is True
+    for named in ((tmp_path / "run",), ("--ledger", tmp_path / "run" / "ledger.jsonl")):
+        spent = answer("account", *named)
+        assert spent["epsilon"] == value["guarantee"]["epsilon"]
+        assert "of a PATE run, whose answers are on the ledger alone" in spent["notes"][1]
 
 
 def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:

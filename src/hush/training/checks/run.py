@@ -9,16 +9,17 @@ import safetensors
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.errors import HushError, LedgerError
 from hush.core.plan import Plan, read_plan
-from hush.training.run_folder import ANCHOR, anchored_ledger, check_anchor
+from hush.training.run_folder import ANCHOR, SETTINGS, anchored_ledger, check_anchor
 
 _NAME = "ledger.jsonl"
+_PATE = "of a PATE run, whose answers are on the ledger alone, so that the newest charges may be missing"
 
 
 def checked_ledger(folder: Path) -> tuple[Ledger, list[str]]:
     """The ledger of a run, read-only, and notes on what it was checked against.
 
     Args:
-        folder: the run's directory, as `hush.train` or `hush train` wrote it.
+        folder: the run's directory, as `hush.train`, `hush train` or `hush pate` wrote it.
 
     Raises:
         LedgerError: something does not fit; the error says all that does not.
@@ -30,7 +31,7 @@ def checked_ledger(folder: Path) -> tuple[Ledger, list[str]]:
             "restore the file, or name a ledger with --ledger FILE."
         )
     opened = Ledger(ledger, read_only=True)
-    return opened, _fits(folder, opened)
+    return opened, [_PATE] if _holds_pate(folder) else _fits(folder, opened)
 
 
 def ledger_at(path: Path) -> tuple[Ledger, list[str]]:
@@ -55,7 +56,20 @@ def ledger_at(path: Path) -> tuple[Ledger, list[str]]:
     # under another name it may be a copy of the run's ledger, or one that has nothing to do with it
     if anchor.exists() and (path.name == _NAME or anchored_ledger(anchor) == opened.identity):
         return opened, _fits(folder, opened)
+    if path.name == _NAME and _holds_pate(folder):
+        return opened, [_PATE]
     return opened, ["no run of this ledger is beside it, so that the newest charges may be missing"]
+
+
+def _holds_pate(folder: Path) -> bool:
+    """Whether a folder is of a PATE run, with no plan, anchor or checkpoint."""
+    if any((folder / name).exists() for name in ("plan.toml", ANCHOR, "checkpoint.safetensors")):
+        return False
+    try:
+        settings = json.loads((folder / SETTINGS).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(settings, dict) and {"teachers", "query"} <= settings.keys()
 
 
 def _fits(folder: Path, opened: Ledger) -> list[str]:
