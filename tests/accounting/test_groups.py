@@ -1,12 +1,14 @@
 """group= and neighbours=: every kind of plan, the group property, and what is refused."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 
 import hush
 from hush.accounting import attacker, groups
 from hush.accounting.attacker import Attacker
+from hush.accounting.calibrate import max_rate, max_steps
 from hush.accounting.epsilon import compose, delta
 from hush.accounting.pld import accountant, analytic_gaussian
 from hush.accounting.steps import SampledGaussian
@@ -14,6 +16,7 @@ from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import Adjacency, Bound
 
 REPLACE = hush.Neighbours.REPLACE
+BUDGET = hush.Budget(epsilon=3.0, delta=1e-5)
 POISSON = hush.Poisson(rate=0.05)
 GAUSSIAN = hush.Plan(sampling=POISSON, clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0))
 VOTES = hush.Plan(
@@ -167,3 +170,23 @@ def test_an_attacker_without_a_finite_epsilon_is_still_bounded(monkeypatch: pyte
     monkeypatch.setattr(attacker, "compose", lambda *_: endless)
     bounded = Attacker({GAUSSIAN: 20}).true_positive_rate(0.01)
     assert expected - 1e-6 <= bounded <= 1.0
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda wrong: hush.calibrate(GAUSSIAN, BUDGET, 10, adjacency=wrong),
+        lambda wrong: max_steps(GAUSSIAN, BUDGET, adjacency=wrong),
+        lambda wrong: max_rate(GAUSSIAN, BUDGET, 10, adjacency=wrong),
+        lambda wrong: compose({GAUSSIAN: 10}, 1e-5, adjacency=wrong),
+        lambda wrong: delta({GAUSSIAN: 10}, 1.0, adjacency=wrong),
+        lambda wrong: Attacker({GAUSSIAN: 10}, adjacency=wrong),
+    ],
+)
+@pytest.mark.parametrize("wrong", ["replace", 5, None])
+def test_what_is_no_adjacency_is_refused_with_one(
+    ask: Callable[[object], object], wrong: object
+) -> None:
+    said = rf'adjacency={wrong!r} must be an Adjacency, .*hush\.Adjacency\(neighbours="replace"\)'
+    with pytest.raises(InvalidValue, match=said):
+        ask(wrong)

@@ -12,7 +12,7 @@ from functools import cached_property
 from hush.accounting.epsilon import Dimension, compose, delta
 from hush.core.guarantee import RECORD, Adjacency
 from hush.core.plan import Plan
-from hush.core.ranges import Range
+from hush.core.ranges import Range, check_kind
 
 _CHANCE = Range(at_least=0, at_most=1, why="it is a probability", example=0.01)
 # The search looks at epsilons up to the one at this delta, beyond which nothing is to be gained.
@@ -48,6 +48,9 @@ class Attacker:
     counts: Mapping[Plan, int]
     dimension: Dimension = None
     adjacency: Adjacency = RECORD
+
+    def __post_init__(self) -> None:
+        check_kind("adjacency", self.adjacency, Adjacency)
 
     @cached_property
     def advantage(self) -> float:

@@ -264,6 +264,7 @@ def _charged(
     counts: Mapping[Plan, int], dimension: Dimension, adjacency: Adjacency
 ) -> tuple[Mapping[ComposableStep, int], Adjacency]:
     """How often each mechanism runs, and the change to charge: one slot where nothing is sampled."""
+    check_kind("adjacency", adjacency, Adjacency)
     steps = _mechanism_counts(counts, dimension, adjacency)
     if adjacency.slots > 1 and (scaled := groups.without_sampling(steps, adjacency)) is not None:
         return scaled, RECORD

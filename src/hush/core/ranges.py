@@ -105,6 +105,7 @@ def check_count(name: str, value: object, why: str, at_least: int = 0, example: 
 T = TypeVar("T")
 _EXAMPLES = {
     "Plan": "hush.Plan(sampling=..., clipping=..., noise=...)",
+    "Adjacency": 'hush.Adjacency(neighbours="replace")',
     "Budget": "hush.Budget(epsilon=3.0, delta=1e-5)",
     "Sampling": "hush.Coordinate(rate=0.5)",
     "Noise": "hush.Gaussian(multiplier=1.0)",
