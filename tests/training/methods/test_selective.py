@@ -74,9 +74,8 @@ def begin(
         loss or nn.CrossEntropyLoss(),
         make(model.parameters(), **rates),
         chosen,
-        records=RECORDS,
         generator=torch.Generator().manual_seed(seed),
-        **options,
+        **{"records": RECORDS, **options},
     )
     return step, data
 
@@ -536,3 +535,16 @@ def test_what_is_not_proved_is_refused() -> None:
             plan(**bad)
     with pytest.raises(InvalidPlan, match="is not proved for test"):
         plan(test="summed", accounting="per-acceptance")
+
+
+def test_an_owners_loss_is_the_mean_over_the_records_that_are_present() -> None:
+    """Owners of three slots each: two filled, none filled, all filled."""
+    owners = [slot // 3 for slot in range(RECORDS)]
+    step, (inputs, targets) = begin(plan(), records=None, units=owners, per_unit=3)
+    present = torch.tensor([True, False, True, False, False, False, True, True, True])
+    part = (inputs[:9], targets[:9], present, torch.tensor([3, 3, 3]))
+    assert step.trials is not None
+    found = step.trials.losses([part])
+    each = nn.functional.cross_entropy(step.model.eval()(inputs[:9]), targets[:9], reduction="none")
+    expected = torch.stack([(each[0] + each[2]) / 2, torch.zeros(()).double(), each[6:].mean()])
+    torch.testing.assert_close(found, expected.detach())

@@ -114,7 +114,7 @@ class Trials:
     ) -> Tensor:
         """Per-sample losses, worked out as on the tape; 0 of an empty slot, before and after.
 
-        Where units own the records, the mean over those of each unit.
+        Where units own the records, the mean over those of each unit that are present.
         """
         with own_randomness(self.step.generator, self.step.device):
             losses = per_sample_losses(self.step.model, self.step.loss, inputs, targets)
@@ -122,7 +122,12 @@ class Trials:
             losses = losses.where(present, torch.zeros_like(losses))
         if counts is None:
             return losses
-        return torch.stack([part.double().mean() for part in losses.split(counts.tolist())])
+        sizes = counts.tolist()
+        filled = (
+            counts if present is None else torch.stack([part.sum() for part in present.split(sizes)])
+        )
+        sums = torch.stack([part.double().sum() for part in losses.split(sizes)])
+        return sums / filled.to(sums.device).clamp(min=1)
 
     def bounded_rise(self, new: Tensor, old: Tensor) -> Tensor:
         """Test statistic: bounded rise of the loss (sensitive); one that is not finite is the worst."""
