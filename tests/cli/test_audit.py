@@ -127,6 +127,22 @@ def test_the_text_says_what_was_done(run: Path, tmp_path: Path) -> None:
     assert "32 runs, one gradient canary in every other" in text_of_many_runs
 
 
+@pytest.mark.parametrize("relation", ["replace", "add/remove"])
+def test_an_audit_of_another_relation_than_the_runs_says_so(
+    run: Path, tmp_path: Path, relation: str
+) -> None:
+    constant = ("--records", 1437) if relation == "add/remove" else ()
+    began = ("train", "--plan", run / "plan.toml", "--steps", 1, "--seed", 0)
+    call(*began, "--neighbours", relation, *constant, "--run-dir", tmp_path / "run")
+    asked = ("audit", tmp_path / "run", "--canaries", 8, "--no-others", "--seed", 1)
+    text = call(*asked).stdout
+    assert f"the run promises {relation}; a canary is there or not" in text
+    assert "bound below are of its plan under zero-out" in text
+    assert answer(*asked)["run_neighbours"] == relation
+    same = call("audit", run, "--canaries", 8, "--no-others", "--seed", 1).stdout
+    assert "the run promises" not in same
+
+
 def test_what_cannot_be_audited_is_refused(run: Path, tmp_path: Path) -> None:
     for options, error, words in (
         (("--kind", "none"), InvalidValue, "gradient, input"),

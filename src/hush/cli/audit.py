@@ -99,6 +99,7 @@ def audit(
             {
                 "lower_bound": bound.epsilon,
                 "charge": result.charge.to_plain(),
+                "run_neighbours": str(settings.relation),
                 "exceeded": exceeded,
                 "sensitive": True,
                 "confidence": confidence,
@@ -117,6 +118,11 @@ def audit(
         print(f"audit of {run_dir}: trained again under its plan, {steps} steps, {records},")
         print(f"  {result.summary}")
         print("  (what is audited is the library under this plan, not the weights that were released)")
+        if settings.relation is not result.charge.neighbours:
+            print(
+                f"  (the run promises {settings.relation}; a canary is there or not, so that charge and "
+                f"bound below are of its plan under {result.charge.neighbours})"
+            )
         print(f"charge       {result.charge}")
         print(
             f"lower bound  epsilon >= {bound.epsilon:.4g} at delta {settings.delta:g} "
