@@ -92,6 +92,14 @@ def test_nothing_that_may_be_published_follows_a_private_number(
     assert (runs[0] == runs[1]) == (relation == "add/remove")
 
 
+def test_a_run_is_resumed_with_its_defaults_spelled_out(tmp_path: Path, ids: Path) -> None:
+    asked = (*ASKED[:1], *ASKED[3:], "--batch-size", "60", "--units", ids, "--per-unit", "3", "--steps")
+    spelled = ("--neighbours", "zero-out", "--unit-gradient", "mean")
+    answer(*asked, "2", cwd=tmp_path)
+    assert answer(*asked, "3", "--resume", *spelled, cwd=tmp_path)["steps"] == 3
+    assert answer(*asked, "4", "--resume", cwd=tmp_path)["steps"] == 4
+
+
 def test_other_owners_are_refused_when_a_run_is_resumed(tmp_path: Path, ids: Path) -> None:
     own = ("--units", ids, "--per-unit", "3")
     answer(*ASKED, *own, cwd=tmp_path)

@@ -44,6 +44,7 @@ class Settings(Value):
     per_unit: int | None = None
     """Records of one owner a step, where owners are protected; who they are is in no file to publish."""
     unit_gradient: str | None = None
+    """None: mean."""
     neighbours: Neighbours | None = None
     """None: zero-out."""
     records: int | None = None
@@ -60,8 +61,13 @@ class Settings(Value):
             check_kind("features", self.features, str)
         if self.views is not None:
             check_count("views", self.views, "views of a record are averaged", at_least=1)
+        # a default that is spelled out is the default: runs with and without it are one
         if self.neighbours is not None:
-            object.__setattr__(self, "neighbours", check_neighbours(self.neighbours))
+            relation = check_neighbours(self.neighbours)
+            chosen = None if relation is Neighbours.ZERO_OUT else relation
+            object.__setattr__(self, "neighbours", chosen)
+        if self.unit_gradient == "mean":
+            object.__setattr__(self, "unit_gradient", None)
         for name, why in (("per_unit", "records of an owner"), ("records", "records or owners")):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), f"{why} are counted", at_least=1)
