@@ -253,3 +253,51 @@ def test_a_process_that_shares_a_gpu_keeps_to_its_share(monkeypatch: pytest.Monk
     share = 0.1
     assert probe_batch.memory_limit(device) == 15
     assert probe_batch.memory_limit(torch.device("cpu")) == 2**27
+
+
+class Sequences(nn.Module):
+    """A linear layer at a few positions, whose gradients are kept as factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 32).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).mean(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("per_unit", "bounded"), [(1024, True), (8200, False)])
+def test_a_unit_that_is_not_split_is_in_what_is_said_of_rounding(per_unit: int, bounded: bool) -> None:
+    """Sums over B records of 4 positions are bounded where 4 B^2 <= 2^28, and B is a whole unit."""
+    slots, model = 8201, Sequences()
+    step = hush.PrivateStep(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        PLAN,
+        units=[0] * (slots - 1) + [1],
+        per_unit=per_unit,
+        physical_batch=2,
+    )
+    data = (torch.ones(slots, 4, 16, dtype=torch.float64), torch.arange(slots) % 2)
+    step.probe(data)
+    assert step.rounding_bounded is bounded
+
+
+@pytest.mark.parametrize(("per_unit", "bounded"), [(1, True), (2, False)])
+def test_units_that_fill_batches_by_half_are_in_what_is_said_of_rounding(
+    per_unit: int, bounded: bool
+) -> None:
+    """A running total of m batches is bounded where m n <= 2^37: here m may be n / 2, or n."""
+    slots, model = 450_000, nn.Linear(1, 2).double()
+    step = hush.PrivateStep(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        PLAN,
+        units=torch.arange(slots) // 2,
+        per_unit=per_unit,
+        physical_batch=2,
+    )
+    step.probe((torch.ones(slots, 1, dtype=torch.float64), torch.arange(slots) % 2))
+    assert step.rounding_bounded is bounded

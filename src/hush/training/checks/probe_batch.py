@@ -65,12 +65,16 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
         criterion = step.loss.loss if isinstance(step.loss, PerSampleLoss) else step.loss
         check_labels(step.model, criterion, inputs, data)
         physical = step.physical_batch or _physical_batch(step, inputs, targets, tape)
-    running = -(-slots // physical) * slots * 2.0**-52 <= step.rounding / 8
-    bounded = running and tape.rounding_bounded(min(physical, slots))
-    if step.units is not None and step.units.per_unit > 1 and tape.records == 2:
+    per_unit = 1 if step.units is None else step.units.per_unit
+    # no unit is split: one alone may be more than a physical batch, and two batches may fill just one
+    together = min(max(physical, per_unit), slots)
+    batches = -(-slots // physical) * (2 if per_unit > 1 else 1)
+    running = batches * slots * 2.0**-52 <= step.rounding / 8
+    bounded = running and tape.rounding_bounded(together)
+    if step.units is not None and per_unit > 1 and tape.records == 2:
         # units of more records are materialised where these are, or kept in the same form
         pair = unit_tape(tape, torch.tensor([2]), step.units.reduction, None)
-        bounded = bounded and pair.rounding_bounded(min(physical, slots))
+        bounded = bounded and pair.rounding_bounded(together)
     return physical, bounded
 
 
