@@ -98,7 +98,8 @@ def train(
     momentum: Annotated[float | None, typer.Option(help="Momentum of SGD.")] = None,
     adam: Annotated[bool | None, typer.Option("--adam", help="Adam instead of SGD.")] = None,
     physical_batch: Annotated[
-        int | None, typer.Option(help="Records in memory at once; changes no result.")
+        int | None,
+        typer.Option(help="Records in memory at once, or one owner's if more; changes no result."),
     ] = None,
     views: Annotated[
         int | None, typer.Option(help="Flipped and shifted views of an image, averaged before clipping.")
