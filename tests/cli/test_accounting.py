@@ -213,3 +213,12 @@ def test_a_ledger_is_not_asked_with_options_that_it_would_drop(
     words = " ".join(refused.stderr.split())
     assert f"{option.split()[0]} " in words
     assert "is for a question without a ledger" in words
+
+
+def test_one_is_not_spoken_of_as_many() -> None:
+    asked = ("--rate", "0.1", "--steps", "1")
+    assert "  1 step of Plan" in call("account", "--noise", "2", *asked).stdout
+    assert "  2 steps of Plan" in call("account", "--noise", "2", *asked[:-1], "2").stdout
+    assert "# 1 step: " in call("calibrate", "--epsilon", "1", *asked).stdout
+    alone = call("account", "--noise", "2", "--records", "1", "--batch-size", "2", "--steps", "1").stderr
+    assert "<= the 1 record: a record takes" in " ".join(alone.split())

@@ -92,6 +92,14 @@ def test_nothing_that_may_be_published_follows_a_private_number(
     assert (runs[0] == runs[1]) == (relation == "add/remove")
 
 
+@pytest.mark.parametrize("option", ["--batch-size", "--test-batch"])
+def test_a_batch_of_owners_is_held_against_the_owners(tmp_path: Path, ids: Path, option: str) -> None:
+    refused = call(*ASKED, "--units", ids, "--per-unit", "3", option, "300", cwd=tmp_path)
+    assert refused.returncode == 2
+    words = " ".join(refused.stderr.split())
+    assert f"{option} 300 must be > 0 and <= the {OWNERS} owners: an owner " in words
+
+
 def test_a_run_is_resumed_with_its_defaults_spelled_out(tmp_path: Path, ids: Path) -> None:
     asked = (*ASKED[:1], *ASKED[3:], "--batch-size", "60", "--units", ids, "--per-unit", "3", "--steps")
     spelled = ("--neighbours", "zero-out", "--unit-gradient", "mean")

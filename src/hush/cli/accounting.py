@@ -24,7 +24,7 @@ from hush.cli.options import (
     sampling_of,
     steps_of,
 )
-from hush.cli.output import print_json
+from hush.cli.output import counted, print_json
 from hush.core.errors import InvalidPlan
 from hush.core.guarantee import RECORD, Adjacency, Budget, Guarantee, Neighbours, check_delta
 from hush.core.plan import plan_text, read_plan
@@ -128,7 +128,7 @@ def account(
     print(guarantee)
     print(f"  {attacker}")
     for part, count in counts.items():
-        print(f"  {count} steps of {part}")
+        print(f"  {counted(count, 'step')} of {part}")
     for note in notes:
         print(f"  {note}")
 
@@ -202,7 +202,7 @@ def calibrate(
     if as_json:
         print_json({**guarantee.to_plain(), "steps": count, "plan": fitting.to_plain()})
         return
-    print(f"# {count} steps: {guarantee}\n")
+    print(f"# {counted(count, 'step')}: {guarantee}\n")
     print(plan_text(fitting), end="")
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hush.cli.options import AsJson, DataDir, Device, Seed, device_of, one_of
-from hush.cli.output import print_json
+from hush.cli.output import counted, print_json
 from hush.core.errors import InvalidValue, LedgerError, Unsupported
 from hush.core.plan import read_plan
 from hush.core.ranges import check_count
@@ -114,8 +114,8 @@ def audit(
             }
         )
     else:
-        records = f"{len(experiment.train[1])} other records" if others else "no other records"
-        print(f"audit of {run_dir}: trained again under its plan, {steps} steps, {records},")
+        records = counted(len(experiment.train[1]), "other record") if others else "no other records"
+        print(f"audit of {run_dir}: trained again under its plan, {counted(steps, 'step')}, {records},")
         print(f"  {result.summary}")
         print("  (what is audited is the library under this plan, not the weights that were released)")
         if settings.relation is not result.charge.neighbours:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hush.cli.output import counted
 from hush.clipping import L2
 from hush.core.errors import InvalidPlan, InvalidValue
 from hush.core.guarantee import Neighbours
 from hush.core.parts import Always, Release, Sampling
 from hush.core.plan import Plan
-from hush.core.ranges import check_count
+from hush.core.ranges import check_count, with_article
 from hush.core.release import Selective
 from hush.data.registry import NAMES
 from hush.noise import Gaussian
@@ -128,7 +129,8 @@ PublicCount = Annotated[
 ]
 
 TestBatch = Annotated[
-    int | None, typer.Option(help="Expected records in the test of each proposal: a selective run.")
+    int | None,
+    typer.Option(help="Expected records (or owners) in the test of each proposal: a selective run."),
 ]
 TestNoise = Annotated[float | None, typer.Option(help="Noise multiplier of the test.")]
 TestClip = Annotated[
@@ -191,8 +193,17 @@ def check_units(
         )
 
 
-def sampling_of(rate: float | None, records: int | None, batch_size: int | None) -> Sampling:
-    """Poisson sampling at `rate`, or at `batch_size` / `records`; a full batch at rate 1."""
+def sampling_of(
+    rate: float | None, records: int | None, batch_size: int | None, unit: str = "record"
+) -> Sampling:
+    """Poisson sampling at `rate`, or at `batch_size` / `records`; a full batch at rate 1.
+
+    Args:
+        rate: chance that a unit of privacy takes part.
+        records: number of units of privacy.
+        batch_size: expected number of them in a batch.
+        unit: what one of them is called.
+    """
     if rate is None:
         if records is None or batch_size is None:
             raise InvalidPlan(
@@ -201,8 +212,9 @@ def sampling_of(rate: float | None, records: int | None, batch_size: int | None)
             )
         if not 0 < batch_size <= records:
             raise InvalidValue(
-                f"--batch-size {batch_size} must be > 0 and <= the {records} records: a record takes "
-                f"part with a chance of at most 1. Pass e.g. --batch-size {max(1, records // 100)}."
+                f"--batch-size {batch_size} must be > 0 and <= the {counted(records, unit)}: "
+                f"{with_article(unit)} takes part with a chance of at most 1. Pass e.g. --batch-size "
+                f"{max(1, records // 100)}."
             )
         rate = batch_size / records
     return FullBatch() if rate == 1 else Poisson(rate=rate)
@@ -231,8 +243,19 @@ def release_of(
     clip: float | None,
     threshold: float | None,
     test: str | None,
+    unit: str = "record",
 ) -> Release:
-    """The release rule of the `--test...` options; without a test batch, every update is released."""
+    """The release rule of the `--test...` options; without a test batch, every update is released.
+
+    Args:
+        records: number of units of privacy.
+        batch: expected number of them in a test.
+        noise: noise multiplier of the test.
+        clip: bound on the change of the loss.
+        threshold: accepted below this many clips.
+        test: kind of the test.
+        unit: what a unit of privacy is called.
+    """
     if batch is None:
         options = {
             "--test-noise": noise,
@@ -249,8 +272,9 @@ def release_of(
         return Always()
     if not 0 < batch <= records:
         raise InvalidValue(
-            f"--test-batch {batch} must be > 0 and <= the {records} records: a record is tested with a "
-            f"chance of at most 1. Pass e.g. --test-batch {min(256, records)}."
+            f"--test-batch {batch} must be > 0 and <= the {counted(records, unit)}: "
+            f"{with_article(unit)} is tested with a chance of at most 1. Pass e.g. --test-batch "
+            f"{min(256, records)}."
         )
     kind: Any = test or "summed"
     return Selective(

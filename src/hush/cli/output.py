@@ -17,6 +17,11 @@ SEED_NOTICE = (
 )
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words: "1 step", "2 steps"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def print_json(value: dict[str, Any]) -> None:
     """Print one JSON object; infinities become null, which every reader understands."""
     print(json.dumps(finite_or_none(value)))

@@ -44,7 +44,7 @@ from hush.cli.options import (
     sampling_of,
     steps_of,
 )
-from hush.cli.output import SEED_NOTICE, print_json
+from hush.cli.output import SEED_NOTICE, counted, print_json
 from hush.core.guarantee import Adjacency, Arithmetic, Budget, Neighbours
 from hush.core.plan import read_plan
 from hush.core.ranges import Range, check_count
@@ -200,8 +200,10 @@ def train(
     else:
         size = batch_size if batch_size is not None else min(256, unit_count)
         norm = 1.0 if clip is None else clip
-        private = plan_of(sampling_of(rate, unit_count, size), 1.0 if noise is None else noise, norm)
-        release = release_of(unit_count, test_batch, test_noise, test_clip, test_threshold, test)
+        unit = "record" if units is None else "owner"
+        sampling = sampling_of(rate, unit_count, size, unit)
+        private = plan_of(sampling, 1.0 if noise is None else noise, norm)
+        release = release_of(unit_count, test_batch, test_noise, test_clip, test_threshold, test, unit)
         private = replace(private, release=release)
         total = steps_of(steps, 20 if epochs is None else epochs, private)
         if noise is None:
@@ -272,13 +274,14 @@ def train(
     final = run.metrics[-1]
     print(
         f"{data}: accuracy {final['accuracy']:.2%}, loss {final['loss']:.4f} on "
-        f"{len(experiment.test[1])} test records after {run.steps} steps"
+        f"{counted(len(experiment.test[1]), 'test record')} after {counted(run.steps, 'step')}"
     )
     if run.accepted is not None:
         print(f"{run.accepted} of {run.steps} trials were accepted")
     print(run.guarantee)
     if public_records is not None:
-        print(f"for the private records; the {public_records} public ones have no protection")
+        public = "public one has" if public_records == 1 else f"{public_records} public ones have"
+        print(f"for the private records; the {public} no protection")
     if seed is not None:
         print(SEED_NOTICE)
     if run.stopped == "budget":
