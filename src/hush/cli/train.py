@@ -201,8 +201,8 @@ def train(
         size = batch_size if batch_size is not None else min(256, unit_count)
         norm = 1.0 if clip is None else clip
         unit = "record" if units is None else "owner"
-        sampling = sampling_of(rate, unit_count, size, unit)
-        private = plan_of(sampling, 1.0 if noise is None else noise, norm)
+        sampled = sampling_of(rate, unit_count, size, unit)
+        private = plan_of(sampled, 1.0 if noise is None else noise, norm)
         release = release_of(unit_count, test_batch, test_noise, test_clip, test_threshold, test, unit)
         private = replace(private, release=release)
         total = steps_of(steps, 20 if epochs is None else epochs, private)
@@ -216,8 +216,7 @@ def train(
     network, optimizer = experiment.initialise()
     dimension = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
     if total is not None:
-        warning = drowned(private, records=unit_count, steps=total, dimension=dimension)
-        if warning:
+        if warning := drowned(private, records=unit_count, steps=total, dimension=dimension):
             print(f"hush: {warning}", file=sys.stderr)
     folder = run_dir or next(
         path for n in count(1) if not (path := Path("runs") / f"{data}-{n}").exists()
@@ -280,8 +279,7 @@ def train(
         print(f"{run.accepted} of {run.steps} trials were accepted")
     print(run.guarantee)
     if public_records is not None:
-        public = "public one has" if public_records == 1 else f"{public_records} public ones have"
-        print(f"for the private records; the {public} no protection")
+        print(f"for the private records; {counted(public_records, 'public one')} without protection")
     if seed is not None:
         print(SEED_NOTICE)
     if run.stopped == "budget":
