@@ -110,7 +110,6 @@ _EXAMPLES = {
     "Sampling": "hush.Coordinate(rate=0.5)",
     "Noise": "hush.Gaussian(multiplier=1.0)",
     "Ledger": "hush.Ledger()",
-    "Adjacency": "hush.Adjacency(per_unit=3)",
     "Module": "torch.nn.Linear(64, 10)",
     "Optimizer": "torch.optim.SGD(model.parameters(), lr=0.1)",
     "Generator": "torch.Generator()",
