@@ -474,7 +474,7 @@ def test_hidden_trials_leave_no_trace(tmp_path: Path, monkeypatch: pytest.Monkey
     stored = {"charge", "run", "step", "randomness", "release", "chain"}
     assert all(line.keys() == stored for line in lines[3:])
     metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert all(line.keys() == {"step", "epsilon"} for line in metrics)
+    assert all(line.keys() == {"step", "epsilon", "delta", "neighbours", "unit"} for line in metrics)
 
 
 @pytest.mark.parametrize("accounting", ["per-trial", "per-acceptance"])
