@@ -246,7 +246,9 @@ def test_extremes_cost_a_number_or_infinity(
     assert 0 <= bound.lower <= bound.upper
 
 
-@pytest.mark.parametrize(("target", "steps"), [(1e-300, 10**6), (1e300, 10**6), (1e-9, 1)])
+@pytest.mark.parametrize(
+    ("target", "steps"), [pytest.param(1e-300, 10**6, marks=pytest.mark.slow), (1e300, 10**6), (1e-9, 1)]
+)
 def test_extreme_budgets_are_met_or_refused(target: float, steps: int) -> None:
     budget = hush.Budget(epsilon=target, delta=1e-5)
     try:

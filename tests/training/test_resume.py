@@ -98,7 +98,7 @@ def assert_same_end(directory: Path, whole: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "point", [*range(3), *(pytest.param(point, marks=pytest.mark.slow) for point in range(3, 10))]
+    "point", [*range(2), *(pytest.param(point, marks=pytest.mark.slow) for point in range(2, 10))]
 )
 def test_a_killed_run_ends_like_one_that_was_not(
     tmp_path: Path, undisturbed: tuple[Path, int], point: int

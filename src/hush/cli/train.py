@@ -215,8 +215,7 @@ def train(
         generator = torch.Generator(torch_device).manual_seed(seed)
     network, optimizer = experiment.initialise()
     dimension = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
-    warning = total and drowned(private, records=unit_count, steps=total, dimension=dimension)
-    if warning:
+    if total and (warning := drowned(private, records=unit_count, steps=total, dimension=dimension)):
         print(f"hush: {warning}", file=sys.stderr)
     folder = run_dir or next(
         path for n in count(1) if not (path := Path("runs") / f"{data}-{n}").exists()
