@@ -187,7 +187,7 @@ def test_few_steps_of_rare_records(multiplier: float) -> None:
         (0.01, 1e6, 10_000_000),
         (0.01, 1e300, 10),
         (1e-8, 1.0, 10_000_000),
-        (0.5, 0.05, 10_000_000),
+        pytest.param(0.5, 0.05, 10_000_000, marks=pytest.mark.slow),
         (1.0, 1e-300, 1),
     ],
 )
