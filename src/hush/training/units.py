@@ -68,18 +68,18 @@ class Units:
                 "the other of its records' gradients, clipped once.",
                 key="unit_gradient",
             )
-        most = check_count(
+        limit = check_count(
             "per_unit", per_unit, "a drawn unit takes part with one record at least", 1, 1
         )
         _, unit, counts = np.unique(owner_ids(owners), return_inverse=True, return_counts=True)
-        if most > counts.max() and neighbours is not Neighbours.ADD_REMOVE:
+        if limit > counts.max() and neighbours is not Neighbours.ADD_REMOVE:
             raise InvalidValue(
-                f"per_unit={most} and no unit has more than {counts.max()} records: the guarantee would "
-                f"name a bound that is never met. Pass per_unit={counts.max()} or less.",
+                f"per_unit={limit} and no unit has more than {counts.max()} records: the guarantee "
+                f"would name a bound that is never met. Pass per_unit={counts.max()} or less.",
                 key="per_unit",
             )
         order = torch.from_numpy(np.argsort(unit, kind="stable"))
-        return cls(order, torch.from_numpy(counts), most, reduction)
+        return cls(order, torch.from_numpy(counts), limit, reduction)
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -124,15 +124,15 @@ class Units:
         owned = self.counts[drawn]
         place = torch.arange(len(drawn)).repeat_interleave(owned)
         first = (self.counts.cumsum(0) - self.counts)[drawn].repeat_interleave(owned)
-        within = _count_up(owned)
+        rank_in_unit = _count_up(owned)
         shuffled = random_bits(len(place), source).cpu().argsort()
         shuffled = shuffled[place[shuffled].argsort(stable=True)]  # unit by unit, at random within
-        taken = shuffled[within < self.per_unit]
+        taken = shuffled[rank_in_unit < self.per_unit]
         taken_counts = owned.clamp(max=self.per_unit)
         by_count = taken_counts.argsort(stable=True)
         rank = torch.empty_like(by_count).index_copy_(0, by_count, torch.arange(len(by_count)))
         taken = taken[rank[place[taken]].argsort(stable=True)]
-        return self.order[(first + within)[taken]], taken_counts[by_count]
+        return self.order[(first + rank_in_unit)[taken]], taken_counts[by_count]
 
 
 def units_of(
