@@ -184,7 +184,7 @@ def test_long_sums_that_cancel_do_not_understate_a_norm() -> None:
     ]
     term = OuterFactors(left, right, torch.Size((8, 50_000)))
     exact = (left.double().mT @ right.double()).norm()
-    assert abs(term.norms(2.0)[0].double() / exact - 1) < 1e-6
+    assert -1e-7 < term.norms(2.0)[0].double() / exact - 1 < 2e-5
 
 
 def test_millions_of_equal_entries_do_not_understate_a_norm() -> None:

@@ -1,7 +1,6 @@
 """Records of which large positions cancel, or overflow: what one of them does to the others' sum."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -63,12 +62,15 @@ def test_a_record_that_cancels_leaves_the_others_as_they_are(
     others = torch.arange(OTHERS + 1) != 20
     with_it, without = (clipping.clip(t).total["w"].double() for t in (tape, tape.take(others)))
     assert float((with_it - without).norm()) <= 1.01
-    # added up position by position it takes the others with it
-    if size == 2.0**40 and isinstance(clipping, hush.L2) and name != "rows":  # which adds in doubles
-        term: Any = tape.terms["w"]
-        weights = (1 / tape.norms(2.0).clamp(min=1e-30)).clamp(max=1.0)
-        bare = term.sum_over_positions(weights).double()
-        assert float((bare - without).norm()) > 3
+    # at the weight of its true norm, added up position by position, it takes the others with it
+    if size == 2.0**40 and name == "outer":
+        term = tape.terms["w"]
+        assert isinstance(term, OuterFactors)
+        left, right = term.left, term.right
+        norms = (left.double().mT @ right.double()).flatten(1).norm(dim=1)
+        weights = (1 / norms).clamp(max=1.0).float()[:, None, None]
+        bare = (left * weights).flatten(0, 1).mT @ right.flatten(0, 1)
+        assert float((bare.double() - without).norm()) > 3
 
 
 @pytest.mark.parametrize(

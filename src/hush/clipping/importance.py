@@ -44,4 +44,4 @@ class Importance(L2Ball, Clipping):
         # Scaling up what is next to nothing would scale up the rounding of its norm.
         drawn &= finite & (norms > _NEGLIGIBLE * self.norm)
         weights = (self.norm / norms * taper(self.norm, norms)).where(drawn, 0.0)
-        return ClippedSum(total=tape.weighted_sum(weights, self.norm), skipped=(~finite).sum())
+        return ClippedSum(total=tape.weighted_sum(weights), skipped=(~finite).sum())

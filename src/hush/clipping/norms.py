@@ -26,7 +26,7 @@ def clip_whole(tape: Tape, order: float, norm: float) -> ClippedSum:
     """Sum of the per-sample gradients, each scaled to an l_order norm of `norm` at most."""
     norms = tape.norms(order)
     weights = clipping_weights(norm, norms)
-    return ClippedSum(total=tape.weighted_sum(weights, norm), skipped=(~norms.isfinite()).sum())
+    return ClippedSum(total=tape.weighted_sum(weights), skipped=(~norms.isfinite()).sum())
 
 
 def clipping_weights(norm: float, norms: "torch.Tensor") -> "torch.Tensor":

@@ -1,6 +1,5 @@
 """Protocol of per-sample gradients, as clipping uses them; `hush.gradients` implements it."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -30,15 +29,12 @@ class Tape(Protocol):
             One norm per record.
         """
 
-    def weighted_sum(
-        self, weights: "torch.Tensor", max_norm: float = math.inf
-    ) -> "dict[str, torch.Tensor]":
+    def weighted_sum(self, weights: "torch.Tensor") -> "dict[str, torch.Tensor]":
         """Weighted sum of the per-sample gradients.
 
         Args:
             weights: One per record. A record of weight 0 adds exactly zero, even where its gradient is
                 not finite.
-            max_norm: Euclidean norm that no weighted gradient exceeds.
 
         Returns:
             The sum by parameter name.

@@ -20,6 +20,9 @@ SUM_BLOCK = 128
 _TILE = 2**18
 """Entries of a sum that are computed at once on a CPU, in the cache."""
 
+_PRODUCTS = 2**26
+"""Entries of records' products that are materialised at once on a GPU without kernels of its own."""
+
 _NORM_RUN = 1024
 """Entries of a gradient whose norm is taken in their own precision."""
 
@@ -109,17 +112,51 @@ def blocked_product(left: Tensor, right: Tensor) -> Tensor:
     if left.is_cuda:
         return _block_sums(left, right)
     total = torch.empty(left.shape[1], right.shape[1], dtype=torch.float64)
-    wide = max(1, min(right.shape[1], _TILE))
-    high = max(1, _TILE // wide)
-    memory = left.new_empty(min(high * wide, total.numel()))
-    for top, first in product(range(0, len(total), high), range(0, total.shape[1], wide)):
-        tile = total[top : top + high, first : first + wide]
-        part = memory[: tile.numel()].view(tile.shape)
+    for tile, part, (high, wide) in _tiles(total, left):
         for block in range(0, max(1, len(left)), SUM_BLOCK):
             rows = slice(block, block + SUM_BLOCK)
-            torch.mm(left[rows, top : top + high].mT, right[rows, first : first + wide], out=part)
+            torch.mm(left[rows, high].mT, right[rows, wide], out=part)
             tile.add_(part) if block else tile.copy_(part)
     return total
+
+
+def record_products(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:
+    """The sum over records of weight times left.T @ right, from a product for each record by itself.
+
+    Products are formed, and `SUM_BLOCK` of them added up, in their own precision, and blocks of them in
+    double precision. A record of weight 0 adds exactly zero, whatever its factors are.
+    """
+    shape = left.shape[2], right.shape[2]
+    total = torch.zeros(shape, dtype=torch.float64, device=left.device)
+    if left.is_cuda:
+        step = max(1, _PRODUCTS // max(1, total.numel()))
+        for start in range(0, len(left), step):
+            rows = slice(start, start + step)
+            scale = weights[rows, None, None].double()
+            products = (left[rows].mT @ right[rows]) * scale
+            total += products.where(scale != 0, 0.0).sum(0)
+        return total
+    scales = weights.tolist()
+    for tile, part, (high, wide) in _tiles(total, left):
+        for block in range(0, len(left), SUM_BLOCK):
+            several = torch.zeros_like(part)
+            for record, scale in enumerate(scales[block : block + SUM_BLOCK], start=block):
+                if scale != 0:
+                    torch.mm(left[record, :, high].mT, right[record, :, wide], out=part)
+                    several.add_(part, alpha=scale)
+            tile.add_(several)
+    return total
+
+
+def _tiles(total: Tensor, like: Tensor) -> Iterator[tuple[Tensor, Tensor, tuple[slice, slice]]]:
+    """Tiles of a sum, memory for what is added to each in the precision of `like`, and their places."""
+    wide = max(1, min(total.shape[1], _TILE))
+    high = max(1, _TILE // wide)
+    memory = like.new_empty(min(high * wide, total.numel()))
+    for top, first in product(range(0, len(total), high), range(0, total.shape[1], wide)):
+        place = slice(top, top + high), slice(first, first + wide)
+        tile = total[place]
+        yield tile, memory[: tile.numel()].view(tile.shape), place
 
 
 def _block_sums(left: Tensor, right: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ needs. Blocks of these numbers are clipped and get noise, whatever U is, so a po
 utility and never privacy: docs/guarantees/public-basis.md.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -145,9 +144,9 @@ class ProjectedTape:
         """The per-sample norms of the gradients themselves, not of their coefficients."""
         return self.tape.norms(order)
 
-    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> dict[str, Tensor]:
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         """The sum over records of weight times coefficients: by linearity, those of the sum."""
-        total = self.tape.weighted_sum(weights, max_norm)
+        total = self.tape.weighted_sum(weights)
         flat = torch.cat([part.reshape(-1) for part in total.values()])
         blocks = self.basis.blocks(flat[None].to(self.basis.groups[0].basis.dtype))
         return {name: block[0] for name, block in blocks.items()}

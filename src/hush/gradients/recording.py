@@ -294,4 +294,6 @@ class _LayerFunction(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *ctx.layer.backward(grad, ctx.saved_tensors, ctx.needs_input_grad[2:])
+        # what the tape keeps of these must not keep the graph
+        saved = tuple(value.detach() for value in ctx.saved_tensors)
+        return None, None, *ctx.layer.backward(grad, saved, ctx.needs_input_grad[2:])

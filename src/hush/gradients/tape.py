@@ -6,7 +6,7 @@ for which that is cheaper, and by `chunks`.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from hush.core.tape import CoordinateMask
 from hush.gradients.checks.data_dependence import SubBatch, gather_records
 from hush.gradients.entrywise_clipping import EntrywiseClipping
+from hush.gradients.joint import joint_norms, joint_sums
 from hush.gradients.precision import capturing_cuda_graph, full_precision, vector_norms
 from hush.gradients.terms import CHUNK_ENTRIES, Term, zero_rows
 from hush.gradients.tree import tree_leaves
@@ -53,29 +54,33 @@ class GradientTape(EntrywiseClipping):
         Returns:
             (records,), not finite where a record's gradient is not.
         """
-        return vector_norms(torch.stack(list(self.norms_by_parameter(order).values()), dim=1), order)
+        if order != 2 or self.device.type != "cuda":
+            return vector_norms(torch.stack(list(self.norms_by_parameter(order).values()), dim=1), order)
+        with full_precision(self.device):
+            return joint_norms(list(self.terms.values()))
 
     def norms_by_parameter(self, order: float) -> dict[str, Tensor]:
         """The per-sample gradient norms of each parameter: name -> (records,)."""
         with full_precision(self.device):
             return {name: term.norms(order) for name, term in self.terms.items()}
 
-    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> dict[str, Tensor]:
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         """The sum over records of weight times gradient, by parameter name.
 
         A record of weight 0 adds exactly zero, even where its gradient is not finite.
 
         Args:
             weights: (records,), for clipping min(1, clip norm / gradient norm).
-            max_norm: bound on every record's norm after weighting; records of which much more cancels
-                than that are materialised before they are added.
 
         Returns:
             The sums in double precision.
         """
-        terms = self._masked_terms(weights)
+        mask = self._zero_weights(weights)
         with full_precision(self.device):
-            return {name: term.weighted_sum(weights, max_norm) for name, term in terms.items()}
+            sums = joint_sums(self.terms, mask, weights) if self.device.type == "cuda" else {}
+            rest = {name: term for name, term in self.terms.items() if name not in sums}
+            sums |= {name: mask(term).weighted_sum(weights) for name, term in rest.items()}
+        return {name: sums[name] for name in self.terms}
 
     def clamped_weighted_sum(
         self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
@@ -90,22 +95,24 @@ class GradientTape(EntrywiseClipping):
         Returns:
             The sums in double precision.
         """
-        terms = self._masked_terms(weights)
+        zero = self._zero_weights(weights)
         with full_precision(self.device):
             return {
-                name: term.clamped_weighted_sum(weights, limits, mask) for name, term in terms.items()
+                name: zero(term).clamped_weighted_sum(weights, limits, mask)
+                for name, term in self.terms.items()
             }
 
-    def _masked_terms(self, weights: Tensor) -> dict[str, Term]:
-        """The terms with zeros for records of weight 0, whose gradients may not be finite.
+    def _zero_weights(self, weights: Tensor) -> Callable[[Term], Term]:
+        """A function that puts zeros for records of weight 0, whose gradients may not be finite.
 
         They keep their places: a sum rounds by place and shape, and must not tell who is in it. A CUDA
-        graph cannot branch here; a replay with gradients that are not finite is discarded.
+        graph cannot branch here; a replay with gradients that are not finite is discarded. One term at
+        a time, for memory's sake.
         """
         keep = weights != 0
         if capturing_cuda_graph() or bool(keep.all()):
-            return self.terms
-        return self.mask_records(keep).terms
+            return lambda term: term
+        return lambda term: term.mask_records(keep)
 
     def zeros(self) -> dict[str, Tensor]:
         """The sum over no records."""
@@ -186,11 +193,9 @@ class BranchedTape(EntrywiseClipping):
         norms = [(part, tape.norms_by_parameter(order)) for part, tape in self.parts]
         return {name: gather_records([(part, n[name]) for part, n in norms]) for name in norms[0][1]}
 
-    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> dict[str, Tensor]:
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         """The sum over records of weight times gradient, by parameter name."""
-        sums = [
-            tape.weighted_sum(part.spread(weights, tape.records), max_norm) for part, tape in self.parts
-        ]
+        sums = [tape.weighted_sum(part.spread(weights, tape.records)) for part, tape in self.parts]
         return add_sums(sums)
 
     def clamped_weighted_sum(
@@ -249,9 +254,9 @@ class MaskedTape(EntrywiseClipping):
         norms = self.tape.norms(order)
         return norms.where(self.present, torch.zeros_like(norms))
 
-    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> dict[str, Tensor]:
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         """The sum over records of weight times gradient, by parameter name."""
-        return self.tape.weighted_sum(weights * self.present.to(weights.dtype), max_norm)
+        return self.tape.weighted_sum(weights * self.present.to(weights.dtype))
 
     def clamped_weighted_sum(
         self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None

@@ -5,8 +5,8 @@ forms, which give ghost norms from Gram matrices and a weighted sum from one pro
 backward pass serves norms and sum).
 
 Positions of a factored record can cancel: two large ones, `+B` and `-B`, have a small norm and a large
-rounding error, in the record's norm and in the sum it is added to (docs/guarantees/tape.md, 5). Such a
-ghost norm is not used, and the record is materialised before it is added.
+rounding error. The norm of a factored term therefore counts what rounding may add to the record, a small
+share of the sum over positions of the factors' norms (`products`; docs/guarantees/tape.md, 5).
 """
 
 import math
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hush.core.tape import CoordinateMask
-from hush.gradients.precision import blocked_product, capturing_cuda_graph, precise, vector_norms
+from hush.gradients.precision import blocked_product, precise, vector_norms
 
 CHUNK_ENTRIES = {"cpu": 2**22, "cuda": 2**28}
 """Entries that a chunk of the tape holds unless one record has more: near the caches, or enough to keep
@@ -32,18 +32,6 @@ _NORM_CHUNK = 2**22
 ROUNDING = 0.0024
 """How much more than its bound one record can move a weighted sum in single precision by rounding, as a
 share of the bound, where a term says that its rounding is bounded: docs/guarantees/tape.md."""
-
-_CANCELLED = 2.0**-10
-"""Share of its upper bound below which a norm is of positions that mostly cancel each other.
-
-Then rounding could be seen in its square, though Gram matrices are formed in double precision, and a
-record whose norm is understated would not be clipped enough. Added up position by position with others,
-such a record would also leave its rounding in their sum. It is materialised.
-"""
-
-POSITION_SUM_LIMIT = 2**28
-"""Square of the records times their positions up to which sums in double precision round within 2**-15
-of what a record may add: 2**-53 times this, times 2**10 for positions that cancel."""
 
 
 class Term(Protocol):
@@ -86,16 +74,15 @@ class Term(Protocol):
         """The l_order norm of each record's gradient.
 
         Returns:
-            (records,): never understated by more than `ROUNDING` allows; infinite or NaN where the
-            gradient is, or may overflow on the way.
+            (records,): of what the record adds to `weighted_sum` as computed, understated by no more
+            than `ROUNDING` allows; infinite or NaN where the gradient is, or may overflow on the way.
         """
 
-    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> Tensor:
+    def weighted_sum(self, weights: Tensor) -> Tensor:
         """The sum over records of weight times gradient.
 
         Args:
-            weights: (records,), not negative.
-            max_norm: bound on every record's norm after weighting; it tells which records cancel.
+            weights: (records,), not negative. Where it is 0 the gradient must be finite or masked.
 
         Returns:
             The sum in double precision, of the parameter's shape.
@@ -114,16 +101,6 @@ class Term(Protocol):
         Returns:
             The sum in double precision, of the parameter's shape.
         """
-
-
-class FactoredTerm(Term, Protocol):
-    """A term whose weighted sum can be computed from its positions, without materialising records."""
-
-    def norm_bounds(self) -> Tensor:
-        """An upper bound on each record's norm: the sum over positions of the norms."""
-
-    def sum_over_positions(self, weights: Tensor) -> Tensor:
-        """The weighted sum, position by position, whatever cancels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +135,7 @@ class Dense:
     def norms(self, order: float) -> Tensor:
         return vector_norms(precise(self.gradients), order)
 
-    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> Tensor:
+    def weighted_sum(self, weights: Tensor) -> Tensor:
         shape = self.gradients.shape[1:]
         rows = precise(self.gradients).reshape(len(self.gradients), math.prod(shape))
         return blocked_product(weights.to(rows.dtype)[:, None], rows).view(shape)
@@ -225,32 +202,7 @@ def clamp_rows(rows: Tensor, limits: Tensor, mask: CoordinateMask | None) -> Ten
     return values if mask is None else mask(values)
 
 
-def position_rounding_bounded(factor: Tensor, records: int, positions: int) -> bool:
-    """Whether the sum over the positions of all records rounds within `ROUNDING`.
-
-    They may cancel within a record, so that each is up to 2**10 times as long as what the record adds.
-    """
-    return factor.dtype == torch.float64 and records**2 * positions <= POSITION_SUM_LIMIT
-
-
-def sum_materialising_cancelled(term: FactoredTerm, weights: Tensor, max_norm: float) -> Tensor:
-    """The weighted sum over positions; records that mostly cancel are materialised.
-
-    `max_norm` bounds every record's norm after weighting. (While a CUDA graph is captured such a
-    record's norm is NaN instead.)
-    """
-    if max_norm == math.inf or capturing_cuda_graph():
-        return term.sum_over_positions(weights)
-    cancelled = _CANCELLED * weights * term.norm_bounds() > max_norm
-    if not bool(cancelled.any()):
-        return term.sum_over_positions(weights)
-    own = weights[cancelled]
-    unlimited = torch.full_like(own, math.inf)
-    materialised = materialised_clamped_sum(term.take(cancelled), own, unlimited, None)
-    return term.sum_over_positions(weights.where(~cancelled, 0.0)) + materialised
-
-
-def product_bound(left: Tensor, right: Tensor) -> Tensor:
+def product_bound(left: Tensor, right: Tensor, order: float = 2) -> Tensor:
     """Upper bound on each record's norm: the products of the factors' norms, summed over positions.
 
     Infinite where a factor is beyond the root of the largest number: the other may be so small that a
@@ -259,32 +211,17 @@ def product_bound(left: Tensor, right: Tensor) -> Tensor:
     Args:
         left: (records, positions, rows).
         right: (records, positions, columns).
+        order: of the norm.
     """
     factors = precise(left), precise(right)
     norms: list[Tensor] = [
-        torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64) for part in factors
+        torch.linalg.vector_norm(part, order, dim=-1, dtype=torch.float64) for part in factors
     ]
     beyond = torch.maximum(*norms) > torch.finfo(factors[0].dtype).max ** 0.5
     return (norms[0] * norms[1]).sum(1).where(~beyond.any(1), torch.inf)
 
 
-def nonfinite_if_unreliable(norms: Tensor, bound: Tensor, *, may_cancel: bool = True) -> Tensor:
-    """The norms, infinite where positions or their partial sums may overflow their precision: where the
-    bound exceeds 2^-6 of the largest number.
-
-    NaN where most of a record cancels while a CUDA graph is captured: the batch is then computed without
-    the graph.
-    """
-    norms = norms.where(bound <= torch.finfo(norms.dtype).max / 64, torch.inf)
-    if may_cancel and capturing_cuda_graph():
-        return norms.where(norms >= _CANCELLED * bound, torch.nan)
-    return norms
-
-
-def norms_or_recompute(term: Term, squares: Tensor, bound: Tensor, dtype: torch.dtype) -> Tensor:
-    """Ghost norms from their squares; records with cancelling positions are materialised instead."""
-    cancelled = squares < (_CANCELLED * bound).square()
-    norms = squares.clamp(min=0).sqrt().to(dtype)
-    if not capturing_cuda_graph() and bool(cancelled.any()):
-        norms[cancelled] = materialised_norms(term.take(cancelled), 2)
-    return nonfinite_if_unreliable(norms, bound)
+def finite_norms(norms: Tensor, bound: Tensor, dtype: torch.dtype) -> Tensor:
+    """The norms in the precision of their records; infinite where positions or their partial sums may
+    overflow it: where the bound exceeds 2^-6 of the largest number."""
+    return norms.to(dtype).where(bound <= torch.finfo(dtype).max / 64, torch.inf)

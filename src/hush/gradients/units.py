@@ -5,7 +5,6 @@ positions of the unit's own factors, so that norms, cancellation and sums are th
 that own equally many records are stacked, and none is padded.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -43,11 +42,11 @@ class UnitTape(EntrywiseClipping):
         """The norm of each unit's gradient over all parameters."""
         return torch.cat([part.norms(order) for part in self.parts])
 
-    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> dict[str, Tensor]:
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         """The sum over units of weight times gradient, by parameter name."""
         own = weights.split([part.records for part in self.parts])
         pairs = zip(self.parts, own, strict=True)
-        return add_sums([part.weighted_sum(weight, max_norm) for part, weight in pairs])
+        return add_sums([part.weighted_sum(weight) for part, weight in pairs])
 
     def clamped_weighted_sum(
         self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None

@@ -33,7 +33,9 @@ def test_factors_answer_as_if_materialised(geometry: ConvolutionShape, sizes: tu
     torch.testing.assert_close(term.weighted_sum(weights), torch.tensordot(weights, gradients, dims=1))
     for order in ORDERS:
         expected = torch.linalg.vector_norm(gradients.flatten(1), ord=order, dim=1)
-        torch.testing.assert_close(term.norms(order), expected, rtol=1e-12, atol=0)
+        # never understated
+        assert (term.norms(order) >= (1 - 1e-14) * expected).all()
+        torch.testing.assert_close(term.norms(order), expected, rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("large", [0, 2**30])

@@ -102,7 +102,7 @@ def test_a_norm_is_not_understated_where_almost_all_cancels() -> None:
     exact = OuterFactors(term.left.double(), term.right.double(), term.shape).dense().norm()
     gram = ((term.left @ term.left.mT) * (term.right @ term.right.mT)).sum()
     assert abs(gram.clamp(min=0).sqrt() / exact - 1) > 0.1, "the plain formula would be fooled"
-    assert abs(term.norms(2.0)[0] / exact - 1) < 1e-2
+    assert -1e-6 < term.norms(2.0)[0] / exact - 1 < 1e-2
 
 
 def test_records_that_are_not_finite_have_no_finite_norm() -> None:
@@ -120,8 +120,8 @@ def test_a_table_adds_every_record_however_many_at_once(
     torch.manual_seed(0)
     term, weights = table(7, 4, 3, 5), torch.rand(7)
     exact = torch.tensordot(weights.double(), materialised(term), dims=1)
-    torch.testing.assert_close(term.sum_over_positions(weights), exact)
-    assert term.take(slice(0, 0)).sum_over_positions(weights[:0]).eq(0).all()
+    torch.testing.assert_close(term.weighted_sum(weights), exact)
+    assert term.take(slice(0, 0)).weighted_sum(weights[:0]).eq(0).all()
 
 
 @pytest.mark.parametrize("positions", [700, 20_000])
@@ -131,7 +131,7 @@ def test_a_record_whose_positions_cancel_counts_by_the_norm_of_what_it_adds(posi
     right[0, 0, 0], right[0, -2, 0], right[0, -1, 0] = 400.0, -400.0, 1.0
     term = RowFactors(torch.zeros(1, positions, dtype=torch.long), right, torch.Size((2, 1)))
     weights = 1 / term.norms(2.0)
-    for added in (term.weighted_sum(weights, 1.0), term.dense()[0].double() * weights):
+    for added in (term.weighted_sum(weights), term.dense()[0].double() * weights):
         assert float(added.norm()) <= 1 + 2**-14
     place = torch.zeros(positions, dtype=torch.long)
     in_single_precision = torch.zeros(1).index_add_(0, place, right[0, :, 0])

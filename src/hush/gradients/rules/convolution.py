@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +12,20 @@ from torch.nn import functional
 
 from hush.core.tape import CoordinateMask
 from hush.gradients.precision import precise, to_autocast_dtype
+from hush.gradients.products import (
+    compare_grams,
+    double_gram_error,
+    product_error,
+    record_gradients,
+    uses_kernels,
+)
 from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.terms import (
+    CHUNK_ENTRIES,
     Dense,
     Term,
+    finite_norms,
     materialised_clamped_sum,
-    materialised_norms,
-    nonfinite_if_unreliable,
-    norms_or_recompute,
-    position_rounding_bounded,
-    product_bound,
-    sum_materialising_cancelled,
     zero_rows,
 )
 
@@ -59,14 +62,24 @@ class ConvolutionShape:
         """The gradient of the weight for each image: (images, *shape)."""
         images, out = grad.shape[:2]
         small = math.prod(self.shape[2:]) == 1 or self.shape[1] < _FEW_CHANNELS
-        if self.groups == 1 and (small or math.prod(self.shape) >= _LARGE):
-            return (grad.flatten(2) @ self.unfold(x, grad.shape[2:]).mT).view(images, *self.shape)
+        if self.groups == 1 and (x.is_cuda or small or math.prod(self.shape) >= _LARGE):
+            step = self.unfolded_at_once(grad) if x.is_cuda else images
+            parts = [
+                record_gradients(some.flatten(2).mT, self.unfold(inputs, grad.shape[2:]).mT)
+                for some, inputs in zip(grad.split(step), x.split(step), strict=True)
+            ]
+            return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(images, *self.shape)
         # One grouped convolution: all images side by side as channels, a group of channels to each.
         # Strides afresh: those of one position could still say "channels last", and torch believes it.
         grads, inputs = (part.reshape(-1).view(1, -1, *part.shape[2:]) for part in (grad, x))
         like = grad.new_empty(1).expand(images * out, *self.shape[1:])
         _, stacked, _ = self._backward(grads, inputs, like, images * self.groups, [False, True, False])
         return stacked.view(images, *self.shape)
+
+    def unfolded_at_once(self, grad: Tensor) -> int:
+        """Images whose input patches are written out at the same time."""
+        size = math.prod(self.shape[1:]) * math.prod(grad.shape[2:])
+        return max(1, CHUNK_ENTRIES[grad.device.type] // size)
 
     def unfold(self, x: Tensor, outputs: torch.Size) -> Tensor:
         """The input patch of each output position, as im2col: (images, in * kernel, positions)."""
@@ -82,7 +95,7 @@ class ConvolutionShape:
                 *(a * b for a, b in zip(pixel, self.stride, strict=True)),
             ),
         )
-        return view.reshape(len(x), -1, math.prod(outputs))
+        return view.reshape(len(x), math.prod(self.shape[1:]), math.prod(outputs))
 
     def patch_gram(self, x: Tensor, outputs: torch.Size) -> Tensor:
         """Gram matrix of the input patches: (images, positions, positions).
@@ -147,7 +160,7 @@ class ConvolutionFactors:
         return self.geometry.shape
 
     def rounding_bounded(self, records: int) -> bool:
-        return position_rounding_bounded(self.x, records, self.grad[0, 0].numel())
+        return True
 
     def take(self, rows: Tensor | slice) -> "ConvolutionFactors":
         return ConvolutionFactors(self.grad[rows], self.x[rows], self.geometry)
@@ -159,37 +172,36 @@ class ConvolutionFactors:
         return precise(self.geometry.per_sample_weight_gradients(precise(self.grad), precise(self.x)))
 
     def of_units(self, count: int, scale: Tensor) -> Term:
-        # the patches of several images have no Gram matrix from pixels: written out as factors
-        patches = self.geometry.unfold(precise(self.x), self.grad.shape[2:])
-        return OuterFactors(self.grad.flatten(2).mT, patches.mT, self.shape).of_units(count, scale)
+        return self._unfolded().of_units(count, scale)
 
     def norms(self, order: float) -> Tensor:
-        if order != 2:
-            return nonfinite_if_unreliable(materialised_norms(self, order), self.norm_bounds())
-        grad, x = self.grad.double(), self.x.double()
-        outputs = grad.shape[2:]
-        patch_gram = self.geometry.patch_gram(x, outputs)
-        flat = grad.flatten(2)
-        squares = (patch_gram * (flat.mT @ flat)).sum((1, 2))
-        patch_norms = patch_gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
-        bound = (patch_norms * torch.linalg.vector_norm(flat, dim=1)).sum(1)
-        return norms_or_recompute(
-            self, squares, torch.maximum(bound, self.norm_bounds()), precise(self.x).dtype
-        )
+        if order != 2 or uses_kernels(self.x) or self.grad[0, 0].numel() == 1:
+            return torch.cat([part.norms(order) for _, part in self._chunks()])
+        # Gram matrices from inner products between pixels: nothing is unfolded
+        grad = self.grad.double().flatten(2)
+        patches = self.geometry.patch_gram(self.x.double(), self.grad.shape[2:])
+        shape = (self.records, grad.shape[2], math.prod(self.shape[1:]))
+        error = double_gram_error(grad.mT.shape) + double_gram_error(torch.Size(shape))
+        squares = compare_grams([(patches, grad.mT @ grad)], error)
+        norms = squares.norms(product_error(precise(self.grad).flatten(2).mT))
+        return finite_norms(norms, squares.lengths, precise(self.x).dtype)
 
-    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> Tensor:
-        return sum_materialising_cancelled(self, weights, max_norm)
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = torch.zeros(self.shape, dtype=torch.float64, device=weights.device)
+        for rows, part in self._chunks():
+            total += part.weighted_sum(weights[rows])
+        return total
 
-    def norm_bounds(self) -> Tensor:
-        """A bound on each entry of a record's gradient and on its partial sums over positions."""
-        return product_bound(self.grad.flatten(1)[:, None], self.x.flatten(1)[:, None])
+    def _chunks(self) -> Iterator[tuple[slice, OuterFactors]]:
+        """The factors as matrices, input patches written out, some records at a time."""
+        step = self.geometry.unfolded_at_once(self.grad)
+        for start in range(0, max(1, self.records), step):
+            rows = slice(start, start + step)
+            yield rows, self.take(rows)._unfolded()
 
-    def sum_over_positions(self, weights: Tensor) -> Tensor:
-        grad, x = precise(self.grad), precise(self.x)
-        if len(x) == 0:
-            return torch.zeros(self.shape, dtype=torch.float64, device=x.device)
-        scale = weights.to(grad.dtype).view(-1, *[1] * (grad.dim() - 1))
-        return self.geometry.weight_gradient(grad * scale, x).double()
+    def _unfolded(self) -> OuterFactors:
+        patches = self.geometry.unfold(self.x, self.grad.shape[2:])
+        return OuterFactors(self.grad.flatten(2).mT, patches.mT, self.shape)
 
     def clamped_weighted_sum(
         self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None

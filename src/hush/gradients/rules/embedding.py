@@ -3,7 +3,6 @@
 The per-sample gradient of a table is kept as the indices and the gradients of the rows looked up.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,21 +14,27 @@ from torch.nn import functional
 
 from hush.core.errors import Unsupported
 from hush.core.tape import CoordinateMask
-from hush.gradients.precision import capturing_cuda_graph, precise, vector_norms
+from hush.gradients.precision import precise, vector_norms
+from hush.gradients.products import (
+    GramSquares,
+    compare_grams,
+    gram,
+    gram_chunks,
+    gram_error,
+    product_error,
+    uses_kernels,
+)
 from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.terms import (
-    POSITION_SUM_LIMIT,
     Dense,
     Term,
     by_unit,
     clamp_rows,
+    finite_norms,
     materialised_clamped_sum,
     materialised_norms,
-    nonfinite_if_unreliable,
-    norms_or_recompute,
-    position_rounding_bounded,
+    product_bound,
     scale_rows,
-    sum_materialising_cancelled,
     zero_rows,
 )
 
@@ -39,6 +44,14 @@ if TYPE_CHECKING:
 
 _ROW_CHUNK = {"cpu": 2**17, "cuda": 2**28}
 """Entries of a table's rows that are summed at once: on a CPU as many as stay in its cache."""
+
+_CANCELLED = 2.0**-10
+"""Share of a record's length, the sum of its positions' norms, that its norm counts for at least: no
+record's positions then reach further than 2**10 clipping norms, though they may cancel."""
+
+_POSITION_LIMIT = 2**28
+"""Square of the records times their positions up to which sums of such positions in double precision
+round within 2**-15 of the clipping norm."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +68,7 @@ class RowFactors:
 
     def rounding_bounded(self, records: int) -> bool:
         # summed in double precision
-        return records**2 * self.index.shape[1] <= POSITION_SUM_LIMIT
+        return records**2 * self.index.shape[1] <= _POSITION_LIMIT
 
     def take(self, rows: Tensor | slice) -> "RowFactors":
         return RowFactors(self.index[rows], self.right[rows], self.shape)
@@ -75,6 +88,11 @@ class RowFactors:
         return RowFactors(by_unit(self.index, count), right, self.shape)
 
     def norms(self, order: float) -> Tensor:
+        dtype = precise(self.right).dtype
+        if order == 2 and uses_kernels(self.right):
+            squares = self.gram_squares()
+            norms = squares.norms(0.0).maximum(_CANCELLED * squares.lengths)
+            return finite_norms(norms, squares.lengths, dtype)
         used, keys = self._used_rows()
         record = keys // self.shape[0]
         row_norms = vector_norms(used, order).double()
@@ -82,20 +100,29 @@ class RowFactors:
         if order != torch.inf:
             shares = row_norms / norms.clamp(min=torch.finfo(torch.float64).tiny)[record]
             norms = norms * torch.zeros_like(norms).index_add_(0, record, shares**order) ** (1 / order)
-        return nonfinite_if_unreliable(norms.to(used.dtype), self.norm_bounds(), may_cancel=False)
+        norms = norms.maximum(_CANCELLED * self.lengths(order))
+        return finite_norms(norms, self.lengths(2), dtype)
 
-    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> Tensor:
-        if capturing_cuda_graph():
-            return self.clamped_weighted_sum(weights, torch.full_like(weights, math.inf), None)
-        return sum_materialising_cancelled(self, weights, max_norm)
+    def gram_squares(self) -> GramSquares:
+        """Squared norms from the Gram matrices: rows that are looked up twice are added up."""
+        pairs = []
+        for rows in gram_chunks(self.records, self.index.shape[1]):
+            index, values = self.index[rows], gram(self.right[rows])
+            pairs.append(((index[:, :, None] == index[:, None]).to(values.dtype), values))
+        return compare_grams(pairs, gram_error(self.right))
 
-    def sum_over_positions(self, weights: Tensor) -> Tensor:
+    def lengths(self, order: float) -> Tensor:
+        """The sum over positions of the norms of their gradients."""
+        norms: Tensor = torch.linalg.vector_norm(precise(self.right), order, dim=-1, dtype=torch.float64)
+        return norms.sum(1)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
         total = torch.zeros(self.shape, dtype=torch.float64, device=weights.device)
         step = max(1, _ROW_CHUNK[weights.device.type] // max(1, self.right.shape[1:].numel()))
         for start in range(0, self.records, step):
             chunk = slice(start, start + step)
             rows = self.right[chunk].double() * weights[chunk, None, None]
-            total.index_add_(0, self.index[chunk].flatten(), rows.flatten(0, 1))
+            _add_rows(total, self.index[chunk].flatten(), rows.flatten(0, 1))
         return total
 
     def clamped_weighted_sum(
@@ -106,10 +133,6 @@ class RowFactors:
         record = keys // self.shape[0]
         values = clamp_rows(used, limits[record], mask).double() * weights[record, None]
         return values.new_zeros(self.shape).index_add_(0, keys % self.shape[0], values)
-
-    def norm_bounds(self) -> Tensor:
-        norms: Tensor = torch.linalg.vector_norm(precise(self.right), dim=-1, dtype=torch.float64)
-        return norms.sum(1)
 
     def _used_rows(self) -> tuple[Tensor, Tensor]:
         """The rows of its table that each record used, each once, and their keys, record * rows + row.
@@ -131,6 +154,15 @@ class RowFactors:
         return (self.index + start[:, None]).flatten()
 
 
+def _add_rows(total: Tensor, index: Tensor, rows: Tensor) -> None:
+    """Add rows to a table's at their indices, in double precision."""
+    if total.is_cuda:
+        # sorted by index: adding one by one would wait wherever a row is used often
+        total += torch.ops.aten.embedding_dense_backward(rows, index, len(total), -1, False)
+    else:
+        total.index_add_(0, index, rows)
+
+
 @dataclass(frozen=True, eq=False)
 class TiedFactors:
     """Per-sample gradients of a tied embedding: a language model's first and last layer."""
@@ -147,9 +179,7 @@ class TiedFactors:
         return self.rows.shape
 
     def rounding_bounded(self, records: int) -> bool:
-        # the lookup's and the product's gradients may cancel, each too large on its own
-        positions = self.outer.left.shape[1] + self.rows.index.shape[1]
-        return position_rounding_bounded(self.outer.left, records, positions)
+        return self.rows.rounding_bounded(records)
 
     def take(self, rows: Tensor | slice) -> "TiedFactors":
         return TiedFactors(self.rows.take(rows), self.outer.take(rows))
@@ -164,26 +194,36 @@ class TiedFactors:
         return merge_terms([self.rows.of_units(count, scale), self.outer.of_units(count, scale)])
 
     def norms(self, order: float) -> Tensor:
-        bound = self.norm_bounds()
-        if order != 2:
-            return nonfinite_if_unreliable(materialised_norms(self, order), bound)
-        # Gram matrices of the positions: of the lookup, of both, and of the product
-        index, rows = self.rows.index, self.rows.right.double()
-        squares = ((index[:, :, None] == index[:, None]) * (rows @ rows.mT)).sum((1, 2))
-        left, right = self.outer.left.double(), self.outer.right.double()
-        left_at_index = left.gather(2, index[:, None].expand(-1, left.shape[1], -1))
-        squares += 2 * (left_at_index * (right @ rows.mT)).sum((1, 2))
-        squares += self.outer.squared_norms()
-        return norms_or_recompute(self, squares, bound, precise(self.rows.right).dtype)
+        error, dtype = product_error(self.outer.left), precise(self.rows.right).dtype
+        if order == 2:
+            squares = self._gram_squares()
+            norms, lengths = squares.norms(error), squares.lengths
+            return finite_norms(norms.maximum(_CANCELLED * lengths), lengths, dtype)
+        outer = self.outer.left, self.outer.right
+        lengths = self.rows.lengths(order) + product_bound(*outer, order)
+        # the product is materialised to be measured, and multiplied anew to be added: off twice
+        norms = materialised_norms(self, order).double() + 2 * error * lengths
+        bound = self.rows.lengths(2) + product_bound(*outer)
+        return finite_norms(norms.maximum(_CANCELLED * lengths), bound, dtype)
 
-    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> Tensor:
-        return sum_materialising_cancelled(self, weights, max_norm)
+    def _gram_squares(self) -> GramSquares:
+        """Squared norms, with a lookup as a product whose left factor is 1 at its index."""
+        right = torch.cat([self.outer.right, self.rows.right.to(precise(self.outer.right).dtype)], 1)
+        error = gram_error(self.outer.left) + gram_error(right)
+        return compare_grams(
+            (self._grams(right[chunk], chunk) for chunk in gram_chunks(self.records, right.shape[1])),
+            error,
+        )
 
-    def sum_over_positions(self, weights: Tensor) -> Tensor:
-        return self.rows.sum_over_positions(weights) + self.outer.sum_over_positions(weights)
+    def _grams(self, right: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
+        left, index, values = self.outer.left[chunk], self.rows.index[chunk], gram(right)
+        both = left.gather(2, index[:, None].expand(-1, left.shape[1], -1)).to(values.dtype)
+        same = (index[:, :, None] == index[:, None]).to(values.dtype)
+        top, bottom = torch.cat([gram(left), both], 2), torch.cat([both.mT, same], 2)
+        return torch.cat([top, bottom], 1), values
 
-    def norm_bounds(self) -> Tensor:
-        return self.rows.norm_bounds() + self.outer.norm_bounds()
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.rows.weighted_sum(weights) + self.outer.weighted_sum(weights)
 
     def clamped_weighted_sum(
         self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
@@ -203,11 +243,15 @@ def merge_terms(terms: Sequence[Term]) -> Term:
 
 
 def _merge_outer(terms: Sequence[OuterFactors]) -> OuterFactors:
+    if len(terms) == 1:
+        return terms[0]
     left, right = torch.cat([t.left for t in terms], 1), torch.cat([t.right for t in terms], 1)
     return OuterFactors(left, right, terms[0].shape)
 
 
 def _merge_rows(terms: Sequence[RowFactors]) -> RowFactors:
+    if len(terms) == 1:
+        return terms[0]
     index, right = torch.cat([t.index for t in terms], 1), torch.cat([t.right for t in terms], 1)
     return RowFactors(index, right, terms[0].shape)
 

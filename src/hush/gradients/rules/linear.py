@@ -3,13 +3,12 @@
 The per-sample gradient of the weight is kept as outer-product factors, `sum_t left[t] (x) right[t]`, as
 ghost clipping does: `left` is the output gradients, `right` the activations, and t runs over the
 positions of a record (the tokens of a sequence). With T positions and a matrix (m, n) the factors are
-T (m + n) numbers a record, against m n. The weighted sum over records is one matrix product
+T (m + n) numbers a record, against m n. The weighted sum over records comes from their products
 (book-keeping); the ghost norm comes from the Gram matrices of the positions, norms of other orders from
 materialising a few records at a time, except where there is one position: the norm of an outer product
 is the product of the norms.
 """
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,18 +25,21 @@ from hush.gradients.precision import (
     to_autocast_dtype,
     vector_norms,
 )
+from hush.gradients.products import (
+    gram_squares,
+    product_error,
+    record_gradients,
+    weighted_products,
+)
 from hush.gradients.terms import (
     Dense,
     Term,
     by_unit,
+    finite_norms,
     materialised_clamped_sum,
     materialised_norms,
-    nonfinite_if_unreliable,
-    norms_or_recompute,
-    position_rounding_bounded,
     product_bound,
     scale_rows,
-    sum_materialising_cancelled,
     zero_rows,
 )
 
@@ -45,12 +47,12 @@ if TYPE_CHECKING:
     from hush.gradients.recording import Recording
     from hush.gradients.rules import Weight
 
-MATERIALISE_RATIO = 2
-"""Gradients are materialised unless that takes more than this many times the memory of the factors.
+MATERIALISE_RATIO = {"cpu": 2.0, "cuda": 0.5}
+"""Gradients are materialised unless that takes more than this many times the entries of the factors.
 
 Up to there materialising is faster too: it costs the arithmetic of the plain gradient, T m n, and then
-one pass each for the norms and the sum, while the Gram matrices take T^2 (m + n) on top of it. Measured
-in docs/results/step.md.
+one pass each for the norms and the sum, while the Gram matrices take T^2 (m + n) on top of it, which is
+little on tensor cores. Measured in docs/results/step.md.
 """
 
 
@@ -64,7 +66,8 @@ def outer_product_term(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
     """
     positions, rows, columns = left.shape[1], left.shape[2], right.shape[2]
     term = OuterFactors(left, right, shape)
-    if positions == 1 or rows * columns > MATERIALISE_RATIO * positions * (rows + columns):
+    most = MATERIALISE_RATIO[left.device.type] * positions * (rows + columns)
+    if positions == 1 or rows * columns > most:
         return term
     return Dense(term.dense())
 
@@ -82,8 +85,7 @@ class OuterFactors:
         return len(self.left)
 
     def rounding_bounded(self, records: int) -> bool:
-        positions = self.left.shape[1]
-        return positions == 1 or position_rounding_bounded(self.left, records, positions)
+        return True
 
     def take(self, rows: Tensor | slice) -> "OuterFactors":
         return OuterFactors(self.left[rows], self.right[rows], self.shape)
@@ -92,37 +94,35 @@ class OuterFactors:
         return OuterFactors(zero_rows(self.left, keep), zero_rows(self.right, keep), self.shape)
 
     def dense(self) -> Tensor:
-        return (precise(self.left).mT @ precise(self.right)).view(self.records, *self.shape)
+        return record_gradients(self.left, self.right).view(self.records, *self.shape)
 
     def of_units(self, count: int, scale: Tensor) -> Term:
         left, right = scale_rows(self.left, scale), precise(self.right)
-        if self.left.shape[1] == 1:
-            # a unit's records may cancel: in double precision the rounding of their sum is bounded
-            left, right = left.double(), right.double()
         return outer_product_term(by_unit(left, count), by_unit(right, count), self.shape)
 
     def norms(self, order: float) -> Tensor:
-        dtype, bound = precise(self.left).dtype, product_bound(self.left, self.right)
+        dtype = precise(self.left).dtype
         if self.left.shape[1] == 1:
+            bound = product_bound(self.left, self.right)
             if order == 2:
-                return nonfinite_if_unreliable(bound.to(dtype), bound)
+                return finite_norms(bound, bound, dtype)
             # in double precision: what underflows in one factor can be large in the other
             left, right = (vector_norms(part.double(), order) for part in (self.left, self.right))
-            return nonfinite_if_unreliable((left * right).to(dtype), bound)
+            return finite_norms(left * right, bound, dtype)
+        error = product_error(self.left)
         if order != 2:
-            return nonfinite_if_unreliable(materialised_norms(self, order), bound)
-        return norms_or_recompute(self, self.squared_norms(), bound, dtype)
+            # materialised to be measured, and multiplied anew to be added: off twice
+            lengths = product_bound(self.left, self.right, order)
+            norms = materialised_norms(self, order).double() + 2 * error * lengths
+            return finite_norms(norms, product_bound(self.left, self.right), dtype)
+        squares = gram_squares(self.left, self.right)
+        return finite_norms(squares.norms(error), squares.lengths, dtype)
 
-    def weighted_sum(self, weights: Tensor, max_norm: float = math.inf) -> Tensor:
-        if self.left.shape[1] == 1:
-            return self.sum_over_positions(weights)
-        return sum_materialising_cancelled(self, weights, max_norm)
-
-    def sum_over_positions(self, weights: Tensor) -> Tensor:
-        left = (precise(self.left) * weights.to(precise(self.left).dtype)[:, None, None]).flatten(0, 1)
-        right = precise(self.right).flatten(0, 1)
-        total = blocked_product(left, right) if self.left.shape[1] == 1 else (left.mT @ right).double()
-        return total.view(self.shape)
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self.left.shape[1] > 1:
+            return weighted_products(self.left, self.right, weights).view(self.shape)
+        left = precise(self.left[:, 0]) * weights.to(precise(self.left).dtype)[:, None]
+        return blocked_product(left, precise(self.right[:, 0])).view(self.shape)
 
     def clamped_weighted_sum(
         self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
@@ -133,19 +133,11 @@ class OuterFactors:
         left, right = (precise(part).abs().amax(2) for part in (self.left, self.right))
         beyond = (left * right).sum(1) > limits
         if not bool(beyond.any()):
-            return self.sum_over_positions(weights)
-        inside = self.sum_over_positions(weights.where(~beyond, 0.0))
+            return self.weighted_sum(weights)
+        inside = self.weighted_sum(weights.where(~beyond, 0.0))
         return inside + materialised_clamped_sum(
             self.take(beyond), weights[beyond], limits[beyond], None
         )
-
-    def norm_bounds(self) -> Tensor:
-        return product_bound(self.left, self.right)
-
-    def squared_norms(self) -> Tensor:
-        """Squared ghost norms, from the Gram matrices of the positions."""
-        left, right = self.left.double(), self.right.double()
-        return ((left @ left.mT) * (right @ right.mT)).sum((1, 2))
 
 
 @dataclass(frozen=True, eq=False)

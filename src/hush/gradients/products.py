@@ -1,0 +1,198 @@
+"""Sums of outer products, one record at a time, and their norms, never understated.
+
+A record's gradient in a matrix is `sum_t left[t] (x) right[t]` over its positions. Its positions may
+cancel, so that rounding is no share of its norm; it is a share of its *length*, the sum over positions
+of `|left[t]| |right[t]|`. Hence a norm here is what the record's own product as computed may have at
+most, rounding and all: clipped by it, no record adds more than the clipping norm, in any precision
+(docs/guarantees/tape.md, 5). Products are formed for each record by itself, so that what others add does
+not follow from one record's rounding.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hush.core.randomness import has_triton
+from hush.gradients.precision import SUM_BLOCK, precise, record_products
+
+_HALF = (torch.bfloat16, torch.float16)
+
+_TENSOR_CORE = 2.0**-22
+"""What an addition on tensor cores may lose, which cut off: a share of the sum of absolute values."""
+
+_HALVES = 3 * 2.0**-16
+"""What is left of a product of numbers in single precision, each written as two in bfloat16."""
+
+_THREE_TF32 = 2.0**-20
+"""What is left of a product of numbers in single precision, from three in TensorFloat-32."""
+
+_UNDERFLOW = 2.0**-53
+"""Root of what underflows in a Gram matrix of up to 2**19 entries in single precision."""
+
+_GRAM_ENTRIES = 2**26
+"""Entries of Gram matrices that are held at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class GramSquares:
+    """Squared norms of records from Gram matrices of their positions, with what rounding may hide."""
+
+    sums: Tensor
+    """(3, records) in double precision: the square, off by at most `error` times the square of the
+    length; the length; and the sum over positions of the factors' norms."""
+    error: float
+    underflow: float
+    """What may have vanished in single precision, as a share of that last sum."""
+
+    @property
+    def lengths(self) -> Tensor:
+        """The sum over positions of the products of the factors' norms: (records,)."""
+        return self.sums[1]
+
+    def norms(self, sum_error: float) -> Tensor:
+        """Upper bounds on the norms of the products as computed, in double precision: (records,).
+
+        Args:
+            sum_error: how far the computed product may be off, as a share of the length.
+        """
+        return norms_of([self], [sum_error])[0]
+
+
+def norms_of(squares: Sequence[GramSquares], sum_errors: Sequence[float]) -> Tensor:
+    """`GramSquares.norms` of several terms at once: (terms, records)."""
+    sums = torch.stack([part.sums for part in squares])
+    constants = [
+        [part.error, error, part.underflow] for part, error in zip(squares, sum_errors, strict=True)
+    ]
+    hidden, off, lost = torch.tensor(constants, dtype=torch.float64, device=sums.device).unbind(1)
+    square, length, sizes = sums.unbind(1)
+    norms = (square.clamp(min=0) + hidden[:, None] * length.square()).sqrt()
+    return norms + off[:, None] * length + lost[:, None] * (sizes + 256)
+
+
+def uses_kernels(factor: Tensor) -> bool:
+    """Whether products with a factor run on tensor cores, by kernels whose order of adding is known."""
+    return factor.is_cuda and factor.dtype != torch.float64 and has_triton()
+
+
+def gram(factor: Tensor) -> Tensor:
+    """The Gram matrix of each record's positions: (records, positions, positions).
+
+    Args:
+        factor: (records, positions, entries).
+    """
+    if uses_kernels(factor):
+        from hush.gradients.product_kernel import gram as on_tensor_cores
+
+        return on_tensor_cores(factor.contiguous())
+    wide = factor.double()
+    return wide @ wide.mT
+
+
+def gram_error(factor: Tensor) -> float:
+    """How far `gram` may be off at two positions, as a share of the product of their norms, and half of
+    what comparing it with another one adds."""
+    if not uses_kernels(factor):
+        return double_gram_error(factor.shape)
+    from hush.gradients.product_kernel import GRAM_RUN
+
+    entries, run = factor.shape[2], GRAM_RUN[factor.element_size()]
+    left_out = 0.0 if factor.dtype in _HALF else _THREE_TF32
+    return left_out + 1.01 * (run + 4) * _TENSOR_CORE + (entries / run + 5) * 2.0**-24
+
+
+def double_gram_error(shape: torch.Size) -> float:
+    """`gram_error` of a factor of this shape in double precision."""
+    _, positions, entries = shape
+    return (entries + positions**2 + 4) * 2.0**-52
+
+
+def gram_squares(left: Tensor, right: Tensor) -> GramSquares:
+    """The squared norms of `sum_t left[:, t] (x) right[:, t]`, some records at a time.
+
+    Args:
+        left: (records, positions, rows).
+        right: (records, positions, columns).
+    """
+    error = gram_error(left) + gram_error(right)
+    if uses_kernels(left):
+        from hush.gradients.product_kernel import compare_grams as on_tensor_cores
+
+        sums = on_tensor_cores(left.contiguous(), right.contiguous()).sum(2)
+        return GramSquares(sums, 1.01 * error, _UNDERFLOW)
+    chunks = gram_chunks(len(left), left.shape[1])
+    return compare_grams([(gram(left[rows]), gram(right[rows])) for rows in chunks], error)
+
+
+def gram_chunks(records: int, positions: int) -> Iterator[slice]:
+    """Records whose Gram matrices are held at once."""
+    step = max(1, _GRAM_ENTRIES // max(1, positions**2))
+    return (slice(start, start + step) for start in range(0, max(1, records), step))
+
+
+def compare_grams(pairs: Iterable[tuple[Tensor, Tensor]], error: float) -> GramSquares:
+    """Squared norms from the Gram matrices of two factors each, of some records after others.
+
+    Args:
+        pairs: (records, positions, positions) each, in single or double precision.
+        error: how far they may be off, together.
+    """
+    parts = []
+    for left, right in pairs:
+        first, second = (
+            part.diagonal(dim1=1, dim2=2).clamp(min=0).double().sqrt() for part in (left, right)
+        )
+        squares = (left * right).sum((1, 2), dtype=torch.float64)
+        parts.append(torch.stack([squares, (first * second).sum(1), (first + second).sum(1)]))
+    underflow = 0.0 if left.dtype == torch.float64 else _UNDERFLOW
+    return GramSquares(torch.cat(parts, 1), 1.01 * error, underflow)
+
+
+def weighted_products(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:
+    """The sum over records of weight times `sum_t left[t] (x) right[t]`, in double precision.
+
+    Args:
+        left: (records, positions, rows).
+        right: (records, positions, columns).
+        weights: (records,). A record of weight 0 adds exactly zero, whatever its factors are.
+    """
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    left, right = left.to(dtype), right.to(dtype)
+    if not uses_kernels(left):
+        return record_products(precise(left), precise(right), weights)
+    from hush.gradients.product_kernel import split_halves, weighted_block_sums
+
+    left, right = left.contiguous(), right.contiguous()
+    halves = dtype == torch.float32
+    if halves:
+        left, right = split_halves(left), split_halves(right)
+    blocks = weighted_block_sums(left, right, weights.float(), SUM_BLOCK, halves=halves)
+    return blocks.sum(0, dtype=torch.float64)
+
+
+def record_gradients(left: Tensor, right: Tensor) -> Tensor:
+    """Each record's `sum_t left[t] (x) right[t]` in single precision at least: (records, rows, columns).
+
+    Off by no more than `product_error` says, unless TensorFloat-32 is allowed.
+    """
+    if left.is_cuda and left.dtype in _HALF and left.dtype == right.dtype:
+        return torch.bmm(left.mT, right, out_dtype=torch.float32)
+    return precise(left).mT @ precise(right)
+
+
+def product_error(factor: Tensor) -> float:
+    """How far a record's product in `weighted_products` may be off, as a share of its length.
+
+    Args:
+        factor: left or right, (records, positions, entries).
+    """
+    positions = factor.shape[1]
+    if not uses_kernels(factor):
+        return (positions + 2) * (2.0**-53 if factor.dtype == torch.float64 else 2.0**-24)
+    from hush.gradients.product_kernel import SUM_RUN
+
+    left_out = 0.0 if factor.dtype in _HALF else _HALVES
+    run = min(positions, SUM_RUN)
+    return left_out + 1.02 * (run + 4) * _TENSOR_CORE + (2 * positions / SUM_RUN + 4) * 2.0**-24
