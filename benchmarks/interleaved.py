@@ -1,5 +1,6 @@
-"""Interleaved timing of several samplers, for the noise benchmarks."""
+"""Interleaved timing of several variants, so that all share the machine's load."""
 
+import math
 import statistics
 import sys
 import time
@@ -23,19 +24,40 @@ def medians(
     repeats: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Median seconds of each variant; calls are interleaved, so that all share the machine's load."""
-    for draw in variants.values():  # builds tables, and has memory at hand
+    """Median seconds of each variant, after one call that builds tables and has memory at hand."""
+    for draw in variants.values():
         draw()
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(repeats):
-        for name, draw in variants.items():
-            times[name].append(_seconds(draw, device, clock))
+    times = rounds(variants, device, repeats, clock, calls=_CALLS[device.type])
     return {name: statistics.median(spans) for name, spans in times.items()}
 
 
-def _seconds(draw: Draw, device: torch.device, clock: Callable[[], float]) -> float:
+def rounds(
+    variants: Mapping[str, Draw],
+    device: torch.device,
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
+    *,
+    calls: int = 1,
+    limit: float = math.inf,
+) -> dict[str, list[float]]:
+    """Seconds of a call of each variant, round after round; no new round after `limit` seconds."""
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    end = time.perf_counter() + limit
+    for done in range(repeats):
+        if done and time.perf_counter() > end:
+            break
+        for name, draw in variants.items():
+            times[name].append(_seconds(draw, device, clock, calls))
+    return times
+
+
+def ratio(times: Sequence[float], base: Sequence[float]) -> float:
+    """Median over rounds of a variant's time over that of another in the same round."""
+    return statistics.median(a / b for a, b in zip(times, base, strict=True))
+
+
+def _seconds(draw: Draw, device: torch.device, clock: Callable[[], float], calls: int) -> float:
     """Time a call, from an idle device to an idle device."""
-    calls = _CALLS[device.type]
     if device.type == "cuda":
         torch.cuda.synchronize()
     start = clock()

@@ -30,55 +30,21 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 import hush
-from hush.core.guarantee import Arithmetic
-from hush.core.parts import Clipping, Sampling
+from interleaved import ratio, rounds
 from networks import MODELS
+from training_steps import SIGMA, Step, Task, opacus, plain, private, sgd
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SIGMA = 1.0
-EVERYONE, EUCLIDEAN = hush.FullBatch(), hush.L2(norm=1.0)
 LOSS = nn.CrossEntropyLoss(reduction="none")
 # Something of nearly every record is cut off; of few, as in the twice-sampling paper.
 CLAMPED: dict[str, Any] = {"clipping": hush.Linf(norm=1e-3)}
 CAPPED: dict[str, Any] = {"clipping": hush.L2Linf(l2=1.0, linf=0.1)}
 COORDINATES: dict[str, Any] = {**CAPPED, "sampling": hush.Coordinate(rate=0.5)}
-Step = Callable[[], None]
 
 
-def plain(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        LOSS(model(x), y).mean().backward()
-        optimizer.step()
-
-    return step
-
-
-def private(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    replay: bool = False,
-    sampling: Sampling = EVERYONE,
-    clipping: Clipping = EUCLIDEAN,
-    arithmetic: Arithmetic = "proved",
-) -> Step:
-    """A step as a user takes it, charge and all."""
-    plan = hush.Plan(sampling=sampling, clipping=clipping, noise=hush.Gaussian(multiplier=SIGMA))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    step = hush.PrivateStep(
-        model, LOSS, optimizer, plan, records=len(x), replay=replay, arithmetic=arithmetic
-    )
-    batches = step.batches((x, y))
-    return lambda: step(next(batches))
-
-
-def by_hand(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+def by_hand(model: nn.Module, task: Task) -> Step:
     """Per-sample gradients as people write them without a library."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer, x, y = sgd(model), task.inputs, task.targets
     names = [name for name, _ in model.named_parameters()]
 
     def record_loss(values: dict[str, Tensor], a: Tensor, b: Tensor) -> Tensor:
@@ -103,42 +69,7 @@ def by_hand(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     return step
 
 
-def opacus(mode: str) -> Callable[[nn.Module, Tensor, Tensor], Step]:
-    def make(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-        from opacus import GradSampleModule
-        from opacus.grad_sample import GradSampleModuleFastGradientClipping
-        from opacus.optimizers import DPOptimizer
-        from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
-        from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
-
-        settings: dict[str, Any] = {
-            "noise_multiplier": SIGMA,
-            "max_grad_norm": 1.0,
-            "expected_batch_size": len(x),
-        }
-        plain_sgd = torch.optim.SGD(model.parameters(), lr=0.01)
-        if mode == "ghost":
-            wrapped = GradSampleModuleFastGradientClipping(
-                model, max_grad_norm=1.0, use_ghost_clipping=True
-            )
-            optimizer = DPOptimizerFastGradientClipping(plain_sgd, **settings)
-            loss: Any = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss(), "mean")
-        else:
-            wrapped = GradSampleModule(model, force_functorch=mode == "functorch")
-            optimizer = DPOptimizer(plain_sgd, **settings)
-            loss = nn.CrossEntropyLoss()
-
-        def step() -> None:
-            optimizer.zero_grad()
-            loss(wrapped(x), y).backward()
-            optimizer.step()
-
-        return step
-
-    return make
-
-
-STEPS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
+STEPS: dict[str, Callable[[nn.Module, Task], Step]] = {
     "plain": plain,
     "hush": private,
     "hush, torch's noise": partial(private, arithmetic="assumed"),
@@ -163,17 +94,7 @@ def ready(model: str, method: str, batch: int) -> Step:
     torch.manual_seed(0)
     network, inputs = MODELS[model]
     x, y = inputs(batch).to(DEVICE), torch.randint(0, 10, (batch,)).to(DEVICE)
-    return STEPS[method](network(method in PEER).to(DEVICE), x, y)
-
-
-def seconds(step: Step, clock: Callable[[], float]) -> float:
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-    start = clock()
-    step()
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-    return clock() - start
+    return STEPS[method](network(method in PEER).to(DEVICE), Task(x, y))
 
 
 def peak(model: str, method: str, batch: int) -> float:
@@ -240,17 +161,14 @@ def main() -> None:
         steps = {method: ready(model, method, options.batch) for method in methods}
         for step in steps.values():
             step()
-        times: dict[str, list[float]] = {method: [] for method in methods}
-        for _ in range(options.repeats):
-            for method, step in steps.items():
-                times[method].append(seconds(step, CLOCKS[options.clock]))
+        times = rounds(steps, DEVICE, options.repeats, CLOCKS[options.clock])
         del steps
         memory = {
             method: elsewhere(model, method, options) for method in methods if not options.no_memory
         }
         for method in methods:
-            ratio = statistics.median(a / b for a, b in zip(times[method], times["plain"], strict=True))
-            row = f"| {model} | {method} | {1e3 * statistics.median(times[method]):.1f} | {ratio:.2f} |"
+            slower = ratio(times[method], times["plain"])
+            row = f"| {model} | {method} | {1e3 * statistics.median(times[method]):.1f} | {slower:.2f} |"
             if memory:
                 row += f" {memory[method]:.0f} | {memory[method] / memory['plain']:.2f} |"
             print(row, flush=True)
