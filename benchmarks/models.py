@@ -7,7 +7,8 @@
 
 Every column is timed in rounds of its own beside a plain step: the median of the interleaved repeats,
 and the median of the ratios to the plain step of the same round. Peak memory is what torch allocated
-during these steps, weights included, less what it held before the column's model was built. A column
+during these steps, weights included, less what it held before the column's model was built. A step
+whose clipped sum is not that of gradients taken one by one, on a small network, is marked. A column
 that runs out of memory is tried once more with a quarter of the records at a time. "bf16" is
 torch.autocast around the forward pass, or around hush's step; TensorFloat-32 is at torch's defaults.
 Each model runs in a process of its own, which on a GPU is loaded while the one before is timed.
@@ -16,7 +17,6 @@ Each model runs in a process of its own, which on a GPU is loaded while the one 
 import argparse
 import contextlib
 import gc
-import importlib
 import json
 import os
 import statistics
@@ -27,14 +27,18 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import IO
 
 import torch
 from torch import nn
 
+from agreement import TOLERANCE, disagreement
 from architectures import ARCHITECTURES, Options
 from interleaved import ratio, rounds
+from model_table import HEADER, Row, summary
 from training_steps import Step, Task, fastdp, opacus, plain, private
 
 COLUMNS: dict[str, Callable[[nn.Module, Task], Step]] = {
@@ -47,36 +51,6 @@ COLUMNS: dict[str, Callable[[nn.Module, Task], Step]] = {
 OWN = ("plain", "hush")
 WARM_UP = 2
 OUT_OF_MEMORY = "out of memory"
-
-
-@dataclass
-class Row:
-    """What one column took on one model."""
-
-    model: str
-    column: str
-    precision: str
-    logical: int
-    physical: int
-    milliseconds: float | None = None
-    times_plain: float | None = None
-    mebibytes: float | None = None
-    plain_mebibytes: float | None = None
-    note: str = ""
-
-    def __str__(self) -> str:
-        cells = [self.model, self.column, f"{self.physical} of {self.logical}"]
-        cells += [_cell(self.milliseconds, ".1f"), _cell(self.times_plain, ".2f")]
-        memory = self.mebibytes and self.plain_mebibytes and self.mebibytes / self.plain_mebibytes
-        cells += [_cell(self.mebibytes, ".0f"), _cell(memory, ".2f"), self.note]
-        return f"| {' | '.join(cells)} |"
-
-
-HEADER = "| model | step | records at a time | ms | times plain | peak MiB | times plain | note |"
-
-
-def _cell(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 class Meter:
@@ -184,18 +158,37 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {line}"[:160]
 
 
+def doubt(model: str, column: str) -> str:
+    """What is wrong with the sum of a column's step, if anything is, on a small network on the CPU."""
+    architecture = ARCHITECTURES[model]
+    task = Task(*architecture.batch(4, small=True), architecture.loss, physical=2)
+
+    def network(peer: bool) -> nn.Module:
+        return architecture.network(Options(peer=peer, small=True))
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the model before is being timed
+    try:
+        distance = disagreement(COLUMNS[column], network, task, column not in OWN)
+    except Exception as error:
+        return f"its clipped sum was not checked: {_first_line(error)}"
+    finally:
+        torch.set_num_threads(threads)
+    return f"its clipped sum is off by {distance:.0%}" if distance > TOLERANCE else ""
+
+
 def work(model: str, precision: str, options: argparse.Namespace) -> None:
     """Print the rows of one model as lines of JSON, once a line on standard input says to begin."""
     output = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # fastDP prints
-        for library in ("opacus", "fastDP"):
-            with contextlib.suppress(Exception):  # its column says what is wrong
-                importlib.import_module(library)
-        ARCHITECTURES[model].network(Options(small=True))
+        columns = options.columns.split(";")
+        doubts = {column: doubt(model, column) for column in columns if column != "plain"}
         input()
         bench = Bench(model, precision, options)
-        for column in options.columns.split(";"):
+        for column in columns:
             for row in bench.rows(column):
+                if row.milliseconds is not None:
+                    row.note = "; ".join(filter(None, (row.note, doubts.get(column))))
                 print(json.dumps(asdict(row)), file=output, flush=True)
 
 
@@ -227,13 +220,13 @@ class Worker:
             print(f"\nended with {self.process.returncode}: {self.errors.read()[-2000:]}\n", flush=True)
 
 
-def workers(planned: list[tuple[str, str]]) -> Iterator[tuple[Worker, str]]:
-    """A worker and its precision, one after another; on a GPU the next one is already loading."""
+def workers(planned: list[tuple[str, str]]) -> Iterator[Worker]:
+    """A worker for each model and precision, one after another; on a GPU the next one is loading."""
     ahead = int(torch.cuda.is_available())  # on a CPU it would take cores from the one that is timed
     started: list[Worker] = []
-    for number, (_, precision) in enumerate(planned):
+    for number in range(len(planned)):
         started += [Worker.start(*job) for job in planned[len(started) : number + ahead + 1]]
-        yield started[number], precision
+        yield started[number]
 
 
 def jobs(options: argparse.Namespace) -> list[tuple[str, str]]:
@@ -269,16 +262,16 @@ def main() -> None:
     folder = os.environ.get("OUT")
     out = options.out or (Path(folder) / "models.json" if folder else None)
     rows: list[Row] = []
-    precision = ""
-    for worker, now in workers(jobs(options)):
-        if now != precision:
-            precision = now
-            print(f"\n{precision}, torch {torch.__version__}\n\n{HEADER}\n{'|---' * 8}|", flush=True)
-        for row in worker.rows():
-            print(row, flush=True)
-            rows.append(row)
-            if out is not None:
-                out.write_text(json.dumps([asdict(each) for each in rows], indent=1))
+    for precision, planned in groupby(jobs(options), key=itemgetter(1)):
+        print(f"\n{precision}, torch {torch.__version__}\n\n{HEADER}\n{'|---' * 8}|", flush=True)
+        before = len(rows)
+        for worker in workers(list(planned)):
+            for row in worker.rows():
+                print(row, flush=True)
+                rows.append(row)
+                if out is not None:
+                    out.write_text(json.dumps([asdict(each) for each in rows], indent=1))
+        print(summary(rows[before:], options.columns.split(";")), flush=True)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from torch.func import functional_call, grad, vmap
 import hush
 from interleaved import ratio, rounds
 from networks import MODELS
-from training_steps import SIGMA, Step, Task, opacus, plain, private, sgd
+from training_steps import Step, Task, opacus, plain, private, sgd
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -60,10 +60,10 @@ def by_hand(model: nn.Module, task: Task) -> Step:
         else:
             per_sample = gradients(values, x, y)
         norms = torch.stack([part.flatten(1).norm(dim=1) for part in per_sample.values()]).norm(dim=0)
-        weights = (1 / norms).clamp(max=1)
+        weights = (task.clip_norm / norms).clamp(max=1)
         for name, value in model.named_parameters():
             total = torch.tensordot(weights, per_sample[name], dims=1)
-            value.grad = (total + SIGMA * torch.randn_like(total)) / len(x)
+            value.grad = (total + task.noise_multiplier * torch.randn_like(total)) / len(x)
         optimizer.step()
 
     return step

@@ -14,8 +14,8 @@ import hush
 from hush.core.guarantee import Arithmetic
 from hush.core.parts import Clipping, Sampling
 
-SIGMA = 1.0
-EVERYONE, EUCLIDEAN = hush.FullBatch(), hush.L2(norm=1.0)
+LEARNING_RATE = 0.01
+EVERYONE = hush.FullBatch()
 Step = Callable[[], None]
 
 
@@ -31,6 +31,8 @@ class Task:
     """Records at a time; None: all, and as many as hush finds to fit."""
     bfloat16: bool = False
     """Whether forward passes are under autocast."""
+    clip_norm: float = 1.0
+    noise_multiplier: float = 1.0
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -49,7 +51,7 @@ class Task:
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE)
 
 
 def plain(model: nn.Module, task: Task) -> Step:
@@ -73,11 +75,15 @@ def private(
     *,
     replay: bool = False,
     sampling: Sampling = EVERYONE,
-    clipping: Clipping = EUCLIDEAN,
+    clipping: Clipping | None = None,
     arithmetic: Arithmetic = "proved",
 ) -> Step:
     """A step as a user of hush takes it, charge and all; autocast is around the whole of it."""
-    plan = hush.Plan(sampling=sampling, clipping=clipping, noise=hush.Gaussian(multiplier=SIGMA))
+    plan = hush.Plan(
+        sampling=sampling,
+        clipping=clipping or hush.L2(norm=task.clip_norm),
+        noise=hush.Gaussian(multiplier=task.noise_multiplier),
+    )
     private_step = hush.PrivateStep(
         model,
         task.loss,
@@ -109,14 +115,14 @@ def opacus(mode: str) -> Callable[[nn.Module, Task], Step]:
         from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
         settings: dict[str, Any] = {
-            "noise_multiplier": SIGMA,
-            "max_grad_norm": 1.0,
+            "noise_multiplier": task.noise_multiplier,
+            "max_grad_norm": task.clip_norm,
             "expected_batch_size": len(task),
         }
         loss = task.loss
         if mode == "ghost":
             wrapped = GradSampleModuleFastGradientClipping(
-                model, max_grad_norm=1.0, use_ghost_clipping=True
+                model, max_grad_norm=task.clip_norm, use_ghost_clipping=True
             )
             optimizer = DPOptimizerFastGradientClipping(sgd(model), **settings)
             loss = DPLossFastGradientClipping(wrapped, optimizer, task.loss, "mean")
@@ -150,8 +156,8 @@ def fastdp(model: nn.Module, task: Task) -> Step:
         batch_size=len(task),
         sample_size=len(task),
         epochs=1,
-        noise_multiplier=SIGMA,
-        max_grad_norm=1.0,
+        noise_multiplier=task.noise_multiplier,
+        max_grad_norm=task.clip_norm,
         clipping_fn="Abadi",
         clipping_mode="MixOpt",
         clipping_style="all-layer",

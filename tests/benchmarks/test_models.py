@@ -53,6 +53,8 @@ def test_a_column_that_runs_out_of_memory_is_tried_with_fewer_records(
     assert (first.physical, first.milliseconds, first.note) == (4, None, "out of memory")
     assert second.physical == 1
     assert second.milliseconds > 0
+    table = models.summary([first, second], ["plain", "Opacus hooks"])
+    assert f"| GPT-2 | - | {second.times_plain:.2f} (1) |" in table.splitlines()
 
 
 def test_a_column_that_raises_says_so_and_the_next_one_runs(
@@ -80,6 +82,14 @@ def test_parameters_that_a_step_leaves_as_they_were_are_counted(
     assert row.note == "10 of 10 parameters not trained"  # two layers of two updates, and the classifier
 
 
+def test_a_step_that_does_not_clip_is_marked(
+    models: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert models.doubt("BERT-base, LoRA", "hush") == ""
+    monkeypatch.setitem(models.COLUMNS, "fastDP", models.plain)
+    assert models.doubt("BERT-base, LoRA", "fastDP").startswith("its clipped sum is off by")
+
+
 @pytest.mark.slow
 def test_a_run_prints_a_table_and_writes_its_rows(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
@@ -90,4 +100,5 @@ def test_a_run_prints_a_table_and_writes_its_rows(tmp_path: Path) -> None:
     assert [(row["model"], row["column"]) for row in rows] == [
         ("BERT-base", "plain"), ("BERT-base", "hush"), ("GPT-2", "plain"), ("GPT-2", "hush"),
     ]  # fmt: skip
-    assert sum(line.startswith(("| BERT", "| GPT")) for line in done.stdout.splitlines()) == 4
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("| BERT", "| GPT"))]
+    assert len(lines) == 4 + 2 * 2, "the rows, and a line a model in the tables of time and of memory"
