@@ -7,7 +7,7 @@
 
 Every column is timed in rounds of its own beside a plain step: the median of the interleaved repeats,
 and the median of the ratios to the plain step of the same round. Peak memory is what torch allocated
-during these steps, weights included, less what it held before the column's model was built. A step
+during these steps for the column's own: weights, gradients, and what the step needs besides. A step
 whose clipped sum is not that of gradients taken one by one, on a small network, is marked. A column
 that runs out of memory is tried once more with a quarter of the records at a time. "bf16" is
 torch.autocast around the forward pass, or around hush's step; TensorFloat-32 is at torch's defaults.
@@ -54,23 +54,25 @@ OUT_OF_MEMORY = "out of memory"
 
 
 class Meter:
-    """A step, and the most memory that was allocated on the GPU during one."""
+    """A step, and the most memory of the GPU that it and its model took during one."""
 
-    def __init__(self, step: Step, held: int | None) -> None:
-        """`held`: bytes allocated before the step's model was built; None: there is no GPU."""
-        self.step, self.held, self.peak = step, held, 0
+    def __init__(self, step: Step, own: int | None) -> None:
+        """`own`: bytes that the step and its model hold between steps; None: there is no GPU."""
+        self.step, self.own, self.peak = step, own, 0
 
     def __call__(self) -> None:
-        if self.held is None:
+        if self.own is None:
             self.step()
             return
+        before = torch.cuda.memory_allocated()  # of the other steps too
         torch.cuda.reset_peak_memory_stats()
         self.step()
-        self.peak = max(self.peak, torch.cuda.max_memory_allocated() - self.held)
+        self.peak = max(self.peak, self.own + torch.cuda.max_memory_allocated() - before)
+        self.own += torch.cuda.memory_allocated() - before
 
     @property
     def mebibytes(self) -> float | None:
-        return None if self.held is None else self.peak / 2**20
+        return None if self.own is None else self.peak / 2**20
 
 
 class Bench:
@@ -86,6 +88,10 @@ class Bench:
         inputs, targets = self.architecture.batch(self.logical, options.small)
         self.inputs, self.targets = inputs.to(self.device), targets.to(self.device)
 
+    def allocated(self) -> int:
+        """Bytes of the GPU that tensors take."""
+        return torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
+
     def step(self, column: str, task: Task) -> tuple[nn.Module, Step]:
         """A column's model, and its step."""
         torch.manual_seed(0)
@@ -96,7 +102,7 @@ class Bench:
 
     def warm(self, column: str, physical: int) -> tuple[Meter, str]:
         """A column's step after others like it have run, and what is to be said of it."""
-        held = torch.cuda.memory_allocated() if self.device.type == "cuda" else None
+        held = self.allocated()
         bfloat16 = self.precision == "bf16"
         task = Task(self.inputs, self.targets, self.architecture.loss, physical, bfloat16)
         few = task.first(2 * physical)  # enough to load kernels, where a logical batch takes seconds
@@ -108,7 +114,9 @@ class Bench:
         if len(few) < len(task):
             del model, step
             step = self.step(column, task)[1]
-        return Meter(step, held), f"{still} of {len(before)} parameters not trained" if still else ""
+        gc.collect()  # hooks and models refer to each other
+        own = self.allocated() - held if self.device.type == "cuda" else None
+        return Meter(step, own), f"{still} of {len(before)} parameters not trained" if still else ""
 
     @cached_property
     def plain(self) -> Meter:
@@ -131,7 +139,7 @@ class Bench:
             row.note = OUT_OF_MEMORY
         except Exception as error:  # a peer may raise anything; the other columns go on
             row.note = _first_line(error)
-        gc.collect()  # hooks and models refer to each other
+        gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return row

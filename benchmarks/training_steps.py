@@ -59,12 +59,12 @@ def plain(model: nn.Module, task: Task) -> Step:
     optimizer = sgd(model)
 
     def step() -> None:
-        optimizer.zero_grad()
         for x, y in task.physical_batches():
             with task.autocast():
                 loss = task.loss(model(x), y) * (len(x) / len(task))
             loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
 
     return step
 

@@ -90,6 +90,32 @@ def test_a_step_that_does_not_clip_is_marked(
     assert models.doubt("BERT-base, LoRA", "fastDP").startswith("its clipped sum is off by")
 
 
+def test_the_memory_of_a_step_is_without_that_of_the_steps_beside_it(
+    models: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = {"now": 0, "peak": 0}
+
+    def take(number: int) -> None:
+        memory["now"] += number
+        memory["peak"] = max(memory.values())
+
+    def step(needs: int, keeps: int) -> None:
+        take(needs)
+        take(keeps - needs)
+
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: memory["now"])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: memory["peak"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: memory.update(peak=memory["now"]))
+    mebibyte = 2**20
+    take(100 * mebibyte)  # models of 30 and of 70 MiB
+    first = models.Meter(lambda: step(10 * mebibyte, 0), 30 * mebibyte)
+    second = models.Meter(lambda: step(500 * mebibyte, 4 * mebibyte), 70 * mebibyte)
+    for _ in range(2):
+        first()
+        second()
+    assert (first.mebibytes, second.mebibytes) == (40, 70 + 4 + 500)
+
+
 @pytest.mark.slow
 def test_a_run_prints_a_table_and_writes_its_rows(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
