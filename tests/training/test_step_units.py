@@ -145,7 +145,7 @@ def test_before_the_first_charge_the_guarantee_is_for_the_step_s_unit() -> None:
     assert "zero-out one record" in str(step.spent(1e-3)), "what is on the ledger"
 
 
-def test_sequences_say_that_their_arithmetic_is_assumed() -> None:
+def test_sequences_of_several_records_have_their_arithmetic_proved() -> None:
     model = nn.Sequential(nn.Linear(60, 70), nn.Flatten(), nn.Linear(140, 2))
     step = hush.PrivateStep(
         model,
@@ -156,7 +156,7 @@ def test_sequences_say_that_their_arithmetic_is_assumed() -> None:
         per_unit=2,
     )
     step(next(step.batches((torch.randn(20, 2, 60), torch.zeros(20).long()))))
-    assert step.spent(1e-3).arithmetic == "assumed"
+    assert step.spent(1e-3).arithmetic == "proved"
 
 
 @pytest.mark.parametrize(

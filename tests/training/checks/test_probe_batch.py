@@ -256,11 +256,11 @@ def test_a_process_that_shares_a_gpu_keeps_to_its_share(monkeypatch: pytest.Monk
 
 
 class Sequences(nn.Module):
-    """A linear layer at a few positions, whose gradients are kept as factors."""
+    """A table that is looked up at a few positions."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(16, 32).double()
+        self.layer = nn.Embedding(16, 32).double()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x).mean(1)  # type: ignore[no-any-return]
@@ -279,7 +279,7 @@ def test_a_unit_that_is_not_split_is_in_what_is_said_of_rounding(per_unit: int, 
         per_unit=per_unit,
         physical_batch=2,
     )
-    data = (torch.ones(slots, 4, 16, dtype=torch.float64), torch.arange(slots) % 2)
+    data = (torch.ones(slots, 4, dtype=torch.long), torch.arange(slots) % 2)
     step.probe(data)
     assert step.rounding_bounded is bounded
 
