@@ -107,6 +107,13 @@ class TwoInputs(nn.Module):
         return output
 
 
+class Marked(nn.Linear):
+    """Marks what it returns, as gradient checkpointing of the transformers library does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).requires_grad_()
+
+
 class Cell(nn.Module):
     """A recurrent cell called position by position."""
 
@@ -205,6 +212,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
     "attention to others": (lambda: Attention(cross=True, add_bias_kv=True, add_zero_attn=True), WIDE),
     "attention, own sizes": (lambda: Attention(cross=True, kdim=8, vdim=8, bias=False), WIDE),
     "transformer layer": (encoder, WIDE),
+    "marked": (lambda: nn.Sequential(Marked(6, 5), nn.Tanh(), nn.Linear(5, 3)), (6,)),
     "used twice": (used_twice, (6,)),
     "convolution used twice": (convolution_twice, SIGNAL),
     "tied": (tied, (6,)),

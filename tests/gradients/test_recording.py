@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -276,3 +277,71 @@ def test_losses_alone_use_the_rules_of_layers(trained: bool) -> None:
     losses = per_sample_losses(model, loss, tokens, targets)
     assert not losses.requires_grad
     torch.testing.assert_close(losses, loss(model(tokens), targets).detach(), rtol=1e-12, atol=1e-12)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    middle = nn.Sequential(nn.LayerNorm(5), nn.GELU(), nn.Dropout(0.3), nn.Linear(5, 5))
+    return nn.Sequential(nn.Linear(4, 5), middle, nn.Linear(5, 3))
+
+
+def no_compiler(graph: Any, inputs: Any) -> Any:
+    raise AssertionError("compiled code does not show how a parameter is used")
+
+
+def compiled_whole() -> nn.Module:
+    return cast(nn.Module, torch.compile(network(), backend=no_compiler, fullgraph=True))
+
+
+def compiled_part() -> nn.Module:
+    model = network()
+    model[1] = cast(nn.Module, torch.compile(model[1], backend=no_compiler))
+    return model
+
+
+def compiled_in_place() -> nn.Module:
+    model = network()
+    model.compile(backend=no_compiler, fullgraph=True)
+    return model
+
+
+class CompiledFunction(nn.Module):
+    """A compiled function of its own parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+        self.middle = torch.compile(lambda x: self.layers[1](x), backend=no_compiler, fullgraph=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.layers[2](self.middle(self.layers[0](x))))
+
+
+@pytest.mark.parametrize("make", [compiled_whole, compiled_part, compiled_in_place, CompiledFunction])
+def test_compiled_modules_run_as_they_are_written(make: Callable[[], nn.Module]) -> None:
+    inputs, targets = torch.randn(6, 4), torch.randint(0, 3, (6,))
+    results = []
+    for model in (network(), make()):
+        torch.manual_seed(1)
+        results.append(list(record(model, LOSS, inputs, targets).weighted_sum(torch.ones(6)).values()))
+        torch.manual_seed(1)
+        results[-1].append(per_sample_losses(model, LOSS, inputs, targets))
+    assert all(map(torch.equal, *results))
+
+
+def test_a_compiled_model_trains() -> None:
+    data = torch.randn(20, 4), torch.randint(0, 3, (20,))
+    results = []
+    for model in (network(), compiled_in_place()):
+        plan = hush.Plan(
+            sampling=hush.Poisson(rate=0.5),
+            clipping=hush.L2(norm=1.0),
+            noise=hush.Gaussian(multiplier=1.0),
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        generator = torch.Generator().manual_seed(2)
+        step = hush.PrivateStep(model, LOSS, optimizer, plan, records=20, generator=generator)
+        for batch in step.batches(data, steps=2):
+            step(batch)
+        results.append([value.detach() for value in model.parameters()])
+    assert all(map(torch.equal, *results))

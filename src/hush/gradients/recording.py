@@ -15,12 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import _add_batch_dim, _unwrap_batched, current_level, is_batchedtensor
-from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+from torch._functorch.pyfunctorch import (
+    temporarily_clear_interpreter_stack,
+    temporarily_pop_interpreter_stack,
+)
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from hush.core.errors import Unsupported
+from hush.gradients.checkpointing import checkpointed_segments
 from hush.gradients.checks.data_dependence import (
     CONDITIONS,
     NUMBERS,
@@ -35,7 +39,7 @@ from hush.gradients.rules import RULES, Layer, PerSampleCopy, Weight
 from hush.gradients.rules.embedding import merge_terms
 from hush.gradients.tape import BranchedTape, GradientTape
 from hush.gradients.terms import Dense, Term
-from hush.gradients.tree import call_loss, call_model, tree_leaves, tree_map
+from hush.gradients.tree import call_loss, call_model, tree_leaves, tree_map, uncompiled
 
 Loss = Callable[[Any, Any], Tensor]
 """Outputs and targets of a batch to one value per record."""
@@ -130,6 +134,7 @@ class Recording(TorchFunctionMode):
         self._losses_only = losses_only
         """Whether rules serve without gradients: some layers have no batching rule of torch's own."""
         self.records = records
+        self.device = device
         self.terms: dict[str, list[Term]] = {name: [] for name in trainable}
         """For each parameter, a term for each of its uses."""
         self.reads_values = False
@@ -158,7 +163,11 @@ class Recording(TorchFunctionMode):
                 values = call_loss(loss, call_model(self._model, viewed), repeated, count)
             return values.mean()
 
-        with translate_vmap_errors(self._model, lambda: self.reads_values):
+        with (
+            translate_vmap_errors(self._model, lambda: self.reads_values),
+            checkpointed_segments(self),
+            uncompiled(),
+        ):
             try:
                 return torch.vmap(one_loss, randomness="different")(inputs, targets)
             finally:
@@ -170,6 +179,34 @@ class Recording(TorchFunctionMode):
                             "twice would tell that there are some. Decide first, or write nothing."
                         )
                     raise self._branch
+
+    def run_again(self, part: Callable[[], object]) -> None:
+        """Run a part of the forward pass again, in the backward pass, for its activations.
+
+        What it copies for each record serves this run alone; copies that were made before it are there.
+        """
+        copies, self._copies = self._copies, dict(self._copies)
+
+        def one_record(place: Tensor) -> Tensor:
+            self.check_level("gradient checkpointing")
+            with self:
+                part()
+            return place
+
+        try:
+            # a value derived from parameters is differentiated under a vmap of its own
+            with temporarily_clear_interpreter_stack(), checkpointed_segments(self), uncompiled():
+                torch.vmap(one_record, randomness="different")(torch.empty(self.records))
+        finally:
+            self._copies = copies
+
+    def check_level(self, what: str) -> None:
+        """Raise inside of a transform that the model itself applies, of which `what` knows nothing."""
+        if current_level() != self._level:
+            raise Unsupported(
+                f"{what} inside of a torch.func transform (vmap, grad) that the model applies itself: "
+                "it would be run again outside of it. Leave one of the two out."
+            )
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

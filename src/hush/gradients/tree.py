@@ -1,7 +1,9 @@
 """Trees of tensors (tuples, lists and dictionaries), and calls of a model and of a loss with them."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -48,6 +50,15 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, dict):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Context in which what `torch.compile` has compiled runs as it was written, so that it is recorded.
+
+    Compiled code would have been traced through the recording itself.
+    """
+    compiler_loaded = "torch._dynamo" in sys.modules  # loading it takes seconds
+    return torch.compiler.set_stance("force_eager") if compiler_loaded else nullcontext()
 
 
 def check_arguments(model: nn.Module, inputs: Any) -> None:

@@ -87,7 +87,7 @@ def run_by_branch(
     results = []
     for rows, source in _branches(values, indices):
         if values is not None:
-            _set_random_state(before)  # whichever branch a record takes, it draws what its place would
+            set_random_state(before)  # whichever branch a record takes, it draws what its place would
         some_inputs, some_targets = tree_map((inputs, targets), partial(_take_rows, source))
         for part, result in run_by_branch(run, some_inputs, some_targets, source):
             if values is None:  # the only record of its batch
@@ -155,7 +155,8 @@ def random_state() -> list[Tensor]:
     return states
 
 
-def _set_random_state(states: list[Tensor]) -> None:
+def set_random_state(states: list[Tensor]) -> None:
+    """Set torch's shared generators to states that `random_state` returned."""
     torch.default_generator.set_state(states[0])
     if len(states) > 1:
         torch.cuda.set_rng_state(states[1])

@@ -147,5 +147,6 @@ RULES: dict[Any, Callable[..., Any]] = {
     torch._VF.rnn_tanh_cell: decompositions.rnn_tanh_cell,
     torch._VF.rnn_relu_cell: decompositions.rnn_relu_cell,
     functional.bilinear: decompositions.bilinear,
+    torch.Tensor.requires_grad_: decompositions.requires_grad,
 }
 """Torch function to rule; one that returns NotImplemented leaves the call to the general way."""

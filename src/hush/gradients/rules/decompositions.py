@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
@@ -53,6 +54,14 @@ def rnn_relu_cell(recording: "Recording", x: Tensor, hidden: Tensor, *weights: A
     with recording:
         from_input, from_state = _gates(x, hidden, *weights)
         return torch.relu(from_input + from_state)
+
+
+def requires_grad(recording: "Recording", value: Tensor, requires_grad: bool = True) -> Any:
+    """The rule for `Tensor.requires_grad_`, which `vmap` refuses; the tape asks for parameters alone.
+
+    Gradient checkpointing of the transformers library marks the outputs of embeddings so.
+    """
+    return value if requires_grad and is_batchedtensor(value) else NotImplemented
 
 
 def _gates(

@@ -5,6 +5,7 @@ and public shapes: docs/guarantees/tape.md, 10.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,19 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from hush.core.errors import DataError, Unsupported
+from hush.gradients.checkpointing import CheckpointCall, checkpoints_replaced
 from hush.gradients.checks.isolation import check_independent_losses
 from hush.gradients.checks.models import PerSampleLoss
 from hush.gradients.recording import Loss, record
 from hush.gradients.tape import BranchedTape, GradientTape
-from hush.gradients.tree import call_model, check_arguments, expand_views, tree_leaves, tree_map
+from hush.gradients.tree import (
+    call_model,
+    check_arguments,
+    expand_views,
+    tree_leaves,
+    tree_map,
+    uncompiled,
+)
 from hush.gradients.units import unit_tape
 from hush.training.data import Data, count, pair_of, take
 
@@ -44,7 +53,8 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
     slots = count(data)
     records = tree_map(take(data, torch.arange(min(2, slots))), step.to_device)
     check_arguments(step.model, records[0])
-    with torch.random.fork_rng([step.device] if step.device.type == "cuda" else []):
+    devices = [step.device] if step.device.type == "cuda" else []
+    with uncompiled(), torch.random.fork_rng(devices):
         inputs, targets = stand_ins(*records)
         try:
             tape = _checked_tape(step, inputs, targets)
@@ -198,17 +208,31 @@ def memory_limit(device: torch.device) -> int:
 
 
 def activations(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> int:
-    """Bytes that a plain forward pass keeps for its backward pass."""
-    weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
-    sizes: dict[int, int] = {}
+    """Bytes that a plain forward pass keeps for its backward pass.
 
-    def note(value: Tensor) -> Tensor:
+    Of segments that are recomputed (gradient checkpointing): their arguments, and what the largest one
+    keeps.
+    """
+    weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
+    kept: dict[int, int] = {}
+    recomputed: list[dict[int, int]] = [{}]
+
+    def note(sizes: dict[int, int], value: Tensor) -> Tensor:
         storage = value.untyped_storage()
         if storage.data_ptr() not in weights:
             sizes[storage.data_ptr()] = storage.nbytes()
         return value
 
-    with saved_tensors_hooks(note, lambda value: value):
+    def noted(sizes: dict[int, int]) -> AbstractContextManager[None]:
+        return saved_tensors_hooks(partial(note, sizes), lambda value: value)
+
+    def segment(call: CheckpointCall) -> AbstractContextManager[None]:
+        for value in call.tensors():
+            note(kept, value)
+        recomputed.append({})
+        return noted(recomputed[-1])
+
+    with noted(kept), checkpoints_replaced(segment):
         values = loss(call_model(model, inputs), targets)
     del values
-    return sum(sizes.values())
+    return sum(kept.values()) + max(sum(sizes.values()) for sizes in recomputed)
