@@ -36,6 +36,7 @@ from hush.gradients.checks.data_dependence import (
 )
 from hush.gradients.checks.isolation import check_call, translate_vmap_errors
 from hush.gradients.rules import RULES, Layer, PerSampleCopy, Weight
+from hush.gradients.rules.attention import determinism_restored
 from hush.gradients.rules.embedding import merge_terms
 from hush.gradients.tape import BranchedTape, GradientTape
 from hush.gradients.terms import Dense, Term
@@ -294,9 +295,10 @@ class Recording(TorchFunctionMode):
         escaped: Sequence[Tensor | None] = [None] * len(self._parameters)
         if losses.requires_grad:
             # what reaches a parameter itself, summed over records, came by neither a rule nor a copy
-            _, *escaped = torch.autograd.grad(
-                losses.sum(), [self._anchor, *self._parameters.values()], allow_unused=True
-            )
+            with determinism_restored():
+                _, *escaped = torch.autograd.grad(
+                    losses.sum(), [self._anchor, *self._parameters.values()], allow_unused=True
+                )
         if any(copy.value._version != copy.version for copy in self._copies.values()):
             raise Unsupported(
                 "the model changes a value in place that it derives from its parameters, after it was "

@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hush.gradients.rules import (
+    attention,
     convolution,
     decompositions,
     embedding,
@@ -136,8 +137,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     functional.group_norm: normalisation.group_norm,
     functional.instance_norm: normalisation.instance_norm,
     functional.rms_norm: normalisation.rms_norm,
-    functional.multi_head_attention_forward: decompositions.attention,
-    functional.scaled_dot_product_attention: decompositions.dot_product,
+    functional.multi_head_attention_forward: attention.multi_head,
+    functional.scaled_dot_product_attention: attention.dot_product,
     torch._VF.lstm: recurrent.lstm,
     torch._VF.gru: recurrent.gru,
     torch._VF.rnn_tanh: recurrent.rnn_tanh,

@@ -1,0 +1,144 @@
+"""Attention: the records' heads are one batch of a fused kernel, whose backward pass is deterministic.
+
+`vmap` would loop over the records, and kernels that never write the matrix of attention weights (flash
+and memory-efficient attention) take four dimensions: (batch, heads, positions, size). Each block of
+that batch is computed from its own operands, forwards and backwards. On a GPU the backward kernels add
+up parts of a block in an order that changes from call to call, unless torch is told otherwise: here it
+is, for these kernels alone (docs/guarantees/tape.md, assumption K).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from hush.gradients.recording import Recording
+
+_FUSED = "ScaledDotProduct"
+"""How autograd's names of the fused kernels' backward passes begin."""
+
+_forward = functional.multi_head_attention_forward
+_decomposed = FunctionType(
+    _forward.__code__,
+    {**_forward.__globals__, "has_torch_function": lambda _: False},
+    argdefs=_forward.__defaults__,
+)
+"""The same function without its own `__torch_function__` dispatch: its inner calls are intercepted."""
+
+
+def multi_head(recording: "Recording", *args: Any, **kwargs: Any) -> Any:
+    """The rule for `F.multi_head_attention_forward`: the products in it have rules of their own."""
+    with recording:
+        return _decomposed(*args, **kwargs)
+
+
+def dot_product(
+    recording: "Recording",
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """The rule for `F.scaled_dot_product_attention`."""
+    if not query.dim() == key.dim() == value.dim() >= 2:
+        return NotImplemented
+    dims = max(query.dim(), 3) + 1
+
+    def work(*operands: Tensor) -> Tensor:
+        aligned = [_align(part, dims) for part in operands]
+        batch = torch.broadcast_shapes(*(part.shape[:-3] for part in aligned[:3]))
+        flat = [part.expand(*batch, *part.shape[-3:]).flatten(0, -4) for part in aligned]
+        if not enable_gqa:
+            heads = max(part.shape[1] for part in flat[:3])
+            flat[:3] = [part.expand(-1, heads, -1, -1) for part in flat[:3]]
+        mask = flat[3] if len(flat) > 3 else None
+        with _without_cudnn():
+            attended = functional.scaled_dot_product_attention(
+                flat[0], flat[1], flat[2], mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        _make_backward_deterministic(attended, flat)
+        output: Tensor = attended.unflatten(0, batch)
+        return output.squeeze(-3) if query.dim() == 2 else output
+
+    masks = () if attn_mask is None else (attn_mask,)
+    return recording.run_batched(work, query, key, value, *masks)
+
+
+def _align(part: Tensor, dims: int) -> Tensor:
+    """The tensor with dimensions of one after the records', as broadcasting within a record has it."""
+    return part.reshape(len(part), *(1,) * (dims - part.dim()), *part.shape[1:])
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """Context in which the kernel is none of cuDNN's, whose backward pass cannot be deterministic."""
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
+
+
+def _make_backward_deterministic(output: Tensor, inputs: list[Tensor]) -> None:
+    """Let the fused kernels between the inputs and the output be differentiated deterministically."""
+    seen = {part.grad_fn for part in inputs}
+    nodes = [output.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [previous for previous, _ in node.next_functions]
+        if node.name().startswith(_FUSED):
+            _run_deterministically(node)
+
+
+def _run_deterministically(node: Node) -> None:
+    """Turn torch's deterministic algorithms on while this node of a graph runs."""
+    before: list[tuple[bool, bool, bool]] = []
+
+    def begin(_: object) -> None:
+        before.append(_determinism())
+        # not torch.use_deterministic_algorithms, which loads a compiler
+        _set_determinism(True, False, False)
+
+    def end(*_: object) -> None:
+        _set_determinism(*before.pop())
+
+    node.register_prehook(begin)
+    node.register_hook(end)
+
+
+@contextmanager
+def determinism_restored() -> Iterator[None]:
+    """Context after which torch's setting is what it was, should a kernel have failed."""
+    before = _determinism()
+    try:
+        yield
+    finally:
+        _set_determinism(*before)
+
+
+def _determinism() -> tuple[bool, bool, bool]:
+    """Whether deterministic algorithms are on, warn alone, and fill new memory."""
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch._C._get_deterministic_fill_uninitialized_memory(),
+    )
+
+
+def _set_determinism(enabled: bool, warn_only: bool, fill_memory: bool) -> None:
+    torch._C._set_deterministic_algorithms(enabled, warn_only=warn_only)
+    torch._C._set_deterministic_fill_uninitialized_memory(fill_memory)
