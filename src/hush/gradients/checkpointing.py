@@ -52,52 +52,57 @@ class CheckpointCall:
             yield from tree_leaves((self.function.args, self.function.keywords))
 
 
+FirstPass = Callable[[CheckpointCall], AbstractContextManager[None] | None]
+"""The context in which a call runs its function; None leaves the call to torch."""
+
+_first_passes: list[FirstPass] = []
+_generator = torch_checkpoint._checkpoint_without_reentrant_generator
+_signature = inspect.signature(_generator)
+_function = torch_checkpoint.CheckpointFunction
+
+
 @contextmanager
-def checkpoints_replaced(
-    first_pass: Callable[[CheckpointCall], AbstractContextManager[None] | None],
-) -> Iterator[None]:
+def checkpoints_replaced(first_pass: FirstPass) -> Iterator[None]:
     """Context in which a call of `torch.utils.checkpoint` runs its function in another context.
 
     However a model came by the function `checkpoint`, it looks two names up when it is called.
-
-    Args:
-        first_pass: the context for a call; None leaves the call to torch.
     """
-    generator, function = (
-        torch_checkpoint._checkpoint_without_reentrant_generator,
-        torch_checkpoint.CheckpointFunction,
-    )
-    signature = inspect.signature(generator)
-
-    def without_reentrant(*args: Any, **kwargs: Any) -> Iterator[None]:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        named = bound.arguments
-        context = first_pass(
-            CheckpointCall(named["fn"], named["args"], named["kwargs"], named["context_fn"])
-        )
-        if context is None:
-            yield from generator(*args, **kwargs)
-        else:
-            with context:
-                yield
-
-    class Reentrant:
-        @staticmethod
-        def apply(segment: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-            context = first_pass(CheckpointCall(segment, args))
-            if context is None:
-                return function.apply(segment, preserve_rng_state, *args)
-            with context:
-                return segment(*args)
-
-    torch_checkpoint._checkpoint_without_reentrant_generator = without_reentrant
-    torch_checkpoint.CheckpointFunction = Reentrant  # type: ignore[misc, assignment]
+    _first_passes.append(first_pass)
+    torch_checkpoint._checkpoint_without_reentrant_generator = _without_reentrant
+    torch_checkpoint.CheckpointFunction = _Reentrant  # type: ignore[misc, assignment]
     try:
         yield
     finally:
-        torch_checkpoint._checkpoint_without_reentrant_generator = generator
-        torch_checkpoint.CheckpointFunction = function  # type: ignore[misc]
+        _first_passes.pop()
+        if not _first_passes:
+            torch_checkpoint._checkpoint_without_reentrant_generator = _generator
+            torch_checkpoint.CheckpointFunction = _function  # type: ignore[misc]
+
+
+def _without_reentrant(*args: Any, **kwargs: Any) -> Iterator[None]:
+    """In place of what `checkpoint` runs before and after its function, with reentrant autograd off."""
+    bound = _signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    named = bound.arguments
+    call = CheckpointCall(named["fn"], named["args"], named["kwargs"], named["context_fn"])
+    context = _first_passes[-1](call)
+    if context is None:
+        yield from _generator(*args, **kwargs)
+    else:
+        with context:
+            yield
+
+
+class _Reentrant:
+    """In place of the function that `checkpoint` applies with reentrant autograd on."""
+
+    @staticmethod
+    def apply(segment: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        context = _first_passes[-1](CheckpointCall(segment, args))
+        if context is None:
+            return _function.apply(segment, preserve_rng_state, *args)
+        with context:
+            return segment(*args)
 
 
 def checkpointed_segments(recording: "Recording") -> AbstractContextManager[None]:

@@ -57,10 +57,13 @@ def dot_product(
     def work(*operands: Tensor) -> Tensor:
         aligned = [_align(part, dims) for part in operands]
         batch = torch.broadcast_shapes(*(part.shape[:-3] for part in aligned[:3]))
-        flat = [part.expand(*batch, *part.shape[-3:]).flatten(0, -4) for part in aligned]
-        if not enable_gqa:
-            heads = max(part.shape[1] for part in flat[:3])
-            flat[:3] = [part.expand(-1, heads, -1, -1) for part in flat[:3]]
+        heads = max(part.shape[-3] for part in aligned[:3])
+        flat: list[Tensor] = []
+        for part in aligned:
+            # a mask, and keys that queries share, keep their number of heads
+            own = part.shape[-3] if enable_gqa or len(flat) == 3 else heads
+            shape = (*batch, own, *part.shape[-2:])
+            flat.append((part if part.shape == shape else part.expand(shape)).flatten(0, -4))
         mask = flat[3] if len(flat) > 3 else None
         with _without_cudnn():
             attended = functional.scaled_dot_product_attention(
@@ -76,7 +79,8 @@ def dot_product(
 
 def _align(part: Tensor, dims: int) -> Tensor:
     """The tensor with dimensions of one after the records', as broadcasting within a record has it."""
-    return part.reshape(len(part), *(1,) * (dims - part.dim()), *part.shape[1:])
+    missing = dims - part.dim()
+    return part.reshape(len(part), *(1,) * missing, *part.shape[1:]) if missing else part
 
 
 @contextmanager
