@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import hush
 from hush.core.errors import Unsupported
@@ -204,8 +205,20 @@ def test_small_numbers_in_high_powers_do_not_vanish() -> None:
     assert tiny.norms(2.0)[0] == pytest.approx(float(tiny.dense().double().norm()), rel=1e-5)
 
 
-def test_memory_does_not_grow_with_the_steps() -> None:
-    model = Made(lambda self, x: x * self.w, w=torch.ones(5))
+def branching(self: Any, x: Tensor) -> Tensor:
+    hidden: Tensor = x * self.w
+    return hidden if x.sum() > 0 else hidden.sin()
+
+
+def checkpointed(self: Any, x: Tensor) -> Tensor:
+    """The term of the last product holds the graph of the segment before it."""
+    hidden = checkpoint(lambda x: x * self.w.tanh(), x, use_reentrant=False)
+    return functional.linear(hidden, self.v)
+
+
+@pytest.mark.parametrize("forward", [lambda self, x: x * self.w, branching, checkpointed])
+def test_memory_does_not_grow_with_the_steps(forward: Callable[..., Tensor]) -> None:
+    model = Made(forward, w=torch.ones(5), v=torch.ones(5, 5))
     for _ in range(3):
         record(model, loss, torch.randn(4, 5), torch.zeros(4))
     gc.collect()

@@ -130,7 +130,7 @@ class Segment:
                 "numbers, by which a segment is recomputed with the same draws, is not known before the "
                 "graph is replayed. Leave out replay=True, or turn gradient checkpointing off."
             )
-        self._recording = recording
+        self._recording = ref(recording)  # whose terms hold the graph, which holds this
         self._call = call
         self._inputs = [_plain(value) for value in call.tensors()]
         self._versions = [value._version for value in self._inputs]
@@ -156,6 +156,9 @@ class Segment:
 
     def recompute(self) -> None:
         """Run the segment again, and fill the placeholders that are still needed."""
+        recording = self._recording()
+        if recording is None:
+            raise RuntimeError("a checkpointed segment is recomputed after its recording is over")
         if [value._version for value in self._inputs] != self._versions:
             raise Unsupported(
                 "a segment of the model that is recomputed (gradient checkpointing) has its inputs "
@@ -177,7 +180,7 @@ class Segment:
         set_random_state(self._random_state)
         try:
             with torch.enable_grad(), self._autocast(), saved_tensors_hooks(pack, _never_unpacked):
-                self._recording.run_again(self._second_pass)
+                recording.run_again(self._second_pass)
         except DataDependentBranch:
             _refuse_other_work("it decided otherwise")
         finally:

@@ -8,7 +8,8 @@ parameters alone, goes through a per-sample copy (a view, not memory), whose gra
 The backward pass is an ordinary one and never forms a weight's gradient summed over records.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -100,7 +101,7 @@ def _record_branch(
         return GradientTape(terms, device)
     recording = Recording(model, trainable, records, device)
     versions = [value._version for value in model.parameters()]
-    with torch.enable_grad():
+    with torch.enable_grad(), recording.copies_released():
         losses = recording.losses(loss, inputs, targets, views)
         if [value._version for value in model.parameters()] != versions:
             raise Unsupported(
@@ -186,7 +187,6 @@ class Recording(TorchFunctionMode):
 
         What it copies for each record serves this run alone; copies that were made before it are there.
         """
-        copies, self._copies = self._copies, dict(self._copies)
 
         def one_record(place: Tensor) -> Tensor:
             self.check_level("gradient checkpointing")
@@ -194,12 +194,28 @@ class Recording(TorchFunctionMode):
                 part()
             return place
 
+        with (
+            self.copies_released(),
+            temporarily_clear_interpreter_stack(),  # of a derived value's vmap over its gradients
+            checkpointed_segments(self),
+            uncompiled(),
+        ):
+            torch.vmap(one_record, randomness="different")(torch.empty(self.records))
+
+    @contextmanager
+    def copies_released(self) -> Iterator[None]:
+        """Context after which the copies that were made in it are gone.
+
+        Each holds the graph that holds it; without this, nothing would be freed.
+        """
+        before, self._copies = self._copies, dict(self._copies)
         try:
-            # a value derived from parameters is differentiated under a vmap of its own
-            with temporarily_clear_interpreter_stack(), checkpointed_segments(self), uncompiled():
-                torch.vmap(one_record, randomness="different")(torch.empty(self.records))
+            yield
         finally:
-            self._copies = copies
+            for key, copy in self._copies.items():
+                if key not in before:
+                    copy.release()
+            self._copies = before
 
     def check_level(self, what: str) -> None:
         """Raise inside of a transform that the model itself applies, of which `what` knows nothing."""
@@ -307,7 +323,6 @@ class Recording(TorchFunctionMode):
             )
         for copy in self._copies.values():
             copy.append_terms(self._parameters, self.terms)
-            del copy.output, copy.gradients
         unseen = [name for name, part in zip(self.terms, escaped, strict=True) if part is not None]
         if unseen:
             raise Unsupported(
@@ -316,8 +331,6 @@ class Recording(TorchFunctionMode):
                 "autograd.Function? Use plain torch operations there, or freeze it with "
                 "requires_grad_(False)."
             )
-        # Each holds the graph that holds it; without this, nothing would be freed.
-        self._copies.clear()
 
 
 class _LayerFunction(Function):

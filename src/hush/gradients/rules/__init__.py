@@ -122,6 +122,10 @@ class PerSampleCopy:
             if gradient is not None:
                 terms[name].append(Dense(gradient))
 
+    def release(self) -> None:
+        """Let go of the value and of the output, whose graph holds this copy."""
+        del self.value, self.output, self.gradients
+
 
 RULES: dict[Any, Callable[..., Any]] = {
     functional.linear: linear.linear,
