@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hush.gradients.recording import record
 from tests.gradients.oracle import check_tape, one_at_a_time
+from tests.gradients.rules.test_attention import FUSED, Calls
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 transformers = pytest.importorskip("transformers")
@@ -61,7 +62,10 @@ def test_vit() -> None:
     model = transformers.ViTForImageClassification(settings).double().train()
     inputs, targets = torch.randn(4, 3, 8, 8, dtype=torch.float64), torch.randint(0, 3, (4,))
     expected = one_at_a_time(model, label, inputs, targets, 4)
-    check_tape(record(model, label, inputs, targets), expected, 1e-10)
+    with Calls() as calls:
+        tape = record(model, label, inputs, targets)
+    assert calls.deterministic[f"{FUSED}_backward"]
+    check_tape(tape, expected, 1e-10)
 
 
 def with_dropout(kind: str) -> Any:

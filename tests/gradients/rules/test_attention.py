@@ -199,3 +199,21 @@ def test_layers_of_torch_use_the_fused_kernel(make: Callable[[], nn.Module]) -> 
         tape = record(model, loss, inputs, torch.zeros(RECORDS))
     assert f"{FUSED}_backward" in calls.deterministic
     check_tape(tape, one_at_a_time(model, loss, inputs, torch.zeros(RECORDS), RECORDS), 1e-9)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="other kernels add in a fixed order")
+@pytest.mark.parametrize("low", [True, False])
+def test_a_gpu_gives_the_same_gradients_every_time(low: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(64, 2, 64, batch_first=True).cuda()
+    inputs, targets = torch.randn(2, 2048, 64, device="cuda"), torch.zeros(2, device="cuda")
+    results = []
+    with Calls() as calls:
+        for _ in range(5):
+            torch.manual_seed(1)
+            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=low):
+                chunks = record(model, loss, inputs, targets).chunks(entries=10**9)
+            results.append(flat(next(iter(chunks))[1], 1))
+    kind = "flash" if low else "efficient"
+    assert calls.deterministic[f"_scaled_dot_product_{kind}_attention_backward"]
+    assert all(torch.equal(result, results[0]) for result in results)
