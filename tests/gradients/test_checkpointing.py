@@ -255,13 +255,23 @@ def other_work(parts: Parts, x: Tensor) -> Any:
     return parts.through(counted, parts.first(x))
 
 
+def other_shape(parts: Parts, x: Tensor) -> Any:
+    sizes = [4, 2]
+
+    def shrinking(x: Tensor) -> Any:
+        return parts.second(x)[..., : sizes.pop(0)].sin().sum(-1, keepdim=True)
+
+    return parts.first(x) * parts.through(shrinking, x)
+
+
 @pytest.mark.parametrize(
     ("segment", "reason"),
     [
         (in_place_input, "inputs changed in place"),
         (in_place_saved, "changes a value in place"),
         (own_transform, "inside of a torch.func transform"),
-        (other_work, "other work the second time"),
+        (other_work, "it saved 3 tensors and not 2"),
+        (other_shape, r"it saved a tensor of .*2\]"),
     ],
 )
 def test_what_cannot_be_recomputed_is_refused(segment: Segment, reason: str) -> None:
