@@ -10,6 +10,7 @@ not follow from one record's rounding.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -63,13 +64,19 @@ class GramSquares:
 def norms_of(squares: Sequence[GramSquares], sum_errors: Sequence[float]) -> Tensor:
     """`GramSquares.norms` of several terms at once: (terms, records)."""
     sums = torch.stack([part.sums for part in squares])
-    constants = [
-        [part.error, error, part.underflow] for part, error in zip(squares, sum_errors, strict=True)
-    ]
-    hidden, off, lost = torch.tensor(constants, dtype=torch.float64, device=sums.device).unbind(1)
+    constants = tuple(
+        (part.error, error, part.underflow) for part, error in zip(squares, sum_errors, strict=True)
+    )
+    hidden, off, lost = _on_device(constants, sums.device).unbind(1)
     square, length, sizes = sums.unbind(1)
     norms = (square.clamp(min=0) + hidden[:, None] * length.square()).sqrt()
     return norms + off[:, None] * length + lost[:, None] * (sizes + 256)
+
+
+@lru_cache
+def _on_device(values: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
+    """The numbers in double precision; kept, as copies to a GPU have no place in a CUDA graph."""
+    return torch.tensor(values, dtype=torch.float64, device=device)
 
 
 def uses_kernels(factor: Tensor) -> bool:
@@ -84,7 +91,7 @@ def gram(factor: Tensor) -> Tensor:
         factor: (records, positions, entries).
     """
     if uses_kernels(factor):
-        from hush.gradients.product_kernel import gram as on_tensor_cores
+        from hush.gradients.gram_kernel import gram as on_tensor_cores
 
         return on_tensor_cores(factor.contiguous())
     wide = factor.double()
@@ -96,7 +103,7 @@ def gram_error(factor: Tensor) -> float:
     what comparing it with another one adds."""
     if not uses_kernels(factor):
         return double_gram_error(factor.shape)
-    from hush.gradients.product_kernel import GRAM_RUN
+    from hush.gradients.gram_kernel import GRAM_RUN
 
     entries, run = factor.shape[2], GRAM_RUN[factor.element_size()]
     left_out = 0.0 if factor.dtype in _HALF else _THREE_TF32
@@ -118,7 +125,7 @@ def gram_squares(left: Tensor, right: Tensor) -> GramSquares:
     """
     error = gram_error(left) + gram_error(right)
     if uses_kernels(left):
-        from hush.gradients.product_kernel import compare_grams as on_tensor_cores
+        from hush.gradients.gram_kernel import compare_grams as on_tensor_cores
 
         sums = on_tensor_cores(left.contiguous(), right.contiguous()).sum(2)
         return GramSquares(sums, 1.01 * error, _UNDERFLOW)
