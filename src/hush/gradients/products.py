@@ -123,6 +123,8 @@ def gram_squares(left: Tensor, right: Tensor) -> GramSquares:
         left: (records, positions, rows).
         right: (records, positions, columns).
     """
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    left, right = left.to(dtype), right.to(dtype)
     error = gram_error(left) + gram_error(right)
     if uses_kernels(left):
         from hush.gradients.gram_kernel import compare_grams as on_tensor_cores
