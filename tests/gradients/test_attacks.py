@@ -55,17 +55,6 @@ def test_attention_without_a_batch_of_its_own_stays_within_the_record() -> None:
     check_tape(record(model, loss, inputs, targets), expected, 1e-10)
 
 
-def test_decisions_by_chance_are_refused() -> None:
-    def work(self: Any, x: Tensor) -> Tensor:
-        output: Tensor = x * self.w
-        return output * 0 if torch.rand(()) < 0.5 else output
-
-    model = Made(work, w=torch.ones(5))
-    torch.manual_seed(0)
-    with pytest.raises(Unsupported, match="drawn at random"):
-        record(model, lambda out, _: out.sum(1), torch.ones(200, 5), torch.zeros(200))
-
-
 def test_a_decision_by_a_record_may_come_after_draws() -> None:
     """Whichever way the others go, a record draws what its place draws."""
 

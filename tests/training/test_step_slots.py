@@ -45,7 +45,7 @@ def all_but(records: int, *slots: int) -> Tensor:
 
 
 class Dropping(nn.Module):
-    """Dropout, and a decision that each record takes for itself."""
+    """Dropout, a decision that each record takes for itself, and one that chance takes for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,6 +55,8 @@ class Dropping(nn.Module):
         hidden = nn.functional.dropout(self.first(x).relu(), 0.5, self.training)
         if (x[:, 0] > 0).all():
             hidden = hidden * 2
+        if not self.training or torch.rand(()) < 0.7:
+            hidden = nn.functional.dropout(hidden, 0.1, self.training)
         scores: Tensor = self.second(hidden)
         return scores
 

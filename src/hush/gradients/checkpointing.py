@@ -24,7 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint as torch_checkpoint
 
 from hush.core.errors import Unsupported
-from hush.gradients.checks.data_dependence import DataDependentBranch, random_state, set_random_state
+from hush.gradients.checks.data_dependence import random_state, set_random_state
 from hush.gradients.precision import capturing_cuda_graph
 from hush.gradients.tree import tree_leaves
 
@@ -131,6 +131,7 @@ class Segment:
                 "graph is replayed. Leave out replay=True, or turn gradient checkpointing off."
             )
         self._recording = ref(recording)  # whose terms hold the graph, which holds this
+        self._place = recording.place
         self._call = call
         self._inputs = [_plain(value) for value in call.tensors()]
         self._versions = [value._version for value in self._inputs]
@@ -180,9 +181,7 @@ class Segment:
         set_random_state(self._random_state)
         try:
             with torch.enable_grad(), self._autocast(), saved_tensors_hooks(pack, _never_unpacked):
-                recording.run_again(self._second_pass)
-        except DataDependentBranch:
-            _refuse_other_work("it decided otherwise")
+                recording.run_again(self._second_pass, self._place)
         finally:
             set_random_state(now)
         if filled != len(self._placeholders):

@@ -11,7 +11,7 @@ The backward pass is an ordinary one and never forms a weight's gradient summed 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -26,19 +26,12 @@ from torch.overrides import TorchFunctionMode
 
 from hush.core.errors import Unsupported
 from hush.gradients.checkpointing import checkpointed_segments
-from hush.gradients.checks.data_dependence import (
-    CONDITIONS,
-    NUMBERS,
-    DataDependentBranch,
-    common_truth_value,
-    gather_records,
-    run_by_branch,
-    single_record_number,
-)
-from hush.gradients.checks.isolation import check_call, translate_vmap_errors
-from hush.gradients.rules import RULES, Layer, PerSampleCopy, Weight
+from hush.gradients.checks.data_dependence import Path, SharedWrite, gather_records, run_by_branch
+from hush.gradients.checks.isolation import check_call, shares_memory, translate_vmap_errors
+from hush.gradients.rules import RULES, Layer, PerSampleCopy, Weight, general
 from hush.gradients.rules.attention import determinism_restored
 from hush.gradients.rules.embedding import merge_terms
+from hush.gradients.rules.value_reads import VALUE_READS
 from hush.gradients.tape import BranchedTape, GradientTape
 from hush.gradients.terms import Dense, Term
 from hush.gradients.tree import call_loss, call_model, tree_leaves, tree_map, uncompiled
@@ -80,16 +73,17 @@ def per_sample_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -
     if len(next(tree_leaves(inputs))) == 0:
         return torch.zeros(0, device=next(model.parameters()).device)
 
-    def losses(inputs: Any, targets: Any) -> Tensor:
+    def losses(inputs: Any, targets: Any, path: Path) -> Tensor:
         records, device = len(next(tree_leaves(inputs))), next(model.parameters()).device
-        recording = Recording(model, dict(model.named_parameters()), records, device, losses_only=True)
+        trainable = dict(model.named_parameters())
+        recording = Recording(model, trainable, records, device, path, losses_only=True)
         return recording.losses(loss, inputs, targets)
 
     return gather_records(run_by_branch(losses, inputs, targets))
 
 
 def _record_branch(
-    model: nn.Module, loss: Loss, views: Views | None, inputs: Any, targets: Any
+    model: nn.Module, loss: Loss, views: Views | None, inputs: Any, targets: Any, path: Path
 ) -> GradientTape:
     """The tape of records that take the same branch; raises `DataDependentBranch` if they do not."""
     trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -99,7 +93,7 @@ def _record_branch(
     if records == 0:
         terms = {name: Dense(v.detach().new_zeros(0, *v.shape)) for name, v in trainable.items()}
         return GradientTape(terms, device)
-    recording = Recording(model, trainable, records, device)
+    recording = Recording(model, trainable, records, device, path)
     versions = [value._version for value in model.parameters()]
     with torch.enable_grad(), recording.copies_released():
         losses = recording.losses(loss, inputs, targets, views)
@@ -108,7 +102,7 @@ def _record_branch(
                 "the model changes its parameters in forward(), where gradients are still to be worked "
                 "out with them. Change them between steps."
             )
-        with translate_vmap_errors(model, lambda: recording.reads_values):
+        with translate_vmap_errors(model, lambda: path.reads_values):
             recording.backward(losses)
     unused = tuple(name for name, uses in recording.terms.items() if not uses)
     for name in unused:
@@ -117,7 +111,7 @@ def _record_branch(
     terms = {
         name: uses[0] if len(uses) == 1 else merge_terms(uses) for name, uses in recording.terms.items()
     }
-    return GradientTape(terms, device, unused, recording.reads_values)
+    return GradientTape(terms, device, unused, path.reads_values)
 
 
 class Recording(TorchFunctionMode):
@@ -129,18 +123,20 @@ class Recording(TorchFunctionMode):
         trainable: dict[str, nn.Parameter],
         records: int,
         device: torch.device,
+        path: Path,
         *,
         losses_only: bool = False,
     ) -> None:
         super().__init__()
-        self._losses_only = losses_only
+        self.losses_only = losses_only
         """Whether rules serve without gradients: some layers have no batching rule of torch's own."""
         self.records = records
         self.device = device
         self.terms: dict[str, list[Term]] = {name: [] for name in trainable}
         """For each parameter, a term for each of its uses."""
-        self.reads_values = False
-        """Whether the model turned a tensor into a truth value or a number."""
+        self.path = path
+        self.constants: list[Tensor | None] = []
+        """New memory that the model has made in this pass, None where it is a record's own."""
         self._model = model
         self._state = [*model.parameters(), *model.buffers()]
         self._parameters = trainable
@@ -148,16 +144,15 @@ class Recording(TorchFunctionMode):
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         """An input of every captured layer, so that its backward pass always runs."""
         self._copies: dict[int, PerSampleCopy] = {}
-        self._level = 0
+        self.level = 0
         """Which of the `vmap`s that may be nested is the one over records."""
-        self._branch: DataDependentBranch | None = None
 
     def losses(self, loss: Loss, inputs: Any, targets: Any, views: Views | None = None) -> Tensor:
         """Per-sample losses, each the mean over the record's views; raises `DataDependentBranch`."""
         written = [(value, value._version) for value in tree_leaves((inputs, targets, self._state))]
 
         def one_loss(x: Any, y: Any) -> Tensor:
-            self._level = current_level()
+            self.level = current_level()
             with self:
                 viewed = views(x) if views else tree_map(x, lambda value: value.unsqueeze(0))
                 count = len(next(tree_leaves(viewed)))
@@ -166,26 +161,28 @@ class Recording(TorchFunctionMode):
             return values.mean()
 
         with (
-            translate_vmap_errors(self._model, lambda: self.reads_values),
+            translate_vmap_errors(self._model, lambda: self.path.reads_values),
             checkpointed_segments(self),
             uncompiled(),
         ):
             try:
                 return torch.vmap(one_loss, randomness="different")(inputs, targets)
             finally:
-                if self._branch is not None:
-                    if any(value._version != before for value, before in written):
-                        raise Unsupported(
-                            "the model writes into its inputs or buffers and then decides by a value: "
-                            "records that decide differently are worked out again, and what is written "
-                            "twice would tell that there are some. Decide first, or write nothing."
-                        )
-                    raise self._branch
+                self.path.end(any(value._version != before for value, before in written))
 
-    def run_again(self, part: Callable[[], object]) -> None:
+    @property
+    def place(self) -> tuple[int, int]:
+        """How far the forward pass has come: values read and constants made."""
+        return self.path.read, len(self.constants)
+
+    def run_again(self, part: Callable[[], object], place: tuple[int, int]) -> None:
         """Run a part of the forward pass again, in the backward pass, for its activations.
 
         What it copies for each record serves this run alone; copies that were made before it are there.
+
+        Args:
+            part: of the model, called again.
+            place: `place` when it was called first: it takes the same decisions.
         """
 
         def one_record(place: Tensor) -> Tensor:
@@ -194,13 +191,17 @@ class Recording(TorchFunctionMode):
                 part()
             return place
 
+        read, made = place
+        constants, self.constants = self.constants, self.constants[:made]
         with (
             self.copies_released(),
+            self.path.again(read),
             temporarily_clear_interpreter_stack(),  # of a derived value's vmap over its gradients
             checkpointed_segments(self),
             uncompiled(),
         ):
             torch.vmap(one_record, randomness="different")(torch.empty(self.records))
+        self.constants = constants
 
     @contextmanager
     def copies_released(self) -> Iterator[None]:
@@ -219,7 +220,7 @@ class Recording(TorchFunctionMode):
 
     def check_level(self, what: str) -> None:
         """Raise inside of a transform that the model itself applies, of which `what` knows nothing."""
-        if current_level() != self._level:
+        if current_level() != self.level:
             raise Unsupported(
                 f"{what} inside of a torch.func transform (vmap, grad) that the model applies itself: "
                 "it would be run again outside of it. Leave one of the two out."
@@ -230,37 +231,35 @@ class Recording(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         # once a value was read, it could be what is written into the model's own tensors
-        check_call(func, args, self._state if self.reads_values else ())
-        if kwargs.get("generator") is not None:
-            raise Unsupported(
-                "the model draws from a generator of its own: what a record gets from it depends on who "
-                "else is in the batch. Leave it out; dropout and its like draw from the step's."
-            )
-        if func in CONDITIONS and is_batchedtensor(args[0]):
-            return func(self._read_value(common_truth_value, args[0]))
-        if func in NUMBERS and is_batchedtensor(args[0]):
-            return func(self._read_value(single_record_number, args[0]))
-        if self._losses_only or torch.is_grad_enabled():
-            rule = RULES.get(func)
-            if rule is not None:
-                first = (kwargs.pop("input"),) if "input" in kwargs else ()
-                args = (*first, *args)
-                output = rule(self, *args, **kwargs)
-                if output is not NotImplemented:
-                    return output
-            batched = any(map(is_batchedtensor, list(tree_leaves((args, kwargs)))))
-            if batched and not self._losses_only:
-                args, kwargs = tree_map((args, kwargs), self._per_sample)
-        return func(*args, **kwargs)
-
-    def _read_value(self, rule: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
-        """The value that all records share; raises `DataDependentBranch` where they do not."""
-        self.reads_values = True
         try:
-            return rule(_unwrap_batched(value, self._level)[0])
-        except DataDependentBranch as branch:
-            self._branch = branch
-            raise
+            check_call(func, args, kwargs, self._state if self.path.reads_values else ())
+        except SharedWrite as error:
+            self.interrupt(error)
+        rule = VALUE_READS.get(func)
+        if rule is None and (self.losses_only or torch.is_grad_enabled()):
+            rule = RULES.get(func)
+        if rule is not None:
+            first = (kwargs.pop("input"),) if "input" in kwargs else ()
+            args = (*first, *args)
+            output = rule(self, *args, **kwargs)
+            if output is not NotImplemented:
+                return output
+        return general.call(self, func, args, kwargs)
+
+    def interrupt(self, error: SharedWrite) -> NoReturn:
+        """End the pass, to run it again with copies of the constant that is written, if it is one."""
+        constants = ((i, value) for i, value in enumerate(self.constants) if value is not None)
+        shared = (i for i, value in constants if shares_memory(error.target, value))
+        error.constant = next(shared, None)
+        self.path.interrupt(error)
+
+    def by_record(self, value: Tensor) -> Tensor:
+        """The values of all records, outside of `vmap`: (records, ...)."""
+        values, dim = _unwrap_batched(value, self.level)
+        with temporarily_pop_interpreter_stack():
+            if dim is None:
+                return values.expand(self.records, *values.shape)
+            return values.movedim(dim, 0)
 
     def as_weights(self, *values: Tensor | None) -> list[Weight | None] | None:
         """The arguments of a layer as weights; None where its rule does not apply.
@@ -282,21 +281,17 @@ class Recording(TorchFunctionMode):
 
     def run_batched(self, work: Callable[..., Any], *operands: Tensor) -> Any:
         """`work(*operands)` outside of `vmap`, on tensors whose first dimension is the records."""
-        unwrapped = [_unwrap_batched(self._per_sample(value), self._level) for value in operands]
+        batched = [self.by_record(self.per_sample(value)) for value in operands]
         with temporarily_pop_interpreter_stack():
-            batched = [
-                value.expand(self.records, *value.shape) if dim is None else value.movedim(dim, 0)
-                for value, dim in unwrapped
-            ]
             output = work(*batched)
-        return tree_map(output, lambda part: _add_batch_dim(part, 0, self._level))
+        return tree_map(output, lambda part: _add_batch_dim(part, 0, self.level))
 
     def capture(self, layer: Layer, *inputs: Tensor) -> Tensor:
         """The layer's output, inside `run_batched`; its backward pass leaves the weights' terms."""
         output: Tensor = _LayerFunction.apply(layer, self._anchor, *inputs)  # type: ignore[no-untyped-call]
         return output
 
-    def _per_sample(self, value: Tensor) -> Tensor:
+    def per_sample(self, value: Tensor) -> Tensor:
         """A copy for each record of a value that all share, if it has a gradient."""
         if is_batchedtensor(value) or not value.requires_grad:
             return value

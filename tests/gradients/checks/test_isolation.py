@@ -57,7 +57,7 @@ def test_what_cannot_be_done_record_by_record_is_explained() -> None:
             self.linear = nn.Linear(4, 3)
 
         def forward(self, inputs: Tensor) -> Tensor:
-            scores: Tensor = self.linear(torch.tensor(inputs.tolist()))
+            scores: Tensor = self.linear(torch.from_numpy(inputs.numpy()))
             return scores
 
     with pytest.raises(Unsupported, match="for each record on its own"):

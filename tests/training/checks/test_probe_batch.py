@@ -107,6 +107,28 @@ def test_a_branch_that_they_do_not_take_is_looked_for_with_records() -> None:
     step_of(Branches()).batches((inputs + 1e3, TARGETS))
 
 
+class LayerDrop(nn.Module):
+    """Leaves a layer out by chance, and another one always."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.layer, self.left_out, self.last = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+        self.left_out.requires_grad_(always)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x if torch.rand(()) < 0.5 else self.layer(x))  # type: ignore[no-any-return]
+
+
+def test_a_layer_that_is_left_out_by_chance_is_not_one_that_is_never_used() -> None:
+    for seed in range(10):  # in some of them both trial records leave it out
+        torch.manual_seed(seed)
+        step = step_of(LayerDrop(always=False))
+        step(next(step.batches((torch.randn(RECORDS, 3), TARGETS))))
+    step = step_of(LayerDrop(always=True))
+    with pytest.raises(Unsupported, match=r"does not depend on left_out\.weight, left_out\.bias:"):
+        next(step.batches((torch.randn(RECORDS, 3), TARGETS)))
+
+
 def test_a_model_that_does_not_take_them_is_tried_with_records() -> None:
     lengths = torch.randint(2, 9, (RECORDS, 1))
     step = step_of(Picky())

@@ -1,37 +1,20 @@
 """Data-dependent control flow: each record takes its own branch, in a batch of the same shape."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from hush.core.errors import Unsupported
+from hush.core.randomness import Stream, fill_state
 from hush.gradients.tree import tree_leaves, tree_map
 
-CONDITIONS = {Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero}
-"""Calls that turn a tensor into a truth value, on which Python may then branch."""
-
-NUMBERS = {Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.item}
-"""Calls that turn a tensor into a number, which Python may then compute with."""
-
 T = TypeVar("T")
-
-
-class ValueReadDetector(TorchFunctionMode):
-    """Notes whether a tensor was turned into a truth value or a number."""
-
-    reads_values = False
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.reads_values = self.reads_values or func in CONDITIONS or func in NUMBERS
-        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,52 +34,196 @@ class SubBatch:
 class DataDependentBranch(BaseException):
     """Raised where records branch differently; no error, so that no model catches it as one.
 
-    `values` are the truth values by record, None if every record is to be computed alone.
+    `values` are the truth values by place, None if every record is to be computed alone.
     """
 
-    def __init__(self, values: list[bool] | None) -> None:
+    def __init__(self, values: Tensor | None) -> None:
         super().__init__("records decide differently")
         self.values = values
 
 
+class SharedWrite(Unsupported):
+    """Raised where something of a record is written into a tensor that all records share.
+
+    `constant` is the number of that tensor among the constants that the pass has made, None if it was
+    there before: then it must not be written.
+    """
+
+    def __init__(self, message: str, target: Tensor) -> None:
+        super().__init__(message)
+        self.target = target
+        self.constant: int | None = None
+
+
+class Path:
+    """The truth values that the records of one pass read, in order, and what they draw after each.
+
+    Records at `rows` decide; those at other places are copies that go along. A decision may hang on what
+    a record has drawn: it draws the same again in the pass of its branch. After a decision against, it
+    draws from a stream of its path's own, whatever the others decide, so that no two records share a
+    number: docs/guarantees/tape.md, 3.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        states: list[Tensor],
+        decisions: tuple[bool, ...] = (),
+        *,
+        own_constants: frozenset[int] = frozenset(),
+    ) -> None:
+        self.rows = rows
+        self.decisions = decisions
+        """Those known from earlier passes, then those of this one."""
+        self.own_constants = own_constants
+        """Constants that the model makes, by number, of which each record has a copy to write into."""
+        self.reads_values = False
+        """Whether a truth value or number of a record was read, or decided on a shape."""
+        self.interruption: DataDependentBranch | SharedWrite | None = None
+        """Why the pass is computed again, even if the model catches it."""
+        self._states = states
+        self.rerun = bool(own_constants or decisions)
+        """Whether the records were computed before, up to an interruption."""
+        self._known, self._read = len(decisions), 0
+
+    def truth_value(self, values: Tensor) -> bool:
+        """The truth value that all records share; raises `DataDependentBranch` if they differ.
+
+        Args:
+            values: (places, ...), one number a place.
+        """
+        if values[0].numel() != 1:
+            raise RuntimeError("the value of a tensor with more than one element is ambiguous")
+        self.reads_values = True
+        by_place = values.flatten().bool().to(self.rows.device)
+        by_record = set(by_place[self.rows].tolist())
+        if self._read < self._known:
+            if by_record != {self.decisions[self._read]}:
+                raise Unsupported(
+                    "the model decides otherwise when the same records are computed again with the same "
+                    "random numbers: by something that is neither the record nor drawn by torch, or by "
+                    "a kernel that rounds differently each time, and what a record adds would depend on "
+                    "the others. Decide by the record, or choose with torch.where."
+                )
+        elif len(by_record) > 1:
+            self.interrupt(DataDependentBranch(by_place))
+        else:
+            self.decisions = (*self.decisions, *by_record)
+        self._read += 1
+        decision = self.decisions[self._read - 1]
+        if not decision:
+            self.reseed()
+        return decision
+
+    @property
+    def read(self) -> int:
+        """How many truth values were read so far."""
+        return self._read
+
+    @contextmanager
+    def again(self, read: int) -> Iterator[None]:
+        """Context in which a part of the pass is computed again, from where `read` values were read."""
+        before = self._known, self._read
+        self._known, self._read = len(self.decisions), read
+        try:
+            yield
+        finally:
+            self._known, self._read = before
+
+    def check_alone(self, records: int) -> None:
+        """Raise `DataDependentBranch` where there are several records, before a number is read."""
+        self.reads_values = True
+        if records > 1:
+            self.interrupt(DataDependentBranch(None))
+
+    def interrupt(self, reason: "DataDependentBranch | SharedWrite") -> NoReturn:
+        """End the pass, to compute its records again."""
+        self.interruption = reason
+        raise reason
+
+    def end(self, written: bool) -> None:
+        """Raise what interrupted the pass, also where the model has caught it.
+
+        Args:
+            written: whether the pass wrote into the inputs or the model, and so cannot be run again.
+        """
+        if self.interruption is None:
+            return
+        if written and isinstance(self.interruption, SharedWrite):
+            raise Unsupported(str(self.interruption))
+        if written:
+            raise Unsupported(
+                "the model writes into its inputs or buffers and then decides by a value: records that "
+                "decide differently are worked out again, and what is written twice would tell that "
+                "there are some. Decide first, or write nothing."
+            )
+        raise self.interruption
+
+    def reseed(self, *label: int) -> None:
+        """Let torch draw from a stream of these decisions and this label, in this batch."""
+        name = repr((self.decisions[: self._read], label)).encode()
+        states = b"".join(state.numpy().tobytes() for state in self._states)
+        stream = Stream(torch.device("cpu"), hashlib.sha256(states + name).digest())
+        for generator in _shared_generators():
+            fill_state(generator, stream)
+
+
 def run_by_branch(
-    run: Callable[[Any, Any], T], inputs: Any, targets: Any, copied: Tensor | None = None
+    run: Callable[[Any, Any, Path], T], inputs: Any, targets: Any
 ) -> "list[tuple[SubBatch, T]]":
     """Results of `run` for sub-batches whose records take the same branches; they partition the batch.
 
-    **Guarantee.** What is computed for a record is a function of that record, its place and the size of
-    the batch: others are replaced by copies of one that branches as it does, not taken out, because a
-    kernel rounds by place and shape. A record that is read as a number is computed alone.
+    **Guarantee.** What is computed for a record is a function of that record, its place, the size of
+    the batch and torch's random state: others are replaced by copies of one that branches as it does,
+    not taken out, because a kernel rounds by place and shape. A record that is read as a number is
+    computed alone.
 
     Args:
-        run: computes something for a batch; raises `DataDependentBranch` where its records branch
-            differently.
+        run: computes something for a batch; reads truth values and numbers by way of the path.
         inputs: of the batch.
         targets: of the batch.
-        copied: which record each place holds a copy of, where some were replaced.
     """
     first = next(tree_leaves(inputs))
     indices = torch.arange(len(first), device=first.device)
-    before = random_state()
-    try:
-        return [(SubBatch(indices, indices), run(inputs, targets))]
-    except DataDependentBranch as branch:
-        values = branch.values
-    if values is not None and copied is not None:
-        _check_deterministic(values, copied)
-    results = []
-    for rows, source in _branches(values, indices):
-        if values is not None:
-            set_random_state(before)  # whichever branch a record takes, it draws what its place would
-        some_inputs, some_targets = tree_map((inputs, targets), partial(_take_rows, source))
-        for part, result in run_by_branch(run, some_inputs, some_targets, source):
-            if values is None:  # the only record of its batch
-                results.append((SubBatch(rows, part.places), result))
+    states = random_state()
+    results: list[tuple[SubBatch, T]] = []
+    pending = [Path(indices, states)]
+    while pending:
+        path = pending.pop()
+        some_inputs, some_targets = inputs, targets
+        if len(path.rows) < len(indices):
+            source = path.rows[:1].repeat(len(indices)).index_copy(0, path.rows, path.rows)
+            some_inputs, some_targets = tree_map((inputs, targets), partial(_take_rows, source))
+        if path.rerun:
+            set_random_state(states)
+        try:
+            result = run(some_inputs, some_targets, path)
+            results.append((SubBatch(path.rows, path.rows), result))
+        except SharedWrite as error:
+            if error.constant is None:
+                raise
+            # a copy may be read where the constant was: decisions are not known before
+            pending.append(Path(path.rows, states, own_constants=path.own_constants | {error.constant}))
+        except DataDependentBranch as branch:
+            if branch.values is None:
+                results += _run_alone(run, inputs, targets, path)
                 continue
-            in_branch = torch.isin(part.rows, rows)
-            if bool(in_branch.any()):
-                sub_batch = SubBatch(part.rows[in_branch], part.places[in_branch])
-                results.append((sub_batch, result))
+            for decision in (False, True):
+                rows = path.rows[branch.values[path.rows] == decision]
+                decisions = (*path.decisions, decision)
+                pending.append(Path(rows, states, decisions, own_constants=path.own_constants))
+    return results
+
+
+def _run_alone(
+    run: Callable[[Any, Any, Path], T], inputs: Any, targets: Any, path: Path
+) -> "list[tuple[SubBatch, T]]":
+    """Results of `run` for each record of a path in a batch of one, with random numbers of its own."""
+    results = []
+    for row in path.rows.split(1):
+        path.reseed(int(row))
+        alone = run_by_branch(run, *tree_map((inputs, targets), partial(_take_rows, row)))
+        results += [(SubBatch(row, part.places), result) for part, result in alone]
     return results
 
 
@@ -106,60 +233,23 @@ def gather_records(parts: "list[tuple[SubBatch, Tensor]]") -> Tensor:
     return values[torch.cat([part.rows for part, _ in parts]).argsort()]
 
 
-def _branches(values: list[bool] | None, indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Records that take one branch, and which record to put at each place of the batch for it."""
-    if values is None:
-        yield from ((row, row) for row in indices.split(1))
-        return
-    by_record = torch.tensor(values, device=indices.device)
-    for value in (True, False):
-        rows = indices[by_record == value]
-        if len(rows):
-            yield rows, indices.where(by_record == value, rows[0])
-
-
-def _check_deterministic(values: list[bool], copied: Tensor) -> None:
-    """Raise if copies of one record branch differently: then it is not the record that decides."""
-    first: dict[int, bool] = {}
-    for value, record in zip(values, copied.tolist(), strict=True):
-        if first.setdefault(record, value) != value:
-            raise Unsupported(
-                "the model decides by a value that it has drawn at random: records that decide alike "
-                "are worked out together, and would draw something else. Decide before drawing, or with "
-                "torch.where."
-            )
-
-
-def common_truth_value(values: Tensor) -> Tensor:
-    """The truth value that all records share; raises `DataDependentBranch` if they differ."""
-    if values[0].numel() != 1:
-        raise RuntimeError("the value of a tensor with more than one element is ambiguous")
-    by_record = values.flatten().bool().tolist()
-    if len(set(by_record)) > 1:
-        raise DataDependentBranch(by_record)
-    return values.flatten()[0]
-
-
-def single_record_number(values: Tensor) -> Tensor:
-    """The only record's number; raises `DataDependentBranch` where there are several records."""
-    if len(values) > 1:
-        raise DataDependentBranch(None)
-    return values[0]
+def _shared_generators() -> list[torch.Generator]:
+    """Torch's shared generators: a captured CUDA graph advances its own."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    return generators
 
 
 def random_state() -> list[Tensor]:
     """States of torch's shared generators."""
-    states = [torch.default_generator.get_state()]
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-        states.append(torch.cuda.get_rng_state())
-    return states
+    return [generator.get_state() for generator in _shared_generators()]
 
 
 def set_random_state(states: list[Tensor]) -> None:
     """Set torch's shared generators to states that `random_state` returned."""
-    torch.default_generator.set_state(states[0])
-    if len(states) > 1:
-        torch.cuda.set_rng_state(states[1])
+    for generator, state in zip(_shared_generators(), states, strict=True):
+        generator.set_state(state)
 
 
 @contextmanager

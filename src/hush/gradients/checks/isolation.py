@@ -14,19 +14,27 @@ from torch._functorch.autograd_function import custom_function_call
 from torch._ops import OpOverload
 
 from hush.core.errors import DataError, HushError, Unsupported
-from hush.gradients.checks.data_dependence import random_state, same_draws
+from hush.gradients.checks.data_dependence import SharedWrite, random_state, same_draws
 from hush.gradients.tree import call_model, tree_leaves, tree_map
 
 _IN_PLACE = re.compile(r"(?!__).*[^_]_|__setitem__|__i(add|sub|mul|truediv|and|or|xor|pow)__")
 
 
-def check_call(func: Any, args: tuple[Any, ...], read_only: Sequence[Tensor]) -> None:
+def check_call(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read_only: Sequence[Tensor]
+) -> None:
     """Raise for a torch call that can carry something of one record to others.
 
     That is one that writes it into a tensor that all records share, of which `read_only` may not be
-    written at all (what is written could come from a value that was read), and an `autograd.Function` or
-    a custom operator that says how `torch.vmap` runs it: it is given all records at once.
+    written at all (what is written could come from a value that was read), an `autograd.Function` or
+    a custom operator that says how `torch.vmap` runs it (it is given all records at once), and a draw
+    from a generator that is not the step's.
     """
+    if kwargs.get("generator") is not None:
+        raise Unsupported(
+            "the model draws from a generator of its own: what a record gets from it depends on who "
+            "else is in the batch. Leave it out; dropout and its like draw from the step's."
+        )
     name, has_rule = getattr(func, "__name__", ""), False
     if func is custom_function_call:
         has_rule, name = args[0].vmap is not torch.autograd.Function.vmap, args[0].__name__
@@ -42,19 +50,25 @@ def check_call(func: Any, args: tuple[Any, ...], read_only: Sequence[Tensor]) ->
         )
     if not _IN_PLACE.fullmatch(name) or not args or not isinstance(args[0], Tensor):
         return
-    protected = any(_shares_memory(args[0], value) for value in read_only)
+    protected = any(shares_memory(args[0], value) for value in read_only)
     if not is_batchedtensor(args[0]) and (
         protected or any(map(is_batchedtensor, tree_leaves(args[1:])))
     ):
-        raise Unsupported(
-            f"the model writes what it computes for a record into a tensor of shape "
-            f"{tuple(args[0].shape)} that all records share ({name}): what it keeps of them, such as "
-            "running statistics, would be released without noise. Use a module that keeps nothing, "
-            "and new tensors in place of in-place writes."
-        )
+        raise shared_write(func, args[0])
 
 
-def _shares_memory(value: Tensor, protected: Tensor) -> bool:
+def shared_write(func: Any, target: Tensor) -> SharedWrite:
+    """The error of a call that writes something of a record into a tensor that all records share."""
+    return SharedWrite(
+        f"the model writes what it computes for a record into a tensor of shape {tuple(target.shape)} "
+        f"that all records share ({getattr(func, '__name__', func)}): what it keeps of them, such as "
+        "running statistics, would be released without noise. Use a module that keeps nothing, and new "
+        "tensors in place of in-place writes.",
+        target,
+    )
+
+
+def shares_memory(value: Tensor, protected: Tensor) -> bool:
     """Whether writing to one could write to the other, whatever the views; not for sparse ones."""
     if value is protected:
         return True
@@ -137,6 +151,14 @@ def translate_vmap_errors(model: nn.Module, reads_values: Callable[[], bool]) ->
                 "the model changes a value in place that its gradient is still to be computed from, "
                 "such as one it derives from its parameters (w = self.weight * 2, then w.mul_(3)): "
                 "each record's gradient would be that of other weights. Make a new tensor: w = w * 3."
+            ) from error
+        if "setup_context" in str(error):
+            raise Unsupported(
+                "the model has an autograd.Function whose forward() takes the context: torch cannot run "
+                "it for each record on its own, and a record's own gradient is what is clipped. Write "
+                "it in plain torch operations, or with setup_context and generate_vmap_rule = True. (Of "
+                "Bloom: for block in model.transformer.h: block.mlp.gelu_impl = "
+                'torch.nn.GELU("tanh").)'
             ) from error
         # autograd's own functions in forward() see no graph below vmap
         if not re.search("vmap|functorch|storage|Batching rule|not require grad", str(error)):

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from hush.core.errors import Unsupported
-from hush.gradients.checks.data_dependence import ValueReadDetector, same_draws
+from hush.gradients.checks.data_dependence import same_draws
+from hush.gradients.checks.host_randomness import HostState, check_host_draws, host_random_state
 from hush.gradients.tree import tree_leaves, tree_map
 
 _Attribute = tuple[int, str]
@@ -49,17 +50,25 @@ class ModuleState:
         self._constant: dict[_Attribute, _Content] = {}
         """The same, where the model reads values: their contents for both records, which must stay."""
         self._before: dict[_Attribute, _Content] | None = None
+        self._host_state: HostState = ()
+        self._reads_values = True
+        """Whether the model turns a record into a Python number: until a tape says that it does not."""
         self._references: list[Tensor] = []
         """Tensors compared by identity: referenced, so that no other one can get it."""
 
     def begin(self) -> None:
-        """Take a snapshot of the attributes."""
+        """Take a snapshot of the attributes, and of the host's random state."""
         self._before, self._references = self._snapshot(_COMPARED_ENTRIES)
+        self._host_state = host_random_state()
 
     def check(self) -> None:
-        """Raise if an attribute has changed since `begin`, if that was called, before a release."""
+        """Raise if an attribute has changed since `begin`, if that was called, before a release.
+
+        So too if numpy or Python's `random` was drawn from.
+        """
         if self._before is None:
             return
+        check_host_draws(self._host_state)
         after, _ = self._snapshot(_COMPARED_ENTRIES)
         changed = [key for key in _differing(self._before, after) if key not in self._record_independent]
         if any(key in self._constant for key in changed):
@@ -73,7 +82,8 @@ class ModuleState:
         """The value of `run` for a few records, after a check that the model keeps nothing of them.
 
         Args:
-            run: One forward and backward pass over inputs and targets.
+            run: One forward and backward pass over inputs and targets; a tape says whether it reads
+                values, and other results are taken to be of the model of the tape before.
             inputs: Inputs of one or two records.
             targets: Their targets.
 
@@ -82,10 +92,12 @@ class ModuleState:
         """
         restore = {key: _restorer(value) for key, value in self._values()}
         before, _ = self._snapshot(by_identity=True)
+        host_state = host_random_state()
         refused = True
         try:
-            with ValueReadDetector() as detector:
-                result = run(inputs, targets)
+            result = run(inputs, targets)
+            check_host_draws(host_state)
+            self._reads_values = getattr(result, "reads_values", self._reads_values)
             changed = _differing(before, self._snapshot(by_identity=True)[0])
             if changed:
                 self._restore(changed, restore)
@@ -97,7 +109,7 @@ class ModuleState:
                     after.append(self._snapshot()[0])
                     self._restore(changed, restore)
                 self._compare(changed, after)
-                self._allow(changed, after[0], detector.reads_values)
+                self._allow(changed, after[0])
             refused = False
         finally:
             if refused:
@@ -114,16 +126,14 @@ class ModuleState:
         if dependent or len(after) == 1:
             raise Unsupported(self._reason(dependent or changed))
 
-    def _allow(
-        self, changed: list[_Attribute], after: "dict[_Attribute, _Content]", reads_values: bool
-    ) -> None:
+    def _allow(self, changed: list[_Attribute], after: "dict[_Attribute, _Content]") -> None:
         """Let these attributes change, to the same contents only where the model reads values.
 
         Buffers are closed by the tape itself once a value was read.
         """
         modules = self._modules()
         for number, name in changed:
-            if reads_values and name not in modules[number][1]._buffers:
+            if self._reads_values and name not in modules[number][1]._buffers:
                 self._constant[number, name] = after.get((number, name))
             else:
                 self._record_independent.add((number, name))
