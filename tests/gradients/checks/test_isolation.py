@@ -134,6 +134,61 @@ def test_a_model_that_draws_is_compared_under_the_same_draws() -> None:
         check_independent_losses(Autoencoder(mixing=True), evidence_bound, INPUTS, INPUTS)
 
 
+@pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
+def test_no_layer_with_batch_statistics_is_missed(autocast: bool) -> None:
+    """Whatever its weights, and though some change a loss by little; low precision hides none."""
+    for seed in range(60):
+        torch.manual_seed(seed)
+        model, inputs = Centred(), torch.randn(2, 4)
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast),
+            pytest.raises(Unsupported, match="who else is in the batch"),
+        ):
+            check_independent_losses(model, LOSS, inputs, TARGETS)
+
+
+class Rounding(nn.Linear):
+    """Rounds by the size of the batch, as kernels in low precision do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + 0.004 * len(x))
+
+
+def test_rounding_by_the_size_of_a_batch_is_not_mixing() -> None:
+    check_independent_losses(Rounding(4, 3), LOSS, INPUTS, TARGETS)
+
+
+class Chance(nn.Module):
+    """Draws in evaluation mode too: row by row, or once for the whole batch."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.linear, self.kind = nn.Linear(4, 3), kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.linear(x)
+        if self.kind == "gumbel":
+            return nn.functional.gumbel_softmax(scores)
+        rows = len(x) if self.kind == "row" else 1
+        return scores * torch.empty(rows, 1).bernoulli_(0.5).div_(0.5)
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
+@pytest.mark.parametrize("kind", ["row", "batch", "gumbel"])
+def test_draws_are_not_mixing(kind: str, autocast: bool) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        for _ in range(5):
+            check_independent_losses(Chance(kind), LOSS, INPUTS, TARGETS)
+
+
+def test_a_model_that_runs_under_autocast_alone_is_checked_there() -> None:
+    inputs = INPUTS.bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        check_independent_losses(nn.Linear(4, 3), LOSS, inputs, TARGETS)
+        with pytest.raises(Unsupported, match="who else is in the batch"):
+            check_independent_losses(Centred(), LOSS, inputs, TARGETS)
+
+
 def test_a_model_that_draws_trains() -> None:
     model = Autoencoder()
     plan = hush.Plan(
