@@ -1,6 +1,7 @@
 """Gradient checkpointing on the tape, against the tape of the same model without it."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import (
 
 from hush.core.errors import Unsupported
 from hush.gradients import checkpointing
+from hush.gradients.checks.data_dependence import Path, random_state
 from hush.gradients.recording import Recording, per_sample_losses, record
 from hush.gradients.tree import tree_leaves
 from hush.training.checks.probe_batch import activations
@@ -156,12 +158,51 @@ def test_other_draws_in_the_second_pass_would_be_noticed(monkeypatch: pytest.Mon
     assert not all(map(torch.equal, actual, expected))
 
 
+def recording_of(model: nn.Module) -> Recording:
+    path = Path(torch.arange(RECORDS), random_state())
+    return Recording(model, dict(model.named_parameters()), RECORDS, torch.device("cpu"), path)
+
+
+def decides(parts: "Parts", x: Tensor) -> Any:
+    """Decides by the record, writes into a constant, and draws: before, in and after the segment."""
+    if x.sum() > 0:
+        x = parts.dropout(x)
+
+    def segment(x: Tensor) -> Tensor:
+        hidden = torch.zeros(1, 4)
+        hidden += parts.first(x)
+        own: Tensor = parts.dropout(hidden if hidden.mean() > 0 else hidden.tanh())
+        return own
+
+    out = parts.second(parts.through(segment, x))
+    return parts.dropout(out) if out.sum() > 0 else out
+
+
+def test_a_segment_that_decides_takes_the_same_path_and_draws_again() -> None:
+    torch.manual_seed(1)
+    inputs, targets = torch.randn(RECORDS, 4), torch.randint(0, 3, (RECORDS,))
+    expected = gradients(Parts(decides, plain), inputs, targets)
+    actual = gradients(Parts(decides, recomputed), inputs, targets)
+    assert all(map(torch.equal, actual, expected))
+
+
+def test_a_second_pass_that_reads_on_from_the_first_would_draw_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(1)
+    inputs, targets = torch.randn(RECORDS, 4), torch.randint(0, 3, (RECORDS,))
+    expected = gradients(Parts(decides, plain), inputs, targets)
+    monkeypatch.setattr(Path, "again", lambda self, read: nullcontext())
+    actual = gradients(Parts(decides, recomputed), inputs, targets)
+    assert not all(map(torch.equal, actual, expected))
+
+
 def test_every_use_leaves_its_term_once() -> None:
     inputs, targets = torch.randn(RECORDS, 4), torch.randint(0, 3, (RECORDS,))
     counts = []
     for through in (plain, recomputed):
         model = Parts(nested, through)
-        recording = Recording(model, dict(model.named_parameters()), RECORDS, inputs.device)
+        recording = recording_of(model)
         recording.backward(recording.losses(cross_entropy, inputs, targets))
         counts.append({name: len(terms) for name, terms in recording.terms.items()})
     assert counts[0] == counts[1]
@@ -214,7 +255,7 @@ def test_activations_are_not_kept_between_the_passes() -> None:
     kept, estimates = [], []
     for through in (plain, recomputed):
         model = Transformer(through).train()
-        recording = Recording(model, dict(model.named_parameters()), RECORDS, tokens.device)
+        recording = recording_of(model)
         with LiveBytes() as live:
             losses = recording.losses(cross_entropy, tokens, targets)
             kept.append(live.count())
