@@ -55,9 +55,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    print(
-        "| model | precision | length / norm, mean and largest layer | norm raised by, mean and largest |"
-    )
+    print("| model | precision | length / norm, mean, largest layer | norm raised by, mean, largest |")
     print("|---|---|---|---|")
     for name in arguments.models.split(";"):
         for half in (False, True):
