@@ -334,3 +334,15 @@ def test_lora_with_gradient_checkpointing() -> None:
     expected = one_at_a_time(model, next_word, tokens, tokens, 4)
     model.gradient_checkpointing_enable()
     check_tape(record(model, next_word, tokens, tokens), expected, 1e-10)
+
+
+def test_a_mask_is_not_looked_at_to_take_a_shortcut() -> None:
+    """Records with padding and without go together: no value is read, and rounding is bounded."""
+    model = with_dropout("bert").double().eval()
+    tokens, mask = torch.randint(1, 50, (4, 6)), torch.ones(4, 6, dtype=torch.long)
+    mask[1, 4:] = 0
+    inputs = {"input_ids": tokens, "attention_mask": mask}
+    expected = one_at_a_time(model, next_word, inputs, tokens, 4)
+    tape = record(model, next_word, inputs, tokens)
+    assert not tape.reads_values
+    check_tape(tape, expected, 1e-10)

@@ -3,7 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -52,13 +52,21 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
-def uncompiled() -> AbstractContextManager[Any]:
+@contextmanager
+def uncompiled() -> Iterator[None]:
     """Context in which what `torch.compile` has compiled runs as it was written, so that it is recorded.
 
-    Compiled code would have been traced through the recording itself.
+    Compiled code would have been traced through the recording itself. A model that asks is told that it
+    is being compiled: libraries then take no shortcuts by a value. (transformers looks whether a mask
+    masks anything, and records with padding would take one pass and those without another.)
     """
     compiler_loaded = "torch._dynamo" in sys.modules  # loading it takes seconds
-    return torch.compiler.set_stance("force_eager") if compiler_loaded else nullcontext()
+    with torch.compiler.set_stance("force_eager") if compiler_loaded else nullcontext():
+        before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
+        try:
+            yield
+        finally:
+            torch.compiler._is_compiling_flag = before
 
 
 def check_arguments(model: nn.Module, inputs: Any) -> None:
