@@ -269,7 +269,8 @@ def test_dropout_inside_a_recurrent_layer_draws_for_each_record(dropout: float) 
     model = Recurrent("LSTM", num_layers=2, dropout=dropout)
     inputs = torch.randn(1, 4, 5).repeat(6, 1, 1)
     norms = record(model, lambda o, _: o.sum(1), inputs, torch.zeros(6)).norms(2.0)
-    assert len(set(norms.tolist())) == (6 if dropout else 1)
+    # a sigmoid may round by place
+    assert len({round(norm, 3) for norm in norms.tolist()}) == (6 if dropout else 1)
 
 
 def test_every_rule_is_run_by_a_case(monkeypatch: pytest.MonkeyPatch) -> None:

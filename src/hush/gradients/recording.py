@@ -286,10 +286,9 @@ class Recording(TorchFunctionMode):
             output = work(*batched)
         return tree_map(output, lambda part: _add_batch_dim(part, 0, self.level))
 
-    def capture(self, layer: Layer, *inputs: Tensor) -> Tensor:
+    def capture(self, layer: Layer, *inputs: Tensor) -> Any:
         """The layer's output, inside `run_batched`; its backward pass leaves the weights' terms."""
-        output: Tensor = _LayerFunction.apply(layer, self._anchor, *inputs)  # type: ignore[no-untyped-call]
-        return output
+        return _LayerFunction.apply(layer, self._anchor, *inputs)  # type: ignore[no-untyped-call]
 
     def per_sample(self, value: Tensor) -> Tensor:
         """A copy for each record of a value that all share, if it has a gradient."""
@@ -332,7 +331,7 @@ class _LayerFunction(Function):
     """A `Layer` as an autograd function; the anchor makes sure that its backward pass runs."""
 
     @staticmethod
-    def forward(ctx: Any, layer: Layer, anchor: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, layer: Layer, anchor: Tensor, *inputs: Tensor) -> Any:
         output, saved = layer.forward(*inputs)
         ctx.layer = layer
         ctx.save_for_backward(*saved)
@@ -340,7 +339,8 @@ class _LayerFunction(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad = grads if len(grads) > 1 else grads[0]
         # what the tape keeps of these must not keep the graph
         saved = tuple(value.detach() for value in ctx.saved_tensors)
         return None, None, *ctx.layer.backward(grad, saved, ctx.needs_input_grad[2:])

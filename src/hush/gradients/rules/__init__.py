@@ -63,11 +63,13 @@ class Layer(Protocol):
     """A layer with a backward pass of its own, without the gradient of its weights."""
 
     @property
-    def forward(self) -> Callable[..., tuple[Tensor, tuple[Tensor, ...]]]:
-        """From the inputs, records first: the output, no view of an input, and tensors to save."""
+    def forward(self) -> Callable[..., tuple[Any, tuple[Tensor, ...]]]:
+        """From the inputs, records first: the output, no view of an input, and tensors to save.
+
+        Several outputs are a tuple, and so are their gradients."""
 
     def backward(
-        self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
+        self, grad: Any, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         """Append the terms of the weights' per-sample gradients; return the inputs' gradients.
 

@@ -2,8 +2,8 @@
 
 The gates at one step are `P + W_hh h`, with `P = W_ih x + b` and h the state before. The gradient of
 P is therefore the left factor of both weights' gradients, x and h the right ones. The recurrence runs
-on P, through PyTorch's own kernel with the identity in place of W_ih (an LSTM on the CPU: `lstm_scan`),
-and hands that gradient back. Sequences are (steps, sequences, size) in here.
+on P, through PyTorch's own kernel with the identity in place of W_ih, and hands that gradient back; an
+LSTM on the CPU is a layer of its own (`lstm_scan`). Sequences are (steps, sequences, size) in here.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from hush.core.errors import Unsupported
 from hush.gradients.rules.linear import outer_product_term
-from hush.gradients.rules.lstm_scan import lstm_scan
+from hush.gradients.rules.lstm_scan import LSTMScan, by_record
 from hush.gradients.terms import Dense
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class Gates:
         x, *gates = saved
         grad = grad.unflatten(0, x.shape[:2])
         state_grad = self._state_grad(grad, *gates) if gates else grad
-        left = self._by_record(grad)
-        state_left = left if state_grad is grad else self._by_record(state_grad)
+        left = by_record(grad, self.records)
+        state_left = left if state_grad is grad else by_record(state_grad, self.records)
         bias_grad = left.sum(1)
         state_bias_grad = bias_grad if state_left is left else state_left.sum(1)
         for weight, factor, right in (
@@ -62,7 +62,7 @@ class Gates:
         ):
             if weight.terms is not None:
                 weight.terms.append(
-                    outer_product_term(factor, self._by_record(right), weight.value.shape)
+                    outer_product_term(factor, by_record(right, self.records), weight.value.shape)
                 )
         for bias, total in ((self.input_bias, bias_grad), (self.state_bias, state_bias_grad)):
             if bias is not None and bias.terms is not None:
@@ -79,10 +79,6 @@ class Gates:
         reset = functional.linear(self.previous, self.state_weight.value[:size], bias)
         reset += gates.view_as(grad)[..., :size]
         return torch.cat([grad[..., : 2 * size], grad[..., 2 * size :] * reset.sigmoid_()], dim=-1)
-
-    def _by_record(self, part: Tensor) -> Tensor:
-        """(records, positions, size): the steps of all sequences of a record."""
-        return part.transpose(0, 1).reshape(self.records, -1, part.shape[-1])
 
 
 def _run_layers(
@@ -101,14 +97,10 @@ def _run_layers(
     starts = [state.transpose(0, 1).flatten(1, 2) for state in states]
     ends: list[tuple[Tensor, ...]] = []
     for directions in layers:
-        outputs = []
-        for backwards, weights in enumerate(directions):
-            start = [state[len(ends)] for state in starts]
-            gates = Gates(kind, records, *weights)  # type: ignore[arg-type]
-            output, *end = _run_direction(recording, gates, flow.flip(0) if backwards else flow, start)
-            outputs.append(output.flip(0) if backwards else output)
-            ends.append(tuple(end))
-        flow = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
+        start = [state[len(ends) : len(ends) + len(directions)] for state in starts]
+        run = _scan_directions if kind == "lstm" and not x.is_cuda else _run_directions
+        flow, own = run(recording, kind, records, directions, flow, start)
+        ends += own
         if dropout and directions is not layers[-1]:
             flow = functional.dropout(flow, dropout)
     whole = flow.unflatten(1, first.shape[1:3])
@@ -119,18 +111,31 @@ def _run_layers(
     return (whole.permute(1, 2, 0, 3) if batch_first else whole.transpose(0, 1), *last)
 
 
-def _run_direction(
-    recording: "Recording", gates: Gates, x: Tensor, start: list[Tensor]
-) -> tuple[Tensor, ...]:
-    """The states of one layer in one direction at all steps, and its last ones."""
-    inputs = recording.capture(gates, x).unflatten(0, x.shape[:2])
-    if gates.kind == "lstm" and not x.is_cuda:
-        states, cell = lstm_scan(inputs, start[0], start[1], gates.state_weight.value)
-        end = [states[-1], cell]
-    else:
-        states, *end = _torch_kernel(gates, inputs, start)
-    gates.previous = torch.cat([start[0].unsqueeze(0), states[:-1]]).detach()
-    return (states, *end)
+def _scan_directions(
+    recording: "Recording", kind: str, records: int, directions: Any, x: Tensor, start: list[Tensor]
+) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+    """The states of an LSTM's layer at all steps, and its last ones in each direction."""
+    layer = LSTMScan(records, [tuple(weights) for weights in directions])
+    states, cells = recording.capture(layer, x, *start)
+    parts = states.chunk(len(directions), dim=-1)
+    last = [part[0] if backwards else part[-1] for backwards, part in enumerate(parts)]
+    return states, list(zip(last, cells, strict=True))
+
+
+def _run_directions(
+    recording: "Recording", kind: str, records: int, directions: Any, x: Tensor, start: list[Tensor]
+) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+    """The states of a layer at all steps, and its last ones in each direction, by PyTorch's kernels."""
+    outputs, ends = [], []
+    for backwards, weights in enumerate(directions):
+        gates, own = Gates(kind, records, *weights), [state[backwards] for state in start]
+        rows = x.flip(0) if backwards else x
+        inputs = recording.capture(gates, rows).unflatten(0, x.shape[:2])
+        states, *end = _torch_kernel(gates, inputs, own)
+        gates.previous = torch.cat([own[0].unsqueeze(0), states[:-1]]).detach()
+        outputs.append(states.flip(0) if backwards else states)
+        ends.append(tuple(end))
+    return torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0], ends
 
 
 def _torch_kernel(gates: Gates, inputs: Tensor, start: list[Tensor]) -> tuple[Tensor, ...]:
