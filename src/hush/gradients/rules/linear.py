@@ -65,12 +65,15 @@ def outer_product_term(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
         right: (records, positions, columns).
         shape: the parameter's shape, of rows x columns entries.
     """
-    positions, rows, columns = left.shape[1], left.shape[2], right.shape[2]
     term = OuterFactors(left, right, shape)
+    return Dense(term.dense()) if materialising_pays(left, right.shape[2]) else term
+
+
+def materialising_pays(left: Tensor, columns: int) -> bool:
+    """Whether per-sample gradients are cheaper materialised, from the left factor of their terms."""
+    _, positions, rows = left.shape
     most = MATERIALISE_RATIO[left.device.type] * positions * (rows + columns)
-    if positions == 1 or rows * columns > most:
-        return term
-    return Dense(term.dense())
+    return positions > 1 and rows * columns <= most
 
 
 @dataclass(frozen=True, eq=False)

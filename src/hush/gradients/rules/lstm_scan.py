@@ -6,15 +6,14 @@ that reads a sequence from its end runs beside the other, at the same step of it
 tangent of x is 2 sigmoid(2 x) - 1, which torch computes four times as fast.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from hush.gradients.rules.linear import outer_product_term
-from hush.gradients.terms import Dense
+from hush.gradients.rules.linear import OuterFactors, materialising_pays, outer_product_term
+from hush.gradients.terms import Dense, Term
 
 if TYPE_CHECKING:
     from hush.gradients.rules import Weight
@@ -106,24 +105,29 @@ class LSTMScan:
                 if needed[0]:
                     d_inputs[t].copy_(d_input)
         for number in range(directions):
-            factors = reads[:-1, number].split([inputs, size], dim=-1)
-            self._append_terms(number, gates[:, number], factors)
+            self._append_terms(number, gates[:, number], reads[:-1, number])
         if not needed[0]:
             return None, d_state, d_cell
         return sum((own.flip(0) for own in d_x[:, 1:].unbind(1)), start=d_x[:, 0]), d_state, d_cell
 
-    def _append_terms(self, number: int, grad: Tensor, rights: Sequence[Tensor]) -> None:
+    def _append_terms(self, number: int, grad: Tensor, reads: Tensor) -> None:
         """Append the terms of one direction from its gates' gradients, the inputs and the states."""
-        left = by_record(grad, self.records)
+        left, right = by_record(grad, self.records), by_record(reads, self.records)
         weights, biases = self.directions[number][:2], self.directions[number][2:]
-        for weight, right in zip(weights, rights, strict=True):
-            if weight.terms is not None:
-                factor = by_record(right, self.records)
-                weight.terms.append(outer_product_term(left, factor, weight.value.shape))
+        shapes = [weight.value.shape for weight in weights]
+        widths = [shape[1] for shape in shapes]
+        if all(materialising_pays(left, width) for width in widths):
+            # one product for both: it reads the gradients once
+            whole = OuterFactors(left, right, torch.Size((left.shape[2], sum(widths)))).dense()
+            terms: list[Term] = [Dense(part.contiguous()) for part in whole.split(widths, dim=2)]
+        else:
+            left = left.contiguous()
+            factors = (part.contiguous() for part in right.split(widths, dim=2))
+            terms = [outer_product_term(left, *own) for own in zip(factors, shapes, strict=True)]
         total = Dense(left.sum(1))
-        for bias in biases:
-            if bias is not None and bias.terms is not None:
-                bias.terms.append(total)
+        for weight, term in (*zip(weights, terms, strict=True), *((bias, total) for bias in biases)):
+            if weight is not None and weight.terms is not None:
+                weight.terms.append(term)
 
     def _weight(self) -> Tensor:
         """(directions, 4 * size, inputs + size): the weights of input and state side by side."""
