@@ -182,6 +182,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
     "conv2d circular": (lambda: nn.Conv2d(2, 3, 3, padding=2, padding_mode="circular"), IMAGE),
     "conv2d reflect": (lambda: nn.Conv2d(2, 3, 3, padding=2, padding_mode="reflect"), IMAGE),
     "conv2d replicate": (lambda: nn.Conv2d(20, 30, 3, padding=1, padding_mode="replicate"), (20, 2, 2)),
+    "max pooling": (lambda: nn.Sequential(nn.Conv2d(2, 5, 3), nn.MaxPool2d(2, 1, padding=1)), IMAGE),
     "conv3d": (lambda: nn.Conv3d(2, 3, 2, padding=(1, 0, 1)), (2, 3, 3, 3)),
     "conv transposed": (lambda: nn.ConvTranspose2d(2, 3, 3, stride=2), (2, 3, 3)),
     "layer norm": (lambda: nn.Sequential(nn.LayerNorm((3, 6)), nn.Linear(6, 3)), (2, 3, 6)),

@@ -46,6 +46,7 @@ from hush.gradients.rules import (
     embedding,
     linear,
     normalisation,
+    pooling,
     recurrent,
 )
 from hush.gradients.terms import Dense, Term
@@ -143,6 +144,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     functional.group_norm: normalisation.group_norm,
     functional.instance_norm: normalisation.instance_norm,
     functional.rms_norm: normalisation.rms_norm,
+    functional.max_pool2d: pooling.max_pool2d,
     functional.multi_head_attention_forward: attention.multi_head,
     functional.scaled_dot_product_attention: attention.dot_product,
     torch._VF.lstm: recurrent.lstm,
