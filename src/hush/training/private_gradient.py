@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -24,8 +25,8 @@ BlockNoise = list[Callable[[Tensor], Tensor]]
 _BACKGROUND_SIZE = 2**17
 """Trained parameters from which on drawing noise takes longer than starting a thread."""
 _BLOCK = 4096
-_BLOCKS_AT_ONCE = {"cpu": 64, "cuda": 2**14}
-"""Blocks hashed at once: on the CPU few enough to stay in the cache."""
+_BLOCKS_AT_ONCE = 2**14
+"""Blocks hashed at once on a GPU."""
 # An odd 64-bit constant (the golden ratio), written as a signed integer.
 _STRIDE = -7046029254386353131
 
@@ -166,11 +167,18 @@ def _hash(tensor: Tensor) -> Tensor:
     blocks, rest = divmod(len(words), _BLOCK)
     whole = words[: blocks * _BLOCK].view(blocks, _BLOCK)
     weights = _weights(words.device)
-    several = whole.split(_BLOCKS_AT_ONCE[words.device.type])
     tail = words[blocks * _BLOCK :] * weights[:rest]
-    sums = torch.cat([*((some * weights).sum(1) for some in several), tail.sum(0, True)])
+    sums = torch.cat([_block_hashes(whole, weights), tail.sum(0, True)])
     places = torch.arange(1, blocks + 2, device=words.device)
     return (sums * _mixed(places)).sum() + flat.numel() + 1
+
+
+def _block_hashes(words: Tensor, weights: Tensor) -> Tensor:
+    """The words of each block times their weights, summed."""
+    if words.is_cuda:
+        return torch.cat([(some * weights).sum(1) for some in words.split(_BLOCKS_AT_ONCE)])
+    # products are added as they are made, and not written first
+    return torch.from_numpy(np.einsum("ij,j->i", words.numpy(), weights.numpy()))
 
 
 @lru_cache

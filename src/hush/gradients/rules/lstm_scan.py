@@ -18,8 +18,8 @@ from hush.gradients.terms import Dense, Term
 if TYPE_CHECKING:
     from hush.gradients.rules import Weight
 
-_BLOCK = 2**16
-"""Gates whose derivatives are computed together: as many as stay in the cache of a core."""
+_BLOCK = 2**18
+"""Gates whose derivatives are computed together: as many as stay in the cache of a core, 1 MiB."""
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
