@@ -5,7 +5,7 @@ The per-sample gradient of a table is kept as the indices and the gradients of t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -95,13 +95,14 @@ class RowFactors:
             return finite_norms(norms, squares.lengths, dtype)
         used, keys = self._used_rows()
         record = keys // self.shape[0]
-        row_norms = vector_norms(used, order).double()
+        row_norms = vector_norms(used, order)
         norms = row_norms.new_zeros(self.records).scatter_reduce_(0, record, row_norms, "amax")
         if order != torch.inf:
             shares = row_norms / norms.clamp(min=torch.finfo(torch.float64).tiny)[record]
             norms = norms * torch.zeros_like(norms).index_add_(0, record, shares**order) ** (1 / order)
-        norms = norms.maximum(_CANCELLED * self.lengths(order))
-        return finite_norms(norms, self.lengths(2), dtype)
+        lengths = self.lengths(order)
+        bound = lengths if order == 2 else self.lengths(2)
+        return finite_norms(norms.maximum(_CANCELLED * lengths), bound, dtype)
 
     def gram_squares(self) -> GramSquares:
         """Squared norms from the Gram matrices: rows that are looked up twice are added up."""
@@ -131,13 +132,15 @@ class RowFactors:
         """Rows that a record did not use are zero, clamped or not, masked or not."""
         used, keys = self._used_rows()
         record = keys // self.shape[0]
-        values = clamp_rows(used, limits[record], mask).double() * weights[record, None]
+        rows = used.to(precise(self.right).dtype)
+        values = clamp_rows(rows, limits[record], mask).double() * weights[record, None]
         return values.new_zeros(self.shape).index_add_(0, keys % self.shape[0], values)
 
     def _used_rows(self) -> tuple[Tensor, Tensor]:
         """The rows of its table that each record used, each once, and their keys, record * rows + row.
 
-        They are filled from the front; the rest is zero and may have the key of any record.
+        They are in double precision and filled from the front; the rest is zero and may have the key of
+        any record.
         """
         keys, sources = self._keys().sort()
         place = (keys[1:] != keys[:-1]).long().cumsum(0)
@@ -146,7 +149,7 @@ class RowFactors:
         # is another vector's. A GPU adds in any order, too.
         rows = self.right.double().flatten(0, 1)
         places = torch.empty_like(place).index_copy_(0, sources, place)
-        used = torch.zeros_like(rows).index_add_(0, places, rows).to(precise(self.right).dtype)
+        used = torch.zeros_like(rows).index_add_(0, places, rows)
         return used, torch.zeros_like(keys).index_copy_(0, place, keys)
 
     def _keys(self) -> Tensor:
