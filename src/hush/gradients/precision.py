@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import product
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -116,7 +117,11 @@ def blocked_product(left: Tensor, right: Tensor) -> Tensor:
         for block in range(0, max(1, len(left)), SUM_BLOCK):
             rows = slice(block, block + SUM_BLOCK)
             torch.mm(left[rows, high].mT, right[rows, wide], out=part)
-            tile.add_(part) if block else tile.copy_(part)
+            if block:
+                # numpy converts the part as it adds; torch would write it in double precision first
+                np.add(tile.numpy(), part.numpy(), out=tile.numpy())
+            else:
+                tile.copy_(part)
     return total
 
 
