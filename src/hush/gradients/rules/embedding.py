@@ -5,7 +5,7 @@ The per-sample gradient of a table is kept as the indices and the gradients of t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch

@@ -56,7 +56,6 @@ little on tensor cores. Measured in docs/results/step.md.
 """
 
 
-
 def outer_product_term(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
     """The term `sum_t left[:, t] (x) right[:, t]`, factored or materialised, whichever is cheaper.
 
