@@ -129,8 +129,6 @@ def run(method: Method, data: str, level: float, seed: int, device: str, epochs:
         records=inputs.records,
         ledger=ledger,
         generator=generator,
-        # most of these networks are so small that a GPU waits for Python
-        replay=device != "cpu" and method.kind != "importance",
     )
     for batch in step.batches(inputs.train, steps=trials):
         step(batch)

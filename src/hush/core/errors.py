@@ -69,3 +69,7 @@ class DataError(HushError):
 
 class PrivacyWarning(UserWarning):
     """A guarantee that holds and promises less than it seems to."""
+
+
+class PerformanceWarning(UserWarning):
+    """Something that is done as asked, and slower than it could be."""

@@ -4,70 +4,102 @@ On a GPU, launching the kernels of a small model's private step takes longer tha
 launches them at once. The batch is padded to a round size with copies of its first record at weight 0.
 """
 
-import gc
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hush.core.errors import Unsupported
+from hush.core.errors import PerformanceWarning, Unsupported
 from hush.core.parts import Clipping
 from hush.core.tape import ClippedSum, CoordinateMask
+from hush.gradients.cuda_graph import CapturedGraph, CaptureError, capture_graph, replaced_generators
 from hush.gradients.recording import Loss, Views, record
 from hush.gradients.tape import MaskedTape
+from hush.gradients.tree import tree_leaves, tree_map
 
 _SIZE_MULTIPLE = 64
-_WARM_UP = 3
+_SIZES_PER_OCTAVE = 16
+"""Sizes between one and twice as many records, so that few graphs serve batches of random size."""
+_MOST_GRAPHS = 64
+_MOST_CHANGES = 16
+"""Changes of what the graphs take as given after which capturing them costs more than they save."""
+
+Capture = Callable[..., CapturedGraph[Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class _Graph:
     """The graph for one batch size, with the memory that it reads from and writes to."""
 
-    graph: torch.cuda.CUDAGraph
-    inputs: Tensor
-    targets: Tensor
+    replay: Callable[[], None]
+    inputs: Any
+    targets: Any
     present: Tensor
     output: ClippedSum
+    finite: Tensor
+    """Whether every record's gradient is finite, and so is the sum: no slot holds what is not."""
 
 
 class Replay:
-    """Clipped sums of batches by replaying a captured CUDA graph.
+    """Clipped sums of batches in padded layout, by replaying a captured CUDA graph where there is one.
 
-    A batch with a record whose gradient is not finite, or whose ghost norm would be recomputed, is
-    computed without the graph. Graphs are captured anew when a parameter or buffer has moved, is
-    frozen or is unfrozen, or a module changes between training and evaluation; other changes to what
-    forward() does are not seen. Sampled coordinates are drawn anew in every replay, from the generator
-    that `mask` draws from.
+    **Guarantee.** The layout, places and shapes by which kernels round, follows from the number of slots
+    alone: a batch that is computed without a graph is padded like any other. That is one with a record
+    whose gradient is not finite, or whose ghost norm would be recomputed, and one of a shape that could
+    not be captured. See docs/guarantees/tape.md, 8.
+
+    Graphs are captured anew when a parameter or buffer has moved, is frozen or is unfrozen, a module
+    changes between training and evaluation, autocast or a precision that torch allows is changed, or
+    what `attributes` gives. Other changes to what forward() does, such as a global that it reads, are
+    not seen. What the model draws on the GPU, and sampled coordinates, are drawn anew in every replay.
     """
 
     def __init__(
-        self, model: nn.Module, loss: Loss, clipping: Clipping, views: Views | None = None
+        self,
+        model: nn.Module,
+        loss: Loss,
+        clipping: Clipping,
+        views: Views | None = None,
+        *,
+        most_records: int | None = None,
+        required: bool = True,
+        attributes: Callable[[], object] = lambda: None,
+        capture: Capture = capture_graph,
     ) -> None:
-        if not next(model.parameters()).is_cuda:
-            raise Unsupported(
-                "replay=True records CUDA graphs and the model is not on a GPU. Move the model there, "
-                "or leave replay out."
-            )
-        if len(clipping.sensitivity(sum(p.numel() for p in model.parameters() if p.requires_grad))) > 1:
-            raise Unsupported(
-                "replay=True is for clipping in one block, and blocks of a gradient are not replayed. "
-                "Leave replay out."
-            )
+        """Replay of a model's clipped sums, before anything is captured.
+
+        Args:
+            model: the trained one.
+            loss: one value per record.
+            clipping: in one block.
+            views: of each record, whose mean gradient is clipped.
+            most_records: physical batch: no batch is padded beyond it.
+            required: raise where a batch cannot be captured; otherwise warn once and do without.
+            attributes: contents of the modules' attributes, which forward() may read.
+            capture: makes graphs.
+        """
         self._model = model
         self._loss = loss
         self._clipping = clipping
         self._views = views
-        self._graphs: dict[Any, _Graph] = {}
+        self._most_records = most_records
+        self._required = required
+        self._attributes = attributes
+        self._capture_graph = capture
+        self._graphs: dict[Any, _Graph | None] = {}
         # one after the other, the graphs share their memory
-        self._pool = torch.cuda.graph_pool_handle()
-        self._state: Any = None
+        self._pool: Any = None
+        self._given: Any = None
+        self._changes = 0
+        self._explained = False
 
     def __call__(
         self,
-        inputs: Tensor,
-        targets: Tensor,
+        inputs: Any,
+        targets: Any,
         mask: CoordinateMask | None = None,
         generator: torch.Generator | None = None,
         present: Tensor | None = None,
@@ -75,7 +107,7 @@ class Replay:
         """The clipped sum of one batch.
 
         Args:
-            inputs: of the batch, records first.
+            inputs: of the batch, records first: a tensor or a tree of them.
             targets: of the batch.
             mask: zeroes coordinates at random, for plans that sample them.
             generator: the one that `mask` draws from.
@@ -84,78 +116,191 @@ class Replay:
         Returns:
             The clipped sum; it may be the graph's own memory, overwritten by the next replay.
         """
-        state = self._captured_state(generator)
-        if state != self._state:
-            self._graphs.clear()
-            # memory of its own, in case something of the old graphs is still in use
-            self._pool = torch.cuda.graph_pool_handle()
-            self._state = state
-        size = -(-len(inputs) // _SIZE_MULTIPLE) * _SIZE_MULTIPLE
-        key = (size, inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype)
+        self._forget_if_changed(generator)
+        size = padded_size(_records(inputs), self._most_records)
+        key = size, _signature(inputs), _signature(targets)
         if key not in self._graphs:
             self._graphs[key] = self._capture(inputs, targets, size, mask, generator)
         graph = self._graphs[key]
-        graph.inputs[: len(inputs)] = inputs
-        graph.targets[: len(targets)] = targets
-        graph.present[: len(inputs)] = True if present is None else present
-        if len(inputs) < size:
-            graph.inputs[len(inputs) :] = inputs[0]
-            graph.targets[len(inputs) :] = targets[0]
-            graph.present[len(inputs) :] = False
-        graph.graph.replay()
-        if int(graph.output.skipped):
-            # in the same places and shapes, by which kernels round
-            tape = record(self._model, self._loss, graph.inputs, graph.targets, self._views)
-            return self._clipping.clip(MaskedTape(tape, graph.present), mask)
-        return graph.output
+        if graph is None:
+            rows, labels = (tree_map(part, lambda rows: pad(rows, size)) for part in (inputs, targets))
+            slots = _occupied(inputs, present)
+            return self.clip_padded(rows, labels, pad_with_false(slots, size), mask)
+        _fill(graph, inputs, targets, present)
+        sources = _sources(generator, graph.present.device)
+        before = [source.get_state() for source in sources]
+        graph.replay()
+        if bool(graph.finite):
+            return graph.output
+        # in the same places and shapes, by which kernels round, and with the same random numbers
+        for source, state in zip(sources, before, strict=True):
+            source.set_state(state)
+        return self.clip_padded(graph.inputs, graph.targets, graph.present, mask)
+
+    def clip_padded(
+        self, inputs: Any, targets: Any, present: Tensor, mask: CoordinateMask | None
+    ) -> ClippedSum:
+        """The clipped sum without a graph, of a batch that is padded already."""
+        tape = record(self._model, self._loss, inputs, targets, self._views)
+        return self._clipping.clip(MaskedTape(tape, present), mask)
 
     def _capture(
         self,
-        inputs: Tensor,
-        targets: Tensor,
+        inputs: Any,
+        targets: Any,
         size: int,
         mask: CoordinateMask | None,
         generator: torch.Generator | None,
-    ) -> _Graph:
-        inputs, targets = (rows[:1].repeat(size, *[1] * (rows.dim() - 1)) for rows in (inputs, targets))
-        present = torch.ones(size, device=inputs.device, dtype=torch.bool)
-
-        def clipped_sum() -> ClippedSum:
-            tape = record(self._model, self._loss, inputs, targets, self._views)
-            return self._clipping.clip(MaskedTape(tape, present), mask)
-
-        graph = torch.cuda.CUDAGraph()
-        # what the warm-up draws is discarded, and drawn again: a resumed run draws the same
-        sources = [torch.cuda.default_generators[torch.cuda.current_device()]]
-        sources += [] if generator is None else [generator]
-        before = [source.get_state() for source in sources]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UP):
-                clipped_sum()
-        torch.cuda.current_stream().wait_stream(side)
-        for source, state in zip(sources, before, strict=True):
-            source.set_state(state)
-        if generator is not None:
-            graph.register_generator_state(generator)
-        # a graph of another step that is collected meanwhile would spoil this one
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            with torch.cuda.graph(graph, pool=self._pool):
-                output = clipped_sum()
-        finally:
-            if collecting:
-                gc.enable()
-        return _Graph(graph, inputs, targets, present, output)
-
-    def _captured_state(self, generator: torch.Generator | None) -> Any:
-        """What a captured graph takes as given."""
-        tensors = [*self._model.parameters(), *self._model.buffers()]
-        return (
-            [(tensor.data_ptr(), tensor.requires_grad) for tensor in tensors],
-            [module.training for module in self._model.modules()],
-            torch.is_autocast_enabled("cuda"),
-            generator,
+    ) -> _Graph | None:
+        """Graph of batches of this shape; None where there is to be none."""
+        if self._changes > _MOST_CHANGES:
+            self._explain("what forward() reads from the model's attributes changes again and again")
+        if self._changes > _MOST_CHANGES or len(self._graphs) >= _MOST_GRAPHS:
+            return None
+        # memory of the graph's own, which is not to be the batch's
+        rows, labels = (
+            tree_map(part, lambda value: pad(value[:1], size).clone()) for part in (inputs, targets)
         )
+        present = torch.ones(size, device=next(tree_leaves(inputs)).device, dtype=torch.bool)
+
+        def work() -> tuple[ClippedSum, Tensor]:
+            tape = record(self._model, self._loss, rows, labels, self._views)
+            if tape.reads_values:
+                raise CaptureError("the model reads a value, by which it may do other work")
+            clipped = self._clipping.clip(MaskedTape(tape, present), mask)
+            # an empty slot is not skipped, and what it holds times a weight of 0 may not be finite
+            lengths = torch.stack(torch._foreach_norm(list(clipped.total.values())))
+            return clipped, lengths.isfinite().all() & (clipped.skipped == 0)
+
+        try:
+            captured = self._capture_graph(work, self._memory(), generator)
+        except CaptureError as error:
+            self._pool = None
+            self._explain(str(error))
+            return None
+        return _Graph(captured.replay, rows, labels, present, *captured.output)
+
+    def _explain(self, reason: str) -> None:
+        """Raise, or warn the first time, that a batch cannot be replayed."""
+        if self._required:
+            raise Unsupported(
+                f"replay=True records the work of a batch as a CUDA graph, and this model's cannot be "
+                f"recorded: {reason}. Leave replay out, and steps are computed without."
+            )
+        if self._explained:
+            return
+        self._explained = True
+        warnings.warn(
+            f"the GPU waits for Python in this model's steps, and they cannot be replayed as a CUDA "
+            f"graph: {reason}. They are computed without one; replay=False says that this is meant.",
+            PerformanceWarning,
+            stacklevel=2,
+        )
+
+    def _memory(self) -> Any:
+        if self._pool is None and torch.cuda.is_available():
+            self._pool = torch.cuda.graph_pool_handle()
+        return self._pool
+
+    def _forget_if_changed(self, generator: torch.Generator | None) -> None:
+        """Drop all graphs if something that they take as given has changed."""
+        given = (*_given(self._model), generator, self._attributes())
+        if given == self._given:
+            return
+        if self._graphs:
+            self._changes += 1
+        self._graphs.clear()
+        self._given = given
+        # memory of its own, in case something of the old graphs is still in use
+        self._pool = None
+
+
+def padded_size(records: int, most: int | None = None) -> int:
+    """Round size that a batch is padded to, a function of its number of slots.
+
+    Args:
+        records: slots of the batch.
+        most: the physical batch, beyond which none is padded.
+    """
+    multiple = max(_SIZE_MULTIPLE, (1 << records.bit_length() >> 1) // _SIZES_PER_OCTAVE)
+    size: int = -(-records // multiple) * multiple
+    return size if most is None else max(records, min(size, most))
+
+
+def pad(rows: Tensor, size: int) -> Tensor:
+    """The rows, and copies of the first up to a number of them."""
+    return torch.cat([rows, rows[:1].expand(size - len(rows), *rows.shape[1:])])
+
+
+def pad_with_false(present: Tensor, size: int) -> Tensor:
+    """Which slots of a padded batch hold a record."""
+    return torch.cat([present, present.new_zeros(size - len(present))])
+
+
+def _occupied(inputs: Any, present: Tensor | None) -> Tensor:
+    if present is not None:
+        return present
+    return torch.ones(_records(inputs), dtype=torch.bool, device=next(tree_leaves(inputs)).device)
+
+
+def _records(inputs: Any) -> int:
+    return len(next(tree_leaves(inputs)))
+
+
+def _fill(graph: _Graph, inputs: Any, targets: Any, present: Tensor | None) -> None:
+    """Write a batch into the graph's memory, padded."""
+    records = _records(inputs)
+    pairs = zip(tree_leaves((graph.inputs, graph.targets)), tree_leaves((inputs, targets)), strict=True)
+    for memory, rows in pairs:
+        memory[:records] = rows
+        if records < len(memory):
+            memory[records:] = rows[0]
+    graph.present[:records] = True if present is None else present
+    graph.present[records:] = False
+
+
+def _sources(generator: torch.Generator | None, device: torch.device) -> list[torch.Generator]:
+    """Generators that a graph draws from."""
+    shared = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
+    return [*shared, *([] if generator is None else [generator])]
+
+
+def _signature(value: Any) -> Any:
+    """Structure, shapes and dtypes of a tree of tensors, without the number of records."""
+    if isinstance(value, Tensor):
+        return value.shape[1:], value.dtype
+    if isinstance(value, (list, tuple)):
+        return type(value), *map(_signature, value)
+    if isinstance(value, dict):
+        return tuple((key, _signature(part)) for key, part in value.items())
+    return repr(value)
+
+
+def _given(model: nn.Module) -> tuple[Any, ...]:
+    """What a captured graph takes as given, apart from the modules' attributes."""
+    modules, tensors = [], []
+    for module in model.modules():
+        modules.append((id(module), module.training, id(module.__dict__.get("forward"))))
+        for value in (*module._parameters.values(), *module._buffers.values()):
+            if value is not None:
+                tensors.append((value.data_ptr(), value.requires_grad))
+    backends = torch.backends
+    return (
+        modules,
+        tensors,
+        replaced_generators(),
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cuda"),
+        torch.get_float32_matmul_precision(),
+        backends.cuda.matmul.allow_tf32,
+        backends.cudnn.allow_tf32,
+        backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+        backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        backends.cuda.flash_sdp_enabled(),
+        backends.cuda.mem_efficient_sdp_enabled(),
+        backends.cuda.math_sdp_enabled(),
+        backends.cuda.cudnn_sdp_enabled(),
+        backends.cudnn.enabled,
+        backends.cudnn.benchmark,
+        torch.are_deterministic_algorithms_enabled(),
+    )

@@ -80,6 +80,7 @@ def state_of(step: "StepState") -> dict[str, Any]:
         "model": step.model.state_dict(),
         "frame": None if step.basis_schedule is None else step.basis_schedule.state_dict(),
         "optimizer": step.optimizer.state_dict(),
+        "replayed": step.replayed,
     }
 
 
@@ -112,12 +113,13 @@ def _load(step: "StepState", state: dict[str, Any]) -> None:
     step.charged_run, step.randomness = state["charged_run"], state["randomness"]
     if isinstance(step.plan.release, Selective):
         step.accepted_trials = state["accepted"]
+    step.replayed = state.get("replayed")  # so that steps taken again round alike
     if isinstance(step.generator, SystemSource):
         step.reseed()
 
 
 def _check(step: "StepState", state: dict[str, Any]) -> None:
-    missing = state_of(step).keys() - check_kind("state", state, dict).keys()
+    missing = state_of(step).keys() - check_kind("state", state, dict).keys() - {"replayed"}
     if missing:
         raise CheckpointError(
             f"the checkpoint lacks {', '.join(sorted(missing))}: it would not go on as it began. Pass "

@@ -25,6 +25,7 @@ from hush.training.checks.probe_batch import probe_batch
 from hush.training.data import Batch, Data, check_present, count, own_randomness
 from hush.training.methods.selective import Trials
 from hush.training.private_gradient import Layout, early_noise, fingerprint, noisy_mean, split_like
+from hush.training.replay_choice import choose_replay
 from hush.training.step_state import StepState
 from hush.training.units import check_length
 
@@ -70,6 +71,7 @@ class PrivateStep(StepState):
             Records a physical batch; raises if the model cannot be trained privately.
         """
         physical_batch, self.rounding_bounded = probe_batch(self, data)
+        self._replay = choose_replay(self, data, physical_batch)
         return physical_batch
 
     def batches(

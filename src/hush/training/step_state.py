@@ -31,6 +31,7 @@ from hush.training.data import Batch, Data
 from hush.training.methods.public_basis import basis_schedule
 from hush.training.methods.selective import check_hidden_trials
 from hush.training.private_gradient import Layout
+from hush.training.replay_choice import check_replay
 from hush.training.resume import load_state, settings_of, state_of
 from hush.training.run_folder import open_ledger
 from hush.training.units import Owners, adjacency_of, public_count, units_of
@@ -59,7 +60,7 @@ class StepState(SingleOwner):
         secure: bool = False,
         arithmetic: Arithmetic = "proved",
         physical_batch: int | None = None,
-        replay: bool = False,
+        replay: bool | None = None,
         views: Views | None = None,
         public: Data | None = None,
     ) -> None:
@@ -86,7 +87,9 @@ class StepState(SingleOwner):
             arithmetic: "assumed" draws noise with torch's generator: faster, on a recognisable grid.
             physical_batch: records to work on at once; None: as many as fit.
             replay: on a GPU, record the work of a physical batch once, as a CUDA graph, and replay it:
-                much faster for small models, if forward() does the same work for the same shapes.
+                much faster for small models, if forward() does the same work for the same shapes. None:
+                where it can be done and is faster, as measured on made-up records; True: raise where it
+                cannot; False: never.
             views: turns the inputs of one record into several views of it, along a new first dimension;
                 its gradient is their mean, before it is clipped (hush.data.views has some for images).
             public: records that need no protection, for `Subspaces(bases=Principal(...))`; no private
@@ -132,23 +135,13 @@ class StepState(SingleOwner):
         self.basis_schedule = basis_schedule(model, self.loss, public, plan.clipping)
         """Public bases that gradients are clipped in; None: those of the parameters."""
         self.generator = source_for(self.device, generator, secure=secure, arithmetic=arithmetic)
-        on_device = (
-            isinstance(self.generator, torch.Generator)
-            and self.generator.device.type == self.device.type
-        )
-        if replay and not on_device and plan.sampling.coordinate_participation < 1:
-            raise Unsupported(
-                f"replay=True repeats the same work, and {type(plan.sampling).__name__} draws which "
-                "coordinates take part: replayed, the same ones always would, as only torch's generator "
-                "on the GPU can be asked for new ones from within. Leave out replay, or pass "
-                'arithmetic="assumed" without a generator of your own.'
-            )
-        if replay and self.units is not None:
-            raise Unsupported(
-                "replay=True repeats work of one shape, and units have different numbers of records. "
-                "Leave out replay."
-            )
-        self._replay = Replay(model, self.loss, plan.clipping, views) if replay else None
+        self.replay = replay
+        """Whether physical batches are replayed as CUDA graphs; None: where that is faster."""
+        self.replayed: bool | None = None
+        """Whether they are, where that was left open: known after `probe`, or from a checkpoint."""
+        if replay:
+            check_replay(self)
+        self._replay: Replay | None = None
         self.ledger = open_ledger(ledger, plan, self.adjacency)
         self.generator = derive_source(self.generator, self.ledger.stream_label())
         self.randomness: Secrecy = "secret" if generator is None else "seeded"

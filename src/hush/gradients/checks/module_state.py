@@ -56,6 +56,16 @@ class ModuleState:
         self._references: list[Tensor] = []
         """Tensors compared by identity: referenced, so that no other one can get it."""
 
+    @property
+    def changing(self) -> bool:
+        """Whether forward passes change attributes: known after `probe`."""
+        return bool(self._record_independent or self._constant)
+
+    @property
+    def before(self) -> object:
+        """Contents of the attributes when the step began; None outside of one."""
+        return self._before
+
     def begin(self) -> None:
         """Take a snapshot of the attributes, and of the host's random state."""
         self._before, self._references = self._snapshot(_COMPARED_ENTRIES)

@@ -1,0 +1,182 @@
+"""Whether the physical batches of a step are replayed as CUDA graphs: where that is possible and faster.
+
+Decided before the first draw on the records of the probe, made-up ones wherever the model takes them, so
+that the layout of physical batches is a function of the model, of public shapes and of time.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hush.core.errors import Unsupported
+from hush.gradients.replay import Replay
+from hush.gradients.tree import tree_leaves, tree_map
+from hush.training.checks.probe_batch import stand_ins
+from hush.training.data import Data, count, take
+
+if TYPE_CHECKING:
+    from hush.training.step import PrivateStep
+    from hush.training.step_state import StepState
+
+_HOST_BOUND = 0.5
+"""Share of a batch's time that a batch of two records takes, from which on the GPU waits for Python."""
+_GAIN = 0.9
+"""Share of the time without a graph that a replay may take to be worth its memory."""
+_MEMORY_SHARE = 0.25
+"""Share of the free memory of a GPU that a graph may keep."""
+
+
+def check_replay(step: "StepState") -> None:
+    """Raise if the plan, the units or the device rule out that physical batches are replayed."""
+    reason = why_not(step)
+    if reason is not None:
+        raise Unsupported(reason)
+
+
+def why_not(step: "StepState") -> str | None:
+    """Reason why a step's physical batches cannot be replayed, whatever its model; None: they can."""
+    sampling = step.plan.sampling
+    on_device = (
+        isinstance(step.generator, torch.Generator) and step.generator.device.type == step.device.type
+    )
+    if sampling.coordinate_participation < 1 and not on_device:
+        return (
+            f"replay=True repeats the same work, and {type(sampling).__name__} draws which "
+            "coordinates take part: replayed, the same ones always would, as only torch's generator "
+            "on the GPU can be asked for new ones from within. Leave out replay, or pass "
+            'arithmetic="assumed" without a generator of your own.'
+        )
+    if step.units is not None:
+        return (
+            "replay=True repeats work of one shape, and units have different numbers of records. "
+            "Leave out replay."
+        )
+    if step.device.type != "cuda":
+        return (
+            "replay=True records CUDA graphs and the model is not on a GPU. Move the model there, "
+            "or leave replay out."
+        )
+    if len(step.plan.clipping.sensitivity(step.dimension)) > 1:
+        return (
+            "replay=True is for clipping in one block, and blocks of a gradient are not replayed. "
+            "Leave replay out."
+        )
+    return None
+
+
+def choose_replay(step: "PrivateStep", data: Data, physical: int) -> Replay | None:
+    """Replay of the step's physical batches; None: they are computed without.
+
+    Args:
+        step: after its probe. It remembers what was decided, which later calls and checkpoints go by.
+        data: only shapes and types count, unless the model does not take made-up records.
+        physical: records of a physical batch.
+    """
+    if step.replay is False or why_not(step) is not None:
+        step.replayed = False
+        return None
+    replay = Replay(
+        step.model,
+        step.loss,
+        step.plan.clipping,
+        step.views,
+        most_records=physical,
+        required=step.replay is True,
+        attributes=lambda: step.module_state.before,
+    )
+    if step.replay:
+        step.replayed = True
+    elif step.replayed is None:
+        # what Python does in forward() beside launching kernels is not in a graph
+        at_work = step.module_state.changing or _hooked(step)
+        step.replayed = not at_work and _pays(step, replay, data, physical)
+    return replay if step.replayed else None
+
+
+def _hooked(step: "PrivateStep") -> bool:
+    """Whether modules have hooks of their forward pass."""
+    modules = step.model.modules()
+    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+
+
+def _pays(step: "PrivateStep", replay: Replay, data: Data, physical: int) -> bool:
+    """Whether replaying is faster, measured on records of the probe."""
+    size = max(2, min(physical, int(step.plan.sampling.expected(step.records))))
+    records = tree_map(take(data, torch.arange(min(2, count(data)))), step.to_device)
+    generator = step.generator if isinstance(step.generator, torch.Generator) else None
+    state = None if generator is None else generator.get_state()
+    step.module_state.begin()
+    with torch.random.fork_rng([step.device]):
+        try:
+            pair = stand_ins(*records)
+            try:
+                replay.clip_padded(*pair, _all(pair, step.device), None)
+            except Exception:  # whatever the model raises for an input that it does not take
+                pair = records
+            return _faster(step, replay, tree_map(pair, partial(_repeat, size=size)))
+        finally:
+            if generator is not None and state is not None:
+                generator.set_state(state)
+            step.module_state.check()
+
+
+def _faster(step: "PrivateStep", replay: Replay, pair: tuple[Any, Any]) -> bool:
+    """Whether a replay of these records takes clearly less time than they do, and not much memory."""
+    mask = step.coordinate_mask()
+    generator = step.generator if mask and isinstance(step.generator, torch.Generator) else None
+
+    def clip(pair: tuple[Any, Any]) -> None:
+        replay.clip_padded(*pair, _all(pair, step.device), mask)
+
+    two = tree_map(pair, lambda rows: rows[:2])
+    few, every = seconds(lambda: clip(two)), seconds(lambda: clip(pair))
+    if not host_bound(few, every):
+        return False
+    free, _ = torch.cuda.mem_get_info(step.device)
+    replayed = seconds(lambda: replay(*pair, mask, generator))
+    kept = free - torch.cuda.mem_get_info(step.device)[0]
+    return worth(replayed / every, kept / free)
+
+
+def worth(time_share: float, memory_share: float) -> bool:
+    """Whether a graph is worth its memory.
+
+    Args:
+        time_share: time of a replay over that of the same work without a graph.
+        memory_share: what it keeps of the memory that was free.
+    """
+    return time_share < _GAIN and memory_share < _MEMORY_SHARE
+
+
+def host_bound(few: float, every: float) -> bool:
+    """Whether a batch takes hardly longer than two records do: then the GPU waits for Python.
+
+    Args:
+        few: seconds of a batch of two records.
+        every: seconds of a whole one.
+    """
+    return few > _HOST_BOUND * every
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Time that work takes until the GPU is done, the second time."""
+    work()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def _all(pair: tuple[Any, Any], device: torch.device) -> Tensor:
+    """That every slot holds a record."""
+    return torch.ones(len(next(tree_leaves(pair))), dtype=torch.bool, device=device)
+
+
+def _repeat(rows: Tensor, size: int) -> Tensor:
+    """The rows in turns, up to a number of them."""
+    return rows[torch.arange(size, device=rows.device) % len(rows)]
