@@ -1,20 +1,208 @@
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hush
-from hush.core.errors import Unsupported
+from hush.core.errors import PerformanceWarning, Unsupported
 from hush.core.parts import Clipping
+from hush.core.tape import ClippedSum
+from hush.gradients import replay as replay_module
+from hush.gradients.cuda_graph import CapturedGraph, CaptureError, capture_graph
 from hush.gradients.recording import record
-from hush.gradients.replay import Replay
+from hush.gradients.replay import Replay, padded_size
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need CUDA")
 
 
-def test_without_a_gpu_there_is_nothing_to_replay_on() -> None:
-    with pytest.raises(Unsupported, match="CUDA graphs and the model is not on a GPU"):
-        Replay(nn.Linear(2, 2), LOSS, hush.L2(norm=1.0))
+def run_again(work: Callable[[], Any], pool: Any, generator: torch.Generator | None) -> Any:
+    """A stand-in for a graph where there is no GPU: the same memory, filled by running the work."""
+    clipped, finite = work()
+
+    def replay() -> None:
+        fresh, fresh_finite = work()
+        for name, value in fresh.total.items():
+            clipped.total[name].copy_(value)
+        clipped.skipped.copy_(fresh.skipped)
+        finite.copy_(fresh_finite)
+
+    return CapturedGraph(replay, (clipped, finite))
+
+
+def refuse(work: Callable[[], Any], pool: Any, generator: torch.Generator | None) -> Any:
+    raise CaptureError("the driver is in a mood")
+
+
+def flat(clipped: ClippedSum) -> Tensor:
+    return torch.cat([value.flatten() for value in clipped.total.values()])
+
+
+class Bag(nn.Module):
+    """Weighted words; takes its inputs by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 8)
+        self.scores = nn.Linear(8, 3)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, ids: Tensor, weights: Tensor) -> Tensor:
+        summed = (self.words(ids) * weights[..., None]).sum(1)
+        scores: Tensor = self.scores(self.dropout(summed))
+        return scores
+
+
+def bags(records: int, device: str = "cpu") -> tuple[dict[str, Tensor], Tensor]:
+    inputs = {"ids": torch.randint(0, 50, (records, 6)), "weights": torch.rand(records, 6)}
+    moved = {name: value.to(device) for name, value in inputs.items()}
+    return moved, torch.randint(0, 3, (records,)).to(device)
+
+
+@pytest.mark.parametrize(
+    ("records", "most", "size"),
+    [
+        (1, None, 64),
+        (64, None, 64),
+        (65, None, 128),
+        (2047, None, 2048),
+        (2049, None, 2176),
+        (5, 8, 8),
+        (9, 8, 9),
+        (100, 1000, 128),
+    ],
+)
+def test_a_batch_is_padded_to_a_round_size_within_the_physical_batch(
+    records: int, most: int | None, size: int
+) -> None:
+    assert padded_size(records, most) == size
+
+
+def test_padding_is_little_and_sizes_are_few() -> None:
+    sizes = [padded_size(records) for records in range(1, 2**14)]
+    assert all(size - records < max(64, records / 15) for records, size in enumerate(sizes, 1))
+    assert len(set(sizes)) < 32 + 16 * 4  # up to 2048, and four octaves
+
+
+@pytest.mark.parametrize("capture", [run_again, refuse])
+def test_a_padded_sum_of_a_tree_is_the_sum_of_its_records(capture: Any) -> None:
+    torch.manual_seed(0)
+    model, clipping = Bag().eval(), hush.L2(norm=0.1)
+    replay = Replay(model, LOSS, clipping, most_records=80, required=False, capture=capture)
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        for records in (1, 64, 70, 80, 3):
+            inputs, targets = bags(records)
+            present = torch.rand(records) < 0.7
+            inputs["weights"][~present] = torch.nan  # an empty slot counts for nothing
+            ours = replay(inputs, targets, present=present)
+            rows = {name: value[present] for name, value in inputs.items()}
+            expected = clipping.clip(record(model, LOSS, rows, targets[present]))
+            assert int(ours.skipped) == 0
+            torch.testing.assert_close(flat(ours), flat(expected), rtol=1e-5, atol=1e-7)
+    # said once, however many sizes there are
+    assert [note.category for note in noted] == ([PerformanceWarning] if capture is refuse else [])
+    assert all("the driver is in a mood" in str(note.message) for note in noted)
+
+
+def test_a_record_that_is_not_finite_is_computed_again_without_a_graph() -> None:
+    torch.manual_seed(0)
+    model, clipping = Bag().eval(), hush.L2(norm=0.1)
+    replay = Replay(model, LOSS, clipping, capture=run_again)
+    inputs, targets = bags(70)
+    replay(inputs, targets)
+    inputs["weights"][0] = torch.inf  # the first, of which the padding is made
+    ours = replay(inputs, targets)
+    assert int(ours.skipped) == 1
+    rest = {name: value[1:] for name, value in inputs.items()}
+    torch.testing.assert_close(flat(ours), flat(clipping.clip(record(model, LOSS, rest, targets[1:]))))
+
+
+def test_where_a_replay_must_be_a_failed_capture_raises() -> None:
+    with pytest.raises(Unsupported, match="cannot be recorded: the driver is in a mood"):
+        Replay(Bag(), LOSS, hush.L2(norm=0.1), capture=refuse)(*bags(3))
+
+
+def test_a_model_that_reads_a_value_is_not_captured() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, rows: Tensor) -> Any:
+            return self.layer(rows if bool((rows < 9).all()) else -rows)
+
+    with pytest.raises(Unsupported, match="reads a value"):
+        Replay(Reads(), LOSS, hush.L2(norm=0.1), capture=run_again)(
+            torch.randn(5, 4), torch.zeros(5).long()
+        )
+
+
+def test_graphs_are_captured_anew_for_what_they_took_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = []
+
+    def counted(*arguments: Any) -> Any:
+        captured.append(arguments)
+        return run_again(*arguments)
+
+    attributes: dict[str, Any] = {"temperature": 1.0}
+    layer = nn.Linear(4, 3)
+    model, batch = nn.Sequential(layer), (torch.randn(5, 4), torch.zeros(5).long())
+    clipping = hush.L2(norm=0.1)
+    replay = Replay(model, LOSS, clipping, attributes=lambda: dict(attributes), capture=counted)
+
+    def captures() -> int:
+        before = len(captured)
+        expected = flat(clipping.clip(record(model, LOSS, *batch)))
+        torch.testing.assert_close(flat(replay(*batch)), expected, rtol=1e-5, atol=1e-7)
+        return len(captured) - before
+
+    assert [captures(), captures()] == [1, 0]
+    with torch.no_grad():
+        layer.weight.add_(1)  # in the same memory, which the graph reads
+    assert captures() == 0
+    model.eval()
+    assert captures() == 1
+    layer.weight.data = layer.weight.data.clone()
+    assert captures() == 1
+    layer.bias.requires_grad_(False)
+    assert captures() == 1
+    attributes["temperature"] = 2.0
+    assert captures() == 1
+    monkeypatch.setattr(replay_module, "replaced_generators", lambda: 1)
+    assert captures() == 1
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert captures() == 0  # not the GPU's
+    with torch.backends.cudnn.flags(benchmark=not torch.backends.cudnn.benchmark):
+        assert [captures(), captures()] == [1, 0]
+
+
+def test_where_the_given_changes_all_the_time_nothing_is_captured_any_more() -> None:
+    attributes, captured = [0], []
+
+    def counted(*arguments: Any) -> Any:
+        captured.append(arguments)
+        return run_again(*arguments)
+
+    replay = Replay(
+        nn.Linear(4, 3),
+        LOSS,
+        hush.L2(norm=0.1),
+        attributes=lambda: list(attributes),
+        required=False,
+        capture=counted,
+    )
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        for _ in range(40):
+            replay(torch.randn(5, 4), torch.zeros(5).long())
+            attributes[0] += 1
+    assert ["changes again and again" in str(note.message) for note in noted] == [True]
+    assert len(captured) < 20
 
 
 @needs_cuda
@@ -39,10 +227,93 @@ def test_a_replayed_sum_is_the_sum(clipping: Clipping) -> None:
 
 
 @needs_cuda
-def test_blocks_are_not_replayed() -> None:
-    model, batch = nn.Linear(4, 3).cuda(), (torch.randn(5, 4).cuda(), torch.zeros(5).long().cuda())
-    with pytest.raises(Unsupported, match="blocks of a gradient are not replayed"):
-        Replay(model, LOSS, hush.Subspaces(ranks=(7, 8), l2=(1.0, 1.0)))(*batch)
+def test_dropout_is_drawn_anew_and_follows_the_state() -> None:
+    """Two replays differ; from the same state they, a fresh graph and the ordinary way draw the same."""
+    torch.manual_seed(0)
+    model, clipping, batch = Bag().cuda(), hush.L2(norm=0.1), bags(70, "cuda")
+    replay = Replay(model, LOSS, clipping)
+
+    def seeded(way: Replay) -> Tensor:
+        torch.cuda.manual_seed(0)
+        return flat(way(*batch)).clone()
+
+    first = seeded(replay)
+    assert not torch.equal(first, flat(replay(*batch)))
+    assert torch.equal(first, seeded(replay))
+    assert torch.equal(first, seeded(Replay(model, LOSS, clipping)))
+    with pytest.warns(PerformanceWarning):
+        ordinary = seeded(Replay(model, LOSS, clipping, required=False, capture=refuse))
+    torch.testing.assert_close(first, ordinary, rtol=1e-5, atol=1e-7)
+
+
+@needs_cuda
+def test_what_an_empty_slot_holds_does_not_matter_in_a_replay() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).cuda()
+    inputs, targets = torch.randn(100, 4).cuda(), torch.randint(0, 3, (100,)).cuda()
+    present = torch.rand(100).cuda() < 0.5
+    replay = Replay(model, LOSS, hush.L2(norm=0.1))
+    before = flat(replay(inputs, targets, present=present)).clone()
+    inputs[~present] = torch.nan
+    assert torch.equal(before, flat(replay(inputs, targets, present=present)))
+
+
+@needs_cuda
+def test_under_autocast_a_replay_uses_the_weights_of_now() -> None:
+    first, last, clipping = nn.Linear(32, 64), nn.Linear(64, 3), hush.L2(norm=1.0)
+    model = nn.Sequential(first, nn.Tanh(), last).cuda()
+    batch = torch.randn(64, 32).cuda(), torch.randint(0, 3, (64,)).cuda()
+    replay = Replay(model, LOSS, clipping)
+    for _ in range(3):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            ours = flat(replay(*batch)).clone()
+            expected = flat(clipping.clip(record(model, LOSS, *batch)))
+        torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-4)
+        with torch.no_grad():
+            first.weight.add_(0.1)
+            last.weight.mul_(-1)
+
+
+def _wait() -> None:
+    torch.ones(1, device="cuda").item()
+
+
+def _give_up() -> None:
+    torch.cuda.current_stream().synchronize()
+
+
+def _take_too_much() -> None:
+    torch.empty(2**44, device="cuda", dtype=torch.uint8)
+
+
+@needs_cuda
+@pytest.mark.parametrize("spoil", [_wait, _give_up, _take_too_much])
+def test_a_failed_capture_leaves_torch_as_it_was(spoil: Callable[[], None]) -> None:
+    def work() -> Tensor:
+        drawn = torch.rand(4, device="cuda")
+        if torch.cuda.is_current_stream_capturing():
+            spoil()
+        return drawn
+
+    torch.cuda.manual_seed(1)
+    expected = torch.rand(4, device="cuda")
+    torch.cuda.manual_seed(1)
+    with pytest.raises(CaptureError):
+        capture_graph(work, torch.cuda.graph_pool_handle())
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert torch.equal(torch.rand(4, device="cuda"), expected)
+    captured = capture_graph(lambda: torch.rand(4, device="cuda"), torch.cuda.graph_pool_handle())
+    torch.cuda.manual_seed(1)
+    captured.replay()
+    assert torch.equal(captured.output, expected)
+
+
+@needs_cuda
+def test_what_python_draws_is_not_captured() -> None:
+    def work() -> Tensor:
+        return torch.ones(3, device="cuda") * random.random()
+
+    with pytest.raises(CaptureError, match="on the CPU"):
+        capture_graph(work, torch.cuda.graph_pool_handle())
 
 
 @needs_cuda

@@ -153,9 +153,10 @@ class Replay:
         generator: torch.Generator | None,
     ) -> _Graph | None:
         """Graph of batches of this shape; None where there is to be none."""
-        if self._changes > _MOST_CHANGES:
+        if not self._required and self._changes > _MOST_CHANGES:
             self._explain("what forward() reads from the model's attributes changes again and again")
-        if self._changes > _MOST_CHANGES or len(self._graphs) >= _MOST_GRAPHS:
+            return None
+        if not self._required and len(self._graphs) >= _MOST_GRAPHS:
             return None
         # memory of the graph's own, which is not to be the batch's
         rows, labels = (

@@ -110,7 +110,7 @@ def _pays(step: "PrivateStep", replay: Replay, data: Data, physical: int) -> boo
     generator = step.generator if isinstance(step.generator, torch.Generator) else None
     state = None if generator is None else generator.get_state()
     step.module_state.begin()
-    with torch.random.fork_rng([step.device]):
+    with torch.random.fork_rng([step.device] if step.device.type == "cuda" else []):
         try:
             pair = stand_ins(*records)
             try:

@@ -1,0 +1,239 @@
+"""What decides whether a step is replayed; graphs themselves are in tests/gradients/test_replay.py."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hush
+from hush.core.errors import PerformanceWarning, Unsupported
+from hush.gradients.cuda_graph import CapturedGraph, CaptureError
+from hush.gradients.replay import Replay
+from hush.training import replay_choice
+from hush.training.replay_choice import host_bound, worth
+
+RECORDS = 100
+BATCH = torch.randn(RECORDS, 4), torch.randint(0, 3, (RECORDS,))
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need CUDA")
+
+
+def plan(**parts: Any) -> hush.Plan:
+    usual: dict[str, Any] = {
+        "sampling": hush.Poisson(rate=0.5),
+        "clipping": hush.L2(norm=1.0),
+        "noise": hush.Gaussian(multiplier=1.0),
+    }
+    return hush.Plan(**usual | parts)
+
+
+def private_step(model: nn.Module | None = None, **options: Any) -> hush.PrivateStep:
+    torch.manual_seed(0)
+    model = model or nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings: dict[str, Any] = {"plan": plan(), "records": RECORDS}
+    return hush.PrivateStep(
+        model,
+        nn.CrossEntropyLoss(),
+        optimizer,
+        generator=torch.Generator().manual_seed(7),
+        **settings | options,
+    )
+
+
+def run_again(work: Any, pool: Any, generator: torch.Generator | None) -> Any:
+    """A stand-in for a graph where there is no GPU: the same memory, filled by running the work."""
+    before = torch.get_rng_state()
+    clipped, finite = work()
+    torch.set_rng_state(before)
+
+    def replay() -> None:
+        for name, value in work()[0].total.items():
+            clipped.total[name].copy_(value)
+
+    return CapturedGraph(replay, (clipped, finite))
+
+
+def refuse(work: Any, pool: Any, generator: torch.Generator | None) -> Any:
+    raise CaptureError("the driver is in a mood")
+
+
+@pytest.fixture
+def as_if_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Replay on the CPU, where times are as they are told: of two records, of all, and of a replay."""
+
+    def pretend(times: list[float], capture: Any = run_again) -> None:
+        told: Iterator[float] = iter(times)
+
+        def seconds(work: Any) -> float:
+            work()
+            return next(told)
+
+        monkeypatch.setattr(replay_choice, "seconds", seconds)
+        monkeypatch.setattr(replay_choice, "why_not", lambda step: None)
+        monkeypatch.setattr(replay_choice, "Replay", partial(Replay, capture=capture))
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 100))
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("few", "every", "bound"), [(9.0, 10.0, True), (4.0, 10.0, False), (10.0, 9.0, True)]
+)
+def test_the_gpu_waits_where_two_records_take_as_long_as_all(
+    few: float, every: float, bound: bool
+) -> None:
+    assert host_bound(few, every) is bound
+
+
+def test_a_graph_is_worth_its_memory_if_it_is_faster_and_leaves_some() -> None:
+    assert worth(0.3, 0.01)
+    assert not worth(0.95, 0.01)
+    assert not worth(0.3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("times", "replayed"),
+    [([9.0, 10.0, 3.0], True), ([9.0, 10.0, 9.5], False), ([2.0, 10.0, 3.0], False)],
+)
+def test_what_pays_is_replayed(times: list[float], replayed: bool, as_if_on_a_gpu: Any) -> None:
+    as_if_on_a_gpu(times)
+    step = private_step()
+    for batch in step.batches(BATCH, steps=2):
+        step(batch)
+    assert step.replayed is replayed
+    assert (step._replay is not None) is replayed
+
+
+def test_replayed_or_not_a_step_of_the_same_layout_releases_the_same(as_if_on_a_gpu: Any) -> None:
+    """Noise, dropout and padding are the same; and measuring beforehand has drawn from none of them."""
+    updates: list[Tensor] = []
+    for capture in (run_again, refuse):
+        as_if_on_a_gpu([], capture)
+        step = private_step()
+        step.replayed = True  # as from a checkpoint: what was decided is not measured again
+        for batch in step.batches(BATCH, steps=1):
+            if capture is refuse:
+                with pytest.warns(PerformanceWarning, match="the driver is in a mood"):
+                    step(batch)
+            else:
+                step(batch)
+        assert step.update is not None
+        updates.append(step.update.clone())
+    as_if_on_a_gpu([9.0, 10.0, 3.0])
+    step = private_step()
+    for batch in step.batches(BATCH, steps=1):
+        step(batch)
+    assert step.update is not None
+    assert torch.equal(updates[0], updates[1])
+    assert torch.equal(updates[0], step.update)
+
+
+def test_a_capture_that_fails_is_noted_once_and_runs_without(as_if_on_a_gpu: Any) -> None:
+    as_if_on_a_gpu([9.0, 10.0, 10.0], refuse)
+    step = private_step()
+    with pytest.warns(
+        PerformanceWarning, match="cannot be replayed as a CUDA graph: the driver"
+    ) as notes:
+        batches = step.batches(BATCH, steps=3)
+    assert len(notes) == 1
+    for batch in batches:
+        step(batch)  # warnings are errors here
+    assert step.replayed is False
+    assert step.steps == 3
+
+
+def test_what_was_decided_goes_into_the_checkpoint(as_if_on_a_gpu: Any) -> None:
+    as_if_on_a_gpu([9.0, 10.0, 3.0])
+    step = private_step()
+    for batch in step.batches(BATCH, steps=1):
+        step(batch)
+    state = step.state_dict()
+    resumed = private_step(ledger=step.ledger)
+    resumed.load_state_dict(state)
+    next(resumed.batches(BATCH))  # no time is told for another measurement
+    assert resumed.replayed
+    state.pop("replayed")  # of a version that replayed on request alone
+    resumed = private_step(ledger=step.ledger)
+    resumed.load_state_dict(state)
+    assert resumed.replayed is None
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.calls = 0
+
+    def forward(self, rows: Tensor) -> Any:
+        self.calls += 1
+        return self.layer(rows)
+
+
+def test_what_python_does_in_forward_is_not_left_out(as_if_on_a_gpu: Any) -> None:
+    hooked, heard = nn.Linear(4, 3), []
+    hooked.register_forward_hook(lambda *_: heard.append(1))
+    for model in (Counting(), hooked):
+        as_if_on_a_gpu([9.0, 10.0, 3.0])
+        step = private_step(model)
+        for batch in step.batches(BATCH, steps=2):
+            step(batch)
+        assert step.replayed is False
+    assert len(heard) >= 2
+
+
+def test_an_attribute_set_between_steps_is_seen(as_if_on_a_gpu: Any) -> None:
+    """A graph would go on with the old one; the ordinary way is what it is to be."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            self.temperature = 1.0
+
+        def forward(self, rows: Tensor) -> Any:
+            return self.layer(rows) / self.temperature
+
+    captured = []
+
+    def counted(*arguments: Any) -> Any:
+        captured.append(arguments)
+        return run_again(*arguments)
+
+    as_if_on_a_gpu([9.0, 10.0, 3.0], counted)
+    model = Scaled()
+    step = private_step(model, plan=plan(sampling=hush.FullBatch()))
+    for number, batch in enumerate(step.batches(BATCH, steps=4)):
+        model.temperature = 1.0 if number < 2 else 2.0
+        step(batch)
+    assert len(captured) == 2  # of the measurement, and of the new temperature
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"plan": plan(clipping=hush.Subspaces(ranks=(40, 27), l2=(1.0, 1.0)))},
+        {"units": torch.arange(RECORDS) // 2, "records": None, "per_unit": 2},
+        {"plan": plan(sampling=hush.Twice(rate=0.5, coordinate_rate=0.25))},
+    ],
+)
+def test_what_cannot_be_replayed_is_quietly_computed_without(options: dict[str, Any]) -> None:
+    step = private_step(**options)
+    for batch in step.batches(BATCH, steps=1):
+        step(batch)
+    assert step.replayed is False
+    with pytest.raises(Unsupported, match=r"Leave (out replay|replay out)|leave replay out"):
+        private_step(**options, replay=True)
+
+
+@needs_cuda
+@pytest.mark.parametrize("clipping", [hush.L2(norm=1.0), hush.Linf(norm=0.1)])
+def test_on_a_gpu_a_small_model_is_replayed_by_itself(clipping: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 3)).cuda()
+    step = private_step(model, plan=plan(clipping=clipping))
+    for batch in step.batches((BATCH[0].cuda(), BATCH[1].cuda()), steps=3):
+        step(batch)
+    assert step.replayed
