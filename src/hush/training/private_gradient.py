@@ -169,8 +169,7 @@ def _hash(tensor: Tensor) -> Tensor:
     weights = _weights(words.device)
     tail = words[blocks * _BLOCK :] * weights[:rest]
     sums = torch.cat([_block_hashes(whole, weights), tail.sum(0, True)])
-    places = torch.arange(1, blocks + 2, device=words.device)
-    return (sums * _mixed(places)).sum() + flat.numel() + 1
+    return (sums * _weights(words.device, blocks + 1)).sum() + flat.numel() + 1
 
 
 def _block_hashes(words: Tensor, weights: Tensor) -> Tensor:
@@ -182,8 +181,8 @@ def _block_hashes(words: Tensor, weights: Tensor) -> Tensor:
 
 
 @lru_cache
-def _weights(device: torch.device) -> Tensor:
-    return _mixed(torch.arange(1, _BLOCK + 1, device=device))
+def _weights(device: torch.device, count: int = _BLOCK) -> Tensor:
+    return _mixed(torch.arange(1, count + 1, device=device))
 
 
 def _mixed(index: Tensor) -> Tensor:

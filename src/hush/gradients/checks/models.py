@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -35,8 +36,9 @@ def check_model(model: nn.Module) -> None:
             "them. Distributed training is not built yet: train in one process, without a process "
             "group."
         )
-    for name, module in model.named_modules():
-        wrapper = next((k.__name__ for k in type(module).__mro__ if k.__name__ in _DISTRIBUTED), None)
+    modules = list(model.named_modules())
+    for name, module in modules:
+        wrapper = _distributed_wrapper(type(module))
         if wrapper is not None:
             raise Unsupported(
                 f"{_layer(name)} is wrapped in {wrapper}: each process would draw its own records "
@@ -58,42 +60,49 @@ def check_model(model: nn.Module) -> None:
                 f"{_described(name, module)} with track_running_stats=True: its running "
                 "statistics are released without noise. Pass track_running_stats=False."
             )
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
             raise Unsupported(
                 f"{_described(name, module)} with max_norm: it rescales the rows that a batch "
                 "uses, trained or frozen, so the weights show which rows those were. Leave max_norm out."
             )
-    lazy = [name for name, value in model.named_parameters() if is_lazy(value)]
+    parameters = dict(model.named_parameters())
+    lazy = [name for name, value in parameters.items() if is_lazy(value)]
     if lazy:
         raise Unsupported(
             f"{lazy[0]} has no shape yet (a Lazy module): what is trained, and how much noise that "
             "takes, is not known. Run the model once on public or made-up inputs before making the "
             "optimizer and the step."
         )
-    hooked = [value for value in model.parameters() if value._backward_hooks]
-    if hooked or any(m._backward_hooks or m._backward_pre_hooks for m in model.modules()):
+    hooked = any(value._backward_hooks for value in parameters.values())
+    if hooked or any(module._backward_hooks or module._backward_pre_hooks for _, module in modules):
         raise Unsupported(
             "the model has backward hooks, which would have to change each record's gradient before it "
             "is clipped and are not run there. Remove them, or do their work in forward()."
         )
-    if any(value._post_accumulate_grad_hooks for value in model.parameters()):
+    if any(value._post_accumulate_grad_hooks for value in parameters.values()):
         raise Unsupported(
             "the model has hooks of register_post_accumulate_grad_hook, which run when autograd has "
             "accumulated a gradient: the private gradient is set, not accumulated, so they would never "
             "run. Remove them, and do their work after the step."
         )
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         if parameter.requires_grad and parameter.is_complex():
             raise Unsupported(
                 f"{name} holds complex numbers: clipping and noise are charged for real ones, and "
                 "complex noise is smaller in each part. Keep the two parts as one real parameter and "
                 "use torch.view_as_complex in forward()."
             )
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    if not any(parameter.requires_grad for parameter in parameters.values()):
         raise Unsupported(
             "the model has no parameter that requires a gradient: there is nothing to train. "
             "Unfreeze some with requires_grad_(True)."
         )
+
+
+@lru_cache
+def _distributed_wrapper(kind: type) -> str | None:
+    """Name of the wrapper of several processes that a module of this type is."""
+    return next((base.__name__ for base in kind.__mro__ if base.__name__ in _DISTRIBUTED), None)
 
 
 def _layer(name: str) -> str:

@@ -30,6 +30,7 @@ _NOT_WATCHED = frozenset(nn.Module().__dict__)
 """Parameters (which the tape covers), hooks, and the training flag; buffers are watched one by one."""
 _COMPARED_ENTRIES = 4096
 """The largest tensor whose contents are compared in every step."""
+_PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
 _OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 
 
@@ -100,7 +101,7 @@ class ModuleState:
         Raises:
             Unsupported: an attribute took a value that depends on a record. It is put back.
         """
-        restore = {key: _restorer(value) for key, value in self._values()}
+        restore = {key: _restorer(value) for key, value in self._values(self._modules())}
         before, _ = self._snapshot(by_identity=True)
         host_state = host_random_state()
         refused = True
@@ -152,8 +153,8 @@ class ModuleState:
         """All modules with their names; an attribute knows its own by its place here."""
         return [pair for name, root in self._roots.items() for pair in root.named_modules(prefix=name)]
 
-    def _values(self) -> Iterator[tuple[_Attribute, Any]]:
-        for number, (_, module) in enumerate(self._modules()):
+    def _values(self, modules: list[tuple[str, nn.Module]]) -> Iterator[tuple[_Attribute, Any]]:
+        for number, (_, module) in enumerate(modules):
             for name, value in module.__dict__.items():
                 if name not in _NOT_WATCHED:
                     yield (number, name), value
@@ -164,8 +165,9 @@ class ModuleState:
         self, max_entries: int | None = None, *, by_identity: bool = False
     ) -> "tuple[dict[_Attribute, _Content], list[Tensor]]":
         """Contents of all watched attributes, and the tensors that were compared by identity."""
-        reader = _Reader(max_entries, by_identity, {id(module) for _, module in self._modules()})
-        return {key: reader.content(value) for key, value in self._values()}, reader.references
+        modules = self._modules()
+        reader = _Reader(max_entries, by_identity, {id(module) for _, module in modules})
+        return {key: reader.content(value) for key, value in self._values(modules)}, reader.references
 
     def _restore(
         self, attributes: Iterable[_Attribute], restore: dict[_Attribute, Callable[[], Any]]
@@ -209,7 +211,10 @@ class _Reader:
 
     def content(self, value: Any, objects: bool = True) -> _Content:
         kind = type(value)
-        if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
+        # nearly all attributes are these: a stride, a number of channels, a name
+        if kind in _PLAIN or (kind is tuple and len(value) < 9 and _PLAIN.issuperset(map(type, value))):
+            return kind, repr(value)
+        if isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
             return kind, repr(value)
         if isinstance(value, Tensor):
             return self._tensor(value)
