@@ -258,6 +258,23 @@ def test_what_an_empty_slot_holds_does_not_matter_in_a_replay() -> None:
 
 
 @needs_cuda
+@pytest.mark.parametrize(
+    "clipping", [hush.L2(norm=0.1), hush.Linf(norm=0.01), hush.L2Linf(l2=0.1, linf=0.02)]
+)
+def test_a_record_that_is_not_finite_moves_no_other(clipping: Clipping) -> None:
+    """The others' sum is computed without the graph then, and is the same to the last bit."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 40), nn.Tanh(), nn.Linear(40, 3)).cuda()
+    inputs, targets = torch.randn(300, 30).cuda(), torch.randint(0, 3, (300,)).cuda()
+    present = torch.ones(300, dtype=torch.bool, device="cuda")
+    replay = Replay(model, LOSS, clipping)
+    present[17] = False
+    without = flat(replay(inputs, targets, present=present)).clone()
+    present[17], inputs[17] = True, torch.inf
+    assert torch.equal(without, flat(replay(inputs, targets, present=present)))
+
+
+@needs_cuda
 def test_under_autocast_a_replay_uses_the_weights_of_now() -> None:
     first, last, clipping = nn.Linear(32, 64), nn.Linear(64, 3), hush.L2(norm=1.0)
     model = nn.Sequential(first, nn.Tanh(), last).cuda()

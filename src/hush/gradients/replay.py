@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hush.clipping.norms import L2Linf, Linf
 from hush.core.errors import PerformanceWarning, Unsupported
 from hush.core.parts import Clipping
 from hush.core.tape import ClippedSum, CoordinateMask
@@ -85,6 +86,9 @@ class Replay:
         self._loss = loss
         self._clipping = clipping
         self._views = views
+        # graphs materialise every record that may be clamped, and the others' sums must not round
+        # otherwise for one that makes a graph's result useless
+        self._materialise = _every_coordinate if isinstance(clipping, (Linf, L2Linf)) else None
         self._most_records = most_records
         self._required = required
         self._attributes = attributes
@@ -116,6 +120,7 @@ class Replay:
         Returns:
             The clipped sum; it may be the graph's own memory, overwritten by the next replay.
         """
+        mask = mask or self._materialise
         self._forget_if_changed(generator)
         size = padded_size(_records(inputs), self._most_records)
         key = size, _signature(inputs), _signature(targets)
@@ -214,6 +219,11 @@ class Replay:
         self._given = given
         # memory of its own, in case something of the old graphs is still in use
         self._pool = None
+
+
+def _every_coordinate(values: Tensor) -> Tensor:
+    """Mask that keeps all coordinates."""
+    return values
 
 
 def padded_size(records: int, most: int | None = None) -> int:

@@ -38,7 +38,7 @@ def check_model(model: nn.Module) -> None:
         )
     modules = list(model.named_modules())
     for name, module in modules:
-        wrapper = _distributed_wrapper(type(module))
+        wrapper = _distributed_wrapper(type(module).__mro__)
         if wrapper is not None:
             raise Unsupported(
                 f"{_layer(name)} is wrapped in {wrapper}: each process would draw its own records "
@@ -100,9 +100,9 @@ def check_model(model: nn.Module) -> None:
 
 
 @lru_cache
-def _distributed_wrapper(kind: type) -> str | None:
-    """Name of the wrapper of several processes that a module of this type is."""
-    return next((base.__name__ for base in kind.__mro__ if base.__name__ in _DISTRIBUTED), None)
+def _distributed_wrapper(bases: tuple[type, ...]) -> str | None:
+    """Name of the wrapper of several processes that a module of these bases is."""
+    return next((base.__name__ for base in bases if base.__name__ in _DISTRIBUTED), None)
 
 
 def _layer(name: str) -> str:
