@@ -268,10 +268,12 @@ class PrivateStep(StepState):
             update: of `private_gradient` or `privatize`.
         """
         parameters = list(self.trainable().values())
-        gradients = [torch.empty_like(parameter) for parameter in parameters]
-        torch._foreach_copy_(gradients, split_like(update, parameters))  # in the parameters' precision
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
+        for precision in {parameter.dtype for parameter in parameters}:
+            # in memory of their own, which the optimizer may overwrite
+            gradients = split_like(update.to(precision, copy=True), parameters)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if parameter.dtype == precision:
+                    parameter.grad = gradient
         self.optimizer.step()
         for parameter in parameters:
             parameter.grad = None

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,10 +14,12 @@ from hush.accounting.ledger.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import DataError, InvalidValue, Unsupported
 from hush.core.guarantee import Arithmetic, Guarantee, Neighbours, Secrecy, check_delta, check_neighbours
+from hush.core.parts import Clipping
 from hush.core.plan import Plan
 from hush.core.randomness import SystemSource, cryptographic, derive_source, source_for
 from hush.core.ranges import check_count, check_kind
 from hush.core.release import Selective
+from hush.core.sensitivity import SensitivitySet
 from hush.core.tape import CoordinateMask
 from hush.core.value import SingleOwner
 from hush.gradients.checks.models import check_model, check_optimizer, per_sample_loss
@@ -154,6 +157,7 @@ class StepState(SingleOwner):
         self.accepted_trials = 0
         """Proposals that were accepted, under a selective plan."""
         self._skipped: int | Tensor = 0
+        self._kept_sensitivity: tuple[Clipping, int, Sequence[SensitivitySet]] | None = None
         self.update: Tensor | None = None
         """Private gradient that the last step released; valid until the next step."""
         self.pending_batch: Batch | None = None
@@ -209,10 +213,17 @@ class StepState(SingleOwner):
                 f"{size} numbers are to be trained and the step was made for {self.dimension}: "
                 f"{self.plan} costs more the more there are. Let all require gradients before making it."
             )
-        sensitivity = self.plan.clipping.sensitivity(size)
+        sensitivity = self._sensitivity(size)
         sizes = [block.dimension or 0 for block in sensitivity]
         double = all(value.dtype == torch.float64 for value in parameters.values())
         return Layout(parameters, sensitivity, sizes, _DOUBLE_ROUNDING if double else ROUNDING)
+
+    def _sensitivity(self, size: int) -> Sequence[SensitivitySet]:
+        """Sensitivity set of each block of the clipping; kept, as it is the same in most steps."""
+        kept, clipping = self._kept_sensitivity, self.plan.clipping
+        if kept is None or kept[0] is not clipping or kept[1] != size:
+            kept = self._kept_sensitivity = clipping, size, clipping.sensitivity(size)
+        return kept[2]
 
     def coordinate_mask(self) -> CoordinateMask | None:
         """Mask of the coordinates that take part, fresh at every call; None: all of them do."""
