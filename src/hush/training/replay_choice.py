@@ -26,6 +26,8 @@ _HOST_BOUND = 0.5
 """Share of a batch's time that a batch of two records takes, from which on the GPU waits for Python."""
 _GAIN = 0.9
 """Share of the time without a graph that a replay may take to be worth its memory."""
+_FEWEST_STEPS = 32
+"""Steps that pay for the measurement and the capture, which take about as long as ten."""
 _MEMORY_SHARE = 0.25
 """Share of the free memory of a GPU that a graph may keep."""
 
@@ -68,13 +70,14 @@ def why_not(step: "StepState") -> str | None:
     return None
 
 
-def choose_replay(step: "PrivateStep", data: Data, physical: int) -> Replay | None:
+def choose_replay(step: "PrivateStep", data: Data, physical: int, steps: int | None) -> Replay | None:
     """Replay of the step's physical batches; None: they are computed without.
 
     Args:
         step: after its probe. It remembers what was decided, which later calls and checkpoints go by.
         data: only shapes and types count, unless the model does not take made-up records.
         physical: records of a physical batch.
+        steps: how many are to come; None: many.
     """
     if step.replay is False or why_not(step) is not None:
         step.replayed = False
@@ -90,7 +93,7 @@ def choose_replay(step: "PrivateStep", data: Data, physical: int) -> Replay | No
     )
     if step.replay:
         step.replayed = True
-    elif step.replayed is None:
+    elif step.replayed is None and (steps is None or steps >= _FEWEST_STEPS):
         # what Python does in forward() beside launching kernels is not in a graph
         at_work = step.module_state.changing or _hooked(step)
         step.replayed = not at_work and _pays(step, replay, data, physical)

@@ -71,7 +71,6 @@ class PrivateStep(StepState):
             Records a physical batch; raises if the model cannot be trained privately.
         """
         physical_batch, self.rounding_bounded = probe_batch(self, data)
-        self._replay = choose_replay(self, data, physical_batch)
         return physical_batch
 
     def batches(
@@ -96,7 +95,9 @@ class PrivateStep(StepState):
         last = None if steps is None else self.steps + check_count("steps", steps, "steps are counted")
         if self.basis_schedule is not None:
             check_public(self.basis_schedule.public, data)
-        return self._draw_until(last, Batch(torch.arange(0), data, self.probe(data), occupied))
+        physical_batch = self.probe(data)
+        self._replay = choose_replay(self, data, physical_batch, steps)
+        return self._draw_until(last, Batch(torch.arange(0), data, physical_batch, occupied))
 
     def _draw_until(self, last: int | None, empty: Batch) -> Iterator[Batch]:
         while last is None or self.steps < last:

@@ -141,7 +141,7 @@ class StepState(SingleOwner):
         self.replay = replay
         """Whether physical batches are replayed as CUDA graphs; None: where that is faster."""
         self.replayed: bool | None = None
-        """Whether they are, where that was left open: known after `probe`, or from a checkpoint."""
+        """Whether they are, where that was left open: known after `batches`, or from a checkpoint."""
         if replay:
             check_replay(self)
         self._replay: Replay | None = None
