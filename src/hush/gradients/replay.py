@@ -42,6 +42,8 @@ class _Graph:
     output: ClippedSum
     finite: Tensor
     """Whether every record's gradient is finite, and so is the sum: no slot holds what is not."""
+    occupied: list[int]
+    """How many slots from the first on hold a record, if `present` says so now."""
 
 
 class Replay:
@@ -184,7 +186,8 @@ class Replay:
             self._pool = None
             self._explain(str(error))
             return None
-        return _Graph(captured.replay, rows, labels, present, *captured.output)
+        clipped, finite = captured.output
+        return _Graph(captured.replay, rows, labels, present, clipped, finite, [size])
 
     def _explain(self, reason: str) -> None:
         """Raise, or warn the first time, that a batch cannot be replayed."""
@@ -263,11 +266,15 @@ def _fill(graph: _Graph, inputs: Any, targets: Any, present: Tensor | None) -> N
     records = _records(inputs)
     pairs = zip(tree_leaves((graph.inputs, graph.targets)), tree_leaves((inputs, targets)), strict=True)
     for memory, rows in pairs:
-        memory[:records] = rows
-        if records < len(memory):
+        if records == len(memory):
+            memory.copy_(rows)
+        else:
+            memory[:records] = rows
             memory[records:] = rows[0]
-    graph.present[:records] = True if present is None else present
-    graph.present[records:] = False
+    if present is not None or graph.occupied != [records]:
+        graph.present[:records] = True if present is None else present
+        graph.present[records:] = False
+        graph.occupied[:] = [records] if present is None else []
 
 
 def _sources(generator: torch.Generator | None, device: torch.device) -> list[torch.Generator]:
