@@ -13,8 +13,9 @@ from hush.core.parts import Clipping
 from hush.core.tape import ClippedSum
 from hush.gradients import replay as replay_module
 from hush.gradients.cuda_graph import CapturedGraph, CaptureError, capture_graph
+from hush.gradients.padding import padded_size
 from hush.gradients.recording import record
-from hush.gradients.replay import Replay, padded_size
+from hush.gradients.replay import Replay
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need CUDA")

@@ -17,13 +17,11 @@ from hush.core.errors import PerformanceWarning, Unsupported
 from hush.core.parts import Clipping
 from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.cuda_graph import CapturedGraph, CaptureError, capture_graph, replaced_generators
+from hush.gradients.padding import occupied_slots, pad, pad_with_false, padded_size, records_of
 from hush.gradients.recording import Loss, Views, record
 from hush.gradients.tape import MaskedTape
 from hush.gradients.tree import tree_leaves, tree_map
 
-_SIZE_MULTIPLE = 64
-_SIZES_PER_OCTAVE = 16
-"""Sizes between one and twice as many records, so that few graphs serve batches of random size."""
 _MOST_GRAPHS = 64
 _MOST_CHANGES = 16
 """Changes of what the graphs take as given after which capturing them costs more than they save."""
@@ -124,14 +122,14 @@ class Replay:
         """
         mask = mask or self._materialise
         self._forget_if_changed(generator)
-        size = padded_size(_records(inputs), self._most_records)
+        size = padded_size(records_of(inputs), self._most_records)
         key = size, _signature(inputs), _signature(targets)
         if key not in self._graphs:
             self._graphs[key] = self._capture(inputs, targets, size, mask, generator)
         graph = self._graphs[key]
         if graph is None:
             rows, labels = (tree_map(part, lambda rows: pad(rows, size)) for part in (inputs, targets))
-            slots = _occupied(inputs, present)
+            slots = occupied_slots(inputs, present)
             return self.clip_padded(rows, labels, pad_with_false(slots, size), mask)
         _fill(graph, inputs, targets, present)
         sources = _sources(generator, graph.present.device)
@@ -229,41 +227,9 @@ def _every_coordinate(values: Tensor) -> Tensor:
     return values
 
 
-def padded_size(records: int, most: int | None = None) -> int:
-    """Round size that a batch is padded to, a function of its number of slots.
-
-    Args:
-        records: slots of the batch.
-        most: the physical batch, beyond which none is padded.
-    """
-    multiple = max(_SIZE_MULTIPLE, (1 << records.bit_length() >> 1) // _SIZES_PER_OCTAVE)
-    size: int = -(-records // multiple) * multiple
-    return size if most is None else max(records, min(size, most))
-
-
-def pad(rows: Tensor, size: int) -> Tensor:
-    """The rows, and copies of the first up to a number of them."""
-    return torch.cat([rows, rows[:1].expand(size - len(rows), *rows.shape[1:])])
-
-
-def pad_with_false(present: Tensor, size: int) -> Tensor:
-    """Which slots of a padded batch hold a record."""
-    return torch.cat([present, present.new_zeros(size - len(present))])
-
-
-def _occupied(inputs: Any, present: Tensor | None) -> Tensor:
-    if present is not None:
-        return present
-    return torch.ones(_records(inputs), dtype=torch.bool, device=next(tree_leaves(inputs)).device)
-
-
-def _records(inputs: Any) -> int:
-    return len(next(tree_leaves(inputs)))
-
-
 def _fill(graph: _Graph, inputs: Any, targets: Any, present: Tensor | None) -> None:
     """Write a batch into the graph's memory, padded."""
-    records = _records(inputs)
+    records = records_of(inputs)
     pairs = zip(tree_leaves((graph.inputs, graph.targets)), tree_leaves((inputs, targets)), strict=True)
     for memory, rows in pairs:
         if records == len(memory):
