@@ -11,7 +11,7 @@ import hush
 from hush.core.errors import PerformanceWarning, Unsupported
 from hush.core.parts import Clipping
 from hush.core.tape import ClippedSum
-from hush.gradients import replay as replay_module
+from hush.gradients import captured_state
 from hush.gradients.cuda_graph import CapturedGraph, CaptureError, capture_graph
 from hush.gradients.padding import padded_size
 from hush.gradients.recording import record
@@ -21,18 +21,17 @@ LOSS = nn.CrossEntropyLoss(reduction="none")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need CUDA")
 
 
-def run_again(work: Callable[[], Any], pool: Any, generator: torch.Generator | None) -> Any:
+def run_again(work: Callable[[], ClippedSum], pool: Any, generator: torch.Generator | None) -> Any:
     """A stand-in for a graph where there is no GPU: the same memory, filled by running the work."""
-    clipped, finite = work()
+    clipped = work()
 
     def replay() -> None:
-        fresh, fresh_finite = work()
+        fresh = work()
         for name, value in fresh.total.items():
             clipped.total[name].copy_(value)
         clipped.skipped.copy_(fresh.skipped)
-        finite.copy_(fresh_finite)
 
-    return CapturedGraph(replay, (clipped, finite))
+    return CapturedGraph(replay, clipped)
 
 
 def refuse(work: Callable[[], Any], pool: Any, generator: torch.Generator | None) -> Any:
@@ -123,6 +122,22 @@ def test_a_record_that_is_not_finite_is_computed_again_without_a_graph() -> None
     torch.testing.assert_close(flat(ours), flat(clipping.clip(record(model, LOSS, rest, targets[1:]))))
 
 
+def test_a_sum_that_cannot_be_used_is_zero_until_it_is_asked_about() -> None:
+    """So that noise may be added before the GPU is waited for, and what is not finite never is."""
+    torch.manual_seed(0)
+    model, clipping = Bag().eval(), hush.L2(norm=0.1)
+    replay = Replay(model, LOSS, clipping, capture=run_again)
+    inputs, targets = bags(70)
+    good = flat(replay(inputs, targets, verify=False)).clone()
+    assert not replay.failed()
+    spoiled = {**inputs, "weights": inputs["weights"].clone()}
+    spoiled["weights"][3] = torch.nan
+    assert not flat(replay(spoiled, targets, verify=False)).any()
+    assert torch.equal(flat(replay(inputs, targets, verify=False)), good)
+    assert replay.failed()  # the one before the last
+    assert not replay.failed()
+
+
 def test_where_a_replay_must_be_a_failed_capture_raises() -> None:
     with pytest.raises(Unsupported, match="cannot be recorded: the driver is in a mood"):
         Replay(Bag(), LOSS, hush.L2(norm=0.1), capture=refuse)(*bags(3))
@@ -174,7 +189,7 @@ def test_graphs_are_captured_anew_for_what_they_took_as_given(monkeypatch: pytes
     assert captures() == 1
     attributes["temperature"] = 2.0
     assert captures() == 1
-    monkeypatch.setattr(replay_module, "replaced_generators", lambda: 1)
+    monkeypatch.setattr(captured_state, "replaced_generators", lambda: 1)
     assert captures() == 1
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert captures() == 0  # not the GPU's

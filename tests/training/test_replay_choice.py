@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import hush
 from hush.core.errors import PerformanceWarning, Unsupported
 from hush.gradients.cuda_graph import CapturedGraph, CaptureError
+from hush.gradients.recording import record
 from hush.gradients.replay import Replay
 from hush.training import replay_choice
 from hush.training.replay_choice import host_bound, worth
@@ -47,14 +48,14 @@ def private_step(model: nn.Module | None = None, **options: Any) -> hush.Private
 def run_again(work: Any, pool: Any, generator: torch.Generator | None) -> Any:
     """A stand-in for a graph where there is no GPU: the same memory, filled by running the work."""
     before = torch.get_rng_state()
-    clipped, finite = work()
+    clipped = work()
     torch.set_rng_state(before)
 
     def replay() -> None:
-        for name, value in work()[0].total.items():
+        for name, value in work().total.items():
             clipped.total[name].copy_(value)
 
-    return CapturedGraph(replay, (clipped, finite))
+    return CapturedGraph(replay, clipped)
 
 
 def refuse(work: Any, pool: Any, generator: torch.Generator | None) -> Any:
@@ -138,6 +139,26 @@ def test_replayed_or_not_a_step_of_the_same_layout_releases_the_same(as_if_on_a_
     assert step.update is not None
     assert torch.equal(updates[0], updates[1])
     assert torch.equal(updates[0], step.update)
+
+
+def test_a_record_that_is_not_finite_is_left_out_of_a_replayed_step(as_if_on_a_gpu: Any) -> None:
+    """The step is computed again, under noise of its own, and what came first is not released."""
+    as_if_on_a_gpu([])
+    spoiled = BATCH[0].clone()
+    spoiled[5] = torch.inf
+    exact = plan(sampling=hush.FullBatch(), noise=hush.Gaussian(multiplier=1e-9))
+    step = private_step(plan=exact)
+    step.replayed = True
+    for batch in islice(step.batches((spoiled, BATCH[1])), 2):
+        before = step.skipped
+        step.model.eval()  # so that the sum is known
+        others = torch.arange(RECORDS) != 5
+        tape = record(step.model, step.loss, BATCH[0][others], BATCH[1][others])
+        expected = torch.cat([part.flatten() for part in exact.clipping.clip(tape).total.values()])
+        step(batch)
+        assert step.update is not None
+        torch.testing.assert_close(step.update * RECORDS, expected, rtol=1e-4, atol=1e-6)
+        assert step.skipped == before + 1
 
 
 def test_a_capture_that_fails_is_noted_once_and_runs_without(as_if_on_a_gpu: Any) -> None:

@@ -6,7 +6,8 @@ launches them at once. The batch is padded to a round size with copies of its fi
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from hush.clipping.norms import L2Linf, Linf
 from hush.core.errors import PerformanceWarning, Unsupported
 from hush.core.parts import Clipping
 from hush.core.tape import ClippedSum, CoordinateMask
-from hush.gradients.cuda_graph import CapturedGraph, CaptureError, capture_graph, replaced_generators
+from hush.gradients.captured_state import given, signature
+from hush.gradients.cuda_graph import CapturedGraph, CaptureError, capture_graph
 from hush.gradients.padding import occupied_slots, pad, pad_with_false, padded_size, records_of
 from hush.gradients.recording import Loss, Views, record
 from hush.gradients.tape import MaskedTape
@@ -38,8 +40,7 @@ class _Graph:
     targets: Any
     present: Tensor
     output: ClippedSum
-    finite: Tensor
-    """Whether every record's gradient is finite, and so is the sum: no slot holds what is not."""
+    """Zero where a gradient, or what an empty slot holds, is not finite."""
     occupied: list[int]
     """How many slots from the first on hold a record, if `present` says so now."""
 
@@ -99,6 +100,10 @@ class Replay:
         self._given: Any = None
         self._changes = 0
         self._explained = False
+        self._finite: Tensor | None = None
+        """Whether all sums replayed since the last question were of finite gradients."""
+        self.ran_forward = False
+        """Whether forward() was called, as it is not in a replay; for the caller to reset."""
 
     def __call__(
         self,
@@ -107,6 +112,9 @@ class Replay:
         mask: CoordinateMask | None = None,
         generator: torch.Generator | None = None,
         present: Tensor | None = None,
+        *,
+        randomness: Callable[..., AbstractContextManager[None]] = lambda **_: nullcontext(),
+        verify: bool = True,
     ) -> ClippedSum:
         """The clipped sum of one batch.
 
@@ -116,6 +124,9 @@ class Replay:
             mask: zeroes coordinates at random, for plans that sample them.
             generator: the one that `mask` draws from.
             present: whether each slot holds a record; all of them if left out.
+            randomness: context that seeds torch's generators; with `host=False` only the GPU's.
+            verify: wait for the GPU to say that a replay can be used, and compute the batch without one
+                if not. Otherwise `failed` says so later, and the sum is zero if it cannot be used.
 
         Returns:
             The clipped sum; it may be the graph's own memory, overwritten by the next replay.
@@ -123,29 +134,39 @@ class Replay:
         mask = mask or self._materialise
         self._forget_if_changed(generator)
         size = padded_size(records_of(inputs), self._most_records)
-        key = size, _signature(inputs), _signature(targets)
+        key = size, signature(inputs), signature(targets)
         if key not in self._graphs:
             self._graphs[key] = self._capture(inputs, targets, size, mask, generator)
         graph = self._graphs[key]
         if graph is None:
             rows, labels = (tree_map(part, lambda rows: pad(rows, size)) for part in (inputs, targets))
-            slots = occupied_slots(inputs, present)
-            return self.clip_padded(rows, labels, pad_with_false(slots, size), mask)
+            slots = pad_with_false(occupied_slots(inputs, present), size)
+            with randomness():
+                return self.clip_padded(rows, labels, slots, mask)
         _fill(graph, inputs, targets, present)
-        sources = _sources(generator, graph.present.device)
-        before = [source.get_state() for source in sources]
-        graph.replay()
-        if bool(graph.finite):
-            return graph.output
-        # in the same places and shapes, by which kernels round, and with the same random numbers
-        for source, state in zip(sources, before, strict=True):
-            source.set_state(state)
-        return self.clip_padded(graph.inputs, graph.targets, graph.present, mask)
+        with randomness(host=False):  # a model that draws on the CPU is not captured
+            sources = _sources(generator, graph.present.device)
+            before = [source.get_state() for source in sources] if verify else []
+            graph.replay()
+            if not verify or not self.failed():
+                return graph.output
+            # in the same places and shapes, by which kernels round, and with the same random numbers
+            for source, state in zip(sources, before, strict=True):
+                source.set_state(state)
+            return self.clip_padded(graph.inputs, graph.targets, graph.present, mask)
+
+    def failed(self) -> bool:
+        """Whether a replay since the last question met what is not finite; waits for the GPU."""
+        if self._finite is None or bool(self._finite):
+            return False
+        self._finite.fill_(True)
+        return True
 
     def clip_padded(
         self, inputs: Any, targets: Any, present: Tensor, mask: CoordinateMask | None
     ) -> ClippedSum:
         """The clipped sum without a graph, of a batch that is padded already."""
+        self.ran_forward = True
         tape = record(self._model, self._loss, inputs, targets, self._views)
         return self._clipping.clip(MaskedTape(tape, present), mask)
 
@@ -167,25 +188,35 @@ class Replay:
         rows, labels = (
             tree_map(part, lambda value: pad(value[:1], size).clone()) for part in (inputs, targets)
         )
-        present = torch.ones(size, device=next(tree_leaves(inputs)).device, dtype=torch.bool)
+        device = next(tree_leaves(inputs)).device
+        present = torch.ones(size, device=device, dtype=torch.bool)
+        if self._finite is None:
+            self._finite = torch.ones((), device=device, dtype=torch.bool)
+        all_finite = self._finite
 
-        def work() -> tuple[ClippedSum, Tensor]:
+        def work() -> ClippedSum:
             tape = record(self._model, self._loss, rows, labels, self._views)
             if tape.reads_values:
                 raise CaptureError("the model reads a value, by which it may do other work")
             clipped = self._clipping.clip(MaskedTape(tape, present), mask)
+            flat = torch.cat([part.reshape(-1) for part in clipped.total.values()])
             # an empty slot is not skipped, and what it holds times a weight of 0 may not be finite
-            lengths = torch.stack(torch._foreach_norm(list(clipped.total.values())))
-            return clipped, lengths.isfinite().all() & (clipped.skipped == 0)
+            finite = flat.sum().isfinite() & (clipped.skipped == 0)
+            all_finite.logical_and_(finite)
+            parts = flat.where(finite, 0.0).split([part.numel() for part in clipped.total.values()])
+            pairs = zip(clipped.total.items(), parts, strict=True)
+            return replace(clipped, total={name: part.view_as(like) for (name, like), part in pairs})
 
+        self.ran_forward = True
         try:
             captured = self._capture_graph(work, self._memory(), generator)
         except CaptureError as error:
             self._pool = None
             self._explain(str(error))
             return None
-        clipped, finite = captured.output
-        return _Graph(captured.replay, rows, labels, present, clipped, finite, [size])
+        finally:
+            all_finite.fill_(True)
+        return _Graph(captured.replay, rows, labels, present, captured.output, [size])
 
     def _explain(self, reason: str) -> None:
         """Raise, or warn the first time, that a batch cannot be replayed."""
@@ -211,13 +242,13 @@ class Replay:
 
     def _forget_if_changed(self, generator: torch.Generator | None) -> None:
         """Drop all graphs if something that they take as given has changed."""
-        given = (*_given(self._model), generator, self._attributes())
-        if given == self._given:
+        now = (*given(self._model), generator, self._attributes())
+        if now == self._given:
             return
         if self._graphs:
             self._changes += 1
         self._graphs.clear()
-        self._given = given
+        self._given = now
         # memory of its own, in case something of the old graphs is still in use
         self._pool = None
 
@@ -247,44 +278,3 @@ def _sources(generator: torch.Generator | None, device: torch.device) -> list[to
     """Generators that a graph draws from."""
     shared = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
     return [*shared, *([] if generator is None else [generator])]
-
-
-def _signature(value: Any) -> Any:
-    """Structure, shapes and dtypes of a tree of tensors, without the number of records."""
-    if isinstance(value, Tensor):
-        return value.shape[1:], value.dtype
-    if isinstance(value, (list, tuple)):
-        return type(value), *map(_signature, value)
-    if isinstance(value, dict):
-        return tuple((key, _signature(part)) for key, part in value.items())
-    return repr(value)
-
-
-def _given(model: nn.Module) -> tuple[Any, ...]:
-    """What a captured graph takes as given, apart from the modules' attributes."""
-    modules, tensors = [], []
-    for module in model.modules():
-        modules.append((id(module), module.training, id(module.__dict__.get("forward"))))
-        for value in (*module._parameters.values(), *module._buffers.values()):
-            if value is not None:
-                tensors.append((value.data_ptr(), value.requires_grad))
-    backends = torch.backends
-    return (
-        modules,
-        tensors,
-        replaced_generators(),
-        torch.is_autocast_enabled("cuda"),
-        torch.get_autocast_dtype("cuda"),
-        torch.get_float32_matmul_precision(),
-        backends.cuda.matmul.allow_tf32,
-        backends.cudnn.allow_tf32,
-        backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
-        backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-        backends.cuda.flash_sdp_enabled(),
-        backends.cuda.mem_efficient_sdp_enabled(),
-        backends.cuda.math_sdp_enabled(),
-        backends.cuda.cudnn_sdp_enabled(),
-        backends.cudnn.enabled,
-        backends.cudnn.benchmark,
-        torch.are_deterministic_algorithms_enabled(),
-    )

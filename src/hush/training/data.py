@@ -202,11 +202,17 @@ def check_present(present: object, slots: int) -> Tensor | None:
 
 
 @contextmanager
-def own_randomness(source: Randomness, device: torch.device) -> Iterator[None]:
-    """Let torch's global generators draw from states of the source, and leave them as they were."""
-    shared = [torch.default_generator]
-    if device.type == "cuda":
-        shared.append(torch.cuda.default_generators[device.index or 0])
+def own_randomness(source: Randomness, device: torch.device, *, host: bool = True) -> Iterator[None]:
+    """Let torch's global generators draw from states of the source, and leave them as they were.
+
+    Args:
+        source: what their states are drawn from.
+        device: where the model is.
+        host: the CPU's generator as well, if the model is elsewhere.
+    """
+    # the GPU's first: it gets the same state whether the other is wanted or not
+    shared = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
+    shared += [torch.default_generator] if host or device.type == "cpu" else []
     states = [generator.get_state() for generator in shared]
     try:
         for generator in shared:

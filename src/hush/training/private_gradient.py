@@ -53,6 +53,18 @@ def split_like(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     return [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
 
 
+def set_gradients(parameters: Sequence[nn.Parameter], update: Tensor) -> None:
+    """Give the parameters a flat vector for their gradients, each in its own precision.
+
+    In memory that is not the vector's: the optimizer may overwrite it.
+    """
+    for precision in {parameter.dtype for parameter in parameters}:
+        gradients = split_like(update.to(precision, copy=True), parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if parameter.dtype == precision:
+                parameter.grad = gradient
+
+
 def noisy_mean(
     total: Tensor,
     plan: Plan,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from hush.training.checks.disjoint import check_public
 from hush.training.checks.probe_batch import probe_batch
 from hush.training.data import Batch, Data, check_present, count, own_randomness
 from hush.training.methods.selective import Trials
-from hush.training.private_gradient import Layout, early_noise, fingerprint, noisy_mean, split_like
+from hush.training.private_gradient import Layout, early_noise, fingerprint, noisy_mean, set_gradients
 from hush.training.replay_choice import choose_replay
 from hush.training.step_state import StepState
 from hush.training.units import check_length
@@ -55,6 +55,8 @@ class PrivateStep(StepState):
 
     _mask_stream: Randomness  # of dropout, views and coins alone: noise is drawn at the same time
     _accumulator: Tensor | None = None
+    _verify_later: bool = False
+    """Whether replays are used before the GPU says that they can be."""
 
     @cached_property
     def trials(self) -> Trials | None:
@@ -162,6 +164,24 @@ class PrivateStep(StepState):
         """
         layout, basis = self.layout(), self._basis()
         self._mask_stream = substream(self.generator)
+        if self._replay is None or type(self).clip_physical_batch is not PrivateStep.clip_physical_batch:
+            return self._noisy_sum(batch, layout, basis)
+        # the GPU is not waited for before noise is on its way; a sum that cannot be used is then zero,
+        # never released, and computed again
+        before = self._mask_stream.get_state(), self._skipped
+        self._verify_later = True
+        try:
+            update = self._noisy_sum(batch, layout, basis)
+        finally:
+            self._verify_later = False
+        if self._replay.failed():
+            self._mask_stream.set_state(before[0])
+            self._skipped = before[1]
+            update = self._noisy_sum(batch, layout, basis)
+        return update
+
+    def _noisy_sum(self, batch: Batch, layout: Layout, basis: PublicBasis | None) -> Tensor:
+        """Noisy mean, of noise that is drawn while gradients are computed where that pays."""
         with early_noise(self.plan, layout, self.generator, self.device) as drawn:
             total, noise = self._sum(batch, basis, layout), drawn()
         return noisy_mean(total, self.plan, layout, basis, self.records, self.generator, noise)
@@ -209,8 +229,11 @@ class PrivateStep(StepState):
         mask = self.coordinate_mask()
         if self._replay is not None:
             source = self.generator if mask and isinstance(self.generator, torch.Generator) else None
-            with own_randomness(self._mask_stream, self.device):
-                return self._replay(inputs, targets, mask, source, present)
+            seeded = partial(own_randomness, self._mask_stream, self.device)
+            later = self._verify_later
+            return self._replay(
+                inputs, targets, mask, source, present, randomness=seeded, verify=not later
+            )
         # fresh for each: how much a model draws may depend on a record, and so would what comes after
         with own_randomness(self._mask_stream, self.device):
             tape = record(self.model, self.loss, inputs, targets, self.views)
@@ -269,12 +292,7 @@ class PrivateStep(StepState):
             update: of `private_gradient` or `privatize`.
         """
         parameters = list(self.trainable().values())
-        for precision in {parameter.dtype for parameter in parameters}:
-            # in memory of their own, which the optimizer may overwrite
-            gradients = split_like(update.to(precision, copy=True), parameters)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                if parameter.dtype == precision:
-                    parameter.grad = gradient
+        set_gradients(parameters, update)
         self.optimizer.step()
         for parameter in parameters:
             parameter.grad = None
@@ -290,6 +308,8 @@ class PrivateStep(StepState):
         if not len(batch):
             total.zero_()
         self.module_state.begin()
+        if self._replay is not None:
+            self._replay.ran_forward = False
         for number, part in enumerate(batch.physical_batches(self._mask_stream)):
             inputs, targets, present, counts = tree_map(part, self.to_device)
             clipped = self.clip_physical_batch(inputs, targets, basis, present, counts)
@@ -299,5 +319,6 @@ class PrivateStep(StepState):
                 torch._foreach_add_(total.split([len(values) for values in flat]), flat)
             else:
                 torch.cat(flat, out=total)
-        self.module_state.check()
+        if self._replay is None or self._replay.ran_forward:
+            self.module_state.check()
         return total

@@ -1,0 +1,49 @@
+"""What a captured graph takes as given: it is of no use once any of this has changed."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hush.gradients.cuda_graph import replaced_generators
+
+
+def signature(value: Any) -> Any:
+    """Structure, shapes and dtypes of a tree of tensors, without the number of records."""
+    if isinstance(value, Tensor):
+        return value.shape[1:], value.dtype
+    if isinstance(value, (list, tuple)):
+        return type(value), *map(signature, value)
+    if isinstance(value, dict):
+        return tuple((key, signature(part)) for key, part in value.items())
+    return repr(value)
+
+
+def given(model: nn.Module) -> tuple[Any, ...]:
+    """What a captured graph takes as given, apart from the modules' attributes."""
+    modules, tensors = [], []
+    for module in model.modules():
+        modules.append((id(module), module.training, id(module.__dict__.get("forward"))))
+        for value in (*module._parameters.values(), *module._buffers.values()):
+            if value is not None:
+                tensors.append((value.data_ptr(), value.requires_grad))
+    backends = torch.backends
+    return (
+        modules,
+        tensors,
+        replaced_generators(),
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cuda"),
+        torch.get_float32_matmul_precision(),
+        backends.cuda.matmul.allow_tf32,
+        backends.cudnn.allow_tf32,
+        backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+        backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        backends.cuda.flash_sdp_enabled(),
+        backends.cuda.mem_efficient_sdp_enabled(),
+        backends.cuda.math_sdp_enabled(),
+        backends.cuda.cudnn_sdp_enabled(),
+        backends.cudnn.enabled,
+        backends.cudnn.benchmark,
+        torch.are_deterministic_algorithms_enabled(),
+    )
