@@ -6,6 +6,7 @@ that the driver never sees it and the capture ends in order.
 
 import gc
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -112,7 +113,9 @@ def _abandon(
     graph: torch.cuda.CUDAGraph, pool: Any, shared: torch.Generator, fresh: torch.Generator
 ) -> None:
     try:
-        graph.capture_end()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a graph without kernels is of no use
+            graph.capture_end()
     except RuntimeError:  # the driver has given the capture up
         _restore_torch(pool, shared, fresh)
 
@@ -145,7 +148,9 @@ def _side_stream(device: int) -> torch.cuda.Stream:
 def _no_waiting() -> Iterator[None]:
     """Context in which torch raises before the host waits for the GPU."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it does not know every way to wait
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
