@@ -73,6 +73,7 @@ STEPS: dict[str, Callable[[nn.Module, Task], Step]] = {
     "plain": plain,
     "hush": private,
     "hush, torch's noise": partial(private, arithmetic="assumed"),
+    "hush, launched": partial(private, replay=False),
     "hush, replayed": partial(private, replay=True),
     "hush, torch's noise, replayed": partial(private, replay=True, arithmetic="assumed"),
     "hush, clamped": partial(private, **CLAMPED),

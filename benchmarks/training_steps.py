@@ -73,7 +73,7 @@ def private(
     model: nn.Module,
     task: Task,
     *,
-    replay: bool = False,
+    replay: bool | None = None,
     sampling: Sampling = EVERYONE,
     clipping: Clipping | None = None,
     arithmetic: Arithmetic = "proved",

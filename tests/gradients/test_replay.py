@@ -143,7 +143,7 @@ def test_where_a_replay_must_be_a_failed_capture_raises() -> None:
         Replay(Bag(), LOSS, hush.L2(norm=0.1), capture=refuse)(*bags(3))
 
 
-def test_a_model_that_reads_a_value_is_not_captured() -> None:
+def test_a_model_that_reads_a_value_is_named() -> None:
     class Reads(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -152,10 +152,15 @@ def test_a_model_that_reads_a_value_is_not_captured() -> None:
         def forward(self, rows: Tensor) -> Any:
             return self.layer(rows if bool((rows < 9).all()) else -rows)
 
-    with pytest.raises(Unsupported, match="reads a value"):
-        Replay(Reads(), LOSS, hush.L2(norm=0.1), capture=run_again)(
-            torch.randn(5, 4), torch.zeros(5).long()
-        )
+    def wait(work: Callable[[], ClippedSum], *arguments: Any) -> Any:
+        work()
+        raise CaptureError("called a synchronizing CUDA operation")
+
+    batch = torch.randn(5, 4), torch.zeros(5).long()
+    with pytest.raises(Unsupported, match="reads a value of a record"):
+        Replay(Reads(), LOSS, hush.L2(norm=0.1), capture=wait)(*batch)
+    with pytest.raises(Unsupported, match="called a synchronizing"):
+        Replay(nn.Linear(4, 3), LOSS, hush.L2(norm=0.1), capture=wait)(*batch)
 
 
 def test_graphs_are_captured_anew_for_what_they_took_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +251,11 @@ def test_a_replayed_sum_is_the_sum(clipping: Clipping) -> None:
 def test_dropout_is_drawn_anew_and_follows_the_state() -> None:
     """Two replays differ; from the same state they, a fresh graph and the ordinary way draw the same."""
     torch.manual_seed(0)
-    model, clipping, batch = Bag().cuda(), hush.L2(norm=0.1), bags(70, "cuda")
+    model, clipping = (
+        nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 3)).cuda(),
+        hush.L2(norm=1.0),
+    )
+    batch = torch.randn(70, 4).cuda(), torch.randint(0, 3, (70,)).cuda()
     replay = Replay(model, LOSS, clipping)
 
     def seeded(way: Replay) -> Tensor:
@@ -260,6 +269,32 @@ def test_dropout_is_drawn_anew_and_follows_the_state() -> None:
     with pytest.warns(PerformanceWarning):
         ordinary = seeded(Replay(model, LOSS, clipping, required=False, capture=refuse))
     torch.testing.assert_close(first, ordinary, rtol=1e-5, atol=1e-7)
+
+
+@needs_cuda
+def test_a_tree_of_inputs_is_replayed() -> None:
+    model, clipping = Bag().cuda().eval(), hush.L2(norm=0.1)
+    replay = Replay(model, LOSS, clipping)
+    for records in (70, 3, 128):
+        batch = bags(records, "cuda")
+        expected = flat(clipping.clip(record(model, LOSS, *batch)))
+        torch.testing.assert_close(flat(replay(*batch)), expected, rtol=1e-5, atol=1e-7)
+
+
+@needs_cuda
+def test_a_captured_model_that_reads_a_value_is_refused_in_order() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, rows: Tensor) -> Any:
+            return self.layer(rows if bool((rows < 9).all()) else -rows)
+
+    model, batch = Reads().cuda(), (torch.randn(5, 4).cuda(), torch.zeros(5).long().cuda())
+    with pytest.raises(Unsupported, match="reads a value of a record"):
+        Replay(model, LOSS, hush.L2(norm=0.1))(*batch)
+    record(model, LOSS, *batch)  # torch is as it was
 
 
 @needs_cuda

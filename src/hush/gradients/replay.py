@@ -192,12 +192,12 @@ class Replay:
         present = torch.ones(size, device=device, dtype=torch.bool)
         if self._finite is None:
             self._finite = torch.ones((), device=device, dtype=torch.bool)
-        all_finite = self._finite
+        all_finite, reads_values = self._finite, False
 
         def work() -> ClippedSum:
+            nonlocal reads_values
             tape = record(self._model, self._loss, rows, labels, self._views)
-            if tape.reads_values:
-                raise CaptureError("the model reads a value, by which it may do other work")
+            reads_values = reads_values or tape.reads_values
             clipped = self._clipping.clip(MaskedTape(tape, present), mask)
             flat = torch.cat([part.reshape(-1) for part in clipped.total.values()])
             # an empty slot is not skipped, and what it holds times a weight of 0 may not be finite
@@ -212,7 +212,8 @@ class Replay:
             captured = self._capture_graph(work, self._memory(), generator)
         except CaptureError as error:
             self._pool = None
-            self._explain(str(error))
+            # reading waits for the GPU, of which torch's error tells; some models only read elsewhere
+            self._explain("the model reads a value of a record" if reads_values else str(error))
             return None
         finally:
             all_finite.fill_(True)

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from hush.training.step import PrivateStep
     from hush.training.step_state import StepState
 
-_HOST_BOUND = 0.5
-"""Share of a batch's time that a batch of two records takes, from which on the GPU waits for Python."""
-_GAIN = 0.9
+_HOST_BOUND = 0.3
+"""Share of a batch's time that a batch of two records takes, below which the GPU hardly waits."""
+_GAIN = 0.95
 """Share of the time without a graph that a replay may take to be worth its memory."""
 _FEWEST_STEPS = 32
 """Steps that pay for the measurement and the capture, which take about as long as ten."""
-_MEMORY_SHARE = 0.25
+_MEMORY_SHARE = 0.5
 """Share of the free memory of a GPU that a graph may keep."""
 
 
@@ -156,7 +156,7 @@ def worth(time_share: float, memory_share: float) -> bool:
 
 
 def host_bound(few: float, every: float) -> bool:
-    """Whether a batch takes hardly longer than two records do: then the GPU waits for Python.
+    """Whether two records take a good part of a batch's time: then the GPU waits for Python.
 
     Args:
         few: seconds of a batch of two records.
