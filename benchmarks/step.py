@@ -152,7 +152,7 @@ def main() -> None:
         method for method in options.methods.split(";") if method not in PEER or find_spec("opacus")
     ]
     if DEVICE.type == "cpu":
-        methods = [method for method in methods if not method.endswith("replayed")]
+        methods = [method for method in methods if not method.endswith(("replayed", "launched"))]
     print(
         f"batch {options.batch}, {options.threads} thread(s), {DEVICE.type}, torch {torch.__version__}\n"
     )
