@@ -121,6 +121,8 @@ def _pays(step: "PrivateStep", replay: Replay, data: Data, physical: int) -> boo
             except Exception:  # whatever the model raises for an input that it does not take
                 pair = records
             return _faster(step, replay, tree_map(pair, partial(_repeat, size=size)))
+        except torch.cuda.OutOfMemoryError:
+            return False
         finally:
             if generator is not None and state is not None:
                 generator.set_state(state)
