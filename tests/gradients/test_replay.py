@@ -12,7 +12,7 @@ from hush.core.errors import PerformanceWarning, Unsupported
 from hush.core.parts import Clipping
 from hush.core.tape import ClippedSum
 from hush.gradients import captured_state
-from hush.gradients.cuda_graph import CapturedGraph, CaptureError, capture_graph
+from hush.gradients.cuda_graph import CapturedGraph, CaptureError, capture_graph, external_memory
 from hush.gradients.padding import padded_size
 from hush.gradients.recording import record
 from hush.gradients.replay import Replay
@@ -31,7 +31,7 @@ def run_again(work: Callable[[], ClippedSum], pool: Any, generator: torch.Genera
             clipped.total[name].copy_(value)
         clipped.skipped.copy_(fresh.skipped)
 
-    return CapturedGraph(replay, clipped)
+    return CapturedGraph(replay, clipped, [])
 
 
 def refuse(work: Callable[[], Any], pool: Any, generator: torch.Generator | None) -> Any:
@@ -200,6 +200,25 @@ def test_graphs_are_captured_anew_for_what_they_took_as_given(monkeypatch: pytes
         assert captures() == 0  # not the GPU's
     with torch.backends.cudnn.flags(benchmark=not torch.backends.cudnn.benchmark):
         assert [captures(), captures()] == [1, 0]
+
+
+def test_what_a_graph_reads_is_known() -> None:
+    """Weights, a buffer, what the loss closes over and the batch; nothing that is made on the way."""
+    model, importance = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), torch.ones(3)
+    model.eval()
+    inputs, targets = torch.randn(5, 4), torch.zeros(5).long()
+
+    def loss(outputs: Tensor, classes: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, classes, importance, reduction="none")
+
+    read = external_memory(
+        lambda: hush.L2(norm=0.1).clip(record(model, loss, inputs, targets)).total["0.weight"]
+    )
+    used = [*model.parameters(), *model.buffers(), importance, inputs, targets]
+    counted = {value.data_ptr() for value in used if value.dim()}  # BatchNorm's number of batches is not
+    found = {storage.data_ptr() for storage in read}
+    assert counted <= found
+    assert len(found) <= len(counted) + 3  # the anchor of the layers, and constants
 
 
 def test_where_the_given_changes_all_the_time_nothing_is_captured_any_more() -> None:

@@ -15,8 +15,10 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hush.core.errors import shorten
+from hush.gradients.tree import tree_leaves
 
 T = TypeVar("T")
 
@@ -39,6 +41,8 @@ class CapturedGraph(Generic[T]):
     replay: Callable[[], None]
     output: T
     """Overwritten by each replay."""
+    read: list[torch.UntypedStorage]
+    """Memory from before that the work reads: a graph knows addresses, and must not outlive it."""
 
 
 def capture_graph(
@@ -66,14 +70,16 @@ def capture_graph(
         try:
             with torch.cuda.stream(side):
                 before = _host_states()
-                for _ in range(_WARM_UP):
+                read = external_memory(work)
+                for _ in range(_WARM_UP - 1):
                     work()
                 if before != _host_states():
                     raise CaptureError(
                         "the model draws random numbers on the CPU, which a graph would repeat"
                     )
                 undraw()
-                return _captured(work, pool, generator, shared)
+                graph, output = _captured(work, pool, generator, shared)
+                return CapturedGraph(graph.replay, output, read)
         except CaptureError:
             raise
         except Exception as error:  # of the model, the driver or the allocator: the graph is what fails
@@ -85,8 +91,8 @@ def capture_graph(
 
 def _captured(
     work: Callable[[], T], pool: Any, generator: torch.Generator | None, shared: torch.Generator
-) -> CapturedGraph[T]:
-    """The graph of work on the current stream, which has done it before."""
+) -> tuple[torch.cuda.CUDAGraph, T]:
+    """The graph and the output of work on the current stream, which has done it before."""
     graph = torch.cuda.CUDAGraph()
     if generator is not None:
         graph.register_generator_state(generator)
@@ -106,7 +112,43 @@ def _captured(
     except RuntimeError:
         _restore_torch(pool, shared, fresh)
         raise
-    return CapturedGraph(graph.replay, output)
+    return graph, output
+
+
+def external_memory(work: Callable[[], object]) -> list[torch.UntypedStorage]:
+    """Memory that work reads and did not itself allocate: weights, buffers, what a loss closes over."""
+    with _ExternalMemory() as seen:
+        work()
+    return list(seen.external.values())
+
+
+class _ExternalMemory(TorchDispatchMode):
+    """Notes arguments of all operations that are not results of others."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.external: dict[int, torch.UntypedStorage] = {}
+        self._allocated: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        for storage in _storages((args, kwargs)):
+            if storage.data_ptr() not in self._allocated:
+                self.external[storage.data_ptr()] = storage
+        output = func(*args, **(kwargs or {}))
+        self._allocated.update(
+            storage.data_ptr()
+            for storage in _storages(output)
+            if storage.data_ptr() not in self.external
+        )
+        return output
+
+
+def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
+    for value in tree_leaves(values):
+        if value.layout == torch.strided:
+            yield value.untyped_storage()
 
 
 def _abandon(

@@ -28,6 +28,8 @@ _MOST_GRAPHS = 64
 _MOST_CHANGES = 16
 """Changes of what the graphs take as given after which capturing them costs more than they save."""
 
+_READS_VALUES = " (the model reads a value of a record, for which it waits)"
+
 Capture = Callable[..., CapturedGraph[Any]]
 
 
@@ -35,12 +37,10 @@ Capture = Callable[..., CapturedGraph[Any]]
 class _Graph:
     """The graph for one batch size, with the memory that it reads from and writes to."""
 
-    replay: Callable[[], None]
+    captured: CapturedGraph[ClippedSum]
     inputs: Any
     targets: Any
     present: Tensor
-    output: ClippedSum
-    """Zero where a gradient, or what an empty slot holds, is not finite."""
     occupied: list[int]
     """How many slots from the first on hold a record, if `present` says so now."""
 
@@ -147,13 +147,18 @@ class Replay:
         with randomness(host=False):  # a model that draws on the CPU is not captured
             sources = _sources(generator, graph.present.device)
             before = [source.get_state() for source in sources] if verify else []
-            graph.replay()
+            graph.captured.replay()
             if not verify or not self.failed():
-                return graph.output
+                return graph.captured.output
             # in the same places and shapes, by which kernels round, and with the same random numbers
             for source, state in zip(sources, before, strict=True):
                 source.set_state(state)
             return self.clip_padded(graph.inputs, graph.targets, graph.present, mask)
+
+    @property
+    def captured(self) -> bool:
+        """Whether there is a graph."""
+        return any(graph is not None for graph in self._graphs.values())
 
     def failed(self) -> bool:
         """Whether a replay since the last question met what is not finite; waits for the GPU."""
@@ -195,6 +200,7 @@ class Replay:
         all_finite, reads_values = self._finite, False
 
         def work() -> ClippedSum:
+            """The clipped sum, zero where a gradient or what an empty slot holds is not finite."""
             nonlocal reads_values
             tape = record(self._model, self._loss, rows, labels, self._views)
             reads_values = reads_values or tape.reads_values
@@ -212,12 +218,11 @@ class Replay:
             captured = self._capture_graph(work, self._memory(), generator)
         except CaptureError as error:
             self._pool = None
-            # reading waits for the GPU, of which torch's error tells; some models only read elsewhere
-            self._explain("the model reads a value of a record" if reads_values else str(error))
+            self._explain(f"{error}{_READS_VALUES if reads_values else ''}")
             return None
         finally:
             all_finite.fill_(True)
-        return _Graph(captured.replay, rows, labels, present, captured.output, [size])
+        return _Graph(captured, rows, labels, present, [size])
 
     def _explain(self, reason: str) -> None:
         """Raise, or warn the first time, that a batch cannot be replayed."""

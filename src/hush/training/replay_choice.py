@@ -144,7 +144,7 @@ def _faster(step: "PrivateStep", replay: Replay, pair: tuple[Any, Any]) -> bool:
     free, _ = torch.cuda.mem_get_info(step.device)
     replayed = seconds(lambda: replay(*pair, mask, generator))
     kept = free - torch.cuda.mem_get_info(step.device)[0]
-    return worth(replayed / every, kept / free)
+    return replay.captured and worth(replayed / every, kept / free)
 
 
 def worth(time_share: float, memory_share: float) -> bool:
