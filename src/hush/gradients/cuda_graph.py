@@ -70,9 +70,9 @@ def capture_graph(
         try:
             with torch.cuda.stream(side):
                 before = _host_states()
-                read = external_memory(work)
                 for _ in range(_WARM_UP - 1):
                     work()
+                read = external_memory(work)
                 if before != _host_states():
                     raise CaptureError(
                         "the model draws random numbers on the CPU, which a graph would repeat"
