@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,7 @@ class LayerNorm:
     eps: float
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        x = _float(x).contiguous()
         output, mean, scale = torch.native_layer_norm(
             x, self.shape, _value(self.weight), _value(self.bias), self.eps
         )
@@ -37,13 +39,13 @@ class LayerNorm:
         x, mean, scale = saved
         records = len(x)
         if self.weight is not None and self.weight.terms is not None:
-            product = (x - mean).mul_(scale).mul_(grad)
+            product = torch.addcmul(mean * -scale, x, scale).mul_(grad)
             self.weight.terms.append(Dense(product.view(records, -1, *self.shape).sum(1)))
         if self.bias is not None and self.bias.terms is not None:
             self.bias.terms.append(Dense(grad.reshape(records, -1, *self.shape).sum(1)))
         inputs: Tensor | None = None
         if needed[0]:
-            inputs = torch.ops.aten.native_layer_norm_backward(
+            inputs = torch.ops.aten.native_layer_norm_backward.default(
                 grad, x, self.shape, mean, scale, _value(self.weight), None, [True, False, False]
             )[0]
         return (inputs,)
@@ -80,7 +82,7 @@ class GroupNorm:
             self.bias.terms.append(Dense(shift.view(self.records, -1, channels).sum(1)))
         inputs: Tensor | None = None
         if needed[0]:
-            inputs = torch.ops.aten.native_group_norm_backward(
+            inputs = torch.ops.aten.native_group_norm_backward.default(
                 grad, x, mean, scale, _value(self.weight), *_sizes(x), self.groups, [True, False, False]
             )[0]
         return (inputs,)
@@ -99,7 +101,7 @@ def layer_norm(
     if weights is None:
         return NotImplemented
     layer = LayerNorm(tuple(normalized_shape), weights[0], weights[1], eps)
-    return recording.run_batched(lambda x: recording.capture(layer, _float(x).contiguous()), x)
+    return recording.run_batched(partial(recording.capture, layer), x)
 
 
 def group_norm(
