@@ -9,6 +9,8 @@ from torch import Tensor, nn
 import hush
 from hush.core.errors import DataError, Unsupported
 from hush.gradients.recording import per_sample_losses, record
+from hush.gradients.rules import Casts, Weight
+from hush.gradients.tape import GradientTape
 from tests.gradients.oracle import check_tape, one_at_a_time
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -345,3 +347,55 @@ def test_a_compiled_model_trains() -> None:
             step(batch)
         results.append([value.detach() for value in model.parameters()])
     assert all(map(torch.equal, *results))
+
+
+class Projections(nn.Module):
+    """Three products of one value, which may be changed in place before the last."""
+
+    def __init__(self, changed: bool) -> None:
+        super().__init__()
+        self.changed = changed
+        self.first, self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sin(self.first(x).float())
+        query, key = self.query(x), self.key(x)
+        if self.changed:
+            x = x.mul_(3.0)
+        total: Tensor = (query * key + self.value(x)).float()
+        return total.sum(1)
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_products_of_one_value_share_its_cast_unless_it_is_changed(changed: bool) -> None:
+    torch.manual_seed(0)
+    model, inputs, targets = Projections(changed), torch.randn(5, 3, 16), torch.arange(5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        tape = record(model, LOSS, inputs, targets)
+        expected = [
+            torch.autograd.grad(LOSS(model(x[None]), y[None])[0], list(model.parameters()))
+            for x, y in zip(inputs, targets, strict=True)
+        ]
+    assert isinstance(tape, GradientTape)
+    factors = [cast(Any, tape.terms[f"{name}.weight"]).right for name in ("query", "key", "value")]
+    assert factors[0].dtype == torch.bfloat16
+    assert factors[0].data_ptr() == factors[1].data_ptr()
+    assert (factors[0].data_ptr() == factors[2].data_ptr()) != changed
+    for number, name in enumerate(tape.terms):
+        by_record = torch.stack([gradients[number] for gradients in expected])
+        scale = float(by_record.abs().max())
+        torch.testing.assert_close(tape.terms[name].dense(), by_record, rtol=0, atol=0.02 * scale)
+
+
+def test_a_cast_weight_is_reused_until_the_parameter_changes() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    casts: Casts = {}
+    first = Weight(parameter.detach(), [], casts).to(torch.bfloat16)
+    assert Weight(parameter.detach(), [], casts).to(torch.bfloat16) is first
+    assert Weight(parameter.detach(), [], casts).to(torch.float16).dtype == torch.float16
+    with torch.no_grad():
+        parameter.mul_(2)
+    written = Weight(parameter.detach(), [], casts).to(torch.bfloat16)
+    assert written.tolist() == [2, 2, 2]
+    parameter.data = torch.full((3,), 4.0)
+    assert Weight(parameter.detach(), [], casts).to(torch.bfloat16).tolist() == [4, 4, 4]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from hush.core.errors import DataError, Unsupported
 from hush.gradients.checks.models import per_sample_loss
 from hush.gradients.recording import record
-from hush.gradients.tree import check_arguments
+from hush.gradients.tree import check_arguments, submodules
 
 INPUTS, TARGETS = torch.randn(5, 4), torch.arange(5) % 3
 
@@ -86,3 +86,12 @@ def test_inputs_that_forward_does_not_take_are_named() -> None:
         check_arguments(Two(), {"mask": INPUTS})
     with pytest.raises(DataError, match="too many positional arguments"):
         check_arguments(Two(), (INPUTS, INPUTS, INPUTS))
+
+
+def test_submodules_are_all_modules_each_once() -> None:
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(shared, nn.Sequential(nn.ReLU(), shared), nn.ModuleDict({"a": nn.GELU()}))
+    model.register_module("left_out", None)
+    found = submodules(model)
+    assert len(found) == len(set(found))
+    assert set(found) == set(model.modules())

@@ -56,12 +56,17 @@ def _allow_tf32(allowed: tuple[bool, bool]) -> None:
     torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
+def autocast_dtype(values: Tensor) -> torch.dtype:
+    """The dtype in which autocast multiplies matrices of these values, where it is on; else theirs."""
+    kind, dtype = values.device.type, values.dtype
+    if torch.is_autocast_enabled(kind) and dtype in _AUTOCAST_FROM:
+        return torch.get_autocast_dtype(kind)
+    return dtype
+
+
 def to_autocast_dtype(values: Tensor) -> Tensor:
     """The values in the dtype in which autocast multiplies matrices, where it is on."""
-    kind = values.device.type
-    if torch.is_autocast_enabled(kind) and values.dtype in _AUTOCAST_FROM:
-        return values.to(torch.get_autocast_dtype(kind))
-    return values
+    return values.to(autocast_dtype(values))
 
 
 _AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)

@@ -15,7 +15,14 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import _add_batch_dim, _unwrap_batched, current_level, is_batchedtensor
+from torch._C._functorch import (
+    _add_batch_dim,
+    _unwrap_batched,
+    current_level,
+    is_batchedtensor,
+    pop_dynamic_layer_stack,
+    push_dynamic_layer_stack,
+)
 from torch._functorch.pyfunctorch import (
     temporarily_clear_interpreter_stack,
     temporarily_pop_interpreter_stack,
@@ -28,13 +35,14 @@ from hush.core.errors import Unsupported
 from hush.gradients.checkpointing import checkpointed_segments
 from hush.gradients.checks.data_dependence import Path, SharedWrite, gather_records, run_by_branch
 from hush.gradients.checks.isolation import check_call, shares_memory, translate_vmap_errors
-from hush.gradients.rules import RULES, Layer, PerSampleCopy, Weight, general
+from hush.gradients.precision import autocast_dtype
+from hush.gradients.rules import RULES, Casts, Layer, PerSampleCopy, Weight, general
 from hush.gradients.rules.attention import determinism_restored
 from hush.gradients.rules.embedding import merge_terms
 from hush.gradients.rules.value_reads import VALUE_READS
 from hush.gradients.tape import BranchedTape, GradientTape
 from hush.gradients.terms import Dense, Term
-from hush.gradients.tree import call_loss, call_model, tree_leaves, tree_map, uncompiled
+from hush.gradients.tree import call_loss, call_model, submodules, tree_leaves, tree_map, uncompiled
 
 Loss = Callable[[Any, Any], Tensor]
 """Outputs and targets of a batch to one value per record."""
@@ -94,10 +102,10 @@ def _record_branch(
         terms = {name: Dense(v.detach().new_zeros(0, *v.shape)) for name, v in trainable.items()}
         return GradientTape(terms, device)
     recording = Recording(model, trainable, records, device, path)
-    versions = [value._version for value in model.parameters()]
+    versions = _parameter_versions(model)
     with torch.enable_grad(), recording.copies_released():
         losses = recording.losses(loss, inputs, targets, views)
-        if [value._version for value in model.parameters()] != versions:
+        if _parameter_versions(model) != versions:
             raise Unsupported(
                 "the model changes its parameters in forward(), where gradients are still to be worked "
                 "out with them. Change them between steps."
@@ -112,6 +120,12 @@ def _record_branch(
         name: uses[0] if len(uses) == 1 else merge_terms(uses) for name, uses in recording.terms.items()
     }
     return GradientTape(terms, device, unused, path.reads_values)
+
+
+def _parameter_versions(model: nn.Module) -> list[int]:
+    """How often each parameter was written to, for each module that has it."""
+    by_module = (module._parameters.values() for module in submodules(model))
+    return [value._version for values in by_module for value in values if value is not None]
 
 
 class Recording(TorchFunctionMode):
@@ -138,9 +152,17 @@ class Recording(TorchFunctionMode):
         self.constants: list[Tensor | None] = []
         """New memory that the model has made in this pass, None where it is a record's own."""
         self._model = model
-        self._state = [*model.parameters(), *model.buffers()]
+        self._state = [
+            value
+            for module in submodules(model)
+            for value in (*module._parameters.values(), *module._buffers.values())
+            if value is not None
+        ]
         self._parameters = trainable
         self._names = {id(parameter): name for name, parameter in trainable.items()}
+        self._casts: dict[str, Casts] = {name: {} for name in trainable}
+        self._operand: tuple[Tensor, int, Tensor] | None = None
+        """The input of the last product, its version, and what was multiplied."""
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         """An input of every captured layer, so that its backward pass always runs."""
         self._copies: dict[int, PerSampleCopy] = {}
@@ -168,6 +190,7 @@ class Recording(TorchFunctionMode):
             try:
                 return torch.vmap(one_loss, randomness="different")(inputs, targets)
             finally:
+                self._operand = None
                 self.path.end(any(value._version != before for value, before in written))
 
     @property
@@ -256,6 +279,8 @@ class Recording(TorchFunctionMode):
     def by_record(self, value: Tensor) -> Tensor:
         """The values of all records, outside of `vmap`: (records, ...)."""
         values, dim = _unwrap_batched(value, self.level)
+        if dim == 0:
+            return values
         with temporarily_pop_interpreter_stack():
             if dim is None:
                 return values.expand(self.records, *values.shape)
@@ -272,7 +297,7 @@ class Recording(TorchFunctionMode):
             if value is None:
                 weights.append(None)
             elif name is not None:
-                weights.append(Weight(value.detach(), self.terms[name]))
+                weights.append(Weight(value.detach(), self.terms[name], self._casts[name]))
             elif value.requires_grad or is_batchedtensor(value):
                 return None
             else:
@@ -282,9 +307,33 @@ class Recording(TorchFunctionMode):
     def run_batched(self, work: Callable[..., Any], *operands: Tensor) -> Any:
         """`work(*operands)` outside of `vmap`, on tensors whose first dimension is the records."""
         batched = [self.by_record(self.per_sample(value)) for value in operands]
-        with temporarily_pop_interpreter_stack():
+        # torch's context for this, `temporarily_pop_interpreter_stack`, takes longer than the rest
+        interpreter = pop_dynamic_layer_stack()
+        try:
             output = work(*batched)
+        finally:
+            push_dynamic_layer_stack(interpreter)
         return tree_map(output, lambda part: _add_batch_dim(part, 0, self.level))
+
+    def operand(self, x: Tensor) -> Tensor:
+        """An input as a product takes it, inside `run_batched`: in autocast's dtype, contiguous.
+
+        Products of one input (an attention's queries, keys and values) share it. Without autocast a
+        contiguous input is its own.
+        """
+        dtype = autocast_dtype(x)
+        if x.dtype == dtype and x.is_contiguous():
+            return x
+        if x.is_inference():  # which has no version
+            return x.to(dtype).contiguous()
+        if self._operand is not None:
+            last, version, operand = self._operand
+            # the last one is alive, so that no other tensor can be at its address
+            if last is x and version == x._version and operand.dtype == dtype:
+                return operand
+        operand = x.detach().to(dtype).contiguous()
+        self._operand = x, x._version, operand
+        return operand
 
     def capture(self, layer: Layer, *inputs: Tensor) -> Any:
         """The layer's output, inside `run_batched`; its backward pass leaves the weights' terms."""
@@ -342,5 +391,5 @@ class _LayerFunction(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad = grads if len(grads) > 1 else grads[0]
         # what the tape keeps of these must not keep the graph
-        saved = tuple(value.detach() for value in ctx.saved_tensors)
+        saved = tuple([value.detach() for value in ctx.saved_tensors])
         return None, None, *ctx.layer.backward(grad, saved, ctx.needs_input_grad[2:])

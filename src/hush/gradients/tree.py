@@ -36,6 +36,18 @@ def tree_map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
+def submodules(model: nn.Module) -> list[nn.Module]:
+    """What `model.modules()` yields, in another order and a third of the time."""
+    found = {id(model): model}
+    pending = [model]
+    while pending:
+        for child in pending.pop()._modules.values():
+            if child is not None and id(child) not in found:
+                found[id(child)] = child
+                pending.append(child)
+    return list(found.values())
+
+
 def expand_views(views: Callable[[Any], Any], inputs: Any, targets: Any) -> tuple[Any, Any]:
     """The views of all records, one after another, and as many targets."""
     by_record = torch.vmap(views, randomness="different")(inputs)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -15,9 +15,14 @@ from torch._ops import OpOverload
 
 from hush.core.errors import DataError, HushError, Unsupported
 from hush.gradients.checks.data_dependence import SharedWrite, random_state, same_draws
-from hush.gradients.tree import call_model, tree_leaves, tree_map
+from hush.gradients.tree import call_model, submodules, tree_leaves, tree_map
 
 _IN_PLACE = re.compile(r"(?!__).*[^_]_|__setitem__|__i(add|sub|mul|truediv|and|or|xor|pow)__")
+
+
+@lru_cache(maxsize=4096)
+def _writes_in_place(name: str) -> bool:
+    return _IN_PLACE.fullmatch(name) is not None
 
 
 def check_call(
@@ -48,7 +53,7 @@ def check_call(
             "not bound its influence. Leave the rule out, with generate_vmap_rule = True in an "
             "autograd.Function."
         )
-    if not _IN_PLACE.fullmatch(name) or not args or not isinstance(args[0], Tensor):
+    if not _writes_in_place(name) or not args or not isinstance(args[0], Tensor):
         return
     protected = any(shares_memory(args[0], value) for value in read_only)
     if not is_batchedtensor(args[0]) and (
@@ -141,7 +146,7 @@ def translate_vmap_errors(model: nn.Module, reads_values: Callable[[], bool]) ->
 
     Where the model has read a value, any new buffer could hold something of a record.
     """
-    before = [(module, dict(module._buffers)) for module in model.modules()]
+    before = [(module, dict(module._buffers)) for module in submodules(model)]
     try:
         with translate_data_errors(model):
             yield

@@ -24,6 +24,8 @@ batch dimension being 1, and no dimension for the records), and a *layer* for al
   that is what docs/guarantees/tape.md, 1, needs of it. The batch dimension is the second (1, or more
   where the model folds time into it): `x.flatten(0, 1)` for a torch function that wants one, and
   `.unflatten(0, x.shape[:2])` of what it returns, as in `normalisation.group_norm`.
+- `recording.operand(x)` returns an input as a product takes it: contiguous, in autocast's precision, and
+  shared by products of one input.
 - `recording.capture(layer, *inputs)` returns the output of a `Layer`; its `backward` runs in the tape's.
 
 An operation without a batching rule for `vmap` needs no layer: a rule may call others, `with recording:`
@@ -51,6 +53,9 @@ from hush.gradients.rules import (
 )
 from hush.gradients.terms import Dense, Term
 
+Casts = dict[torch.dtype, tuple[Tensor, int, Tensor]]
+"""By dtype: what was cast, its version, and the result."""
+
 
 @dataclass(frozen=True, eq=False)
 class Weight:
@@ -58,6 +63,21 @@ class Weight:
 
     value: Tensor
     terms: list[Term] | None = None
+    casts: Casts | None = None
+    """Those of earlier uses, where the parameter is trained."""
+
+    def to(self, dtype: torch.dtype) -> Tensor:
+        """The value in another precision, cast once for all uses of a trained parameter."""
+        if self.value.dtype == dtype:
+            return self.value
+        if self.casts is None:
+            return self.value.to(dtype)
+        if dtype in self.casts:
+            source, version, cast = self.casts[dtype]
+            if version == self.value._version and source.data_ptr() == self.value.data_ptr():
+                return cast
+        self.casts[dtype] = self.value, self.value._version, self.value.to(dtype)
+        return self.casts[dtype][2]
 
 
 class Layer(Protocol):

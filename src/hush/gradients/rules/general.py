@@ -44,11 +44,9 @@ def call(recording: "Recording", func: Any, args: Any, kwargs: Any) -> Any:
 
     A copy of a constant, too, where the pass is run again because the model writes into it.
     """
-    leaves = list(tree_leaves((args, kwargs)))
-    batched = any(map(is_batchedtensor, leaves))
-    output = _call(recording, func, args, kwargs, per_sample=batched)
-    shared = not batched and any(value.requires_grad for value in leaves)
-    if shared and any(map(is_batchedtensor, tree_leaves(output))):
+    batched, shared = _of_records_or_shared(args, kwargs)
+    output = _call(recording, func, args, kwargs, per_sample=batched and shared)
+    if shared and not batched and any(map(is_batchedtensor, tree_leaves(output))):
         # it draws for each record, as dropout of a parameter does
         return _call(recording, func, args, kwargs, per_sample=True)
     if func in _CONSTANTS:
@@ -57,6 +55,18 @@ def call(recording: "Recording", func: Any, args: Any, kwargs: Any) -> Any:
         if not own and len(recording.constants) - 1 in recording.path.own_constants:
             return recording.run_batched(torch.clone, output)
     return output
+
+
+def _of_records_or_shared(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether a call takes something of a record, and something shared that has a gradient."""
+    batched = shared = False
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        for leaf in (value,) if isinstance(value, Tensor) else tree_leaves(value):
+            if is_batchedtensor(leaf):
+                batched = True
+            elif leaf.requires_grad:
+                shared = True
+    return batched, shared
 
 
 def _call(recording: "Recording", func: Any, args: Any, kwargs: Any, *, per_sample: bool) -> Any:

@@ -19,10 +19,10 @@ from torch.nn import functional
 
 from hush.core.tape import CoordinateMask
 from hush.gradients.precision import (
+    autocast_dtype,
     blocked_product,
     capturing_cuda_graph,
     precise,
-    to_autocast_dtype,
     vector_norms,
 )
 from hush.gradients.products import (
@@ -54,6 +54,9 @@ Up to there materialising is faster too: it costs the arithmetic of the plain gr
 one pass each for the norms and the sum, while the Gram matrices take T^2 (m + n) on top of it, which is
 little on tensor cores. Measured in docs/results/step.md.
 """
+
+
+_unsafe_view = torch.ops.aten._unsafe_view.default
 
 
 def outer_product_term(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
@@ -152,25 +155,34 @@ class Linear:
     bias: "Weight | None"
     transposed: bool = False
 
-    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        weight = to_autocast_dtype(self.weight.value)
-        bias = None if self.bias is None else to_autocast_dtype(self.bias.value)
-        return functional.linear(x, weight.t() if self.transposed else weight, bias), (x,)
+    def forward(self, x: Tensor, *operands: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """From the input, and from what is multiplied in its place if that is not the same tensor."""
+        operand = operands[0] if operands else x
+        weight = self.weight.to(autocast_dtype(self.weight.value))
+        bias = None if self.bias is None else self.bias.to(autocast_dtype(self.bias.value))
+        *lead, width = operand.shape
+        output = functional.linear(
+            operand.view(-1, width), weight.t() if self.transposed else weight, bias
+        )
+        # a view could not be changed in place
+        return _unsafe_view(output, (*lead, output.shape[1])), (operand,)
 
     def backward(
         self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         (x,) = saved
-        grads, inputs = (part.view(self.records, -1, part.shape[-1]) for part in (grad, x))
+        rows = grad.reshape(-1, grad.shape[-1])
+        grads = rows.view(self.records, -1, rows.shape[1])
+        inputs = x.view(self.records, -1, x.shape[-1])
         if self.weight.terms is not None:
             factors = (inputs, grads) if self.transposed else (grads, inputs)
             self.weight.terms.append(outer_product_term(*factors, self.weight.value.shape))
         if self.bias is not None and self.bias.terms is not None:
             self.bias.terms.append(Dense(grads.sum(1)))
         if not needed[0]:
-            return (None,)
-        weight = self.weight.value.to(x.dtype)
-        return (grad @ (weight.t() if self.transposed else weight),)
+            return None, None
+        weight = self.weight.to(x.dtype)
+        return rows.mm(weight.t() if self.transposed else weight).view(x.shape), None
 
 
 def linear(
@@ -189,10 +201,9 @@ def linear(
         return NotImplemented
     layer = Linear(recording.records, weights[0], weights[1], transposed)
 
-    def work(x: Tensor) -> Tensor:
-        rows = to_autocast_dtype(x).flatten(0, -2)
-        output: Tensor = recording.capture(layer, rows).unflatten(0, x.shape[:-1])
-        return output
+    def work(x: Tensor) -> Any:
+        operand = recording.operand(x)
+        return recording.capture(layer, *(x,) if operand is x else (x, operand))
 
     return recording.run_batched(work, x)
 
