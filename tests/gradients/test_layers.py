@@ -144,6 +144,27 @@ def tied() -> nn.Module:
     return model
 
 
+class LowRank(nn.Module):
+    """Frozen products and normalisations between trained ones, which must get their gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inward, self.outward = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.base = nn.Linear(6, 6).requires_grad_(False)
+        self.norm = nn.LayerNorm(6).requires_grad_(False)
+        nn.init.normal_(self.norm.weight)
+        self.plain_norm = nn.LayerNorm(6, elementwise_affine=False)
+        self.down, self.up = nn.Linear(6, 2, bias=False), nn.Linear(2, 6, bias=False)
+        self.register_buffer("rotation", torch.randn(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inward(x)
+        x = functional.relu(self.base(x), inplace=True) + self.up(self.down(x))
+        x = self.norm(x) @ self.rotation + self.base(x.mT.contiguous().mT)
+        output: Tensor = self.outward(self.plain_norm(x))
+        return output
+
+
 def partly_frozen() -> nn.Module:
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 5), nn.LayerNorm(5))
     model[0].requires_grad_(False)
@@ -218,6 +239,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
     "convolution used twice": (convolution_twice, SIGNAL),
     "tied": (tied, (6,)),
     "partly frozen": (partly_frozen, (6,)),
+    "low-rank update": (LowRank, (4, 6)),
     "in-place": (lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)), (6,)),
     "weight norm": (lambda: normed(parametrizations.weight_norm), (6,)),
     "spectral norm": (lambda: normed(parametrizations.spectral_norm).eval(), (6,)),

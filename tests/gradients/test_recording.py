@@ -399,3 +399,41 @@ def test_a_cast_weight_is_reused_until_the_parameter_changes() -> None:
     assert written.tolist() == [2, 2, 2]
     parameter.data = torch.full((3,), 4.0)
     assert Weight(parameter.detach(), [], casts).to(torch.bfloat16).tolist() == [4, 4, 4]
+
+
+class MapsItself(nn.Module):
+    """A frozen layer and a normalisation inside of a `vmap` of the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.frozen = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mapped: Tensor = torch.vmap(self.frozen, in_dims=1, out_dims=1)(self.first(x))
+        output: Tensor = self.last(mapped).sum(1)
+        return output
+
+
+def test_a_frozen_layer_may_be_mapped_by_the_model_itself() -> None:
+    torch.manual_seed(0)
+    model, inputs, targets = MapsItself().double(), torch.randn(5, 2, 4).double(), torch.arange(5) % 3
+    expected = one_at_a_time(model, LOSS, inputs, targets, 5)
+    check_tape(record(model, LOSS, inputs, targets), expected, 1e-10)
+
+
+class Differentiated(nn.Module):
+    """A trained layer inside of a transform that the model applies itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = torch.func.vjp(self.layer, x)[0]
+        return output
+
+
+def test_a_trained_layer_inside_of_a_transform_is_refused() -> None:
+    with pytest.raises(Unsupported, match=r"applies a torch\.func transform"):
+        record(Differentiated(), LOSS, torch.randn(5, 4), torch.arange(5) % 3)

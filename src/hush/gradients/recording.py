@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch._C import _are_functorch_transforms_active
 from torch._C._functorch import (
     _add_batch_dim,
     _unwrap_batched,
@@ -27,8 +28,7 @@ from torch._functorch.pyfunctorch import (
     temporarily_clear_interpreter_stack,
     temporarily_pop_interpreter_stack,
 )
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import _SingleLevelFunction, once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from hush.core.errors import Unsupported
@@ -292,17 +292,31 @@ class Recording(TorchFunctionMode):
         That is where none of them is trained, or one was itself derived from parameters.
         """
         weights: list[Weight | None] = []
+        trained = False
         for value in values:
             name = self._names.get(id(value))
             if value is None:
                 weights.append(None)
             elif name is not None:
                 weights.append(Weight(value.detach(), self.terms[name], self._casts[name]))
+                trained = True
             elif value.requires_grad or is_batchedtensor(value):
                 return None
             else:
                 weights.append(Weight(value))
-        return weights if any(weight and weight.terms is not None for weight in weights) else None
+        return weights if trained else None
+
+    def of_records_and_constants(self, x: Tensor, *constants: Tensor | None) -> bool:
+        """Whether x is the records' own and the rest constants that they share: a frozen layer.
+
+        Such a layer can be computed for all records at once too, where `vmap` would take it apart. Not
+        inside of a `vmap` of the model's own, whose tensors are not by record.
+        """
+        if current_level() != self.level or not is_batchedtensor(x):
+            return False
+        return not any(
+            value is not None and (value.requires_grad or is_batchedtensor(value)) for value in constants
+        )
 
     def run_batched(self, work: Callable[..., Any], *operands: Tensor) -> Any:
         """`work(*operands)` outside of `vmap`, on tensors whose first dimension is the records."""
@@ -313,6 +327,8 @@ class Recording(TorchFunctionMode):
             output = work(*batched)
         finally:
             push_dynamic_layer_stack(interpreter)
+        if isinstance(output, Tensor):
+            return _add_batch_dim(output, 0, self.level)
         return tree_map(output, lambda part: _add_batch_dim(part, 0, self.level))
 
     def operand(self, x: Tensor) -> Tensor:
@@ -337,7 +353,13 @@ class Recording(TorchFunctionMode):
 
     def capture(self, layer: Layer, *inputs: Tensor) -> Any:
         """The layer's output, inside `run_batched`; its backward pass leaves the weights' terms."""
-        return _LayerFunction.apply(layer, self._anchor, *inputs)  # type: ignore[no-untyped-call]
+        if _are_functorch_transforms_active():
+            raise Unsupported(
+                "the model applies a torch.func transform (vmap, grad) to a layer that is trained: what "
+                "the transform maps over is not the records, whose gradients are clipped one by one. "
+                "Call the layer on the whole tensor, without the transform."
+            )
+        return _LayerFunction.apply(layer, self._anchor, *inputs)  # type: ignore[attr-defined]
 
     def per_sample(self, value: Tensor) -> Tensor:
         """A copy for each record of a value that all share, if it has a gradient."""
@@ -376,8 +398,11 @@ class Recording(TorchFunctionMode):
             )
 
 
-class _LayerFunction(Function):
-    """A `Layer` as an autograd function; the anchor makes sure that its backward pass runs."""
+class _LayerFunction(_SingleLevelFunction):
+    """A `Layer` as an autograd function; the anchor makes sure that its backward pass runs.
+
+    `autograd.Function` less its dispatch to transforms, which `capture` has refused.
+    """
 
     @staticmethod
     def forward(ctx: Any, layer: Layer, anchor: Tensor, *inputs: Tensor) -> Any:

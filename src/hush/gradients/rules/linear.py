@@ -197,8 +197,13 @@ def linear(
     weights = recording.as_weights(weight, bias)
     # A value derived from parameters alone stays one value that all records share.
     shared = x.requires_grad and not is_batchedtensor(x)
-    if weights is None or weights[0] is None or weight.dim() != 2 or shared:
+    if weight.dim() != 2 or shared:
         return NotImplemented
+    if weights is None or weights[0] is None:
+        if not recording.of_records_and_constants(x, weight, bias):
+            return NotImplemented
+        matrix = weight.t() if transposed else weight
+        return recording.run_batched(lambda x: functional.linear(x, matrix, bias), x)
     layer = Linear(recording.records, weights[0], weights[1], transposed)
 
     def work(x: Tensor) -> Any:

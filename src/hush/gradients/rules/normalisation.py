@@ -99,7 +99,10 @@ def layer_norm(
     """The rule for `F.layer_norm`."""
     weights = recording.as_weights(weight, bias)
     if weights is None:
-        return NotImplemented
+        if not recording.of_records_and_constants(x, weight, bias):
+            return NotImplemented
+        shape = list(normalized_shape)
+        return recording.run_batched(lambda x: functional.layer_norm(x, shape, weight, bias, eps), x)
     layer = LayerNorm(tuple(normalized_shape), weights[0], weights[1], eps)
     return recording.run_batched(partial(recording.capture, layer), x)
 
