@@ -44,7 +44,8 @@ def submodules(model: nn.Module) -> list[nn.Module]:
         for child in pending.pop()._modules.values():
             if child is not None and id(child) not in found:
                 found[id(child)] = child
-                pending.append(child)
+                if child._modules:
+                    pending.append(child)
     return list(found.values())
 
 

@@ -56,7 +56,8 @@ def dot_product(
 
     def work(*operands: Tensor) -> Tensor:
         aligned = [_align(part, dims) for part in operands]
-        batch = torch.broadcast_shapes(*(part.shape[:-3] for part in aligned[:3]))
+        leads = [part.shape[:-3] for part in aligned[:3]]
+        batch = leads[0] if leads[0] == leads[1] == leads[2] else torch.broadcast_shapes(*leads)
         heads = max(part.shape[-3] for part in aligned[:3])
         flat: list[Tensor] = []
         for part in aligned:
