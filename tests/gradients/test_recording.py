@@ -437,3 +437,19 @@ class Differentiated(nn.Module):
 def test_a_trained_layer_inside_of_a_transform_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"applies a torch\.func transform"):
         record(Differentiated(), LOSS, torch.randn(5, 4), torch.arange(5) % 3)
+
+
+def test_losses_are_in_single_precision_under_autocast() -> None:
+    """Cross-entropy of a confident model: in half precision the loss of most records would be zero."""
+    torch.manual_seed(0)
+    model, inputs = nn.Linear(16, 3), torch.randn(6, 16)
+    with torch.no_grad():
+        model.weight.mul_(30)
+        targets = model(inputs).argmax(1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(inputs)
+        tape = record(model, LOSS, inputs, targets)
+        assert per_sample_losses(model, LOSS, inputs, targets).dtype == torch.float32
+    expected = torch.softmax(logits.double(), 1) - nn.functional.one_hot(targets, 3)
+    norms = (expected.norm(dim=1) * (inputs.double().square().sum(1) + 1).sqrt()).float()
+    torch.testing.assert_close(tape.norms(2.0), norms, rtol=0.02, atol=1e-6)

@@ -72,6 +72,12 @@ def to_autocast_dtype(values: Tensor) -> Tensor:
 _AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)
 
 
+def precise_under_autocast(values: Tensor) -> Tensor:
+    """The values in single precision at least where autocast is on, as they are where it is off."""
+    low = values.dtype in (torch.float16, torch.bfloat16)
+    return values.float() if low and torch.is_autocast_enabled(values.device.type) else values
+
+
 def precise(values: Tensor) -> Tensor:
     """The values in single precision at least."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch._C._functorch import _add_batch_dim, current_level, is_batchedtensor
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+from torch.nn import functional
 
 from hush.gradients.checks.isolation import shared_write
-from hush.gradients.precision import to_autocast_dtype
+from hush.gradients.precision import precise_under_autocast, to_autocast_dtype
 from hush.gradients.tree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
@@ -31,6 +32,30 @@ _CONSTANTS = {
     *(torch.clone, Tensor.clone),
 }
 """Functions that return new memory, into which a model may write something of a record."""
+
+_FLOAT32 = {
+    getattr(space, name)
+    for space in (torch, Tensor, functional)
+    for name in (
+        *("softmax", "log_softmax", "softmin", "cumsum", "cumprod", "prod", "sum", "logsumexp"),
+        *(
+            "layer_norm",
+            "group_norm",
+            "norm",
+            "normalize",
+            "cosine_similarity",
+            "dist",
+            "cdist",
+            "pdist",
+        ),
+        *("cross_entropy", "nll_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss"),
+        *("binary_cross_entropy_with_logits", "poisson_nll_loss", "cosine_embedding_loss"),
+        *("hinge_embedding_loss", "margin_ranking_loss", "multilabel_margin_loss", "multi_margin_loss"),
+        *("soft_margin_loss", "triplet_margin_loss", "softplus"),
+    )
+    if hasattr(space, name)
+}
+"""Functions that autocast computes in single precision; under `vmap` they are taken apart before it."""
 
 _CONVOLUTIONS = {
     *(torch.conv1d, torch.conv2d, torch.conv3d),
@@ -74,6 +99,8 @@ def _call(recording: "Recording", func: Any, args: Any, kwargs: Any, *, per_samp
         args, kwargs = tree_map((args, kwargs), recording.per_sample)
     if func in _CONVOLUTIONS:
         args, kwargs = tree_map((args, kwargs), to_autocast_dtype)
+    if func in _FLOAT32:
+        args, kwargs = tree_map((args, kwargs), precise_under_autocast)
     try:
         return func(*args, **kwargs)
     except RuntimeError as error:
