@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hush.gradients.products import uses_kernels
 from hush.gradients.terms import Dense
 
 if TYPE_CHECKING:
@@ -70,22 +71,33 @@ class GroupNorm:
     def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> _Backward:
         x, mean, scale = saved
         grad = grad.contiguous()
+        if self.weight is not None and uses_kernels(x):
+            from hush.gradients.rules.normalisation_kernel import channel_gradients, input_gradient
+
+            by_channel = channel_gradients(grad, x, mean, scale, self.groups)
+            self._append(*by_channel)
+            if not needed[0]:
+                return (None,)
+            value = self.weight.value
+            return (input_gradient(grad, x, mean, scale, value, by_channel, self.groups),)
         images, channels, positions = _sizes(x)
-        shift = grad.view(images, channels, positions).sum(-1)
-        if self.weight is not None and self.weight.terms is not None:
-            flat = (images * channels, 1, positions)
-            product = torch.bmm(grad.view(flat), x.view(flat).mT).view(images, self.groups, -1)
-            by_group = shift.view(images, self.groups, -1)
-            by_image = (product - by_group * mean.unsqueeze(-1)) * scale.unsqueeze(-1)
-            self.weight.terms.append(Dense(by_image.view(self.records, -1, channels).sum(1)))
-        if self.bias is not None and self.bias.terms is not None:
-            self.bias.terms.append(Dense(shift.view(self.records, -1, channels).sum(1)))
+        shift = grad.view(images, self.groups, -1, positions).sum(-1)
+        flat = (images * channels, 1, positions)
+        product = torch.bmm(grad.view(flat), x.view(flat).mT).view_as(shift)
+        by_image = (product - shift * mean.unsqueeze(-1)) * scale.unsqueeze(-1)
+        self._append(by_image.flatten(1), shift.flatten(1))
         inputs: Tensor | None = None
         if needed[0]:
             inputs = torch.ops.aten.native_group_norm_backward.default(
                 grad, x, mean, scale, _value(self.weight), *_sizes(x), self.groups, [True, False, False]
             )[0]
         return (inputs,)
+
+    def _append(self, *by_image: Tensor) -> None:
+        """The gradients of scale and shift, (images, channels) each, to the terms of those trained."""
+        for weight, part in zip((self.weight, self.bias), by_image, strict=True):
+            if weight is not None and weight.terms is not None:
+                weight.terms.append(Dense(part.view(self.records, -1, part.shape[1]).sum(1)))
 
 
 def layer_norm(

@@ -1,0 +1,159 @@
+"""Gradients of a group norm on a GPU, in Triton: loaded only where there is one.
+
+The backward pass needs two sums over positions of each channel of an image, which are the per-sample
+gradients of scale and shift: one pass over the gradient and the input gives both, and a second pass the
+gradient of the input from them.
+"""
+
+from typing import TYPE_CHECKING
+
+import triton
+from triton import language as tl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ENTRIES = 2048
+"""Entries that a program loads at once."""
+
+
+def channel_gradients(
+    grad: "Tensor", x: "Tensor", mean: "Tensor", scale: "Tensor", groups: int
+) -> "Tensor":
+    """Gradients of scale and of shift by image, (2, images, channels), in single precision.
+
+    Args:
+        grad: (images, channels, *positions), contiguous.
+        x: of the same shape, contiguous.
+        mean: (images, groups).
+        scale: (images, groups): what the norm multiplies with.
+        groups: of channels.
+    """
+    import torch
+
+    images, channels = x.shape[:2]
+    positions = x.shape[2:].numel()
+    out = x.new_empty(2, images, channels, dtype=torch.float32)
+    if not out.numel():
+        return out
+    run = min(_ENTRIES, triton.next_power_of_2(positions))
+    high = _ENTRIES // run
+    rows = images * channels
+    with torch.cuda.device(x.device):
+        _channel_gradients[(triton.cdiv(rows, high),)](
+            grad, x, mean, scale, out, rows, positions, channels // groups, high, run, num_warps=4
+        )
+    return out
+
+
+def input_gradient(
+    grad: "Tensor",
+    x: "Tensor",
+    mean: "Tensor",
+    scale: "Tensor",
+    weight: "Tensor",
+    by_channel: "Tensor",
+    groups: int,
+) -> "Tensor":
+    """The gradient of the input, of its shape and dtype.
+
+    Args:
+        grad, x, mean, scale, groups: as in `channel_gradients`.
+        weight: (channels,).
+        by_channel: what `channel_gradients` returns.
+    """
+    import torch
+
+    out = torch.empty_like(x)
+    if not out.numel():
+        return out
+    positions = x.shape[2:].numel()
+    rows = x.shape[0] * x.shape[1]
+    size = x.shape[1] // groups
+    most = triton.next_power_of_2(size)
+    run = min(_ENTRIES, triton.next_power_of_2(positions))
+    high = max(1, _ENTRIES // max(run, most))
+    with torch.cuda.device(x.device):
+        _input_gradient[(triton.cdiv(rows, high), triton.cdiv(positions, run))](
+            grad,
+            x,
+            mean,
+            scale,
+            weight,
+            by_channel,
+            out,
+            rows,
+            positions,
+            x.shape[1],
+            size,
+            most,
+            high,
+            run,
+            num_warps=4,
+        )
+    return out
+
+
+@triton.jit
+def _channel_gradients(
+    grad, x, mean, scale, out, rows, positions, size, high: tl.constexpr, run: tl.constexpr
+):
+    row = tl.program_id(0) * high + tl.arange(0, high)
+    present = row < rows
+    group = row // size
+    center = tl.load(mean + group, mask=present, other=0.0).to(tl.float32)[:, None]
+    shift = tl.zeros((high, run), dtype=tl.float32)
+    product = tl.zeros((high, run), dtype=tl.float32)
+    for start in range(0, positions, run):
+        t = start + tl.arange(0, run)
+        inside = present[:, None] & (t < positions)[None, :]
+        place = row[:, None].to(tl.int64) * positions + t[None, :]
+        g = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        shift += g
+        product += g * (value - center)
+    factor = tl.load(scale + group, mask=present, other=0.0).to(tl.float32)
+    tl.store(out + row, tl.sum(product, 1) * factor, mask=present)
+    tl.store(out + rows + row, tl.sum(shift, 1), mask=present)
+
+
+@triton.jit
+def _input_gradient(
+    grad,
+    x,
+    mean,
+    scale,
+    weight,
+    by_channel,
+    out,
+    rows,
+    positions,
+    channels,
+    size,
+    most: tl.constexpr,
+    high: tl.constexpr,
+    run: tl.constexpr,
+):
+    row = tl.program_id(0) * high + tl.arange(0, high)
+    present = row < rows
+    group = row // size
+    # means over the group of the gradient of the normalised input, and of its product with it
+    channel = tl.arange(0, most)
+    beside = group[:, None] * size + channel[None, :]
+    inside = present[:, None] & (channel < size)[None, :]
+    factors = tl.load(weight + beside % channels, mask=inside, other=0.0).to(tl.float32)
+    products = tl.load(by_channel + beside, mask=inside, other=0.0)
+    shifts = tl.load(by_channel + rows + beside, mask=inside, other=0.0)
+    along = tl.sum(products * factors, 1) / (size * positions)
+    level = tl.sum(shifts * factors, 1) / (size * positions)
+    center = tl.load(mean + group, mask=present, other=0.0).to(tl.float32)
+    factor = tl.load(scale + group, mask=present, other=0.0).to(tl.float32)
+    own = tl.load(weight + row % channels, mask=present, other=0.0).to(tl.float32)
+    t = tl.program_id(1) * run + tl.arange(0, run)
+    inside = present[:, None] & (t < positions)[None, :]
+    place = row[:, None].to(tl.int64) * positions + t[None, :]
+    g = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    normalised = (value - center[:, None]) * factor[:, None]
+    result = (own[:, None] * g - level[:, None] - normalised * along[:, None]) * factor[:, None]
+    tl.store(out + place, result, mask=inside)
