@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hush.gradients.rules import convolution
-from hush.gradients.rules.convolution import ConvolutionFactors, ConvolutionShape
+from hush.gradients.rules import convolution_shape
+from hush.gradients.rules.convolution import ConvolutionFactors
+from hush.gradients.rules.convolution_shape import ConvolutionShape
 from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.terms import Dense
 
@@ -77,7 +78,7 @@ def of_convolution(
 
     def written(large: int) -> Callable[[], None]:
         def variant() -> None:
-            convolution._LARGE, convolution._FEW_CHANNELS = large, 0
+            convolution_shape._LARGE, convolution_shape._FEW_CHANNELS = large, 0
             dense = Dense(geometry.per_sample_weight_gradients(grad, x))
             dense.norms(2.0)
             dense.weighted_sum(weights)
@@ -88,7 +89,7 @@ def of_convolution(
         term.norms(2.0)
         term.weighted_sum(weights)
 
-    variants = [lambda: geometry.weight(grad, x), written(2**60), written(0)]
+    variants = [lambda: geometry.weight_gradient(grad, x), written(2**60), written(0)]
     gram = x[0, 0].numel() <= 512  # beyond, the Gram matrices of pixels are out of all proportion
     plain, grouped, unfolded, *recorded = medians([*variants, *([factors] if gram else [])])
     ratio = shape.numel() / (x[0].numel() + grad[0].numel())

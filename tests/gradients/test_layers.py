@@ -195,6 +195,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
     "conv1d same": (lambda: nn.Conv1d(2, 4, 4, padding="same"), SIGNAL),
     "conv2d": (lambda: nn.Conv2d(2, 4, 3, stride=(2, 1), padding=(1, 2)), IMAGE),
     "conv2d valid": (lambda: nn.Conv2d(2, 4, (3, 2), padding="valid"), IMAGE),
+    "conv2d patches": (lambda: nn.Conv2d(2, 4, (3, 2), stride=(3, 2)), IMAGE),
+    "conv2d, large patches": (lambda: nn.Conv2d(3, 40, 8, stride=8), (3, 17, 16)),
     "conv2d 1 x 1": (lambda: nn.Conv2d(2, 4, 1), IMAGE),
     "conv2d, many channels": (lambda: nn.Conv2d(20, 30, 3, padding=1, stride=2, dilation=2), (20, 4, 5)),
     "conv2d, many weights": (lambda: nn.Conv2d(64, 128, 3), (64, 3, 3)),

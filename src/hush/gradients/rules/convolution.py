@@ -1,9 +1,8 @@
 """Convolutions in one, two and three dimensions: per-sample gradients of the weight, and ghost norms."""
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,21 +10,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from hush.core.tape import CoordinateMask
-from hush.gradients.precision import precise, to_autocast_dtype
+from hush.gradients.precision import SUM_BLOCK, precise, to_autocast_dtype
 from hush.gradients.products import (
     compare_grams,
     double_gram_error,
+    gram,
+    gram_chunks,
     product_error,
-    record_gradients,
     uses_kernels,
 )
-from hush.gradients.rules.linear import OuterFactors
+from hush.gradients.rules.convolution_shape import ConvolutionShape
+from hush.gradients.rules.linear import OuterFactors, outer_product_term
 from hush.gradients.terms import (
-    CHUNK_ENTRIES,
     Dense,
     Term,
+    by_unit,
     finite_norms,
     materialised_clamped_sum,
+    materialised_norms,
     zero_rows,
 )
 
@@ -34,113 +36,10 @@ if TYPE_CHECKING:
     from hush.gradients.rules import Weight
 
 
-@dataclass(frozen=True, eq=False)
-class ConvolutionShape:
-    """Shape of a convolution's weight, and its stride, padding (equal on both sides) and dilation."""
-
-    shape: torch.Size
-    """(out, in / groups, *kernel)."""
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return torch.convolution(
-            x, weight, bias, self.stride, self.padding, self.dilation, False, self._zero, self.groups
-        )
-
-    def input_gradient(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        return self._backward(grad, x, weight, self.groups, [True, False, False])[0]
-
-    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
-        """The gradient of the weight, summed over images."""
-        like = grad.new_empty(1).expand(self.shape)
-        return self._backward(grad, x, like, self.groups, [False, True, False])[1]
-
-    def per_sample_weight_gradients(self, grad: Tensor, x: Tensor) -> Tensor:
-        """The gradient of the weight for each image: (images, *shape)."""
-        images, out = grad.shape[:2]
-        small = math.prod(self.shape[2:]) == 1 or self.shape[1] < _FEW_CHANNELS
-        if self.groups == 1 and (x.is_cuda or small or math.prod(self.shape) >= _LARGE):
-            step = self.unfolded_at_once(grad) if x.is_cuda else images
-            parts = [
-                record_gradients(some.flatten(2).mT, self.unfold(inputs, grad.shape[2:]).mT)
-                for some, inputs in zip(grad.split(step), x.split(step), strict=True)
-            ]
-            return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(images, *self.shape)
-        # One grouped convolution: all images side by side as channels, a group of channels to each.
-        # Strides afresh: those of one position could still say "channels last", and torch believes it.
-        grads, inputs = (part.reshape(-1).view(1, -1, *part.shape[2:]) for part in (grad, x))
-        like = grad.new_empty(1).expand(images * out, *self.shape[1:])
-        _, stacked, _ = self._backward(grads, inputs, like, images * self.groups, [False, True, False])
-        return stacked.view(images, *self.shape)
-
-    def unfolded_at_once(self, grad: Tensor) -> int:
-        """Images whose input patches are written out at the same time."""
-        size = math.prod(self.shape[1:]) * math.prod(grad.shape[2:])
-        return max(1, CHUNK_ENTRIES[grad.device.type] // size)
-
-    def unfold(self, x: Tensor, outputs: torch.Size) -> Tensor:
-        """The input patch of each output position, as im2col: (images, in * kernel, positions)."""
-        padded = functional.pad(x, [side for size in reversed(self.padding) for side in (size, size)])
-        image, channel, *pixel = padded.stride()
-        kernel = self.shape[2:]
-        view = padded.as_strided(
-            (*x.shape[:2], *kernel, *outputs),
-            (
-                image,
-                channel,
-                *(a * b for a, b in zip(pixel, self.dilation, strict=True)),
-                *(a * b for a, b in zip(pixel, self.stride, strict=True)),
-            ),
-        )
-        return view.reshape(len(x), math.prod(self.shape[1:]), math.prod(outputs))
-
-    def patch_gram(self, x: Tensor, outputs: torch.Size) -> Tensor:
-        """Gram matrix of the input patches: (images, positions, positions).
-
-        Its entries are sums over the kernel of inner products between two pixels: nothing is unfolded.
-        """
-        pixels = x.flatten(2).mT @ x.flatten(2)
-        sizes = x.shape[2:]
-        padding = [side for size in reversed(self.padding) for side in (size, size)]
-        pixels = functional.pad(pixels.view(len(x), *sizes, *sizes), padding * 2)
-        gram = x.new_zeros(len(x), *outputs, *outputs)
-        for offset in itertools.product(*(range(size) for size in self.shape[2:])):
-            axes = zip(offset, self.dilation, self.stride, outputs, strict=True)
-            window = tuple(slice(k * d, k * d + s * (o - 1) + 1, s) for k, d, s, o in axes)
-            gram += pixels[(slice(None), *window, *window)]
-        return gram.view(len(x), math.prod(outputs), -1)
-
-    @property
-    def _zero(self) -> tuple[int, ...]:
-        return (0,) * len(self.stride)
-
-    def _backward(
-        self, grad: Tensor, x: Tensor, weight: Tensor, groups: int, mask: list[bool]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        parts: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
-            grad,
-            x,
-            weight,
-            None,
-            self.stride,
-            self.padding,
-            self.dilation,
-            False,
-            self._zero,
-            groups,
-            mask,
-        )
-        return parts
-
-
-_LARGE, _FEW_CHANNELS = 2**16, 4
-"""From this many weights on, or below this many channels, unfolding beats one grouped convolution."""
-
-_MATERIALISE_RATIO = 4
-"""As `linear.MATERIALISE_RATIO`; Gram matrices of convolutions pay off later (benchmarks/layers.py)."""
+_MATERIALISE_RATIO = {"cpu": 4, "cuda": 1}
+"""As `linear.MATERIALISE_RATIO`. On a CPU Gram matrices of convolutions pay off later than those of
+linear layers (benchmarks/layers.py). On a GPU gradients that are not kept are formed twice, to be
+measured and to be added: below some 250 positions that is faster than to write and read them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +49,8 @@ class ConvolutionFactors:
     grad: Tensor
     x: Tensor
     geometry: ConvolutionShape
+    tf32: bool = False
+    """Whether a kernel may multiply in TensorFloat-32; the same for norms and sums."""
 
     @property
     def records(self) -> int:
@@ -163,30 +64,57 @@ class ConvolutionFactors:
         return True
 
     def take(self, rows: Tensor | slice) -> "ConvolutionFactors":
-        return ConvolutionFactors(self.grad[rows], self.x[rows], self.geometry)
+        return replace(self, grad=self.grad[rows], x=self.x[rows])
 
     def mask_records(self, keep: Tensor) -> "ConvolutionFactors":
-        return ConvolutionFactors(zero_rows(self.grad, keep), zero_rows(self.x, keep), self.geometry)
+        return replace(self, grad=zero_rows(self.grad, keep), x=zero_rows(self.x, keep))
 
     def dense(self) -> Tensor:
+        if self.geometry.has_kernel(self.x):
+            return self.geometry.per_sample_weight_gradients(self.grad, self.x, tf32=self.tf32)
         return precise(self.geometry.per_sample_weight_gradients(precise(self.grad), precise(self.x)))
 
     def of_units(self, count: int, scale: Tensor) -> Term:
         return self._unfolded().of_units(count, scale)
 
     def norms(self, order: float) -> Tensor:
-        if order != 2 or uses_kernels(self.x) or self.grad[0, 0].numel() == 1:
+        if self.geometry.has_kernel(self.x):
+            return self._kernel_norms(order)
+        positions = math.prod(self.grad.shape[2:])
+        if order != 2 or uses_kernels(self.x) or positions == 1:
             return torch.cat([part.norms(order) for _, part in self._chunks()])
         # Gram matrices from inner products between pixels: nothing is unfolded
-        grad = self.grad.double().flatten(2)
-        patches = self.geometry.patch_gram(self.x.double(), self.grad.shape[2:])
-        shape = (self.records, grad.shape[2], math.prod(self.shape[1:]))
-        error = double_gram_error(grad.mT.shape) + double_gram_error(torch.Size(shape))
-        squares = compare_grams([(patches, grad.mT @ grad)], error)
+        outputs = self.grad.shape[2:]
+        pixels = max(positions, math.prod(self.x.shape[2:]))
+        pairs = (
+            (
+                self.geometry.patch_gram(self.x[rows].double(), outputs),
+                gram(self.grad[rows].flatten(2).mT),
+            )
+            for rows in gram_chunks(self.records, pixels)
+        )
+        entries = self.shape[0], math.prod(self.shape[1:])
+        error = sum(double_gram_error(torch.Size((self.records, positions, size))) for size in entries)
+        squares = compare_grams(pairs, error)
         norms = squares.norms(product_error(precise(self.grad).flatten(2).mT))
         return finite_norms(norms, squares.lengths, precise(self.x).dtype)
 
+    def _kernel_norms(self, order: float) -> Tensor:
+        """Norms of what `weighted_sum` adds, formed by the same program: nothing to allow for."""
+        if order != 2:
+            return materialised_norms(self, order)
+        from hush.gradients.rules.convolution_kernel import squared_norms
+
+        return squared_norms(self.grad, self.x, self.geometry, tf32=self.tf32).sqrt().float()
+
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self.geometry.has_kernel(self.x):
+            from hush.gradients.rules.convolution_kernel import weighted_block_sums
+
+            blocks = weighted_block_sums(
+                self.grad, self.x, weights.float(), self.geometry, SUM_BLOCK, tf32=self.tf32
+            )
+            return blocks.sum(0, dtype=torch.float64)
         total = torch.zeros(self.shape, dtype=torch.float64, device=weights.device)
         for rows, part in self._chunks():
             total += part.weighted_sum(weights[rows])
@@ -214,11 +142,18 @@ def convolution_term(grad: Tensor, x: Tensor, geometry: ConvolutionShape, record
 
     Several images may belong to a record.
     """
+    outputs = grad.shape[2:]
+    if geometry.splits_input and not (geometry.has_kernel(x) and math.prod(geometry.shape[2:]) == 1):
+        left, right = grad.flatten(2).mT, geometry.patches(x, outputs)
+        if len(x) != records:
+            left, right = by_unit(left, len(x) // records), by_unit(right, len(x) // records)
+        return outer_product_term(left, right, geometry.shape)
+    tf32 = x.is_cuda and torch.backends.cudnn.allow_tf32
     factored = math.prod(grad.shape[1:]) + math.prod(x.shape[1:])
-    cheaper = math.prod(geometry.shape) > _MATERIALISE_RATIO * factored
-    if len(x) == records and geometry.groups == 1 and cheaper:
-        return ConvolutionFactors(grad, x, geometry)
-    by_image = geometry.per_sample_weight_gradients(grad, x)
+    large = math.prod(geometry.shape) > _MATERIALISE_RATIO[x.device.type] * factored
+    if len(x) == records and geometry.groups == 1 and large:
+        return ConvolutionFactors(grad, x, geometry, tf32)
+    by_image = geometry.per_sample_weight_gradients(grad, x, tf32=tf32)
     return Dense(by_image if len(x) == records else by_image.view(records, -1, *geometry.shape).sum(1))
 
 

@@ -1,0 +1,287 @@
+"""Per-sample weight gradients of convolutions on a GPU, in Triton: loaded only where there is one.
+
+A record's gradient is one matrix product: (out, positions) by (positions, in * kernel). The right
+factor, the input patches, is not written out: each of its columns is a run of numbers in an input that
+is unfolded along its width alone (an implicit GEMM). One program forms a tile of a record's gradient,
+and measures it or adds it to a weighted sum over records. Materialised gradients, norms and sums all
+come from it, so that what is measured is what is added, in any precision: norms need no allowance for
+rounding (docs/guarantees/tape.md, 5).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import triton
+from triton import language as tl
+
+from hush.gradients.rules.unfolding_kernel import unfold_width
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hush.gradients.rules.convolution_shape import ConvolutionShape
+
+_PROGRAMS = 1056
+"""Programs that keep a large GPU evenly busy: eight for each of its processors."""
+
+_UNFOLDED = 2**28
+"""Entries of inputs unfolded along their width that are held at once."""
+
+_RECORDS = 2**15
+"""Records that one launch takes: a GPU has no more than 2**16 rows of programs."""
+
+
+def weighted_block_sums(
+    grad: "Tensor",
+    x: "Tensor",
+    weights: "Tensor",
+    geometry: "ConvolutionShape",
+    most: int,
+    *,
+    tf32: bool,
+) -> "Tensor":
+    """Sums over blocks of at most `most` records of weight times gradient: (blocks, *shape).
+
+    In single precision. With blocks of one record and weights of 1: the materialised gradients.
+
+    Args:
+        grad: (records, out, *positions), of one or two dimensions of positions.
+        x: (records, in, *sizes), of the same dtype, in half precision or single.
+        weights: (records,), in single precision. Gradients of weight 0 are not looked at.
+        geometry: of a convolution in one group.
+        most: records a block.
+        tf32: whether numbers in single precision may be multiplied in TensorFloat-32.
+    """
+    import torch
+
+    parts = []
+    for rows, work in _chunks(grad, x, geometry, tf32):
+        per_block = min(most, work.per_block)
+        out = weights.new_empty(triton.cdiv(work.records, per_block), *geometry.shape)
+        work.run(
+            weights[rows], out, weights.new_empty(1, dtype=torch.float64), per_block, measuring=False
+        )
+        parts.append(out)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def squared_norms(grad: "Tensor", x: "Tensor", geometry: "ConvolutionShape", *, tf32: bool) -> "Tensor":
+    """Squared Euclidean norms of the gradients that `weighted_block_sums` adds, in double precision.
+
+    Args:
+        grad, x, geometry, tf32: as there.
+
+    Returns:
+        (records,).
+    """
+    import torch
+
+    parts = []
+    unused = x.new_empty(1, dtype=torch.float32)
+    for _, work in _chunks(grad, x, geometry, tf32):
+        squares = x.new_empty(work.records, work.tiles, dtype=torch.float64)
+        work.run(unused, unused, squares, work.per_block, measuring=True)
+        parts.append(squares.sum(1))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """The part of a record's gradient that a program forms, and how."""
+
+    high: int
+    wide: int
+    run: int
+    """Positions that are multiplied at once."""
+    warps: int
+    stages: int = 3
+
+
+def _tile(rows: int, columns: int, size: int) -> _Tile:
+    """The tile of a gradient of some rows and columns, from entries of `size` bytes."""
+    high, wide = 128 if rows > 64 else 64, 128 if columns > 64 else 64
+    return _Tile(high, wide, 128 // size, 8 if high == wide == 128 else 4)
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """Operands of the kernel for some records. The same tiles whatever they are for."""
+
+    grad: "Tensor"
+    """(records, out, height, pitch): rows filled up with zeros to a multiple of 4 numbers."""
+    unfolded: "Tensor"
+    """(records, kernel width, stride, in, rows, pitch): see `unfold_width`."""
+    kernel: tuple[int, ...]
+    """Height and width."""
+    stride: int
+    dilation: int
+    tf32: bool
+
+    @property
+    def records(self) -> int:
+        return len(self.grad)
+
+    @property
+    def columns(self) -> int:
+        return self.unfolded.shape[3] * self.kernel[0] * self.kernel[1]
+
+    @property
+    def tile(self) -> "_Tile":
+        return _tile(self.grad.shape[1], self.columns, self.grad.element_size())
+
+    @property
+    def tiles(self) -> int:
+        tile = self.tile
+        return int(triton.cdiv(self.grad.shape[1], tile.high) * triton.cdiv(self.columns, tile.wide))
+
+    @property
+    def per_block(self) -> int:
+        """Records that a program goes through."""
+        return max(1, int(triton.cdiv(self.records, triton.cdiv(_PROGRAMS, self.tiles))))
+
+    def run(
+        self, weights: "Tensor", out: "Tensor", squares: "Tensor", per_block: int, *, measuring: bool
+    ) -> None:
+        import torch
+
+        if not self.records:
+            return
+        tile = self.tile
+        positions = self.grad.shape[2:].numel()
+        with torch.cuda.device(self.grad.device):
+            _weighted_sum[(self.tiles, triton.cdiv(self.records, per_block))](
+                self.grad,
+                self.unfolded,
+                weights,
+                out,
+                squares,
+                self.records,
+                per_block,
+                triton.cdiv(positions, tile.run),
+                int(measuring),
+                self.grad.shape[1],
+                self.columns,
+                self.grad.shape[2],
+                self.unfolded.shape[3],
+                self.unfolded.shape[4],
+                self.unfolded.shape[5] // 4,
+                *self.kernel,
+                self.stride,
+                self.dilation,
+                tile.high,
+                tile.wide,
+                tile.run,
+                "tf32" if self.tf32 else "tf32x3",
+                num_warps=tile.warps,
+                num_stages=tile.stages,
+            )
+
+
+def _chunks(
+    grad: "Tensor", x: "Tensor", geometry: "ConvolutionShape", tf32: bool
+) -> "Iterator[tuple[slice, _Work]]":
+    """Some records after others, so that what is unfolded of them is bounded."""
+    from torch.nn import functional
+
+    kernel, stride, padding, dilation = (
+        tuple(values) if len(values) == 2 else (alone, *values)
+        for alone, values in (
+            (1, geometry.shape[2:]),
+            (1, geometry.stride),
+            (0, geometry.padding),
+            (1, geometry.dilation),
+        )
+    )
+    pointwise = kernel == stride == (1, 1) and not any(padding)
+    if pointwise or x.dim() == 3:
+        grad, x = grad.flatten(2).unsqueeze(2), x.flatten(2).unsqueeze(2)
+    fill = -grad.shape[3] % 4
+    pitch = grad.shape[3] + fill
+    tall = grad.shape[2] + (dilation[0] * (kernel[0] - 1)) // stride[0]
+    size = kernel[1] * stride[0] * x.shape[1] * tall * pitch
+    step = max(1, min(_RECORDS, _UNFOLDED // size))
+    for start in range(0, max(1, len(x)), step):
+        rows = slice(start, start + step)
+        inputs = x[rows].contiguous()
+        if pointwise:
+            unfolded = functional.pad(inputs, (0, fill))[:, None, None]
+        else:
+            shape = (len(inputs), kernel[1], stride[0], x.shape[1], tall, pitch)
+            unfolded = unfold_width(inputs, shape, stride, padding, dilation[1])
+        grads = functional.pad(grad[rows], (0, fill)).contiguous()
+        yield rows, _Work(grads, unfolded, kernel, stride[0], dilation[0], tf32)
+
+
+@triton.jit(do_not_specialize=["records", "per_block", "runs", "measuring"])
+def _weighted_sum(
+    grad,
+    unfolded,
+    weights,
+    out,
+    squares,
+    records,
+    per_block,
+    runs,
+    measuring,
+    rows,
+    columns,
+    output_height,
+    channels,
+    height,
+    quarter,
+    kernel_height,
+    kernel_width,
+    stride,
+    dilation,
+    high: tl.constexpr,
+    wide: tl.constexpr,
+    run: tl.constexpr,
+    precision: tl.constexpr,
+):
+    pitch = quarter * 4  # so that the compiler knows: numbers are loaded four at a time
+    positions = output_height * pitch
+    tall = tl.cdiv(rows, high)
+    m = (tl.program_id(0) % tall) * high + tl.arange(0, high)
+    n = (tl.program_id(0) // tall) * wide + tl.arange(0, wide)
+    t = tl.arange(0, run)
+    block = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(1) * per_block
+    last = tl.minimum(first + per_block, records)
+    # where the pixels of a column begin: that of its place in the kernel and its channel
+    down = (n // kernel_width) % kernel_height * dilation
+    copy = (n % kernel_width) * stride + down % stride
+    channel = n // (kernel_width * kernel_height)
+    column = ((copy * channels + channel) * height + down // stride) * pitch
+    left = m[:, None] * positions + t[None, :]
+    right = column[:, None] + t[None, :]
+    total = tl.zeros((high, wide), dtype=tl.float32)
+    own = tl.zeros((high, wide), dtype=tl.float32)
+    for step in range(first * runs, last * runs):
+        record = step // runs
+        start = (step - record * runs) * run
+        inside = (t < positions - start)[None, :]
+        image = grad + record.to(tl.int64) * rows * positions + start
+        a = tl.load(image + left, mask=inside & (m < rows)[:, None], other=0.0)
+        image = (
+            unfolded + record.to(tl.int64) * kernel_width * stride * channels * height * pitch + start
+        )
+        b = tl.load(image + right, mask=inside & (n < columns)[:, None], other=0.0)
+        own = tl.dot(a, tl.trans(b), own, input_precision=precision)
+        if start + run >= positions:
+            if measuring:
+                square = tl.sum(tl.sum(own * own, 1), 0).to(tl.float64)
+                if square > 3e38:
+                    # beyond single precision, and yet a number perhaps
+                    small = own * 2.0**-80
+                    square = tl.sum(tl.sum(small * small, 1), 0).to(tl.float64) * 2.0**160
+                place = record.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+                tl.store(squares + place, square)
+            else:
+                weight = tl.load(weights + record)
+                # a record of weight 0 may not be finite
+                total += tl.where(weight != 0, own * weight, 0.0)
+            own = tl.zeros((high, wide), dtype=tl.float32)
+    if measuring == 0:
+        place = (block * rows + m[:, None]) * columns + n[None, :]
+        tl.store(out + place, total, mask=(m < rows)[:, None] & (n < columns)[None, :])

@@ -1,0 +1,94 @@
+"""Inputs of convolutions unfolded along their width, on a GPU: loaded only where there is one."""
+
+from typing import TYPE_CHECKING
+
+import triton
+from triton import language as tl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_COPIED = 2048
+"""Entries that a program unfolds."""
+
+
+def unfold_width(
+    x: "Tensor",
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: int,
+) -> "Tensor":
+    """The pixels that each column of a convolution's kernel sees, by output column.
+
+    Of the rows every stride-th is by itself, so that those that one row of the kernel sees lie side by
+    side: the input patches' entries at one place of the kernel are a run of numbers, position by
+    position.
+
+    Args:
+        x: (images, in, height, width), contiguous.
+        shape: of what is returned, (images, kernel width, stride, in, rows, output columns); output
+            columns beyond the last may be asked for.
+        stride: down and across.
+        padding: down and across.
+        dilation: across.
+    """
+    import torch
+
+    out = x.new_empty(shape)
+    images, kernel_width, phases, channels, rows, pitch = shape
+    wide = triton.next_power_of_2(pitch)
+    high = max(1, _COPIED // wide)
+    if out.numel():
+        with torch.cuda.device(x.device):
+            _copy_columns[(triton.cdiv(channels * rows, high), kernel_width * phases, images)](
+                x,
+                out,
+                channels,
+                x.shape[2],
+                x.shape[3],
+                rows,
+                pitch,
+                *stride,
+                *padding,
+                dilation,
+                high,
+                wide,
+                num_warps=4,
+            )
+    return out
+
+
+@triton.jit
+def _copy_columns(
+    x,
+    out,
+    channels,
+    height,
+    width,
+    rows,
+    pitch,
+    stride_down,
+    stride_across,
+    padding_down,
+    padding_across,
+    dilation,
+    high: tl.constexpr,
+    wide: tl.constexpr,
+):
+    q = tl.program_id(0) * high + tl.arange(0, high)
+    t = tl.arange(0, wide)
+    phase = tl.program_id(1) % stride_down
+    offset = tl.program_id(1) // stride_down
+    image = tl.program_id(2).to(tl.int64)
+    h = (q % rows) * stride_down + phase - padding_down
+    w = t * stride_across + offset * dilation - padding_across
+    inside = (q < channels * rows) & (h >= 0) & (h < height)
+    mask = inside[:, None] & ((w >= 0) & (w < width))[None, :]
+    start = (q // rows) * (height * width) + h * width
+    value = tl.load(
+        x + image * channels * height * width + (start[:, None] + w[None, :]), mask=mask, other=0.0
+    )
+    base = out + (image * tl.num_programs(1) + tl.program_id(1)) * (channels * rows) * pitch
+    mask = (q < channels * rows)[:, None] & (t < pitch)[None, :]
+    tl.store(base + (q[:, None] * pitch + t[None, :]), value, mask=mask)
