@@ -194,3 +194,12 @@ def test_norms_of_gradients_whose_squares_overflow() -> None:
     torch.testing.assert_close(large.norms(2.0), term.norms(2.0) * 2.0**90)
     assert bool(large.norms(2.0).isfinite().all())
     assert math.isinf(float((large.norms(2.0) ** 2).sum()))
+
+
+@GPU
+def test_a_pixel_that_no_patch_sees_is_not_looked_at() -> None:
+    geometry = ConvolutionShape(torch.Size((4, 2, 2, 2)), (2, 2), (0, 0), (1, 1), 1)
+    x, grad = torch.randn(3, 2, 7, 7, device="cuda"), torch.randn(3, 4, 3, 3, device="cuda")
+    before = geometry.per_sample_weight_gradients(grad, x)
+    x[:, :, 6], x[:, :, :, 6] = torch.inf, torch.nan
+    assert torch.equal(geometry.per_sample_weight_gradients(grad, x), before)

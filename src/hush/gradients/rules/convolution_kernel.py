@@ -100,7 +100,8 @@ class _Tile:
 
 def _tile(rows: int, columns: int, size: int) -> _Tile:
     """The tile of a gradient of some rows and columns, from entries of `size` bytes."""
-    high, wide = 128 if rows > 64 else 64, 128 if columns > 64 else 64
+    high, filled = 128 if rows > 64 else 64, -columns % 128
+    wide = 64 if columns <= 64 or (high == 64 and filled > columns // 8) else 128
     return _Tile(high, wide, 128 // size, 8 if high == wide == 128 else 4)
 
 
@@ -111,7 +112,7 @@ class _Work:
     grad: "Tensor"
     """(records, out, height, pitch): rows filled up with zeros to a multiple of 4 numbers."""
     unfolded: "Tensor"
-    """(records, kernel width, stride, in, rows, pitch): see `unfold_width`."""
+    """(records, kernel width, phases, in, rows, pitch): see `unfold_width`."""
     kernel: tuple[int, ...]
     """Height and width."""
     stride: int
@@ -163,6 +164,7 @@ class _Work:
                 self.grad.shape[1],
                 self.columns,
                 self.grad.shape[2],
+                self.unfolded.shape[2],
                 self.unfolded.shape[3],
                 self.unfolded.shape[4],
                 self.unfolded.shape[5] // 4,
@@ -182,8 +184,6 @@ def _chunks(
     grad: "Tensor", x: "Tensor", geometry: "ConvolutionShape", tf32: bool
 ) -> "Iterator[tuple[slice, _Work]]":
     """Some records after others, so that what is unfolded of them is bounded."""
-    from torch.nn import functional
-
     kernel, stride, padding, dilation = (
         tuple(values) if len(values) == 2 else (alone, *values)
         for alone, values in (
@@ -199,17 +199,21 @@ def _chunks(
     fill = -grad.shape[3] % 4
     pitch = grad.shape[3] + fill
     tall = grad.shape[2] + (dilation[0] * (kernel[0] - 1)) // stride[0]
-    size = kernel[1] * stride[0] * x.shape[1] * tall * pitch
+    # rows that no row of the kernel sees are left out
+    phases = min(stride[0], dilation[0] * (kernel[0] - 1) + 1)
+    size = kernel[1] * phases * x.shape[1] * tall * pitch
     step = max(1, min(_RECORDS, _UNFOLDED // size))
     for start in range(0, max(1, len(x)), step):
         rows = slice(start, start + step)
-        inputs = x[rows].contiguous()
-        if pointwise:
-            unfolded = functional.pad(inputs, (0, fill))[:, None, None]
+        grads, inputs = grad[rows].contiguous(), x[rows].contiguous()
+        shape = (len(inputs), kernel[1], phases, x.shape[1], tall, pitch)
+        if pointwise and not fill:
+            unfolded = inputs.view(shape)
         else:
-            shape = (len(inputs), kernel[1], stride[0], x.shape[1], tall, pitch)
-            unfolded = unfold_width(inputs, shape, stride, padding, dilation[1])
-        grads = functional.pad(grad[rows], (0, fill)).contiguous()
+            unfolded = unfold_width(inputs, shape, grad.shape[3], stride, padding, dilation[1])
+        if fill:
+            filled = (len(grads), 1, 1, *grads.shape[1:3], pitch)
+            grads = unfold_width(grads, filled, grad.shape[3], (1, 1), (0, 0), 1)[:, 0, 0]
         yield rows, _Work(grads, unfolded, kernel, stride[0], dilation[0], tf32)
 
 
@@ -227,6 +231,7 @@ def _weighted_sum(
     rows,
     columns,
     output_height,
+    phases,
     channels,
     height,
     quarter,
@@ -250,7 +255,7 @@ def _weighted_sum(
     last = tl.minimum(first + per_block, records)
     # where the pixels of a column begin: that of its place in the kernel and its channel
     down = (n // kernel_width) % kernel_height * dilation
-    copy = (n % kernel_width) * stride + down % stride
+    copy = (n % kernel_width) * phases + down % stride
     channel = n // (kernel_width * kernel_height)
     column = ((copy * channels + channel) * height + down // stride) * pitch
     left = m[:, None] * positions + t[None, :]
@@ -264,7 +269,7 @@ def _weighted_sum(
         image = grad + record.to(tl.int64) * rows * positions + start
         a = tl.load(image + left, mask=inside & (m < rows)[:, None], other=0.0)
         image = (
-            unfolded + record.to(tl.int64) * kernel_width * stride * channels * height * pitch + start
+            unfolded + record.to(tl.int64) * kernel_width * phases * channels * height * pitch + start
         )
         b = tl.load(image + right, mask=inside & (n < columns)[:, None], other=0.0)
         own = tl.dot(a, tl.trans(b), own, input_precision=precision)

@@ -15,6 +15,7 @@ _COPIED = 2048
 def unfold_width(
     x: "Tensor",
     shape: tuple[int, ...],
+    outputs: int,
     stride: tuple[int, ...],
     padding: tuple[int, ...],
     dilation: int,
@@ -27,8 +28,10 @@ def unfold_width(
 
     Args:
         x: (images, in, height, width), contiguous.
-        shape: of what is returned, (images, kernel width, stride, in, rows, output columns); output
-            columns beyond the last may be asked for.
+        shape: of what is returned, (images, kernel width, phases, in, rows, output columns): of the
+            rows of phase p, those that are p more than a multiple of the stride. Output columns beyond
+            the last are zero.
+        outputs: output columns that there are.
         stride: down and across.
         padding: down and across.
         dilation: across.
@@ -49,6 +52,8 @@ def unfold_width(
                 x.shape[3],
                 rows,
                 pitch,
+                phases,
+                outputs,
                 *stride,
                 *padding,
                 dilation,
@@ -68,6 +73,8 @@ def _copy_columns(
     width,
     rows,
     pitch,
+    phases,
+    outputs,
     stride_down,
     stride_across,
     padding_down,
@@ -78,13 +85,13 @@ def _copy_columns(
 ):
     q = tl.program_id(0) * high + tl.arange(0, high)
     t = tl.arange(0, wide)
-    phase = tl.program_id(1) % stride_down
-    offset = tl.program_id(1) // stride_down
+    phase = tl.program_id(1) % phases
+    offset = tl.program_id(1) // phases
     image = tl.program_id(2).to(tl.int64)
     h = (q % rows) * stride_down + phase - padding_down
     w = t * stride_across + offset * dilation - padding_across
     inside = (q < channels * rows) & (h >= 0) & (h < height)
-    mask = inside[:, None] & ((w >= 0) & (w < width))[None, :]
+    mask = inside[:, None] & ((t < outputs) & (w >= 0) & (w < width))[None, :]
     start = (q // rows) * (height * width) + h * width
     value = tl.load(
         x + image * channels * height * width + (start[:, None] + w[None, :]), mask=mask, other=0.0
