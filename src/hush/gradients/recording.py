@@ -33,7 +33,14 @@ from torch.overrides import TorchFunctionMode
 
 from hush.core.errors import Unsupported
 from hush.gradients.checkpointing import checkpointed_segments
-from hush.gradients.checks.data_dependence import Path, SharedWrite, gather_records, run_by_branch
+from hush.gradients.checks.data_dependence import (
+    Path,
+    SharedWrite,
+    gather_records,
+    random_state,
+    run_by_branch,
+    set_random_state,
+)
 from hush.gradients.checks.isolation import check_call, shares_memory, translate_vmap_errors
 from hush.gradients.precision import autocast_dtype
 from hush.gradients.rules import RULES, Casts, Layer, PerSampleCopy, Weight, general
@@ -42,7 +49,15 @@ from hush.gradients.rules.embedding import merge_terms
 from hush.gradients.rules.value_reads import VALUE_READS
 from hush.gradients.tape import BranchedTape, GradientTape
 from hush.gradients.terms import Dense, Term
-from hush.gradients.tree import call_loss, call_model, submodules, tree_leaves, tree_map, uncompiled
+from hush.gradients.tree import (
+    call_loss,
+    call_model,
+    submodules,
+    tree_leaves,
+    tree_map,
+    uncompiled,
+    value_readers,
+)
 
 Loss = Callable[[Any, Any], Tensor]
 """Outputs and targets of a batch to one value per record."""
@@ -67,7 +82,14 @@ def record(
         targets: as the inputs.
         views: if given, a record's loss is the mean over the views that this returns for it.
     """
-    parts = run_by_branch(partial(_record_branch, model, loss, views), inputs, targets)
+    before = random_state()
+    run = partial(run_by_branch, partial(_record_branch, model, loss, views), inputs, targets)
+    parts = run()
+    if parts[0][1].reads_values and model not in value_readers:
+        # that it does is no matter of the records: it may do without from now on (`uncompiled`)
+        value_readers.add(model)
+        set_random_state(before)
+        parts = run()
     return parts[0][1] if len(parts) == 1 else BranchedTape(parts)
 
 
@@ -185,7 +207,7 @@ class Recording(TorchFunctionMode):
         with (
             translate_vmap_errors(self._model, lambda: self.path.reads_values),
             checkpointed_segments(self),
-            uncompiled(),
+            uncompiled(self._model),
         ):
             try:
                 return torch.vmap(one_loss, randomness="different")(inputs, targets)
@@ -221,7 +243,7 @@ class Recording(TorchFunctionMode):
             self.path.again(read),
             temporarily_clear_interpreter_stack(),  # of a derived value's vmap over its gradients
             checkpointed_segments(self),
-            uncompiled(),
+            uncompiled(self._model),
         ):
             torch.vmap(one_record, randomness="different")(torch.empty(self.records))
         self.constants = constants

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -65,17 +66,22 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
+value_readers: WeakSet[nn.Module] = WeakSet()
+"""Models that were seen to read a value of a record."""
+
+
 @contextmanager
-def uncompiled() -> Iterator[None]:
+def uncompiled(model: nn.Module) -> Iterator[None]:
     """Context in which what `torch.compile` has compiled runs as it was written, so that it is recorded.
 
-    Compiled code would have been traced through the recording itself. A model that asks is told that it
-    is being compiled: libraries then take no shortcuts by a value. (transformers looks whether a mask
-    masks anything, and records with padding would take one pass and those without another.)
+    Compiled code would have been traced through the recording itself. A model that reads values is told,
+    if it asks, that it is being compiled: libraries then take no shortcuts by a value. (transformers
+    looks whether a mask masks anything; records with padding would take one pass and the others another.)
     """
     compiler_loaded = "torch._dynamo" in sys.modules  # loading it takes seconds
     with torch.compiler.set_stance("force_eager") if compiler_loaded else nullcontext():
-        before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
+        before = torch.compiler._is_compiling_flag
+        torch.compiler._is_compiling_flag = before or model in value_readers
         try:
             yield
         finally:

@@ -74,7 +74,8 @@ def dot_product(
         output: Tensor = attended.unflatten(0, batch)
         return output.squeeze(-3) if query.dim() == 2 else output
 
-    masks = () if attn_mask is None else (attn_mask,)
+    # a mask that repeats one number by its strides is not taken by fused kernels
+    masks = () if attn_mask is None else (attn_mask.contiguous(),)
     return recording.run_batched(work, query, key, value, *masks)
 
 

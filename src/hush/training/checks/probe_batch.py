@@ -57,7 +57,7 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
     records = tree_map(take(data, torch.arange(min(2, slots))), step.to_device)
     check_arguments(step.model, records[0])
     devices = [step.device] if step.device.type == "cuda" else []
-    with uncompiled(), torch.random.fork_rng(devices):
+    with uncompiled(step.model), torch.random.fork_rng(devices):
         inputs, targets = stand_ins(*records)
         try:
             tape = _checked_tape(step, inputs, targets)
