@@ -76,7 +76,7 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
 
     Compiled code would have been traced through the recording itself. A model that reads values is told,
     if it asks, that it is being compiled: libraries then take no shortcuts by a value. (transformers
-    looks whether a mask masks anything; records with padding would take one pass and the others another.)
+    looks whether a mask masks anything: records with padding would take one pass and others another.)
     """
     compiler_loaded = "torch._dynamo" in sys.modules  # loading it takes seconds
     with torch.compiler.set_stance("force_eager") if compiler_loaded else nullcontext():
