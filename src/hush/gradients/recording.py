@@ -45,7 +45,7 @@ from hush.gradients.checks.isolation import check_call, shares_memory, translate
 from hush.gradients.precision import autocast_dtype
 from hush.gradients.rules import RULES, Casts, Layer, PerSampleCopy, Weight, general
 from hush.gradients.rules.attention import determinism_restored
-from hush.gradients.rules.embedding import merge_terms
+from hush.gradients.rules.tied_embedding import merge_terms
 from hush.gradients.rules.value_reads import VALUE_READS
 from hush.gradients.tape import BranchedTape, GradientTape
 from hush.gradients.terms import Dense, Term

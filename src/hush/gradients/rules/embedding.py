@@ -1,9 +1,8 @@
-"""Embeddings: rows of a table looked up by index, and tables that are also a product's weight.
+"""Embeddings: rows of a table looked up by index.
 
 The per-sample gradient of a table is kept as the indices and the gradients of the rows looked up.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,19 +20,12 @@ from hush.gradients.products import (
     gram,
     gram_chunks,
     gram_error,
-    product_error,
     uses_kernels,
 )
-from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.terms import (
-    Dense,
-    Term,
     by_unit,
     clamp_rows,
     finite_norms,
-    materialised_clamped_sum,
-    materialised_norms,
-    product_bound,
     scale_rows,
     zero_rows,
 )
@@ -45,7 +37,7 @@ if TYPE_CHECKING:
 _ROW_CHUNK = {"cpu": 2**17, "cuda": 2**28}
 """Entries of a table's rows that are summed at once: on a CPU as many as stay in its cache."""
 
-_CANCELLED = 2.0**-10
+CANCELLED = 2.0**-10
 """Share of a record's length, the sum of its positions' norms, that its norm counts for at least: no
 record's positions then reach further than 2**10 clipping norms, though they may cancel."""
 
@@ -91,7 +83,7 @@ class RowFactors:
         dtype = precise(self.right).dtype
         if order == 2 and uses_kernels(self.right):
             squares = self.gram_squares()
-            norms = squares.norms(0.0).maximum(_CANCELLED * squares.lengths)
+            norms = squares.norms(0.0).maximum(CANCELLED * squares.lengths)
             return finite_norms(norms, squares.lengths, dtype)
         used, keys = self._used_rows()
         record = keys // self.shape[0]
@@ -102,7 +94,7 @@ class RowFactors:
             norms = norms * torch.zeros_like(norms).index_add_(0, record, shares**order) ** (1 / order)
         lengths = self.lengths(order)
         bound = lengths if order == 2 else self.lengths(2)
-        return finite_norms(norms.maximum(_CANCELLED * lengths), bound, dtype)
+        return finite_norms(norms.maximum(CANCELLED * lengths), bound, dtype)
 
     def gram_squares(self) -> GramSquares:
         """Squared norms from the Gram matrices: rows that are looked up twice are added up."""
@@ -164,99 +156,6 @@ def _add_rows(total: Tensor, index: Tensor, rows: Tensor) -> None:
         total += torch.ops.aten.embedding_dense_backward(rows, index, len(total), -1, False)
     else:
         total.index_add_(0, index, rows)
-
-
-@dataclass(frozen=True, eq=False)
-class TiedFactors:
-    """Per-sample gradients of a tied embedding: a language model's first and last layer."""
-
-    rows: RowFactors
-    outer: OuterFactors
-
-    @property
-    def records(self) -> int:
-        return self.rows.records
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.rows.shape
-
-    def rounding_bounded(self, records: int) -> bool:
-        return self.rows.rounding_bounded(records)
-
-    def take(self, rows: Tensor | slice) -> "TiedFactors":
-        return TiedFactors(self.rows.take(rows), self.outer.take(rows))
-
-    def mask_records(self, keep: Tensor) -> "TiedFactors":
-        return TiedFactors(self.rows.mask_records(keep), self.outer.mask_records(keep))
-
-    def dense(self) -> Tensor:
-        return self.rows.dense() + self.outer.dense()
-
-    def of_units(self, count: int, scale: Tensor) -> Term:
-        return merge_terms([self.rows.of_units(count, scale), self.outer.of_units(count, scale)])
-
-    def norms(self, order: float) -> Tensor:
-        error, dtype = product_error(self.outer.left), precise(self.rows.right).dtype
-        if order == 2:
-            squares = self._gram_squares()
-            norms, lengths = squares.norms(error), squares.lengths
-            return finite_norms(norms.maximum(_CANCELLED * lengths), lengths, dtype)
-        outer = self.outer.left, self.outer.right
-        lengths = self.rows.lengths(order) + product_bound(*outer, order)
-        # the product is materialised to be measured, and multiplied anew to be added: off twice
-        norms = materialised_norms(self, order).double() + 2 * error * lengths
-        bound = self.rows.lengths(2) + product_bound(*outer)
-        return finite_norms(norms.maximum(_CANCELLED * lengths), bound, dtype)
-
-    def _gram_squares(self) -> GramSquares:
-        """Squared norms, with a lookup as a product whose left factor is 1 at its index."""
-        right = torch.cat([self.outer.right, self.rows.right.to(precise(self.outer.right).dtype)], 1)
-        error = gram_error(self.outer.left) + gram_error(right)
-        return compare_grams(
-            (self._grams(right[chunk], chunk) for chunk in gram_chunks(self.records, right.shape[1])),
-            error,
-        )
-
-    def _grams(self, right: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
-        left, index, values = self.outer.left[chunk], self.rows.index[chunk], gram(right)
-        both = left.gather(2, index[:, None].expand(-1, left.shape[1], -1)).to(values.dtype)
-        same = (index[:, :, None] == index[:, None]).to(values.dtype)
-        top, bottom = torch.cat([gram(left), both], 2), torch.cat([both.mT, same], 2)
-        return torch.cat([top, bottom], 1), values
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.rows.weighted_sum(weights) + self.outer.weighted_sum(weights)
-
-    def clamped_weighted_sum(
-        self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
-    ) -> Tensor:
-        return materialised_clamped_sum(self, weights, limits, mask)
-
-
-def merge_terms(terms: Sequence[Term]) -> Term:
-    """One term for all uses of a parameter, the sum of theirs."""
-    outer = [term for term in terms if isinstance(term, OuterFactors)]
-    rows = [term for term in terms if isinstance(term, RowFactors)]
-    if len(outer) + len(rows) < len(terms):
-        return Dense(sum((term.dense() for term in terms[1:]), start=terms[0].dense()))
-    if not (outer and rows):
-        return _merge_outer(outer) if outer else _merge_rows(rows)
-    return TiedFactors(_merge_rows(rows), _merge_outer(outer))
-
-
-def _merge_outer(terms: Sequence[OuterFactors]) -> OuterFactors:
-    if len(terms) == 1:
-        return terms[0]
-    left, right = torch.cat([t.left for t in terms], 1), torch.cat([t.right for t in terms], 1)
-    return OuterFactors(left, right, terms[0].shape)
-
-
-def _merge_rows(terms: Sequence[RowFactors]) -> RowFactors:
-    if len(terms) == 1:
-        return terms[0]
-    index, right = torch.cat([t.index for t in terms], 1), torch.cat([t.right for t in terms], 1)
-    return RowFactors(index, right, terms[0].shape)
 
 
 @dataclass(frozen=True, eq=False)

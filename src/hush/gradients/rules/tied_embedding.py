@@ -1,0 +1,124 @@
+"""Tables that are looked up and multiplied with: a language model's first and last layer.
+
+All uses of a parameter are one term, because its gradient is their sum and is clipped as one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hush.core.tape import CoordinateMask
+from hush.gradients.precision import precise
+from hush.gradients.products import (
+    GramSquares,
+    compare_grams,
+    gram,
+    gram_chunks,
+    gram_error,
+    product_error,
+)
+from hush.gradients.rules.embedding import CANCELLED, RowFactors
+from hush.gradients.rules.linear import OuterFactors
+from hush.gradients.terms import (
+    Dense,
+    Term,
+    finite_norms,
+    materialised_clamped_sum,
+    materialised_norms,
+    product_bound,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class TiedFactors:
+    """Per-sample gradients of a tied embedding: a language model's first and last layer."""
+
+    rows: RowFactors
+    outer: OuterFactors
+
+    @property
+    def records(self) -> int:
+        return self.rows.records
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.rows.shape
+
+    def rounding_bounded(self, records: int) -> bool:
+        return self.rows.rounding_bounded(records)
+
+    def take(self, rows: Tensor | slice) -> "TiedFactors":
+        return TiedFactors(self.rows.take(rows), self.outer.take(rows))
+
+    def mask_records(self, keep: Tensor) -> "TiedFactors":
+        return TiedFactors(self.rows.mask_records(keep), self.outer.mask_records(keep))
+
+    def dense(self) -> Tensor:
+        return self.rows.dense() + self.outer.dense()
+
+    def of_units(self, count: int, scale: Tensor) -> Term:
+        return merge_terms([self.rows.of_units(count, scale), self.outer.of_units(count, scale)])
+
+    def norms(self, order: float) -> Tensor:
+        error, dtype = product_error(self.outer.left), precise(self.rows.right).dtype
+        if order == 2:
+            squares = self._gram_squares()
+            norms, lengths = squares.norms(error), squares.lengths
+            return finite_norms(norms.maximum(CANCELLED * lengths), lengths, dtype)
+        outer = self.outer.left, self.outer.right
+        lengths = self.rows.lengths(order) + product_bound(*outer, order)
+        # the product is materialised to be measured, and multiplied anew to be added: off twice
+        norms = materialised_norms(self, order).double() + 2 * error * lengths
+        bound = self.rows.lengths(2) + product_bound(*outer)
+        return finite_norms(norms.maximum(CANCELLED * lengths), bound, dtype)
+
+    def _gram_squares(self) -> GramSquares:
+        """Squared norms, with a lookup as a product whose left factor is 1 at its index."""
+        right = torch.cat([self.outer.right, self.rows.right.to(precise(self.outer.right).dtype)], 1)
+        error = gram_error(self.outer.left) + gram_error(right)
+        return compare_grams(
+            (self._grams(right[chunk], chunk) for chunk in gram_chunks(self.records, right.shape[1])),
+            error,
+        )
+
+    def _grams(self, right: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
+        left, index, values = self.outer.left[chunk], self.rows.index[chunk], gram(right)
+        both = left.gather(2, index[:, None].expand(-1, left.shape[1], -1)).to(values.dtype)
+        same = (index[:, :, None] == index[:, None]).to(values.dtype)
+        top, bottom = torch.cat([gram(left), both], 2), torch.cat([both.mT, same], 2)
+        return torch.cat([top, bottom], 1), values
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.rows.weighted_sum(weights) + self.outer.weighted_sum(weights)
+
+    def clamped_weighted_sum(
+        self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
+    ) -> Tensor:
+        return materialised_clamped_sum(self, weights, limits, mask)
+
+
+def merge_terms(terms: Sequence[Term]) -> Term:
+    """One term for all uses of a parameter, the sum of theirs."""
+    outer = [term for term in terms if isinstance(term, OuterFactors)]
+    rows = [term for term in terms if isinstance(term, RowFactors)]
+    if len(outer) + len(rows) < len(terms):
+        return Dense(sum((term.dense() for term in terms[1:]), start=terms[0].dense()))
+    if not (outer and rows):
+        return _merge_outer(outer) if outer else _merge_rows(rows)
+    return TiedFactors(_merge_rows(rows), _merge_outer(outer))
+
+
+def _merge_outer(terms: Sequence[OuterFactors]) -> OuterFactors:
+    if len(terms) == 1:
+        return terms[0]
+    left, right = torch.cat([t.left for t in terms], 1), torch.cat([t.right for t in terms], 1)
+    return OuterFactors(left, right, terms[0].shape)
+
+
+def _merge_rows(terms: Sequence[RowFactors]) -> RowFactors:
+    if len(terms) == 1:
+        return terms[0]
+    index, right = torch.cat([t.index for t in terms], 1), torch.cat([t.right for t in terms], 1)
+    return RowFactors(index, right, terms[0].shape)
