@@ -36,8 +36,10 @@ def test_clipped_sums_equal_one_record_at_a_time(name: str) -> None:
     shape, records = SHAPES[name], 6
     is_text = name.startswith("imdb")
     classes = 2 if is_text else 10
-    model = build(name, classes=classes, shape=shape)
-    inputs = torch.randint(0, VOCABULARY, (records, *shape)) if is_text else torch.randn(records, *shape)
+    # in double precision: in single, norms are raised by what rounding may add
+    model = build(name, classes=classes, shape=shape).double()
+    words, numbers = torch.randint(0, VOCABULARY, (records, *shape)), torch.randn(records, *shape)
+    inputs = words if is_text else numbers.double()
     targets = torch.randint(0, classes, (records,))
 
     rows = one_at_a_time(model, nn.CrossEntropyLoss(), inputs, targets, records).double()
@@ -49,4 +51,4 @@ def test_clipped_sums_equal_one_record_at_a_time(name: str) -> None:
     clipped = hush.L2(norm=clip).clip(tape).total
     assert list(clipped) == [key for key, _ in model.named_parameters()]
     assert all(total.abs().sum() > 0 for total in clipped.values())
-    torch.testing.assert_close(flat(clipped, 0), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(flat(clipped, 0), expected, rtol=1e-7, atol=1e-9)
