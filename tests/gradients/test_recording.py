@@ -1,4 +1,5 @@
 import math
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import DataError, Unsupported
+from hush.gradients.checks.models import per_sample_loss
 from hush.gradients.recording import per_sample_losses, record
 from hush.gradients.rules import Casts, Weight
 from hush.gradients.tape import GradientTape
@@ -453,3 +455,48 @@ def test_losses_are_in_single_precision_under_autocast() -> None:
     expected = torch.softmax(logits.double(), 1) - nn.functional.one_hot(targets, 3)
     norms = (expected.norm(dim=1) * (inputs.double().square().sum(1) + 1).sqrt()).float()
     torch.testing.assert_close(tape.norms(2.0), norms, rtol=0.02, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 2)])
+def test_ignored_positions_are_not_in_a_records_mean(shape: tuple[int, ...]) -> None:
+    """Padding does not shrink a record's gradient; a record of padding alone has none."""
+    torch.manual_seed(0)
+    outputs = torch.randn(3, 4, *shape)
+    targets = torch.randint(0, 4, (3, *shape))
+    targets[0].view(-1)[:2] = -100
+    targets[2] = -100
+    loss = nn.CrossEntropyLoss()
+    alone = torch.stack([loss(a[None], b[None]) for a, b in zip(outputs, targets, strict=True)])
+    torch.testing.assert_close(per_sample_loss(loss)(outputs, targets), alone.nan_to_num(0.0))
+
+
+def test_a_layer_may_be_made_in_forward() -> None:
+    class Making(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            nn.Linear(4, 2)
+            return super().forward(x)
+
+    assert record(Making(4, 3), LOSS, torch.randn(2, 4), torch.arange(2)).records == 2
+
+
+def test_an_error_of_the_code_is_not_blamed_on_the_records() -> None:
+    class Wrong(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return [super().forward(x)][1]
+
+    with pytest.raises(IndexError, match="list index"):
+        record(Wrong(4, 3), LOSS, torch.randn(2, 4), torch.arange(2))
+
+
+def test_a_tokenizers_dictionary_is_one() -> None:
+    class Takes(nn.Linear):
+        def forward(self, words: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(words * mask)
+
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+    model, optimizer = Takes(4, 3), torch.optim.SGD
+    inputs = UserDict({"words": torch.randn(3, 4), "mask": torch.ones(3, 4)})
+    step = hush.PrivateStep(model, LOSS, optimizer(model.parameters(), lr=0.1), plan, records=3)
+    assert step(next(step.batches((inputs, torch.arange(3)))))

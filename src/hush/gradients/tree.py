@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -21,7 +22,7 @@ def tree_leaves(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)):
         for part in value:
             yield from tree_leaves(part)
-    elif isinstance(value, dict):
+    elif isinstance(value, (dict, UserDict)):
         for part in value.values():
             yield from tree_leaves(part)
 
@@ -32,7 +33,7 @@ def tree_map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         return function(value)
     if type(value) in (list, tuple):
         return type(value)(tree_map(part, function) for part in value)
-    if isinstance(value, dict):
+    if isinstance(value, (dict, UserDict)):  # as a tokenizer of the transformers library returns
         return {key: tree_map(part, function) for key, part in value.items()}
     return value
 
@@ -151,7 +152,8 @@ def call_loss(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any, count
         if values.dim()
         else "each record's own gradient is clipped, and a loss that is already reduced has no such "
         'thing. Pass one with reduction="none", e.g. torch.nn.CrossEntropyLoss(reduction="none"), or a '
-        "loss module that says how it reduces."
+        "loss module that says how it reduces. (Of a model of the transformers library: leave the "
+        "labels out of its inputs, pass them as targets, and compute the loss from outputs.logits.)"
     )
     raise Unsupported(
         f"the loss returned shape {tuple(values.shape)} for a batch of one record, not (1,): {way_out}"

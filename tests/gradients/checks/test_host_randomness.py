@@ -41,3 +41,20 @@ def test_draws_of_the_host_are_refused_before_the_first_step(source: str) -> Non
     with pytest.raises(Unsupported, match="numpy or Python's random"):
         step(next(step.batches((torch.randn(4, 4), torch.zeros(4, dtype=torch.long)))))
     assert not step.ledger.counts
+
+
+@pytest.mark.parametrize(
+    "generator", [random.Random(0), np.random.default_rng(0), np.random.RandomState(0)], ids=str
+)
+def test_a_generator_that_a_module_keeps_is_refused(generator: object) -> None:
+    """Its draws are seen by nobody: a coin of one in fifty passes the trial of two records."""
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+    model = nn.Sequential(nn.Linear(4, 3))
+    model[0].rng = generator  # type: ignore[assignment]
+    step = hush.PrivateStep(
+        model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters()), plan, records=4
+    )
+    with pytest.raises(Unsupported, match="rng is a generator of its own"):
+        step.batches((torch.randn(4, 4), torch.zeros(4, dtype=torch.long)))

@@ -9,6 +9,7 @@ is not proved (docs/guarantees/tape.md, 1). torch's draws are each record's own.
 import random
 
 import numpy as np
+from torch import nn
 
 from hush.core.errors import Unsupported
 
@@ -30,3 +31,17 @@ def check_host_draws(before: HostState) -> None:
             "with them. Draw with torch, whose numbers are each record's own, or turn it off "
             "(SpecAugment of wav2vec2 and Whisper: config.apply_spec_augment = False)."
         )
+
+
+def check_own_generators(model: nn.Module) -> None:
+    """Raise if a module keeps a generator of numpy's or Python's, whose draws nobody would see."""
+    kinds = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if isinstance(value, kinds):
+                raise Unsupported(
+                    f"{name + '.' if name else ''}{attribute} is a generator of its own "
+                    f"({type(value).__name__}): what it draws in forward() is shared by all records "
+                    "that are computed together, so that the others' gradients would tell who was drawn "
+                    "with them. Draw with torch instead, which gives every record its own numbers."
+                )

@@ -97,7 +97,9 @@ def translate_data_errors(model: nn.Module) -> Iterator[None]:
     except (IndexError, RuntimeError, ValueError) as error:
         if isinstance(error, HushError):
             raise
-        if re.search("out of (bounds|range)", str(error)):
+        # Python's own errors, and those on dimensions, are of the code
+        of_code = re.match("(list|tuple|string|range object|Dimension|pop) .*out of range", str(error))
+        if re.search("out of (bounds|range)", str(error)) and not of_code:
             raise DataError(
                 "an index of some record is out of range: a label that is no class, a token that is not "
                 "in the embedding, or a sequence longer than its positions (the value is private and "

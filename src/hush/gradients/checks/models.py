@@ -198,7 +198,13 @@ class PerSampleLoss:
         if self.record_reduction == "none":
             return values
         flat = values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
-        return flat.mean(1) if self.record_reduction == "mean" else flat.sum(1)
+        if self.record_reduction == "sum":
+            return flat.sum(1)
+        if isinstance(self.loss, CLASS_LOSSES) and not targets.is_floating_point():
+            # as torch has it within a batch: the mean over positions that are not ignored
+            counted = (targets != self.loss.ignore_index).reshape(flat.shape).sum(1)
+            return flat.sum(1) / counted.clamp(min=1)
+        return flat.mean(1)
 
 
 CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)

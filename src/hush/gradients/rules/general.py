@@ -105,7 +105,7 @@ def _call(recording: "Recording", func: Any, args: Any, kwargs: Any, *, per_samp
         return func(*args, **kwargs)
     except RuntimeError as error:
         if _DRAWS_INTO_SHARED.search(str(error)):
-            recording.interrupt(shared_write(func, args[0]))
+            recording.interrupt(shared_write(func, next(tree_leaves((args, kwargs)))))
         if not _NEEDS_VALUES.match(str(error)) or current_level() != recording.level:
             raise
     return _run_alone(recording, func, args, kwargs)

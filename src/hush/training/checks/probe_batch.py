@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from hush.core.errors import DataError, Unsupported
 from hush.gradients.checkpointing import CheckpointCall, checkpoints_replaced
+from hush.gradients.checks.host_randomness import check_own_generators
 from hush.gradients.checks.isolation import check_independent_losses
 from hush.gradients.checks.models import PerSampleLoss
 from hush.gradients.recording import Loss, record
@@ -52,6 +53,7 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
     Raises if the model and loss cannot be trained privately on the data. Where the model does not take
     made-up records, two of the data's decide.
     """
+    check_own_generators(step.model)
     check_some_number(data)
     slots = count(data)
     records = tree_map(take(data, torch.arange(min(2, slots))), step.to_device)
