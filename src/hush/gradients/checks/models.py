@@ -202,7 +202,7 @@ class PerSampleLoss:
             return flat.sum(1)
         if isinstance(self.loss, CLASS_LOSSES) and not targets.is_floating_point():
             # as torch has it within a batch: the mean over positions that are not ignored
-            counted = (targets != self.loss.ignore_index).reshape(flat.shape).sum(1)
+            counted: Tensor = (targets != self.loss.ignore_index).reshape(flat.shape).sum(1)
             return flat.sum(1) / counted.clamp(min=1)
         return flat.mean(1)
 
