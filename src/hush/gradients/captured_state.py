@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.gradients.cuda_graph import replaced_generators
+from hush.gradients.tree import submodules
 
 
 def signature(value: Any) -> Any:
@@ -21,16 +22,13 @@ def signature(value: Any) -> Any:
 
 def given(model: nn.Module) -> tuple[Any, ...]:
     """What a captured graph takes as given, apart from the modules' attributes."""
-    modules, tensors = [], []
-    for module in model.modules():
-        modules.append((id(module), module.training, id(module.__dict__.get("forward"))))
-        for value in (*module._parameters.values(), *module._buffers.values()):
-            if value is not None:
-                tensors.append((value.data_ptr(), value.requires_grad))
+    modules = submodules(model)
+    own = [table for m in modules for table in (m._parameters, m._buffers) if table]
+    values = [value for table in own for value in table.values() if value is not None]
     backends = torch.backends
     return (
-        modules,
-        tensors,
+        [(id(module), module.training, id(module.__dict__.get("forward"))) for module in modules],
+        [(value.data_ptr(), value.requires_grad) for value in values],
         replaced_generators(),
         torch.is_autocast_enabled("cuda"),
         torch.get_autocast_dtype("cuda"),

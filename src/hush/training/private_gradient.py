@@ -17,6 +17,7 @@ from hush.core.plan import Plan
 from hush.core.randomness import Randomness
 from hush.core.sensitivity import SensitivitySet
 from hush.gradients.public_basis import PublicBasis
+from hush.gradients.terms import ROUNDING
 
 T = TypeVar("T")
 BlockNoise = list[Callable[[Tensor], Tensor]]
@@ -27,6 +28,8 @@ _BACKGROUND_SIZE = 2**17
 _BLOCK = 4096
 _BLOCKS_AT_ONCE = 2**14
 """Blocks hashed at once on a GPU."""
+_DOUBLE_ROUNDING = 2.0**-12
+"""Share of its bound by which rounding in double precision lets a record move a sum more than that."""
 # An odd 64-bit constant (the golden ratio), written as a signed integer.
 _STRIDE = -7046029254386353131
 
@@ -45,6 +48,12 @@ class Layout:
     """Coordinates in each block of the clipping."""
     rounding: float
     """Share of its bound by which rounding may let one record move a clipped sum more than that."""
+
+
+def rounding_of(parameters: Iterable[Tensor]) -> float:
+    """Share of its bound by which rounding may let one record move a clipped sum more than that."""
+    double = all(value.dtype == torch.float64 for value in parameters)
+    return _DOUBLE_ROUNDING if double else ROUNDING
 
 
 def split_like(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

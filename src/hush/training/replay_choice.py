@@ -126,6 +126,9 @@ def _pays(step: "PrivateStep", replay: Replay, data: Data, physical: int) -> boo
         finally:
             if generator is not None and state is not None:
                 generator.set_state(state)
+            if step.device.type == "cuda":
+                # what the measurement took: the graphs' own memory would come on top of it
+                torch.cuda.empty_cache()
             step.module_state.check()
 
 

@@ -2,35 +2,29 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from hush.core.errors import DataError
 from hush.core.parts import Sampling
-from hush.core.randomness import Randomness, substream
+from hush.core.randomness import substream
 from hush.core.ranges import check_count
 from hush.core.release import Selective
-from hush.core.tape import ClippedSum
 from hush.gradients.checks.models import check_model, check_optimizer
-from hush.gradients.public_basis import ProjectedTape, PublicBasis
-from hush.gradients.recording import record
-from hush.gradients.tape import BranchedTape, GradientTape, MaskedTape
-from hush.gradients.tree import tree_map
-from hush.gradients.units import UnitTape, unit_tape
+from hush.gradients.public_basis import PublicBasis
 from hush.training.checks.disjoint import check_public
 from hush.training.checks.probe_batch import probe_batch
-from hush.training.data import Batch, Data, check_present, count, own_randomness
+from hush.training.data import Batch, Data, check_present, count
 from hush.training.methods.selective import Trials
 from hush.training.private_gradient import Layout, early_noise, fingerprint, noisy_mean, set_gradients
 from hush.training.replay_choice import choose_replay
-from hush.training.step_state import StepState
+from hush.training.step_sum import ClippedSumStep
 from hush.training.units import check_length
 
 
-class PrivateStep(StepState):
+class PrivateStep(ClippedSumStep):
     """Runs the steps of a plan on a model and charges each one.
 
     **Guarantee.** Everything that the steps on its ledger released (the weights, the optimizer's
@@ -52,11 +46,6 @@ class PrivateStep(StepState):
             step(batch)
         print(step.spent(delta=1e-5))
     """
-
-    _mask_stream: Randomness  # of dropout, views and coins alone: noise is drawn at the same time
-    _accumulator: Tensor | None = None
-    _verify_later: bool = False
-    """Whether replays are used before the GPU says that they can be."""
 
     @cached_property
     def trials(self) -> Trials | None:
@@ -138,14 +127,18 @@ class PrivateStep(StepState):
                 "this batch was not drawn by `step.batches`, or was used before: the charge is for a "
                 "fresh draw. Loop `for batch in step.batches(data): step(batch)`."
             )
-        check_model(self.model)
-        check_optimizer(self.optimizer, self.model)
-        self._weights.check(self.ledger)
+        check_model(self._tree)
+        check_optimizer(self.optimizer, self._tree)
         self.ledger.check_adjacency(self.adjacency)  # another run may have been charged since the draw
         self.update = None  # its memory holds the bare clipped sum until noise is added
         if self.trials is not None:
+            self._weights.check(self.ledger)
             return self.trials(batch)
+        # read before gradients are computed, and compared when the GPU is waited for anyway: nothing
+        # leaves the step before it is charged
+        weights = self._weights.read()
         update = self.private_gradient(batch)
+        self._weights.check(self.ledger, weights)
         self.charge(fingerprint([update]))
         self.apply(update)
         return True
@@ -185,67 +178,6 @@ class PrivateStep(StepState):
         with early_noise(self.plan, layout, self.generator, self.device) as drawn:
             total, noise = self._sum(batch, basis, layout), drawn()
         return noisy_mean(total, self.plan, layout, basis, self.records, self.generator, noise)
-
-    def clipped_sum(self, batch: Batch) -> Tensor:
-        """Sum of the clipped per-sample gradients of a batch (sensitive).
-
-        One record moves it by (1 + `rounding`) times its sensitivity set at most: the charge rests on
-        that, and an override must keep it.
-
-        Args:
-            batch: slots drawn under the plan.
-
-        Returns:
-            Flat vector in double precision, block after block; the next sum overwrites it.
-        """
-        basis = self._basis()
-        self._mask_stream = substream(self.generator)
-        return self._sum(batch, basis, self.layout())
-
-    def clip_physical_batch(
-        self,
-        inputs: Any,
-        targets: Any,
-        basis: PublicBasis | None,
-        present: Tensor | None,
-        counts: Tensor | None,
-    ) -> ClippedSum:
-        """Clipped sum of one physical batch, on the model's device (sensitive).
-
-        A subclass may override it, as the audit does to put canaries in. What it adds for a slot, or for
-        all slots of a unit together, must depend on these, the weights and its own randomness alone, lie
-        in the plan's sensitivity set, and be exactly zero where they are empty: the charge is for that.
-
-        Args:
-            inputs: of the slots drawn, a row a slot.
-            targets: likewise.
-            basis: public basis that gradients are clipped in; None: that of the parameters.
-            present: which of the slots hold a record; None: all do.
-            counts: how many of the slots each unit owns, one after another; None: one each.
-
-        Returns:
-            Sum by parameter or block, and the number of records (or units) skipped.
-        """
-        mask = self.coordinate_mask()
-        if self._replay is not None:
-            source = self.generator if mask and isinstance(self.generator, torch.Generator) else None
-            seeded = partial(own_randomness, self._mask_stream, self.device)
-            later = self._verify_later
-            return self._replay(
-                inputs, targets, mask, source, present, randomness=seeded, verify=not later
-            )
-        # fresh for each: how much a model draws may depend on a record, and so would what comes after
-        with own_randomness(self._mask_stream, self.device):
-            tape = record(self.model, self.loss, inputs, targets, self.views)
-        occupied: GradientTape | BranchedTape | MaskedTape | UnitTape = tape
-        if counts is not None and self.units is not None:
-            occupied = unit_tape(tape, counts, self.units.reduction, present)
-        elif present is not None:
-            occupied = MaskedTape(tape, present)
-        with own_randomness(self._mask_stream, self.device):
-            return self.plan.clipping.clip(
-                occupied if basis is None else ProjectedTape(occupied, basis), mask
-            )
 
     def privatize(self, total: Tensor) -> Tensor:
         """Noisy mean from a clipped sum; not to be used before it is charged.
@@ -298,27 +230,3 @@ class PrivateStep(StepState):
             parameter.grad = None
         self.update = update
         self._weights.applied(self.ledger)
-
-    def _sum(self, batch: Batch, basis: PublicBasis | None, layout: Layout) -> Tensor:
-        """Sum over the physical batches of a batch, in the accumulator."""
-        size = sum(layout.block_sizes)
-        if self._accumulator is None or len(self._accumulator) != size:
-            self._accumulator = torch.empty(size, dtype=torch.float64, device=self.device)
-        total = self._accumulator
-        if not len(batch):
-            total.zero_()
-        self.module_state.begin()
-        if self._replay is not None:
-            self._replay.ran_forward = False
-        for number, part in enumerate(batch.physical_batches(self._mask_stream)):
-            inputs, targets, present, counts = tree_map(part, self.to_device)
-            clipped = self.clip_physical_batch(inputs, targets, basis, present, counts)
-            self._skipped = self._skipped + clipped.skipped
-            flat = [values.reshape(-1) for values in clipped.total.values()]
-            if number:
-                torch._foreach_add_(total.split([len(values) for values in flat]), flat)
-            else:
-                torch.cat(flat, out=total)
-        if self._replay is None or self._replay.ran_forward:
-            self.module_state.check()
-        return total

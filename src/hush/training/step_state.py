@@ -24,23 +24,20 @@ from hush.core.tape import CoordinateMask
 from hush.core.value import SingleOwner
 from hush.gradients.checks.models import check_model, check_optimizer, per_sample_loss
 from hush.gradients.checks.module_state import ModuleState
+from hush.gradients.module_tree import ModuleTree
 from hush.gradients.public_basis import PublicBasis
 from hush.gradients.recording import Views
 from hush.gradients.replay import Replay
-from hush.gradients.terms import ROUNDING
 from hush.gradients.units import Reduction
 from hush.training.checks.released_weights import WeightsGuard, warn_of_other_ledger
 from hush.training.data import Batch, Data
 from hush.training.methods.public_basis import basis_schedule
 from hush.training.methods.selective import check_hidden_trials
-from hush.training.private_gradient import Layout
+from hush.training.private_gradient import Layout, rounding_of
 from hush.training.replay_choice import check_replay
 from hush.training.resume import load_state, settings_of, state_of
 from hush.training.run_folder import open_ledger
 from hush.training.units import Owners, adjacency_of, public_count, units_of
-
-_DOUBLE_ROUNDING = 2.0**-12
-"""Share of its bound by which rounding in double precision lets a record move a sum more than that."""
 
 
 class StepState(SingleOwner):
@@ -99,9 +96,9 @@ class StepState(SingleOwner):
                 ones among them.
         """
         check_kind("plan", plan, Plan)
-        check_model(check_kind("model", model, nn.Module))
-        check_optimizer(check_kind("optimizer", optimizer, torch.optim.Optimizer), model)
-        self.model = model
+        self._tree = ModuleTree(check_kind("model", model, nn.Module))
+        check_model(self._tree)
+        check_optimizer(check_kind("optimizer", optimizer, torch.optim.Optimizer), self._tree)
         self.loss = per_sample_loss(loss)
         self.module_state = ModuleState(model, getattr(self.loss, "loss", self.loss))
         """Watches that forward passes keep nothing of a record in the model's attributes."""
@@ -168,6 +165,11 @@ class StepState(SingleOwner):
         warn_of_other_ledger(self._weights.norms, self.ledger)
 
     @property
+    def model(self) -> nn.Module:
+        """The module that is trained."""
+        return self._tree.model
+
+    @property
     def skipped(self) -> int:
         """Records that added nothing because their gradient was not finite, so far (sensitive)."""
         return int(self._skipped)  # counted on the device: only who asks waits for it
@@ -201,8 +203,7 @@ class StepState(SingleOwner):
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Parameters to train, by name; which ones they are may change between steps."""
-        named = self.model.named_parameters()
-        return {name: parameter for name, parameter in named if parameter.requires_grad}
+        return self._tree.trainable()
 
     def layout(self) -> Layout:
         """Trainable parameters as of now, and the sensitivity set of each block of the clipping."""
@@ -215,8 +216,7 @@ class StepState(SingleOwner):
             )
         sensitivity = self._sensitivity(size)
         sizes = [block.dimension or 0 for block in sensitivity]
-        double = all(value.dtype == torch.float64 for value in parameters.values())
-        return Layout(parameters, sensitivity, sizes, _DOUBLE_ROUNDING if double else ROUNDING)
+        return Layout(parameters, sensitivity, sizes, rounding_of(parameters.values()))
 
     def _sensitivity(self, size: int) -> Sequence[SensitivitySet]:
         """Sensitivity set of each block of the clipping; kept, as it is the same in most steps."""

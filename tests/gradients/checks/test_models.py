@@ -6,8 +6,18 @@ import torch
 from torch import Tensor, nn
 
 from hush.core.errors import DataError, Unsupported
-from hush.gradients.checks.models import check_model, check_optimizer, per_sample_loss
+from hush.gradients.checks import models
+from hush.gradients.checks.models import per_sample_loss
+from hush.gradients.module_tree import ModuleTree
 from hush.gradients.recording import record
+
+
+def check_model(model: nn.Module) -> None:
+    models.check_model(ModuleTree(model))
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    models.check_optimizer(optimizer, ModuleTree(model))
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.SyncBatchNorm(4), nn.LazyBatchNorm1d()])

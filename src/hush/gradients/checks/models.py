@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from hush.core.errors import DataError, Unsupported
 from hush.core.ranges import with_article
+from hush.gradients.module_tree import ModuleTree
 from hush.gradients.recording import Loss
 
 _DISTRIBUTED = {
@@ -20,13 +21,15 @@ _DISTRIBUTED = {
     "FSDPModule",
 }
 """Wrappers by their names: importing them all costs more than the step."""
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
-def check_model(model: nn.Module) -> None:
+def check_model(tree: ModuleTree) -> None:
     """Raise for a module that mixes records or keeps state of them.
 
     Args:
-        model: as it will be trained, in training mode.
+        tree: of the model as it will be trained, in training mode.
     """
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
@@ -36,36 +39,11 @@ def check_model(model: nn.Module) -> None:
             "them. Distributed training is not built yet: train in one process, without a process "
             "group."
         )
-    modules = list(model.named_modules())
-    for name, module in modules:
-        wrapper = _distributed_wrapper(type(module).__mro__)
-        if wrapper is not None:
-            raise Unsupported(
-                f"{_layer(name)} is wrapped in {wrapper}: each process would draw its own records "
-                "and noise and report its own epsilon, for an update that is averaged over all. "
-                "Distributed training is not built yet: pass the plain module, in one process."
-            )
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
-            module.training or not module.track_running_stats
-        ):
-            raise Unsupported(
-                f"{_described(name, module)} in training mode: it mixes the records of a batch, "
-                "so clipping one record's gradient does not bound its influence. Use "
-                "torch.nn.GroupNorm, or freeze it with .eval()."
-            )
-        if isinstance(module, nn.modules.instancenorm._InstanceNorm) and (
-            module.track_running_stats and module.training
-        ):
-            raise Unsupported(
-                f"{_described(name, module)} with track_running_stats=True: its running "
-                "statistics are released without noise. Pass track_running_stats=False."
-            )
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
-            raise Unsupported(
-                f"{_described(name, module)} with max_norm: it rescales the rows that a batch "
-                "uses, trained or frozen, so the weights show which rows those were. Leave max_norm out."
-            )
-    parameters = dict(model.named_parameters())
+    modules, parameters = tree.modules(), tree.parameters()
+    looked_at = set(filter(_may_be_refused, set(map(type, modules.values()))))
+    for name, module in modules.items():
+        if type(module) in looked_at:
+            _check_layer(name, module)
     lazy = [name for name, value in parameters.items() if is_lazy(value)]
     if lazy:
         raise Unsupported(
@@ -74,7 +52,7 @@ def check_model(model: nn.Module) -> None:
             "optimizer and the step."
         )
     hooked = any(value._backward_hooks for value in parameters.values())
-    if hooked or any(module._backward_hooks or module._backward_pre_hooks for _, module in modules):
+    if hooked or any(m._backward_hooks or m._backward_pre_hooks for m in modules.values()):
         raise Unsupported(
             "the model has backward hooks, which would have to change each record's gradient before it "
             "is clipped and are not run there. Remove them, or do their work in forward()."
@@ -85,14 +63,15 @@ def check_model(model: nn.Module) -> None:
             "accumulated a gradient: the private gradient is set, not accumulated, so they would never "
             "run. Remove them, and do their work after the step."
         )
-    for name, parameter in parameters.items():
-        if parameter.requires_grad and parameter.is_complex():
+    trained = {name: value for name, value in parameters.items() if value.requires_grad}
+    for name, parameter in trained.items():
+        if parameter.is_complex():
             raise Unsupported(
                 f"{name} holds complex numbers: clipping and noise are charged for real ones, and "
                 "complex noise is smaller in each part. Keep the two parts as one real parameter and "
                 "use torch.view_as_complex in forward()."
             )
-    if not any(parameter.requires_grad for parameter in parameters.values()):
+    if not trained:
         raise Unsupported(
             "the model has no parameter that requires a gradient: there is nothing to train. "
             "Unfreeze some with requires_grad_(True)."
@@ -100,9 +79,45 @@ def check_model(model: nn.Module) -> None:
 
 
 @lru_cache
-def _distributed_wrapper(bases: tuple[type, ...]) -> str | None:
-    """Name of the wrapper of several processes that a module of these bases is."""
-    return next((base.__name__ for base in bases if base.__name__ in _DISTRIBUTED), None)
+def _may_be_refused(kind: type) -> bool:
+    """Whether modules of a class are looked at one by one: most are not, and there are many."""
+    return _distributed_wrapper(kind) is not None or issubclass(kind, (*_NORMS, *_TABLES))
+
+
+def _check_layer(name: str, module: nn.Module) -> None:
+    """Raise for a layer that mixes records, keeps state of them or shows which rows they use."""
+    wrapper = _distributed_wrapper(type(module))
+    if wrapper is not None:
+        raise Unsupported(
+            f"{_layer(name)} is wrapped in {wrapper}: each process would draw its own records "
+            "and noise and report its own epsilon, for an update that is averaged over all. "
+            "Distributed training is not built yet: pass the plain module, in one process."
+        )
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
+        module.training or not module.track_running_stats
+    ):
+        raise Unsupported(
+            f"{_described(name, module)} in training mode: it mixes the records of a batch, "
+            "so clipping one record's gradient does not bound its influence. Use "
+            "torch.nn.GroupNorm, or freeze it with .eval()."
+        )
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm) and (
+        module.track_running_stats and module.training
+    ):
+        raise Unsupported(
+            f"{_described(name, module)} with track_running_stats=True: its running "
+            "statistics are released without noise. Pass track_running_stats=False."
+        )
+    if isinstance(module, _TABLES) and module.max_norm is not None:
+        raise Unsupported(
+            f"{_described(name, module)} with max_norm: it rescales the rows that a batch "
+            "uses, trained or frozen, so the weights show which rows those were. Leave max_norm out."
+        )
+
+
+def _distributed_wrapper(kind: type) -> str | None:
+    """Name of the wrapper of several processes that a class of modules is."""
+    return next((base.__name__ for base in kind.__mro__ if base.__name__ in _DISTRIBUTED), None)
 
 
 def _layer(name: str) -> str:
@@ -113,12 +128,12 @@ def _described(name: str, module: nn.Module) -> str:
     return f"{_layer(name)} is {with_article(type(module).__name__)}"
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+def check_optimizer(optimizer: torch.optim.Optimizer, tree: ModuleTree) -> None:
     """Raise for an optimizer that would update something the private gradient does not cover.
 
     Args:
         optimizer: built from the model's parameters.
-        model: the trained one.
+        tree: of the trained model.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise Unsupported(
@@ -135,13 +150,13 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
             "the optimizer has differentiable=True: its steps would be recorded for a gradient through "
             "them, which would be one of the records without noise. Leave it out."
         )
-    covered = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    names = {id(parameter): name for name, parameter in tree.trainable().items()}
     optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     # An optimizer skips what has no gradient, so frozen parameters do no harm while they have none.
     uncovered = [
         tuple(parameter.shape)
         for parameter in optimized
-        if id(parameter) not in covered and (parameter.requires_grad or parameter.grad is not None)
+        if id(parameter) not in names and (parameter.requires_grad or parameter.grad is not None)
     ]
     if uncovered:
         raise Unsupported(
@@ -149,11 +164,11 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
             f"the model (shapes {uncovered[:3]}): they would move without a private gradient. Build it "
             "from model.parameters(), and clear gradients of frozen ones with zero_grad()."
         )
-    missing = covered - {id(parameter) for parameter in optimized}
+    held = set(map(id, optimized))
+    missing = [name for identity, name in names.items() if identity not in held]
     if missing:
-        names = [name for name, parameter in model.named_parameters() if id(parameter) in missing]
         raise Unsupported(
-            f"the optimizer does not hold {', '.join(names[:3])}: such parameters would use up the "
+            f"the optimizer does not hold {', '.join(missing[:3])}: such parameters would use up the "
             "clipping norm and never move. Give them to it, or freeze them with requires_grad_(False)."
         )
 

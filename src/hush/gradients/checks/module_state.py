@@ -5,22 +5,26 @@ activations of the call before) escapes it: what one record leaves there enters 
 or the next step, without being clipped.
 """
 
-import hashlib
-import types
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from operator import is_
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from hush.core.errors import Unsupported
+from hush.gradients.checks.attribute_contents import (
+    AttributeReader,
+    Content,
+    copied_together,
+    holds_record,
+    is_fixed,
+    restorer,
+)
 from hush.gradients.checks.data_dependence import same_draws
 from hush.gradients.checks.host_randomness import HostState, check_host_draws, host_random_state
+from hush.gradients.module_tree import ModuleTree
 from hush.gradients.tree import tree_leaves, tree_map
 
 _Attribute = tuple[int, str]
@@ -30,8 +34,28 @@ _NOT_WATCHED = frozenset(nn.Module().__dict__)
 """Parameters (which the tape covers), hooks, and the training flag; buffers are watched one by one."""
 _COMPARED_ENTRIES = 4096
 """The largest tensor whose contents are compared in every step."""
-_PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
-_OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
+
+
+@dataclass(frozen=True, eq=False)
+class _FixedAttributes:
+    """Attributes of a module that are numbers, names or functions, with their contents.
+
+    Most attributes are, and are the very objects that they were in the snapshot before.
+    """
+
+    names: tuple[str, ...]
+    """All attributes of the module, also those that are not watched."""
+    fixed: tuple[str, ...]
+    values: tuple[Any, ...]
+    contents: dict[_Attribute, Content]
+    others: tuple[str, ...]
+    """Watched attributes that are read in every snapshot: tensors, containers and objects."""
+
+    def current(self, attributes: dict[str, Any]) -> bool:
+        """Whether a module that has these attributes now has the same contents in the fixed ones."""
+        return self.names == tuple(attributes) and all(
+            map(is_, self.values, [attributes[name] for name in self.fixed])
+        )
 
 
 class ModuleState:
@@ -45,12 +69,16 @@ class ModuleState:
 
     def __init__(self, model: nn.Module, loss: Any = None) -> None:
         self._model = model
-        self._roots = {"": model, **({"loss": loss} if isinstance(loss, nn.Module) else {})}
+        self._trees = {"": ModuleTree(model)}
+        if isinstance(loss, nn.Module):
+            self._trees["loss"] = ModuleTree(loss)
+        self._fixed: dict[int, _FixedAttributes] = {}
+        """By the number of the module, as of the last snapshot."""
         self._record_independent: set[_Attribute] = set()
         """Attributes that forward passes change in a way that does not depend on a record."""
-        self._constant: dict[_Attribute, _Content] = {}
+        self._constant: dict[_Attribute, Content] = {}
         """The same, where the model reads values: their contents for both records, which must stay."""
-        self._before: dict[_Attribute, _Content] | None = None
+        self._before: dict[_Attribute, Content] | None = None
         self._host_state: HostState = ()
         self._reads_values = True
         """Whether the model turns a record into a Python number: until a tape says that it does not."""
@@ -101,7 +129,7 @@ class ModuleState:
         Raises:
             Unsupported: an attribute took a value that depends on a record. It is put back.
         """
-        restore = {key: _restorer(value) for key, value in self._values(self._modules())}
+        restore = {key: restorer(value) for key, value in self._values(self._modules())}
         before, _ = self._snapshot(by_identity=True)
         host_state = host_random_state()
         refused = True
@@ -127,34 +155,34 @@ class ModuleState:
                 self._restore(_differing(before, self._snapshot(by_identity=True)[0]), restore)
         return result
 
-    def _compare(self, changed: "list[_Attribute]", after: "list[dict[_Attribute, _Content]]") -> None:
+    def _compare(self, changed: list[_Attribute], after: list[dict[_Attribute, Content]]) -> None:
         """Raise if a changed attribute depends on the record."""
         dependent = [
             key
             for key in changed
-            if len({state.get(key) for state in after}) > 1 or _holds_record(after[0].get(key))
+            if len({state.get(key) for state in after}) > 1 or holds_record(after[0].get(key))
         ]
         if dependent or len(after) == 1:
             raise Unsupported(self._reason(dependent or changed))
 
-    def _allow(self, changed: list[_Attribute], after: "dict[_Attribute, _Content]") -> None:
+    def _allow(self, changed: list[_Attribute], after: dict[_Attribute, Content]) -> None:
         """Let these attributes change, to the same contents only where the model reads values.
 
         Buffers are closed by the tape itself once a value was read.
         """
         modules = self._modules()
         for number, name in changed:
-            if self._reads_values and name not in modules[number][1]._buffers:
+            if self._reads_values and name not in modules[number]._buffers:
                 self._constant[number, name] = after.get((number, name))
             else:
                 self._record_independent.add((number, name))
 
-    def _modules(self) -> list[tuple[str, nn.Module]]:
-        """All modules with their names; an attribute knows its own by its place here."""
-        return [pair for name, root in self._roots.items() for pair in root.named_modules(prefix=name)]
+    def _modules(self) -> list[nn.Module]:
+        """All modules; an attribute knows its own by its place here."""
+        return [module for tree in self._trees.values() for module in tree.modules().values()]
 
-    def _values(self, modules: list[tuple[str, nn.Module]]) -> Iterator[tuple[_Attribute, Any]]:
-        for number, (_, module) in enumerate(modules):
+    def _values(self, modules: list[nn.Module]) -> Iterator[tuple[_Attribute, Any]]:
+        for number, module in enumerate(modules):
             for name, value in module.__dict__.items():
                 if name not in _NOT_WATCHED:
                     yield (number, name), value
@@ -163,18 +191,32 @@ class ModuleState:
 
     def _snapshot(
         self, max_entries: int | None = None, *, by_identity: bool = False
-    ) -> "tuple[dict[_Attribute, _Content], list[Tensor]]":
+    ) -> tuple[dict[_Attribute, Content], list[Tensor]]:
         """Contents of all watched attributes, and the tensors that were compared by identity."""
         modules = self._modules()
-        reader = _Reader(max_entries, by_identity, {id(module) for _, module in modules})
-        return {key: reader.content(value) for key, value in self._values(modules)}, reader.references
+        buffers = [value for module in modules if module._buffers for value in module._buffers.values()]
+        copies = copied_together(buffers, _COMPARED_ENTRIES)
+        reader = AttributeReader(max_entries, by_identity, set(map(id, modules)), copies)
+        contents: dict[_Attribute, Content] = {}
+        for number, module in enumerate(modules):
+            attributes = module.__dict__
+            fixed = self._fixed.get(number)
+            if fixed is None or not fixed.current(attributes):
+                fixed = self._fixed[number] = _fixed_attributes(number, attributes, reader)
+            if fixed.contents:
+                contents.update(fixed.contents)
+            for name in fixed.others:
+                contents[number, name] = reader.content(attributes[name])
+            for name, value in module._buffers.items():
+                contents[number, name] = reader.content(value)
+        return contents, reader.references
 
     def _restore(
         self, attributes: Iterable[_Attribute], restore: dict[_Attribute, Callable[[], Any]]
     ) -> None:
         modules = self._modules()
         for number, name in attributes:
-            module = modules[number][1]
+            module = modules[number]
             if (number, name) not in restore:
                 module._buffers.pop(name, None)
                 module.__dict__.pop(name, None)
@@ -183,8 +225,8 @@ class ModuleState:
             owner[name] = restore[number, name]()
 
     def _reason(self, attributes: Iterable[_Attribute]) -> str:
-        modules = self._modules()
-        names = [f"{modules[number][0]}.{name}".lstrip(".") for number, name in attributes]
+        paths = [f"{root}.{path}" for root, tree in self._trees.items() for path in tree.modules()]
+        names = [f"{paths[number].strip('.')}.{name}".lstrip(".") for number, name in attributes]
         return (
             f"the model keeps {', '.join(names[:3])} from its forward pass: what one record leaves "
             "there enters the gradients of others without being clipped, or is released without "
@@ -192,117 +234,23 @@ class ModuleState:
         )
 
 
-_Content = Any
-"""Something hashable that is equal for equal contents."""
-
-
-@dataclass(eq=False)
-class _Reader:
-    """Reads numbers, tensors, containers and the attributes of objects; each object once.
-
-    Tensors and containers of more than `max_entries` are compared by identity or length alone;
-    `by_identity` tells a tensor from another one with the same numbers.
-    """
-
-    max_entries: int | None
-    by_identity: bool
-    visited: set[int]
-    references: list[Tensor] = field(default_factory=list)
-
-    def content(self, value: Any, objects: bool = True) -> _Content:
-        kind = type(value)
-        # nearly all attributes are these: a stride, a number of channels, a name
-        if kind in _PLAIN or (kind is tuple and len(value) < 9 and _PLAIN.issuperset(map(type, value))):
-            return kind, repr(value)
-        if isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
-            return kind, repr(value)
-        if isinstance(value, Tensor):
-            return self._tensor(value)
-        if isinstance(value, np.ndarray):
-            return kind, value.shape, value.dtype.str, _digest(np.ascontiguousarray(value).tobytes())
-        if isinstance(value, _OPAQUE) or id(value) in self.visited:
-            return (kind,)
-        self.visited.add(id(value))
-        read = partial(self.content, objects=objects)
-        if isinstance(value, (list, tuple, deque, set, frozenset, dict)):
-            if self.max_entries is not None and len(value) > self.max_entries:
-                return kind, len(value)
-            if isinstance(value, dict):
-                return kind, tuple((read(key), read(part)) for key, part in value.items())
-            parts = tuple(map(read, value))
-            return kind, frozenset(parts) if isinstance(value, (set, frozenset)) else parts
-        # the attributes of an object, not those of the objects in it: a trainer holds the whole program
-        return kind, self.content(vars(value), False) if objects and hasattr(value, "__dict__") else ()
-
-    def _tensor(self, value: Tensor) -> _Content:
-        if isinstance(value, nn.Parameter):
-            return "parameter", id(value)
-        if is_functorch_wrapped_tensor(value):
-            return (_RECORD,)
-        plain = value.detach()
-        identity = (id(value), 0 if value.is_inference() else value._version)
-        if self.max_entries is not None and value.grad_fn is not None:
-            return "derived", plain.shape  # from the parameters, as a normalised weight is in every pass
-        large = self.max_entries is not None and plain.numel() > self.max_entries
-        if large or plain.layout != torch.strided or plain.is_meta or plain.is_quantized:
-            self.references.append(value)
-            return "tensor", plain.shape, *identity
-        numbers = plain.to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
-        content = "tensor", plain.shape, plain.dtype, _digest(numbers.tobytes())
-        # a new tensor with the same numbers is computed in every pass, maybe from the parameters
-        return (*content, *identity) if self.by_identity else content
-
-
-_RECORD = "record"
-
-
-def _holds_record(content: _Content) -> bool:
-    """Whether there is a tensor of one record in it, which `torch.vmap` has left behind."""
-    return isinstance(content, tuple) and (content[:1] == (_RECORD,) or any(map(_holds_record, content)))
-
-
-def _differing(
-    before: dict[_Attribute, _Content], after: dict[_Attribute, _Content]
-) -> list[_Attribute]:
-    return [key for key in before | after if before.get(key) != after.get(key)]
-
-
-def _restorer(value: Any, objects: bool = True) -> Callable[[], Any]:
-    """A function that gives the same object with the contents it has now."""
-    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-        return partial(_restore_tensor, value, value.detach().clone())
-    if isinstance(value, dict):
-        return partial(_refill, value, value, {k: _restorer(part, objects) for k, part in value.items()})
-    if isinstance(value, (list, deque)):
-        return partial(_refill, value, value, [_restorer(part, objects) for part in value])
-    if objects and hasattr(value, "__dict__") and not isinstance(value, (nn.Module, *_OPAQUE)):
-        parts = {key: _restorer(part, False) for key, part in vars(value).items()}
-        return partial(_refill, value, vars(value), parts)
-    return lambda: value
-
-
-def _restore_tensor(value: Tensor, copy: Tensor) -> Tensor:
-    with torch.no_grad():
-        if not torch.equal(value, copy):
-            value.copy_(copy)
-    return value
-
-
-def _refill(
-    value: Any, contents: Any, parts: dict[Any, Callable[[], Any]] | list[Callable[[], Any]]
-) -> Any:
-    """The value, after its container of contents is filled with the restored parts."""
-    contents.clear()
-    if isinstance(parts, dict):
-        contents.update({key: restored() for key, restored in parts.items()})
-    else:
-        contents.extend(restored() for restored in parts)
-    return value
-
-
-def _digest(data: bytes) -> bytes:
-    return data if len(data) <= 64 else hashlib.blake2b(data, digest_size=16).digest()
+def _fixed_attributes(
+    number: int, attributes: dict[str, Any], reader: AttributeReader
+) -> _FixedAttributes:
+    watched = {name: value for name, value in attributes.items() if name not in _NOT_WATCHED}
+    fixed = {name: value for name, value in watched.items() if is_fixed(value)}
+    return _FixedAttributes(
+        tuple(attributes),
+        tuple(fixed),
+        tuple(fixed.values()),
+        {(number, name): reader.content(value) for name, value in fixed.items()},
+        tuple(name for name in watched if name not in fixed),
+    )
 
 
 def _row(row: int, rows: Tensor) -> Tensor:
     return rows[row : row + 1]
+
+
+def _differing(before: dict[_Attribute, Content], after: dict[_Attribute, Content]) -> list[_Attribute]:
+    return [key for key in before | after if before.get(key) != after.get(key)]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.errors import LedgerError, PrivacyWarning
+from hush.gradients.module_tree import ModuleTree
 
 Reading = tuple[list[tuple[int, int]], Tensor]
 """Address and version of each parameter, and the bits of their norms."""
@@ -27,11 +28,12 @@ class WeightsGuard:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._versions, self.norms = self._read()
+        self._tree = ModuleTree(model)
+        self._versions, self.norms = self.read()
 
     def adopt(self, ledger: Ledger) -> None:
         """Take the weights as they are now for released or public ones, in all steps on the ledger."""
-        self._versions, self.norms = self._read()
+        self._versions, self.norms = self.read()
         _ACCEPTED.setdefault(self._model, {})[ledger.identity] = self._versions, self.norms
 
     def applied(self, ledger: Ledger) -> None:
@@ -42,9 +44,15 @@ class WeightsGuard:
         start, _ = released.get(ledger.identity, (before, before))
         released[ledger.identity] = start, self.norms
 
-    def check(self, ledger: Ledger) -> None:
-        """Raise, and void the ledger, if the weights were moved by no step that is charged to it."""
-        versions, norms = self._read()
+    def check(self, ledger: Ledger, reading: Reading | None = None) -> None:
+        """Raise, and void the ledger, if the weights were moved by no step that is charged to it.
+
+        Args:
+            ledger: the one that the step is charged to.
+            reading: of the weights when the step began, to be compared once the GPU has done other
+                work too; None: as they are now.
+        """
+        versions, norms = reading or self.read()
         accepted = _ACCEPTED.get(self._model, {}).get(ledger.identity)
         for reading in ((self._versions, self.norms), accepted):
             if reading is not None and versions == reading[0] and torch.equal(norms, reading[1]):
@@ -59,14 +67,14 @@ class WeightsGuard:
         )
 
     @torch.no_grad()
-    def _read(self) -> Reading:
+    def read(self) -> Reading:
         """Address and version of each parameter, and the bits of their norms.
 
         Writes by way of `.data` are not counted by torch; they change the norm. The bits, of which those
         of a NaN are equal to themselves, stay on the device until they are compared, so that a step does
         not wait for what it has just moved.
         """
-        values: list[Tensor] = list(self._model.parameters())
+        values: list[Tensor] = list(self._tree.parameters().values())
         norms = torch._foreach_norm(values)
         if len({norm.dtype for norm in norms}) > 1:
             norms = tuple(norm.double() for norm in norms)

@@ -1,0 +1,169 @@
+"""Contents of Python attributes: read to be compared, and put back as they were."""
+
+import hashlib
+import types
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+Content = Any
+"""Something hashable that is equal for equal contents."""
+
+_PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
+_OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
+
+
+@dataclass(eq=False)
+class AttributeReader:
+    """Reads numbers, tensors, containers and the attributes of objects; each object once.
+
+    Tensors and containers of more than `max_entries` are compared by identity or length alone;
+    `by_identity` tells a tensor from another one with the same numbers.
+    """
+
+    max_entries: int | None
+    by_identity: bool
+    visited: set[int]
+    copies: dict[int, bytes] = field(default_factory=dict)
+    """Numbers of tensors that were copied from their device before, by identity."""
+    references: list[Tensor] = field(default_factory=list)
+
+    def content(self, value: Any, objects: bool = True) -> Content:
+        """Something hashable that is equal for equal contents."""
+        kind = type(value)
+        if kind in _PLAIN or _is_plain_tuple(value):
+            return kind, repr(value)
+        if id(value) in self.visited:
+            return (kind,)
+        if isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
+            return kind, repr(value)
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if isinstance(value, np.ndarray):
+            return kind, value.shape, value.dtype.str, _digest(np.ascontiguousarray(value).tobytes())
+        if isinstance(value, _OPAQUE):
+            return (kind,)
+        self.visited.add(id(value))
+        read = partial(self.content, objects=objects)
+        if isinstance(value, (list, tuple, deque, set, frozenset, dict)):
+            if self.max_entries is not None and len(value) > self.max_entries:
+                return kind, len(value)
+            if isinstance(value, dict):
+                return kind, tuple((read(key), read(part)) for key, part in value.items())
+            parts = tuple(map(read, value))
+            return kind, frozenset(parts) if isinstance(value, (set, frozenset)) else parts
+        # the attributes of an object, not those of the objects in it: a trainer holds the whole program
+        return kind, self.content(vars(value), False) if objects and hasattr(value, "__dict__") else ()
+
+    def _tensor(self, value: Tensor) -> Content:
+        if isinstance(value, nn.Parameter):
+            return "parameter", id(value)
+        if is_functorch_wrapped_tensor(value):
+            return (_RECORD,)
+        plain = value.detach()
+        identity = (id(value), 0 if value.is_inference() else value._version)
+        if self.max_entries is not None and value.grad_fn is not None:
+            return "derived", plain.shape  # from the parameters, as a normalised weight is in every pass
+        large = self.max_entries is not None and plain.numel() > self.max_entries
+        if large or not _in_memory(plain):
+            self.references.append(value)
+            return "tensor", plain.shape, *identity
+        numbers = self.copies.get(id(value))
+        if numbers is None:
+            numbers = _numbers(plain).cpu().numpy().tobytes()
+        content = "tensor", plain.shape, plain.dtype, _digest(numbers)
+        # a new tensor with the same numbers is computed in every pass, maybe from the parameters
+        return (*content, *identity) if self.by_identity else content
+
+
+def is_fixed(value: Any) -> bool:
+    """Whether an object's content is always the same: a stride, a number of channels, a name."""
+    return type(value) in _PLAIN or _is_plain_tuple(value) or isinstance(value, _OPAQUE)
+
+
+def _is_plain_tuple(value: Any) -> bool:
+    return type(value) is tuple and len(value) < 9 and _PLAIN.issuperset(map(type, value))
+
+
+def copied_together(tensors: Iterable[Tensor | None], max_entries: int) -> dict[int, bytes]:
+    """Numbers of small tensors by identity, in one copy from each device: each copy waits for its work.
+
+    Those that are not plain numbers in memory are left out.
+    """
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for value in tensors:
+        if type(value) is Tensor and value.numel() <= max_entries and _in_memory(value):
+            by_device.setdefault(value.device, []).append(value)
+    copies: dict[int, bytes] = {}
+    for values in by_device.values():
+        parts = [_numbers(value.detach()) for value in values]
+        joined = torch.cat(parts).cpu().numpy()
+        ends = list(accumulate(map(len, parts)))
+        for value, start, end in zip(values, [0, *ends], ends, strict=False):
+            copies[id(value)] = joined[start:end].tobytes()
+    return copies
+
+
+def _in_memory(value: Tensor) -> bool:
+    """Whether a tensor is plain numbers in memory."""
+    if is_functorch_wrapped_tensor(value):
+        return False
+    return value.layout == torch.strided and not (value.is_meta or value.is_quantized)
+
+
+def _numbers(plain: Tensor) -> Tensor:
+    """The bytes of a tensor, one after another."""
+    return plain.contiguous().reshape(-1).view(torch.uint8)
+
+
+_RECORD = "record"
+
+
+def holds_record(content: Content) -> bool:
+    """Whether there is a tensor of one record in it, which `torch.vmap` has left behind."""
+    return isinstance(content, tuple) and (content[:1] == (_RECORD,) or any(map(holds_record, content)))
+
+
+def restorer(value: Any, objects: bool = True) -> Callable[[], Any]:
+    """A function that gives the same object with the contents it has now."""
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        return partial(_restore_tensor, value, value.detach().clone())
+    if isinstance(value, dict):
+        return partial(_refill, value, value, {k: restorer(part, objects) for k, part in value.items()})
+    if isinstance(value, (list, deque)):
+        return partial(_refill, value, value, [restorer(part, objects) for part in value])
+    if objects and hasattr(value, "__dict__") and not isinstance(value, (nn.Module, *_OPAQUE)):
+        parts = {key: restorer(part, False) for key, part in vars(value).items()}
+        return partial(_refill, value, vars(value), parts)
+    return lambda: value
+
+
+def _restore_tensor(value: Tensor, copy: Tensor) -> Tensor:
+    with torch.no_grad():
+        if not torch.equal(value, copy):
+            value.copy_(copy)
+    return value
+
+
+def _refill(
+    value: Any, contents: Any, parts: dict[Any, Callable[[], Any]] | list[Callable[[], Any]]
+) -> Any:
+    """The value, after its container of contents is filled with the restored parts."""
+    contents.clear()
+    if isinstance(parts, dict):
+        contents.update({key: restored() for key, restored in parts.items()})
+    else:
+        contents.extend(restored() for restored in parts)
+    return value
+
+
+def _digest(data: bytes) -> bytes:
+    return data if len(data) <= 64 else hashlib.blake2b(data, digest_size=16).digest()
