@@ -6,9 +6,9 @@
                                 [--precision float32,bf16] [--physical 64] [--small]
 
 Every column is timed in rounds of its own beside a plain step: the median of the interleaved repeats,
-and the median of the ratios to the plain step of the same round. Peak memory is what torch allocated
-during these steps for the column's own: weights, gradients, and what the step needs besides. A step
-whose clipped sum is not that of gradients taken one by one, on a small network, is marked. A column
+and the median of the ratios to the plain step of the same round. Peak memory is what torch reserved of
+the GPU during two steps before these, for the column's own: weights, gradients, what the step needs
+besides, and what a captured CUDA graph keeps. A step whose clipped sum is not that of gradients taken one by one, on a small network, is marked. A column
 that runs out of memory is tried once more with a quarter of the records at a time. "bf16" is
 torch.autocast around the forward pass, or around hush's step; TensorFloat-32 is at torch's defaults.
 Each model runs in a process of its own, which on a GPU is loaded while the one before is timed.
@@ -61,18 +61,31 @@ class Meter:
         self.step, self.own, self.peak = step, own, 0
 
     def __call__(self) -> None:
+        self.step()
+
+    def measure(self) -> None:
+        """Run a step and note its memory: a step of its own, as the next one has to ask for it again."""
         if self.own is None:
-            self.step()
             return
-        before = torch.cuda.memory_allocated()  # of the other steps too
+        before = reserved()  # of the other steps too
         torch.cuda.reset_peak_memory_stats()
         self.step()
-        self.peak = max(self.peak, self.own + torch.cuda.max_memory_allocated() - before)
-        self.own += torch.cuda.memory_allocated() - before
+        self.peak = max(self.peak, self.own + torch.cuda.max_memory_reserved() - before)
+        self.own += reserved() - before
 
     @property
     def mebibytes(self) -> float | None:
         return None if self.own is None else self.peak / 2**20
+
+
+def reserved() -> int:
+    """Bytes of the GPU that torch holds, without those it could give back.
+
+    What a captured CUDA graph keeps for its replays is held and not allocated.
+    """
+    gc.collect()  # hooks and models refer to each other
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
 
 
 class Bench:
@@ -88,10 +101,6 @@ class Bench:
         inputs, targets = self.architecture.batch(self.logical, options.small)
         self.inputs, self.targets = inputs.to(self.device), targets.to(self.device)
 
-    def allocated(self) -> int:
-        """Bytes of the GPU that tensors take."""
-        return torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
-
     def step(self, column: str, task: Task) -> tuple[nn.Module, Step]:
         """A column's model, and its step."""
         torch.manual_seed(0)
@@ -102,7 +111,8 @@ class Bench:
 
     def warm(self, column: str, physical: int) -> tuple[Meter, str]:
         """A column's step after others like it have run, and what is to be said of it."""
-        held = self.allocated()
+        on_gpu = self.device.type == "cuda"
+        held = reserved() if on_gpu else 0
         bfloat16 = self.precision == "bf16"
         task = Task(self.inputs, self.targets, self.architecture.loss, physical, bfloat16)
         few = task.first(2 * physical)  # enough to load kernels, where a logical batch takes seconds
@@ -114,9 +124,10 @@ class Bench:
         if len(few) < len(task):
             del model, step
             step = self.step(column, task)[1]
-        gc.collect()  # hooks and models refer to each other
-        own = self.allocated() - held if self.device.type == "cuda" else None
-        return Meter(step, own), f"{still} of {len(before)} parameters not trained" if still else ""
+        meter = Meter(step, reserved() - held if on_gpu else None)
+        for _ in range(WARM_UP):  # the first may capture a graph, the next ones need it
+            meter.measure()
+        return meter, f"{still} of {len(before)} parameters not trained" if still else ""
 
     @cached_property
     def plain(self) -> Meter:
@@ -139,9 +150,8 @@ class Bench:
             row.note = OUT_OF_MEMORY
         except Exception as error:  # a peer may raise anything; the other columns go on
             row.note = _first_line(error)
-        gc.collect()
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+            reserved()
         return row
 
     def measure(self, row: Row) -> None:

@@ -93,27 +93,34 @@ def test_a_step_that_does_not_clip_is_marked(
 def test_the_memory_of_a_step_is_without_that_of_the_steps_beside_it(
     models: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = {"now": 0, "peak": 0}
+    memory = {"held": 0, "cached": 0, "peak": 0}
 
-    def take(number: int) -> None:
-        memory["now"] += number
-        memory["peak"] = max(memory.values())
+    def hold(number: int) -> None:
+        memory["held"] += number
+        memory["peak"] = max(memory["peak"], memory["held"] + memory["cached"])
 
     def step(needs: int, keeps: int) -> None:
-        take(needs)
-        take(keeps - needs)
+        hold(needs + keeps)
+        memory["held"] -= needs
+        memory["cached"] += needs  # the allocator gives back nothing by itself
 
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: memory["now"])
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: memory["peak"])
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: memory.update(peak=memory["now"]))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: memory.update(cached=0))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: memory["held"] + memory["cached"])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: memory["peak"])
+    monkeypatch.setattr(
+        torch.cuda,
+        "reset_peak_memory_stats",
+        lambda: memory.update(peak=memory["held"] + memory["cached"]),
+    )
     mebibyte = 2**20
-    take(100 * mebibyte)  # models of 30 and of 70 MiB
+    hold(100 * mebibyte)  # models of 30 and of 70 MiB
     first = models.Meter(lambda: step(10 * mebibyte, 0), 30 * mebibyte)
-    second = models.Meter(lambda: step(500 * mebibyte, 4 * mebibyte), 70 * mebibyte)
+    graph = iter([200 * mebibyte, 0])  # captured in the first step, and kept
+    second = models.Meter(lambda: step(500 * mebibyte, next(graph)), 70 * mebibyte)
     for _ in range(2):
-        first()
-        second()
-    assert (first.mebibytes, second.mebibytes) == (40, 70 + 4 + 500)
+        second.measure()
+        first.measure()
+    assert (first.mebibytes, second.mebibytes) == (40, 70 + 200 + 500)
 
 
 @pytest.mark.slow
