@@ -8,9 +8,10 @@
 Every column is timed in rounds of its own beside a plain step: the median of the interleaved repeats,
 and the median of the ratios to the plain step of the same round. Peak memory is what torch reserved of
 the GPU during two steps before these, for the column's own: weights, gradients, what the step needs
-besides, and what a captured CUDA graph keeps. A step whose clipped sum is not that of gradients taken one by one, on a small network, is marked. A column
-that runs out of memory is tried once more with a quarter of the records at a time. "bf16" is
-torch.autocast around the forward pass, or around hush's step; TensorFloat-32 is at torch's defaults.
+besides, and what a captured CUDA graph keeps. A step whose clipped sum is not that of gradients taken
+one by one, on a small network, is marked. A column that runs out of memory is tried once more with a
+quarter of the records at a time. "bf16" is torch.autocast around the forward pass, or around hush's
+step; TensorFloat-32 is at torch's defaults.
 Each model runs in a process of its own, which on a GPU is loaded while the one before is timed.
 """
 

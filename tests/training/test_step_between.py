@@ -1,0 +1,207 @@
+"""Changes of a model between steps, after steps in which it stayed as it was."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hush
+from hush.core.errors import LedgerError, Unsupported
+from hush.gradients.checks.module_state import ModuleState
+from hush.training.step import PrivateStep
+
+
+class Network(nn.Module):
+    """A layer of each kind that a step looks at one by one, all of them as they are allowed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 4)
+        self.first = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4).eval()
+        self.instance = nn.InstanceNorm1d(4, track_running_stats=True).eval()
+        self.scores = nn.Linear(4, 3)
+        self.register_buffer("offset", torch.zeros(4))
+        self.factor = 1
+
+    def forward(self, words: Tensor) -> Tensor:
+        hidden = self.first(self.words(words).mean(1)) * self.factor
+        scores: Tensor = self.scores(self.norm(hidden) + self.offset)
+        return scores
+
+
+def after_steps(steps: int = 3) -> tuple[Any, PrivateStep, Any]:
+    torch.manual_seed(0)
+    model = Network()
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+    trained = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = PrivateStep(model, nn.CrossEntropyLoss(), trained, plan, records=8)
+    batches = step.batches((torch.randint(0, 10, (8, 5)), torch.randint(0, 3, (8,))))
+    for _ in range(steps):
+        step(next(batches))
+    return model, step, batches
+
+
+def released(step: PrivateStep) -> int:
+    """Coordinates of the last release."""
+    return 0 if step.update is None else len(step.update)
+
+
+def wrap(model: Any) -> None:
+    model.first = nn.Sequential(model.first, nn.BatchNorm1d(4))
+
+
+REFUSED: list[tuple[str, Callable[[Any], object]]] = [
+    ("mixes the records", lambda model: model.norm.train()),
+    ("mixes the records", wrap),
+    ("running statistics", lambda model: model.instance.train()),
+    ("max_norm", lambda model: setattr(model.words, "max_norm", 1.0)),
+    ("wrapped in DataParallel", lambda model: setattr(model, "first", nn.DataParallel(model.first))),
+    ("backward hooks", lambda model: model.first.weight.register_hook(lambda grad: grad)),
+    ("backward hooks", lambda model: model.first.register_full_backward_hook(lambda *_: None)),
+    ("backward hooks", lambda model: model.first.register_full_backward_pre_hook(lambda *_: None)),
+    (
+        "register_post_accumulate_grad_hook",
+        lambda model: model.first.weight.register_post_accumulate_grad_hook(lambda _: None),
+    ),
+    ("not trainable parameters", lambda model: setattr(model, "first", nn.Linear(4, 4))),
+    (
+        "not trainable parameters",
+        lambda model: setattr(model.first, "weight", nn.Parameter(model.first.weight.detach().clone())),
+    ),
+    ("does not hold extra", lambda model: setattr(model, "extra", nn.Parameter(torch.ones(2)))),
+    ("complex numbers", lambda model: setattr(model, "extra", nn.Parameter(torch.ones(2) * 1j))),
+    ("no shape yet", lambda model: setattr(model, "extra", nn.LazyLinear(2))),
+    ("nothing to train", lambda model: model.requires_grad_(False)),
+]
+
+
+@pytest.mark.parametrize(("reason", "change"), REFUSED)
+def test_a_change_that_is_refused_at_first_is_refused_between_steps(
+    reason: str, change: Callable[[Any], object]
+) -> None:
+    model, step, batches = after_steps()
+    batch = next(batches)
+    change(model)
+    with pytest.raises(Unsupported, match=reason):
+        step(batch)
+    assert step.steps == 3
+
+
+def write_behind_torch(model: Any) -> None:
+    model.first.weight.data[0, 0] += 1e-3
+
+
+def write(model: Any) -> None:
+    with torch.no_grad():
+        model.first.weight.mul_(1.0)
+
+
+def other_memory(model: Any) -> None:
+    model.first.weight.data = model.first.weight.data.clone()
+
+
+@pytest.mark.parametrize("change", [write_behind_torch, write, other_memory])
+def test_weights_that_were_moved_are_neither_charged_for_nor_trained(
+    change: Callable[[Any], object],
+) -> None:
+    model, step, batches = after_steps()
+    batch = next(batches)
+    change(model)
+    before = model.first.weight.detach().clone()
+    with pytest.raises(LedgerError, match="changed outside of the private step"):
+        step(batch)
+    assert step.steps == 3
+    assert step.update is None
+    assert model.first.weight.grad is None
+    assert torch.equal(model.first.weight, before)
+    with pytest.raises(LedgerError):  # the ledger is void
+        step.ledger.epsilon(1e-5)
+
+
+def test_parameters_that_are_frozen_are_left_out_and_come_back() -> None:
+    model, step, batches = after_steps()
+    whole = released(step)
+    model.first.requires_grad_(False)
+    before = model.first.weight.detach().clone()
+    step(next(batches))
+    assert released(step) == whole - 20
+    assert torch.equal(model.first.weight, before)
+    model.first.requires_grad_(True)
+    step(next(batches))
+    assert released(step) == whole
+    assert not torch.equal(model.first.weight, before)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model, "offset", torch.ones(4)),
+        lambda model: model.offset.data.add_(1.0),
+        lambda model: setattr(model, "factor", 2),
+        lambda model: setattr(model, "colour", "red"),
+        lambda model: model.eval(),
+    ],
+)
+def test_what_is_public_may_be_set_between_steps(change: Callable[[Any], object]) -> None:
+    model, step, batches = after_steps()
+    change(model)
+    step(next(batches))
+    assert step.steps == 4
+
+
+class Keeping(Network):
+    """Keeps something once it is told to."""
+
+    def __init__(self, keep: Callable[[Any], object]) -> None:
+        super().__init__()
+        self.keep = keep
+        self.keeps = False
+        self.zero, self.none = 0.0, None
+
+    def forward(self, words: Tensor) -> Tensor:
+        scores = super().forward(words)
+        if self.keeps:
+            self.keep(self)
+        return scores
+
+
+def instead(model: Any) -> None:
+    del model.none
+    model.other = None
+
+
+@pytest.mark.parametrize(
+    ("kept", "keep"),
+    [
+        ("factor", lambda model: setattr(model, "factor", True)),  # equal to 1
+        ("factor", lambda model: setattr(model, "factor", 1.0)),
+        ("zero", lambda model: setattr(model, "zero", -0.0)),  # equal to 0.0
+        ("none", lambda model: setattr(model, "none", [1])),
+        ("other", lambda model: setattr(model, "other", 1)),
+        ("none, other", instead),
+        ("first.seen", lambda model: setattr(model.first, "seen", 3)),
+        ("offset", lambda model: model.offset.data.add_(1.0)),
+        ("offset", lambda model: setattr(model, "offset", torch.ones(4))),
+        ("norm.running_mean", lambda model: model.norm.running_mean.data.add_(1.0)),
+    ],
+)
+def test_what_a_forward_pass_keeps_is_noticed_in_a_later_step(
+    kept: str, keep: Callable[[Any], object]
+) -> None:
+    model = Keeping(keep)
+    state = ModuleState(model)
+    words = torch.randint(0, 10, (2, 5))
+    for _ in range(3):
+        state.begin()
+        model(words)
+        state.check()
+    model.keeps = True
+    state.begin()
+    model(words)
+    with pytest.raises(Unsupported, match=rf"the model keeps {kept} from"):
+        state.check()
