@@ -2,6 +2,7 @@ import torch
 from scipy import stats
 
 import hush
+from hush.core.randomness import Stream
 
 RECORDS, DRAWS = 400, 500
 
@@ -51,3 +52,14 @@ def test_indices_are_in_range_and_a_rate_of_one_takes_everyone() -> None:
     assert hush.Poisson(rate=1.0).draw(7, generator).tolist() == list(range(7))
     assert hush.FullBatch().draw(7, generator).tolist() == list(range(7))
     assert hush.FullBatch().expected(7) == hush.Poisson(rate=1.0).expected(7) == 7.0
+
+
+def test_a_draw_for_a_gpu_is_that_of_the_same_stream_and_does_not_wait_for_it() -> None:
+    key = bytes(range(32))
+    gpu, cpu = (Stream(torch.device(kind), key) for kind in ("cuda", "cpu"))
+    for records in (0, 1, 5000, 2**16):
+        drawn = hush.Poisson(rate=0.3).draw(records, gpu)
+        words = cpu.array(records).tolist()
+        expected = [i for i, word in enumerate(words) if (word >> 1) % 2**62 < int(0.3 * 2**62)]
+        assert drawn.device.type == "cpu"
+        assert drawn.tolist() == expected

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import LedgerError, Unsupported
+from hush.gradients.checks import module_state
 from hush.gradients.checks.module_state import ModuleState
 from hush.training.step import PrivateStep
 
@@ -204,4 +205,40 @@ def test_what_a_forward_pass_keeps_is_noticed_in_a_later_step(
     state.begin()
     model(words)
     with pytest.raises(Unsupported, match=rf"the model keeps {kept} from"):
+        state.check()
+
+
+@pytest.mark.parametrize("buffers", [1, 4])
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda model: model.offset.data.add_(1.0),
+        lambda model: model.offset.data.neg_(),  # of zeros: other bits
+        lambda model: setattr(model, "offset", torch.ones(4)),
+        lambda model: setattr(model, "offset", torch.zeros(1, 4)),
+        lambda model: setattr(model, "offset", torch.zeros(4, dtype=torch.int32)),
+        lambda model: setattr(model, "offset", None),
+    ],
+)
+def test_buffers_that_are_read_later_are_compared_with_what_they_were(
+    keep: Callable[[Any], object], buffers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as on a GPU: a snapshot copies them there, and they are compared after the forward pass
+    monkeypatch.setattr(module_state, "read_later", lambda value, entries: value.numel() <= entries)
+    model: Any = Keeping(keep)
+    if buffers == 1:
+        model.norm, model.instance = nn.Identity(), nn.Identity()
+    state = ModuleState(model)
+    words = torch.randint(0, 10, (2, 5))
+    for shift in range(3):
+        model.offset = torch.full((4,), 1.0 * shift)  # between steps
+        state.begin()
+        before = state.before
+        model(words)
+        state.check()
+    model.offset = torch.zeros(4)
+    state.begin()
+    assert state.before == before  # a graph reads their numbers where they are
+    model.keep(model)
+    with pytest.raises(Unsupported, match="the model keeps offset from"):
         state.check()

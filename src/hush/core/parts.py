@@ -83,7 +83,7 @@ class Sampling(Part):
             generator: Source of randomness; no other may be used.
 
         Returns:
-            Distinct indices in increasing order, on the generator's device; possibly none.
+            Distinct indices in increasing order, on the generator's device or the CPU; possibly none.
         """
 
     @property

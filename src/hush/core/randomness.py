@@ -27,6 +27,8 @@ _MAX_BYTES = 2**38
 _ZEROS = memoryview(bytes(2**20))
 _KERNEL_FROM = 2**12
 """Words from which a kernel on the GPU is faster than the CPU and a copy."""
+_COINS_ON_CPU = 2**16
+"""Coins that the CPU tosses in less time than a GPU stands still if it is waited for between steps."""
 
 
 @dataclass(frozen=True)
@@ -230,8 +232,16 @@ def bernoulli(count: int, rate: float, source: Randomness) -> "torch.Tensor":
     """`count` independent Bernoulli(`rate`) draws.
 
     Rounded down to a multiple of 2**-62: a smaller sampling rate costs no more than the one charged.
+    Those of a stream are on the CPU if they are few, from the same words: who then asks which ones came
+    up does not wait for a GPU that is still at work.
     """
-    return (random_bits(count, source) >> 1 & 2**62 - 1) < int(rate * 2.0**62)
+    import torch
+
+    if isinstance(source, Stream | SystemSource) and count <= _COINS_ON_CPU:
+        words = torch.from_numpy(random_words(count, source))
+    else:
+        words = random_bits(count, source)
+    return (words >> 1 & 2**62 - 1) < int(rate * 2.0**62)
 
 
 def fresh_generator(device: "torch.device | str" = "cpu") -> "torch.Generator":

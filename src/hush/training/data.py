@@ -86,7 +86,10 @@ def take(data: Data, indices: Tensor, source: "Randomness | None" = None) -> tup
     """
     pair = pair_of(data)
     if pair is not None:
-        inputs, targets = tree_map(pair, lambda rows: rows[indices.to(rows.device)])
+        # indices on their way to a GPU are not waited for
+        inputs, targets = tree_map(
+            pair, lambda rows: rows[indices.to(rows.device, non_blocking=rows.is_cuda)]
+        )
         return inputs, targets
     if source is None:
         items = [data[index] for index in indices.tolist()]

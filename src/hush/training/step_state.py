@@ -239,7 +239,8 @@ class StepState(SingleOwner):
 
     def to_device(self, value: Tensor) -> Tensor:
         """A tensor where the model is."""
-        return value.to(self.device)
+        # what comes from the CPU is on its way: the GPU is not waited for, which may be at work
+        return value.to(self.device, non_blocking=self.device.type == "cuda")
 
     def spent(
         self, delta: float | None = None, *, group: int = 1, neighbours: Neighbours | None = None

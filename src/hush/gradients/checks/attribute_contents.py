@@ -3,17 +3,17 @@
 import hashlib
 import types
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+T = TypeVar("T")
 Content = Any
 """Something hashable that is equal for equal contents."""
 
@@ -32,8 +32,6 @@ class AttributeReader:
     max_entries: int | None
     by_identity: bool
     visited: set[int]
-    copies: dict[int, bytes] = field(default_factory=dict)
-    """Numbers of tensors that were copied from their device before, by identity."""
     references: list[Tensor] = field(default_factory=list)
 
     def content(self, value: Any, objects: bool = True) -> Content:
@@ -76,10 +74,8 @@ class AttributeReader:
         if large or not _in_memory(plain):
             self.references.append(value)
             return "tensor", plain.shape, *identity
-        numbers = self.copies.get(id(value))
-        if numbers is None:
-            numbers = _numbers(plain).cpu().numpy().tobytes()
-        content = "tensor", plain.shape, plain.dtype, _digest(numbers)
+        numbers = _numbers(plain.cpu()).numpy()
+        content = "tensor", plain.shape, plain.dtype, _digest(numbers.tobytes())
         # a new tensor with the same numbers is computed in every pass, maybe from the parameters
         return (*content, *identity) if self.by_identity else content
 
@@ -93,23 +89,31 @@ def _is_plain_tuple(value: Any) -> bool:
     return type(value) is tuple and len(value) < 9 and _PLAIN.issuperset(map(type, value))
 
 
-def copied_together(tensors: Iterable[Tensor | None], max_entries: int) -> dict[int, bytes]:
-    """Numbers of small tensors by identity, in one copy from each device: each copy waits for its work.
+def read_later(value: Tensor | None, max_entries: int) -> bool:
+    """Whether a tensor is small and on a GPU: to read it now would be to wait for all work there."""
+    return (
+        type(value) is Tensor
+        and value.device.type != "cpu"
+        and value.numel() <= max_entries
+        and value.grad_fn is None
+        and _in_memory(value)
+    )
 
-    Those that are not plain numbers in memory are left out.
-    """
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for value in tensors:
-        if type(value) is Tensor and value.numel() <= max_entries and _in_memory(value):
-            by_device.setdefault(value.device, []).append(value)
-    copies: dict[int, bytes] = {}
-    for values in by_device.values():
-        parts = [_numbers(value.detach()) for value in values]
-        joined = torch.cat(parts).cpu().numpy()
-        ends = list(accumulate(map(len, parts)))
-        for value, start, end in zip(values, [0, *ends], ends, strict=False):
-            copies[id(value)] = joined[start:end].tobytes()
+
+def copied_there(tensors: dict[T, Tensor]) -> dict[T, Tensor]:
+    """Bytes of tensors as they are now, copied on their devices, which nobody waits for."""
+    copies: dict[T, Tensor] = {}
+    for device in {value.device for value in tensors.values()}:
+        parts = {key: _numbers(value) for key, value in tensors.items() if value.device == device}
+        together = torch.cat(list(parts.values())).split(list(map(len, parts.values())))
+        copies |= dict(zip(parts, together, strict=True))
     return copies
+
+
+def differing_copies(before: dict[T, Tensor], after: dict[T, Tensor]) -> list[T]:
+    """Keys of both whose bytes are not the same; waits for the devices."""
+    common = [key for key in before if key in after]
+    return [key for key in common if not torch.equal(before[key], after[key].to(before[key].device))]
 
 
 def _in_memory(value: Tensor) -> bool:
@@ -119,9 +123,9 @@ def _in_memory(value: Tensor) -> bool:
     return value.layout == torch.strided and not (value.is_meta or value.is_quantized)
 
 
-def _numbers(plain: Tensor) -> Tensor:
+def _numbers(value: Tensor) -> Tensor:
     """The bytes of a tensor, one after another."""
-    return plain.contiguous().reshape(-1).view(torch.uint8)
+    return value.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 _RECORD = "record"

@@ -17,9 +17,11 @@ from hush.core.errors import Unsupported
 from hush.gradients.checks.attribute_contents import (
     AttributeReader,
     Content,
-    copied_together,
+    copied_there,
+    differing_copies,
     holds_record,
     is_fixed,
+    read_later,
     restorer,
 )
 from hush.gradients.checks.data_dependence import same_draws
@@ -82,6 +84,10 @@ class ModuleState:
         self._host_state: HostState = ()
         self._reads_values = True
         """Whether the model turns a record into a Python number: until a tape says that it does not."""
+        self._read_later: dict[_Attribute, Tensor] = {}
+        """Small buffers on a GPU in the last snapshot, of whose contents it has none."""
+        self._copies: dict[_Attribute, Tensor] = {}
+        """Their bytes when the step began."""
         self._references: list[Tensor] = []
         """Tensors compared by identity: referenced, so that no other one can get it."""
 
@@ -92,12 +98,16 @@ class ModuleState:
 
     @property
     def before(self) -> object:
-        """Contents of the attributes when the step began; None outside of one."""
+        """Contents of the attributes when the step began; None outside of one.
+
+        Without the numbers in small buffers on a GPU, which a captured graph reads where they are.
+        """
         return self._before
 
     def begin(self) -> None:
         """Take a snapshot of the attributes, and of the host's random state."""
         self._before, self._references = self._snapshot(_COMPARED_ENTRIES)
+        self._copies = copied_there(self._read_later)
         self._host_state = host_random_state()
 
     def check(self) -> None:
@@ -109,7 +119,11 @@ class ModuleState:
             return
         check_host_draws(self._host_state)
         after, _ = self._snapshot(_COMPARED_ENTRIES)
-        changed = [key for key in _differing(self._before, after) if key not in self._record_independent]
+        copies = copied_there(self._read_later)
+        differing = dict.fromkeys(
+            [*_differing(self._before, after), *differing_copies(self._copies, copies)]
+        )
+        changed = [key for key in differing if key not in self._record_independent]
         if any(key in self._constant for key in changed):
             full, _ = self._snapshot()
             changed = [key for key in changed if full.get(key) != self._constant.get(key)]
@@ -194,9 +208,8 @@ class ModuleState:
     ) -> tuple[dict[_Attribute, Content], list[Tensor]]:
         """Contents of all watched attributes, and the tensors that were compared by identity."""
         modules = self._modules()
-        buffers = [value for module in modules if module._buffers for value in module._buffers.values()]
-        copies = copied_together(buffers, _COMPARED_ENTRIES)
-        reader = AttributeReader(max_entries, by_identity, set(map(id, modules)), copies)
+        reader = AttributeReader(max_entries, by_identity, set(map(id, modules)))
+        self._read_later = {}
         contents: dict[_Attribute, Content] = {}
         for number, module in enumerate(modules):
             attributes = module.__dict__
@@ -208,7 +221,11 @@ class ModuleState:
             for name in fixed.others:
                 contents[number, name] = reader.content(attributes[name])
             for name, value in module._buffers.items():
-                contents[number, name] = reader.content(value)
+                if value is not None and max_entries is not None and read_later(value, max_entries):
+                    contents[number, name] = "read later", value.shape, value.dtype
+                    self._read_later[number, name] = value
+                else:
+                    contents[number, name] = reader.content(value)
         return contents, reader.references
 
     def _restore(
