@@ -1,6 +1,7 @@
 """Records of which large positions cancel, or overflow: what one of them does to the others' sum."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ from hush.gradients.rules.convolution_shape import ConvolutionShape
 from hush.gradients.rules.embedding import RowFactors
 from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.rules.tied_embedding import TiedFactors
-from hush.gradients.tape import GradientTape
-from hush.gradients.terms import Term
+from hush.gradients.tape import GradientTape, MaskedTape
+from hush.gradients.terms import ROUNDING, Term
 
 OTHERS = 50
 CLIPPINGS: list[Clipping] = [hush.L2(norm=1.0), hush.L2Linf(l2=1.0, linf=1.0), hush.Lp(p=1.5, norm=1.0)]
@@ -106,6 +107,43 @@ def test_a_factor_too_small_to_be_squared_is_measured(norm: float) -> None:
         exact = float(torch.linalg.vector_norm((left.double().mT @ right.double()).flatten(), ord=order))
         assert float(tape.norms(order)) == pytest.approx(exact, rel=1e-5)
     assert float(hush.L2(norm=norm).clip(tape).total["w"].double().norm()) <= norm * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("positions", [1, 2])
+def test_a_factor_too_small_to_be_squared_in_double_precision_is_measured(positions: int) -> None:
+    left = torch.full((1, positions, 256), 2.0**-538, dtype=torch.float64)
+    right = torch.full((1, positions, 256), 2.0**500, dtype=torch.float64)
+    exact = positions * 256 * 2.0**-38
+    term = OuterFactors(left, right, torch.Size((256, 256)))
+    landed = float(hush.L2(norm=1e-11).clip(GradientTape({"w": term}, left.device)).total["w"].norm())
+    assert exact > 90e-11  # what it adds unless it is measured
+    assert landed <= 1e-11 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("positions", [1, 2])
+@pytest.mark.parametrize("clipping", [hush.L2(norm=1.0), hush.Lp(p=1.5, norm=1.0)], ids=str)
+def test_a_product_that_lookups_cancel_does_not_round_the_others(
+    positions: int, clipping: Clipping
+) -> None:
+    """A tied table: products of up to 512 clipping norms, taken back by the lookups of their records.
+
+    The record at 65 lifts the running sum of the products over 2**15, where half of the last bit is
+    2**-9: by that, 62 records after it would round up, and not without it.
+    """
+    half, record = 2.0**-9, 65
+    products = [511.5] * 64 + [2.0**15 - 64 * 511.5 - 100, 300.0]
+    products += [half + 2**-13 + (40 if i % 2 else -40) for i in range(62)]
+    right = torch.zeros(128, positions, 1)
+    right[:, 0, 0] = torch.tensor(products)
+    looked = -right[:, :1].clone()
+    looked[record] += 0.99
+    shape = torch.Size((1, 1))
+    rows = RowFactors(torch.zeros(128, 1, dtype=torch.long), looked, shape)
+    term = TiedFactors(rows, OuterFactors(torch.ones(128, positions, 1), right, shape))
+    whole = MaskedTape(GradientTape({"w": term}, right.device), torch.ones(128, dtype=torch.bool))
+    without = replace(whole, present=torch.arange(128) != record)
+    moved = clipping.clip(whole).total["w"] - clipping.clip(without).total["w"]
+    assert float(moved.abs()) <= 1 + ROUNDING
 
 
 def test_a_table_is_the_same_whoever_else_is_there() -> None:

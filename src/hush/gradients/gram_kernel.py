@@ -133,9 +133,10 @@ def _gram(
     values = _gram_tile(factor + record * positions * entries, s, t, positions, entries, size, run, even)
     base = out + record * positions * positions
     inside = (s < positions)[:, None] & (t < positions)[None, :]
-    tl.store(base + s[:, None] * positions + t[None, :], values, mask=inside)
+    # the square of the positions may be beyond 2**31
+    tl.store(base + s[:, None].to(tl.int64) * positions + t[None, :], values, mask=inside)
     if across != down:
-        tl.store(base + t[None, :] * positions + s[:, None], values, mask=inside)
+        tl.store(base + t[None, :].to(tl.int64) * positions + s[:, None], values, mask=inside)
 
 
 @triton.jit

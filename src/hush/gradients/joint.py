@@ -17,7 +17,7 @@ _SMALL = 2**14
 def joint_norms(terms: Sequence[Term]) -> Tensor:
     """The per-sample Euclidean gradient norms over all terms: (records,)."""
     small = [term for term in terms if _is_small(term)]
-    factored = [term for term in terms if isinstance(term, OuterFactors) and term.left.shape[1] > 1]
+    factored = [term for term in terms if isinstance(term, OuterFactors) and _is_joint(term)]
     together = {id(term) for term in (*small, *factored)}
     parts = [term.norms(2.0)[None] for term in terms if id(term) not in together]
     if small:
@@ -26,7 +26,7 @@ def joint_norms(terms: Sequence[Term]) -> Tensor:
         squares = [gram_squares(term.left, term.right) for term in factored]
         norms = norms_of(squares, [product_error(term.left) for term in factored])
         lengths = torch.stack([part.lengths for part in squares])
-        parts.append(finite_norms(norms, lengths, precise(factored[0].left).dtype))
+        parts.append(finite_norms(norms, lengths, torch.float32))
     return vector_norms(torch.cat(parts).T, 2.0)
 
 
@@ -46,6 +46,11 @@ def joint_sums(
     total = mask(_side_by_side(list(small.values()))).weighted_sum(weights)
     parts = total.split([term.shape.numel() for term in small.values()])
     return {name: part.view(term.shape) for (name, term), part in zip(small.items(), parts, strict=True)}
+
+
+def _is_joint(term: OuterFactors) -> bool:
+    """Whether a term has positions, added up in single precision: where they overflow is one number."""
+    return term.left.shape[1] > 1 and precise(term.left).dtype == torch.float32
 
 
 def _is_small(term: Term) -> bool:

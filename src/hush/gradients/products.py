@@ -29,8 +29,8 @@ _HALVES = 3 * 2.0**-16
 _THREE_TF32 = 2.0**-20
 """What is left of a product of numbers in single precision, from three in TensorFloat-32."""
 
-_UNDERFLOW = 2.0**-53
-"""Root of what underflows in a Gram matrix of up to 2**19 entries in single precision."""
+_UNDERFLOW = {torch.float32: 2.0**-53, torch.float64: 2.0**-501}
+"""Root of what underflows in a Gram matrix of up to 2**19 entries, by the precision it is formed in."""
 
 _COPIED = 2**17
 """Entries of a factor that are copied at once to be multiplied."""
@@ -48,7 +48,7 @@ class GramSquares:
     length; the length; and the sum over positions of the factors' norms."""
     error: float
     underflow: float
-    """What may have vanished in single precision, as a share of that last sum."""
+    """What may have vanished below the smallest number, as a share of that last sum."""
 
     @property
     def lengths(self) -> Tensor:
@@ -133,7 +133,7 @@ def gram_squares(left: Tensor, right: Tensor) -> GramSquares:
         from hush.gradients.gram_kernel import compare_grams as on_tensor_cores
 
         sums = on_tensor_cores(left.contiguous(), right.contiguous()).sum(2)
-        return GramSquares(sums, 1.01 * error, _UNDERFLOW)
+        return GramSquares(sums, 1.01 * error, _UNDERFLOW[torch.float32])
     chunks = gram_chunks(len(left), left.shape[1])
     return compare_grams([(gram(left[rows]), gram(right[rows])) for rows in chunks], error)
 
@@ -158,8 +158,7 @@ def compare_grams(pairs: Iterable[tuple[Tensor, Tensor]], error: float) -> GramS
         )
         squares = (left * right).sum((1, 2), dtype=torch.float64)
         parts.append(torch.stack([squares, (first * second).sum(1), (first + second).sum(1)]))
-    underflow = 0.0 if left.dtype == torch.float64 else _UNDERFLOW
-    return GramSquares(torch.cat(parts, 1), 1.01 * error, underflow)
+    return GramSquares(torch.cat(parts, 1), 1.01 * error, _UNDERFLOW[left.dtype])
 
 
 def weighted_products(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:

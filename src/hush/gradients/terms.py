@@ -29,6 +29,9 @@ MATERIALISE_CHUNK = {"cpu": 2**20, "cuda": 2**28}
 _NORM_CHUNK = 2**22
 """Entries of factored gradients that are materialised at once to be measured."""
 
+_UNDERFLOW = 2.0**-501
+"""Root of what underflows in a square of up to 2**19 numbers in double precision."""
+
 ROUNDING = 0.0024
 """How much more than its bound one record can move a weighted sum in single precision by rounding, as a
 share of the bound, where a term says that its rounding is bounded: docs/guarantees/tape.md."""
@@ -217,6 +220,9 @@ def product_bound(left: Tensor, right: Tensor, order: float = 2) -> Tensor:
     norms: list[Tensor] = [
         torch.linalg.vector_norm(part, order, dim=-1, dtype=torch.float64) for part in factors
     ]
+    if factors[0].dtype == torch.float64:
+        # what underflows in one factor can be large in the other
+        norms = [part + _UNDERFLOW for part in norms]
     beyond = torch.maximum(*norms) > torch.finfo(factors[0].dtype).max ** 0.5
     return (norms[0] * norms[1]).sum(1).where(~beyond.any(1), torch.inf)
 

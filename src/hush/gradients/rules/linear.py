@@ -136,8 +136,9 @@ class OuterFactors:
         """Only records that may have an entry beyond their limit are materialised."""
         if mask is not None or capturing_cuda_graph():
             return materialised_clamped_sum(self, weights, limits, mask)
-        left, right = (precise(part).abs().amax(2) for part in (self.left, self.right))
-        beyond = (left * right).sum(1) > limits
+        # with what rounding may add to an entry
+        largest = product_bound(self.left, self.right, torch.inf) * (1 + product_error(self.left))
+        beyond = largest > limits
         if not bool(beyond.any()):
             return self.weighted_sum(weights)
         inside = self.weighted_sum(weights.where(~beyond, 0.0))

@@ -12,7 +12,6 @@ from torch import Tensor
 from hush.core.tape import CoordinateMask
 from hush.gradients.precision import precise
 from hush.gradients.products import (
-    GramSquares,
     compare_grams,
     gram,
     gram_chunks,
@@ -64,26 +63,35 @@ class TiedFactors:
     def norms(self, order: float) -> Tensor:
         error, dtype = product_error(self.outer.left), precise(self.rows.right).dtype
         if order == 2:
-            squares = self._gram_squares()
-            norms, lengths = squares.norms(error), squares.lengths
+            chunks = gram_chunks(self.records, self.outer.left.shape[1] + self.rows.index.shape[1])
+            parts = [self._euclidean_norms(chunk, error) for chunk in chunks]
+            norms, lengths = (torch.cat(part) for part in zip(*parts, strict=True))
             return finite_norms(norms.maximum(CANCELLED * lengths), lengths, dtype)
         outer = self.outer.left, self.outer.right
         lengths = self.rows.lengths(order) + product_bound(*outer, order)
         # the product is materialised to be measured, and multiplied anew to be added: off twice
         norms = materialised_norms(self, order).double() + 2 * error * lengths
+        norms = norms.maximum(self.outer.norms(order).double())
         bound = self.rows.lengths(2) + product_bound(*outer)
         return finite_norms(norms.maximum(CANCELLED * lengths), bound, dtype)
 
-    def _gram_squares(self) -> GramSquares:
-        """Squared norms, with a lookup as a product whose left factor is 1 at its index."""
-        right = torch.cat([self.outer.right, self.rows.right.to(precise(self.outer.right).dtype)], 1)
-        error = gram_error(self.outer.left) + gram_error(right)
-        return compare_grams(
-            (self._grams(right[chunk], chunk) for chunk in gram_chunks(self.records, right.shape[1])),
-            error,
-        )
+    def _euclidean_norms(self, chunk: slice, sum_error: float) -> tuple[Tensor, Tensor]:
+        """Norms and lengths of some records, from Gram matrices.
+
+        A norm is at least that of the product alone, which others' products are added to in single
+        precision: lookups that cancel it are added to the sum elsewhere.
+        """
+        outer, rows = self.outer.take(chunk), self.rows.right[chunk]
+        right = torch.cat([outer.right, rows.to(precise(outer.right).dtype)], 1)
+        error, product = gram_error(outer.left) + gram_error(right), slice(outer.left.shape[1])
+        grams = self._grams(right, chunk)
+        whole = compare_grams([grams], error)
+        left_gram, right_gram = (part[:, product, product] for part in grams)
+        alone = compare_grams([(left_gram, right_gram)], error)
+        return whole.norms(sum_error).maximum(alone.norms(sum_error)), whole.lengths
 
     def _grams(self, right: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
+        """Gram matrices, with a lookup as a product whose left factor is 1 at its index."""
         left, index, values = self.outer.left[chunk], self.rows.index[chunk], gram(right)
         both = left.gather(2, index[:, None].expand(-1, left.shape[1], -1)).to(values.dtype)
         same = (index[:, :, None] == index[:, None]).to(values.dtype)
