@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -163,6 +164,57 @@ def test_backward_hooks_are_refused() -> None:
     model.register_full_backward_hook(lambda module, grads, outputs: None)
     with pytest.raises(Unsupported, match="backward hooks"):
         hush.PrivateStep(model, loss, torch.optim.SGD(model.parameters()), plan, records=4)
+
+
+def test_functions_of_what_autograd_saves_are_refused() -> None:
+    """They see all records: here one scale for all, by which each record's activations are rounded."""
+
+    def compress(x: Tensor) -> Tensor:
+        return (x / x.abs().max() * 7).round()
+
+    def work(self: Any, x: Tensor) -> Tensor:
+        with saved_tensors_hooks(compress, lambda x: x):
+            return functional.linear(x, self.w).tanh()
+
+    refused(Made(work, w=torch.randn(5, 5)), "saved_tensors_hooks")
+
+
+def test_activations_may_be_kept_on_the_cpu() -> None:
+    def work(self: Any, x: Tensor) -> Tensor:
+        with save_on_cpu():
+            return functional.linear(x, self.w).tanh()
+
+    model = Made(work, w=torch.randn(4, 5)).double()
+    inputs, targets = torch.randn(3, 5).double(), torch.zeros(3)
+    expected = one_at_a_time(model, loss, inputs, targets, 3)
+    check_tape(record(model, loss, inputs, targets), expected, 1e-10)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_branch_does_not_take_back_its_random_numbers(again: bool) -> None:
+    """Set back to before the branch, records of both branches would draw the same numbers."""
+
+    def work(self: Any, x: Tensor) -> Tensor:
+        with torch.random.fork_rng():
+            more = bool(torch.rand(()) < 0.5)
+        noise = torch.rand(10)[5:] if more else torch.rand(5)
+        if again:
+            noise = noise * (1.0 if torch.rand(()) < 0.5 else 2.0)
+        output: Tensor = x * self.w * noise
+        return output
+
+    torch.manual_seed(0)
+    refused(Made(work, w=torch.ones(5)), "fork_rng", records=16)
+
+
+def test_a_model_does_not_seed_torch() -> None:
+    def work(self: Any, x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        output: Tensor = x * self.w * torch.rand(5)
+        return output
+
+    torch.manual_seed(1)
+    refused(Made(work, w=torch.ones(5)), "seeds torch")
 
 
 def test_long_sums_that_cancel_do_not_understate_a_norm() -> None:

@@ -20,7 +20,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_batchedtensor, maybe_current_level
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils import checkpoint as torch_checkpoint
 
 from hush.core.errors import Unsupported
@@ -55,7 +55,13 @@ class CheckpointCall:
 FirstPass = Callable[[CheckpointCall], AbstractContextManager[None] | None]
 """The context in which a call runs its function; None leaves the call to torch."""
 
+
+class SavedTensors(saved_tensors_hooks):
+    """Functions of what autograd saves, of the tape's own: those of a model are refused."""
+
+
 _first_passes: list[FirstPass] = []
+_enter_hooks = saved_tensors_hooks.__enter__
 _generator = torch_checkpoint._checkpoint_without_reentrant_generator
 _signature = inspect.signature(_generator)
 _function = torch_checkpoint.CheckpointFunction
@@ -65,9 +71,11 @@ _function = torch_checkpoint.CheckpointFunction
 def checkpoints_replaced(first_pass: FirstPass) -> Iterator[None]:
     """Context in which a call of `torch.utils.checkpoint` runs its function in another context.
 
-    However a model came by the function `checkpoint`, it looks two names up when it is called.
+    However a model came by the function `checkpoint`, it looks two names up when it is called. A model's
+    own functions of what autograd saves are refused.
     """
     _first_passes.append(first_pass)
+    saved_tensors_hooks.__enter__ = _enter_own_hooks  # type: ignore[method-assign]
     torch_checkpoint._checkpoint_without_reentrant_generator = _without_reentrant
     torch_checkpoint.CheckpointFunction = _Reentrant  # type: ignore[misc, assignment]
     try:
@@ -75,8 +83,22 @@ def checkpoints_replaced(first_pass: FirstPass) -> Iterator[None]:
     finally:
         _first_passes.pop()
         if not _first_passes:
+            saved_tensors_hooks.__enter__ = _enter_hooks  # type: ignore[method-assign]
             torch_checkpoint._checkpoint_without_reentrant_generator = _generator
             torch_checkpoint.CheckpointFunction = _function  # type: ignore[misc]
+
+
+def _enter_own_hooks(hooks: saved_tensors_hooks) -> None:
+    """In place of `saved_tensors_hooks.__enter__`: a model's would be given all records."""
+    copies = type(hooks) is save_on_cpu  # as they are, and back
+    if not copies and not isinstance(hooks, SavedTensors) and maybe_current_level() is not None:
+        raise Unsupported(
+            "the model uses torch.autograd.graph.saved_tensors_hooks: its functions are given what "
+            "autograd saves of all records at once (and may scale it by the largest, say), so that one "
+            "record would change the others' gradients. Leave it out: gradient checkpointing and "
+            "save_on_cpu save memory, too."
+        )
+    _enter_hooks(hooks)
 
 
 def _without_reentrant(*args: Any, **kwargs: Any) -> Iterator[None]:
@@ -152,7 +174,7 @@ class Segment:
             self._placeholders.append(ref(placeholder))
             return placeholder
 
-        with saved_tensors_hooks(pack, Placeholder.unpack), self._contexts[0]:
+        with SavedTensors(pack, Placeholder.unpack), self._contexts[0]:
             yield
 
     def recompute(self) -> None:
@@ -180,7 +202,7 @@ class Segment:
         now = random_state()
         set_random_state(self._random_state)
         try:
-            with torch.enable_grad(), self._autocast(), saved_tensors_hooks(pack, _never_unpacked):
+            with torch.enable_grad(), self._autocast(), SavedTensors(pack, _never_unpacked):
                 recording.run_again(self._second_pass, self._place)
         finally:
             set_random_state(now)

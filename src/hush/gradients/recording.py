@@ -210,7 +210,9 @@ class Recording(TorchFunctionMode):
             uncompiled(self._model),
         ):
             try:
-                return torch.vmap(one_loss, randomness="different")(inputs, targets)
+                losses = torch.vmap(one_loss, randomness="different")(inputs, targets)
+                self.path.check_not_seeded()
+                return losses
             finally:
                 self._operand = None
                 self.path.end(any(value._version != before for value, before in written))

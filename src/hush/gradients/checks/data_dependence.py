@@ -82,6 +82,7 @@ class Path:
         self.interruption: DataDependentBranch | SharedWrite | None = None
         """Why the pass is computed again, even if the model catches it."""
         self._states = states
+        self._seeds = _seeds()
         self.rerun = bool(own_constants or decisions)
         """Whether the records were computed before, up to an interruption."""
         self._known, self._read = len(decisions), 0
@@ -94,6 +95,7 @@ class Path:
         """
         if values[0].numel() != 1:
             raise RuntimeError("the value of a tensor with more than one element is ambiguous")
+        self.check_not_seeded()
         self.reads_values = True
         by_place = values.flatten().bool().to(self.rows.device)
         by_record = set(by_place[self.rows].tolist())
@@ -123,12 +125,13 @@ class Path:
     @contextmanager
     def again(self, read: int) -> Iterator[None]:
         """Context in which a part of the pass is computed again, from where `read` values were read."""
-        before = self._known, self._read
-        self._known, self._read = len(self.decisions), read
+        before = self._known, self._read, self._seeds
+        self._known, self._read, self._seeds = len(self.decisions), read, _seeds()
         try:
             yield
+            self.check_not_seeded()
         finally:
-            self._known, self._read = before
+            self._known, self._read, self._seeds = before
 
     def check_alone(self, records: int) -> None:
         """Raise `DataDependentBranch` where there are several records, before a number is read."""
@@ -140,6 +143,16 @@ class Path:
         """End the pass, to compute its records again."""
         self.interruption = reason
         raise reason
+
+    def check_not_seeded(self) -> None:
+        """Raise if torch draws from another stream than that of the path."""
+        if any(now != own for now, own in zip(_seeds(), self._seeds, strict=False)):
+            raise Unsupported(
+                "the model seeds torch in forward(), or sets its random state back to what it was "
+                "before it decided by a value (torch.manual_seed, fork_rng around an `if`): records "
+                "that decide differently would draw the same numbers, and what is proved of sampling "
+                "takes them to be independent. Leave it out, or decide outside of it."
+            )
 
     def end(self, written: bool) -> None:
         """Raise what interrupted the pass, also where the model has caught it.
@@ -166,6 +179,13 @@ class Path:
         stream = Stream(torch.device("cpu"), hashlib.sha256(states + name).digest())
         for generator in _shared_generators():
             fill_state(generator, stream)
+        self._seeds = _seeds()
+
+    def begin(self) -> None:
+        """Start a pass: the stream from which torch draws now is the path's."""
+        if self.rerun:
+            set_random_state(self._states)
+        self._seeds = _seeds()
 
 
 def run_by_branch(
@@ -194,8 +214,7 @@ def run_by_branch(
         if len(path.rows) < len(indices):
             source = path.rows[:1].repeat(len(indices)).index_copy(0, path.rows, path.rows)
             some_inputs, some_targets = tree_map((inputs, targets), partial(_take_rows, source))
-        if path.rerun:
-            set_random_state(states)
+        path.begin()
         try:
             result = run(some_inputs, some_targets, path)
             results.append((SubBatch(path.rows, path.rows), result))
@@ -239,6 +258,11 @@ def _shared_generators() -> list[torch.Generator]:
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
     return generators
+
+
+def _seeds() -> list[int]:
+    """Seeds of torch's shared generators, by which states of one stream are told from another's."""
+    return [generator.initial_seed() for generator in _shared_generators()]
 
 
 def random_state() -> list[Tensor]:
