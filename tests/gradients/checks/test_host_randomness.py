@@ -44,7 +44,9 @@ def test_draws_of_the_host_are_refused_before_the_first_step(source: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "generator", [random.Random(0), np.random.default_rng(0), np.random.RandomState(0)], ids=str
+    "generator",
+    [random.Random(0), np.random.default_rng(0), np.random.RandomState(0)],
+    ids=["Random", "Generator", "RandomState"],
 )
 def test_a_generator_that_a_module_keeps_is_refused(generator: object) -> None:
     """Its draws are seen by nobody: a coin of one in fifty passes the trial of two records."""
