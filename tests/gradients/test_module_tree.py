@@ -30,6 +30,7 @@ def model() -> Any:
     shared = nn.Linear(3, 3)
     first, second = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Sequential(nn.Linear(3, 3), shared)
     whole = nn.ModuleDict({"first": first, "second": second, "again": shared, "norm": nn.LayerNorm(3)})
+    del whole["norm"].bias
     whole["norm"].register_parameter("absent", None)
     whole["norm"].register_module("nobody", None)
     second[0].bias = first[0].bias
@@ -38,6 +39,7 @@ def model() -> Any:
 
 
 def move_to_the_next_module(whole: Any) -> None:
+    # between the same neighbours in the walk
     bias = whole["again"].bias
     del whole["again"].bias
     whole["norm"]._parameters = {"bias": bias, **whole["norm"]._parameters}
