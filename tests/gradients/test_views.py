@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import hush
 from hush.core.errors import CheckpointError, Unsupported
 from hush.data.views import flips_and_shifts
-from hush.gradients.recording import Views, record
-from hush.gradients.tree import expand_views
+from hush.gradients.recording import record
+from hush.gradients.tree import Views, expand_views
 from tests.gradients.oracle import flat
 
 LOSS = nn.CrossEntropyLoss(reduction="none")

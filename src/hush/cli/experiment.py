@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from hush.gradients.recording import Views
+    from hush.gradients.tree import Views
     from hush.gradients.units import Reduction
 
 LEARNING_RATE = Range(above=0, at_most=1e6, why="it is how far a step goes", example=1.0)

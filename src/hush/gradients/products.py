@@ -94,7 +94,7 @@ def gram(factor: Tensor) -> Tensor:
         factor: (records, positions, entries).
     """
     if uses_kernels(factor):
-        from hush.gradients.gram_kernel import gram as on_tensor_cores
+        from hush.gradients.kernels.gram_kernel import gram as on_tensor_cores
 
         return on_tensor_cores(factor.contiguous())
     wide = factor.double()
@@ -106,7 +106,7 @@ def gram_error(factor: Tensor) -> float:
     what comparing it with another one adds."""
     if not uses_kernels(factor):
         return double_gram_error(factor.shape)
-    from hush.gradients.gram_kernel import GRAM_RUN
+    from hush.gradients.kernels.gram_kernel import GRAM_RUN
 
     entries, run = factor.shape[2], GRAM_RUN[factor.element_size()]
     left_out = 0.0 if factor.dtype in _HALF else _THREE_TF32
@@ -130,7 +130,7 @@ def gram_squares(left: Tensor, right: Tensor) -> GramSquares:
     left, right = left.to(dtype), right.to(dtype)
     error = gram_error(left) + gram_error(right)
     if uses_kernels(left):
-        from hush.gradients.gram_kernel import compare_grams as on_tensor_cores
+        from hush.gradients.kernels.gram_kernel import compare_grams as on_tensor_cores
 
         sums = on_tensor_cores(left.contiguous(), right.contiguous()).sum(2)
         return GramSquares(sums, 1.01 * error, _UNDERFLOW[torch.float32])
@@ -173,7 +173,7 @@ def weighted_products(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:
     left, right = left.to(dtype), right.to(dtype)
     if not uses_kernels(left):
         return record_products(precise(left), precise(right), weights)
-    from hush.gradients.product_kernel import split_halves, weighted_block_sums
+    from hush.gradients.kernels.product_kernel import split_halves, weighted_block_sums
 
     left, right = left.contiguous(), right.contiguous()
     halves = dtype == torch.float32
@@ -211,7 +211,7 @@ def product_error(factor: Tensor) -> float:
     positions = factor.shape[1]
     if not uses_kernels(factor):
         return (positions + 2) * (2.0**-53 if factor.dtype == torch.float64 else 2.0**-24)
-    from hush.gradients.product_kernel import SUM_RUN
+    from hush.gradients.kernels.product_kernel import SUM_RUN
 
     left_out = 0.0 if factor.dtype in _HALF else _HALVES
     run = min(positions, SUM_RUN)

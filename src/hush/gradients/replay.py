@@ -20,9 +20,9 @@ from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.captured_state import given, signature
 from hush.gradients.cuda_graph import CapturedGraph, CaptureError, capture_graph
 from hush.gradients.padding import occupied_slots, pad, pad_with_false, padded_size, records_of
-from hush.gradients.recording import Loss, Views, record
+from hush.gradients.recording import record
 from hush.gradients.tape import MaskedTape
-from hush.gradients.tree import tree_leaves, tree_map
+from hush.gradients.tree import Loss, Views, tree_leaves, tree_map
 
 _MOST_GRAPHS = 64
 _MOST_CHANGES = 16

@@ -14,6 +14,12 @@ from torch import Tensor, nn
 from hush.core.errors import DataError, Unsupported
 from hush.core.ranges import with_article
 
+Loss = Callable[[Any, Any], Tensor]
+"""Outputs and targets of a batch to one value per record."""
+
+Views = Callable[[Any], Any]
+"""The inputs of one record to several views of it (augmentations), along a new first dimension."""
+
 
 def tree_leaves(value: Any) -> Iterator[Tensor]:
     """The tensors of a tree."""

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from hush.core.errors import DataError
 from hush.gradients.checks.models import CLASS_LOSSES, PerSampleLoss, per_sample_loss
-from hush.gradients.recording import Loss
-from hush.gradients.tree import call_model, tree_leaves, tree_map
+from hush.gradients.tree import Loss, call_model, tree_leaves, tree_map
 from hush.training.data import Data, count, describe_record, take
 
 _BATCH = 1024

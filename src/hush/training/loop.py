@@ -16,7 +16,7 @@ from hush.core.guarantee import Arithmetic, Budget, Guarantee, Neighbours, check
 from hush.core.plan import Plan
 from hush.core.ranges import as_path, check_count, check_kind
 from hush.core.release import Selective
-from hush.gradients.recording import Views
+from hush.gradients.tree import Views
 from hush.gradients.units import Reduction
 from hush.training import checkpoint
 from hush.training.checks.disjoint import check_held_out

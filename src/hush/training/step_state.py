@@ -26,8 +26,8 @@ from hush.gradients.checks.models import check_model, check_optimizer, per_sampl
 from hush.gradients.checks.module_state import ModuleState
 from hush.gradients.module_tree import ModuleTree
 from hush.gradients.public_basis import PublicBasis
-from hush.gradients.recording import Views
 from hush.gradients.replay import Replay
+from hush.gradients.tree import Views
 from hush.gradients.units import Reduction
 from hush.training.checks.released_weights import WeightsGuard, warn_of_other_ledger
 from hush.training.data import Batch, Data

@@ -18,9 +18,9 @@ from hush.core.ranges import check_count
 from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.checks.models import per_sample_loss
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
-from hush.gradients.recording import Loss, Views
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import CHUNK_ENTRIES, Dense
+from hush.gradients.tree import Loss, Views
 from hush.gradients.units import Reduction, UnitTape, unit_tape
 from hush.training.step import PrivateStep
 from hush.training.units import Owners, Units

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from hush.core.errors import DataError, Unsupported
 from hush.core.ranges import with_article
 from hush.gradients.module_tree import ModuleTree
-from hush.gradients.recording import Loss
+from hush.gradients.tree import Loss
 
 _DISTRIBUTED = {
     "DataParallel",

@@ -32,7 +32,7 @@ from hush.gradients.terms import (
 )
 
 if TYPE_CHECKING:
-    from hush.gradients.recording import Recording
+    from hush.gradients.interception import Recording
     from hush.gradients.rules import Weight
 
 
@@ -103,13 +103,13 @@ class ConvolutionFactors:
         """Norms of what `weighted_sum` adds, formed by the same program: nothing to allow for."""
         if order != 2:
             return materialised_norms(self, order)
-        from hush.gradients.rules.convolution_kernel import squared_norms
+        from hush.gradients.kernels.convolution_kernel import squared_norms
 
         return squared_norms(self.grad, self.x, self.geometry, tf32=self.tf32).sqrt().float()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.geometry.has_kernel(self.x):
-            from hush.gradients.rules.convolution_kernel import weighted_block_sums
+            from hush.gradients.kernels.convolution_kernel import weighted_block_sums
 
             blocks = weighted_block_sums(
                 self.grad, self.x, weights.float(), self.geometry, SUM_BLOCK, tf32=self.tf32

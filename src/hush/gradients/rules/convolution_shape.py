@@ -49,7 +49,7 @@ class ConvolutionShape:
         """
         images, out = grad.shape[:2]
         if self.has_kernel(x):
-            from hush.gradients.rules.convolution_kernel import weighted_block_sums
+            from hush.gradients.kernels.convolution_kernel import weighted_block_sums
 
             ones = torch.ones(images, device=x.device)
             return weighted_block_sums(grad, x, ones, self, 1, tf32=tf32)

@@ -14,7 +14,7 @@ from hush.gradients.products import uses_kernels
 from hush.gradients.terms import Dense
 
 if TYPE_CHECKING:
-    from hush.gradients.recording import Recording
+    from hush.gradients.interception import Recording
     from hush.gradients.rules import Weight
 
 _Backward = tuple[Tensor | None, ...]
@@ -72,7 +72,7 @@ class GroupNorm:
         x, mean, scale = saved
         grad = grad.contiguous()
         if self.weight is not None and uses_kernels(x):
-            from hush.gradients.rules.normalisation_kernel import channel_gradients, input_gradient
+            from hush.gradients.kernels.normalisation_kernel import channel_gradients, input_gradient
 
             by_channel = channel_gradients(grad, x, mean, scale, self.groups)
             self._append(*by_channel)

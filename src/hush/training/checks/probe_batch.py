@@ -18,9 +18,10 @@ from hush.gradients.checkpointing import CheckpointCall, checkpoints_replaced
 from hush.gradients.checks.host_randomness import check_own_generators
 from hush.gradients.checks.isolation import check_independent_losses
 from hush.gradients.checks.models import PerSampleLoss
-from hush.gradients.recording import Loss, record
+from hush.gradients.recording import record
 from hush.gradients.tape import BranchedTape, GradientTape
 from hush.gradients.tree import (
+    Loss,
     call_model,
     check_arguments,
     expand_views,

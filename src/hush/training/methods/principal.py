@@ -16,7 +16,7 @@ from hush.core.errors import DataError, InvalidValue
 from hush.core.randomness import Randomness, seed_from
 from hush.gradients.precision import full_precision
 from hush.gradients.public_basis import Group, PublicBasis, webster_apportionment
-from hush.gradients.recording import Loss
+from hush.gradients.tree import Loss
 from hush.training.data import Data, count, own_randomness
 from hush.training.methods.public_gradients import finite_rows, gradient_rows
 

@@ -10,7 +10,7 @@ from hush.core.errors import DataError
 from hush.core.parts import Clipping
 from hush.core.randomness import Randomness, seed_from
 from hush.gradients.public_basis import PublicBasis
-from hush.gradients.recording import Loss
+from hush.gradients.tree import Loss
 from hush.training.data import Data
 from hush.training.methods.principal import check_enough, principal_basis
 

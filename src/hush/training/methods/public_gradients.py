@@ -14,9 +14,9 @@ from hush.gradients.checks.models import per_sample_loss
 from hush.gradients.geometry import Geometry, geometry
 from hush.gradients.precision import vector_norms
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
-from hush.gradients.recording import Loss, record
+from hush.gradients.recording import record
 from hush.gradients.tape import BranchedTape, GradientTape
-from hush.gradients.tree import tree_map
+from hush.gradients.tree import Loss, tree_map
 from hush.training.data import Data, count, take
 
 _GRADIENTS_AT_ONCE = 64

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import triton
 from triton import language as tl
 
-from hush.gradients.rules.unfolding_kernel import unfold_width
+from hush.gradients.kernels.unfolding_kernel import unfold_width
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,0 +1,1 @@
+"""Kernels for GPUs, in Triton: loaded only where there is one."""
