@@ -166,6 +166,15 @@ def test_backward_hooks_are_refused() -> None:
         hush.PrivateStep(model, loss, torch.optim.SGD(model.parameters()), plan, records=4)
 
 
+def test_a_dimension_that_is_not_there_is_no_index_of_a_record() -> None:
+    def work(self: Any, x: Tensor) -> Tensor:
+        output: Tensor = (x * self.w).flatten(2)
+        return output
+
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        record(Made(work, w=torch.ones(5)), loss, torch.randn(3, 5), torch.zeros(3))
+
+
 def test_functions_of_what_autograd_saves_are_refused() -> None:
     """They see all records: here one scale for all, by which each record's activations are rounded."""
 

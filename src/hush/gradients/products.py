@@ -73,7 +73,9 @@ def norms_of(squares: Sequence[GramSquares], sum_errors: Sequence[float]) -> Ten
     hidden, off, lost = _on_device(constants, sums.device).unbind(1)
     square, length, sizes = sums.unbind(1)
     norms = (square.clamp(min=0) + hidden[:, None] * length.square()).sqrt()
-    return norms + off[:, None] * length + lost[:, None] * (sizes + 256)
+    # the square: of products of which both parts are small
+    vanished = lost[:, None] * sizes + 2.0**61 * lost[:, None].square()
+    return norms + off[:, None] * length + vanished
 
 
 @lru_cache

@@ -220,11 +220,12 @@ def product_bound(left: Tensor, right: Tensor, order: float = 2) -> Tensor:
     norms: list[Tensor] = [
         torch.linalg.vector_norm(part, order, dim=-1, dtype=torch.float64) for part in factors
     ]
+    beyond = torch.maximum(*norms) > torch.finfo(factors[0].dtype).max ** 0.5
+    bounds = norms[0] * norms[1]
     if factors[0].dtype == torch.float64:
         # what underflows in one factor can be large in the other
-        norms = [part + _UNDERFLOW for part in norms]
-    beyond = torch.maximum(*norms) > torch.finfo(factors[0].dtype).max ** 0.5
-    return (norms[0] * norms[1]).sum(1).where(~beyond.any(1), torch.inf)
+        bounds = bounds + _UNDERFLOW * (norms[0] + norms[1])
+    return bounds.sum(1).where(~beyond.any(1), torch.inf)
 
 
 def finite_norms(norms: Tensor, bound: Tensor, dtype: torch.dtype) -> Tensor:

@@ -203,3 +203,10 @@ def test_a_pixel_that_no_patch_sees_is_not_looked_at() -> None:
     before = geometry.per_sample_weight_gradients(grad, x)
     x[:, :, 6], x[:, :, :, 6] = torch.inf, torch.nan
     assert torch.equal(geometry.per_sample_weight_gradients(grad, x), before)
+
+
+def test_a_record_beyond_offsets_of_32_bits_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution_shape, "uses_kernels", lambda x: True)
+    geometry = ConvolutionShape(torch.Size((8, 512, 3)), (1,), (1,), (1,), 1)
+    assert geometry.has_kernel(torch.empty(2, 512, 2**20, device="meta"))
+    assert not geometry.has_kernel(torch.empty(2, 512, 2**21, device="meta"))

@@ -104,7 +104,11 @@ class ConvolutionShape:
 
     def has_kernel(self, x: Tensor) -> bool:
         """Whether per-sample gradients of an input are formed by a kernel that unfolds nothing."""
-        return self.groups == 1 and len(self.stride) <= 2 and uses_kernels(x)
+        sizes = zip(x.shape[2:], self.padding, self.stride, strict=True)
+        pixels = math.prod(size + 2 * sides + step + 4 for size, sides, step in sizes)
+        # its offsets within a record, unfolded along its width, are 32 bits
+        fits = pixels * max(self.shape[0], self.shape[1] * self.shape[-1]) < 2**31
+        return self.groups == 1 and len(self.stride) <= 2 and fits and uses_kernels(x)
 
     @property
     def splits_input(self) -> bool:
