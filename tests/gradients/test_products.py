@@ -172,3 +172,14 @@ def test_rounding_of_norms_costs_next_to_nothing(where: str) -> None:
         true = exact(left, right).flatten(1).norm(dim=1)
         norms = gram_squares(left, right).norms(product_error(left))
         assert ((norms / true - 1).abs() < 0.02).all()
+
+
+@EVERYWHERE
+@PRECISIONS
+def test_materialised_gradients_of_factors_round_within_their_bound(
+    dtype: torch.dtype, where: str
+) -> None:
+    left, right = factors((2, 4100, 20, 12), dtype, where, shift=1.0)
+    term = OuterFactors(left, right, torch.Size((20, 12)))
+    off = (term.dense().double() - exact(left, right)).flatten(1).norm(dim=1)
+    assert (off <= product_error(left) * lengths(left, right)).all()

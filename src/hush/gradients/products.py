@@ -186,10 +186,7 @@ def weighted_products(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:
 
 
 def record_gradients(left: Tensor, right: Tensor) -> Tensor:
-    """Each record's `sum_t left[t] (x) right[t]` in single precision at least: (records, rows, columns).
-
-    Off by no more than `product_error` says, unless TensorFloat-32 is allowed.
-    """
+    """Each record's `sum_t left[t] (x) right[t]` in single precision at least: (records, rows, cols)."""
     if left.is_cuda and left.dtype in _HALF and left.dtype == right.dtype:
         return torch.bmm(left.mT, right, out_dtype=torch.float32)
     left, right = precise(left), precise(right)
@@ -202,6 +199,23 @@ def record_gradients(left: Tensor, right: Tensor) -> Tensor:
         a, b = (factor.contiguous() for factor in factors)
         torch.bmm(a.mT, b, out=part)
     return gradients
+
+
+def gradients_in_runs(left: Tensor, right: Tensor) -> Tensor:
+    """`record_gradients`, off by no more than `product_error` says.
+
+    On a GPU runs of positions are multiplied one after another: what tensor cores lose grows with what
+    they add.
+    """
+    if not uses_kernels(left):
+        return record_gradients(left, right)
+    from hush.gradients.product_kernel import SUM_RUN
+
+    runs = zip(left.split(SUM_RUN, 1), right.split(SUM_RUN, 1), strict=True)
+    total = record_gradients(*next(runs))
+    for run in runs:
+        total += record_gradients(*run)
+    return total
 
 
 def product_error(factor: Tensor) -> float:

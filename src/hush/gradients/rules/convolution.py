@@ -72,6 +72,8 @@ class ConvolutionFactors:
     def dense(self) -> Tensor:
         if self.geometry.has_kernel(self.x):
             return self.geometry.per_sample_weight_gradients(self.grad, self.x, tf32=self.tf32)
+        if uses_kernels(self.x):
+            return torch.cat([part.dense() for _, part in self._chunks()])
         return precise(self.geometry.per_sample_weight_gradients(precise(self.grad), precise(self.x)))
 
     def of_units(self, count: int, scale: Tensor) -> Term:

@@ -26,6 +26,7 @@ from hush.gradients.precision import (
     vector_norms,
 )
 from hush.gradients.products import (
+    gradients_in_runs,
     gram_squares,
     product_error,
     record_gradients,
@@ -68,7 +69,9 @@ def outer_product_term(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
         shape: the parameter's shape, of rows x columns entries.
     """
     term = OuterFactors(left, right, shape)
-    return Dense(term.dense()) if materialising_pays(left, right.shape[2]) else term
+    if not materialising_pays(left, right.shape[2]):
+        return term
+    return Dense(record_gradients(left, right).view(len(left), *shape))
 
 
 def materialising_pays(left: Tensor, columns: int) -> bool:
@@ -100,7 +103,7 @@ class OuterFactors:
         return OuterFactors(zero_rows(self.left, keep), zero_rows(self.right, keep), self.shape)
 
     def dense(self) -> Tensor:
-        return record_gradients(self.left, self.right).view(self.records, *self.shape)
+        return gradients_in_runs(self.left, self.right).view(self.records, *self.shape)
 
     def of_units(self, count: int, scale: Tensor) -> Term:
         left, right = scale_rows(self.left, scale), precise(self.right)
