@@ -209,7 +209,7 @@ def gradients_in_runs(left: Tensor, right: Tensor) -> Tensor:
     """
     if not uses_kernels(left):
         return record_gradients(left, right)
-    from hush.gradients.product_kernel import SUM_RUN
+    from hush.gradients.kernels.product_kernel import SUM_RUN
 
     runs = zip(left.split(SUM_RUN, 1), right.split(SUM_RUN, 1), strict=True)
     total = record_gradients(*next(runs))
