@@ -242,3 +242,26 @@ def test_buffers_that_are_read_later_are_compared_with_what_they_were(
     model.keep(model)
     with pytest.raises(Unsupported, match="the model keeps offset from"):
         state.check()
+
+
+def test_weights_that_are_loaded_before_the_first_step_can_be_adopted() -> None:
+    """Nothing was charged yet: the ledger is not void."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, records=4)
+    model.load_state_dict(nn.Linear(4, 3).state_dict())
+    batch = next(step.batches((torch.randn(4, 4), torch.zeros(4, dtype=torch.long))))
+    with pytest.raises(LedgerError, match="adopt_weights"):
+        step(batch)
+    step.adopt_weights()
+    assert step(batch)
+    model.load_state_dict(nn.Linear(4, 3).state_dict())
+    with pytest.raises(LedgerError, match="changed outside"):
+        step.spent(1e-5)
+    step.adopt_weights()
+    with pytest.raises(LedgerError, match="void"):
+        step.spent(1e-5)

@@ -45,7 +45,7 @@ class WeightsGuard:
         released[ledger.identity] = start, self.norms
 
     def check(self, ledger: Ledger, reading: Reading | None = None) -> None:
-        """Raise, and void the ledger, if the weights were moved by no step that is charged to it.
+        """Raise, and void a ledger with charges, if the weights were moved by no step on it.
 
         Args:
             ledger: the one that the step is charged to.
@@ -59,7 +59,8 @@ class WeightsGuard:
                 self._versions, self.norms = reading
                 return
         reason = "the model's weights were changed outside of the private step, where nothing is charged"
-        ledger.void(reason)
+        if ledger.counts:  # otherwise nothing was released on it, and nothing is lost
+            ledger.void(reason)
         raise LedgerError(
             f"{reason}: no guarantee holds for the model. Only step(batch) may train it: leave out "
             "other calls of optimizer.step(). If the change did not depend on the records (weights that "
