@@ -66,7 +66,7 @@ def contains(bound: Bound, exact: float) -> bool:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-@pytest.mark.parametrize("size", [2, 3, 10])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(10, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("one", STEPS)
 def test_one_step_against_quadrature(one: One, size: int, replaced: bool) -> None:
     step = SampledGroup(one, size, replaced)

@@ -137,7 +137,7 @@ def test_coins_do_not_come_from_the_program_s_own_generator() -> None:
 
 def test_a_mean_cannot_be_told_by_the_uniforms_its_noise_came_from() -> None:
     """Of torch's double normal draws, pairs in the tail come from uniforms that can be recognised."""
-    rows = np.zeros((1, 40_000))
+    rows = np.zeros((1, 800_000))
     noisy = plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=1.0))
 
     def off(**options: Any) -> float:
