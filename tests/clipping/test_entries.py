@@ -64,7 +64,7 @@ def delta_of_two_entries(beta: float, scale: float, epsilon: float) -> float:
     return float(np.maximum(gap, 0.0).sum())
 
 
-@pytest.mark.parametrize("beta", [1.0, 1.5, 3.0])
+@pytest.mark.parametrize("beta", [1.0, pytest.param(1.5, marks=pytest.mark.slow), 3.0])
 def test_two_entries_by_a_grid_in_two_dimensions(beta: float) -> None:
     from hush.accounting.epsilon import delta
 

@@ -171,7 +171,7 @@ def test_places_at_the_edges_are_the_oracle_s(beta: float, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "beta", [1.0, 2.0, *(pytest.param(b, marks=pytest.mark.slow) for b in (1.5, 4.0))]
+    "beta", [2.0, *(pytest.param(b, marks=pytest.mark.slow) for b in (1.0, 1.5, 4.0))]
 )
 def test_the_tail_beyond_the_layers_is_the_law_s(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
     # layers that end near the peak, so that most draws are in the tail
