@@ -193,7 +193,7 @@ def test_a_second_pass_that_reads_on_from_the_first_would_draw_otherwise(
     torch.manual_seed(1)
     inputs, targets = torch.randn(RECORDS, 4), torch.randint(0, 3, (RECORDS,))
     expected = gradients(Parts(decides, plain), inputs, targets)
-    monkeypatch.setattr(Path, "again", lambda self, read: nullcontext())
+    monkeypatch.setattr(Path, "recomputing", lambda self, read: nullcontext())
     monkeypatch.setattr(Path, "check_not_seeded", lambda self: None)  # which would find it out
     actual = gradients(Parts(decides, recomputed), inputs, targets)
     assert not all(map(torch.equal, actual, expected))

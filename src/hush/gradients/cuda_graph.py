@@ -117,9 +117,9 @@ def _captured(
 
 def external_memory(work: Callable[[], object]) -> list[torch.UntypedStorage]:
     """Memory that work reads and did not itself allocate: weights, buffers, what a loss closes over."""
-    with _ExternalMemory() as seen:
+    with _ExternalMemory() as memory:
         work()
-    return list(seen.external.values())
+    return list(memory.external.values())
 
 
 class _ExternalMemory(TorchDispatchMode):

@@ -142,7 +142,7 @@ class Recording(TorchFunctionMode):
         constants, self.constants = self.constants, self.constants[:made]
         with (
             self.copies_released(),
-            self.path.again(read),
+            self.path.recomputing(read),
             temporarily_clear_interpreter_stack(),  # of a derived value's vmap over its gradients
             checkpointed_segments(self),
             uncompiled(self._model),

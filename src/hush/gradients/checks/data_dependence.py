@@ -123,7 +123,7 @@ class Path:
         return self._read
 
     @contextmanager
-    def again(self, read: int) -> Iterator[None]:
+    def recomputing(self, read: int) -> Iterator[None]:
         """Context in which a part of the pass is computed again, from where `read` values were read."""
         before = self._known, self._read, self._seeds
         self._known, self._read, self._seeds = len(self.decisions), read, _seeds()

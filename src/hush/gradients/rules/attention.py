@@ -98,13 +98,13 @@ def _without_cudnn() -> Iterator[None]:
 
 def _make_backward_deterministic(output: Tensor, inputs: list[Tensor]) -> None:
     """Let the fused kernels between the inputs and the output be differentiated deterministically."""
-    seen = {part.grad_fn for part in inputs}
+    visited = {part.grad_fn for part in inputs}
     nodes = [output.grad_fn]
     while nodes:
         node = nodes.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         nodes += [previous for previous, _ in node.next_functions]
         if node.name().startswith(_FUSED):
             _run_deterministically(node)

@@ -115,8 +115,8 @@ def _unused_parameters(
     unused = list(tape.unused_parameters)
     for _ in range(_DRAWS if tape.reads_values else 0):
         if unused:
-            again = record(step.model, step.loss, inputs, targets, step.views)
-            unused = [name for name in unused if name in again.unused_parameters]
+            other = record(step.model, step.loss, inputs, targets, step.views)
+            unused = [name for name in unused if name in other.unused_parameters]
     return unused
 
 
