@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hush.gradients.precision import precise, vector_norms
+from hush.gradients.precision import precise_dtype, vector_norms
 from hush.gradients.products import gram_squares, norms_of, product_error
 from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.terms import Dense, Term, finite_norms
@@ -50,7 +50,7 @@ def joint_sums(
 
 def _is_joint(term: OuterFactors) -> bool:
     """Whether a term has positions, added up in single precision: where they overflow is one number."""
-    return term.left.shape[1] > 1 and precise(term.left).dtype == torch.float32
+    return term.left.shape[1] > 1 and precise_dtype(term.left) == torch.float32
 
 
 def _is_small(term: Term) -> bool:

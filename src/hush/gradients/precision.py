@@ -80,7 +80,12 @@ def precise_under_autocast(values: Tensor) -> Tensor:
 
 def precise(values: Tensor) -> Tensor:
     """The values in single precision at least."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+    return values.to(precise_dtype(values))
+
+
+def precise_dtype(values: Tensor) -> torch.dtype:
+    """The dtype of `precise` values."""
+    return torch.promote_types(values.dtype, torch.float32)
 
 
 def vector_norms(values: Tensor, order: float) -> Tensor:

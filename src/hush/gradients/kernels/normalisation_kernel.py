@@ -1,8 +1,8 @@
-"""Gradients of a group norm on a GPU, in Triton: loaded only where there is one.
+"""Gradients of normalisations on a GPU, in Triton: loaded only where there is one.
 
-The backward pass needs two sums over positions of each channel of an image, which are the per-sample
-gradients of scale and shift: one pass over the gradient and the input gives both, and a second pass the
-gradient of the input from them.
+The per-sample gradients of scale and shift are two sums over positions: one pass over the gradient and
+the input gives both. The backward pass of a group norm needs them too, and a second pass gives the
+gradient of its input from them.
 """
 
 from typing import TYPE_CHECKING
@@ -15,6 +15,32 @@ if TYPE_CHECKING:
 
 _ENTRIES = 2048
 """Entries that a program loads at once."""
+
+_WIDE = 128
+"""Columns that a program adds up over positions."""
+
+
+def column_gradients(grad: "Tensor", x: "Tensor", mean: "Tensor", scale: "Tensor") -> "Tensor":
+    """Gradients of a layer norm's scale and of its shift by record, (2, records, columns), in single
+    precision.
+
+    Args:
+        grad: (records, positions, columns), contiguous.
+        x: of the same shape, contiguous.
+        mean: of each position, contiguous.
+        scale: likewise: what the norm multiplies with.
+    """
+    import torch
+
+    records, positions, columns = x.shape
+    out = x.new_empty(2, records, columns, dtype=torch.float32)
+    if not out.numel():
+        return out
+    with torch.cuda.device(x.device):
+        _column_gradients[(records, triton.cdiv(columns, _WIDE))](
+            grad, x, mean, scale, out, records, positions, columns, _ENTRIES // _WIDE, _WIDE, num_warps=4
+        )
+    return out
 
 
 def channel_gradients(
@@ -92,6 +118,29 @@ def input_gradient(
             num_warps=4,
         )
     return out
+
+
+@triton.jit
+def _column_gradients(
+    grad, x, mean, scale, out, records, positions, columns, run: tl.constexpr, wide: tl.constexpr
+):
+    record = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * wide + tl.arange(0, wide)
+    shift = tl.zeros((run, wide), dtype=tl.float32)
+    product = tl.zeros((run, wide), dtype=tl.float32)
+    for start in range(0, positions, run):
+        t = start + tl.arange(0, run)
+        row = record * positions + t
+        center = tl.load(mean + row, mask=t < positions, other=0.0).to(tl.float32)[:, None]
+        factor = tl.load(scale + row, mask=t < positions, other=0.0).to(tl.float32)[:, None]
+        inside = (t < positions)[:, None] & (n < columns)[None, :]
+        place = row[:, None] * columns + n[None, :]
+        g = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        shift += g
+        product += g * ((value - center) * factor)
+    tl.store(out + record * columns + n, tl.sum(product, 0), mask=n < columns)
+    tl.store(out + (records + record) * columns + n, tl.sum(shift, 0), mask=n < columns)
 
 
 @triton.jit

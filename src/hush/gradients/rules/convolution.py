@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hush.core.tape import CoordinateMask
-from hush.gradients.precision import SUM_BLOCK, precise, to_autocast_dtype
+from hush.gradients.precision import SUM_BLOCK, precise, precise_dtype, to_autocast_dtype
 from hush.gradients.products import (
     compare_grams,
     double_gram_error,
@@ -100,7 +100,7 @@ class ConvolutionFactors:
         error = sum(double_gram_error(torch.Size((self.records, positions, size))) for size in entries)
         squares = compare_grams(pairs, error)
         norms = squares.norms(product_error(precise(self.grad).flatten(2).mT))
-        return finite_norms(norms, squares.lengths, precise(self.x).dtype)
+        return finite_norms(norms, squares.lengths, precise_dtype(self.x))
 
     def _kernel_norms(self, order: float) -> Tensor:
         """Norms of what `weighted_sum` adds, formed by the same program: nothing to allow for."""

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from hush.core.errors import Unsupported
 from hush.core.tape import CoordinateMask
-from hush.gradients.precision import precise, vector_norms
+from hush.gradients.precision import precise, precise_dtype, vector_norms
 from hush.gradients.products import (
     GramSquares,
     compare_grams,
@@ -73,14 +73,14 @@ class RowFactors:
         rows = self.right.double().flatten(0, 1)
         whole = rows.new_zeros(self.records * self.shape[0], self.shape[1])
         whole.index_add_(0, self._keys(), rows)
-        return whole.view(-1, *self.shape).to(precise(self.right).dtype)
+        return whole.view(-1, *self.shape).to(precise_dtype(self.right))
 
     def of_units(self, count: int, scale: Tensor) -> "RowFactors":
         right = by_unit(scale_rows(self.right, scale), count)
         return RowFactors(by_unit(self.index, count), right, self.shape)
 
     def norms(self, order: float) -> Tensor:
-        dtype = precise(self.right).dtype
+        dtype = precise_dtype(self.right)
         if order == 2 and uses_kernels(self.right):
             squares = self.gram_squares()
             norms = squares.norms(0.0).maximum(CANCELLED * squares.lengths)
@@ -124,7 +124,7 @@ class RowFactors:
         """Rows that a record did not use are zero, clamped or not, masked or not."""
         used, keys = self._used_rows()
         record = keys // self.shape[0]
-        rows = used.to(precise(self.right).dtype)
+        rows = used.to(precise_dtype(self.right))
         values = clamp_rows(rows, limits[record], mask).double() * weights[record, None]
         return values.new_zeros(self.shape).index_add_(0, keys % self.shape[0], values)
 

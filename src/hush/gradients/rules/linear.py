@@ -23,6 +23,7 @@ from hush.gradients.precision import (
     blocked_product,
     capturing_cuda_graph,
     precise,
+    precise_dtype,
     vector_norms,
 )
 from hush.gradients.products import (
@@ -110,7 +111,7 @@ class OuterFactors:
         return outer_product_term(by_unit(left, count), by_unit(right, count), self.shape)
 
     def norms(self, order: float) -> Tensor:
-        dtype = precise(self.left).dtype
+        dtype = precise_dtype(self.left)
         if self.left.shape[1] == 1:
             bound = product_bound(self.left, self.right)
             if order == 2:
@@ -130,7 +131,7 @@ class OuterFactors:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.left.shape[1] > 1:
             return weighted_products(self.left, self.right, weights).view(self.shape)
-        left = precise(self.left[:, 0]) * weights.to(precise(self.left).dtype)[:, None]
+        left = precise(self.left[:, 0]) * weights.to(precise_dtype(self.left))[:, None]
         return blocked_product(left, precise(self.right[:, 0])).view(self.shape)
 
     def clamped_weighted_sum(

@@ -1,7 +1,7 @@
 """Normalisation within a record, with a trained scale and shift."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,18 +38,25 @@ class LayerNorm:
 
     def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> _Backward:
         x, mean, scale = saved
-        records = len(x)
-        if self.weight is not None and self.weight.terms is not None:
-            product = torch.addcmul(mean * -scale, x, scale).mul_(grad)
-            self.weight.terms.append(Dense(product.view(records, -1, *self.shape).sum(1)))
-        if self.bias is not None and self.bias.terms is not None:
-            self.bias.terms.append(Dense(grad.reshape(records, -1, *self.shape).sum(1)))
+        _append((self.weight, self.bias), self._sums(grad, x, mean, scale))
         inputs: Tensor | None = None
         if needed[0]:
             inputs = torch.ops.aten.native_layer_norm_backward.default(
                 grad, x, self.shape, mean, scale, _value(self.weight), None, [True, False, False]
             )[0]
         return (inputs,)
+
+    def _sums(self, grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Sequence[Tensor]:
+        """The per-sample gradients of scale and shift: (records, *shape) each."""
+        records = len(x)
+        if uses_kernels(x):
+            from hush.gradients.kernels.normalisation_kernel import column_gradients
+
+            rows = records, -1, math.prod(self.shape)
+            sums = column_gradients(grad.contiguous().view(rows), x.view(rows), mean, scale)
+            return [part.view(records, *self.shape) for part in sums]
+        product = torch.addcmul(mean * -scale, x, scale).mul_(grad)
+        return [part.reshape(records, -1, *self.shape).sum(1) for part in (product, grad)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +82,7 @@ class GroupNorm:
             from hush.gradients.kernels.normalisation_kernel import channel_gradients, input_gradient
 
             by_channel = channel_gradients(grad, x, mean, scale, self.groups)
-            self._append(*by_channel)
+            self._append(by_channel)
             if not needed[0]:
                 return (None,)
             value = self.weight.value
@@ -85,7 +92,7 @@ class GroupNorm:
         flat = (images * channels, 1, positions)
         product = torch.bmm(grad.view(flat), x.view(flat).mT).view_as(shift)
         by_image = (product - shift * mean.unsqueeze(-1)) * scale.unsqueeze(-1)
-        self._append(by_image.flatten(1), shift.flatten(1))
+        self._append([by_image.flatten(1), shift.flatten(1)])
         inputs: Tensor | None = None
         if needed[0]:
             inputs = torch.ops.aten.native_group_norm_backward.default(
@@ -93,11 +100,10 @@ class GroupNorm:
             )[0]
         return (inputs,)
 
-    def _append(self, *by_image: Tensor) -> None:
+    def _append(self, by_image: Iterable[Tensor]) -> None:
         """The gradients of scale and shift, (images, channels) each, to the terms of those trained."""
-        for weight, part in zip((self.weight, self.bias), by_image, strict=True):
-            if weight is not None and weight.terms is not None:
-                weight.terms.append(Dense(part.view(self.records, -1, part.shape[1]).sum(1)))
+        by_record = [part.view(self.records, -1, part.shape[1]).sum(1) for part in by_image]
+        _append((self.weight, self.bias), by_record)
 
 
 def layer_norm(
@@ -170,6 +176,13 @@ def rms_norm(
         return NotImplemented
     with recording:
         return functional.rms_norm(x, normalized_shape, None, eps) * weight
+
+
+def _append(weights: Iterable["Weight | None"], gradients: Iterable[Tensor]) -> None:
+    """Per-sample gradients to the terms of the weights that are trained."""
+    for weight, gradient in zip(weights, gradients, strict=True):
+        if weight is not None and weight.terms is not None:
+            weight.terms.append(Dense(gradient))
 
 
 def _float(x: Tensor) -> Tensor:

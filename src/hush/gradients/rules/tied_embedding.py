@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hush.core.tape import CoordinateMask
-from hush.gradients.precision import precise
+from hush.gradients.precision import precise_dtype
 from hush.gradients.products import (
     compare_grams,
     gram,
@@ -61,7 +61,7 @@ class TiedFactors:
         return merge_terms([self.rows.of_units(count, scale), self.outer.of_units(count, scale)])
 
     def norms(self, order: float) -> Tensor:
-        error, dtype = product_error(self.outer.left), precise(self.rows.right).dtype
+        error, dtype = product_error(self.outer.left), precise_dtype(self.rows.right)
         if order == 2:
             chunks = gram_chunks(self.records, self.outer.left.shape[1] + self.rows.index.shape[1])
             parts = [self._euclidean_norms(chunk, error) for chunk in chunks]
@@ -82,7 +82,7 @@ class TiedFactors:
         precision: lookups that cancel it are added to the sum elsewhere.
         """
         outer, rows = self.outer.take(chunk), self.rows.right[chunk]
-        right = torch.cat([outer.right, rows.to(precise(outer.right).dtype)], 1)
+        right = torch.cat([outer.right, rows.to(precise_dtype(outer.right))], 1)
         error, product = gram_error(outer.left) + gram_error(right), slice(outer.left.shape[1])
         grams = self._grams(right, chunk)
         whole = compare_grams([grams], error)
