@@ -282,7 +282,8 @@ def fill_state(generator: "torch.Generator", source: Randomness) -> None:
 
 @lru_cache(maxsize=1)
 def has_triton() -> bool:
-    """Whether kernels can be compiled; torch brings the compiler along where it has CUDA."""
+    """Whether kernels can be compiled; torch brings the compiler along where it has CUDA, as of 2.8
+    one that describes tensors."""
     from importlib.util import find_spec
 
-    return find_spec("triton") is not None
+    return find_spec("triton") is not None and find_spec("triton.tools.tensor_descriptor") is not None

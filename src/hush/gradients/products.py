@@ -98,7 +98,7 @@ def gram(factor: Tensor) -> Tensor:
     if uses_kernels(factor):
         from hush.gradients.kernels.gram_kernel import gram as on_tensor_cores
 
-        return on_tensor_cores(factor.contiguous())
+        return on_tensor_cores(factor)
     wide = factor.double()
     return wide @ wide.mT
 
@@ -134,7 +134,7 @@ def gram_squares(left: Tensor, right: Tensor) -> GramSquares:
     if uses_kernels(left):
         from hush.gradients.kernels.gram_kernel import compare_grams as on_tensor_cores
 
-        sums = on_tensor_cores(left.contiguous(), right.contiguous()).sum(2)
+        sums = on_tensor_cores(left, right).sum(2)
         return GramSquares(sums, 1.01 * error, _UNDERFLOW[torch.float32])
     chunks = gram_chunks(len(left), left.shape[1])
     return compare_grams([(gram(left[rows]), gram(right[rows])) for rows in chunks], error)
@@ -177,10 +177,9 @@ def weighted_products(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:
         return record_products(precise(left), precise(right), weights)
     from hush.gradients.kernels.product_kernel import split_halves, weighted_block_sums
 
-    left, right = left.contiguous(), right.contiguous()
     halves = dtype == torch.float32
     if halves:
-        left, right = split_halves(left), split_halves(right)
+        left, right = split_halves(left.contiguous()), split_halves(right.contiguous())
     blocks = weighted_block_sums(left, right, weights.float(), SUM_BLOCK, halves=halves)
     return blocks.sum(0, dtype=torch.float64)
 

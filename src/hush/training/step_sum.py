@@ -103,10 +103,8 @@ class ClippedSumStep(StepState):
             clipped = self.clip_physical_batch(inputs, targets, basis, present, counts)
             self._skipped = self._skipped + clipped.skipped
             flat = [values.reshape(-1) for values in clipped.total.values()]
-            if number:
-                torch._foreach_add_(total.split([len(values) for values in flat]), flat)
-            else:
-                torch.cat(flat, out=total)
+            parts = total.split([len(values) for values in flat])
+            (torch._foreach_add_ if number else torch._foreach_copy_)(parts, flat)
         if self._replay is None or self._replay.ran_forward:
             self.module_state.check()
         return total

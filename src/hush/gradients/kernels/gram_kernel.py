@@ -9,31 +9,39 @@ from typing import TYPE_CHECKING
 import triton
 from triton import language as tl
 
+from hush.gradients.kernels.descriptors import describe
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 GRAM_RUN = {2: 64, 4: 32}
 """Entries that a Gram matrix multiplies and adds on tensor cores at once, by bytes an entry."""
 
-_TILE = 64
-
 
 def gram(factor: "Tensor") -> "Tensor":
     """The Gram matrix of each record's positions, (records, positions, positions), in single precision.
 
     Args:
-        factor: (records, positions, entries), contiguous, in half precision or single.
+        factor: (records, positions, entries), in half precision or single.
     """
     import torch
 
-    records, positions, entries = factor.shape
-    tiles = triton.cdiv(positions, _TILE)
+    records, positions, _ = factor.shape
+    size, tiles, alone = _tiles(factor)
     out = factor.new_empty(records, positions, positions, dtype=torch.float32)
     run = GRAM_RUN[factor.element_size()]
-    even = positions % _TILE == 0 and entries % run == 0
     with torch.cuda.device(factor.device):
         _gram[(records, tiles * (tiles + 1) // 2)](
-            factor, out, positions, entries, tiles, _TILE, run, even, num_warps=4, num_stages=3
+            describe(factor, size, run),
+            out,
+            positions,
+            factor.shape[2],
+            tiles,
+            size,
+            run,
+            alone,
+            num_warps=size // 16,
+            num_stages=3,
         )
     return out
 
@@ -45,32 +53,37 @@ def compare_grams(left: "Tensor", right: "Tensor") -> "Tensor":
     diagonals. Nothing is written out.
 
     Args:
-        left: (records, positions, rows), contiguous, in half precision or single.
+        left: (records, positions, rows), in half precision or single.
         right: (records, positions, columns), of the same precision.
     """
     import torch
 
-    records, positions, rows = left.shape
-    tiles = triton.cdiv(positions, _TILE)
-    out = left.new_empty(3, records, tiles * (tiles + 1) // 2, dtype=torch.float64)
+    size, tiles, alone = _tiles(left)
+    out = left.new_empty(3, len(left), tiles * (tiles + 1) // 2, dtype=torch.float64)
     run = GRAM_RUN[left.element_size()]
-    even = positions % _TILE == 0 and rows % run == 0 and right.shape[2] % run == 0
     with torch.cuda.device(left.device):
-        _compare[(records, out.shape[2])](
-            left,
-            right,
+        _compare[(len(left), out.shape[2])](
+            describe(left, size, run),
+            describe(right, size, run),
             out,
-            positions,
-            rows,
+            left.shape[2],
             right.shape[2],
             tiles,
-            _TILE,
+            size,
             run,
-            even,
-            num_warps=4,
+            alone,
+            num_warps=size // 16,
             num_stages=3,
         )
     return out
+
+
+def _tiles(factor: "Tensor") -> tuple[int, int, bool]:
+    """Positions of a tile, the number of tiles, and whether there is one alone."""
+    positions = factor.shape[1]
+    size = 128 if positions > 64 and factor.element_size() == 2 else 64
+    tiles = triton.cdiv(positions, size)
+    return size, tiles, tiles == 1
 
 
 @triton.jit
@@ -86,32 +99,17 @@ def _place(tiles):
 
 @triton.jit
 def _gram_tile(
-    base,
-    s,
-    t,
-    positions,
-    entries,
-    size: tl.constexpr,
-    run: tl.constexpr,
-    even: tl.constexpr,
+    factor, record, top, side, entries, size: tl.constexpr, run: tl.constexpr, alone: tl.constexpr
 ):
-    k = tl.arange(0, run)
-    first = base + s[:, None].to(tl.int64) * entries + k[None, :]
-    second = base + t[None, :].to(tl.int64) * entries + k[:, None]
     total = tl.zeros((size, size), dtype=tl.float32)
     for start in range(0, entries, run):
-        if even:
-            a = tl.load(first + start)
-            b = tl.load(second + start)
-        else:
-            inside = start + k < entries
-            a = tl.load(first + start, mask=(s < positions)[:, None] & inside[None, :], other=0.0)
-            b = tl.load(second + start, mask=(t < positions)[None, :] & inside[:, None], other=0.0)
+        a = factor.load([record, top, start]).reshape(size, run)
+        b = a if alone else factor.load([record, side, start]).reshape(size, run)
         # a product of its own for each run: what tensor cores lose grows with what they add
         if a.dtype == tl.float32:
-            total += tl.dot(a, b, input_precision="tf32x3")
+            total += tl.dot(a, tl.trans(b), input_precision="tf32x3")
         else:
-            total += tl.dot(a, b)
+            total += tl.dot(a, tl.trans(b))
     return total
 
 
@@ -124,16 +122,16 @@ def _gram(
     tiles,
     size: tl.constexpr,
     run: tl.constexpr,
-    even: tl.constexpr,
+    alone: tl.constexpr,
 ):
     down, across = _place(tiles)
-    record = tl.program_id(0).to(tl.int64)
+    record = tl.program_id(0)
+    values = _gram_tile(factor, record, down * size, across * size, entries, size, run, alone)
     s = down * size + tl.arange(0, size)
     t = across * size + tl.arange(0, size)
-    values = _gram_tile(factor + record * positions * entries, s, t, positions, entries, size, run, even)
-    base = out + record * positions * positions
-    inside = (s < positions)[:, None] & (t < positions)[None, :]
     # the square of the positions may be beyond 2**31
+    base = out + record.to(tl.int64) * positions * positions
+    inside = (s < positions)[:, None] & (t < positions)[None, :]
     tl.store(base + s[:, None].to(tl.int64) * positions + t[None, :], values, mask=inside)
     if across != down:
         tl.store(base + t[None, :].to(tl.int64) * positions + s[:, None], values, mask=inside)
@@ -144,30 +142,27 @@ def _compare(
     left,
     right,
     out,
-    positions,
     rows,
     columns,
     tiles,
     size: tl.constexpr,
     run: tl.constexpr,
-    even: tl.constexpr,
+    alone: tl.constexpr,
 ):
     down, across = _place(tiles)
-    record = tl.program_id(0).to(tl.int64)
+    record = tl.program_id(0)
+    left_gram = _gram_tile(left, record, down * size, across * size, rows, size, run, alone)
+    right_gram = _gram_tile(right, record, down * size, across * size, columns, size, run, alone)
+    square = tl.sum(tl.sum(left_gram.to(tl.float64) * right_gram.to(tl.float64), 1), 0)
     s = down * size + tl.arange(0, size)
     t = across * size + tl.arange(0, size)
-    left_gram = _gram_tile(left + record * positions * rows, s, t, positions, rows, size, run, even)
-    right_gram = _gram_tile(
-        right + record * positions * columns, s, t, positions, columns, size, run, even
-    )
-    square = tl.sum(tl.sum(left_gram.to(tl.float64) * right_gram.to(tl.float64), 1), 0)
     diagonal = s[:, None] == t[None, :]
     # clamped: rounding may have left a square below zero
     left_norms = tl.sum(tl.where(diagonal, left_gram, 0.0), 1)
     right_norms = tl.sum(tl.where(diagonal, right_gram, 0.0), 1)
     left_norms = tl.sqrt(tl.where(left_norms < 0, 0.0, left_norms).to(tl.float64))
     right_norms = tl.sqrt(tl.where(right_norms < 0, 0.0, right_norms).to(tl.float64))
-    place = out + record * tl.num_programs(1) + tl.program_id(1)
+    place = out + record.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     step = tl.num_programs(0).to(tl.int64) * tl.num_programs(1)
     tl.store(place, tl.where(down == across, square, 2 * square))
     tl.store(place + step, tl.sum(left_norms * right_norms, 0))

@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING
 import triton
 from triton import language as tl
 
+from hush.gradients.kernels.descriptors import describe
+
 if TYPE_CHECKING:
     from torch import Tensor, device
 
 SUM_RUN = 128
 """Positions that a sum multiplies and adds on tensor cores at once."""
 
-_PROGRAMS = 528
-"""Programs that keep a large GPU busy: four for each of its processors."""
+_TILE = 128
+"""Rows and columns that a program adds up, at most."""
+
+_PROGRAMS = 264
+"""Programs that keep a large GPU busy: two for each of its processors."""
 
 
 def weighted_block_sums(
@@ -28,7 +33,7 @@ def weighted_block_sums(
     Each record's product is formed by itself, in single precision, and then added to the sum.
 
     Args:
-        left: (records, positions, rows), contiguous, in half precision; see `halves`.
+        left: (records, positions, rows), in half precision; see `halves`.
         right: (records, positions, columns).
         weights: (records,), in single precision. Products of records of weight 0 are not looked at.
         most: records a block.
@@ -39,16 +44,16 @@ def weighted_block_sums(
 
     records, positions, rows = left.shape[-3:]
     columns = right.shape[-1]
-    high, wide, run, warps = _tile(positions, rows * columns, halves)
+    high, wide = _power(rows, _TILE), _power(columns, _TILE)
+    run = _power(positions, SUM_RUN // 2 if halves else SUM_RUN)
     tiles = triton.cdiv(rows, high) * triton.cdiv(columns, wide)
     per_block = min(most, triton.cdiv(records, triton.cdiv(_PROGRAMS, tiles)))
     blocks = triton.cdiv(records, per_block)
     out = left.new_empty(blocks, rows, columns, dtype=torch.float32)
-    even = positions % run == 0 and rows % high == 0 and columns % wide == 0
     with torch.cuda.device(left.device):
         _weighted_sum[(tiles, blocks)](
-            left,
-            right,
+            describe(left.flatten(0, -3), run, high),
+            describe(right.flatten(0, -3), run, wide),
             weights,
             out,
             records,
@@ -61,23 +66,16 @@ def weighted_block_sums(
             wide,
             run,
             halves,
-            even,
             positions <= run,
-            num_warps=warps,
+            num_warps=8,
             num_stages=_stages(left.device, 2 * (1 + halves) * run * (high + wide)),
         )
     return out
 
 
-def _tile(positions: int, entries: int, halves: bool) -> tuple[int, int, int, int]:
-    """Rows and columns of a tile, positions a run, and warps: what was fastest on an H200."""
-    if halves:
-        return 128, 128, SUM_RUN // 2, 8
-    if positions > SUM_RUN:
-        return 128, 128, SUM_RUN, 8
-    if positions > SUM_RUN // 2 and entries < 2**20:
-        return 64, 64, SUM_RUN, 4
-    return 128, 64, SUM_RUN // 2, 4
+def _power(size: int, most: int) -> int:
+    """The power of two from 16 up to `most` that holds the size, if one does."""
+    return max(16, min(most, 1 << (size - 1).bit_length()))
 
 
 @lru_cache
@@ -113,7 +111,6 @@ def _weighted_sum(
     wide: tl.constexpr,
     run: tl.constexpr,
     halves: tl.constexpr,
-    even: tl.constexpr,
     single: tl.constexpr,
 ):
     # tiles of eight rows of tiles one after another, which share what they load
@@ -122,37 +119,20 @@ def _weighted_sum(
     group = tl.program_id(0) // (together * across)
     place = tl.program_id(0) % (together * across)
     tall = tl.minimum(down - group * together, together)
-    m = (group * together + place % tall) * high + tl.arange(0, high)
-    n = (place // tall) * wide + tl.arange(0, wide)
-    t = tl.arange(0, run)
-    block = tl.program_id(1).to(tl.int64)
+    top, side = (group * together + place % tall) * high, (place // tall) * wide
     first = tl.program_id(1) * per_block
     last = tl.minimum(first + per_block, records)
-    left_tile = left + t[:, None].to(tl.int64) * rows + m[None, :]
-    right_tile = right + t[:, None].to(tl.int64) * columns + n[None, :]
-    rest = (records + tl.zeros((), tl.int64)) * positions
     total = tl.zeros((high, wide), dtype=tl.float32)
     own = tl.zeros((high, wide), dtype=tl.float32)
     for step in range(first * runs, last * runs):
         record = step // runs
         start = (step - record * runs) * run
-        at = record.to(tl.int64) * positions + start
         weight = tl.load(weights + record)
-        if even:
-            a = tl.load(left_tile + at * rows)
-            b = tl.load(right_tile + at * columns)
-        else:
-            inside = (start + t < positions)[:, None]
-            in_rows, in_columns = inside & (m < rows)[None, :], inside & (n < columns)[None, :]
-            a = tl.load(left_tile + at * rows, mask=in_rows, other=0.0)
-            b = tl.load(right_tile + at * columns, mask=in_columns, other=0.0)
+        a = left.load([record, start, top]).reshape(run, high)
+        b = right.load([record, start, side]).reshape(run, wide)
         if halves:
-            if even:
-                c = tl.load(left_tile + (rest + at) * rows)
-                d = tl.load(right_tile + (rest + at) * columns)
-            else:
-                c = tl.load(left_tile + (rest + at) * rows, mask=in_rows, other=0.0)
-                d = tl.load(right_tile + (rest + at) * columns, mask=in_columns, other=0.0)
+            c = left.load([records + record, start, top]).reshape(run, high)
+            d = right.load([records + record, start, side]).reshape(run, wide)
             # the small ones first: what tensor cores lose is a share of what they have
             product = tl.dot(tl.trans(a), d)
             product = tl.dot(tl.trans(c), b, product)
@@ -167,6 +147,8 @@ def _weighted_sum(
             if start + run >= positions:
                 total += tl.where(weight != 0, own * weight, 0.0)
                 own = tl.zeros((high, wide), dtype=tl.float32)
+    m, n = top + tl.arange(0, high), side + tl.arange(0, wide)
+    block = tl.program_id(1).to(tl.int64)
     where = (block * rows + m[:, None]) * columns + n[None, :]
     tl.store(out + where, total, mask=(m < rows)[:, None] & (n < columns)[None, :])
 
