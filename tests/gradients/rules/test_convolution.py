@@ -25,6 +25,7 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels are comp
 ON_A_GPU = [
     *(case for case in SHAPES if len(case[1]) < 3),
     (ConvolutionShape(torch.Size((130, 2, 3, 3)), (1, 1), (1, 1), (1, 1), 1), (14, 14)),
+    (ConvolutionShape(torch.Size((5, 2, 9)), (2,), (4,), (3,), 1), (5001,)),
     (ConvolutionShape(torch.Size((65, 2, 7, 7)), (2, 2), (3, 3), (1, 1), 1), (30, 31)),
 ]
 PRECISIONS = {

@@ -217,7 +217,11 @@ def _chunks(
         yield rows, _Work(grads, unfolded, kernel, stride[0], dilation[0], tf32)
 
 
-@triton.jit(do_not_specialize=["records", "per_block", "runs", "measuring"])
+# one program for all uses: not another one for a block of one record, or weights from the middle
+@triton.jit(
+    do_not_specialize=["records", "per_block", "runs", "measuring"],
+    do_not_specialize_on_alignment=["weights"],
+)
 def _weighted_sum(
     grad,
     unfolded,
