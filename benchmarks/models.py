@@ -5,14 +5,15 @@
     python benchmarks/models.py [--models "BERT-base;GPT-2"] [--columns "plain;hush"]
                                 [--precision float32,bf16] [--physical 64] [--small]
 
-Every column is timed in rounds of its own beside a plain step: the median of the interleaved repeats,
-and the median of the ratios to the plain step of the same round. Peak memory is what torch reserved of
+Every column is timed in rounds of its own beside plain steps, several one after another unless they
+take long: the median of the interleaved repeats, and the median of the ratios to the plain steps of the
+same round. Peak memory is what torch reserved of
 the GPU during two steps before these, for the column's own: weights, gradients, what the step needs
 besides, and what a captured CUDA graph keeps. A step whose clipped sum is not that of gradients taken
 one by one, on a small network, is marked. A column that runs out of memory is tried once more with a
 quarter of the records at a time. "bf16" is torch.autocast around the forward pass, or around hush's
 step; TensorFloat-32 is at torch's defaults.
-Each model runs in a process of its own, which on a GPU is loaded while the one before is timed.
+Each model runs in a process of its own; nothing else runs while it is timed.
 """
 
 import argparse
@@ -51,6 +52,8 @@ COLUMNS: dict[str, Callable[[nn.Module, Task], Step]] = {
 }
 OWN = ("plain", "hush")
 WARM_UP = 2
+SECONDS = 0.5
+"""How long plain steps go on one after another."""
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -160,7 +163,9 @@ class Bench:
         steps = {"plain": self.plain}
         if row.column != "plain":
             steps[row.column], row.note = self.warm(row.column, row.physical)
-        times = rounds(steps, self.device, self.options.repeats, limit=self.options.seconds)
+        once = rounds(steps, self.device, 1)["plain"][0]
+        calls = max(1, min(5, int(SECONDS / once)))
+        times = rounds(steps, self.device, self.options.repeats, calls=calls, limit=self.options.seconds)
         row.milliseconds = 1e3 * statistics.median(times[row.column])
         row.times_plain = ratio(times[row.column], times["plain"])
         row.mebibytes, row.plain_mebibytes = steps[row.column].mebibytes, self.plain.mebibytes
@@ -202,6 +207,7 @@ def work(model: str, precision: str, options: argparse.Namespace) -> None:
     with contextlib.redirect_stdout(sys.stderr):  # fastDP prints
         columns = options.columns.split(";")
         doubts = {column: doubt(model, column) for column in columns if column != "plain"}
+        print("loaded", file=output, flush=True)
         input()
         bench = Bench(model, precision, options)
         for column in columns:
@@ -213,7 +219,7 @@ def work(model: str, precision: str, options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Worker:
-    """A process that measures one model; it loads its libraries at once, and waits to begin."""
+    """A process that measures one model; it loads its libraries and checks sums, and waits to begin."""
 
     process: "subprocess.Popen[str]"
     errors: IO[str]
@@ -226,6 +232,11 @@ class Worker:
             arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
         )
         return cls(process, errors)
+
+    def wait(self) -> None:
+        """Return when the process has nothing more to do before it begins."""
+        assert self.process.stdout is not None
+        self.process.stdout.readline()
 
     def rows(self) -> Iterator[Row]:
         assert self.process.stdin is not None
@@ -240,12 +251,16 @@ class Worker:
 
 
 def workers(planned: list[tuple[str, str]]) -> Iterator[Worker]:
-    """A worker for each model and precision, one after another; on a GPU the next one is loading."""
-    ahead = int(torch.cuda.is_available())  # on a CPU it would take cores from the one that is timed
-    started: list[Worker] = []
-    for number in range(len(planned)):
-        started += [Worker.start(*job) for job in planned[len(started) : number + ahead + 1]]
-        yield started[number]
+    """A worker for each model and precision, one after another, none of which does anything meanwhile.
+
+    On a GPU all are loaded first, at the same time; on a CPU one after another, as they take memory.
+    """
+    together = len(planned) if torch.cuda.is_available() else 1
+    for first in range(0, len(planned), together):
+        started = [Worker.start(*job) for job in planned[first : first + together]]
+        for worker in started:
+            worker.wait()
+        yield from started
 
 
 def jobs(options: argparse.Namespace) -> list[tuple[str, str]]:

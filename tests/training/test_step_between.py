@@ -11,6 +11,7 @@ import hush
 from hush.core.errors import LedgerError, Unsupported
 from hush.gradients.checks import module_state
 from hush.gradients.checks.module_state import ModuleState
+from hush.training.checks.released_weights import WeightsGuard
 from hush.training.step import PrivateStep
 
 
@@ -265,3 +266,15 @@ def test_weights_that_are_loaded_before_the_first_step_can_be_adopted() -> None:
     step.adopt_weights()
     with pytest.raises(LedgerError, match="void"):
         step.spent(1e-5)
+
+
+@pytest.mark.parametrize("where", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+def test_weights_of_two_precisions_are_recognised_under_autocast(where: str) -> None:
+    """Autocast on a GPU takes the norms of bfloat16 weights in single precision."""
+    model = nn.Sequential(nn.Linear(4, 3).bfloat16(), nn.Linear(3, 2)).to(where)
+    guard = WeightsGuard(model)
+    versions, norms = guard.read()
+    with torch.autocast(where, torch.bfloat16):
+        read_again = guard.read()
+    assert read_again[0] == versions
+    assert torch.equal(read_again[1], norms)

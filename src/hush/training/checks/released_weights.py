@@ -76,7 +76,8 @@ class WeightsGuard:
         not wait for what it has just moved.
         """
         values: list[Tensor] = list(self._tree.parameters().values())
-        norms = torch._foreach_norm(values)
+        with torch.autocast(values[0].device.type, enabled=False):  # it takes norms in other precisions
+            norms = torch._foreach_norm(values)
         if len({norm.dtype for norm in norms}) > 1:
             norms = tuple(norm.double() for norm in norms)
         versions = [(value.data_ptr(), value._version) for value in values]
