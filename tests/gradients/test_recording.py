@@ -1,4 +1,5 @@
 import math
+import traceback
 from collections import UserDict
 from collections.abc import Callable
 from typing import Any, cast
@@ -237,6 +238,15 @@ def test_nothing_stays_on_the_model_even_when_it_fails() -> None:
     assert not any(getattr(module, kind) for module in model.modules() for kind in hooks)
     assert all(value.grad is None and not value._backward_hooks for value in model.parameters())
     assert torch.vmap(lambda x: x.sum())(torch.ones(2, 3)).tolist() == [3, 3]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("table", [nn.Embedding, nn.EmbeddingBag])
+def test_an_index_that_is_not_in_a_table_is_not_shown(table: type[nn.Module]) -> None:
+    model, words = nn.Sequential(table(10, 3), nn.Flatten()), torch.tensor([[1], [8317]])
+    with pytest.raises(DataError, match="out of range") as raised:
+        record(model, LOSS, words, torch.zeros(2, dtype=torch.long))
+    assert "8317" not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -99,7 +99,7 @@ def translate_data_errors(model: nn.Module) -> Iterator[None]:
             raise
         # Python's own errors, and those on dimensions, are of the code
         of_code = re.match("(list|tuple|string|range object|Dimension|pop) .*out of range", str(error))
-        if re.search("out of (bounds|range)", str(error)) and not of_code:
+        if re.search("out of (bounds|range)|not in the valid range", str(error)) and not of_code:
             raise DataError(
                 "an index of some record is out of range: a label that is no class, a token that is not "
                 "in the embedding, or a sequence longer than its positions (the value is private and "
