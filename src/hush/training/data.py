@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -189,6 +189,23 @@ class Batch:
             last = max(unit + 1, int(torch.searchsorted(ends, room, right=True)))
             yield self.indices[slot : int(ends[last - 1])], self.counts[unit:last]
             unit, slot = last, int(ends[last - 1])
+
+
+def same_slots(drawn: Batch, like: Batch) -> Batch:
+    """Batch of the slots of an earlier draw, on data of the same length.
+
+    Args:
+        drawn: batch whose step did not run to its charge.
+        like: batch of the data to take the slots from.
+    """
+    if count(drawn.data) != count(like.data):
+        raise DataError(
+            "a batch was drawn and not used, from data of another length than this (under ADD_REMOVE "
+            "the numbers are private and not shown): its slots would be other records', and leaving it "
+            "out would make the sampling depend on the records. Keep every slot: put a record that fits "
+            "in place of one that does not, and pass present= with False there to leave it out."
+        )
+    return replace(like, indices=drawn.indices, counts=drawn.counts)
 
 
 def check_present(present: object, slots: int) -> Tensor | None:

@@ -1,13 +1,14 @@
 """One step of differentially private training: draw, clip, add noise, charge on disk, move the model."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from hush.core.errors import DataError
+from hush.core.errors import DataError, Unsupported
 from hush.core.parts import Sampling
 from hush.core.randomness import substream
 from hush.core.ranges import check_count
@@ -16,7 +17,7 @@ from hush.gradients.checks.models import check_model, check_optimizer
 from hush.gradients.public_basis import PublicBasis
 from hush.training.checks.disjoint import check_public
 from hush.training.checks.probe_batch import probe_batch
-from hush.training.data import Batch, Data, check_present, count
+from hush.training.data import Batch, Data, check_present, count, same_slots
 from hush.training.methods.selective import Trials
 from hush.training.private_gradient import Layout, early_noise, fingerprint, noisy_mean, set_gradients
 from hush.training.replay_choice import choose_replay
@@ -69,11 +70,12 @@ class PrivateStep(ClippedSumStep):
     ) -> Iterator[Batch]:
         """Draw one batch after another, each to be passed to this step once.
 
-        Data that cannot be trained on is refused here, before the first is drawn.
+        Data that cannot be trained on is refused here, before the first is drawn. A batch whose step
+        raised, or was not run, comes first, on this data: what was mended since is trained on.
 
         Args:
             data: inputs and targets, a row a slot.
-            steps: how many batches; None: without end.
+            steps: how many batches; None: without end. After a step that raised, those that are left.
             present: which slots hold a record. What is in an empty slot counts for nothing.
 
         Returns:
@@ -91,6 +93,10 @@ class PrivateStep(ClippedSumStep):
         return self._draw_until(last, Batch(torch.arange(0), data, physical_batch, occupied))
 
     def _draw_until(self, last: int | None, empty: Batch) -> Iterator[Batch]:
+        if self.pending_batch is not None and (last is None or self.steps < last):
+            # the same slots: with others, the draw would depend on what was wrong with a record
+            self.pending_batch = same_slots(self.pending_batch, empty)
+            yield self.pending_batch
         while last is None or self.steps < last:
             self._check_nothing_pending()
             self.pending_batch = self.draw(empty)
@@ -116,7 +122,8 @@ class PrivateStep(ClippedSumStep):
         """Update the model from a batch that `batches` has just drawn.
 
         Args:
-            batch: the last one drawn; a step that was interrupted takes the same batch again.
+            batch: the last one drawn. A step that raised has charged nothing and takes the same batch
+                again; `batches` of mended data begins with it.
 
         Returns:
             Whether the model moved: not if a selective plan rejected the proposal. A learning-rate
@@ -133,15 +140,34 @@ class PrivateStep(ClippedSumStep):
         self.update = None  # its memory holds the bare clipped sum until noise is added
         if self.trials is not None:
             self._weights.check(self.ledger)
-            return self.trials(batch)
+            with self._say_how_to_go_on():
+                return self.trials(batch)
         # read before gradients are computed, and compared when the GPU is waited for anyway: nothing
         # leaves the step before it is charged
         weights = self._weights.read()
-        update = self.private_gradient(batch)
+        with self._say_how_to_go_on():
+            update = self.private_gradient(batch)
         self._weights.check(self.ledger, weights)
         self.charge(fingerprint([update]))
         self.apply(update)
         return True
+
+    @contextmanager
+    def _say_how_to_go_on(self) -> Iterator[None]:
+        """Context that adds the way out to an error that stops a step before its charge."""
+        try:
+            yield
+        except Exception as error:
+            if self.pending_batch is not None and not isinstance(error, Unsupported):
+                error.add_note(
+                    "The step stopped before it was charged, and its batch is the next one all the "
+                    "same: leaving it out would make the sampling depend on the records. If a record "
+                    "stopped it (which one is private), check every record against the model, mend "
+                    "those that do not fit each by itself, and loop on with step.batches(mended): it "
+                    "begins with this batch. A run of hush.train with a directory goes on with "
+                    "resume=True."
+                )
+            raise
 
     def private_gradient(self, batch: Batch) -> Tensor:
         """Noisy mean of the clipped per-sample gradients of a batch, to be charged before it is used.

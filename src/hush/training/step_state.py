@@ -294,6 +294,6 @@ class StepState(SingleOwner):
         if self.pending_batch is not None:
             raise DataError(
                 "a batch was drawn and not used: leaving out a draw after seeing it would make the "
-                "sampling depend on the records. Pass every batch to the step; one whose step was "
-                "interrupted can be passed again."
+                "sampling depend on the records. Pass every batch to the step; one whose step "
+                "raised comes again, first of a new step.batches(data)."
             )

@@ -1,0 +1,134 @@
+"""Steps that a record stops before their charge, and how a run goes on from there."""
+
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hush
+from hush.core.errors import DataError
+from hush.training.step import PrivateStep
+
+RECORDS, WORDS, BAD = 40, 10, 23
+PLAN = hush.Plan(
+    sampling=hush.Poisson(rate=0.2), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(WORDS, 4), nn.Flatten(), nn.Linear(12, 3))
+
+
+def data(word: int) -> tuple[Tensor, Tensor]:
+    """Records of which one has this word."""
+    generator = torch.Generator().manual_seed(0)
+    words = torch.randint(0, WORDS, (RECORDS, 3), generator=generator)
+    words[BAD, 1] = word
+    return words, torch.randint(0, 3, (RECORDS,), generator=generator)
+
+
+def made(plan: hush.Plan = PLAN, **options: Any) -> PrivateStep:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"records": RECORDS, "generator": torch.Generator().manual_seed(3), **options}
+    return PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, **settings)
+
+
+def stopped(step: PrivateStep) -> Tensor:
+    """Slots of the batch at which the record that does not fit stopped the step."""
+    with pytest.raises(DataError, match="out of range") as raised:
+        deque(map(step, step.batches(data(WORDS), steps=30)), maxlen=0)
+    assert "step.batches(mended)" in "".join(raised.value.__notes__)
+    assert step.pending_batch is not None
+    return step.pending_batch.indices
+
+
+def test_a_run_goes_on_with_the_same_draw_once_the_data_is_mended() -> None:
+    step = made()
+    slots = stopped(step)
+    taken = step.steps
+    assert taken > 0, "so that the first draw is another one"
+    assert sum(step.ledger.counts.values()) == taken
+    assert BAD in slots
+    drawn = []
+    for batch in step.batches(data(0), steps=30 - taken):
+        drawn.append(batch.indices)
+        step(batch)
+    assert torch.equal(drawn[0], slots)
+    assert not all(torch.equal(later, slots) for later in drawn[1:])
+    assert len(drawn) == 30 - taken
+    assert step.ledger.counts == {PLAN: 30}
+
+
+def test_what_was_mended_is_what_the_draw_is_trained_on() -> None:
+    step = made()
+    slots = stopped(step)
+    words, classes = data(0)
+    fits = torch.arange(RECORDS) != BAD
+    batch = next(step.batches((words, classes), present=fits))
+    others = replace(batch, indices=slots[slots != BAD], present=None)
+    expected = step.clipped_sum(others).clone()
+    torch.testing.assert_close(step.clipped_sum(batch), expected, rtol=1e-6, atol=1e-7)
+    whole = next(step.batches((words, classes)))
+    assert not torch.allclose(step.clipped_sum(whole), expected, rtol=1e-2, atol=1e-3)
+
+
+def test_a_draw_that_was_handed_out_again_is_used_once() -> None:
+    step = made()
+    stopped(step)
+    old = step.pending_batch
+    assert old is not None
+    batches = step.batches(data(0), steps=2)
+    new = next(batches)
+    with pytest.raises(DataError, match="not drawn by"):
+        step(old)
+    with pytest.raises(DataError, match="drawn and not used"):
+        next(batches)
+    taken = step.steps
+    step(new)
+    assert step.steps == taken + 1
+
+
+def test_a_draw_is_not_used_on_data_of_another_length() -> None:
+    step = made(neighbours=hush.Neighbours.ADD_REMOVE)
+    stopped(step)
+    words, classes = data(0)
+    fits = torch.arange(RECORDS) != BAD
+    with pytest.raises(DataError, match=r"another length .* present="):
+        next(step.batches((words[fits], classes[fits])))
+    step(next(step.batches((words, classes), present=fits)))
+
+
+def test_a_run_in_a_directory_resumes_on_mended_data(tmp_path: Path) -> None:
+    """Its draws are those from the checkpoint on: it ends where it would have with mended data."""
+
+    def train(folder: str, word: int, **options: Any) -> Tensor:
+        model = network()
+        run = hush.train(
+            model,
+            nn.CrossEntropyLoss(),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            PLAN,
+            data(word),
+            budget=hush.Budget(epsilon=50.0, delta=1e-3),
+            steps=20,
+            evaluate_every=1,
+            directory=tmp_path / folder,
+            **options,
+        )
+        assert run.steps == 20
+        return torch.cat([value.detach().flatten() for value in model.parameters()])
+
+    def seeded() -> torch.Generator:
+        return torch.Generator().manual_seed(3)
+
+    whole = train("whole", 0, generator=seeded())
+    with pytest.raises(DataError, match="out of range"):
+        train("stopped", WORDS, generator=seeded())
+    resumed = train("stopped", 0, resume=True)
+    assert torch.equal(whole, resumed)
