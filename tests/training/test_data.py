@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,6 +56,55 @@ def test_rows_that_do_not_match_are_refused() -> None:
         count((X, Y[:5]))
     with pytest.raises(DataError, match="3 tensors"):
         count((X, Y, Y))
+
+
+def test_a_list_of_records_is_told_to_become_a_tensor() -> None:
+    lengths = [torch.zeros(number) for number in (31, 32, 33)]
+    for inputs, targets in ((lengths, torch.zeros(3)), (list(torch.zeros(3, 2)), list(torch.zeros(3)))):
+        with pytest.raises(DataError, match=r"list of 3 tensors, one a record.*pad_sequence") as raised:
+            count((inputs, targets))
+        assert "31" not in str(raised.value)
+    with pytest.raises(DataError, match="3 tensors"):
+        count([(rows, 0) for rows in lengths])
+    with pytest.raises(DataError, match=r"nested tensor.*pad_sequence"):
+        count((torch.nested.nested_tensor(lengths, layout=torch.jagged), torch.zeros(3)))
+
+
+class Ragged:
+    """Records of several lengths."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.zeros(30 + index), index
+
+
+class Named(Ragged):
+    """Records whose inputs have several names."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {f"secret {index}": torch.zeros(2)}, index
+
+
+class Objects(Ragged):
+    """Records that are no tensors."""
+
+    def __getitem__(self, index: int) -> Any:
+        return Stack(), index
+
+
+class Stack:
+    """What cannot be stacked."""
+
+
+@pytest.mark.parametrize("data", [Ragged(), Named(), Objects()])
+def test_records_that_cannot_be_stacked_are_refused_and_not_shown(data: Data) -> None:
+    with pytest.raises(DataError, match=r"cannot be stacked.*pad_sequence") as raised:
+        take(data, torch.tensor([0, 1]))
+    told = str(raised.value)
+    assert raised.value.__suppress_context__
+    assert not any(private in told for private in ("30", "31", "secret"))
 
 
 def test_arrays_are_told_to_become_tensors() -> None:

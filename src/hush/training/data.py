@@ -41,19 +41,8 @@ def count(data: Data) -> int:
     """Number of records; raises if they cannot be numbered."""
     pair = pair_of(data)
     if pair is not None:
-        if any(not rows.dim() for part in pair for rows in tree_leaves(part)):
-            raise DataError(
-                "data with a tensor of shape (): it has no rows, and a record is one of each. Pass "
-                "tensors whose first dimension is the records."
-            )
-        inputs, targets = ([len(rows) for rows in tree_leaves(part)] for part in pair)
-        if len({*inputs, *targets}) > 1:
-            raise DataError(
-                f"{' and '.join(map(str, inputs))} inputs and {targets[0]} targets: each record needs "
-                "one of each, or one record's influence is not bounded. Pass tensors with the same "
-                "number of rows."
-            )
-        return _not_empty(inputs[0])
+        _check_tensors(*pair)
+        return _not_empty(len(next(tree_leaves(pair))))
     if isinstance(data, tuple) and len(data) == 2:
         kinds = " and ".join(type(part).__name__ for part in data)
         raise DataError(
@@ -67,6 +56,39 @@ def count(data: Data) -> int:
             "(of a DataLoader, its .dataset)."
         )
     return _not_empty(len(data))
+
+
+def _check_tensors(inputs: Any, targets: Any) -> None:
+    """Raise unless tensors in memory have one row a record each."""
+    parts = [list(tree_leaves(part)) for part in (inputs, targets)]
+    if any(rows.is_nested for rows in (*parts[0], *parts[1])):
+        raise DataError(f"data with a nested tensor, of records of several lengths: {_ONE_SHAPE}")
+    scalar = any(not rows.dim() for rows in (*parts[0], *parts[1]))
+    counts = [[len(rows) for rows in part if rows.dim()] for part in parts]
+    if not scalar and len({*counts[0], *counts[1]}) == 1:
+        return
+    listed = isinstance(targets, (list, tuple))
+    if isinstance(inputs, (list, tuple)) and len(inputs) in ([len(targets)] if listed else counts[1]):
+        # their lengths are private
+        raise DataError(
+            f"inputs is a {type(inputs).__name__} of {len(inputs)} tensors, one a record: {_ONE_SHAPE} "
+            "If they are of one shape, pass torch.stack(inputs), and one tensor of targets."
+        )
+    if scalar:
+        raise DataError(
+            "data with a tensor of shape (): it has no rows, and a record is one of each. Pass "
+            "tensors whose first dimension is the records."
+        )
+    raise DataError(
+        f"{' and '.join(map(str, counts[0]))} inputs and {counts[1][0]} targets: each record needs one "
+        "of each, or one record's influence is not bounded. Pass tensors with the same number of rows."
+    )
+
+
+_ONE_SHAPE = (
+    "the records of a batch are worked on together, in one tensor. Pad them all to one public length "
+    "(torch.nn.utils.rnn.pad_sequence, and a mask as another input), or cut them."
+)
 
 
 def _not_empty(records: int) -> int:
@@ -99,7 +121,13 @@ def take(data: Data, indices: Tensor, source: "Randomness | None" = None) -> tup
             for index in indices.tolist():
                 refresh()
                 items.append(data[index])
-    records = default_collate(items)
+    try:
+        records = default_collate(items)
+    except (KeyError, RuntimeError, TypeError, ValueError):
+        raise DataError(
+            "records of this data set cannot be stacked, as they differ in shape or in kind or are not "
+            f"made of tensors, arrays and numbers (which is private and not shown): {_ONE_SHAPE}"
+        ) from None
     if (
         not isinstance(records, (tuple, list))
         or len(records) != 2
@@ -128,7 +156,7 @@ def pair_of(data: Data) -> Sequence[Any] | None:
     if len(tensors) != 2:
         raise DataError(
             f"data of {len(tensors)} tensors: a record is an input and a target. Pass the pair "
-            "(inputs, targets)."
+            "(inputs, targets), each one tensor with a row a record."
         )
     return tensors
 
