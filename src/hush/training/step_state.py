@@ -22,7 +22,12 @@ from hush.core.release import Selective
 from hush.core.sensitivity import SensitivitySet
 from hush.core.tape import CoordinateMask
 from hush.core.value import SingleOwner
-from hush.gradients.checks.models import check_model, check_optimizer, per_sample_loss
+from hush.gradients.checks.models import (
+    check_materialized,
+    check_model,
+    check_optimizer,
+    per_sample_loss,
+)
 from hush.gradients.checks.module_state import ModuleState
 from hush.gradients.module_tree import ModuleTree
 from hush.gradients.public_basis import PublicBasis
@@ -97,6 +102,7 @@ class StepState(SingleOwner):
         """
         check_kind("plan", plan, Plan)
         self._tree = ModuleTree(check_kind("model", model, nn.Module))
+        check_materialized(model)
         check_model(self._tree)
         check_optimizer(check_kind("optimizer", optimizer, torch.optim.Optimizer), self._tree)
         self.loss = per_sample_loss(loss)

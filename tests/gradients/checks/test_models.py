@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import hush
 from hush.core.errors import DataError, Unsupported
 from hush.gradients.checks import models
 from hush.gradients.checks.models import per_sample_loss
@@ -116,6 +117,25 @@ def test_a_lazy_module_must_be_initialised_first() -> None:
         check_model(model)
     model(torch.zeros(1, 2))
     check_model(model)
+
+
+@pytest.mark.parametrize("part", ["all", "weight", "buffer"])
+def test_a_model_without_memory_is_refused_when_the_step_is_made(part: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3).eval())
+    named = {"all": "0.weight", "weight": "1.weight", "buffer": "1.running_mean"}[part]
+    if part == "all":
+        model.to("meta")
+    elif part == "weight":
+        model[1].weight = nn.Parameter(torch.empty(3, device="meta"))
+    else:
+        model[1].running_mean = torch.empty(3, device="meta")
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+    with pytest.raises(Unsupported, match=rf"{named} is on the meta device.*to_empty"):
+        hush.PrivateStep(
+            model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters()), plan, records=4
+        )
 
 
 def test_hooks_that_would_never_run_are_refused() -> None:

@@ -78,6 +78,22 @@ def check_model(tree: ModuleTree) -> None:
         )
 
 
+def check_materialized(model: nn.Module) -> None:
+    """Raise for a model with parameters or buffers on the meta device.
+
+    Args:
+        model: as it is passed to a step; that a value has memory does not change between steps.
+    """
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if value.is_meta:
+            raise Unsupported(
+                f"{name} is on the meta device: it has a shape and no numbers, so that there is nothing "
+                "to train and nothing to add noise to. Give it memory and values before making the "
+                "optimizer and the step: model.to_empty(device=...) and load_state_dict, or build the "
+                "model outside of torch.device('meta')."
+            )
+
+
 @lru_cache
 def _may_be_refused(kind: type) -> bool:
     """Whether modules of a class are looked at one by one: most are not, and there are many."""
