@@ -58,6 +58,7 @@ def argument(pick: Random, folder: Path) -> Mistake:
     """A public function with an argument that means nothing."""
     whole = [value for value in WRONG if value is not None]
     counted = [value for value in whole if not isinstance(value, int) or value != 0] + [1.5, -3]
+    flags = ["yes", "no", "", 0, 1, 0.5, [True], np.nan]
     chances = [*whole, 1, 1.5]
     shapes = [v for v in whole if not isinstance(v, list | tuple | range | np.ndarray | torch.Tensor)]
     calls: list[tuple[str, list[Any], Callable[[Any], object]]] = [
@@ -98,6 +99,14 @@ def argument(pick: Random, folder: Path) -> Mistake:
         ("records", [*counted, 0], lambda v: a_step(folder, records=v)),
         ("physical_batch", [*counted, 0], lambda v: a_step(folder, physical_batch=v)),
         ("generator", whole, lambda v: a_step(folder, generator=v)),
+        ("replay", flags, lambda v: a_step(folder, replay=v)),
+        ("secure", [*flags, None], lambda v: a_step(folder, secure=v)),
+        ("secure", [*flags, None], lambda v: hush.noise.sample(_PLAN.noise, (2,), secure=v)),
+        ("arithmetic", [*flags, None], lambda v: a_step(folder, arithmetic=v)),
+        ("unit_gradient", [*flags, None], lambda v: a_step(folder, unit_gradient=v)),
+        ("resume", [*flags, None], lambda v: a_run(folder, resume=v)),
+        ("reseed", [*flags, None], lambda v: a_run(folder, reseed=v)),
+        ("progress", [*flags, None], lambda v: a_run(folder, progress=v)),
         ("views", [0.5, "views", [1], 4], lambda v: a_step(folder, views=v)),
         ("path", [0.5, [1], object(), b"name"], lambda v: a_step(folder, ledger=v)),
         ("directory", [0.5, [1], object(), b"name"], lambda v: a_run(folder, directory=v)),

@@ -276,6 +276,31 @@ def test_the_data_has_the_number_of_records_that_was_said() -> None:
         next(step.batches((inputs[1:], targets[1:])))
 
 
+STEP_FLAGS: list[tuple[str, object]] = [("replay", "no"), ("replay", 0), ("secure", "no")]
+STEP_FLAGS += [("secure", None), ("arithmetic", True), ("unit_gradient", "median")]
+
+
+@pytest.mark.parametrize(("flag", "wrong"), STEP_FLAGS)
+def test_a_flag_of_a_step_is_not_taken_for_yes(flag: str, wrong: object) -> None:
+    model, _ = problem()
+    options: Any = {flag: wrong}
+    with pytest.raises(InvalidValue, match=f"{flag}=") as raised:
+        hush.PrivateStep(
+            model, LOSS, torch.optim.SGD(model.parameters()), plan(), records=RECORDS, **options
+        )
+    assert raised.value.key == flag
+
+
+@pytest.mark.parametrize(("flag", "wrong"), [("resume", "no"), ("reseed", 0), ("progress", "no")])
+def test_a_flag_of_a_run_is_not_taken_for_yes(flag: str, wrong: object) -> None:
+    model, data = problem()
+    optimizer = torch.optim.SGD(model.parameters())
+    options: Any = {flag: wrong, "budget": hush.Budget(epsilon=9.0, delta=1e-3)}
+    with pytest.raises(InvalidValue, match=f"{flag}=") as raised:
+        hush.train(model, LOSS, optimizer, plan(), data, **options)
+    assert raised.value.key == flag
+
+
 @pytest.mark.parametrize("records", [0, -5, 1.5, math.nan, None])
 def test_the_number_of_records_is_a_positive_count(records: object) -> None:
     model, _ = problem()

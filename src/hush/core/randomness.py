@@ -140,6 +140,7 @@ def source_for(
             'holds. Leave it out for exact noise, or pass "assumed" for torch\'s faster draws.',
             key="arithmetic",
         )
+    check_kind("secure", secure, bool)  # "no" would be taken for yes
     if generator is not None:
         check_kind("generator", generator, torch.Generator)
         if any(

@@ -129,6 +129,8 @@ def train(
     check_kind("plan", plan, Plan)
     check_kind("budget", budget, Budget)
     relation = check_neighbours(neighbours)
+    for name, flag in (("resume", resume), ("reseed", reseed), ("progress", progress)):
+        check_kind(name, flag, bool)  # "no" would be taken for yes
     requested = None if steps is None else check_count("steps", steps, "steps are counted", 1)
     period = max(1, round(1 / plan.sampling.participation))
     if evaluate_every is not None:

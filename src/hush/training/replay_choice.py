@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hush.core.errors import Unsupported
+from hush.core.errors import InvalidValue, Unsupported, short_repr
 from hush.gradients.replay import Replay
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.training.checks.probe_batch import stand_ins
@@ -33,8 +33,14 @@ _MEMORY_SHARE = 0.5
 
 
 def check_replay(step: "StepState") -> None:
-    """Raise if the plan, the units or the device rule out that physical batches are replayed."""
-    reason = why_not(step)
+    """Raise if `replay` is no choice, or is True and the plan, units or device rule it out."""
+    if step.replay is not None and not isinstance(step.replay, bool):
+        raise InvalidValue(
+            f"replay={short_repr(step.replay)} must be True, False or None: whether physical batches "
+            "are replayed as CUDA graphs. Leave it out, and they are where that is possible and faster.",
+            key="replay",
+        )
+    reason = why_not(step) if step.replay else None
     if reason is not None:
         raise Unsupported(reason)
 

@@ -145,8 +145,7 @@ class StepState(SingleOwner):
         """Whether physical batches are replayed as CUDA graphs; None: where that is faster."""
         self.replayed: bool | None = None
         """Whether they are, where that was left open: known after `batches`, or from a checkpoint."""
-        if replay:
-            check_replay(self)
+        check_replay(self)
         self._replay: Replay | None = None
         self.ledger = open_ledger(ledger, plan, self.adjacency)
         self.generator = derive_source(self.generator, self.ledger.stream_label())
