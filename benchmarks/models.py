@@ -41,6 +41,7 @@ from agreement import TOLERANCE, disagreement
 from architectures import ARCHITECTURES, Options
 from interleaved import ratio, rounds
 from model_table import HEADER, Row, summary
+from named import names_among
 from training_steps import Step, Task, fastdp, opacus, plain, private
 
 COLUMNS: dict[str, Callable[[nn.Module, Task], Step]] = {
@@ -51,6 +52,7 @@ COLUMNS: dict[str, Callable[[nn.Module, Task], Step]] = {
     "fastDP": fastdp,
 }
 OWN = ("plain", "hush")
+PRECISIONS = ("float32", "bf16")
 WARM_UP = 2
 SECONDS = 0.5
 """How long plain steps go on one after another."""
@@ -205,12 +207,11 @@ def work(model: str, precision: str, options: argparse.Namespace) -> None:
     """Print the rows of one model as lines of JSON, once a line on standard input says to begin."""
     output = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # fastDP prints
-        columns = options.columns.split(";")
-        doubts = {column: doubt(model, column) for column in columns if column != "plain"}
+        doubts = {column: doubt(model, column) for column in options.columns if column != "plain"}
         print("loaded", file=output, flush=True)
         input()
         bench = Bench(model, precision, options)
-        for column in columns:
+        for column in options.columns:
             for row in bench.rows(column):
                 if row.milliseconds is not None:
                     row.note = "; ".join(filter(None, (row.note, doubts.get(column))))
@@ -267,17 +268,17 @@ def jobs(options: argparse.Namespace) -> list[tuple[str, str]]:
     """Models in the precisions they are to be measured in."""
     return [
         (model, precision)
-        for precision in options.precision.split(",")
-        for model in options.models.split(";")
+        for precision in options.precision
+        for model in options.models
         if precision == "bf16" or not ARCHITECTURES[model].bfloat16_only
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--models", default=";".join(ARCHITECTURES))
-    parser.add_argument("--columns", default=";".join(COLUMNS))
-    parser.add_argument("--precision", default="float32,bf16")
+    parser.add_argument("--models", type=names_among(ARCHITECTURES), default=list(ARCHITECTURES))
+    parser.add_argument("--columns", type=names_among(COLUMNS), default=list(COLUMNS))
+    parser.add_argument("--precision", type=names_among(PRECISIONS, ","), default=list(PRECISIONS))
     parser.add_argument("--logical", type=int, help="records a step")
     parser.add_argument("--physical", type=int, help="records at a time")
     parser.add_argument("--repeats", type=int, default=5)
@@ -305,7 +306,7 @@ def main() -> None:
                 rows.append(row)
                 if out is not None:
                     out.write_text(json.dumps([asdict(each) for each in rows], indent=1))
-        print(summary(rows[before:], options.columns.split(";")), flush=True)
+        print(summary(rows[before:], options.columns), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from hush.gradients.recording import record
 from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import product_bound
+from named import names_among
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -51,13 +52,14 @@ def exact_norms(tape: GradientTape) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description="What counting rounding costs.")
     parser.add_argument("--records", type=int, default=32)
-    parser.add_argument("--models", default="BERT-base;ViT-B/16;ResNet-18;GPT-2")
+    usual = ["BERT-base", "ViT-B/16", "ResNet-18", "GPT-2"]
+    parser.add_argument("--models", type=names_among(ARCHITECTURES), default=usual)
     parser.add_argument("--small", action="store_true")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     print("| model | precision | length / norm, mean, largest layer | norm raised by, mean, largest |")
     print("|---|---|---|---|")
-    for name in arguments.models.split(";"):
+    for name in arguments.models:
         for half in (False, True):
             options = Options(small=arguments.small)
             tape = recorded(ARCHITECTURES[name], options, arguments.records, half)

@@ -31,6 +31,7 @@ from torch.func import functional_call, grad, vmap
 
 import hush
 from interleaved import ratio, rounds
+from named import names_among
 from networks import MODELS
 from training_steps import Step, Task, opacus, plain, private, sgd
 
@@ -137,8 +138,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--methods", default=";".join(STEPS))
+    parser.add_argument("--models", type=names_among(MODELS, ","), default=list(MODELS))
+    parser.add_argument("--methods", type=names_among(STEPS), default=list(STEPS))
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
@@ -148,9 +149,7 @@ def main() -> None:
     if options.peak:
         print(json.dumps(peak(*options.peak, options.batch)))
         return
-    methods = [
-        method for method in options.methods.split(";") if method not in PEER or find_spec("opacus")
-    ]
+    methods = [method for method in options.methods if method not in PEER or find_spec("opacus")]
     if DEVICE.type == "cpu":
         methods = [method for method in methods if not method.endswith(("replayed", "launched"))]
     print(
@@ -158,7 +157,7 @@ def main() -> None:
     )
     print("| model | step | ms | times plain | peak MiB | times plain |")
     print("|---|---|---|---|---|---|")
-    for model in options.models.split(","):
+    for model in options.models:
         steps = {method: ready(model, method, options.batch) for method in methods}
         for step in steps.values():
             step()
