@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,11 +78,24 @@ def test_the_epsilon_of_a_run_is_the_epsilon_of_its_plan() -> None:
 def test_it_stops_before_the_step_that_would_go_over() -> None:
     cost = [hush.epsilon(PLAN, steps=n, delta=1e-5).epsilon.upper for n in (7, 8)]
     budget = hush.Budget(epsilon=sum(cost) / 2, delta=1e-5)
-    for steps in (None, 30):
-        run = train(budget=budget, steps=steps)
+    with pytest.warns(UserWarning, match=r"steps=30 were asked for and the run ends after 7.*calibrate"):
+        limited = train(budget=budget, steps=30)
+    for run in (limited, train(budget=budget)):
         assert (run.steps, run.stopped) == (7, "budget")
         assert run.guarantee.epsilon.upper == cost[0] <= budget.epsilon
     assert train(budget=budget, steps=7).stopped == "steps"
+
+
+def test_the_way_out_of_a_budget_that_ends_early_lasts_for_all_steps() -> None:
+    """The warning names a call, and what it finds is trained for as many steps as asked for."""
+    budget, relation = hush.Budget(epsilon=3.0, delta=1e-5), hush.Neighbours.REPLACE
+    plan = hush.calibrate(PLAN, budget, steps=10)
+    with pytest.warns(UserWarning, match="hush.calibrate") as warned:
+        assert train(plan, budget, steps=10, neighbours=relation).steps < 10
+    (call,) = re.findall(r"hush\.calibrate\(.*\)(?= finds)", str(warned[0].message))
+    assert warned[0].filename == __file__
+    lasting = eval(call, {"hush": hush, "plan": plan, "budget": budget})
+    assert train(lasting, budget, steps=10, neighbours=relation).stopped == "steps"
 
 
 @pytest.mark.parametrize(
@@ -447,10 +461,14 @@ def test_l_beta_clipping_above_two_is_trained_within_its_dimension_s_budget(tmp_
         hush.epsilon(fitting, steps=4, delta=1e-5, dimension=15), randomness="seeded"
     )
     # resumed, the dimension is known from the ledger, and nothing more fits
-    repeated = train(fitting, budget, steps=9, directory=tmp_path / "run", resume=True)
+    with pytest.warns(
+        UserWarning, match=r"ends after 4.*calibrate\(plan, budget, steps=9, dimension=15\)"
+    ):
+        repeated = train(fitting, budget, steps=9, directory=tmp_path / "run", resume=True)
     assert (repeated.steps, repeated.stopped) == (4, "budget")
     # noise chosen as if there were one dimension does not last for the steps it was chosen for
-    short = train(hush.calibrate(plan, budget, steps=4, dimension=1), budget, steps=4)
+    with pytest.warns(UserWarning, match="steps=4 were asked for"):
+        short = train(hush.calibrate(plan, budget, steps=4, dimension=1), budget, steps=4)
     assert short.stopped == "budget"
     assert short.steps < 4
 

@@ -1,5 +1,6 @@
 """Last step of a run: where the steps asked for or the budget end it."""
 
+import warnings
 from typing import Literal
 
 from hush.accounting.calibrate import max_steps
@@ -15,7 +16,8 @@ def last_step(
 ) -> tuple[int, Literal["steps", "budget"]]:
     """Last step of the run, and whether the steps asked for or the budget end it.
 
-    Steps on the ledger beyond the checkpoint are repeated, not paid again, so they always fit.
+    Steps on the ledger beyond the checkpoint are repeated, not paid again, so they always fit. Warns
+    where the budget allows fewer steps than were asked for: that is known before the first one.
     """
     adjacency = step.adjacency
     charged = max(step.ledger.last_step(step.run), step.steps)
@@ -50,4 +52,26 @@ def last_step(
             f"step costs ({cost:.4g}{added}): not even the first step may be taken. Add noise "
             "(hush.calibrate finds how much), lower the sampling rate, or raise the budget."
         )
+    if requested is not None:
+        _warn_of_fewer_steps(requested, limit, budget, step)
     return limit, "budget"
+
+
+def _warn_of_fewer_steps(requested: int, limit: int, budget: Budget, step: PrivateStep) -> None:
+    """Say before the first step that the budget ends the run before the steps asked for."""
+    adjacency = step.adjacency
+    options = [f"steps={requested}"]
+    if grows_with_dimension(step.plan):
+        options.append(f"dimension={step.dimension}")
+    if adjacency.replaced:
+        options.append("adjacency=hush.Adjacency(neighbours='replace')")
+    if any(plan != step.plan for plan in step.ledger.counts):
+        options.append("spent=ledger.counts")
+    warnings.warn(
+        f"steps={requested} were asked for and the run ends after {limit}: one more would cost more "
+        f"than the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} ({adjacency}). "
+        f"hush.calibrate(plan, budget, {', '.join(options)}) finds noise that lasts for all of them; "
+        "without steps= a run goes on until the budget is used.",
+        UserWarning,
+        stacklevel=4,
+    )
