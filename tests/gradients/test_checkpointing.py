@@ -17,9 +17,9 @@ from torch.utils.checkpoint import (
 )
 
 from hush.core.errors import Unsupported
-from hush.gradients import checkpointing
 from hush.gradients.checks.data_dependence import Path, random_state
-from hush.gradients.interception import Recording
+from hush.gradients.forward import checkpointing
+from hush.gradients.forward.interception import Recording
 from hush.gradients.recording import per_sample_losses, record
 from hush.gradients.tree import tree_leaves
 from hush.training.checks.probe_batch import activations

@@ -11,11 +11,16 @@ import hush
 from hush.core.errors import PerformanceWarning, Unsupported
 from hush.core.parts import Clipping
 from hush.core.tape import ClippedSum
-from hush.gradients import captured_state
-from hush.gradients.cuda_graph import CapturedGraph, CaptureError, capture_graph, external_memory
-from hush.gradients.padding import padded_size
+from hush.gradients.cuda_graphs import captured_state
+from hush.gradients.cuda_graphs.cuda_graph import (
+    CapturedGraph,
+    CaptureError,
+    capture_graph,
+    external_memory,
+)
+from hush.gradients.cuda_graphs.padding import padded_size
+from hush.gradients.cuda_graphs.replay import Replay
 from hush.gradients.recording import record
-from hush.gradients.replay import Replay
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need CUDA")

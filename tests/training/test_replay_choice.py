@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import PerformanceWarning, Unsupported
-from hush.gradients.cuda_graph import CapturedGraph, CaptureError
+from hush.gradients.cuda_graphs.cuda_graph import CapturedGraph, CaptureError
+from hush.gradients.cuda_graphs.replay import Replay
 from hush.gradients.recording import record
-from hush.gradients.replay import Replay
 from hush.training import replay_choice
 from hush.training.replay_choice import host_bound, worth
 

@@ -1,8 +1,8 @@
 """Per-sample gradients of a batch: one forward and one backward pass that leave a gradient tape.
 
 The model runs under `torch.vmap`, each record a batch of one, so that no other record can enter its
-loss, and every torch call is intercepted (`interception`). The backward pass is an ordinary one and
-never forms a weight's gradient summed over records.
+loss, and every torch call is intercepted (`forward.interception`). The backward pass is an ordinary one
+and never forms a weight's gradient summed over records.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from hush.gradients.checks.data_dependence import (
     set_random_state,
 )
 from hush.gradients.checks.isolation import translate_vmap_errors
-from hush.gradients.interception import Recording
+from hush.gradients.forward.interception import Recording
 from hush.gradients.rules.tied_embedding import merge_terms
 from hush.gradients.tape import BranchedTape, GradientTape
 from hush.gradients.terms import Dense, Term

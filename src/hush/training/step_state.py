@@ -29,9 +29,9 @@ from hush.gradients.checks.models import (
     per_sample_loss,
 )
 from hush.gradients.checks.module_state import ModuleState
-from hush.gradients.module_tree import ModuleTree
+from hush.gradients.cuda_graphs.replay import Replay
+from hush.gradients.forward.module_tree import ModuleTree
 from hush.gradients.public_basis import PublicBasis
-from hush.gradients.replay import Replay
 from hush.gradients.tree import Views
 from hush.gradients.units import Reduction
 from hush.training.checks.released_weights import WeightsGuard, warn_of_other_ledger

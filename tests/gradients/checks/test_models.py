@@ -9,7 +9,7 @@ import hush
 from hush.core.errors import DataError, Unsupported
 from hush.gradients.checks import models
 from hush.gradients.checks.models import per_sample_loss
-from hush.gradients.module_tree import ModuleTree
+from hush.gradients.forward.module_tree import ModuleTree
 from hush.gradients.recording import record
 
 

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from hush.core.errors import DataError, Unsupported
 from hush.core.ranges import with_article
-from hush.gradients.module_tree import ModuleTree
+from hush.gradients.forward.module_tree import ModuleTree
 from hush.gradients.tree import Loss
 
 _DISTRIBUTED = {

@@ -26,7 +26,7 @@ from hush.gradients.checks.attribute_contents import (
 )
 from hush.gradients.checks.data_dependence import same_draws
 from hush.gradients.checks.host_randomness import HostState, check_host_draws, host_random_state
-from hush.gradients.module_tree import ModuleTree
+from hush.gradients.forward.module_tree import ModuleTree
 from hush.gradients.tree import tree_leaves, tree_map
 
 _Attribute = tuple[int, str]

@@ -14,7 +14,7 @@ from hush.gradients.precision import precise_under_autocast, to_autocast_dtype
 from hush.gradients.tree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
-    from hush.gradients.interception import Recording
+    from hush.gradients.forward.interception import Recording
 
 _NEEDS_VALUES = re.compile(
     r"vmap: .*(\.item\(\)|dynamic shape|data-dependent control flow)|Batching rule not implemented",

@@ -14,7 +14,7 @@ from hush.gradients.products import uses_kernels
 from hush.gradients.terms import Dense
 
 if TYPE_CHECKING:
-    from hush.gradients.interception import Recording
+    from hush.gradients.forward.interception import Recording
     from hush.gradients.rules import Weight
 
 _Backward = tuple[Tensor | None, ...]

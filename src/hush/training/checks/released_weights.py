@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.errors import LedgerError, PrivacyWarning
-from hush.gradients.module_tree import ModuleTree
+from hush.gradients.forward.module_tree import ModuleTree
 
 Reading = tuple[list[tuple[int, int]], Tensor]
 """Address and version of each parameter, and the bits of their norms."""

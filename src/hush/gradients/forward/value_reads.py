@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
 if TYPE_CHECKING:
-    from hush.gradients.interception import Recording
+    from hush.gradients.forward.interception import Recording
 
 
 def truth_value(recording: "Recording", value: Tensor) -> Any:

@@ -17,9 +17,15 @@ from hush.clipping.norms import L2Linf, Linf
 from hush.core.errors import PerformanceWarning, Unsupported
 from hush.core.parts import Clipping
 from hush.core.tape import ClippedSum, CoordinateMask
-from hush.gradients.captured_state import given, signature
-from hush.gradients.cuda_graph import CapturedGraph, CaptureError, capture_graph
-from hush.gradients.padding import occupied_slots, pad, pad_with_false, padded_size, records_of
+from hush.gradients.cuda_graphs.captured_state import given, signature
+from hush.gradients.cuda_graphs.cuda_graph import CapturedGraph, CaptureError, capture_graph
+from hush.gradients.cuda_graphs.padding import (
+    occupied_slots,
+    pad,
+    pad_with_false,
+    padded_size,
+    records_of,
+)
 from hush.gradients.recording import record
 from hush.gradients.tape import MaskedTape
 from hush.gradients.tree import Loss, Views, tree_leaves, tree_map

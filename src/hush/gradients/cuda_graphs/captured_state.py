@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hush.gradients.cuda_graph import replaced_generators
+from hush.gradients.cuda_graphs.cuda_graph import replaced_generators
 from hush.gradients.tree import submodules
 
 

@@ -29,7 +29,7 @@ from hush.gradients.precision import capturing_cuda_graph
 from hush.gradients.tree import tree_leaves
 
 if TYPE_CHECKING:
-    from hush.gradients.interception import Recording
+    from hush.gradients.forward.interception import Recording
 
 
 @dataclass(frozen=True, eq=False)

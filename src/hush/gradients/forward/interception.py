@@ -28,16 +28,16 @@ from torch._functorch.pyfunctorch import (
 from torch.overrides import TorchFunctionMode
 
 from hush.core.errors import Unsupported
-from hush.gradients.checkpointing import checkpointed_segments
 from hush.gradients.checks.data_dependence import (
     Path,
     SharedWrite,
 )
 from hush.gradients.checks.isolation import check_call, shares_memory, translate_vmap_errors
-from hush.gradients.layer_function import Operands, apply_layer
+from hush.gradients.forward.checkpointing import checkpointed_segments
+from hush.gradients.forward.layer_function import Operands, apply_layer
+from hush.gradients.forward.value_reads import VALUE_READS
 from hush.gradients.rules import RULES, Casts, Layer, PerSampleCopy, Weight, general
 from hush.gradients.rules.attention import determinism_restored
-from hush.gradients.rules.value_reads import VALUE_READS
 from hush.gradients.terms import Term
 from hush.gradients.tree import (
     Loss,
