@@ -67,6 +67,10 @@ class DataError(HushError):
     """Data that is missing, damaged or of the wrong shape."""
 
 
+class ProcessFailed(HushError):
+    """Another process of the group was killed, hung or stopped with an error: no rank goes on alone."""
+
+
 class PrivacyWarning(UserWarning):
     """A guarantee that holds and promises less than it seems to."""
 

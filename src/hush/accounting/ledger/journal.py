@@ -21,6 +21,8 @@ class Journal:
         self.path = path
         self.state = LedgerState()
         self.writable = not read_only
+        self.mirrored = False
+        """Whether it is a copy in memory of a journal that another process writes."""
         self._process = os.getpid()
         if path is None:
             return

@@ -73,6 +73,11 @@ class Ledger(SingleOwner):
         return self._state.identity
 
     @property
+    def head(self) -> str:
+        """Digest of the newest line: two ledgers that share it hold the same charges."""
+        return self._state.chain
+
+    @property
     def voided(self) -> str | None:
         """Why the guarantee no longer holds; None while it does."""
         return self._state.void
@@ -228,6 +233,12 @@ class Ledger(SingleOwner):
 
         **Guarantee.** The charge is on disk when this returns.
         """
+        if self.mirrored:
+            raise LedgerError(
+                "this ledger is a copy of the one that rank 0 writes: a release that only this process "
+                "has would be charged nowhere. Release and charge it on rank 0 alone, or by a "
+                "PrivateStep, which charges for all ranks."
+            )
         self._journal.check_writable()
         self._journal.check_not_void()
         check_kind("plan", plan, Plan)
@@ -254,6 +265,11 @@ class Ledger(SingleOwner):
         if digest not in self._state.plans or size > known[0] or slots > known[1]:
             self._journal.append(self._state.plan_entry(digest, plan, size, slots))
         self._journal.append(entry)
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether this is a copy in memory of the ledger that rank 0 of a process group writes."""
+        return self._journal.mirrored
 
     def void(self, reason: str) -> None:
         """Put on record that the guarantee no longer holds: from here on none is given.
