@@ -273,13 +273,6 @@ def test_training_protects_owners(tmp_path: Path) -> None:
     assert run.guarantee.records == 5
 
 
-def test_owners_do_not_let_several_processes_train_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
-    with pytest.raises(Unsupported, match="process group of 4"):
-        step_of()
-
-
 def test_a_private_number_of_owners_needs_a_public_constant() -> None:
     """As does a private number of records: the ids are as many as the data, the divisor is neither."""
     with pytest.raises(InvalidValue, match="public constant"):

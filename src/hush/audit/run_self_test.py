@@ -24,6 +24,7 @@ from hush.core.guarantee import Neighbours
 from hush.core.randomness import SystemSource, source_for
 from hush.training.checks.rehearsal import rehearsal
 from hush.training.data import Batch, Data
+from hush.training.distributed.streams import shared_source
 from hush.training.step import PrivateStep
 
 _NUMBERS = 1000
@@ -81,6 +82,8 @@ def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
     if isinstance(step.generator, SystemSource):
         # a sum is repeated with the same dropout, coins and masks, or they would pass for noise
         step.generator = source_for(step.device)
+        if step.processes is not None:
+            step.generator = shared_source(step.generator, step.processes)
     if observable(step):
         rows = min(16, max(2, -(-_NUMBERS // step.size)))
         observed = observe_proposals(step, [step.draw(empty) for _ in range(rows)])

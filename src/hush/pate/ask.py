@@ -12,6 +12,7 @@ from hush.core.guarantee import RECORD, Adjacency
 from hush.core.plan import Plan
 from hush.pate.argmax import NoisyMax, as_scores
 from hush.pate.confident import NO_ANSWER, Query
+from hush.training.distributed.group import check_first_rank
 
 
 def ask(
@@ -30,6 +31,7 @@ def ask(
     **Guarantee.** The guarantee of `counts`, for any answers, docs/guarantees/argmax.md, step 3: a
     charge, with the released answer, is on disk before the answer is returned.
     """
+    check_first_rank("asking PATE's teachers")
     ledger.check_adjacency(adjacency)
     rows = as_scores(scores)
     vote = query if isinstance(query, NoisyMax) else query.vote

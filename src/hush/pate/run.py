@@ -31,6 +31,7 @@ from hush.pate.teachers import (
 )
 from hush.training import checkpoint
 from hush.training.data import count
+from hush.training.distributed.group import check_first_rank
 from hush.training.private_gradient import fingerprint
 from hush.training.units import Owners, owner_ids
 
@@ -100,6 +101,7 @@ def pate(
     Returns:
         The guarantee and the accuracies; the student's weights are in `directory`.
     """
+    check_first_rank("PATE")
     inputs, truth = public
     vote = query if isinstance(query, NoisyMax) else query.vote
     if not covers_a_vote(vote.moved):

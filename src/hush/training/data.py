@@ -97,6 +97,16 @@ def _not_empty(records: int) -> int:
     return records
 
 
+def held_slots(data: Data) -> int:
+    """Slots of a rank's own part, which may be none."""
+    pair = pair_of(data)
+    if pair is not None and all(part.dim() and not len(part) for part in tree_leaves(pair)):
+        return 0
+    if pair is None and isinstance(data, MapStyle) and not isinstance(data, tuple) and not len(data):
+        return 0
+    return count(data)
+
+
 def take(data: Data, indices: Tensor, source: "Randomness | None" = None) -> tuple[Any, Any]:
     """Inputs and targets of the records of these indices.
 
@@ -226,7 +236,7 @@ def same_slots(drawn: Batch, like: Batch) -> Batch:
         drawn: batch whose step did not run to its charge.
         like: batch of the data to take the slots from.
     """
-    if count(drawn.data) != count(like.data):
+    if held_slots(drawn.data) != held_slots(like.data):
         raise DataError(
             "a batch was drawn and not used, from data of another length than this (under ADD_REMOVE "
             "the numbers are private and not shown): its slots would be other records', and leaving it "

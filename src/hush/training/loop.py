@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -22,6 +23,8 @@ from hush.training import checkpoint
 from hush.training.checks.disjoint import check_held_out
 from hush.training.checks.rehearsal import rehearsal
 from hush.training.data import Data, count
+from hush.training.distributed.group import Group, process_group, told
+from hush.training.distributed.shares import all_slots
 from hush.training.evaluate import check_evaluation, evaluate
 from hush.training.methods.selective import check_possible
 from hush.training.progress import RunProgress
@@ -74,6 +77,8 @@ def train(
     physical_batch: int | None = None,
     views: Views | None = None,
     public: Data | None = None,
+    processes: Group = None,
+    shard: bool = False,
     settings: dict[str, Any] | None = None,
     self_test: Callable[[PrivateStep, Data], None] | None = None,
     progress: bool = False,
@@ -116,6 +121,8 @@ def train(
         physical_batch: records to work on at once; None: as many as fit.
         views: several views of each record, whose mean gradient is clipped.
         public: records that need no protection, for clipping in public bases.
+        processes: as in `PrivateStep`, and so is `shard`: ranks of a process group that train together.
+            Rank 0 writes the directory and evaluates; all return the same.
         settings: choices that are in no plan, as plain data (e.g. the name of the data set), kept in
             settings.json in the directory; a run is resumed with the same ones. Publishable: no seed.
         self_test: called with the step and the data before the first batch is drawn; what it raises
@@ -151,8 +158,6 @@ def train(
             "self_test=hush.audit.self_test, or leave it out.",
             key="self_test",
         )
-    if evaluation is not None:
-        check_held_out(evaluation, data)
     if (resume and directory is None) or (reseed and not resume):
         raise CheckpointError(
             "there is nothing to resume or reseed: only a run with a directory can go on. Pass "
@@ -175,18 +180,25 @@ def train(
         )
     length_public = units is None and relation is not Neighbours.ADD_REMOVE
     verdicts = isinstance(plan.release, Selective) and plan.release.accounting == "per-trial"
-    folder = None
-    if directory is not None:
-        folder = RunFolder(as_path("directory", directory), plan, resume=resume, settings=settings)
-    refused = folder.nothing_if_refused() if folder else nullcontext()
-    opened = nullcontext(ledger) if ledger is not None else Ledger(folder.ledger if folder else None)
-    with opened as ledger, refused:
+    ranks = process_group(processes)
+    with told(ranks), ExitStack() as opened:
+        folder = None
+        if directory is not None and (ranks is None or ranks.rank == 0):
+            folder = RunFolder(as_path("directory", directory), plan, resume=resume, settings=settings)
+        if ledger is None:
+            ledger = opened.enter_context(Ledger(folder.ledger if folder else None))
+        if folder:
+            opened.enter_context(folder.nothing_if_refused())
+        if evaluation is not None:
+            check_held_out(evaluation, data)
+        if records is None and length_public:
+            records = count(data) if ranks is None else all_slots(data, ranks, shard=shard)
         step = PrivateStep(
             model,
             loss,
             optimizer,
             plan,
-            records=count(data) if records is None and length_public else records,
+            records=records,
             units=units,
             per_unit=per_unit,
             unit_gradient=unit_gradient,
@@ -198,10 +210,12 @@ def train(
             physical_batch=physical_batch,
             views=views,
             public=public,
+            processes=False if ranks is None else ranks,
+            shard=shard,
         )
         check_delta(budget.delta, step.records, step.adjacency.unit)
         origin, metrics = dict[str, Any](), list[dict[str, Any]]()
-        if folder:
+        if directory is not None:
             origin, metrics = resume_run(folder, step, scheduler, data, generator, secure=secure)
         if reseed:
             step.reseed()
@@ -219,7 +233,7 @@ def train(
             folder.begin(plan, ledger)
             save_run(folder, step, scheduler, origin)
         ledger.store_delta(budget.delta)
-        with RunProgress(end, step.steps, visible=progress) as bar:
+        with RunProgress(end, step.steps, visible=progress and (ranks is None or not ranks.rank)) as bar:
             for batch in batches:
                 moved = step(batch)
                 bar.advance()
@@ -231,7 +245,9 @@ def train(
                 newest = _metrics_of(step.steps, step.spent())
                 newest |= {"accepted": step.accepted} if verdicts else {}
                 if evaluation is not None:
-                    newest |= evaluate(model, loss, evaluation)
+                    # one number for a scheduler to follow, or the ranks' models would part
+                    held_out = partial(evaluate, model, loss, evaluation)
+                    newest |= held_out() if ranks is None else ranks.from_first("evaluating", held_out)
                 if isinstance(scheduler, ReduceLROnPlateau):
                     scheduler.step(newest["loss"])
                 bar.show(newest)

@@ -97,6 +97,8 @@ def noisy_mean(
     else:
         noises = plan.noise.per_block(layout.sensitivity, plan.clipping.reference_norm)
         for block, (noise, norm) in zip(blocks, noises, strict=True):
+            if not len(block):  # of a slice that another rank holds
+                continue
             block.copy_(noise.privatize(block, norm=norm, generator=generator))
     total = total if basis is None else basis.to_parameters(total)
     undone = share if plan.noise.additive else 1.0
@@ -124,9 +126,14 @@ def draw_noise(plan: Plan, layout: Layout, generator: Randomness, device: torch.
     """Noise of each block of the clipping, drawn before the sum is known."""
     noises = plan.noise.per_block(layout.sensitivity, plan.clipping.reference_norm)
     return [
-        noise.prepare(size, norm=norm, generator=generator, device=device)
+        noise.prepare(size, norm=norm, generator=generator, device=device) if size else _nothing
         for size, (noise, norm) in zip(layout.block_sizes, noises, strict=True)
     ]
+
+
+def _nothing(block: Tensor) -> Tensor:
+    """A block without coordinates, of a slice that another rank holds."""
+    return block
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from hush.core.errors import InvalidValue, Unsupported, short_repr
 from hush.gradients.cuda_graphs.replay import Replay
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.training.checks.probe_batch import stand_ins
-from hush.training.data import Data, count, take
+from hush.training.data import Data, count, held_slots, take
 
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
@@ -57,6 +57,12 @@ def why_not(step: "StepState") -> str | None:
             "coordinates take part: replayed, the same ones always would, as only torch's generator "
             "on the GPU can be asked for new ones from within. Leave out replay, or pass "
             'arithmetic="assumed" without a generator of your own.'
+        )
+    if sampling.coordinate_participation < 1 and step.processes is not None:
+        return (
+            f"replay=True repeats the same work, and {type(sampling).__name__} draws which coordinates "
+            "take part from a stream of each rank and step, which a graph does not hold. Leave out "
+            "replay, or run the step in one process."
         )
     if step.units is not None:
         return (
@@ -102,7 +108,10 @@ def choose_replay(step: "PrivateStep", data: Data, physical: int, steps: int | N
     elif step.replayed is None and (steps is None or steps >= _FEWEST_STEPS):
         # what Python does in forward() beside launching kernels is not in a graph
         at_work = step.module_state.changing or _hooked(step)
-        step.replayed = not at_work and _pays(step, replay, data, physical)
+        step.replayed = not at_work and (not held_slots(data) or _pays(step, replay, data, physical))
+    if step.processes is not None and step.replayed is not None:
+        # one decision for all ranks goes into the checkpoint: a repeated step must round alike
+        step.replayed = all(step.processes.exchange("the choice of replays", step.replayed))
     return replay if step.replayed else None
 
 

@@ -1,12 +1,14 @@
 """Checkpoint of a private step, and how a run resumes from it."""
 
 import copy
+import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hush.core.errors import CheckpointError
+from hush.core.errors import CheckpointError, PrivacyWarning
 from hush.core.randomness import SystemSource, cryptographic
 from hush.core.ranges import check_kind
 from hush.core.release import Selective
@@ -31,6 +33,9 @@ _FACTS = {
     "views": "views",
 }
 
+NEWER = {"replayed", "processes"}
+"""Entries that checkpoints of earlier versions lack: they were of one process, without a decision."""
+
 
 def save_run(
     folder: RunFolder, step: "StepState", scheduler: Scheduler | None, origin: dict[str, Any]
@@ -42,7 +47,7 @@ def save_run(
 
 
 def resume_run(
-    folder: RunFolder,
+    folder: RunFolder | None,
     step: "StepState",
     scheduler: Scheduler | None,
     data: Data,
@@ -50,17 +55,36 @@ def resume_run(
     *,
     secure: bool,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Origin of a run and its metrics up to the last checkpoint, which is loaded if there is one."""
-    folder.check_ledger(step.ledger)
-    if not folder.checkpoint.exists():
-        return origin_of(data, generator, secure=secure), []
-    state = checkpoint.load(folder.checkpoint)
-    origin = state.get("origin", {})
-    check_same_origin(origin, data, generator, secure=secure)
+    """Origin of a run and its metrics up to the last checkpoint, which is loaded if there is one.
+
+    Of several ranks, 0 alone has the folder, and reads the checkpoint for all.
+    """
+
+    def read() -> dict[str, Any]:
+        assert folder is not None
+        folder.check_ledger(step.ledger)
+        if not folder.checkpoint.exists():
+            return {"origin": origin_of(data, generator, secure=secure)}
+        whole = checkpoint.load(folder.checkpoint)
+        check_same_origin(whole.get("origin", {}), data, generator, secure=secure)
+        return whole
+
+    state: dict[str, Any] = _by_first(step, "the checkpoint", read)
+    if "step" not in state:
+        return state["origin"], []
     step.load_state_dict(state["step"])
     if scheduler is not None and state["scheduler"] is not None:
         scheduler.load_state_dict(state["scheduler"])
-    return origin, folder.metrics(up_to=step.steps)
+    return state["origin"], _by_first(step, "the metrics", lambda: _metrics(folder, step.steps))
+
+
+def _metrics(folder: RunFolder | None, step: int) -> list[dict[str, Any]]:
+    return [] if folder is None else folder.metrics(up_to=step)
+
+
+def _by_first(step: "StepState", phase: str, make: Callable[[], Any]) -> Any:
+    """What this process makes, or rank 0 where there are several."""
+    return make() if step.processes is None else step.processes.from_first(phase, make)
 
 
 def state_of(step: "StepState") -> dict[str, Any]:
@@ -81,6 +105,7 @@ def state_of(step: "StepState") -> dict[str, Any]:
         "frame": None if step.basis_schedule is None else step.basis_schedule.state_dict(),
         "optimizer": step.optimizer.state_dict(),
         "replayed": step.replayed,
+        "processes": ranks_of(step),
     }
 
 
@@ -114,12 +139,38 @@ def _load(step: "StepState", state: dict[str, Any]) -> None:
     if isinstance(step.plan.release, Selective):
         step.accepted_trials = state["accepted"]
     step.replayed = state.get("replayed")  # so that steps taken again round alike
+    ranks = state.get("processes", 1)
     if isinstance(step.generator, SystemSource):
+        step.reseed()
+    elif ranks != ranks_of(step) and _charged_since(step):
+        warnings.warn(
+            f"steps were charged by {ranks} processes since the checkpoint, and this run has "
+            f"{ranks_of(step)}, which add other noise: they are drawn anew and charged again. Resume "
+            f"with {ranks} processes to repeat them without a charge.",
+            PrivacyWarning,
+            stacklevel=4,
+        )
         step.reseed()
 
 
+def _charged_since(step: "StepState") -> bool:
+    """Whether the ledger has a charge, whole or torn, of the step after the checkpoint.
+
+    A torn one may show a part of its release, which only the same noise gives again: ledger.md, 4.
+    """
+    if step.ledger.last_step(step.run) > step.steps:
+        return True
+    once = step.ledger.counts_repeating(step.plan, step.run, step.steps + 1)
+    return once != step.ledger.counts
+
+
+def ranks_of(step: "StepState") -> int:
+    """Number of processes that run the step together."""
+    return 1 if step.processes is None else step.processes.size
+
+
 def _check(step: "StepState", state: dict[str, Any]) -> None:
-    missing = state_of(step).keys() - check_kind("state", state, dict).keys() - {"replayed"}
+    missing = state_of(step).keys() - check_kind("state", state, dict).keys() - NEWER
     if missing:
         raise CheckpointError(
             f"the checkpoint lacks {', '.join(sorted(missing))}: it would not go on as it began. Pass "

@@ -3,21 +3,25 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from hush.core.errors import DataError, Unsupported
 from hush.core.parts import Sampling
-from hush.core.randomness import substream
 from hush.core.ranges import check_count
 from hush.core.release import Selective
 from hush.gradients.checks.models import check_model, check_optimizer
 from hush.gradients.public_basis import PublicBasis
 from hush.training.checks.disjoint import check_public
 from hush.training.checks.probe_batch import probe_batch
-from hush.training.data import Batch, Data, check_present, count, same_slots
+from hush.training.data import Batch, Data, check_present, count, held_slots, same_slots
+from hush.training.distributed.charge import charge_together
+from hush.training.distributed.group import Processes, told
+from hush.training.distributed.handshake import check_same_weights
+from hush.training.distributed.noise_slices import NoiseSlices
+from hush.training.distributed.streams import draw_shared
 from hush.training.methods.selective import Trials
 from hush.training.private_gradient import Layout, early_noise, fingerprint, noisy_mean, set_gradients
 from hush.training.replay_choice import choose_replay
@@ -62,7 +66,13 @@ class PrivateStep(ClippedSumStep):
         Returns:
             Records a physical batch; raises if the model cannot be trained privately.
         """
-        physical_batch, self.rounding_bounded = probe_batch(self, data)
+        if self.processes is None:
+            physical_batch, self.rounding_bounded = probe_batch(self, data)
+            return physical_batch
+        with told(self.processes):
+            # a rank without records has nothing to try, and will have nothing to work on
+            physical_batch, bounded = probe_batch(self, data) if held_slots(data) else (1, True)
+            self.rounding_bounded = all(self.processes.exchange("the probe", bounded))
         return physical_batch
 
     def batches(
@@ -81,15 +91,22 @@ class PrivateStep(ClippedSumStep):
         Returns:
             Subsampled slots (sensitive); none may be left out.
         """
-        self.ledger.check_adjacency(self.adjacency)
-        slots = count(data)
-        check_length(slots, self.records, self.units, self.adjacency.neighbours)
-        occupied = check_present(present, slots)
-        last = None if steps is None else self.steps + check_count("steps", steps, "steps are counted")
-        if self.basis_schedule is not None:
-            check_public(self.basis_schedule.public, data)
-        physical_batch = self.probe(data)
-        self._replay = choose_replay(self, data, physical_batch, steps)
+        with told(self.processes):
+            self.ledger.check_adjacency(self.adjacency)
+            held = held_slots(data) if self.shard else count(data)
+            occupied = check_present(present, held)
+            if self.processes is not None:
+                check_same_weights(self.model, self.processes)
+            self._placed = None
+            slots = held if self.processes is None else self.placement(data, occupied).slots
+            check_length(slots, self.records, self.units, self.adjacency.neighbours)
+            last = None
+            if steps is not None:
+                last = self.steps + check_count("steps", steps, "steps are counted")
+            if self.basis_schedule is not None and held:
+                check_public(self.basis_schedule.public, data)
+            physical_batch = self.probe(data)
+            self._replay = choose_replay(self, data, physical_batch, steps)
         return self._draw_until(last, Batch(torch.arange(0), data, physical_batch, occupied))
 
     def _draw_until(self, last: int | None, empty: Batch) -> Iterator[Batch]:
@@ -111,8 +128,8 @@ class PrivateStep(ClippedSumStep):
             like: batch of the same data.
             sampling: None: the plan's.
         """
-        units = count(like.data) if self.units is None else len(self.units)
-        drawn = (sampling or self.plan.sampling).draw(units, self.generator)
+        units = self.slots(like.data) if self.units is None else len(self.units)
+        drawn = draw_shared(sampling or self.plan.sampling, units, self.generator)
         if self.units is None:
             return replace(like, indices=drawn)
         slots, counts = self.units.draw(drawn.cpu(), self.generator)
@@ -129,6 +146,10 @@ class PrivateStep(ClippedSumStep):
             Whether the model moved: not if a selective plan rejected the proposal. A learning-rate
             schedule should move only when the model did.
         """
+        with told(self.processes):
+            return self._run(batch)
+
+    def _run(self, batch: Batch) -> bool:
         if batch is None or batch is not self.pending_batch:
             raise DataError(
                 "this batch was not drawn by `step.batches`, or was used before: the charge is for a "
@@ -182,7 +203,12 @@ class PrivateStep(ClippedSumStep):
             Flat vector in double precision, the trainable parameters one after another.
         """
         layout, basis = self.layout(), self._basis()
-        self._mask_stream = substream(self.generator)
+        self._begin_streams()
+        if self.processes is not None:
+            with told(self.processes):
+                return self._noise_slices(layout, basis, self.processes).mean_of_shares(
+                    partial(self._local_sum, batch, basis, layout), self.device
+                )
         if self._replay is None or type(self).clip_physical_batch is not PrivateStep.clip_physical_batch:
             return self._noisy_sum(batch, layout, basis)
         # the GPU is not waited for before noise is on its way; a sum that cannot be used is then zero,
@@ -215,7 +241,18 @@ class PrivateStep(ClippedSumStep):
             Flat vector in double precision, the trainable parameters one after another.
         """
         layout, basis = self.layout(), self._basis()
-        return noisy_mean(total, self.plan, layout, basis, self.records, self.generator)
+        if self.processes is None:
+            return noisy_mean(total, self.plan, layout, basis, self.records, self.generator)
+        if self._streams is None:
+            self._begin_streams()
+        return self._noise_slices(layout, basis, self.processes).mean_of_sum(total)
+
+    def _noise_slices(
+        self, layout: Layout, basis: PublicBasis | None, processes: Processes
+    ) -> NoiseSlices:
+        assert self._streams is not None
+        source = self._streams.noise
+        return NoiseSlices(self.plan, layout, basis, self.records, source, processes)
 
     def charge(self, release: str) -> None:
         """Put the step on the ledger, on disk: only from here on may its release be used.
@@ -225,7 +262,10 @@ class PrivateStep(ClippedSumStep):
         Args:
             release: name or fingerprint of the release; it must not tell more than the release.
         """
-        self.ledger.charge(
+        charge = self.ledger.charge
+        if self.processes is not None:
+            charge = partial(charge_together, self.processes, self.ledger)
+        charge(
             self.plan,
             run=self.run,
             step=self.steps + 1,

@@ -20,7 +20,6 @@ from hush.core.randomness import SystemSource, cryptographic, derive_source, sou
 from hush.core.ranges import check_count, check_kind
 from hush.core.release import Selective
 from hush.core.sensitivity import SensitivitySet
-from hush.core.tape import CoordinateMask
 from hush.core.value import SingleOwner
 from hush.gradients.checks.models import (
     check_materialized,
@@ -31,17 +30,20 @@ from hush.gradients.checks.models import (
 from hush.gradients.checks.module_state import ModuleState
 from hush.gradients.cuda_graphs.replay import Replay
 from hush.gradients.forward.module_tree import ModuleTree
-from hush.gradients.public_basis import PublicBasis
 from hush.gradients.tree import Views
 from hush.gradients.units import Reduction
 from hush.training.checks.released_weights import WeightsGuard, warn_of_other_ledger
 from hush.training.data import Batch, Data
+from hush.training.distributed.charge import open_ledger_for
+from hush.training.distributed.group import Group, process_group, told
+from hush.training.distributed.handshake import check_same_step
+from hush.training.distributed.shares import Placement, check_shard
+from hush.training.distributed.streams import StepStreams, shared_source
 from hush.training.methods.public_basis import basis_schedule
 from hush.training.methods.selective import check_hidden_trials
 from hush.training.private_gradient import Layout, rounding_of
 from hush.training.replay_choice import check_replay
 from hush.training.resume import load_state, settings_of, state_of
-from hush.training.run_folder import open_ledger
 from hush.training.units import Owners, adjacency_of, public_count, units_of
 
 
@@ -68,6 +70,8 @@ class StepState(SingleOwner):
         replay: bool | None = None,
         views: Views | None = None,
         public: Data | None = None,
+        processes: Group = None,
+        shard: bool = False,
     ) -> None:
         """A step on a model, before its first draw.
 
@@ -99,75 +103,91 @@ class StepState(SingleOwner):
                 its gradient is their mean, before it is clipped (hush.data.views has some for images).
             public: records that need no protection, for `Subspaces(bases=Principal(...))`; no private
                 ones among them.
+            processes: process group whose ranks run the step together (docs/guarantees/distributed.md);
+                None: all processes, where `torch.distributed` is initialised; False: this one alone.
+            shard: the data passed to `batches` is this rank's own part, which no other rank holds a
+                record of; `records` is the number over all ranks. False: every rank reads all.
         """
-        check_kind("plan", plan, Plan)
-        self._tree = ModuleTree(check_kind("model", model, nn.Module))
-        check_materialized(model)
-        check_model(self._tree)
-        check_optimizer(check_kind("optimizer", optimizer, torch.optim.Optimizer), self._tree)
-        self.loss = per_sample_loss(loss)
-        self.module_state = ModuleState(model, getattr(self.loss, "loss", self.loss))
-        """Watches that forward passes keep nothing of a record in the model's attributes."""
-        self.optimizer = optimizer
-        self.optimizer_settings = settings_of(optimizer)
-        """Settings of the optimizer when the step was made: a resumed run must begin with the same."""
-        self.plan = plan
-        relation = check_neighbours(neighbours)
-        self.units = units_of(units, per_unit, unit_gradient, relation)
-        """Owners of the records; None: each record is a unit of privacy."""
-        self.adjacency = adjacency_of(self.units, relation)
-        self.records = public_count(records, self.units, relation)
-        """Number of units of privacy, or a public constant near it."""
-        self.device = next(iter(self.trainable().values())).device
-        self.dimension = self.size
-        """Parameters that are trained: what a charge that grows with the dimension is for."""
-        # raise for blocks of another model, and for a plan that cannot be charged
-        plan.clipping.sensitivity(self.dimension)
-        rdp(plan, [2.0], self.dimension if grows_with_dimension(plan) else None)
-        if isinstance(plan.release, Selective):
-            check_hidden_trials(plan.release, self.records)
-        self.physical_batch = (
-            None
-            if physical_batch is None
-            else check_count("physical_batch", physical_batch, "it is a number of records", 1)
-        )
-        """Records to work on at once; None: to be found when the data is known."""
-        if views is not None and not callable(views):
-            raise InvalidValue(
-                f"views={views!r} cannot be called: it is to turn one record's inputs into several. "
-                "Pass e.g. hush.data.views.flips_and_shifts(4)."
+        self.processes = process_group(processes)
+        """Ranks that run the step together; None: this process alone."""
+        with told(self.processes):
+            check_kind("plan", plan, Plan)
+            self._tree = ModuleTree(check_kind("model", model, nn.Module))
+            check_materialized(model)
+            check_model(self._tree)
+            check_optimizer(check_kind("optimizer", optimizer, torch.optim.Optimizer), self._tree)
+            self.loss = per_sample_loss(loss)
+            self.module_state = ModuleState(model, getattr(self.loss, "loss", self.loss))
+            """Watches that forward passes keep nothing of a record in the model's attributes."""
+            self.optimizer = optimizer
+            self.optimizer_settings = settings_of(optimizer)
+            """Settings of the optimizer when the step was made; a resumed run begins with the same."""
+            self.plan = plan
+            relation = check_neighbours(neighbours)
+            self.units = units_of(units, per_unit, unit_gradient, relation)
+            """Owners of the records; None: each record is a unit of privacy."""
+            self.adjacency = adjacency_of(self.units, relation)
+            self.records = public_count(records, self.units, relation)
+            """Number of units of privacy, or a public constant near it."""
+            self.device = next(iter(self.trainable().values())).device
+            self.dimension = self.size
+            """Parameters that are trained: what a charge that grows with the dimension is for."""
+            # raise for blocks of another model, and for a plan that cannot be charged
+            plan.clipping.sensitivity(self.dimension)
+            rdp(plan, [2.0], self.dimension if grows_with_dimension(plan) else None)
+            if isinstance(plan.release, Selective):
+                check_hidden_trials(plan.release, self.records)
+            self.physical_batch = (
+                None
+                if physical_batch is None
+                else check_count("physical_batch", physical_batch, "it is a number of records", 1)
             )
-        self.views = views
-        self.basis_schedule = basis_schedule(model, self.loss, public, plan.clipping)
-        """Public bases that gradients are clipped in; None: those of the parameters."""
-        self.generator = source_for(self.device, generator, secure=secure, arithmetic=arithmetic)
-        self.replay = replay
-        """Whether physical batches are replayed as CUDA graphs; None: where that is faster."""
-        self.replayed: bool | None = None
-        """Whether they are, where that was left open: known after `batches`, or from a checkpoint."""
-        check_replay(self)
-        self._replay: Replay | None = None
-        self.ledger = open_ledger(ledger, plan, self.adjacency)
-        self.generator = derive_source(self.generator, self.ledger.stream_label())
-        self.randomness: Secrecy = "secret" if generator is None else "seeded"
-        """Whether the stream's key came from the operating system or from a seed that was given."""
-        self.run = secrets.token_hex(8)
-        self.charged_run = self.run
-        """Run that the last step was charged to: another one right after `reseed`."""
-        self.steps = 0
-        """Steps that were charged."""
-        self.accepted_trials = 0
-        """Proposals that were accepted, under a selective plan."""
-        self._skipped: int | Tensor = 0
-        self._kept_sensitivity: tuple[Clipping, int, Sequence[SensitivitySet]] | None = None
-        self.update: Tensor | None = None
-        """Private gradient that the last step released; valid until the next step."""
-        self.pending_batch: Batch | None = None
-        """Batch that was drawn and not yet used (sensitive)."""
-        self.rounding_bounded = False
-        """Whether rounding is within what is paid for, by what is public: known after `probe`."""
-        self._weights = WeightsGuard(model)
-        warn_of_other_ledger(self._weights.norms, self.ledger)
+            """Records to work on at once; None: to be found when the data is known."""
+            if views is not None and not callable(views):
+                raise InvalidValue(
+                    f"views={views!r} cannot be called: it is to turn one record's inputs into several. "
+                    "Pass e.g. hush.data.views.flips_and_shifts(4)."
+                )
+            self.views = views
+            self.basis_schedule = basis_schedule(model, self.loss, public, plan.clipping)
+            """Public bases that gradients are clipped in; None: those of the parameters."""
+            self.generator = source_for(self.device, generator, secure=secure, arithmetic=arithmetic)
+            self.replay = replay
+            """Whether physical batches are replayed as CUDA graphs; None: where that is faster."""
+            self.replayed: bool | None = None
+            """Whether they are, where that was left open: known after `batches` or a checkpoint."""
+            check_replay(self)
+            self._replay: Replay | None = None
+            self.shard = check_shard(shard, self.processes, self.units)
+            """Whether each rank holds a part of the data of its own."""
+            self._placed: tuple[Data, Placement] | None = None
+            if self.processes is not None:
+                check_same_step(self, self.processes, generator)
+            self.ledger = open_ledger_for(ledger, plan, self.adjacency, self.processes)
+            if self.processes is not None:
+                self.processes.ledger = self.ledger
+            self.generator = derive_source(self.generator, self.ledger.stream_label())
+            self.randomness: Secrecy = "secret" if generator is None else "seeded"
+            """Whether the stream's key came from the operating system or from a seed that was given."""
+            self.run = self._share_randomness()
+            self.charged_run = self.run
+            """Run that the last step was charged to: another one right after `reseed`."""
+            self.steps = 0
+            """Steps that were charged."""
+            self.accepted_trials = 0
+            """Proposals that were accepted, under a selective plan."""
+            self._skipped: int | Tensor = 0
+            self._streams: StepStreams | None = None
+            """Sources of the masks and the noise of the step at hand."""
+            self._kept_sensitivity: tuple[Clipping, int, Sequence[SensitivitySet]] | None = None
+            self.update: Tensor | None = None
+            """Private gradient that the last step released; valid until the next step."""
+            self.pending_batch: Batch | None = None
+            """Batch that was drawn and not yet used (sensitive)."""
+            self.rounding_bounded = False
+            """Whether rounding is within what is paid for, by what is public: known after `probe`."""
+            self._weights = WeightsGuard(model)
+            warn_of_other_ledger(self._weights.norms, self.ledger)
 
     @property
     def model(self) -> nn.Module:
@@ -230,18 +250,6 @@ class StepState(SingleOwner):
             kept = self._kept_sensitivity = clipping, size, clipping.sensitivity(size)
         return kept[2]
 
-    def coordinate_mask(self) -> CoordinateMask | None:
-        """Mask of the coordinates that take part, fresh at every call; None: all of them do."""
-        sampling = self.plan.sampling
-        if sampling.coordinate_participation == 1:
-            return None
-        return partial(sampling.mask_coordinates, generator=self.generator)
-
-    def _basis(self) -> PublicBasis | None:
-        """Public basis of the next step; None: that of the parameters."""
-        schedule = self.basis_schedule
-        return None if schedule is None else schedule.at(self.steps, self.generator)
-
     def to_device(self, value: Tensor) -> Tensor:
         """A tensor where the model is."""
         # what comes from the CPU is on its way: the GPU is not waited for, which may be at work
@@ -281,19 +289,34 @@ class StepState(SingleOwner):
         """Go on from a checkpoint, on the ledger that was charged for it.
 
         Args:
-            state: of `state_dict`, of the same plan, data, optimizer, views and kind of randomness.
+            state: of `state_dict`, of the same plan, data, optimizer, views and kind of randomness. Of
+                several ranks, that of rank 0 is loaded on all; the others may pass an empty one.
         """
-        self._check_nothing_pending()
-        load_state(self, state)
-        self.adopt_weights()
+        with told(self.processes):
+            self._check_nothing_pending()
+            if self.processes is not None:
+                state = self.processes.from_first("the checkpoint", lambda: state)
+            load_state(self, state)
+            self.adopt_weights()
 
     def reseed(self) -> None:
-        """Draw new randomness from here on; steps taken again are then charged again."""
+        """Draw new randomness from here on; steps taken again are then charged again.
+
+        Of several ranks, all of them call it.
+        """
         if not isinstance(self.generator, SystemSource):
             kind: Arithmetic = "proved" if cryptographic(self.generator) else "assumed"
             self.generator = source_for(self.generator.device, arithmetic=kind)
         self.randomness = "secret"
-        self.run = secrets.token_hex(8)
+        self.run = self._share_randomness()
+
+    def _share_randomness(self) -> str:
+        """Name of a new run, after every rank has rank 0's source of shared draws."""
+        if self.processes is None:
+            return secrets.token_hex(8)
+        self.generator = shared_source(self.generator, self.processes)
+        run: str = self.processes.said_by_first("the name of the run", partial(secrets.token_hex, 8))
+        return run
 
     def _check_nothing_pending(self) -> None:
         if self.pending_batch is not None:

@@ -1,27 +1,34 @@
 """Clipped sum of a step: over the physical batches of a batch, computed or replayed."""
 
+import hashlib
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hush.core.randomness import Randomness, substream
-from hush.core.tape import ClippedSum
+from hush.core.errors import ProcessFailed
+from hush.core.randomness import Stream, SystemSource
+from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import record
 from hush.gradients.tape import BranchedTape, GradientTape, MaskedTape
 from hush.gradients.tree import tree_map
 from hush.gradients.units import UnitTape, unit_tape
-from hush.training.data import Batch, own_randomness
-from hush.training.private_gradient import Layout
+from hush.training.data import Batch, Data, count, own_randomness
+from hush.training.distributed.group import told
+from hush.training.distributed.noise_slices import whole_sum
+from hush.training.distributed.shares import Placement, place, share_of
+from hush.training.distributed.streams import step_streams
+from hush.training.private_gradient import Layout, fingerprint
+from hush.training.resume import settings_of
 from hush.training.step_state import StepState
 
 
 class ClippedSumStep(StepState):
     """Clipped sums of a step's batches; `PrivateStep` adds the other phases of a step."""
 
-    _mask_stream: Randomness  # of dropout, views and coins alone: noise is drawn at the same time
+    _mask_stream: Stream  # of dropout, views and coins alone: noise is drawn at the same time
     _accumulator: Tensor | None = None
     _verify_later: bool = False
     """Whether replays are used before the GPU says that they can be."""
@@ -36,11 +43,31 @@ class ClippedSumStep(StepState):
             batch: slots drawn under the plan.
 
         Returns:
-            Flat vector in double precision, block after block; the next sum overwrites it.
+            Flat vector in double precision, block after block; the next sum overwrites it. Of several
+            ranks, the sum over the shares of all.
         """
-        basis = self._basis()
-        self._mask_stream = substream(self.generator)
-        return self._sum(batch, basis, self.layout())
+        with told(self.processes):
+            basis = self._basis()
+            self._begin_streams()
+            total = self._local_sum(batch, basis, self.layout())
+            return total if self.processes is None else whole_sum(total, self.processes)
+
+    def slots(self, data: Data) -> int:
+        """Number of slots to draw from: of the data, or of the parts of all ranks together."""
+        return count(data) if self.processes is None else self.placement(data).slots
+
+    def placement(self, data: Data, present: Tensor | None = None) -> Placement:
+        """Where this rank's data lies among all slots; the ranks compare theirs when it is new."""
+        assert self.processes is not None
+        if self._placed is None or self._placed[0] is not data:
+            self._placed = data, place(data, present, self.processes, shard=self.shard)
+        return self._placed[1]
+
+    def share(self, batch: Batch) -> Batch:
+        """Slots of a batch that this process works on, numbered as in its own data (sensitive)."""
+        if self.processes is None:
+            return batch
+        return share_of(batch, self.placement(batch.data), self.processes, shard=self.shard)
 
     def clip_physical_batch(
         self,
@@ -86,6 +113,59 @@ class ClippedSumStep(StepState):
             return self.plan.clipping.clip(
                 occupied if basis is None else ProjectedTape(occupied, basis), mask
             )
+
+    def coordinate_mask(self) -> CoordinateMask | None:
+        """Mask of the coordinates that take part, fresh at every call; None: all of them do."""
+        sampling = self.plan.sampling
+        if sampling.coordinate_participation == 1:
+            return None
+        own = self.processes is not None and self._streams is not None
+        source = self._streams.coordinates if own and self._streams else self.generator
+        return partial(sampling.mask_coordinates, generator=source)
+
+    def _basis(self) -> PublicBasis | None:
+        """Public basis of the next step; None: that of the parameters."""
+        schedule = self.basis_schedule
+        if schedule is None:
+            return None
+        before = schedule.current
+        basis = schedule.at(self.steps, self.generator)
+        if self.processes is not None and basis is not before:
+            # worked out by other kernels it may round differently, and weights would part
+            self.processes.copy_of_first("the public basis", [group.basis for group in basis.groups])
+        return basis
+
+    def _begin_streams(self) -> None:
+        """Make the sources of the next step's masks and noise."""
+        self._streams = step_streams(self.generator, self.processes)
+        self._mask_stream = self._streams.masks
+
+    def _local_sum(self, batch: Batch, basis: PublicBasis | None, layout: Layout) -> Tensor:
+        """Sum over this rank's share of a batch, once every rank has that of its own (sensitive).
+
+        Records skipped on any rank are counted on all.
+        """
+        if self.processes is None:
+            return self._sum(batch, basis, layout)
+        before = self.skipped
+        total = self._sum(self.share(batch), basis, layout)
+        source = self.generator
+        state = None if isinstance(source, SystemSource) else fingerprint([source.get_state()])
+        applied = hashlib.sha256(repr(settings_of(self.optimizer)).encode()).hexdigest()[:16]
+        drawn = [self.steps, fingerprint([batch.indices]), state, sum(layout.block_sizes), applied]
+        said = self.processes.exchange(
+            f"the sum of step {self.steps + 1}", [drawn, self.skipped - before]
+        )
+        for rank, (other, _) in enumerate(said):
+            if other != said[0][0]:
+                raise ProcessFailed(
+                    f"ranks 0 and {rank} are not in the same step, did not draw the same slots for it, "
+                    "or train other parameters or with other settings of the optimizer: they would "
+                    "add up what does not belong together, or part. Nothing was charged. Do the same on "
+                    "every rank (freeze, schedule), or resume all from the last checkpoint."
+                )
+        self.skipped = before + sum(skipped for _, skipped in said)
+        return total
 
     def _sum(self, batch: Batch, basis: PublicBasis | None, layout: Layout) -> Tensor:
         """Sum over the physical batches of a batch, in the accumulator."""

@@ -8,7 +8,7 @@ from torch import nn
 
 from hush.audit.checks import p_values
 from hush.audit.checks.noise import Check
-from hush.audit.checks.units import Numbers, number_of_units, units_drawn
+from hush.audit.checks.units import Numbers, number_of_units, units_drawn, worked_on
 from hush.audit.mechanisms import copies
 from hush.clipping import Linf
 from hush.core.errors import Unsupported
@@ -27,7 +27,8 @@ def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Che
     """Whether each unit of privacy is drawn at the rate charged, independently across units and steps.
 
     A unit is a record, or an owner of several: then a batch must also hold few enough records of each
-    owner, its own, one after another. Nothing is trained: batches are drawn and thrown away.
+    owner, its own, one after another. Of several ranks, what all of them work on together counts.
+    Nothing is trained: batches are drawn and thrown away.
 
     Args:
         step: as it is.
@@ -37,7 +38,7 @@ def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Che
     check_count("draws", draws, "they are counted", at_least=2)
     nobody = Batch(torch.arange(0), data, 1)
     with rehearsal(step):
-        drawn = [units_drawn(step, step.draw(nobody)) for _ in range(draws)]
+        drawn = [units_drawn(step, worked_on(step, step.draw(nobody))) for _ in range(draws)]
     rate = step.plan.sampling.participation
     p_value = drawn_as_charged(drawn, number_of_units(step, data), rate)
     return Check(name="draws of units", p_value=p_value)

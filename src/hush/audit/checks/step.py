@@ -52,6 +52,11 @@ def influence(
             "put back, and a record to leave out. Pass a step that is not secure, and a batch that is "
             "not empty."
         )
+    if step.shard:
+        raise Unsupported(
+            "this check repeats the sum of records that no rank holds all of (shard=True). Check the "
+            "step without shard, on records that every rank can read."
+        )
     counts = torch.ones(len(batch), dtype=torch.long) if batch.counts is None else batch.counts.cpu()
     slots, data = torch.arange(len(batch.indices)), take(batch.data, batch.indices)
     unit = torch.arange(len(batch)).repeat_interleave(counts)
@@ -77,6 +82,8 @@ def influence(
 def charged(step: PrivateStep, data: Data, steps: int) -> Check:
     """Whether every step is charged once, on the ledger and in its file if it has one.
 
+    Of several ranks, on the one ledger that rank 0 writes, which the others have a copy of.
+
     Args:
         step: as it is; its model moves.
         data: as many records as the step is for.
@@ -90,6 +97,12 @@ def charged(step: PrivateStep, data: Data, steps: int) -> Check:
     if step.ledger.path is not None:
         ledgers.append(Ledger(step.ledger.path, read_only=True))
     right = all(ledger.counts.get(step.plan, 0) == before + steps for ledger in ledgers)
+    if step.processes is not None:
+        own = step.ledger
+        last = own.digest_at(step.run, step.steps)
+        said = step.processes.exchange("the ledgers", [right, own.identity, last, own.mirrored])
+        right = all(each[0] and each[1:3] == said[0][1:3] for each in said)
+        right &= [each[3] for each in said] == [False] + [True] * (len(said) - 1)
     return Check(name="charges", p_value=float(right))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hush.core.guarantee import Neighbours
-from hush.training.data import Batch, Data, count
+from hush.training.data import Batch, Data
 from hush.training.step import PrivateStep
 
 Numbers = npt.NDArray[np.int64]
@@ -17,7 +17,7 @@ Numbers = npt.NDArray[np.int64]
 
 def number_of_units(step: PrivateStep, data: Data) -> int:
     """Units of privacy to draw from: as many as own the data, or its slots where each is one."""
-    return count(data) if step.units is None else len(step.units)
+    return step.slots(data) if step.units is None else len(step.units)
 
 
 def public_divisor(step: PrivateStep, data: Data) -> float:
@@ -43,6 +43,21 @@ def batch_of_units(step: PrivateStep, drawn: Tensor, data: Data, physical: int) 
         return batch
     slots, counts = step.units.draw(drawn, step.generator)
     return replace(batch, indices=slots, counts=counts)
+
+
+def worked_on(step: PrivateStep, batch: Batch) -> Batch:
+    """Slots that the ranks of a step work on together for a batch: their shares, one after another.
+
+    As many as were drawn, each once, unless a rank draws or shares in another way.
+    """
+    if step.processes is None:
+        return batch
+    own, placement = step.share(batch), step.placement(batch.data)
+    shares = step.processes.gather("the draws", (own.indices.cpu() + placement.first, own.counts))
+    indices = torch.cat([slots for slots, _ in shares])
+    if own.counts is None:
+        return replace(batch, indices=indices)
+    return replace(batch, indices=indices, counts=torch.cat([counts for _, counts in shares]))
 
 
 def units_drawn(step: PrivateStep, batch: Batch) -> Numbers | None:

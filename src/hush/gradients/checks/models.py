@@ -31,14 +31,6 @@ def check_model(tree: ModuleTree) -> None:
     Args:
         tree: of the model as it will be trained, in training mode.
     """
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise Unsupported(
-            f"a process group of {distributed.get_world_size()} processes is initialised: each would "
-            "draw its own records and noise and report its own epsilon, whatever is shared between "
-            "them. Distributed training is not built yet: train in one process, without a process "
-            "group."
-        )
     modules, parameters = tree.modules(), tree.parameters()
     looked_at = set(filter(_may_be_refused, set(map(type, modules.values()))))
     for name, module in modules.items():
@@ -105,9 +97,10 @@ def _check_layer(name: str, module: nn.Module) -> None:
     wrapper = _distributed_wrapper(type(module))
     if wrapper is not None:
         raise Unsupported(
-            f"{_layer(name)} is wrapped in {wrapper}: each process would draw its own records "
-            "and noise and report its own epsilon, for an update that is averaged over all. "
-            "Distributed training is not built yet: pass the plain module, in one process."
+            f"{_layer(name)} is wrapped in {wrapper}, which averages gradients over processes or "
+            "devices before they are clipped: no bound on one record's influence would hold. Pass the "
+            "plain module (model.module): inside a process group PrivateStep adds up the clipped sums "
+            "of all ranks by itself."
         )
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
         module.training or not module.track_running_stats

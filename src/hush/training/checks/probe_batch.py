@@ -56,8 +56,7 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
     """
     check_own_generators(step.model)
     check_some_number(data)
-    slots = count(data)
-    records = tree_map(take(data, torch.arange(min(2, slots))), step.to_device)
+    records = tree_map(take(data, torch.arange(min(2, count(data)))), step.to_device)
     check_arguments(step.model, records[0])
     devices = [step.device] if step.device.type == "cuda" else []
     with uncompiled(step.model), torch.random.fork_rng(devices):
@@ -84,9 +83,12 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
         check_labels(step.model, criterion, inputs, data)
         physical = step.physical_batch or _physical_batch(step, inputs, targets, tape)
     per_unit = 1 if step.units is None else step.units.per_unit
+    slots = step.slots(data)
     # no unit is split: one alone may be more than a physical batch, and two batches may fill just one
     together = min(max(physical, per_unit), slots)
     batches = -(-slots // physical) * (2 if per_unit > 1 else 1)
+    if step.processes is not None:  # an unfilled one, and a sum, of each rank
+        batches += 2 * step.processes.size
     running = batches * slots * 2.0**-52 <= step.rounding / 8
     bounded = running and tape.rounding_bounded(together)
     if step.units is not None and per_unit > 1 and tape.records == 2:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hush.accounting.ledger.ledger import Ledger
 from hush.core.randomness import SystemSource
+from hush.training.distributed.charge import open_ledger_for
 
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
@@ -85,7 +85,8 @@ def rehearsal(step: "PrivateStep") -> Iterator[None]:
     update = None if step.update is None else step.update.clone()  # its memory is used again
     schedule = step.basis_schedule
     basis = None if schedule is None else schedule.state_dict()
-    step.ledger, step.pending_batch = Ledger(None), None
+    step.ledger = open_ledger_for(None, step.plan, step.adjacency, step.processes)
+    step.pending_batch = None
     try:
         with torch.random.fork_rng([step.device] if step.device.type == "cuda" else []):
             yield

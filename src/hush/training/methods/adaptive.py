@@ -24,6 +24,7 @@ from hush.gradients.terms import zero_rows
 from hush.gradients.tree import tree_map
 from hush.noise import Gaussian
 from hush.training.data import Batch, Data, check_present, count, own_randomness
+from hush.training.distributed.group import check_first_rank
 from hush.training.private_gradient import split_like
 from hush.training.step import PrivateStep
 
@@ -98,6 +99,7 @@ class AdaptiveDescent:
         physical_batch: int | None = None,
         present: Tensor | None = None,
     ) -> None:
+        check_first_rank(type(self).__name__)
         self.filter = GaussianFilter(budget)
         self.settings = settings
         model.eval()
@@ -111,6 +113,7 @@ class AdaptiveDescent:
             generator=generator,
             secure=secure,
             physical_batch=physical_batch,
+            processes=False,
         )
         self._delta = check_delta(budget.delta, self.step.records)
         self._full_batch = Batch(

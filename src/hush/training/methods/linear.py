@@ -26,6 +26,7 @@ from hush.core.plan import Plan
 from hush.core.randomness import derive_source, source_for
 from hush.core.ranges import check_count
 from hush.sampling import FullBatch
+from hush.training.distributed.group import check_first_rank
 from hush.training.private_gradient import fingerprint
 
 _AT_ONCE = {"cpu": 2**18, "cuda": 2**25}
@@ -94,6 +95,7 @@ class LinearDescent:
         self.lr, self.momentum = lr, momentum
         self._velocity = torch.zeros_like(self.weights)
         rdp(plan, [2.0], self.weights.numel())  # raises for a plan that cannot be charged
+        check_first_rank(type(self).__name__)
         self.ledger = Ledger() if ledger is None else ledger
         self.ledger.check_adjacency()
         source = source_for(inputs.device, generator, secure=secure)

@@ -25,6 +25,7 @@ from hush.gradients.terms import Dense, Term
 from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch
+from hush.training.distributed.group import check_first_rank
 from hush.training.private_gradient import fingerprint
 
 Statistics = TypeVar("Statistics")
@@ -123,6 +124,7 @@ class NoisySums(Value, ABC, Generic[Statistics]):
         Returns:
             Statistics that may be published with the guarantee.
         """
+        check_first_rank(type(self).__name__)
         check_kind("ledger", ledger, Ledger).check_adjacency()
         check_kind("inputs", inputs, Tensor)
         if inputs.ndim < 2 or not inputs.numel() or not inputs.is_floating_point():

@@ -18,6 +18,7 @@ from hush.core.value import Value
 from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch
+from hush.training.distributed.group import check_first_rank
 from hush.training.methods.public_gradients import QUANTILE
 from hush.training.private_gradient import fingerprint
 
@@ -118,6 +119,7 @@ class NoisyQuantile(Value):
         Returns:
             One a block, which may be published with the guarantee.
         """
+        check_first_rank(type(self).__name__)
         quantile = QUANTILE.check("quantile", quantile)
         check_kind("ledger", ledger, Ledger).check_adjacency()
         if norms.dim() != 2 or norms.shape[1] == 0:

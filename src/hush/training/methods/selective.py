@@ -1,5 +1,7 @@
 """Selective release: test the model before and after a proposal on one fresh batch, and keep one."""
 
+import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.core.errors import InvalidValue
-from hush.core.randomness import random_bits
+from hush.core.randomness import Randomness, random_bits
 from hush.core.release import Selective
 from hush.gradients.recording import per_sample_losses
 from hush.gradients.tree import tree_leaves, tree_map
@@ -17,6 +19,7 @@ from hush.noise import Gaussian
 from hush.sampling import Poisson
 from hush.training.checks.rehearsal import Snapshot
 from hush.training.data import Batch, own_randomness
+from hush.training.distributed.streams import rank_source
 from hush.training.private_gradient import fingerprint
 
 if TYPE_CHECKING:
@@ -49,7 +52,9 @@ class Trials:
             batch = step.draw(batch) if number else batch
             update = step.private_gradient(batch)
             # taken once: both models must be tested on the very same records
-            drawn = self.draw_test(batch).physical_batches(step.generator)
+            test_batch = self.draw_test(batch)
+            source = rank_source(step.generator, step.processes, "records of the test")
+            drawn = step.share(test_batch).physical_batches(source)
             tested = [tree_map(part, step.to_device) for part in drawn]
             label = self.masked_fingerprint(update, tested)
             if not number:
@@ -70,7 +75,11 @@ class Trials:
         proposal or other records under the same noise are still noticed.
         """
         mask = int(random_bits(1, self.step.generator)) % 2**64
-        return f"{int(fingerprint([update, *tree_leaves(tested)]), 16) ^ mask:016x}"
+        name = fingerprint([update, *tree_leaves(tested)])
+        if self.step.processes is not None:  # each rank has records of the test
+            names = "".join(self.step.processes.exchange("the name of a trial", name))
+            name = hashlib.sha256(names.encode()).hexdigest()[:16]
+        return f"{int(name, 16) ^ mask:016x}"
 
     def _accept_or_restore(self, update: Tensor, tested: PhysicalBatches) -> bool:
         """Move the model, test it against where it was, and leave it at one of the two places."""
@@ -102,21 +111,27 @@ class Trials:
     def losses(self, tested: PhysicalBatches) -> Tensor:
         """Per-sample losses at the present weights, in double precision, without dropout (sensitive)."""
         step = self.step
+        source = rank_source(step.generator, step.processes, "losses of the test")
         step.module_state.begin()
         with _evaluating(step.model):
-            values = [self._per_sample_losses(*part) for part in tested]
+            values = [self._per_sample_losses(source, *part) for part in tested]
         step.module_state.check()
         empty = torch.zeros(0, dtype=torch.float64, device=step.device)
         return torch.cat([empty, *(value.double().reshape(-1) for value in values)])
 
     def _per_sample_losses(
-        self, inputs: Any, targets: Any, present: Tensor | None, counts: Tensor | None
+        self,
+        source: Randomness,
+        inputs: Any,
+        targets: Any,
+        present: Tensor | None,
+        counts: Tensor | None,
     ) -> Tensor:
         """Per-sample losses, worked out as on the tape; 0 of an empty slot, before and after.
 
         Where units own the records, the mean over those of each unit that are present.
         """
-        with own_randomness(self.step.generator, self.step.device):
+        with own_randomness(source, self.step.device):
             losses = per_sample_losses(self.step.model, self.step.loss, inputs, targets)
         if present is not None:
             losses = losses.where(present, torch.zeros_like(losses))
@@ -130,16 +145,26 @@ class Trials:
         return sums / filled.to(sums.device).clamp(min=1)
 
     def bounded_rise(self, new: Tensor, old: Tensor) -> Tensor:
-        """Test statistic: bounded rise of the loss (sensitive); one that is not finite is the worst."""
+        """Test statistic: bounded rise of the loss (sensitive); one that is not finite is the worst.
+
+        Of several ranks, over the records of all of them.
+        """
         worst = torch.full_like(new, torch.inf)
         new, old = torch.where(new.isfinite(), new, worst), torch.where(old.isfinite(), old, worst)
         rises = torch.where(new == old, torch.zeros_like(new), new - old)
         clip = self.release.clip
         if self.release.test == "summed":
-            return rises.clamp(-clip, clip).sum()
-        mean = rises.sum() / self.sampling.expected(self.step.records)
+            return self._over_ranks(rises.clamp(-clip, clip).sum())
+        mean = self._over_ranks(rises.sum()) / self.sampling.expected(self.step.records)
         # both a loss that became infinite and one that ceased to be: worst
         return torch.where(mean.isnan(), torch.full_like(mean, clip), mean).clamp(-clip, clip)
+
+    def _over_ranks(self, total: Tensor) -> Tensor:
+        """Sum over the ranks, in their order, so that all have the same number."""
+        if self.step.processes is None:
+            return total
+        shares = self.step.processes.exchange("the test", float(total))
+        return total.new_tensor(math.fsum(shares) if all(map(math.isfinite, shares)) else sum(shares))
 
     def noisy_verdict(self, rise: Tensor) -> bool:
         """Whether the proposal is accepted, by a bounded rise of the loss under Gaussian noise."""

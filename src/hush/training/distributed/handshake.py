@@ -1,0 +1,102 @@
+"""Handshake of the ranks before any work: whoever would run another step is named, on every rank."""
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hush.core.errors import Unsupported
+from hush.core.plan import plan_text
+from hush.core.randomness import SystemSource, cryptographic
+from hush.training.data import pair_of
+from hush.training.distributed.group import Processes
+from hush.training.private_gradient import fingerprint
+
+if TYPE_CHECKING:
+    from hush.training.step_state import StepState
+
+
+def check_same_step(step: "StepState", processes: Processes, generator: torch.Generator | None) -> None:
+    """Raise on every rank unless all are about to run the same step, from the same weights.
+
+    Args:
+        step: as it was made on this rank.
+        processes: the ranks.
+        generator: as passed to it.
+    """
+    described = processes.gather("the handshake", _facts(step, generator))
+    for name, first in described[0].items():
+        for rank, other in enumerate(described):
+            if other.get(name) != first:
+                raise Unsupported(
+                    f"ranks 0 and {rank} differ in {name}: rank 0 has {first}, rank {rank} has "
+                    f"{other.get(name)}. The ranks run one step together, which is charged once, as one "
+                    "plan on one model: nothing was drawn or charged. Pass every rank the same, or "
+                    "processes=False for runs that have nothing to do with each other."
+                )
+
+
+def check_same_weights(model: nn.Module, processes: Processes) -> None:
+    """Raise on every rank unless all have the same weights and buffers."""
+    held = processes.exchange("comparing the weights", _weights(model))
+    for rank, other in enumerate(held):
+        if other != held[0]:
+            raise Unsupported(
+                f"ranks 0 and {rank} have different weights ({held[0]} and {other}, by a hash): they "
+                "would train different models under one charge. Load or set the same weights on every "
+                "rank, and call step.adopt_weights() there."
+            )
+
+
+def _weights(model: nn.Module) -> str:
+    return fingerprint(value.cpu() for value in model.state_dict().values())
+
+
+def _facts(step: "StepState", generator: torch.Generator | None) -> dict[str, Any]:
+    """What must be the same on every rank, in words that a message can show."""
+    from hush import __version__
+
+    structure = [
+        f"{name} {tuple(value.shape)} {str(value.dtype)[6:]}{' trained' * value.requires_grad}"
+        for name, value in step.model.named_parameters()
+    ]
+    seed = None if generator is None else str(generator.initial_seed()).encode()
+    public = None if step.basis_schedule is None else pair_of(step.basis_schedule.public)
+    return {
+        "hush": __version__,
+        "torch": torch.__version__,
+        "plan": plan_text(step.plan).replace("\n", " ").strip(),
+        "records": step.records,
+        "neighbours": str(step.adjacency),
+        "units (their owners, per_unit, unit_gradient)": None
+        if step.units is None
+        else step.units.digest,
+        "shard": step.shard,
+        "model": f"{type(step.model).__name__} of {_listed(structure)}",
+        "the model's weights": _weights(step.model),
+        "loss": _name(getattr(step.loss, "loss", step.loss)),
+        "optimizer": type(step.optimizer).__name__,
+        "settings of the optimizer": step.optimizer_settings,
+        "secure": isinstance(step.generator, SystemSource),
+        "arithmetic": "proved" if cryptographic(step.generator) else "assumed",
+        "seed (a hash)": None if seed is None else hashlib.sha256(seed).hexdigest()[:8],
+        "views": None if step.views is None else _name(step.views),
+        "public records": None if public is None else fingerprint(part.cpu() for part in public),
+        "kind of device": step.device.type,
+    }
+
+
+def _name(function: Any) -> str:
+    """Name of a function, or of the class of a module."""
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _listed(structure: list[str]) -> str:
+    """The parameters of a small model, or a few of them and a hash of all."""
+    if len(structure) <= 4:
+        return ", ".join(structure)
+    digest = hashlib.sha256("\n".join(structure).encode()).hexdigest()[:8]
+    return (
+        f"{', '.join(structure[:2])}, ... {structure[-1]} ({len(structure)} parameters, hash {digest})"
+    )

@@ -1,0 +1,165 @@
+"""Which slots each rank can read, and which of the slots drawn for a step it works on."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hush.core.errors import DataError, InvalidValue, Unsupported, short_repr
+from hush.core.randomness import Stream
+from hush.gradients.tree import tree_leaves
+from hush.training.data import Batch, Data, count, describe_record, held_slots, pair_of, take
+from hush.training.distributed.group import Processes
+from hush.training.private_gradient import fingerprint
+from hush.training.units import Units
+
+_COMPARED = 256
+"""Records, spread over the data, that tell whether two ranks have the same data in the same order."""
+_COMPARED_ITEMS = 8
+"""As many of a data set that has to be asked for each of them."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Slots that a rank can read, numbered over the data of all ranks."""
+
+    first: int
+    """Number of this rank's first slot."""
+    held: int
+    """Slots that this rank holds."""
+    slots: int
+    """Slots of all ranks."""
+
+
+def place(data: Data, present: Tensor | None, processes: Processes, *, shard: bool) -> Placement:
+    """Where this rank's data lies among all slots, after the ranks have compared theirs.
+
+    Args:
+        data: of this rank.
+        present: which of its slots hold a record.
+        processes: the ranks.
+        shard: whether each rank holds a part of its own; otherwise all hold the same data.
+
+    Raises:
+        DataError: On every rank, where data that should be the same differs, or parts do not.
+    """
+    held = held_slots(data) if shard else count(data)
+    seen = (describe_record(data), _digest(data, held)) if held else (None, None)
+    filled = None if present is None else fingerprint([present])
+    described = processes.gather("comparing the data", (held, *seen, filled))
+    if shard:
+        return _placed_parts(described, processes.rank)
+    for rank, other in enumerate(described):
+        for what, ours, theirs in zip(_SAME, described[0], other, strict=True):
+            if ours != theirs:
+                raise DataError(
+                    f"the data of rank 0 and of rank {rank} differ in {what.format(ours, theirs)}: a "
+                    "record that is in several slots, because ranks number the records differently, "
+                    "would count several times in a step. Give every rank the same records in the same "
+                    "order (load them unshuffled, or with one seed), or shard=True for parts of its own."
+                )
+    return Placement(0, held, held)
+
+
+_SAME = (
+    "the number of records ({} and {})",
+    "what a record is ({} and {})",
+    "which record is in which slot (they are private and not shown)",
+    "which slots are empty (present=, which is private and not shown)",
+)
+
+
+def _placed_parts(described: list[tuple[Any, ...]], rank: int) -> Placement:
+    """Where a rank's part lies, parts one after another in the order of ranks."""
+    filled = [(other, each) for other, each in enumerate(described) if each[0]]
+    if not filled:
+        raise DataError("no rank has a record: there is nothing to learn from. Pass at least one.")
+    for number, (other, each) in enumerate(filled):
+        first, begun = filled[0]
+        if each[1] != begun[1]:
+            raise DataError(
+                f"records of rank {first} are {begun[1]} and those of rank {other} {each[1]}: they "
+                "cannot train one model. Pass parts of one data set."
+            )
+        for earlier, before in filled[:number]:
+            if each[2] is not None and each[:3] == before[:3] and each[0] > 1:
+                raise DataError(
+                    f"ranks {earlier} and {other} hold the same {each[0]} records and shard=True says "
+                    "that each rank has its own: a record that several ranks hold would be drawn and "
+                    "counted several times, and cost more than is charged. Pass disjoint parts, or "
+                    "leave shard out where every rank can read all records."
+                )
+    sizes = [each[0] for each in described]
+    return Placement(sum(sizes[:rank]), sizes[rank], sum(sizes))
+
+
+def check_shard(shard: object, processes: Processes | None, units: Units | None) -> bool:
+    """Whether each rank holds a part of the data of its own; raises where that is not provided for."""
+    if not isinstance(shard, bool):
+        raise InvalidValue(
+            f"shard={short_repr(shard)} must be True or False: whether the data passed on a rank is its "
+            "own part, or all of it.",
+            key="shard",
+        )
+    if shard and units is not None:
+        raise Unsupported(
+            "shard=True with units: an owner with records on two ranks would be drawn, clipped and "
+            "counted on each of them, and cost more than is charged, and no rank sees all owners. Let "
+            "every rank read all records (leave shard out)."
+        )
+    if shard and processes is None:
+        raise InvalidValue(
+            "shard=True and there is one process: a part of the data would be trained on as all of it. "
+            "Initialise torch.distributed with several processes first, or leave shard out.",
+            key="shard",
+        )
+    return shard
+
+
+def all_slots(data: Data, processes: Processes, *, shard: bool) -> int:
+    """Number of slots of all ranks, before a step is made: of the parts together, or of one."""
+    held = held_slots(data) if shard else count(data)
+    said: list[int] = processes.exchange("the number of records", held)
+    return sum(said) if shard else held
+
+
+def _digest(data: Data, slots: int) -> str | None:
+    """Fingerprint of some records, spread over the slots; None if they come out different each time."""
+    number = _COMPARED if pair_of(data) is not None else _COMPARED_ITEMS
+    chosen = torch.linspace(0, slots - 1, min(slots, number)).long()
+
+    def read() -> str:
+        # a data set that draws gives the same records under the same randomness, on every rank
+        values = take(data, chosen, Stream(torch.device("cpu"), bytes(32)))
+        return fingerprint([part for part in tree_leaves(values) if part.layout == torch.strided])
+
+    first = read()
+    return first if pair_of(data) is not None or read() == first else None
+
+
+def share_of(batch: Batch, placement: Placement, processes: Processes, *, shard: bool) -> Batch:
+    """Part of a logical batch that this rank works on: a function of the draw and of public numbers.
+
+    Where every rank reads all, a run of slots as long as the others' (to one slot, or one unit), so that
+    all have as many physical batches; else the slots that the rank holds.
+
+    Args:
+        batch: slots drawn, numbered over the data of all ranks.
+        placement: of this rank.
+        processes: the ranks.
+        shard: whether each rank holds a part of its own.
+    """
+    rank, size = processes.rank, processes.size
+    if shard:
+        own = (batch.indices >= placement.first) & (batch.indices < placement.first + placement.held)
+        return replace(batch, indices=batch.indices[own] - placement.first)
+    drawn = len(batch.indices)
+    cuts = [drawn * number // size for number in range(size + 1)]
+    if batch.counts is None:
+        return replace(batch, indices=batch.indices[cuts[rank] : cuts[rank + 1]])
+    ends = batch.counts.cumsum(0)
+    units = torch.searchsorted(ends, torch.tensor(cuts), right=True).tolist()
+    first, last = ([0, *units[1:-1], len(ends)][number] for number in (rank, rank + 1))
+    slots = [int(ends[unit - 1]) if unit else 0 for unit in (first, last)]
+    return replace(batch, indices=batch.indices[slots[0] : slots[1]], counts=batch.counts[first:last])

@@ -1,0 +1,229 @@
+"""`hush.train` by two processes: one directory, the same result on both, and how such a run resumes."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import hush
+from hush.audit import self_test
+from hush.training.loop import Run
+from tests.training.distributed import spawned
+from tests.training.distributed.problems import (
+    RECORDS,
+    data_of,
+    model_of,
+    plan_of,
+    seeded,
+    step_of,
+    weights_of,
+)
+from tests.training.distributed.spawned import Raised
+
+BUDGET = hush.Budget(epsilon=30.0, delta=1e-3)
+
+
+def train(folder: Path, steps: int, *, seed: int | None = 0, **options: Any) -> tuple[torch.Tensor, Run]:
+    model = options.pop("model", None) or model_of()
+    data = options.pop("data", None) or data_of()
+    run = hush.train(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        options.pop("plan", None) or plan_of(),
+        data,
+        budget=BUDGET,
+        steps=steps,
+        directory=folder / "run",
+        generator=None if seed is None else seeded(seed),
+        physical_batch=5,
+        **options,
+    )
+    return weights_of(model), run
+
+
+def trains_into_a_directory(folder: Path) -> dict[str, Any]:
+    weights, run = train(folder, 8, evaluation=data_of(seed=7), evaluate_every=3)
+    dist.barrier()
+    return {
+        "weights": weights,
+        "run": str(run),
+        "metrics": run.metrics,
+        "files": sorted(path.name for path in (folder / "run").iterdir()),
+    }
+
+
+def goes_on(folder: Path) -> dict[str, Any]:
+    """Six steps at once, and four and then two after a restart: the same draws, noise and weights."""
+    once, _ = train(folder / "once", 6)
+    train(folder / "twice", 4, evaluate_every=4)
+    twice, run = train(folder / "twice", 6, evaluate_every=4, resume=True)
+    return {"once": once, "twice": twice, "epsilon": run.guarantee.epsilon.upper}
+
+
+def parts(folder: Path) -> dict[str, Any]:
+    """Each rank with a part of its own: 30 records and 10."""
+    inputs, targets = data_of()
+    own = slice(0, 30) if dist.get_rank() == 0 else slice(30, 40)
+    weights, run = train(folder, 4, data=(inputs[own], targets[own]), shard=True)
+    return {"weights": weights, "records": run.guarantee.records}
+
+
+def a_taken_directory(folder: Path) -> None:
+    train(folder, 1)
+    train(folder, 1)
+
+
+def checks_itself(folder: Path) -> torch.Tensor:
+    return train(folder, 2, self_test=self_test)[0]
+
+
+def checks_itself_securely(folder: Path) -> torch.Tensor:
+    return train(folder, 2, seed=None, secure=True, self_test=self_test)[0]
+
+
+def crashes_after_a_charge(folder: Path) -> None:
+    """A checkpoint of step 2, and three steps more on the ledger."""
+    with hush.Ledger(folder / "ledger.jsonl" if dist.get_rank() == 0 else None) as ledger:
+        step = step_of(ledger=ledger, generator=seeded())
+        batches = step.batches(data_of(), steps=5)
+        for _ in range(2):
+            step(next(batches))
+        if dist.get_rank() == 0:
+            torch.save(step.state_dict(), folder / "state.pt")
+        for number, batch in enumerate(batches):
+            if not number:
+                torch.save(batch.indices, folder / f"third draw {dist.get_rank()}.pt")
+            step(batch)
+        torch.save(weights_of(step.model), folder / f"weights{dist.get_rank()}.pt")
+
+
+def repeats(folder: Path) -> dict[str, Any]:
+    """The three steps again: the same weights, and no charge."""
+    crashes_after_a_charge(folder)
+    dist.barrier()
+    with hush.Ledger(folder / "ledger.jsonl" if dist.get_rank() == 0 else None) as ledger:
+        step = step_of(ledger=ledger, generator=seeded(1))
+        step.load_state_dict(torch.load(folder / "state.pt") if dist.get_rank() == 0 else {})
+        for batch in step.batches(data_of(), steps=3):
+            step(batch)
+        before = torch.load(folder / f"weights{dist.get_rank()}.pt")
+        return {
+            "same": torch.equal(before, weights_of(step.model)),
+            "charges": sum(step.ledger.counts.values()),
+        }
+
+
+def leaves_for_one(folder: Path) -> dict[str, Any]:
+    """What a single process resumes: a checkpoint with nothing charged since, and one with."""
+    crashes_after_a_charge(folder)
+    dist.barrier()
+    return {
+        "state": torch.load(folder / "state.pt"),
+        "third draw": torch.load(folder / f"third draw {dist.get_rank()}.pt"),
+        "ledger": (folder / "ledger.jsonl").read_bytes(),
+    }
+
+
+SCENARIOS = (
+    trains_into_a_directory,
+    goes_on,
+    parts,
+    a_taken_directory,
+    checks_itself,
+    checks_itself_securely,
+    repeats,
+    leaves_for_one,
+)
+
+
+def result(name: str) -> list[Any]:
+    return spawned.run(SCENARIOS, 2)[name]
+
+
+def test_all_ranks_return_the_same_and_one_directory_is_written() -> None:
+    first, second = result("trains_into_a_directory")
+    assert torch.equal(first.pop("weights"), second.pop("weights"))
+    assert first == second
+    assert [entry["step"] for entry in first["metrics"]] == [3, 6, 8]
+    assert "checkpoint.safetensors" in first["files"]
+    assert "model.safetensors" in first["files"]
+
+
+def test_a_run_goes_on_bit_for_bit() -> None:
+    first, second = result("goes_on")
+    assert torch.equal(first["once"], first["twice"])
+    assert torch.equal(first["twice"], second["twice"])
+    assert first["epsilon"] == second["epsilon"]
+
+
+def test_parts_are_counted_together() -> None:
+    first, second = result("parts")
+    assert torch.equal(first["weights"], second["weights"])
+    assert first["records"] == second["records"] == RECORDS
+
+
+def test_a_directory_that_holds_a_run_is_refused_on_every_rank() -> None:
+    first, second = result("a_taken_directory")
+    assert isinstance(first, Raised)
+    assert isinstance(second, Raised)
+    assert first.kind == "CheckpointError"
+    assert second.kind == "ProcessFailed"
+    assert "already holds a run" in second.text
+
+
+def test_a_run_checks_itself_first() -> None:
+    assert torch.equal(*result("checks_itself"))
+    assert torch.equal(*result("checks_itself_securely"))
+
+
+def test_steps_that_were_charged_are_repeated_without_a_charge() -> None:
+    assert result("repeats") == [{"same": True, "charges": 5}] * 2
+
+
+def resumed_alone(tmp_path: Path, *, steps_on_ledger: int) -> tuple[hush.PrivateStep, list[str]]:
+    """One process goes on from the checkpoint of two; the ledger holds so many steps."""
+    left, _ = result("leaves_for_one")
+    lines = left["ledger"].splitlines(keepends=True)
+    kept = len(lines) - (5 - steps_on_ledger)
+    (tmp_path / "ledger.jsonl").write_bytes(b"".join(lines[:kept]))
+    step = step_of(ledger=tmp_path / "ledger.jsonl", generator=seeded(1))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step.load_state_dict(left["state"])
+    return step, [str(each.message) for each in caught]
+
+
+def test_one_process_goes_on_with_the_draws_of_two(tmp_path: Path) -> None:
+    step, caught = resumed_alone(tmp_path, steps_on_ledger=2)
+    assert not caught
+    drawn = next(step.batches(data_of())).indices
+    assert torch.equal(drawn, result("leaves_for_one")[0]["third draw"])
+
+
+def test_steps_charged_by_another_number_of_processes_are_paid_again(tmp_path: Path) -> None:
+    step, caught = resumed_alone(tmp_path, steps_on_ledger=5)
+    assert "steps were charged by 2 processes" in caught[0]
+    for batch in step.batches(data_of(), steps=3):
+        step(batch)
+    assert sum(step.ledger.counts.values()) == 8
+
+
+def test_a_charge_that_was_cut_short_is_not_taken_for_another_number_of_processes(
+    tmp_path: Path,
+) -> None:
+    """One digit of a release that two processes made: one process makes another, and pays for both."""
+    left, _ = result("leaves_for_one")
+    lines = left["ledger"].splitlines(keepends=True)
+    torn = lines[-3][: lines[-3].index(b'"release": "') + len(b'"release": "') + 1]
+    (tmp_path / "ledger.jsonl").write_bytes(b"".join([*lines[:-3], torn]))
+    step = step_of(ledger=tmp_path / "ledger.jsonl", generator=seeded(1))
+    with pytest.warns(hush.PrivacyWarning, match="charged by 2 processes"):
+        step.load_state_dict(left["state"])
+    for batch in step.batches(data_of(), steps=1):
+        step(batch)
+    assert sum(step.ledger.counts.values()) == 4

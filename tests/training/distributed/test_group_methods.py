@@ -1,0 +1,311 @@
+"""Every plan and method in four processes: sums as of one process, the same weights, or a refusal."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import hush
+from hush.audit.checks.noise import noise_scale, observe
+from hush.audit.checks.selective import fresh_test_batches, no_change_measured, noisy_verdicts
+from hush.training.data import Batch
+from hush.training.methods.adaptive import Adaptive, AdaptiveDescent
+from tests.training.distributed import spawned
+from tests.training.distributed.problems import (
+    RECORDS,
+    data_of,
+    model_of,
+    plan_of,
+    seeded,
+    step_of,
+    weights_of,
+)
+
+RANKS = 4
+OWNERS = [f"user {number % 11}" for number in range(RECORDS)]
+SIZE = weights_of(model_of()).numel()
+PLANS: dict[str, dict[str, Any]] = {
+    "laplace": {"clipping": hush.Lp(p=1.0, norm=1.0), "noise": hush.Laplace(multiplier=1.0)},
+    "full batch": {"sampling": hush.FullBatch()},
+    "box in blocks": {
+        "clipping": hush.Subspaces(ranks=(20, SIZE - 20), l2=(1.0, 0.5)),
+        "noise": hush.BlockGaussian(multipliers=(1.0, 2.0)),
+    },
+    "rectified": {"noise": hush.Rectified(scale=1.0, bound=3.0)},
+    "truncated": {"noise": hush.Truncated(scale=1.0, bound=3.0)},
+    "signs": {"noise": hush.StochasticSign(scale=1.0)},
+    "quantized": {"noise": hush.Quantized(scale=1.0, bound=3.0, levels=5)},
+    "coordinates": {"sampling": hush.Twice(rate=0.5, coordinate_rate=0.5)},
+}
+
+
+def trained(step: hush.PrivateStep, data: Any = None, steps: int = 3) -> Tensor:
+    for batch in step.batches(data_of() if data is None else data, steps=steps):
+        step(batch)
+    return weights_of(step.model)
+
+
+def plans(folder: Path) -> dict[str, Any]:
+    """Weights of a run under each plan, or the error."""
+    results = {}
+    for name, parts in PLANS.items():
+        step = step_of(plan=plan_of(**parts), generator=seeded())
+        results[name] = trained(step)
+    return results
+
+
+def blocks_have_their_noise(folder: Path) -> bool:
+    """Slices cut blocks of different multipliers."""
+    step = step_of(plan=plan_of(**PLANS["box in blocks"]), generator=seeded(4))
+    return noise_scale(observe(step, data_of(), 30)).passed
+
+
+def owners(folder: Path) -> dict[str, Any]:
+    step = step_of(records=None, units=OWNERS, per_unit=3, generator=seeded(5))
+    batch = next(step.batches(data_of()))
+    own = step.share(batch)
+    return {
+        "drawn": (batch.indices, batch.counts),
+        "share": (own.indices, own.counts),
+        "sum": step.clipped_sum(batch).clone(),
+    }
+
+
+def owners_train(folder: Path) -> Tensor:
+    return trained(step_of(records=None, units=OWNERS, per_unit=3))
+
+
+def owners_in_parts(folder: Path) -> None:
+    step_of(records=None, units=OWNERS, per_unit=3, shard=True)
+
+
+def views(folder: Path) -> Tensor:
+    return trained(step_of(views=_mirrored))
+
+
+def _mirrored(inputs: Tensor) -> Tensor:
+    return torch.stack([inputs, inputs.flip(-1)])
+
+
+def public_basis(folder: Path) -> Tensor:
+    clipping = hush.Subspaces(
+        ranks=(8, SIZE - 8), l2=(1.0, 1.0), bases=hush.Principal(groups=1, every=2)
+    )
+    noise = hush.BlockGaussian(multipliers=(1.0, 1.0))
+    return trained(
+        step_of(plan=plan_of(clipping=clipping, noise=noise), public=data_of(seed=9)), steps=5
+    )
+
+
+SELECTIVE = hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=0.0)
+
+
+def selective(folder: Path) -> dict[str, Any]:
+    step = step_of(plan=plan_of(release=SELECTIVE), generator=seeded(6))
+    moved = [step(batch) for batch in step.batches(data_of(), steps=10)]
+    return {"weights": weights_of(step.model), "moved": moved, "accepted": step.accepted}
+
+
+def selective_securely(folder: Path) -> dict[str, Any]:
+    step = step_of(plan=plan_of(release=SELECTIVE), secure=True)
+    moved = [step(batch) for batch in step.batches(data_of(), steps=4)]
+    return {"weights": weights_of(step.model), "moved": moved}
+
+
+def selective_checks(folder: Path) -> list[bool]:
+    step = step_of(plan=plan_of(release=SELECTIVE), generator=seeded(7))
+    data = data_of()
+    return [
+        fresh_test_batches(step, data).passed,
+        noisy_verdicts(step, 50).passed,
+        no_change_measured(step, data, 3).passed,
+    ]
+
+
+def rises(folder: Path) -> float:
+    """Rise of the loss over the whole data, as every rank measures it."""
+    step = step_of(plan=plan_of(release=SELECTIVE), generator=seeded(8))
+    step.batches(data_of())
+    assert step.trials is not None
+    whole = Batch(torch.arange(RECORDS), data_of(), 5)
+    tested = list(step.share(whole).physical_batches(None))
+    new = step.trials.losses(tested)
+    return float(step.trials.bounded_rise(new, torch.zeros_like(new)))
+
+
+def parts(folder: Path) -> dict[str, Any]:
+    """Parts of 25, 15, 0 and 0 records: the same sum as of all in one."""
+    inputs, targets = data_of()
+    cuts = [0, 25, 40, 40, 40]
+    own = slice(cuts[dist.get_rank()], cuts[dist.get_rank() + 1])
+    step = step_of(shard=True, generator=seeded(3))
+    next(step.batches((inputs[own], targets[own])))  # not used: it comes first of the next ones
+    batches = step.batches((inputs[own], targets[own]), steps=5)
+    batch = next(batches)
+    total = step.clipped_sum(batch).clone()
+    step(batch)
+    for batch_after in batches:
+        step(batch_after)
+    return {
+        "drawn": batch.indices,
+        "own": step.share(batch).indices + cuts[dist.get_rank()],
+        "sum": total,
+        "weights": weights_of(step.model),
+    }
+
+
+def the_same_part(folder: Path) -> None:
+    step_of(records=RANKS * RECORDS, shard=True).batches(data_of())
+
+
+def parts_of_another_number(folder: Path) -> None:
+    inputs, targets = data_of(seed=dist.get_rank())
+    step_of(records=RECORDS, shard=True).batches((inputs, targets))
+
+
+def noisy_means_elsewhere(folder: Path) -> None:
+    hush.NoisyMoments(norm=1.0, square_norm=1.0, multiplier=1.0)(torch.ones(9, 2, 4), hush.Ledger())
+
+
+def a_quantile_by_rank_0(folder: Path) -> dict[str, Any]:
+    """A release that rank 0 makes on the ledger of the step, between two steps."""
+    with hush.Ledger(folder / "ledger.jsonl" if dist.get_rank() == 0 else None) as ledger:
+        step = step_of(ledger=ledger)
+        batches = step.batches(data_of(), steps=2)
+        step(next(batches))
+        if dist.get_rank() == 0:
+            hush.NoisyQuantile(multiplier=5.0, low=0.1, high=10.0)(torch.rand(9, 1), 0.5, ledger)
+        step(next(batches))
+        return {"charges": sum(ledger.counts.values()), "epsilon": step.spent(1e-3).epsilon.upper}
+
+
+def adaptive_descent(folder: Path) -> None:
+    AdaptiveDescent(
+        model_of(),
+        nn.CrossEntropyLoss(reduction="none"),
+        data_of(),
+        hush.Budget(epsilon=3.0, delta=1e-3),
+        Adaptive(clip=0.1),
+    )
+
+
+SCENARIOS = (
+    plans,
+    blocks_have_their_noise,
+    owners,
+    owners_train,
+    owners_in_parts,
+    views,
+    public_basis,
+    selective,
+    selective_securely,
+    selective_checks,
+    rises,
+    parts,
+    the_same_part,
+    parts_of_another_number,
+    noisy_means_elsewhere,
+    a_quantile_by_rank_0,
+    adaptive_descent,
+)
+
+
+def result(name: str) -> list[Any]:
+    return spawned.run(SCENARIOS, RANKS)[name]
+
+
+def same(values: list[Any]) -> bool:
+    return all(torch.equal(values[0], value) for value in values[1:])
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plan_gives_every_rank_the_same_weights(name: str) -> None:
+    assert same([each[name] for each in result("plans")])
+
+
+def test_slices_of_blocks_have_their_blocks_noise() -> None:
+    assert result("blocks_have_their_noise") == [True] * RANKS
+
+
+def test_no_owner_is_split_between_ranks() -> None:
+    ranks = result("owners")
+    drawn, counts = ranks[0]["drawn"]
+    assert torch.equal(torch.cat([each["share"][0] for each in ranks]), drawn)
+    assert torch.equal(torch.cat([each["share"][1] for each in ranks]), counts)
+    assert all(int(each["share"][1].sum()) == len(each["share"][0]) for each in ranks)
+    one = step_of(records=None, units=OWNERS, per_unit=3, processes=False)
+    one.batches(data_of())
+    batch = Batch(drawn, data_of(), 5, counts=counts)
+    torch.testing.assert_close(ranks[0]["sum"], one.clipped_sum(batch), rtol=1e-6, atol=1e-7)
+    assert same(result("owners_train"))
+
+
+def test_owners_in_parts_are_refused() -> None:
+    for raised in result("owners_in_parts"):
+        assert raised.kind == "Unsupported"
+        assert "an owner with records on two ranks" in raised.text
+
+
+def test_views_and_public_bases_give_every_rank_the_same_weights() -> None:
+    assert same(result("views"))
+    assert same(result("public_basis"))
+
+
+def test_a_verdict_is_one_for_all_ranks() -> None:
+    for name in ("selective", "selective_securely"):
+        ranks = result(name)
+        assert same([each["weights"] for each in ranks])
+        assert all(each["moved"] == ranks[0]["moved"] for each in ranks)
+    assert 0 < result("selective")[0]["accepted"] < 10
+
+
+def test_the_test_of_a_proposal_is_that_of_one_process() -> None:
+    assert result("selective_checks") == [[True] * 3] * RANKS
+    step = step_of(plan=plan_of(release=SELECTIVE), processes=False)
+    step.batches(data_of())
+    assert step.trials is not None
+    new = step.trials.losses(list(Batch(torch.arange(RECORDS), data_of(), 5)))
+    one = float(step.trials.bounded_rise(new, torch.zeros_like(new)))
+    assert result("rises") == pytest.approx([one] * RANKS, rel=1e-9)
+
+
+def test_parts_are_drawn_and_summed_as_one_data_set() -> None:
+    ranks = result("parts")
+    assert same([each["weights"] for each in ranks])
+    drawn = ranks[0]["drawn"]
+    assert torch.equal(torch.cat([each["own"] for each in ranks]), drawn)
+    one = step_of(processes=False)
+    one.batches(data_of())
+    total = one.clipped_sum(Batch(drawn, data_of(), 5))
+    torch.testing.assert_close(ranks[0]["sum"], total, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("the_same_part", "ranks 0 and 1 hold the same 40 records"),
+        ("parts_of_another_number", "the data has 160 records"),
+    ],
+)
+def test_parts_that_cannot_be_are_refused_on_every_rank(name: str, words: str) -> None:
+    for raised in result(name):
+        assert raised.kind == "DataError"
+        assert words in raised.text
+
+
+@pytest.mark.parametrize("name", ["noisy_means_elsewhere", "adaptive_descent"])
+def test_what_one_process_releases_is_released_by_rank_0_alone(name: str) -> None:
+    first, *others = result(name)
+    assert first is None
+    for raised in others:
+        assert raised.kind == "Unsupported"
+        assert "Call it on rank 0 alone" in raised.text
+
+
+def test_a_release_of_rank_0_is_on_every_copy_of_the_ledger() -> None:
+    ranks = result("a_quantile_by_rank_0")
+    assert ranks == [ranks[0]] * RANKS
+    assert ranks[0]["charges"] == 3
