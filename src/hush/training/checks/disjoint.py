@@ -51,8 +51,8 @@ def check_public(public: Data, private: Data) -> None:
     for ours in _holding(public):
         if any(ours is theirs for theirs in _holding(private)):
             raise DataError(f"the public data is the private data itself: {_REASON}")
-    public_names = set(_names(public))
-    if any(name in public_names for name in _names(private)):
+    public_names = set(input_names(public, torch.arange(count(public))))
+    if any(name in public_names for name in input_names(private, torch.arange(count(private)))):
         raise DataError(f"private records have the same inputs as public ones: {_REASON}")
 
 
@@ -71,9 +71,9 @@ def _holding(data: Data) -> Iterator[Any]:
         yield from tree_leaves(holder[0])
 
 
-def _names(data: Data) -> Iterator[bytes]:
-    """A name for each record's input; equal inputs have equal names."""
-    for indices in torch.arange(count(data)).split(_AT_ONCE):
+def input_names(data: Data, slots: Tensor) -> Iterator[bytes]:
+    """A name for the input in each of these slots; equal inputs have equal names."""
+    for indices in slots.split(_AT_ONCE):
         parts = [_plain(part) for part in tree_leaves(take(data, indices)[0])]
         for row in range(len(indices)):
             name = hashlib.blake2b(digest_size=16)

@@ -11,6 +11,7 @@ from torch import Tensor
 from hush.core.errors import CheckpointError
 from hush.gradients.tree import tree_leaves
 from hush.training.data import Data, describe_record, pair_of
+from hush.training.distributed.shares import held_slots
 
 _FIRST = 8
 """Records that tell one data set from another."""
@@ -38,7 +39,7 @@ def origin_of(
     seed = None if generator is None else str(generator.initial_seed()).encode()
     return {
         "salt": key,
-        "record": describe_record(data),
+        "record": describe_record(data) if held_slots(data) else None,  # a rank may hold none
         "first": _digest(key, b"".join(map(_bytes, rows))) if rows else None,
         "seed": None if seed is None else _digest(key, seed),
     }
@@ -64,10 +65,10 @@ def check_same_origin(
             "another run under the same charges. Start a new run in a new directory."
         )
     current = origin_of(data, generator, secure=secure, salt=stored["salt"])
-    if stored.get("record") != current["record"]:
+    kinds = stored.get("record"), current["record"]
+    if None not in kinds and kinds[0] != kinds[1]:
         raise CheckpointError(
-            f"the checkpoint is of a run on records of {stored.get('record')} and these are "
-            f"{current['record']}: {_OTHER}"
+            f"the checkpoint is of a run on records of {kinds[0]} and these are {kinds[1]}: {_OTHER}"
         )
     if None not in (stored.get("first"), current["first"]) and stored["first"] != current["first"]:
         raise CheckpointError(

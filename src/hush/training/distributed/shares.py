@@ -7,17 +7,11 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import DataError, InvalidValue, Unsupported, short_repr
-from hush.core.randomness import Stream
-from hush.gradients.tree import tree_leaves
-from hush.training.data import Batch, Data, count, describe_record, held_slots, pair_of, take
+from hush.training.data import Batch, Data, count, describe_record, held_slots
 from hush.training.distributed.group import Processes
+from hush.training.distributed.same_records import check_apart, data_digest, record_names
 from hush.training.private_gradient import fingerprint
 from hush.training.units import Units
-
-_COMPARED = 256
-"""Records, spread over the data, that tell whether two ranks have the same data in the same order."""
-_COMPARED_ITEMS = 8
-"""As many of a data set that has to be asked for each of them."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +39,15 @@ def place(data: Data, present: Tensor | None, processes: Processes, *, shard: bo
         DataError: On every rank, where data that should be the same differs, or parts do not.
     """
     held = held_slots(data) if shard else count(data)
-    seen = (describe_record(data), _digest(data, held)) if held else (None, None)
+    seen = (describe_record(data), data_digest(data, held)) if held else (None, None)
     filled = None if present is None else fingerprint([present])
-    described = processes.gather("comparing the data", (held, *seen, filled))
+    names = record_names(data, held) if shard and held else None
+    gathered = processes.gather("comparing the data", ((held, *seen, filled), names))
+    described = [facts for facts, _ in gathered]
     if shard:
-        return _placed_parts(described, processes.rank)
+        placement = _placed_parts(described, processes.rank)
+        check_apart([named for _, named in gathered])
+        return placement
     for rank, other in enumerate(described):
         for what, ours, theirs in zip(_SAME, described[0], other, strict=True):
             if ours != theirs:
@@ -74,7 +72,7 @@ def _placed_parts(described: list[tuple[Any, ...]], rank: int) -> Placement:
     """Where a rank's part lies, parts one after another in the order of ranks."""
     filled = [(other, each) for other, each in enumerate(described) if each[0]]
     if not filled:
-        raise DataError("no rank has a record: there is nothing to learn from. Pass at least one.")
+        raise DataError(_NO_RECORD)
     for number, (other, each) in enumerate(filled):
         first, begun = filled[0]
         if each[1] != begun[1]:
@@ -121,21 +119,12 @@ def all_slots(data: Data, processes: Processes, *, shard: bool) -> int:
     """Number of slots of all ranks, before a step is made: of the parts together, or of one."""
     held = held_slots(data) if shard else count(data)
     said: list[int] = processes.exchange("the number of records", held)
+    if not any(said):
+        raise DataError(_NO_RECORD)
     return sum(said) if shard else held
 
 
-def _digest(data: Data, slots: int) -> str | None:
-    """Fingerprint of some records, spread over the slots; None if they come out different each time."""
-    number = _COMPARED if pair_of(data) is not None else _COMPARED_ITEMS
-    chosen = torch.linspace(0, slots - 1, min(slots, number)).long()
-
-    def read() -> str:
-        # a data set that draws gives the same records under the same randomness, on every rank
-        values = take(data, chosen, Stream(torch.device("cpu"), bytes(32)))
-        return fingerprint([part for part in tree_leaves(values) if part.layout == torch.strided])
-
-    first = read()
-    return first if pair_of(data) is not None or read() == first else None
+_NO_RECORD = "no rank has a record: there is nothing to learn from. Pass at least one."
 
 
 def share_of(batch: Batch, placement: Placement, processes: Processes, *, shard: bool) -> Batch:

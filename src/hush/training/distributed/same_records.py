@@ -1,0 +1,106 @@
+"""Whether ranks hold the same records: all of them in one order, or none in common."""
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Subset
+
+from hush.core.errors import DataError
+from hush.core.randomness import Stream
+from hush.gradients.tree import tree_leaves
+from hush.training.checks.disjoint import input_names
+from hush.training.data import Data, count, pair_of, take
+from hush.training.private_gradient import fingerprint
+
+_SPREAD = 256
+"""Records, spread over the data, that tell whether two ranks have the same data in the same order."""
+_SPREAD_ITEMS = 8
+"""As many of a data set that has to be asked for each of them."""
+_NAMED = 2**17
+"""Records of each rank's part that are named, spread over it; more take seconds."""
+_CHANCE = 8
+"""Equal records on two ranks for each within one of them, beyond which chance is no explanation.
+
+Of a data set that was cut at random, as many equal pairs fall on two given ranks as within the two.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Names:
+    """Names of the records of one rank's part; equal records have equal names."""
+
+    names: npt.NDArray[np.int64]
+    cut_from: str | None = None
+    """Fingerprint of the data set that names are numbers in; None: they are hashes of inputs, which
+    different people's records may share."""
+
+
+def data_digest(data: Data, slots: int) -> str | None:
+    """Fingerprint of some records, spread over the slots; None if they come out different each time."""
+    number = _SPREAD if pair_of(data) is not None else _SPREAD_ITEMS
+    chosen = torch.linspace(0, slots - 1, min(slots, number)).long()
+
+    def read() -> str:
+        # a data set that draws gives the same records under the same randomness, on every rank
+        values = take(data, chosen, Stream(torch.device("cpu"), bytes(32)))
+        return fingerprint([part for part in tree_leaves(values) if part.layout == torch.strided])
+
+    first = read()
+    return first if pair_of(data) is not None or read() == first else None
+
+
+def record_names(data: Data, held: int) -> Names | None:
+    """Names of a part's records: numbers in the data set that it was cut from, or hashes of inputs.
+
+    Args:
+        data: part of one rank.
+        held: slots of it, one or more.
+
+    Returns:
+        None where every record would have to be read, which may take as long as an epoch.
+    """
+    if isinstance(data, Subset):
+        base, indices = _uncut(data)
+        digest = data_digest(base, count(base))
+        return None if digest is None else Names(np.asarray(indices, np.int64), digest)
+    if pair_of(data) is None:
+        return None
+    slots = torch.linspace(0, held - 1, min(held, _NAMED), dtype=torch.float64).long()
+    return Names(np.frombuffer(b"".join(name[:8] for name in input_names(data, slots)), np.int64))
+
+
+def _uncut(data: Subset[Any]) -> tuple[Any, list[int]]:
+    """The data set that a subset was cut from, through other subsets, and its records' numbers there."""
+    base: Any = data.dataset
+    indices = list(data.indices)
+    while isinstance(base, Subset):
+        base, indices = base.dataset, [base.indices[index] for index in indices]
+    return base, indices
+
+
+def check_apart(parts: list[Names | None]) -> None:
+    """Raise if two ranks hold records in common, as far as that can be told.
+
+    Whether this raises depends on the private records. It is a guard against a mistake, to stop a run
+    before anything is released, and not part of what is released.
+
+    Args:
+        parts: of each rank.
+    """
+    for (first, ours), (second, theirs) in combinations(enumerate(parts), 2):
+        if ours is None or theirs is None or ours.cut_from != theirs.cut_from:
+            continue
+        common = len(np.intersect1d(ours.names, theirs.names))
+        repeated = sum(len(part.names) - len(np.unique(part.names)) for part in (ours, theirs))
+        if common > (_CHANCE * max(1, repeated) if ours.cut_from is None else 0):
+            raise DataError(
+                f"ranks {first} and {second} hold the same records, and shard=True says that each rank "
+                "has its own: a record that several ranks hold would be drawn and counted several "
+                "times, and cost more than is charged. Cut the data once, in one order and without "
+                "repeating records to make parts equal (as DistributedSampler does), e.g. "
+                "data[rank::ranks]; or leave shard out where every rank can read all records."
+            )

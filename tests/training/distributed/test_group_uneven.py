@@ -1,0 +1,296 @@
+"""Shares and parts of unequal size, or empty, and records in another order on each rank."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import Dataset, DistributedSampler, Subset, TensorDataset
+
+import hush
+from hush.training.data import Batch
+from tests.training.distributed import spawned
+from tests.training.distributed.problems import (
+    RECORDS,
+    data_of,
+    model_of,
+    plan_of,
+    seeded,
+    step_of,
+    weights_of,
+)
+from tests.training.distributed.spawned import Raised
+
+DRAWN = (0, 1, 2, 5, 11, RECORDS)
+"""Slots of a batch, for two ranks and physical batches of 5: none, one rank's alone, uneven, all."""
+SELECTIVE = hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=0.0)
+
+
+class Listed(Dataset[tuple[Tensor, Tensor]]):
+    """Records that are read one by one, in an order of their own."""
+
+    def __init__(self, order: list[int]) -> None:
+        self.order = order
+        self.inputs, self.targets = data_of()
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[self.order[index]], self.targets[self.order[index]]
+
+
+def drawn_by_hand(step: hush.PrivateStep, data: Any, sizes: tuple[int, ...]) -> list[Tensor]:
+    """Updates of steps whose batches are the last slots of the data, so many of them."""
+    wanted = iter(sizes)
+
+    def draw(like: Batch, sampling: Any = None) -> Batch:
+        return replace(like, indices=torch.arange(RECORDS - next(wanted), RECORDS))
+
+    step.draw = draw  # type: ignore[method-assign]
+    updates = []
+    for batch in step.batches(data, steps=len(sizes)):
+        step(batch)
+        assert step.update is not None
+        updates.append(step.update.clone())
+    return updates
+
+
+def sums_of(step: hush.PrivateStep, data: Any) -> list[Tensor]:
+    step.batches(data)
+    empty = Batch(torch.arange(0), data, 5)
+    return [
+        step.clipped_sum(replace(empty, indices=torch.arange(RECORDS - size, RECORDS))).clone()
+        for size in DRAWN
+    ]
+
+
+def part_of(*cuts: int) -> tuple[Tensor, Tensor]:
+    """This rank's part of the data, between two cuts."""
+    inputs, targets = data_of()
+    own = slice(*(0, *cuts, RECORDS)[dist.get_rank() : dist.get_rank() + 2])
+    return inputs[own], targets[own]
+
+
+def shares(folder: Path) -> dict[str, Any]:
+    step = step_of(generator=seeded())
+    sums = sums_of(step, data_of())
+    updates = drawn_by_hand(step_of(generator=seeded()), data_of(), DRAWN)
+    return {"sums": sums, "updates": updates}
+
+
+def parts(folder: Path) -> dict[str, Any]:
+    """39 records and 1: batches of the last slots are of rank 1 alone, and then nearly all of rank 0."""
+    data = part_of(39)
+    updates = drawn_by_hand(step_of(shard=True, generator=seeded()), data, DRAWN)
+    return {"sums": sums_of(step_of(shard=True, generator=seeded()), data), "updates": updates}
+
+
+def trained_in_parts(folder: Path, *cuts: int, **options: Any) -> dict[str, Any]:
+    """A run, and the same run after a restart."""
+    results = []
+    for resume in (False, True):
+        model = model_of()
+        run = hush.train(
+            model,
+            nn.CrossEntropyLoss(),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            options.get("plan") or plan_of(),
+            options["data"] if "data" in options else part_of(*cuts),
+            budget=hush.Budget(epsilon=100.0, delta=1e-3),
+            steps=5 if resume else 3,
+            directory=folder / "run",
+            resume=resume,
+            evaluate_every=2,
+            generator=seeded(),
+            physical_batch=5,
+            shard=True,
+        )
+        results.append((weights_of(model), run.guarantee.records))
+    return {"weights": results[-1][0], "records": results[-1][1]}
+
+
+def nothing_on_rank_0(folder: Path) -> dict[str, Any]:
+    return trained_in_parts(folder, 0)
+
+
+def nothing_on_rank_1(folder: Path) -> dict[str, Any]:
+    return trained_in_parts(folder, RECORDS)
+
+
+def no_verdict_of_rank_1(folder: Path) -> dict[str, Any]:
+    return trained_in_parts(folder, RECORDS, plan=plan_of(release=SELECTIVE))
+
+
+def no_items_on_rank_0(folder: Path) -> dict[str, Any]:
+    own = [] if dist.get_rank() == 0 else list(range(RECORDS))
+    return trained_in_parts(folder, data=Listed(own))
+
+
+def nothing_anywhere(folder: Path) -> None:
+    inputs, targets = data_of()
+    step_of(shard=True).batches((inputs[:0], targets[:0]))
+
+
+def nothing_anywhere_trained(folder: Path) -> None:
+    trained_in_parts(folder, data=tuple(part[:0] for part in data_of()))
+
+
+def nothing_to_read(folder: Path) -> None:
+    """Every rank should read all, and one has nothing."""
+    inputs, targets = data_of()
+    own = slice(0, RECORDS if dist.get_rank() == 0 else 0)
+    step_of().batches((inputs[own], targets[own]))
+
+
+def order() -> Tensor:
+    """A shuffle of the records, seeded by the rank."""
+    return torch.randperm(RECORDS, generator=seeded(dist.get_rank()))
+
+
+def items_in_another_order(folder: Path) -> None:
+    step_of().batches(Listed(order().tolist()))
+
+
+def subset_in_another_order(folder: Path) -> None:
+    step_of().batches(Subset(TensorDataset(*data_of()), order().tolist()))
+
+
+def trained_in_another_order(folder: Path) -> None:
+    inputs, targets = data_of()
+    model = model_of()
+    hush.train(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        plan_of(),
+        (inputs[order()], targets[order()]),
+        budget=hush.Budget(epsilon=100.0, delta=1e-3),
+        steps=2,
+        directory=folder / "run",
+    )
+
+
+def cut(order: Tensor, records: int = RECORDS) -> list[int]:
+    """This rank's half of the records in some order."""
+    half = slice(0, records // 2) if dist.get_rank() == 0 else slice(records // 2, records)
+    return order[half].tolist()
+
+
+def halves_of_two_orders(folder: Path) -> None:
+    """Each rank shuffles with a seed of its own, and takes its half: about ten records are in both."""
+    inputs, targets = data_of()
+    step_of(shard=True).batches((inputs[cut(order())], targets[cut(order())]))
+
+
+def subsets_of_two_orders(folder: Path) -> None:
+    subset = Subset(TensorDataset(*data_of()), list(range(RECORDS)))
+    step_of(shard=True).batches(Subset(subset, cut(order())))
+
+
+def evened_out(folder: Path) -> None:
+    """39 records on two ranks, as torch's sampler hands them out: 20 each, and one of them twice."""
+    whole = TensorDataset(*data_of(records=39))
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        whole, num_replicas=2, rank=dist.get_rank(), shuffle=False
+    )
+    step_of(shard=True).batches(Subset(whole, list(sampler)))
+
+
+def halves_of_one_order(folder: Path) -> None:
+    whole = TensorDataset(*data_of())
+    step_of(shard=True).batches(Subset(whole, cut(torch.randperm(RECORDS, generator=seeded()))))
+
+
+def halves_of_two_data_sets(folder: Path) -> None:
+    """The same numbers, of other records."""
+    own = TensorDataset(*data_of(seed=dist.get_rank()))
+    step_of(shard=True).batches(Subset(own, list(range(RECORDS // 2))))
+
+
+def equal_by_chance(folder: Path) -> None:
+    """Every record is there twice, somewhere."""
+    inputs, targets = (torch.cat([part, part]) for part in data_of())
+    own = cut(torch.randperm(2 * RECORDS, generator=seeded()), 2 * RECORDS)
+    step_of(records=2 * RECORDS, shard=True).batches((inputs[own], targets[own]))
+
+
+SCENARIOS = (
+    halves_of_two_orders,
+    subsets_of_two_orders,
+    evened_out,
+    halves_of_one_order,
+    halves_of_two_data_sets,
+    equal_by_chance,
+    shares,
+    parts,
+    nothing_on_rank_0,
+    nothing_on_rank_1,
+    no_verdict_of_rank_1,
+    no_items_on_rank_0,
+    nothing_anywhere,
+    nothing_anywhere_trained,
+    nothing_to_read,
+    items_in_another_order,
+    subset_in_another_order,
+    trained_in_another_order,
+)
+
+
+def result(name: str) -> list[Any]:
+    return spawned.run(SCENARIOS, 2)[name]
+
+
+@pytest.mark.parametrize("name", ["shares", "parts"])
+def test_unequal_and_empty_shares_make_the_sum_of_one_process(name: str) -> None:
+    first, second = result(name)
+    one = sums_of(step_of(generator=seeded()), data_of())
+    for ours, theirs, whole in zip(first["sums"], second["sums"], one, strict=True):
+        assert torch.equal(ours, theirs)
+        torch.testing.assert_close(ours, whole, rtol=1e-6, atol=1e-7)
+    for ours, theirs in zip(first["updates"], second["updates"], strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nothing_on_rank_0",
+        "nothing_on_rank_1",
+        "no_verdict_of_rank_1",
+        "no_items_on_rank_0",
+    ],
+)
+def test_a_rank_without_records_adds_its_noise_and_moves_with_the_others(name: str) -> None:
+    first, second = result(name)
+    assert torch.equal(first["weights"], second["weights"])
+    assert first["records"] == second["records"] == RECORDS
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nothing_anywhere", "no rank has a record"),
+        ("nothing_anywhere_trained", "no rank has a record"),
+        ("nothing_to_read", "the data has no records"),
+        ("items_in_another_order", "which record is in which slot"),
+        ("subset_in_another_order", "which record is in which slot"),
+        ("trained_in_another_order", "which record is in which slot"),
+        ("halves_of_two_orders", "ranks 0 and 1 hold the same records"),
+        ("subsets_of_two_orders", "ranks 0 and 1 hold the same records"),
+        ("evened_out", "without repeating records to make parts equal"),
+    ],
+)
+def test_data_that_cannot_be_trained_on_is_refused_on_every_rank(name: str, words: str) -> None:
+    for raised in result(name):
+        assert isinstance(raised, Raised), raised
+        assert raised.kind in ("DataError", "ProcessFailed")
+        assert words in raised.text
+
+
+@pytest.mark.parametrize("name", ["halves_of_one_order", "halves_of_two_data_sets", "equal_by_chance"])
+def test_parts_without_a_record_in_common_are_taken(name: str) -> None:
+    assert result(name) == [None, None]
