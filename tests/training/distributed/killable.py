@@ -30,7 +30,7 @@ PLACES = ("draw", "gradients", "reduction", "noise", "charge", "written", "charg
 """Places of a step, in order; "written" is where the charge is on the disk of rank 0."""
 EVERY = 4
 """Steps between two checkpoints."""
-# imported once, and every rank is a fork of the process that did (by torch, late)
+# imported once, and every rank is a fork of the process that did; torch imports the last one late
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload([__name__, "cryptography.hazmat.primitives.ciphers", "torch._dynamo"])
 
