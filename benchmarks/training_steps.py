@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import hush
 from hush.core.guarantee import Arithmetic
 from hush.core.parts import Clipping, Sampling
+from hush.training.distributed.group import Group
 
 LEARNING_RATE = 0.01
 EVERYONE = hush.FullBatch()
@@ -77,6 +78,7 @@ def private(
     sampling: Sampling = EVERYONE,
     clipping: Clipping | None = None,
     arithmetic: Arithmetic = "proved",
+    processes: Group = False,
 ) -> Step:
     """A step as a user of hush takes it, charge and all; autocast is around the whole of it."""
     plan = hush.Plan(
@@ -93,6 +95,7 @@ def private(
         physical_batch=task.physical,
         replay=replay,
         arithmetic=arithmetic,
+        processes=processes,
     )
     with task.autocast():
         batches = private_step.batches((task.inputs, task.targets))
