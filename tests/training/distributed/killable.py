@@ -26,15 +26,14 @@ from hush.training import step as step_module
 from hush.training.distributed.group import Processes
 from hush.training.private_gradient import fingerprint
 from hush.training.step import PrivateStep
+from tests.training.distributed import spawned as spawned  # decides what forks begin with
 from tests.training.distributed.problems import data_of, model_of, plan_of, seeded
 
 PLACES = ("draw", "gradients", "reduction", "noise", "charge", "written", "charged", "applied")
 """Places of a step, in order; "written" is where the charge is on the disk of rank 0."""
 EVERY = 4
 """Steps between two checkpoints."""
-# imported once, and every rank is a fork of the process that did; torch imports the last one late
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload([__name__, "cryptography.hazmat.primitives.ciphers", "torch._dynamo"])
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,18 @@ Scenario = Callable[[Path], Any]
 """A function of an empty folder, which all ranks share, run by each of them at the same time."""
 
 
+# forked from a process that has imported these and done nothing: importing takes the longest, and an
+# optimizer imports the last
+multiprocessing.set_forkserver_preload(
+    [
+        "hush.audit",
+        "hush.training.loop",
+        "cryptography.hazmat.primitives.ciphers",
+        "torch.distributed",
+        "torch._dynamo",
+    ]
+)
+
 shared_folder: Path | None = None
 """Where the workers of one test run keep results for each other; None: there is one worker."""
 
@@ -65,8 +77,6 @@ def start(scenarios: tuple[Scenario, ...], ranks: int, folder: str, timeout: flo
 
     They work in folders of the scenarios' names. A process that dies leaves the others to themselves.
     """
-    # forked from a process that has imported these and done nothing: importing takes the longest
-    multiprocessing.set_forkserver_preload(["hush.audit", "hush.training.loop", "torch.distributed"])
     context = start_processes(
         _worker,
         (scenarios, ranks, folder, timeout),

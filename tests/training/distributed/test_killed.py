@@ -161,7 +161,8 @@ def test_a_program_ends_where_another_rank_hangs(tmp_path: Path) -> None:
         "work(pickle.loads(bytes.fromhex(sys.argv[1])), int(sys.argv[2]))"
     )
     command = [sys.executable, "-c", code, pickle.dumps(job).hex()]
-    ranks = [subprocess.Popen([*command, str(rank)]) for rank in range(2)]
+    root = Path(__file__).parents[3]
+    ranks = [subprocess.Popen([*command, str(rank)], cwd=root) for rank in range(2)]
     try:
         assert ranks[0].wait(60) == 1
         check_hung(job, 0)
