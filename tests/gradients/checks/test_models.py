@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,6 +154,21 @@ def test_optimizers_for_other_gradients_are_refused() -> None:
         check_optimizer(torch.optim.SparseAdam(model.parameters()), model)
     with pytest.raises(Unsupported, match="differentiable=True"):
         check_optimizer(torch.optim.SGD(model.parameters(), lr=0.1, differentiable=True), model)
+
+
+@pytest.mark.parametrize("where", ["accelerate", "lightning"])
+def test_an_optimizer_whose_steps_go_through_a_gradient_scaler_is_refused(where: str) -> None:
+    """It would divide the private gradient by a factor that nothing was multiplied by."""
+    model = nn.Linear(4, 4)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    keeper = SimpleNamespace() if where == "lightning" else optimizer
+    if where == "lightning":
+        optimizer._strategy = SimpleNamespace(precision_plugin=keeper)
+    keeper.scaler = None
+    check_optimizer(optimizer, model)
+    keeper.scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(Unsupported, match=r"with a gradient scaler.*bf16"):
+        check_optimizer(optimizer, model)
 
 
 def test_models_that_average_over_processes_or_devices_are_refused() -> None:

@@ -159,6 +159,13 @@ def check_optimizer(optimizer: torch.optim.Optimizer, tree: ModuleTree) -> None:
             "the optimizer has differentiable=True: its steps would be recorded for a gradient through "
             "them, which would be one of the records without noise. Leave it out."
         )
+    if _has_scaler(optimizer):
+        raise Unsupported(
+            f"the optimizer is {with_article(type(optimizer).__name__)} with a gradient scaler, which "
+            "divides what it is given by the factor that it multiplied a loss by: it multiplied none "
+            "here, and the private gradient would be thousands of times too small. Use mixed precision "
+            "with bfloat16 (bf16), which needs no scaler, or pass the optimizer that was wrapped."
+        )
     names = {id(parameter): name for name, parameter in tree.trainable().items()}
     optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     # An optimizer skips what has no gradient, so frozen parameters do no harm while they have none.
@@ -180,6 +187,12 @@ def check_optimizer(optimizer: torch.optim.Optimizer, tree: ModuleTree) -> None:
             f"the optimizer does not hold {', '.join(missing[:3])}: such parameters would use up the "
             "clipping norm and never move. Give them to it, or freeze them with requires_grad_(False)."
         )
+
+
+def _has_scaler(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether steps of an optimizer that Accelerate or Lightning has wrapped go through a GradScaler."""
+    plugin = getattr(getattr(optimizer, "_strategy", None), "precision_plugin", None)
+    return any(getattr(owner, "scaler", None) is not None for owner in (optimizer, plugin))
 
 
 def per_sample_loss(loss: Any) -> Loss:

@@ -1,6 +1,7 @@
 """The process group of a private step: rank, messages between ranks, sums, and how a failure is told."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache
@@ -236,6 +237,7 @@ def process_group(processes: Group) -> Processes | None:
         return processes
     if not dist.is_available() or not dist.is_initialized():
         if processes is None:
+            _check_launched_alone()
             return None
         raise InvalidValue(
             f"processes={short_repr(processes)} and torch.distributed is not initialised: there are no "
@@ -252,6 +254,19 @@ def process_group(processes: Group) -> Processes | None:
             key="processes",
         )
     return Processes(group) if dist.get_world_size(group) > 1 else None
+
+
+def _check_launched_alone() -> None:
+    """Raise in one of several processes of a launcher that have not met: each would train by itself."""
+    launched = os.environ.get("WORLD_SIZE", "1")
+    if "RANK" in os.environ and launched.isdecimal() and int(launched) > 1:
+        raise Unsupported(
+            f"WORLD_SIZE={launched}: a launcher started {launched} processes, and torch.distributed is "
+            "not initialised, so that each would train a model of its own on the same records, charged "
+            "as if it were the only one. Call torch.distributed.init_process_group() before making the "
+            "step (accelerate.Accelerator() does), or pass processes=False for runs that have nothing "
+            "to do with each other."
+        )
 
 
 def check_first_rank(what: str) -> None:
