@@ -15,7 +15,12 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted(path for path in (ROOT / "docs").glob("*.md"))]
 MANUAL = [*PAGES, ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"]
-HOW_TO = (*("command-line", "who-is-protected", "plans", "own-loop", "pate", "statistics", "selective"),)
+HOW_TO = (
+    *("command-line", "who-is-protected", "plans", "own-loop", "distributed", "pate", "statistics"),
+    "selective",
+)
+OF_SCRIPTS = "distributed"
+"""Page whose blocks are scripts for several processes: tests/training/distributed/test_launchers.py."""
 
 
 def blocks(page: Path, language: str = "python") -> list[str]:
@@ -31,7 +36,9 @@ def test_the_lines_of_the_readme_run(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(
-    "page", [each for each in PAGES[1:] if blocks(each)], ids=lambda page: page.stem
+    "page",
+    [each for each in PAGES[1:] if blocks(each) and each.stem != OF_SCRIPTS],
+    ids=lambda page: page.stem,
 )
 def test_the_code_of_a_page_runs_from_top_to_bottom(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
