@@ -29,9 +29,13 @@ LEDGERS = {
     "lightning_train.py": "ledger.jsonl",
 }
 PRELOADED = ["hush.training.step", "hush.data", "accelerate", "lightning.pytorch"]
-PREPARED = """
-import sys, torch
+WRAPPED = """
+import torch
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from hush.core.errors import Unsupported
 from tests.training.distributed.problems import data_of, model_of, seeded, step_of, weights_of
 
@@ -55,6 +59,17 @@ except Unsupported as error:
     print(error)
 assert torch.equal(plain, trained(accelerator.unwrap_model(prepared), optimizer))
 print("the same weights")
+scaler = torch.amp.GradScaler("cpu")
+strategy = SingleDeviceStrategy("cpu", precision_plugin=MixedPrecision("16-mixed", "cpu", scaler))
+plain = torch.optim.SGD(model.parameters(), lr=0.1)
+for wrapped in (
+    AcceleratedOptimizer(plain, scaler=scaler),
+    LightningOptimizer._to_lightning_optimizer(plain, strategy),
+):
+    try:
+        step_of(model, optimizer=wrapped)
+    except Unsupported as error:
+        print(error)
 accelerator.end_training()
 """
 
@@ -119,9 +134,11 @@ def test_a_script_of_the_page_is_one_run_of_two_processes(tmp_path: Path) -> Non
         assert CHARGE in first, script
         assert "epsilon" not in second, script
         assert steps_charged(folder, script) == 20, script
-    for printed in run(tmp_path, "prepared.py", PREPARED):
+    for printed in run(tmp_path, "wrapped.py", WRAPPED):
         assert "is wrapped in DistributedDataParallel" in printed
         assert "the same weights" in printed
+        assert "is an AcceleratedOptimizer with a gradient scaler" in printed
+        assert "is a LightningSGD with a gradient scaler" in printed
 
 
 @pytest.mark.slow
