@@ -1,11 +1,8 @@
 """The scripts of docs/distributed.md, each run by two gloo processes."""
 
-import multiprocessing
 import os
 import re
-import runpy
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +12,11 @@ import pytest
 import hush
 from hush.core.errors import Unsupported
 from hush.training.distributed.group import process_group
+from tests.training.distributed import launched
 from tests.training.distributed.problems import step_of
 
-PAGE = Path(__file__).parents[3] / "docs" / "distributed.md"
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "distributed.md"
 _BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
 SCRIPTS = {text.split()[1]: text for text in _BLOCKS}
 """Text of each script of the page by its name, which its first line says."""
@@ -28,7 +27,6 @@ LEDGERS = {
     "accelerate_train.py": "ledger.jsonl",
     "lightning_train.py": "ledger.jsonl",
 }
-PRELOADED = ["hush.training.step", "hush.data", "accelerate", "lightning.pytorch"]
 WRAPPED = """
 import torch
 from accelerate import Accelerator
@@ -74,42 +72,9 @@ accelerator.end_training()
 """
 
 
-def run_rank(script: str, folder: str, rank: int, ranks: int, port: int) -> None:
-    """Run a script as torchrun starts one of its processes; what it prints goes to a file."""
-    os.chdir(folder)
-    printed = os.open(f"{rank}.out", os.O_CREAT | os.O_WRONLY)
-    os.dup2(printed, 1)
-    os.dup2(printed, 2)
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    numbers |= {"GROUP_RANK": 0, "MASTER_PORT": port}
-    os.environ |= {name: str(number) for name, number in numbers.items()}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "none", "ACCELERATE_USE_CPU": "1"}
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    sys.argv = [script]
-    runpy.run_path(script, run_name="__main__")
-
-
-def run(folder: Path, name: str, text: str, ranks: int = 2) -> list[str]:
-    """What each rank of a script printed, after all have ended well."""
-    (folder / name).write_text(text)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # forked after the imports, which take longer than the scripts
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    workers = [
-        context.Process(target=run_rank, args=(name, str(folder), rank, ranks, port))
-        for rank in range(ranks)
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(120)
-        worker.kill()
-    printed = [(folder / f"{rank}.out").read_text() for rank in range(ranks)]
-    assert [worker.exitcode for worker in workers] == [0] * ranks, "\n".join(printed)
-    return printed
+def printed_by(script: Path, rank: int) -> str:
+    path = script.parent / f"{rank}.out"
+    return path.read_text() if path.exists() else ""
 
 
 def steps_charged(folder: Path, script: str) -> int:
@@ -127,18 +92,26 @@ def test_the_charge_that_is_looked_for_is_that_of_one_process() -> None:
 
 def test_a_script_of_the_page_is_one_run_of_two_processes(tmp_path: Path) -> None:
     """All of them in one test: they share the imports."""
-    for script, text in SCRIPTS.items():
-        folder = tmp_path / script.removesuffix(".py")
-        folder.mkdir()
-        first, second = run(folder, script, text)
+    scripts = [tmp_path / name.removesuffix(".py") / name for name in (*SCRIPTS, "wrapped.py")]
+    for script, text in zip(scripts, (*SCRIPTS.values(), WRAPPED), strict=True):
+        script.parent.mkdir()
+        script.write_text(text)
+    launcher = [sys.executable, "-m", launched.__name__]
+    done = subprocess.run([*launcher, *scripts], cwd=ROOT, capture_output=True, text=True)
+    printed = {
+        script.name: [printed_by(script, rank) for rank in range(launched.RANKS)] for script in scripts
+    }
+    assert done.returncode == 0, (done.stderr, printed)
+    for script in scripts[:-1]:
+        first, second = printed[script.name]
         assert CHARGE in first, script
         assert "epsilon" not in second, script
-        assert steps_charged(folder, script) == 20, script
-    for printed in run(tmp_path, "wrapped.py", WRAPPED):
-        assert "is wrapped in DistributedDataParallel" in printed
-        assert "the same weights" in printed
-        assert "is an AcceleratedOptimizer with a gradient scaler" in printed
-        assert "is a LightningSGD with a gradient scaler" in printed
+        assert steps_charged(script.parent, script.name) == 20, script
+    for text in printed["wrapped.py"]:
+        assert "is wrapped in DistributedDataParallel" in text
+        assert "the same weights" in text
+        assert "is an AcceleratedOptimizer with a gradient scaler" in text
+        assert "is a LightningSGD with a gradient scaler" in text
 
 
 @pytest.mark.slow
