@@ -10,8 +10,7 @@ from torch import Tensor
 
 from hush.core.errors import CheckpointError
 from hush.gradients.tree import tree_leaves
-from hush.training.data import Data, describe_record, pair_of
-from hush.training.distributed.shares import held_slots
+from hush.training.data import Data, describe_record, held_slots, pair_of
 
 _FIRST = 8
 """Records that tell one data set from another."""
