@@ -8,7 +8,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from hush.core.errors import DataError, Unsupported
+from hush.core.errors import DataError, ProcessFailed, Unsupported
 from hush.core.parts import Sampling
 from hush.core.ranges import check_count
 from hush.core.release import Selective
@@ -179,7 +179,7 @@ class PrivateStep(ClippedSumStep):
         try:
             yield
         except Exception as error:
-            if self.pending_batch is not None and not isinstance(error, Unsupported):
+            if self.pending_batch is not None and not isinstance(error, (Unsupported, ProcessFailed)):
                 error.add_note(
                     "The step stopped before it was charged, and its batch is the next one all the "
                     "same: leaving it out would make the sampling depend on the records. If a record "
