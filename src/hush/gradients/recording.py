@@ -5,6 +5,7 @@ loss, and every torch call is intercepted (`forward.interception`). The backward
 and never forms a weight's gradient summed over records.
 """
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from hush.core.errors import Unsupported
 from hush.gradients.checks.data_dependence import (
+    DataDependentBranch,
     Path,
     gather_records,
     random_state,
@@ -27,6 +29,7 @@ from hush.gradients.terms import Dense, Term
 from hush.gradients.tree import (
     Loss,
     Views,
+    sharded_models,
     submodules,
     tree_leaves,
     value_readers,
@@ -49,6 +52,8 @@ def record(
         targets: as the inputs.
         views: if given, a record's loss is the mean over the views that this returns for it.
     """
+    if model in sharded_models:
+        return _record_sharded(model, loss, inputs, targets, views)
     before = random_state()
     run = partial(run_by_branch, partial(_record_branch, model, loss, views), inputs, targets)
     parts = run()
@@ -76,14 +81,51 @@ def per_sample_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -
         recording = Recording(model, trainable, records, device, path, losses_only=True)
         return recording.losses(loss, inputs, targets)
 
-    return gather_records(run_by_branch(losses, inputs, targets))
+    shards = sharded_models.get(model)
+    with nullcontext() if shards is None else shards.gathering():
+        return gather_records(run_by_branch(losses, inputs, targets))
+
+
+def _record_sharded(
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, views: Views | None
+) -> GradientTape:
+    """The tape of a model whose weights the ranks gather together, one module after another.
+
+    All ranks must run the same modules in the same order: no record may have a pass of its own.
+    """
+
+    def in_one_pass(inputs: Any, targets: Any, path: Path) -> GradientTape | None:
+        path.lockstep = True
+        try:
+            return _record_branch(model, loss, views, inputs, targets, path)
+        except DataDependentBranch:
+            return None
+
+    before = random_state()
+    with sharded_models[model].gathering():
+        for _ in range(2):
+            ((_, tape),) = run_by_branch(in_one_pass, inputs, targets)
+            if tape is not None:
+                return tape
+            value_readers.add(model)  # as in `record`: it may do without
+            set_random_state(before)
+    raise Unsupported(
+        "the model branches on a value, and its parameters are sharded over ranks: records that branch "
+        "differently are computed in passes of their own, and ranks that gather weights in different "
+        "orders would wait for each other for ever. Choose with torch.where, or leave fully_shard out."
+    )
 
 
 def _record_branch(
     model: nn.Module, loss: Loss, views: Views | None, inputs: Any, targets: Any, path: Path
 ) -> GradientTape:
     """The tape of records that take the same branch; raises `DataDependentBranch` if they do not."""
-    trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    shards = sharded_models.get(model)
+    trainable = (
+        {name: value for name, value in model.named_parameters() if value.requires_grad}
+        if shards is None
+        else shards.trainable()
+    )
     device = next(iter(trainable.values())).device
     records = len(next(tree_leaves(inputs)))
     terms: dict[str, Term]
@@ -114,4 +156,6 @@ def _record_branch(
 def _parameter_versions(model: nn.Module) -> list[int]:
     """How often each parameter was written to, for each module that has it."""
     by_module = (module._parameters.values() for module in submodules(model))
+    if model in sharded_models:
+        return sharded_models[model].versions()
     return [value._version for values in by_module for value in values if value is not None]

@@ -123,6 +123,10 @@ class GradientTape(EntrywiseClipping):
         """The tensors that the tape holds in memory."""
         return tree_leaves([vars(term) for term in self.terms.values()])
 
+    def select(self, names: list[str]) -> "GradientTape":
+        """The tape of a subset of the parameters."""
+        return replace(self, terms={name: self.terms[name] for name in names})
+
     def take(self, rows: Tensor | slice) -> "GradientTape":
         """The tape of a subset of the records."""
         return replace(self, terms={name: term.take(rows) for name, term in self.terms.items()})
@@ -248,6 +252,11 @@ class MaskedTape(EntrywiseClipping):
     @property
     def device(self) -> torch.device:
         return self.tape.device
+
+    def select(self, names: list[str]) -> "MaskedTape":
+        """The tape of a subset of the parameters; not for a model that branches."""
+        assert isinstance(self.tape, GradientTape)
+        return MaskedTape(self.tape.select(names), self.present)
 
     def norms(self, order: float) -> Tensor:
         """The per-sample gradient norms, 0 for an empty slot."""

@@ -5,14 +5,17 @@ import sys
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from hush.core.errors import DataError, Unsupported
 from hush.core.ranges import with_article
+
+if TYPE_CHECKING:
+    from hush.gradients.sharding import ShardedModules
 
 Loss = Callable[[Any, Any], Tensor]
 """Outputs and targets of a batch to one value per record."""
@@ -75,6 +78,9 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
 
 value_readers: WeakSet[nn.Module] = WeakSet()
 """Models that were seen to read a value of a record."""
+
+sharded_models: "WeakKeyDictionary[nn.Module, ShardedModules]" = WeakKeyDictionary()
+"""Models that a step trains with parameters split over ranks (`fully_shard`)."""
 
 
 @contextmanager

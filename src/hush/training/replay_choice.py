@@ -64,6 +64,11 @@ def why_not(step: "StepState") -> str | None:
             "take part from a stream of each rank and step, which a graph does not hold. Leave out "
             "replay, or run the step in one process."
         )
+    if step.sharded is not None:
+        return (
+            "replay=True repeats work on weights that stay where they are, and sharded ones are "
+            "gathered anew in every pass. Leave out replay."
+        )
     if step.units is not None:
         return (
             "replay=True repeats work of one shape, and units have different numbers of records. "

@@ -15,7 +15,7 @@ from hush.core.release import Selective
 from hush.gradients.checks.models import check_model, check_optimizer
 from hush.gradients.public_basis import PublicBasis
 from hush.training.checks.disjoint import check_public
-from hush.training.checks.probe_batch import probe_batch
+from hush.training.checks.probe_batch import check_some_number, probe_batch
 from hush.training.data import Batch, Data, check_present, count, held_slots, same_slots
 from hush.training.distributed.charge import charge_together
 from hush.training.distributed.group import Processes, told
@@ -70,8 +70,12 @@ class PrivateStep(ClippedSumStep):
             physical_batch, self.rounding_bounded = probe_batch(self, data)
             return physical_batch
         with told(self.processes):
+            if self.sharded is not None:
+                check_some_number(data)  # before the ranks gather weights together
+                self.sharded.check_records(held_slots(data))
             # a rank without records has nothing to try, and will have nothing to work on
-            physical_batch, bounded = probe_batch(self, data) if held_slots(data) else (1, True)
+            with self.gathering():
+                physical_batch, bounded = probe_batch(self, data) if held_slots(data) else (1, True)
             self.rounding_bounded = all(self.processes.exchange("the probe", bounded))
         return physical_batch
 
@@ -155,7 +159,7 @@ class PrivateStep(ClippedSumStep):
                 "this batch was not drawn by `step.batches`, or was used before: the charge is for a "
                 "fresh draw. Loop `for batch in step.batches(data): step(batch)`."
             )
-        check_model(self._tree)
+        check_model(self._tree, sharded=self.sharded is not None)
         check_optimizer(self.optimizer, self._tree)
         self.ledger.check_adjacency(self.adjacency)  # another run may have been charged since the draw
         self.update = None  # its memory holds the bare clipped sum until noise is added
@@ -169,7 +173,7 @@ class PrivateStep(ClippedSumStep):
         with self._say_how_to_go_on():
             update = self.private_gradient(batch)
         self._weights.check(self.ledger, weights)
-        self.charge(fingerprint([update]))
+        self.charge(self.release_name(update))
         self.apply(update)
         return True
 
@@ -200,10 +204,14 @@ class PrivateStep(ClippedSumStep):
             batch: slots drawn under the plan.
 
         Returns:
-            Flat vector in double precision, the trainable parameters one after another.
+            Flat vector in double precision, the trainable parameters one after another; of sharded
+            ones, this rank's shards.
         """
         layout, basis = self.layout(), self._basis()
         self._begin_streams()
+        if self.sharded is not None:
+            with told(self.processes):
+                return self.privatize(self._sharded_sum(batch, self.sharded))
         if self.processes is not None:
             with told(self.processes):
                 return self._noise_slices(layout, basis, self.processes).mean_of_shares(
@@ -245,6 +253,9 @@ class PrivateStep(ClippedSumStep):
             return noisy_mean(total, self.plan, layout, basis, self.records, self.generator)
         if self._streams is None:
             self._begin_streams()
+        if self.sharded is not None:
+            assert self._streams is not None
+            return noisy_mean(total, self.plan, layout, None, self.records, self._streams.noise)
         return self._noise_slices(layout, basis, self.processes).mean_of_sum(total)
 
     def _noise_slices(
@@ -253,6 +264,10 @@ class PrivateStep(ClippedSumStep):
         assert self._streams is not None
         source = self._streams.noise
         return NoiseSlices(self.plan, layout, basis, self.records, source, processes)
+
+    def release_name(self, update: Tensor) -> str:
+        """Fingerprint of a private gradient, by which it is charged; the same on every rank."""
+        return fingerprint([update]) if self.sharded is None else self.sharded.release_name(update)
 
     def charge(self, release: str) -> None:
         """Put the step on the ledger, on disk: only from here on may its release be used.
@@ -290,7 +305,10 @@ class PrivateStep(ClippedSumStep):
             update: of `private_gradient` or `privatize`.
         """
         parameters = list(self.trainable().values())
-        set_gradients(parameters, update)
+        if self.sharded is None:
+            set_gradients(parameters, update)
+        else:
+            self.sharded.set_gradients(parameters, update)
         self.optimizer.step()
         for parameter in parameters:
             parameter.grad = None

@@ -4,7 +4,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ from hush.training.checks.released_weights import WeightsGuard, warn_of_other_le
 from hush.training.data import Batch, Data
 from hush.training.distributed.charge import open_ledger_for
 from hush.training.distributed.group import Group, process_group, told
-from hush.training.distributed.handshake import check_same_step
+from hush.training.distributed.handshake import check_same_step, sharded_parameters
 from hush.training.distributed.shares import Placement, check_shard
 from hush.training.distributed.streams import StepStreams, shared_source
 from hush.training.methods.public_basis import basis_schedule
@@ -45,6 +45,9 @@ from hush.training.private_gradient import Layout, rounding_of
 from hush.training.replay_choice import check_replay
 from hush.training.resume import load_state, settings_of, state_of
 from hush.training.units import Owners, adjacency_of, public_count, units_of
+
+if TYPE_CHECKING:
+    from hush.training.distributed.sharded import ShardedParameters
 
 
 class StepState(SingleOwner):
@@ -114,7 +117,7 @@ class StepState(SingleOwner):
             check_kind("plan", plan, Plan)
             self._tree = ModuleTree(check_kind("model", model, nn.Module))
             check_materialized(model)
-            check_model(self._tree)
+            check_model(self._tree, sharded=self.processes is not None)
             check_optimizer(check_kind("optimizer", optimizer, torch.optim.Optimizer), self._tree)
             self.loss = per_sample_loss(loss)
             self.module_state = ModuleState(model, getattr(self.loss, "loss", self.loss))
@@ -152,6 +155,8 @@ class StepState(SingleOwner):
             self.basis_schedule = basis_schedule(model, self.loss, public, plan.clipping)
             """Public bases that gradients are clipped in; None: those of the parameters."""
             self.generator = source_for(self.device, generator, secure=secure, arithmetic=arithmetic)
+            self.sharded: ShardedParameters | None = None
+            """Parameters that are split over the ranks; None: every rank holds the whole model."""
             self.replay = replay
             """Whether physical batches are replayed as CUDA graphs; None: where that is faster."""
             self.replayed: bool | None = None
@@ -163,6 +168,7 @@ class StepState(SingleOwner):
             self._placed: tuple[Data, Placement] | None = None
             if self.processes is not None:
                 check_same_step(self, self.processes, generator)
+                self.sharded = sharded_parameters(self, self.processes)
             self.ledger = open_ledger_for(ledger, plan, self.adjacency, self.processes)
             if self.processes is not None:
                 self.processes.ledger = self.ledger
@@ -241,6 +247,8 @@ class StepState(SingleOwner):
             )
         sensitivity = self._sensitivity(size)
         sizes = [block.dimension or 0 for block in sensitivity]
+        if self.sharded is not None:
+            sizes = [self.sharded.own_size(parameters)]
         return Layout(parameters, sensitivity, sizes, rounding_of(parameters.values()))
 
     def _sensitivity(self, size: int) -> Sequence[SensitivitySet]:
@@ -283,6 +291,7 @@ class StepState(SingleOwner):
     def state_dict(self) -> dict[str, Any]:
         """Checkpoint: all that a step needs to go on exactly as it would have (secret)."""
         self._check_nothing_pending()
+        self._check_not_sharded("state_dict()")
         return state_of(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -294,6 +303,7 @@ class StepState(SingleOwner):
         """
         with told(self.processes):
             self._check_nothing_pending()
+            self._check_not_sharded("load_state_dict()")
             if self.processes is not None:
                 state = self.processes.from_first("the checkpoint", lambda: state)
             load_state(self, state)
@@ -317,6 +327,14 @@ class StepState(SingleOwner):
         self.generator = shared_source(self.generator, self.processes)
         run: str = self.processes.said_by_first("the name of the run", partial(secrets.token_hex, 8))
         return run
+
+    def _check_not_sharded(self, what: str) -> None:
+        if self.sharded is not None:
+            raise Unsupported(
+                f"{what} of a step whose parameters are sharded: a rank has its shard alone, and a "
+                "checkpoint is of the whole model. Call save and load of "
+                "hush.training.distributed.sharded_checkpoint on every rank."
+            )
 
     def _check_nothing_pending(self) -> None:
         if self.pending_batch is not None:

@@ -1,8 +1,9 @@
 """Clipped sum of a step: over the physical batches of a batch, computed or replayed."""
 
 import hashlib
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,11 +19,14 @@ from hush.gradients.units import UnitTape, unit_tape
 from hush.training.data import Batch, Data, count, own_randomness
 from hush.training.distributed.group import told
 from hush.training.distributed.noise_slices import whole_sum
-from hush.training.distributed.shares import Placement, place, share_of
+from hush.training.distributed.shares import Placement, padded_batches, place, share_of
 from hush.training.distributed.streams import step_streams
 from hush.training.private_gradient import Layout, fingerprint
 from hush.training.resume import settings_of
 from hush.training.step_state import StepState
+
+if TYPE_CHECKING:
+    from hush.training.distributed.sharded import ShardedParameters
 
 
 class ClippedSumStep(StepState):
@@ -44,11 +48,13 @@ class ClippedSumStep(StepState):
 
         Returns:
             Flat vector in double precision, block after block; the next sum overwrites it. Of several
-            ranks, the sum over the shares of all.
+            ranks, the sum over the shares of all; of sharded parameters, this rank's shards of it.
         """
         with told(self.processes):
             basis = self._basis()
             self._begin_streams()
+            if self.sharded is not None:
+                return self._sharded_sum(batch, self.sharded)
             total = self._local_sum(batch, basis, self.layout())
             return total if self.processes is None else whole_sum(total, self.processes)
 
@@ -109,6 +115,9 @@ class ClippedSumStep(StepState):
             occupied = unit_tape(tape, counts, self.units.reduction, present)
         elif present is not None:
             occupied = MaskedTape(tape, present)
+        if self.sharded is not None:
+            assert isinstance(occupied, GradientTape | MaskedTape)
+            return self.plan.clipping.clip(self.sharded.tape_of(occupied))
         with own_randomness(self._mask_stream, self.device):
             return self.plan.clipping.clip(
                 occupied if basis is None else ProjectedTape(occupied, basis), mask
@@ -149,13 +158,18 @@ class ClippedSumStep(StepState):
             return self._sum(batch, basis, layout)
         before = self.skipped
         total = self._sum(self.share(batch), basis, layout)
+        skipped = self._said_of_same_draw(batch, self.skipped - before)
+        self.skipped = before + sum(skipped)
+        return total
+
+    def _said_of_same_draw(self, batch: Batch, content: int) -> list[int]:
+        """A number of each rank, once all are known to be in the same step and to have the same draw."""
+        assert self.processes is not None
         source = self.generator
         state = None if isinstance(source, SystemSource) else fingerprint([source.get_state()])
         applied = hashlib.sha256(repr(settings_of(self.optimizer)).encode()).hexdigest()[:16]
-        drawn = [self.steps, fingerprint([batch.indices]), state, sum(layout.block_sizes), applied]
-        said = self.processes.exchange(
-            f"the sum of step {self.steps + 1}", [drawn, self.skipped - before]
-        )
+        drawn = [self.steps, fingerprint([batch.indices]), state, self.size, applied]
+        said = self.processes.exchange(f"the sum of step {self.steps + 1}", [drawn, content])
         for rank, (other, _) in enumerate(said):
             if other != said[0][0]:
                 raise ProcessFailed(
@@ -164,21 +178,51 @@ class ClippedSumStep(StepState):
                     "add up what does not belong together, or part. Nothing was charged. Do the same on "
                     "every rank (freeze, schedule), or resume all from the last checkpoint."
                 )
-        self.skipped = before + sum(skipped for _, skipped in said)
+        return [number for _, number in said]
+
+    def _sharded_sum(self, batch: Batch, sharded: "ShardedParameters") -> Tensor:
+        """This rank's shards of the sum over the shares of all ranks (sensitive).
+
+        All ranks run as many passes, as they gather weights and add up shards in each of them.
+        """
+        share = self.share(batch)
+        # before any pass: ranks that are not in the same step would wait for each other
+        passes = max(self._said_of_same_draw(batch, -(-len(share) // share.physical)))
+        before = self.skipped
+        with sharded.processes.moving():
+            total = self._sum(share, None, self.layout(), passes)
+        skipped = sharded.processes.exchange("the records skipped", self.skipped - before)
+        self.skipped = before + sum(skipped)
         return total
 
-    def _sum(self, batch: Batch, basis: PublicBasis | None, layout: Layout) -> Tensor:
-        """Sum over the physical batches of a batch, in the accumulator."""
+    def gathering(self) -> AbstractContextManager[None]:
+        """Context in which forward passes gather weights that are sharded over ranks, where they are."""
+        return nullcontext() if self.sharded is None else self.sharded.modules.gathering()
+
+    def _sum(
+        self, batch: Batch, basis: PublicBasis | None, layout: Layout, passes: int | None = None
+    ) -> Tensor:
+        """Sum over the physical batches of a batch, in the accumulator.
+
+        Args:
+            batch: this process's share.
+            basis: public basis; None: that of the parameters.
+            layout: of the sum.
+            passes: physical batches to run, the last ones empty; None: as many as the batch has.
+        """
         size = sum(layout.block_sizes)
         if self._accumulator is None or len(self._accumulator) != size:
             self._accumulator = torch.empty(size, dtype=torch.float64, device=self.device)
         total = self._accumulator
-        if not len(batch):
+        parts = batch.physical_batches(self._mask_stream)
+        if passes is not None:
+            parts = padded_batches(parts, passes, batch.data)
+        if not (len(batch) if passes is None else passes):
             total.zero_()
         self.module_state.begin()
         if self._replay is not None:
             self._replay.ran_forward = False
-        for number, part in enumerate(batch.physical_batches(self._mask_stream)):
+        for number, part in enumerate(parts):
             inputs, targets, present, counts = tree_map(part, self.to_device)
             clipped = self.clip_physical_batch(inputs, targets, basis, present, counts)
             self._skipped = self._skipped + clipped.skipped

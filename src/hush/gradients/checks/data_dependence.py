@@ -79,6 +79,8 @@ class Path:
         """Constants that the model makes, by number, of which each record has a copy to write into."""
         self.reads_values = False
         """Whether a truth value or number of a record was read, or decided on a shape."""
+        self.lockstep = False
+        """Whether the pass ends where a value is read, whatever it is: other ranks end theirs there."""
         self.interruption: DataDependentBranch | SharedWrite | None = None
         """Why the pass is computed again, even if the model catches it."""
         self._states = states
@@ -96,7 +98,7 @@ class Path:
         if values[0].numel() != 1:
             raise RuntimeError("the value of a tensor with more than one element is ambiguous")
         self.check_not_seeded()
-        self.reads_values = True
+        self._note_read()
         by_place = values.flatten().bool().to(self.rows.device)
         by_record = set(by_place[self.rows].tolist())
         if self._read < self._known:
@@ -135,8 +137,13 @@ class Path:
 
     def check_alone(self, records: int) -> None:
         """Raise `DataDependentBranch` where there are several records, before a number is read."""
-        self.reads_values = True
+        self._note_read()
         if records > 1:
+            self.interrupt(DataDependentBranch(None))
+
+    def _note_read(self) -> None:
+        self.reads_values = True
+        if self.lockstep:
             self.interrupt(DataDependentBranch(None))
 
     def interrupt(self, reason: "DataDependentBranch | SharedWrite") -> NoReturn:

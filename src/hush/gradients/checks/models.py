@@ -25,17 +25,18 @@ _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
-def check_model(tree: ModuleTree) -> None:
+def check_model(tree: ModuleTree, *, sharded: bool = False) -> None:
     """Raise for a module that mixes records or keeps state of them.
 
     Args:
         tree: of the model as it will be trained, in training mode.
+        sharded: whether the step provides for `fully_shard`.
     """
     modules, parameters = tree.modules(), tree.parameters()
     looked_at = set(filter(_may_be_refused, set(map(type, modules.values()))))
     for name, module in modules.items():
         if type(module) in looked_at:
-            _check_layer(name, module)
+            _check_layer(name, module, sharded=sharded)
     lazy = [name for name, value in parameters.items() if is_lazy(value)]
     if lazy:
         raise Unsupported(
@@ -92,10 +93,10 @@ def _may_be_refused(kind: type) -> bool:
     return _distributed_wrapper(kind) is not None or issubclass(kind, (*_NORMS, *_TABLES))
 
 
-def _check_layer(name: str, module: nn.Module) -> None:
+def _check_layer(name: str, module: nn.Module, *, sharded: bool) -> None:
     """Raise for a layer that mixes records, keeps state of them or shows which rows they use."""
     wrapper = _distributed_wrapper(type(module))
-    if wrapper is not None:
+    if wrapper is not None and not (sharded and wrapper == "FSDPModule"):
         raise Unsupported(
             f"{_layer(name)} is wrapped in {wrapper}, which averages gradients over processes or "
             "devices before they are clipped: no bound on one record's influence would hold. Pass the "

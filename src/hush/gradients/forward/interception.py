@@ -44,6 +44,7 @@ from hush.gradients.tree import (
     Views,
     call_loss,
     call_model,
+    sharded_models,
     submodules,
     tree_leaves,
     tree_map,
@@ -82,6 +83,7 @@ class Recording(TorchFunctionMode):
             if value is not None
         ]
         self._parameters = trainable
+        self._shards = sharded_models.get(model)
         self._names = {id(parameter): name for name, parameter in trainable.items()}
         self._casts: dict[str, Casts] = {name: {} for name in trainable}
         self._operands = Operands()
@@ -222,7 +224,9 @@ class Recording(TorchFunctionMode):
             if value is None:
                 weights.append(None)
             elif name is not None:
-                weights.append(Weight(value.detach(), self.terms[name], self._casts[name]))
+                # a cast that is kept would be a copy of weights that are freed after each use
+                casts = self._casts[name] if self._shards is None else None
+                weights.append(Weight(value.detach(), self.terms[name], casts))
                 trained = True
             elif value.requires_grad or is_batchedtensor(value):
                 return None
@@ -278,9 +282,13 @@ class Recording(TorchFunctionMode):
         escaped: Sequence[Tensor | None] = [None] * len(self._parameters)
         if losses.requires_grad:
             # what reaches a parameter itself, summed over records, came by neither a rule nor a copy
+            # (of sharded ones, the whole parameter or this rank's shard)
+            shards = (
+                [] if self._shards is None else [self._shards.parameters[name] for name in self.terms]
+            )
             with determinism_restored():
                 _, *escaped = torch.autograd.grad(
-                    losses.sum(), [self._anchor, *self._parameters.values()], allow_unused=True
+                    losses.sum(), [self._anchor, *self._parameters.values(), *shards], allow_unused=True
                 )
         if any(copy.value._version != copy.version for copy in self._copies.values()):
             raise Unsupported(
@@ -289,8 +297,15 @@ class Recording(TorchFunctionMode):
                 "weights. Make a new tensor instead."
             )
         for copy in self._copies.values():
+            if self._shards is not None and id(copy.value) not in self._names:
+                raise Unsupported(
+                    "the model derives a value from its parameters alone (as torch's weight_norm does), "
+                    "and they are sharded over ranks: the weights that its gradient needs are freed by "
+                    "then. Leave fully_shard out, or freeze what it is derived from."
+                )
             copy.append_terms(self._parameters, self.terms)
-        unseen = [name for name, part in zip(self.terms, escaped, strict=True) if part is not None]
+        names = [*self.terms, *self.terms]
+        unseen = [name for name, part in zip(names, escaped, strict=False) if part is not None]
         if unseen:
             raise Unsupported(
                 f"the tape does not see how {', '.join(unseen)} enter(s) the loss, and so cannot clip "

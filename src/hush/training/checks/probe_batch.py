@@ -81,6 +81,8 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
             )
         criterion = step.loss.loss if isinstance(step.loss, PerSampleLoss) else step.loss
         check_labels(step.model, criterion, inputs, data)
+        if step.sharded is not None and step.processes is not None:
+            step.processes.exchange("the labels")  # one rank's may be wrong, and all go on together
         physical = step.physical_batch or _physical_batch(step, inputs, targets, tape)
     per_unit = 1 if step.units is None else step.units.per_unit
     slots = step.slots(data)

@@ -75,7 +75,10 @@ class WeightsGuard:
         of a NaN are equal to themselves, stay on the device until they are compared, so that a step does
         not wait for what it has just moved.
         """
-        values: list[Tensor] = list(self._tree.parameters().values())
+        values: list[Tensor] = [
+            value.to_local() if hasattr(value, "to_local") else value  # of a sharded one, this rank's
+            for value in self._tree.parameters().values()
+        ]
         with torch.autocast(values[0].device.type, enabled=False):  # it takes norms in other precisions
             norms = torch._foreach_norm(values)
         if len({norm.dtype for norm in norms}) > 1:

@@ -63,7 +63,7 @@ class Processes:
         sent = torch.zeros(_MESSAGE, dtype=torch.uint8)
         sent[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         received = torch.empty(self.size * _MESSAGE, dtype=torch.uint8)
-        with self._guarded(phase):
+        with self.guarded(phase):
             _ALL_GATHER(received, sent, group=self._control)
         messages = [
             json.loads(bytes(part.numpy().tobytes()).rstrip(b"\0")) for part in received.split(_MESSAGE)
@@ -92,7 +92,7 @@ class Processes:
         """Any object of each rank, by rank; for what is too long for `exchange`."""
         self.exchange(phase)
         received: list[Any] = [None] * self.size
-        with self._guarded(phase):
+        with self.guarded(phase):
             dist.all_gather_object(received, content, group=self._control)
         return received
 
@@ -117,7 +117,7 @@ class Processes:
             made[0] = make()
 
         self.said_by_first(phase, keep)
-        with self._guarded(phase):
+        with self.guarded(phase):
             dist.broadcast_object_list(made, group=self._control, group_src=0)
         return made[0]
 
@@ -135,7 +135,7 @@ class Processes:
         """
         sent = self._movable(padded)
         received = torch.empty_like(sent)
-        with self._guarded("the sum of gradients"):
+        with self.guarded("the sum of gradients"):
             dist.all_to_all_single(received, sent, group=self.group)
         slices = received.view(self.size, -1)
         total = slices[0]
@@ -147,7 +147,7 @@ class Processes:
         """Fill a vector with the slices of all ranks, one after another."""
         sent = self._movable(own)
         received = padded if padded.device == sent.device else padded.to(sent.device)
-        with self._guarded("gathering the noisy gradient"):
+        with self.guarded("gathering the noisy gradient"):
             _ALL_GATHER(received, sent, group=self.group)
         if received is not padded:
             padded.copy_(received)
@@ -157,7 +157,7 @@ class Processes:
         self.exchange(phase)
         for tensor in tensors:
             moved = self._movable(tensor)
-            with self._guarded(phase):
+            with self.guarded(phase):
                 dist.broadcast(moved, group=self.group, group_src=0)
             if moved is not tensor:
                 tensor.copy_(moved)
@@ -198,7 +198,7 @@ class Processes:
         return tensor.to("cpu" if "cpu:" in backends else "cuda").contiguous()
 
     @contextmanager
-    def _guarded(self, phase: str) -> Iterator[None]:
+    def guarded(self, phase: str) -> Iterator[None]:
         """Turn an error of torch's collectives into one that says what is charged and how to go on."""
         if self.broken is not None:
             raise ProcessFailed(self.broken)

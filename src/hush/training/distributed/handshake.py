@@ -1,6 +1,7 @@
 """Handshake of the ranks before any work: whoever would run another step is named, on every rank."""
 
 import hashlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from hush.training.distributed.group import Processes
 from hush.training.private_gradient import fingerprint
 
 if TYPE_CHECKING:
+    from hush.training.distributed.sharded import ShardedParameters
     from hush.training.step_state import StepState
 
 
@@ -50,15 +52,33 @@ def check_same_weights(model: nn.Module, processes: Processes) -> None:
 
 
 def _weights(model: nn.Module) -> str:
-    return fingerprint(value.cpu() for value in model.state_dict().values())
+    # a shard is on one rank alone: there is nothing to compare it with
+    state = model.state_dict().values()
+    return fingerprint(value.cpu() for value in state if not hasattr(value, "placements"))
+
+
+def sharded_parameters(step: "StepState", processes: Processes) -> "ShardedParameters | None":
+    """The step's sharded parameters; None where `fully_shard` was applied to no module.
+
+    Args:
+        step: which the ranks have found to be the same on all of them.
+        processes: the ranks.
+    """
+    if "torch.distributed.fsdp" not in sys.modules:  # importing it takes as long as many steps
+        return None
+    from hush.training.distributed.sharded import shard_parameters
+
+    return shard_parameters(step, processes)
 
 
 def _facts(step: "StepState", generator: torch.Generator | None) -> dict[str, Any]:
     """What must be the same on every rank, in words that a message can show."""
     from hush import __version__
 
+    placed = {name: getattr(value, "placements", None) for name, value in step.model.named_parameters()}
     structure = [
         f"{name} {tuple(value.shape)} {str(value.dtype)[6:]}{' trained' * value.requires_grad}"
+        f"{f' {placed[name]}' * (placed[name] is not None)}"
         for name, value in step.model.named_parameters()
     ]
     seed = None if generator is None else str(generator.initial_seed()).encode()

@@ -1,5 +1,6 @@
 """Which slots each rank can read, and which of the slots drawn for a step it works on."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -7,7 +8,9 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import DataError, InvalidValue, Unsupported, short_repr
-from hush.training.data import Batch, Data, count, describe_record, held_slots
+from hush.core.randomness import Stream
+from hush.gradients.tree import tree_map
+from hush.training.data import Batch, Data, count, describe_record, held_slots, take
 from hush.training.distributed.group import Processes
 from hush.training.distributed.same_records import check_apart, data_digest, record_names
 from hush.training.private_gradient import fingerprint
@@ -152,3 +155,24 @@ def share_of(batch: Batch, placement: Placement, processes: Processes, *, shard:
     first, last = ([0, *units[1:-1], len(ends)][number] for number in (rank, rank + 1))
     slots = [int(ends[unit - 1]) if unit else 0 for unit in (first, last)]
     return replace(batch, indices=batch.indices[slots[0] : slots[1]], counts=batch.counts[first:last])
+
+
+def padded_batches(
+    batches: Iterator[tuple[Any, Any, Tensor | None, Tensor | None]], passes: int, data: Data
+) -> Iterator[tuple[Any, Any, Tensor | None, Tensor | None]]:
+    """The physical batches of a rank, and then as many of one empty slot as other ranks have more.
+
+    Args:
+        batches: of the rank's share.
+        passes: physical batches of the rank that has most.
+        data: only shapes and types count.
+    """
+    own = 0
+    for batch in batches:
+        own += 1
+        yield batch
+    if own < passes:
+        some = take(data, torch.arange(1), Stream(torch.device("cpu"), bytes(32)))
+        inputs, targets = tree_map(some, torch.zeros_like)
+        for _ in range(passes - own):
+            yield inputs, targets, torch.zeros(1, dtype=torch.bool), None

@@ -1,0 +1,226 @@
+"""Step on parameters that `fully_shard` has split over ranks: each sums, noises and moves its shard.
+
+A record's gradient is computed whole by the rank that works on the record, layer by layer, so that its
+norm is known there. Clipped sums are formed module by module and added up over ranks straight into
+shards: no rank ever holds the whole gradient, nor all weights (docs/guarantees/distributed.md, Sharded
+parameters).
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
+
+from hush.clipping.norms import L2
+from hush.core.errors import DataError, Unsupported
+from hush.core.parts import Always
+from hush.core.sensitivity import SensitivitySet
+from hush.core.tape import ClippedSum, CoordinateMask
+from hush.gradients.sharding import ShardedModules
+from hush.gradients.tape import GradientTape, MaskedTape
+from hush.gradients.tree import sharded_models
+from hush.noise.gaussian import Gaussian
+from hush.training.distributed.group import Processes
+from hush.training.private_gradient import fingerprint, split_like
+
+if TYPE_CHECKING:
+    from hush.training.step_state import StepState
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedParameters:
+    """Parameters of a model that are split over the ranks of a step."""
+
+    modules: ShardedModules
+    processes: Processes
+
+    def own_size(self, parameters: dict[str, nn.Parameter]) -> int:
+        """Numbers of the parameters that this rank holds."""
+        return sum(value.numel() for value in local_values(parameters.values()))
+
+    def tape_of(self, tape: GradientTape | MaskedTape) -> "ShardedTape":
+        """Tape whose sums are this rank's shards."""
+        return ShardedTape(tape, self)
+
+    def sum_shards(self, tape: GradientTape | MaskedTape, weights: Tensor) -> dict[str, Tensor]:
+        """This rank's shards of the weighted sum over the records of all ranks, by parameter name.
+
+        Args:
+            tape: per-sample gradients of this rank's records.
+            weights: one per record.
+        """
+        own: dict[str, Tensor] = {}
+        names = list(self.modules.trainable())
+        for module in self.modules.modules:
+            gathered = [name for name in names if self.modules.module_of[name] == module]
+            if gathered:
+                sums = tape.select(gathered).weighted_sum(weights)
+                own |= self._own_shards([sums.pop(name) for name in gathered], gathered)
+        return {name: own[name] for name in names}
+
+    def _own_shards(self, sums: list[Tensor], names: list[str]) -> dict[str, Tensor]:
+        """This rank's shards of sums, added up over ranks in their order: one collective."""
+        ranks = self.processes.size
+        # as `Shard(0)` cuts: as many rows for each rank, of which the last may have fewer, or none
+        rows = [self.processes.slice_size(len(total)) for total in sums]
+        sizes = [count * math.prod(total.shape[1:]) for count, total in zip(rows, sums, strict=True)]
+        sent = sums[0].new_zeros(ranks, sum(sizes))
+        for part in sent.split(sizes, dim=1):
+            total = sums.pop(0)
+            for rank, piece in enumerate(total.split(self.processes.slice_size(len(total)))):
+                part[rank, : piece.numel()] = piece.reshape(-1)
+        received = self.processes.sum_slices(sent.view(-1)).split(sizes)
+        shards = local_values(self.modules.parameters[name] for name in names)
+        return {
+            name: part[: shard.numel()].view_as(shard)
+            for name, part, shard in zip(names, received, shards, strict=True)
+        }
+
+    def set_gradients(self, parameters: Sequence[nn.Parameter], update: Tensor) -> None:
+        """Give each parameter this rank's shard of its gradient, from one flat vector of all shards."""
+        shards = local_values(parameters)
+        for parameter, part in zip(parameters, split_like(update, shards), strict=True):
+            assert isinstance(parameter, DTensor)
+            parameter.grad = DTensor.from_local(
+                part.to(parameter.dtype, copy=True),
+                parameter.device_mesh,
+                parameter.placements,
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
+
+    def release_name(self, update: Tensor) -> str:
+        """Fingerprint of a release of which each rank holds a shard: a hash of those of all shards."""
+        shards = self.processes.exchange("the fingerprints of the shards", fingerprint([update]))
+        return hashlib.sha256(" ".join(shards).encode()).hexdigest()[:16]
+
+    def check_records(self, held: int) -> None:
+        """Raise on every rank if one holds fewer than two records: all run the probe on two."""
+        for rank, each in enumerate(self.processes.exchange("the number of records", held)):
+            if each < 2:
+                raise DataError(
+                    f"rank {rank} holds {each} records, and the parameters are sharded: every rank runs "
+                    "every forward pass, as all gather the weights for it, and tries the model on two "
+                    "records. Give each rank two at least, or let all read all (leave shard out)."
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedTape:
+    """Per-sample gradients of one rank's records, whose sums go to the shards of all ranks."""
+
+    tape: GradientTape | MaskedTape
+    shards: ShardedParameters
+
+    def norms(self, order: float) -> Tensor:
+        """Per-sample gradient norms over all parameters, whichever rank holds their shards."""
+        return self.tape.norms(order)
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        """This rank's shards of the weighted sum over the records of all ranks."""
+        return self.shards.sum_shards(self.tape, weights)
+
+    def clip_entrywise(
+        self, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None
+    ) -> ClippedSum:
+        """Not provided for: `check_sharded` has refused the plan."""
+        raise Unsupported("gradients of sharded parameters are clipped by L2 alone.")
+
+
+def local_values(parameters: Any) -> list[Tensor]:
+    """What this rank holds of each parameter: its shard, or the whole one where it is not split."""
+    with torch.no_grad():
+        return [value.to_local() if isinstance(value, DTensor) else value for value in parameters]
+
+
+def shard_parameters(step: "StepState", processes: Processes) -> ShardedParameters | None:
+    """The step's sharded parameters; None where the model has none. Every rank calls it.
+
+    Args:
+        step: on the model.
+        processes: the ranks that run it.
+
+    Raises:
+        Unsupported: On every rank, for a plan, an option or a way to shard that is not provided for.
+    """
+    if not any(isinstance(module, FSDPModule) for module in step.model.modules()):
+        return None
+    _check_parts(step)
+    _check_placement(step.model, processes)
+    modules = ShardedModules(step.model, processes.guarded)
+    sharded_models[step.model] = modules
+    return ShardedParameters(modules, processes)
+
+
+def _check_parts(step: "StepState") -> None:
+    plan = step.plan
+    refused = {
+        f"clipping by {type(plan.clipping).__name__}": type(plan.clipping) is not L2,
+        f"{type(plan.noise).__name__} noise": type(plan.noise) is not Gaussian,
+        f"{type(plan.sampling).__name__}, which samples coordinates,": (
+            plan.sampling.coordinate_participation < 1
+        ),
+        f"release by {type(plan.release).__name__}": type(plan.release) is not Always,
+        "units= (owners of several records)": step.units is not None,
+        "public= (public bases)": step.basis_schedule is not None,
+        "replay=True": step.replay is True,
+    }
+    for name in (name for name, true in refused.items() if true):
+        raise Unsupported(
+            f"{name} with parameters that are sharded over ranks: what is proved of shards is for L2 "
+            "clipping of single records and Gaussian noise on every update. Leave it out, or leave "
+            "fully_shard out: ranks with the whole model provide for it."
+        )
+
+
+def _check_placement(model: nn.Module, processes: Processes) -> None:
+    """Raise for parameters that are not split along their first dimension over all ranks."""
+    ranks = torch.distributed.get_process_group_ranks(processes.group)
+    for name, value in model.named_parameters():
+        if isinstance(value, DTensor):
+            mesh = value.device_mesh
+            if mesh.ndim == 1 and mesh.mesh.tolist() == ranks and value.placements == (Shard(0),):
+                continue
+            how = f"is placed as {value.placements} on {tuple(mesh.shape)} ranks"
+        elif value.requires_grad:
+            how = "is not sharded, and others are"
+        else:
+            continue
+        raise Unsupported(
+            f"{name} {how}: each rank adds noise to its own shard, and every number must be in exactly "
+            f"one shard of the {processes.size} ranks that run the step. Apply fully_shard to the model "
+            "itself, over these ranks, without shard_placement_fn, ignored_params or a second dimension "
+            "of the mesh."
+        )
+    for name, module in model.named_modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        state = module._get_fsdp_state()
+        policy = state._mp_policy
+        cast = any(getattr(policy, key) for key in ("param_dtype", "reduce_dtype", "output_dtype"))
+        grouped = len(state._modules) > 1
+        offloaded = any(part.offload_to_cpu for group in _groups(state) for part in group.fsdp_params)
+        for what, true in {
+            "mp_policy": cast,
+            "offload_policy": offloaded,
+            "several modules in one call": grouped,
+        }.items():
+            if true:
+                raise Unsupported(
+                    f"fully_shard of {name or 'the model'!r} with {what}: the weights that per-sample "
+                    "gradients are computed with would not be gathered as they are. Leave it out."
+                )
+
+
+def _groups(state: Any) -> Any:
+    """Parameter groups of an FSDP module, which older versions of torch have one of."""
+    groups = getattr(state, "_fsdp_param_groups", None)
+    single = getattr(state, "_fsdp_param_group", None) if groups is None else None
+    return groups if groups is not None else [single] * (single is not None)
