@@ -164,9 +164,9 @@ def sum_before_noise(step: PrivateStep, batch: Batch) -> Tensor:
     """
     source = step.generator
     if isinstance(source, SystemSource):
-        return step.clipped_sum(batch).cpu().clone()
+        return _whole(step, step.clipped_sum(batch))
     state, skipped = source.get_state(), step.skipped
-    total = step.clipped_sum(batch).cpu().clone()
+    total = _whole(step, step.clipped_sum(batch))
     source.set_state(state)
     step.skipped = skipped
     return total
@@ -205,11 +205,19 @@ def _noises(step: PrivateStep) -> list[tuple[Noise, float]]:
     return step.plan.noise.per_block(clipping.sensitivity(step.size), clipping.reference_norm)
 
 
+def _whole(step: PrivateStep, vector: Tensor) -> Tensor:
+    """A copy of a step's vector on the CPU; of shards, those of all ranks one after another."""
+    if step.sharded is None:
+        return vector.cpu().clone()
+    assert step.processes is not None
+    return torch.cat(step.processes.gather("the shards of a vector", vector.cpu()))
+
+
 def _in_bases(step: PrivateStep) -> bool:
     clipping = step.plan.clipping
     return isinstance(clipping, Subspaces) and clipping.bases is not None
 
 
 def _noise(step: PrivateStep, batch: Batch, update: Tensor, total: Tensor, law: NoiseLaw) -> Array:
-    noisy = update.cpu() * public_divisor(step, batch.data)
+    noisy = _whole(step, update) * public_divisor(step, batch.data)
     return np.asarray((noisy - total).numpy() / law.scales)

@@ -96,7 +96,13 @@ def _may_be_refused(kind: type) -> bool:
 def _check_layer(name: str, module: nn.Module, *, sharded: bool) -> None:
     """Raise for a layer that mixes records, keeps state of them or shows which rows they use."""
     wrapper = _distributed_wrapper(type(module))
-    if wrapper is not None and not (sharded and wrapper == "FSDPModule"):
+    if wrapper == "FSDPModule" and not sharded:
+        raise Unsupported(
+            f"{_layer(name)} has fully_shard applied to it and the step runs in one process: it would "
+            "charge and add noise for a model of which it holds a part. Initialise torch.distributed, "
+            "and let PrivateStep run on all ranks that the model is sharded over (leave out processes)."
+        )
+    if wrapper not in (None, "FSDPModule"):
         raise Unsupported(
             f"{_layer(name)} is wrapped in {wrapper}, which averages gradients over processes or "
             "devices before they are clipped: no bound on one record's influence would hold. Pass the "

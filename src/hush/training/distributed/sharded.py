@@ -160,6 +160,8 @@ def shard_parameters(step: "StepState", processes: Processes) -> ShardedParamete
 
 
 def _check_parts(step: "StepState") -> None:
+    from hush.training.step_sum import ClippedSumStep  # which imports this package
+
     plan = step.plan
     refused = {
         f"clipping by {type(plan.clipping).__name__}": type(plan.clipping) is not L2,
@@ -171,6 +173,10 @@ def _check_parts(step: "StepState") -> None:
         "units= (owners of several records)": step.units is not None,
         "public= (public bases)": step.basis_schedule is not None,
         "replay=True": step.replay is True,
+        f"{type(step).__name__}, which overrides clip_physical_batch,": (
+            isinstance(step, ClippedSumStep)
+            and type(step).clip_physical_batch is not ClippedSumStep.clip_physical_batch
+        ),
     }
     for name in (name for name, true in refused.items() if true):
         raise Unsupported(

@@ -9,20 +9,23 @@ one process.
 import os
 import secrets
 import shutil
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
-from hush.core.errors import CheckpointError
+from hush.core.errors import CheckpointError, shorten
 from hush.core.ranges import as_path
 from hush.training import checkpoint
-from hush.training.distributed.group import told
+from hush.training.distributed.group import Processes, told
 from hush.training.resume import load_state, state_of
 
 if TYPE_CHECKING:
@@ -50,11 +53,7 @@ def save(step: "StepState", directory: str | os.PathLike[str]) -> None:
         if processes is not None:
             name = processes.said_by_first("the name of the checkpoint", lambda: name)
         folder.mkdir(parents=True, exist_ok=True)
-        if processes is None:
-            write_tensors(tensors, checkpoint_id=folder / name, no_dist=True)
-        else:
-            with processes.moving(), processes.guarded("the checkpoint"):
-                write_tensors(tensors, checkpoint_id=folder / name, process_group=processes.group)
+        _move(write_tensors, tensors, folder / name, processes)
 
         def finish() -> None:
             checkpoint.save(folder / _STATE, {**rest, "weights": name})
@@ -90,13 +89,33 @@ def load(step: "StepState", directory: str | os.PathLike[str]) -> None:
         rest = read() if processes is None else processes.from_first("the checkpoint", read)
         path = folder / str(rest.pop("weights"))
         tensors = _empty(step, path)
-        if processes is None:
-            read_tensors(tensors, checkpoint_id=path, no_dist=True)
-        else:
-            with processes.moving(), processes.guarded("the checkpoint"):
-                read_tensors(tensors, checkpoint_id=path, process_group=processes.group)
+        _move(read_tensors, tensors, path, processes)
         load_state(step, _joined(rest, tensors))
         step.adopt_weights()
+
+
+def _move(
+    write_or_read: Callable[..., Any],
+    tensors: dict[str, Tensor],
+    path: Path,
+    processes: Processes | None,
+) -> None:
+    """Write tensors to a folder, or read them from it, each rank its own shards."""
+    try:
+        with warnings.catch_warnings():
+            # of a process alone, which is meant
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            if processes is None:
+                write_or_read(tensors, checkpoint_id=path, no_dist=True)
+            else:
+                with processes.guarded("the checkpoint"):
+                    write_or_read(tensors, checkpoint_id=path, process_group=processes.group)
+    except CheckpointException as error:  # no Exception, and raised on all ranks
+        raise CheckpointError(
+            f"the weights of the checkpoint at {path} cannot be written or read "
+            f"({shorten(str(error), 300)}): a run must go on from exactly the state its ledger was "
+            "charged for. Make room for them, or restore the folder, and call it again."
+        ) from error
 
 
 def _split(step: "StepState") -> tuple[dict[str, Any], dict[str, Tensor]]:

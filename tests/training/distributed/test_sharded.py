@@ -1,0 +1,506 @@
+"""Two processes train a model whose parameters they share out by `fully_shard`, in one start of them."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import hush
+from hush.audit.canaries.planted import CanaryStep
+from hush.audit.checks.noise import noise_fresh, noise_law, noise_scale, observe
+from hush.audit.checks.step import charged, influence
+from hush.core.randomness import derive_source
+from hush.training.data import Batch
+from hush.training.distributed import sharded_checkpoint, streams
+from hush.training.distributed.sharded import ShardedTape
+from hush.training.step import PrivateStep
+from tests.training.distributed import spawned
+from tests.training.distributed.problems import RECORDS, plan_of, seeded
+from tests.training.distributed.spawned import Raised
+
+STEPS, WIDTH, WORDS, LENGTH = 4, 6, 11, 3
+CLIP = 1.0
+SILENT = 1e-4
+"""Noise multiplier that leaves of a step what it would be without noise."""
+
+
+class Block(nn.Module):
+    """A residual block with layers that have a rule and a parameter that has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.wide = nn.Linear(WIDTH, 2 * WIDTH + 1)
+        self.narrow = nn.Linear(2 * WIDTH + 1, WIDTH, bias=False)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = functional.gelu(self.wide(self.norm(x)))
+        return x + self.scale * torch.sin(self.scale * self.narrow(hidden))
+
+
+class Sentences(nn.Module):
+    """A small model of sequences: an embedding, three blocks and a head."""
+
+    def __init__(self, recompute: bool = False) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList([Block() for _ in range(3)])
+        self.head = nn.Linear(WIDTH, 5)
+        self.recompute = recompute
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
+        scores: Tensor = self.head(x.mean(1))
+        return scores
+
+
+def whole_model(recompute: bool = False) -> Sentences:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Sentences(recompute)
+
+
+def sharded_model(recompute: bool = False, **options: Any) -> Sentences:
+    model = whole_model(recompute)
+    for block in model.blocks:
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+    return model
+
+
+def sentences(records: int = RECORDS) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return (
+        torch.randint(0, WORDS, (records, LENGTH), generator=generator),
+        torch.randint(0, 5, (records,), generator=generator),
+    )
+
+
+def step_on(model: nn.Module, multiplier: float = 1.0, **options: Any) -> PrivateStep:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    plan = options.pop("plan", None) or plan_of(
+        clipping=hush.L2(norm=CLIP), noise=hush.Gaussian(multiplier=multiplier)
+    )
+    usual: dict[str, Any] = {"records": RECORDS, "physical_batch": 3, "generator": seeded()}
+    return PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, **{**usual, **options})
+
+
+def trained(step: PrivateStep, steps: int, data: Any = None) -> list[Tensor]:
+    draws = []
+    for batch in step.batches(data or sentences(), steps=steps):
+        draws.append(batch.indices)
+        step(batch)
+    return draws
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Whole weights, gathered from the ranks where they are sharded."""
+    return {
+        name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
+        for name, value in model.state_dict().items()
+    }
+
+
+# what the two processes do
+
+
+def trains_without_noise(folder: Path) -> dict[str, Any]:
+    step = step_on(sharded_model(), SILENT, ledger=folder / "ledger.jsonl")
+    draws = trained(step, STEPS)
+    assert step.sharded is not None
+    assert step.update is not None
+    return {
+        "draws": draws,
+        "weights": weights_of(step.model),
+        "held": sum(value.to_local().numel() for value in step.model.parameters()),  # type: ignore[attr-defined]
+        "largest": step.sharded.modules.largest,
+        "update": step.update.numel(),
+        "sharded": all(isinstance(value, DTensor) for value in step.model.parameters()),
+        "state": [
+            type(entry).__name__
+            for entries in step.optimizer.state.values()
+            for name, entry in entries.items()
+            if name == "exp_avg"
+        ],
+        "charge": str(step.spent(1e-3)),
+        "ledger": (step.ledger.digest_at(step.run, STEPS), step.ledger.mirrored),
+    }
+
+
+def trains_with_recomputed_activations(folder: Path) -> dict[str, Tensor]:
+    step = step_on(sharded_model(recompute=True), SILENT)
+    trained(step, STEPS)
+    return weights_of(step.model)
+
+
+def trains_on_parts(folder: Path) -> dict[str, Any]:
+    """Each rank with records of its own: 30 and 10, of which it draws very different numbers."""
+    inputs, targets = sentences()
+    own = slice(0, 30) if dist.get_rank() == 0 else slice(30, 40)
+    step = step_on(sharded_model(), SILENT, shard=True)
+    draws = trained(step, STEPS, (inputs[own], targets[own]))
+    return {"draws": draws, "weights": weights_of(step.model)}
+
+
+def trains_in_secret(folder: Path) -> str:
+    step = step_on(sharded_model(), secure=True, generator=None)
+    trained(step, 2)
+    return str(step.spent(1e-3).epsilon)
+
+
+def draws_nobody(folder: Path) -> int:
+    plan = plan_of(sampling=hush.Poisson(rate=0.01))
+    step = step_on(sharded_model(), plan=plan)
+    return min(map(len, trained(step, 6)))
+
+
+def audits(folder: Path) -> dict[str, bool]:
+    step = step_on(sharded_model())
+    observed = observe(step, sentences(), 12)
+    checks = [check(observed) for check in (noise_scale, noise_law, noise_fresh)]
+    checks += [charged(step, sentences(), 2), influence_of(step)]
+    return {check.name: check.passed for check in checks}
+
+
+def influence_of(step: PrivateStep) -> Any:
+    return influence(step, Batch(torch.arange(4), sentences(), 2), places=[1], lengths=[1.0, 1e4])
+
+
+@contextmanager
+def norm_of_own_shard() -> Iterator[None]:
+    """Every rank clips by the norm of the coordinates whose shard it holds."""
+
+    def norms(self: ShardedTape, order: float) -> Tensor:
+        squares = []
+        for name in self.shards.modules.parameters:
+            ((_, gradients),) = self.tape.select([name]).chunks()
+            rows = gradients[name].chunk(dist.get_world_size(), dim=1)
+            rank = dist.get_rank()
+            if rank < len(rows):
+                squares.append(rows[rank].double().flatten(1).square().sum(1))
+        return torch.stack(squares).sum(0).sqrt()
+
+    with mock.patch.object(ShardedTape, "norms", norms):
+        yield
+
+
+@contextmanager
+def noise_of_one_stream() -> Iterator[None]:
+    """Every rank draws the noise of its shard from the same stream."""
+
+    def same(root: Any, use: str, processes: Any) -> Any:
+        return derive_source(root, use.encode())
+
+    with mock.patch.object(streams, "_of_rank", same):
+        yield
+
+
+def sabotaged(folder: Path) -> dict[str, bool]:
+    with norm_of_own_shard():
+        norms = influence_of(step_on(sharded_model()))
+    with noise_of_one_stream():
+        stream = noise_fresh(observe(step_on(sharded_model()), sentences(), 12))
+    return {"norm_of_own_shard": norms.passed, "noise_of_one_stream": stream.passed}
+
+
+def resumes(folder: Path) -> dict[str, Any]:
+    """A run that is saved, and goes on: as it would have, by new ranks, and in one process alone."""
+    first = step_on(sharded_model(), ledger=folder / "ledger.jsonl")
+    trained(first, 2)
+    sharded_checkpoint.save(first, folder / "run")
+    saved = weights_of(first.model)
+    draws = trained(first, 2)
+    again = step_on(sharded_model(), ledger=first.ledger)
+    sharded_checkpoint.load(again, folder / "run")
+    loaded = weights_of(again.model)
+    repeated = trained(again, 2)
+    result = {
+        "saved": saved,
+        "loaded": loaded,
+        "draws": (draws, repeated),
+        "weights": (weights_of(first.model), weights_of(again.model)),
+        "steps": (first.steps, again.ledger.counts[again.plan]),
+        "files": len(list((folder / "run").iterdir())),
+    }
+    if dist.get_rank() == 0:
+        result |= _alone(folder, first.ledger)
+    dist.barrier()
+    return result
+
+
+def _alone(folder: Path, ledger: hush.Ledger) -> dict[str, Any]:
+    """The checkpoint of two ranks in one process, which adds other noise to the steps since."""
+    alone = step_on(whole_model(), processes=False, ledger=ledger)
+    with pytest.warns(hush.errors.PrivacyWarning, match="2 steps were charged by 2 processes since"):
+        sharded_checkpoint.load(alone, folder / "run")
+    found = {"alone": weights_of(alone.model), "alone_steps": alone.steps}
+    trained(alone, 1)
+    return {**found, "alone_charges": ledger.counts[alone.plan]}
+
+
+def resumes_from_one_process(folder: Path) -> dict[str, Any]:
+    """Saved by one process with the whole model, and gone on with by two that share it out."""
+    result: dict[str, Any] = {}
+    if dist.get_rank() == 0:
+        one = step_on(whole_model(), processes=False, ledger=folder / "ledger.jsonl")
+        trained(one, 2)
+        sharded_checkpoint.save(one, folder / "run")
+        result["saved"] = weights_of(one.model)
+        result["next"] = next(iter(one.batches(sentences()))).indices
+        one.ledger.close()
+    dist.barrier()
+    two = step_on(sharded_model(), ledger=folder / "ledger.jsonl")
+    sharded_checkpoint.load(two, folder / "run")
+    result["loaded"] = weights_of(two.model)
+    result["drawn"] = trained(two, 1)
+    return result
+
+
+def refuses(folder: Path) -> dict[str, str]:
+    """What each unsupported option is refused with, on this rank."""
+    odd = whole_model()
+    fully_shard(odd, shard_placement_fn=_second_dimension)
+    some = whole_model()
+    fully_shard(some.blocks[0])
+    cases = {
+        "clipping": lambda: step_on(sharded_model(), plan=plan_of(clipping=hush.Linf(norm=1.0))),
+        "noise": lambda: step_on(
+            sharded_model(),
+            plan=plan_of(clipping=hush.Lp(p=1.0, norm=1.0), noise=hush.Laplace(multiplier=1.0)),
+        ),
+        "units": lambda: step_on(
+            sharded_model(), units=torch.arange(RECORDS) // 2, per_unit=2, records=RECORDS // 2
+        ),
+        "release": lambda: step_on(
+            sharded_model(), plan=plan_of(release=hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0))
+        ),
+        "mp_policy": lambda: step_on(
+            sharded_model(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        ),
+        "placement": lambda: step_on(odd),
+        "some": lambda: step_on(some),
+        "one process": lambda: step_on(sharded_model(), processes=False),
+        "state_dict": lambda: step_on(sharded_model()).state_dict(),
+        "train": lambda: _train(sharded_model()),
+        "override": lambda: _canaries(sharded_model()),
+        "branch": lambda: trained(step_on(_branching()), 1),
+        "derived": lambda: trained(step_on(_derived()), 1),
+        "no records": lambda: trained(
+            step_on(sharded_model(), shard=True), 1, sentences(RECORDS * (1 - dist.get_rank()))
+        ),
+    }
+    return {name: _refused(case) for name, case in cases.items()}
+
+
+def _canaries(model: nn.Module) -> None:
+    optimizer = torch.optim.Adam(model.parameters())
+    CanaryStep(model, nn.CrossEntropyLoss(), optimizer, plan_of(), records=RECORDS)
+
+
+def _train(model: nn.Module) -> None:
+    loss, optimizer = nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters())
+    budget = hush.Budget(epsilon=3.0, delta=1e-3)
+    hush.train(model, loss, optimizer, plan_of(), sentences(), budget=budget, steps=1)
+
+
+def _refused(case: Any) -> str:
+    try:
+        case()
+    except hush.errors.HushError as error:
+        return str(error)
+    return "not refused"
+
+
+def _second_dimension(parameter: nn.Parameter) -> Any:
+    from torch.distributed.tensor import Shard
+
+    return Shard(1) if parameter.dim() == 2 and parameter.shape[1] % 2 == 0 else Shard(0)
+
+
+def _branching() -> nn.Module:
+    class Branching(Sentences):
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.words(tokens)
+            if tokens.sum() > LENGTH:
+                x = self.blocks[0](x)
+            scores: Tensor = self.head(self.blocks[2](self.blocks[1](x)).mean(1))
+            return scores
+
+    model = Branching()
+    fully_shard(model)
+    return model
+
+
+def _derived() -> nn.Module:
+    model = whole_model()
+    model.head = nn.utils.parametrizations.weight_norm(model.head)
+    fully_shard(model)
+    return model
+
+
+SCENARIOS = (
+    trains_without_noise,
+    trains_with_recomputed_activations,
+    trains_on_parts,
+    trains_in_secret,
+    draws_nobody,
+    audits,
+    sabotaged,
+    resumes,
+    resumes_from_one_process,
+    refuses,
+)
+
+
+def result(scenario: Any) -> list[Any]:
+    by_rank = spawned.run(SCENARIOS, 2)[scenario.__name__]
+    assert not any(isinstance(each, Raised) for each in by_rank), by_rank
+    return by_rank
+
+
+# what is expected of them
+
+
+def without_noise(draws: list[Tensor]) -> dict[str, Tensor]:
+    """DP-SGD without noise, one record at a time, by torch alone."""
+    model = whole_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    inputs, targets = sentences()
+    for drawn in draws:
+        totals = [torch.zeros_like(value) for value in model.parameters()]
+        for record in drawn.tolist():
+            loss = functional.cross_entropy(model(inputs[record : record + 1]), targets[record].view(1))
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            norm = math.sqrt(sum(float(part.square().sum()) for part in gradients))
+            for total, part in zip(totals, gradients, strict=True):
+                total += part * min(1.0, CLIP / norm)
+        for value, total in zip(model.parameters(), totals, strict=True):
+            value.grad = total / (RECORDS * 0.25)
+        optimizer.step()
+    return weights_of(model)
+
+
+def equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return all(torch.equal(first[name], second[name]) for name in (*first, *second))
+
+
+def close(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    # Adam divides by the gradient's own size: what noise is left shows where that is small
+    return all(torch.allclose(first[name], second[name], atol=0.01) for name in (*first, *second))
+
+
+def test_the_weights_are_those_of_one_process_with_the_same_draws() -> None:
+    ranks = result(trains_without_noise)
+    expected = without_noise(ranks[0]["draws"])
+    assert close(ranks[0]["weights"], expected)
+    assert equal(ranks[0]["weights"], ranks[1]["weights"])
+    assert not close(weights_of(whole_model()), expected)
+
+
+def test_no_rank_holds_the_whole_model_or_gradient() -> None:
+    size = sum(value.numel() for value in whole_model().parameters())
+    block = sum(value.numel() for value in Block().parameters())
+    root = size - 3 * block
+    for rank in result(trains_without_noise):
+        assert rank["sharded"]
+        assert rank["state"] == ["DTensor"] * len(rank["weights"])
+        # whole: what is in no block, and one block at a time
+        assert rank["largest"] == root + block < size - block
+        assert rank["held"] == rank["update"] < 0.6 * size
+    assert sum(rank["held"] for rank in result(trains_without_noise)) == size
+
+
+def test_the_charge_is_that_of_one_process() -> None:
+    ranks = result(trains_without_noise)
+    one = step_on(whole_model(), SILENT)
+    trained(one, STEPS)
+    assert {rank["charge"] for rank in ranks} == {str(one.spent(1e-3))}
+    assert ranks[0]["ledger"][0] == ranks[1]["ledger"][0] is not None
+    assert [rank["ledger"][1] for rank in ranks] == [False, True]
+
+
+def test_activations_may_be_recomputed() -> None:
+    draws = result(trains_without_noise)[0]["draws"]
+    for weights in result(trains_with_recomputed_activations):
+        assert close(weights, without_noise(draws))
+
+
+def test_ranks_with_fewer_records_run_as_many_passes() -> None:
+    for rank in result(trains_on_parts):
+        assert close(rank["weights"], without_noise(rank["draws"]))
+
+
+def test_it_runs_with_the_systems_randomness_and_on_empty_draws() -> None:
+    assert len(set(result(trains_in_secret))) == 1
+    assert result(draws_nobody) == [0, 0]
+
+
+def test_the_audit_passes() -> None:
+    for checks in result(audits):
+        assert all(checks.values()), checks
+
+
+def test_sabotages_are_caught() -> None:
+    caught = {"norm_of_own_shard": False, "noise_of_one_stream": False}
+    assert result(sabotaged) == [caught, caught]
+
+
+def test_a_run_resumes_bit_for_bit() -> None:
+    for rank in result(resumes):
+        assert equal(rank["saved"], rank["loaded"])
+        assert all(map(torch.equal, *rank["draws"]))
+        assert equal(*rank["weights"])
+        assert rank["steps"] == (4, 4)  # the repeated steps are not charged again
+        assert rank["files"] == 2
+
+
+def test_another_number_of_ranks_has_the_same_weights_and_pays_for_new_noise() -> None:
+    rank = result(resumes)[0]
+    assert equal(rank["saved"], rank["alone"])
+    assert (rank["alone_steps"], rank["alone_charges"]) == (2, 5)
+
+
+def test_shards_go_on_where_one_process_was() -> None:
+    first, second = result(resumes_from_one_process)
+    assert equal(first["saved"], first["loaded"])
+    assert equal(first["saved"], second["loaded"])
+    assert torch.equal(first["drawn"][0], first["next"])
+    assert torch.equal(first["drawn"][0], second["drawn"][0])
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("clipping", "clipping by Linf with parameters that are sharded"),
+        ("noise", "clipping by Lp with parameters that are sharded"),
+        ("units", "units= (owners of several records) with parameters that are sharded"),
+        ("release", "release by Selective with parameters that are sharded"),
+        ("mp_policy", "with mp_policy: the weights"),
+        ("placement", "every number must be in exactly one shard"),
+        ("some", "is not sharded, and others are"),
+        ("one process", "has fully_shard applied to it and the step runs in one process"),
+        ("train", "of rank 0, which holds a part of the weights"),
+        ("override", "CanaryStep, which overrides clip_physical_batch, with parameters"),
+        ("state_dict", "sharded_checkpoint on every rank"),
+        ("branch", "branches on a value, and its parameters are sharded"),
+        ("derived", "derives a value from its parameters alone"),
+        ("no records", "rank 1 holds 0 records, and the parameters are sharded"),
+    ],
+)
+def test_what_is_not_provided_for_is_refused_on_every_rank(case: str, text: str) -> None:
+    for rank in result(refuses):
+        assert text in rank[case]
