@@ -216,8 +216,9 @@ def train(
         if step.sharded is not None:
             raise Unsupported(
                 "the model has fully_shard applied to it: evaluation and the run's folder are of rank "
-                "0, which holds a part of the weights. Loop `for batch in step.batches(data): step(batch)` "
-                "with hush.PrivateStep, and save with hush.training.distributed.sharded_checkpoint."
+                "0, which holds a part of the weights. Loop `for batch in step.batches(data): "
+                "step(batch)` with hush.PrivateStep, and save with "
+                "hush.training.distributed.sharded_checkpoint."
             )
         check_delta(budget.delta, step.records, step.adjacency.unit)
         origin, metrics = dict[str, Any](), list[dict[str, Any]]()

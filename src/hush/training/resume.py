@@ -33,7 +33,7 @@ _FACTS = {
     "views": "views",
 }
 
-NEWER = {"replayed", "processes"}
+NEWER = {"replayed", "processes", "sharded"}
 """Entries that checkpoints of earlier versions lack: they were of one process, without a decision."""
 
 
@@ -106,6 +106,7 @@ def state_of(step: "StepState") -> dict[str, Any]:
         "optimizer": step.optimizer.state_dict(),
         "replayed": step.replayed,
         "processes": ranks_of(step),
+        "sharded": step.sharded is not None,
     }
 
 
@@ -139,18 +140,24 @@ def _load(step: "StepState", state: dict[str, Any]) -> None:
     if isinstance(step.plan.release, Selective):
         step.accepted_trials = state["accepted"]
     step.replayed = state.get("replayed")  # so that steps taken again round alike
-    ranks = state.get("processes", 1)
+    theirs = _noise_layout(state.get("processes", 1), sharded=state.get("sharded", False))
+    ours = _noise_layout(ranks_of(step), sharded=step.sharded is not None)
     if isinstance(step.generator, SystemSource):
         step.reseed()
-    elif ranks != ranks_of(step) and _charged_since(step):
+    elif theirs != ours and _charged_since(step):
         warnings.warn(
-            f"steps were charged by {ranks} processes since the checkpoint, and this run has "
-            f"{ranks_of(step)}, which add other noise: they are drawn anew and charged again. Resume "
-            f"with {ranks} processes to repeat them without a charge.",
+            f"steps were charged by {theirs} since the checkpoint, and this run has {ours}, which add "
+            f"other noise: they are drawn anew and charged again. Resume with {theirs} to repeat them "
+            "without a charge.",
             PrivacyWarning,
             stacklevel=4,
         )
         step.reseed()
+
+
+def _noise_layout(ranks: int, *, sharded: bool) -> str:
+    """Who draws the noise of which coordinates, in words."""
+    return f"{ranks} processes{' with sharded parameters' * sharded}"
 
 
 def _charged_since(step: "StepState") -> bool:
