@@ -1,6 +1,8 @@
 """Two processes train a model whose parameters they share out by `fully_shard`, in one start of them."""
 
 import math
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -166,6 +168,20 @@ def draws_nobody(folder: Path) -> int:
     plan = plan_of(sampling=hush.Poisson(rate=0.01))
     step = step_on(sharded_model(), plan=plan)
     return min(map(len, trained(step, 6)))
+
+
+def rank_without_a_shard(folder: Path) -> dict[str, Any]:
+    """A parameter of one row, which is all rank 0's."""
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.ones_(model.weight)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = PrivateStep(
+        model, lambda outputs, _: outputs[:, 0], optimizer, plan_of(), records=RECORDS, physical_batch=4
+    )
+    trained(step, 2, (torch.ones(RECORDS, 3), torch.ones(RECORDS)))
+    assert step.update is not None
+    return {"update": step.update.numel(), "weights": weights_of(model)}
 
 
 def audits(folder: Path) -> dict[str, bool]:
@@ -361,6 +377,7 @@ SCENARIOS = (
     trains_on_parts,
     trains_in_secret,
     draws_nobody,
+    rank_without_a_shard,
     audits,
     sabotaged,
     resumes,
@@ -452,6 +469,12 @@ def test_it_runs_with_the_systems_randomness_and_on_empty_draws() -> None:
     assert result(draws_nobody) == [0, 0]
 
 
+def test_a_rank_may_hold_nothing() -> None:
+    first, second = result(rank_without_a_shard)
+    assert (first["update"], second["update"]) == (3, 0)
+    assert equal(first["weights"], second["weights"])
+
+
 def test_the_audit_passes() -> None:
     for checks in result(audits):
         assert all(checks.values()), checks
@@ -507,3 +530,31 @@ def test_shards_go_on_where_one_process_was() -> None:
 def test_what_is_not_provided_for_is_refused_on_every_rank(case: str, text: str) -> None:
     for rank in result(refuses):
         assert text in rank[case]
+
+
+def second_dies_in_a_pass(folder: Path) -> None:
+    """Rank 1 is gone in the backward pass of step 2, while rank 0 waits for weights."""
+    step = step_on(sharded_model(), ledger=folder / "ledger.jsonl")
+    batches = step.batches(sentences(), steps=3)
+    step(next(batches))
+    if dist.get_rank():
+        step.loss = lambda *_: os._exit(9)
+    try:
+        step(next(batches))
+    except hush.errors.ProcessFailed as error:
+        sharded = all(isinstance(value, DTensor) for value in step.model.parameters())
+        torch.save((str(error), sharded), folder / "left.pt")
+        os._exit(0)
+
+
+def test_a_rank_that_dies_in_a_pass_leaves_the_other_stopped_and_nothing_charged() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        codes = spawned.start((second_dies_in_a_pass,), 2, folder, timeout=30.0)
+        shared = Path(folder, second_dies_in_a_pass.__name__)
+        text, sharded = torch.load(shared / "left.pt")
+        with hush.Ledger(shared / "ledger.jsonl") as ledger:
+            assert sum(ledger.counts.values()) == 1
+    assert codes == [0, 9]
+    assert "rank 0 of 2 cannot go on at gathering the weights" in text
+    assert "Step 1 is on the ledger" in text
+    assert sharded, "whole weights are freed where a pass ends in an error"

@@ -71,9 +71,9 @@ class ShardedParameters:
         rows = [self.processes.slice_size(len(total)) for total in sums]
         sizes = [count * math.prod(total.shape[1:]) for count, total in zip(rows, sums, strict=True)]
         sent = sums[0].new_zeros(ranks, sum(sizes))
-        for part in sent.split(sizes, dim=1):
-            total = sums.pop(0)
-            for rank, piece in enumerate(total.split(self.processes.slice_size(len(total)))):
+        for part, count in zip(sent.split(sizes, dim=1), rows, strict=True):
+            # the whole sum of a parameter is let go of as soon as it is cut
+            for rank, piece in enumerate(sums.pop(0).split(count)):
                 part[rank, : piece.numel()] = piece.reshape(-1)
         received = self.processes.sum_slices(sent.view(-1)).split(sizes)
         shards = local_values(self.modules.parameters[name] for name in names)
