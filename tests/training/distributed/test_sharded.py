@@ -184,6 +184,76 @@ def rank_without_a_shard(folder: Path) -> dict[str, Any]:
     return {"update": step.update.numel(), "weights": weights_of(model)}
 
 
+class Tied(nn.Module):
+    """Scores of words by the table that the words are looked up in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.block = Block()
+        self.head = nn.Linear(WIDTH, WORDS)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.block(self.words(tokens)).mean(1))
+        return scores
+
+
+class Attending(nn.Module):
+    """An encoder layer of torch's own, after a recurrent one; its norms are frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.over_time = nn.LSTM(WIDTH, WIDTH, batch_first=True)
+        self.block = nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.0, batch_first=True)
+        self.block.norm1.requires_grad_(False)
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.block(self.over_time(self.words(tokens))[0]).mean(1))
+        return scores
+
+
+class Images(nn.Module):
+    """Convolutions of the tokens as one-hot images, used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(WORDS, 4, 2)
+        self.block = nn.Sequential(nn.GroupNorm(2, 4), nn.Conv1d(4, 4, 1), nn.ReLU(inplace=True))
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.first(functional.one_hot(tokens, WORDS).mT.float())
+        scores: Tensor = self.head(self.block(self.block(x)).mean(2))
+        return scores
+
+
+def sums_of_other_layers(folder: Path) -> dict[str, float]:
+    """How far the sums of shards are from those of one process with the whole model."""
+    batch = Batch(torch.arange(7), sentences(), 3)
+    apart = {}
+    for kind in (Tied, Attending, Images):
+        sums = []
+        for sharded in (False, True):
+            torch.manual_seed(0)
+            model: Any = kind()
+            if sharded:
+                fully_shard(model.block)
+                fully_shard(model)
+            step = step_on(model, processes=None if sharded else False)
+            total = step.clipped_sum(batch).clone()
+            trained_values = list(step.trainable().values())
+            if step.sharded is not None:
+                step.sharded.set_gradients(trained_values, total)
+                grads = [value.grad.full_tensor() for value in trained_values]  # type: ignore[union-attr]
+                total = torch.cat([grad.double().reshape(-1) for grad in grads])
+            sums.append(total)
+        apart[kind.__name__] = float((sums[0] - sums[1]).abs().max() / sums[0].abs().max())
+    return apart
+
+
 def audits(folder: Path) -> dict[str, bool]:
     step = step_on(sharded_model())
     observed = observe(step, sentences(), 12)
@@ -378,6 +448,7 @@ SCENARIOS = (
     trains_in_secret,
     draws_nobody,
     rank_without_a_shard,
+    sums_of_other_layers,
     audits,
     sabotaged,
     resumes,
@@ -473,6 +544,11 @@ def test_a_rank_may_hold_nothing() -> None:
     first, second = result(rank_without_a_shard)
     assert (first["update"], second["update"]) == (3, 0)
     assert equal(first["weights"], second["weights"])
+
+
+def test_the_sums_of_other_layers_are_those_of_one_process() -> None:
+    for apart in result(sums_of_other_layers):
+        assert all(distance < 1e-5 for distance in apart.values()), apart
 
 
 def test_the_audit_passes() -> None:
