@@ -170,3 +170,9 @@ def call_loss(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any, count
     raise Unsupported(
         f"the loss returned shape {tuple(values.shape)} for a batch of one record, not (1,): {way_out}"
     )
+
+
+def local_shard(parameter: Tensor) -> Tensor:
+    """This rank's shard of a parameter that is split over ranks; a whole one itself."""
+    shard: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return shard

@@ -26,6 +26,7 @@ LEDGERS = {
     "train.py": "runs/digits/ledger.jsonl",
     "accelerate_train.py": "ledger.jsonl",
     "lightning_train.py": "ledger.jsonl",
+    "sharded_train.py": "ledger.jsonl",
 }
 WRAPPED = """
 import torch

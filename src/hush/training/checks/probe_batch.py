@@ -25,6 +25,7 @@ from hush.gradients.tree import (
     call_model,
     check_arguments,
     expand_views,
+    local_shard,
     tree_leaves,
     tree_map,
     uncompiled,
@@ -237,7 +238,7 @@ def activations(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> int:
     Of segments that are recomputed (gradient checkpointing): their arguments, and what the largest one
     keeps.
     """
-    weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
+    weights = {local_shard(value).untyped_storage().data_ptr() for value in model.parameters()}
     kept: dict[int, int] = {}
     recomputed: list[dict[int, int]] = [{}]
 

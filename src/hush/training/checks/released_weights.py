@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.errors import LedgerError, PrivacyWarning
 from hush.gradients.forward.module_tree import ModuleTree
+from hush.gradients.tree import local_shard
 
 Reading = tuple[list[tuple[int, int]], Tensor]
 """Address and version of each parameter, and the bits of their norms."""
@@ -75,10 +76,7 @@ class WeightsGuard:
         of a NaN are equal to themselves, stay on the device until they are compared, so that a step does
         not wait for what it has just moved.
         """
-        values: list[Tensor] = [
-            value.to_local() if hasattr(value, "to_local") else value  # of a sharded one, this rank's
-            for value in self._tree.parameters().values()
-        ]
+        values = [local_shard(value) for value in self._tree.parameters().values()]
         with torch.autocast(values[0].device.type, enabled=False):  # it takes norms in other precisions
             norms = torch._foreach_norm(values)
         if len({norm.dtype for norm in norms}) > 1:

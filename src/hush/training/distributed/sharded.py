@@ -24,7 +24,7 @@ from hush.core.sensitivity import SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.sharding import ShardedModules
 from hush.gradients.tape import GradientTape, MaskedTape
-from hush.gradients.tree import sharded_models
+from hush.gradients.tree import local_shard, sharded_models
 from hush.noise.gaussian import Gaussian
 from hush.training.distributed.group import Processes
 from hush.training.private_gradient import fingerprint, split_like
@@ -137,7 +137,7 @@ class ShardedTape:
 def local_values(parameters: Any) -> list[Tensor]:
     """What this rank holds of each parameter: its shard, or the whole one where it is not split."""
     with torch.no_grad():
-        return [value.to_local() if isinstance(value, DTensor) else value for value in parameters]
+        return [local_shard(value) for value in parameters]
 
 
 def shard_parameters(step: "StepState", processes: Processes) -> ShardedParameters | None:
