@@ -11,7 +11,7 @@ from torch import nn
 import hush
 from hush.core.parts import Noise
 from hush.core.randomness import Stream
-from hush.training.private_gradient import (
+from hush.training.phases.private_gradient import (
     early_noise,
     fingerprint,
     run_in_background,
@@ -26,7 +26,7 @@ def update(
     noise: Noise, monkeypatch: pytest.MonkeyPatch, many: int, rate: float = 0.5
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What one step releases, and the state of its generator then."""
-    monkeypatch.setattr("hush.training.private_gradient._BACKGROUND_SIZE", many)
+    monkeypatch.setattr("hush.training.phases.private_gradient._BACKGROUND_SIZE", many)
     torch.manual_seed(0)
     model = nn.Linear(60, 30)
     inputs, targets = torch.randn(RECORDS, 60), torch.randint(0, 30, (RECORDS,))
@@ -63,7 +63,7 @@ def update(
 def test_early_noise_is_the_same_noise(
     noise: Noise, rate: float, spare: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hush.training.private_gradient.spare_core", lambda: spare)
+    monkeypatch.setattr("hush.training.phases.private_gradient.spare_core", lambda: spare)
     late, late_state = update(noise, monkeypatch, 10**9, rate)
     early, early_state = update(noise, monkeypatch, 1, rate)
     assert torch.equal(early, late)
@@ -86,7 +86,7 @@ def test_only_noise_that_does_not_depend_on_the_sum_comes_before_it() -> None:
 def test_coordinates_and_noise_are_not_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come from one generator, which two threads must not share."""
     early: list[bool] = []
-    monkeypatch.setattr("hush.training.private_gradient._BACKGROUND_SIZE", 1)
+    monkeypatch.setattr("hush.training.phases.private_gradient._BACKGROUND_SIZE", 1)
     model = nn.Linear(3, 2)
     for sampling in (hush.Poisson(rate=0.5), hush.Twice(rate=0.5, coordinate_rate=0.5)):
         noise = hush.Gaussian(multiplier=1.0)
@@ -114,7 +114,7 @@ def test_a_thread_is_not_added_to_as_many_as_there_are_cores(monkeypatch: pytest
 
 @pytest.mark.parametrize("spare", [False, True])
 def test_what_the_work_raises_is_raised(spare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hush.training.private_gradient.spare_core", lambda: spare)
+    monkeypatch.setattr("hush.training.phases.private_gradient.spare_core", lambda: spare)
 
     def work() -> None:
         raise ValueError("no noise")
@@ -124,7 +124,7 @@ def test_what_the_work_raises_is_raised(spare: bool, monkeypatch: pytest.MonkeyP
 
 
 def test_the_work_is_over_when_the_block_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hush.training.private_gradient.spare_core", lambda: True)
+    monkeypatch.setattr("hush.training.phases.private_gradient.spare_core", lambda: True)
     done: list[int] = []
 
     def work() -> None:
@@ -137,7 +137,7 @@ def test_the_work_is_over_when_the_block_fails(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_interrupt_waits_for_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hush.training.private_gradient.spare_core", lambda: True)
+    monkeypatch.setattr("hush.training.phases.private_gradient.spare_core", lambda: True)
     done: list[int] = []
     waits: list[int] = []
 
@@ -151,7 +151,7 @@ def test_an_interrupt_waits_for_the_work(monkeypatch: pytest.MonkeyPatch) -> Non
             raise KeyboardInterrupt
         wait(works)
 
-    monkeypatch.setattr("hush.training.private_gradient.wait", impatient)
+    monkeypatch.setattr("hush.training.phases.private_gradient.wait", impatient)
     with pytest.raises(KeyboardInterrupt), run_in_background(work):
         pass
     assert done == [1]

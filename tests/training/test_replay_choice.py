@@ -15,7 +15,7 @@ from hush.gradients.cuda_graphs.cuda_graph import CapturedGraph, CaptureError
 from hush.gradients.cuda_graphs.replay import Replay
 from hush.gradients.recording import record
 from hush.training import replay_choice
-from hush.training.replay_choice import host_bound, worth
+from hush.training.phases.replay_choice import host_bound, worth
 
 RECORDS = 100
 BATCH = torch.randn(RECORDS, 4), torch.randint(0, 3, (RECORDS,))

@@ -32,7 +32,7 @@ from hush.pate.teachers import (
 from hush.training import checkpoint
 from hush.training.data import count
 from hush.training.distributed.group import check_first_rank
-from hush.training.private_gradient import fingerprint
+from hush.training.phases.private_gradient import fingerprint
 from hush.training.units import Owners, owner_ids
 
 _LESSON = Lesson()

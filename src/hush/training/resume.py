@@ -18,7 +18,8 @@ from hush.training.data import Data
 from hush.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from hush.training.step_state import StepState
+    from hush.training.phases.resumable import ResumableStep
+    from hush.training.phases.state import StepState
 
 Scheduler = LRScheduler | ReduceLROnPlateau
 
@@ -38,7 +39,7 @@ NEWER = {"replayed", "processes", "sharded"}
 
 
 def save_run(
-    folder: RunFolder, step: "StepState", scheduler: Scheduler | None, origin: dict[str, Any]
+    folder: RunFolder, step: "ResumableStep", scheduler: Scheduler | None, origin: dict[str, Any]
 ) -> None:
     """Write the run's checkpoint: the step, the scheduler, and the origin that resuming is held to."""
     state = None if scheduler is None else scheduler.state_dict()
@@ -48,7 +49,7 @@ def save_run(
 
 def resume_run(
     folder: RunFolder | None,
-    step: "StepState",
+    step: "ResumableStep",
     scheduler: Scheduler | None,
     data: Data,
     generator: torch.Generator | None,

@@ -13,23 +13,23 @@ from hush.core.parts import Sampling
 from hush.core.ranges import check_count
 from hush.core.release import Selective
 from hush.gradients.checks.models import check_model, check_optimizer
-from hush.gradients.public_basis import PublicBasis
 from hush.training.checks.disjoint import check_public
 from hush.training.checks.probe_batch import check_some_number, probe_batch
 from hush.training.data import Batch, Data, check_present, count, held_slots, same_slots
 from hush.training.distributed.charge import charge_together
-from hush.training.distributed.group import Processes, told
+from hush.training.distributed.group import told
 from hush.training.distributed.handshake import check_same_weights
-from hush.training.distributed.noise_slices import NoiseSlices
 from hush.training.distributed.streams import draw_shared
 from hush.training.methods.selective import Trials
-from hush.training.private_gradient import Layout, early_noise, fingerprint, noisy_mean, set_gradients
-from hush.training.replay_choice import choose_replay
-from hush.training.step_sum import ClippedSumStep
+from hush.training.phases.noisy_mean import NoisyMeanStep
+from hush.training.phases.private_gradient import (
+    set_gradients,
+)
+from hush.training.phases.replay_choice import choose_replay
 from hush.training.units import check_length
 
 
-class PrivateStep(ClippedSumStep):
+class PrivateStep(NoisyMeanStep):
     """Runs the steps of a plan on a model and charges each one.
 
     **Guarantee.** Everything that the steps on its ledger released (the weights, the optimizer's
@@ -193,81 +193,6 @@ class PrivateStep(ClippedSumStep):
                     "resume=True."
                 )
             raise
-
-    def private_gradient(self, batch: Batch) -> Tensor:
-        """Noisy mean of the clipped per-sample gradients of a batch, to be charged before it is used.
-
-        `privatize(clipped_sum(batch))`, with the noise drawn while gradients are computed where it pays;
-        an override must release no more.
-
-        Args:
-            batch: slots drawn under the plan.
-
-        Returns:
-            Flat vector in double precision, the trainable parameters one after another; of sharded
-            ones, this rank's shards.
-        """
-        layout, basis = self.layout(), self._basis()
-        self._begin_streams()
-        if self.sharded is not None:
-            with told(self.processes):
-                return self.privatize(self._sharded_sum(batch, self.sharded))
-        if self.processes is not None:
-            with told(self.processes):
-                return self._noise_slices(layout, basis, self.processes).mean_of_shares(
-                    partial(self._local_sum, batch, basis, layout), self.device
-                )
-        if self._replay is None or type(self).clip_physical_batch is not PrivateStep.clip_physical_batch:
-            return self._noisy_sum(batch, layout, basis)
-        # the GPU is not waited for before noise is on its way; a sum that cannot be used is then zero,
-        # never released, and computed again
-        before = self._mask_stream.get_state(), self._skipped
-        self._verify_later = True
-        try:
-            update = self._noisy_sum(batch, layout, basis)
-        finally:
-            self._verify_later = False
-        if self._replay.failed():
-            self._mask_stream.set_state(before[0])
-            self._skipped = before[1]
-            update = self._noisy_sum(batch, layout, basis)
-        return update
-
-    def _noisy_sum(self, batch: Batch, layout: Layout, basis: PublicBasis | None) -> Tensor:
-        """Noisy mean, of noise that is drawn while gradients are computed where that pays."""
-        with early_noise(self.plan, layout, self.generator, self.device) as drawn:
-            total, noise = self._sum(batch, basis, layout), drawn()
-        return noisy_mean(total, self.plan, layout, basis, self.records, self.generator, noise)
-
-    def privatize(self, total: Tensor) -> Tensor:
-        """Noisy mean from a clipped sum; not to be used before it is charged.
-
-        Args:
-            total: of `clipped_sum`; it is overwritten.
-
-        Returns:
-            Flat vector in double precision, the trainable parameters one after another.
-        """
-        layout, basis = self.layout(), self._basis()
-        if self.processes is None:
-            return noisy_mean(total, self.plan, layout, basis, self.records, self.generator)
-        if self._streams is None:
-            self._begin_streams()
-        if self.sharded is not None:
-            assert self._streams is not None
-            return noisy_mean(total, self.plan, layout, None, self.records, self._streams.noise)
-        return self._noise_slices(layout, basis, self.processes).mean_of_sum(total)
-
-    def _noise_slices(
-        self, layout: Layout, basis: PublicBasis | None, processes: Processes
-    ) -> NoiseSlices:
-        assert self._streams is not None
-        source = self._streams.noise
-        return NoiseSlices(self.plan, layout, basis, self.records, source, processes)
-
-    def release_name(self, update: Tensor) -> str:
-        """Fingerprint of a private gradient, by which it is charged; the same on every rank."""
-        return fingerprint([update]) if self.sharded is None else self.sharded.release_name(update)
 
     def charge(self, release: str) -> None:
         """Put the step on the ledger, on disk: only from here on may its release be used.

@@ -24,7 +24,7 @@ from hush.accounting.ledger.ledger import Ledger
 from hush.accounting.ledger.mirror import follow
 from hush.training import step as step_module
 from hush.training.distributed.group import Processes
-from hush.training.private_gradient import fingerprint
+from hush.training.phases.private_gradient import fingerprint
 from hush.training.step import PrivateStep
 from tests.training.distributed import spawned as spawned  # decides what forks begin with
 from tests.training.distributed.problems import data_of, model_of, plan_of, seeded

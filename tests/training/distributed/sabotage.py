@@ -11,12 +11,12 @@ from torch import Tensor
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.randomness import Stream
 from hush.training import step as step_module
-from hush.training import step_state, step_sum
 from hush.training.data import Batch
 from hush.training.distributed import noise_slices
 from hush.training.distributed.group import Processes
 from hush.training.distributed.noise_slices import NoiseSlices, whole_sum
-from hush.training.private_gradient import noisy_mean
+from hush.training.phases import clipped_sum, state
+from hush.training.phases.private_gradient import noisy_mean
 from hush.training.run_folder import open_ledger
 from hush.training.step import PrivateStep
 
@@ -54,7 +54,7 @@ def sampling_per_rank() -> Iterator[None]:
 
     with (
         mock.patch.object(PrivateStep, "draw", of_rank),
-        mock.patch.object(step_sum, "share_of", lambda batch, *_, **__: batch),
+        mock.patch.object(clipped_sum, "share_of", lambda batch, *_, **__: batch),
     ):
         yield
 
@@ -81,7 +81,7 @@ def ledger_per_rank() -> Iterator[None]:
         ledger.charge(plan, **details)
 
     with (
-        mock.patch.object(step_state, "open_ledger_for", opened),
+        mock.patch.object(state, "open_ledger_for", opened),
         mock.patch.object(step_module, "charge_together", charge),
     ):
         yield

@@ -20,7 +20,7 @@ from hush.core.errors import InvalidPlan, InvalidValue, LedgerError
 from hush.training.checks.rehearsal import Snapshot
 from hush.training.data import Batch
 from hush.training.methods.selective import Trials
-from hush.training.private_gradient import fingerprint
+from hush.training.phases.private_gradient import fingerprint
 from hush.training.step import PrivateStep
 
 RECORDS = 60

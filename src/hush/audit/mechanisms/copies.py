@@ -15,7 +15,7 @@ from hush.audit.lower_bound import Draws
 from hush.clipping import L2, Box, Importance, Lp, Subspaces
 from hush.core.plan import Plan
 from hush.noise import BlockGaussian
-from hush.training.private_gradient import split_like
+from hush.training.phases.private_gradient import split_like
 from hush.training.step import PrivateStep
 
 STRENGTH = 100.0

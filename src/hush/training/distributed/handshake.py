@@ -12,11 +12,11 @@ from hush.core.plan import plan_text
 from hush.core.randomness import SystemSource, cryptographic
 from hush.training.data import pair_of
 from hush.training.distributed.group import Processes
-from hush.training.private_gradient import fingerprint
+from hush.training.phases.private_gradient import fingerprint
 
 if TYPE_CHECKING:
     from hush.training.distributed.sharded import ShardedParameters
-    from hush.training.step_state import StepState
+    from hush.training.phases.state import StepState
 
 
 def check_same_step(step: "StepState", processes: Processes, generator: torch.Generator | None) -> None:

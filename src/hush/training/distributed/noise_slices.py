@@ -14,7 +14,7 @@ from hush.core.plan import Plan
 from hush.core.randomness import Randomness
 from hush.gradients.public_basis import PublicBasis
 from hush.training.distributed.group import Processes
-from hush.training.private_gradient import BlockNoise, Layout, early_noise, noisy_mean
+from hush.training.phases.private_gradient import BlockNoise, Layout, early_noise, noisy_mean
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from hush.core.randomness import Stream
 from hush.gradients.tree import tree_leaves
 from hush.training.checks.disjoint import input_names
 from hush.training.data import Data, count, pair_of, take
-from hush.training.private_gradient import fingerprint
+from hush.training.phases.private_gradient import fingerprint
 
 _SPREAD = 256
 """Records, spread over the data, that tell whether two ranks have the same data in the same order."""

@@ -27,10 +27,10 @@ from hush.gradients.tape import GradientTape, MaskedTape
 from hush.gradients.tree import local_shard, sharded_models
 from hush.noise.gaussian import Gaussian
 from hush.training.distributed.group import Processes
-from hush.training.private_gradient import fingerprint, split_like
+from hush.training.phases.private_gradient import fingerprint, split_like
 
 if TYPE_CHECKING:
-    from hush.training.step_state import StepState
+    from hush.training.phases.state import StepState
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +160,7 @@ def shard_parameters(step: "StepState", processes: Processes) -> ShardedParamete
 
 
 def _check_parts(step: "StepState") -> None:
-    from hush.training.step_sum import ClippedSumStep  # which imports this package
+    from hush.training.phases.clipped_sum import ClippedSumStep  # which imports this package
 
     plan = step.plan
     refused = {

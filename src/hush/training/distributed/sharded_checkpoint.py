@@ -29,7 +29,7 @@ from hush.training.distributed.group import Processes, told
 from hush.training.resume import load_state, state_of
 
 if TYPE_CHECKING:
-    from hush.training.step_state import StepState
+    from hush.training.phases.state import StepState
 
 _STATE = "step.safetensors"
 _WEIGHTS = "weights-"

@@ -13,7 +13,7 @@ from hush.gradients.tree import tree_map
 from hush.training.data import Batch, Data, count, describe_record, held_slots, take
 from hush.training.distributed.group import Processes
 from hush.training.distributed.same_records import check_apart, data_digest, record_names
-from hush.training.private_gradient import fingerprint
+from hush.training.phases.private_gradient import fingerprint
 from hush.training.units import Units
 
 

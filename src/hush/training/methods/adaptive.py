@@ -25,7 +25,7 @@ from hush.gradients.tree import tree_map
 from hush.noise import Gaussian
 from hush.training.data import Batch, Data, check_present, count, own_randomness
 from hush.training.distributed.group import check_first_rank
-from hush.training.private_gradient import split_like
+from hush.training.phases.private_gradient import split_like
 from hush.training.step import PrivateStep
 
 _WHY = "a step goes so far along the noisy direction at most"

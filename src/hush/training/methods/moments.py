@@ -26,7 +26,7 @@ from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch
 from hush.training.distributed.group import check_first_rank
-from hush.training.private_gradient import fingerprint
+from hush.training.phases.private_gradient import fingerprint
 
 Statistics = TypeVar("Statistics")
 Pair = tuple[Term, Term]

@@ -20,7 +20,7 @@ from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch
 from hush.training.distributed.group import check_first_rank
 from hush.training.methods.public_gradients import QUANTILE
-from hush.training.private_gradient import fingerprint
+from hush.training.phases.private_gradient import fingerprint
 
 _EDGE = number(above=0, at_most=1e12, why="norms are sorted by their logarithm", example=1.0)
 

@@ -20,7 +20,7 @@ from hush.sampling import Poisson
 from hush.training.checks.rehearsal import Snapshot
 from hush.training.data import Batch, own_randomness
 from hush.training.distributed.streams import rank_source
-from hush.training.private_gradient import fingerprint
+from hush.training.phases.private_gradient import fingerprint
 
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep

@@ -19,8 +19,8 @@ from hush.training.checks.probe_batch import stand_ins
 from hush.training.data import Data, count, held_slots, take
 
 if TYPE_CHECKING:
+    from hush.training.phases.state import StepState
     from hush.training.step import PrivateStep
-    from hush.training.step_state import StepState
 
 _HOST_BOUND = 0.3
 """Share of a batch's time that a batch of two records takes, below which the GPU hardly waits."""

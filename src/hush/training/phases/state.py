@@ -1,4 +1,4 @@
-"""State of a private step: model, ledger, randomness and counters, and how a run resumes from them."""
+"""State of a private step: model, ledger, randomness and counters."""
 
 import os
 import secrets
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hush.accounting.epsilon import rdp
 from hush.accounting.ledger.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
-from hush.core.errors import DataError, InvalidValue, Unsupported
+from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import Arithmetic, Guarantee, Neighbours, Secrecy, check_delta, check_neighbours
 from hush.core.parts import Clipping
 from hush.core.plan import Plan
@@ -41,9 +41,8 @@ from hush.training.distributed.shares import Placement, check_shard
 from hush.training.distributed.streams import StepStreams, shared_source
 from hush.training.methods.public_basis import basis_schedule
 from hush.training.methods.selective import check_hidden_trials
-from hush.training.private_gradient import Layout, rounding_of
-from hush.training.replay_choice import check_replay
-from hush.training.resume import load_state, settings_of, state_of
+from hush.training.phases.replay_choice import check_replay
+from hush.training.resume import settings_of
 from hush.training.units import Owners, adjacency_of, public_count, units_of
 
 if TYPE_CHECKING:
@@ -215,11 +214,6 @@ class StepState(SingleOwner):
         return self.accepted_trials if isinstance(self.plan.release, Selective) else self.steps
 
     @property
-    def rounding(self) -> float:
-        """Share of its bound by which rounding may let one record move a clipped sum more than that."""
-        return self.layout().rounding
-
-    @property
     def arithmetic(self) -> Arithmetic:
         """Whether what ran so far rounded within what is paid for, under noise drawn exactly."""
         exact = cryptographic(self.generator) and self.plan.noise.exact and self.rounding_bounded
@@ -235,28 +229,6 @@ class StepState(SingleOwner):
     def trainable(self) -> dict[str, nn.Parameter]:
         """Parameters to train, by name; which ones they are may change between steps."""
         return self._tree.trainable()
-
-    def layout(self) -> Layout:
-        """Trainable parameters as of now, and the sensitivity set of each block of the clipping."""
-        parameters = self.trainable()
-        size = sum(parameter.numel() for parameter in parameters.values())
-        if size > self.dimension and grows_with_dimension(self.plan):
-            raise Unsupported(
-                f"{size} numbers are to be trained and the step was made for {self.dimension}: "
-                f"{self.plan} costs more the more there are. Let all require gradients before making it."
-            )
-        sensitivity = self._sensitivity(size)
-        sizes = [block.dimension or 0 for block in sensitivity]
-        if self.sharded is not None:
-            sizes = [self.sharded.own_size(parameters)]
-        return Layout(parameters, sensitivity, sizes, rounding_of(parameters.values()))
-
-    def _sensitivity(self, size: int) -> Sequence[SensitivitySet]:
-        """Sensitivity set of each block of the clipping; kept, as it is the same in most steps."""
-        kept, clipping = self._kept_sensitivity, self.plan.clipping
-        if kept is None or kept[0] is not clipping or kept[1] != size:
-            kept = self._kept_sensitivity = clipping, size, clipping.sensitivity(size)
-        return kept[2]
 
     def to_device(self, value: Tensor) -> Tensor:
         """A tensor where the model is."""
@@ -288,27 +260,6 @@ class StepState(SingleOwner):
         """
         self._weights.adopt(self.ledger)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Checkpoint: all that a step needs to go on exactly as it would have (secret)."""
-        self._check_nothing_pending()
-        self._check_not_sharded("state_dict()")
-        return state_of(self)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint, on the ledger that was charged for it.
-
-        Args:
-            state: of `state_dict`, of the same plan, data, optimizer, views and kind of randomness. Of
-                several ranks, that of rank 0 is loaded on all; the others may pass an empty one.
-        """
-        with told(self.processes):
-            self._check_nothing_pending()
-            self._check_not_sharded("load_state_dict()")
-            if self.processes is not None:
-                state = self.processes.from_first("the checkpoint", lambda: state)
-            load_state(self, state)
-            self.adopt_weights()
-
     def reseed(self) -> None:
         """Draw new randomness from here on; steps taken again are then charged again.
 
@@ -327,14 +278,6 @@ class StepState(SingleOwner):
         self.generator = shared_source(self.generator, self.processes)
         run: str = self.processes.said_by_first("the name of the run", partial(secrets.token_hex, 8))
         return run
-
-    def _check_not_sharded(self, what: str) -> None:
-        if self.sharded is not None:
-            raise Unsupported(
-                f"{what} of a step whose parameters are sharded: a rank has its shard alone, and a "
-                "checkpoint is of the whole model. Call save and load of "
-                "hush.training.distributed.sharded_checkpoint on every rank."
-            )
 
     def _check_nothing_pending(self) -> None:
         if self.pending_batch is not None:

@@ -1,6 +1,7 @@
 """Clipped sum of a step: over the physical batches of a batch, computed or replayed."""
 
 import hashlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -8,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hush.core.errors import ProcessFailed
+from hush.accounting.mechanism import grows_with_dimension
+from hush.core.errors import ProcessFailed, Unsupported
 from hush.core.randomness import Stream, SystemSource
+from hush.core.sensitivity import SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import record
@@ -21,21 +24,48 @@ from hush.training.distributed.group import told
 from hush.training.distributed.noise_slices import whole_sum
 from hush.training.distributed.shares import Placement, padded_batches, place, share_of
 from hush.training.distributed.streams import step_streams
-from hush.training.private_gradient import Layout, fingerprint
+from hush.training.phases.private_gradient import Layout, fingerprint, rounding_of
+from hush.training.phases.resumable import ResumableStep
 from hush.training.resume import settings_of
-from hush.training.step_state import StepState
 
 if TYPE_CHECKING:
     from hush.training.distributed.sharded import ShardedParameters
 
 
-class ClippedSumStep(StepState):
+class ClippedSumStep(ResumableStep):
     """Clipped sums of a step's batches; `PrivateStep` adds the other phases of a step."""
 
     _mask_stream: Stream  # of dropout, views and coins alone: noise is drawn at the same time
     _accumulator: Tensor | None = None
     _verify_later: bool = False
     """Whether replays are used before the GPU says that they can be."""
+
+    @property
+    def rounding(self) -> float:
+        """Share of its bound by which rounding may let one record move a clipped sum more than that."""
+        return self.layout().rounding
+
+    def layout(self) -> Layout:
+        """Trainable parameters as of now, and the sensitivity set of each block of the clipping."""
+        parameters = self.trainable()
+        size = sum(parameter.numel() for parameter in parameters.values())
+        if size > self.dimension and grows_with_dimension(self.plan):
+            raise Unsupported(
+                f"{size} numbers are to be trained and the step was made for {self.dimension}: "
+                f"{self.plan} costs more the more there are. Let all require gradients before making it."
+            )
+        sensitivity = self._sensitivity(size)
+        sizes = [block.dimension or 0 for block in sensitivity]
+        if self.sharded is not None:
+            sizes = [self.sharded.own_size(parameters)]
+        return Layout(parameters, sensitivity, sizes, rounding_of(parameters.values()))
+
+    def _sensitivity(self, size: int) -> Sequence[SensitivitySet]:
+        """Sensitivity set of each block of the clipping; kept, as it is the same in most steps."""
+        kept, clipping = self._kept_sensitivity, self.plan.clipping
+        if kept is None or kept[0] is not clipping or kept[1] != size:
+            kept = self._kept_sensitivity = clipping, size, clipping.sensitivity(size)
+        return kept[2]
 
     def clipped_sum(self, batch: Batch) -> Tensor:
         """Sum of the clipped per-sample gradients of a batch (sensitive).
