@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hush.accounting.filters import RenyiFilter
     from hush.accounting.ledger.ledger import Ledger
     from hush.accounting.per_instance.bounded import fisher, individual_rdp
+    from hush.accounting.risk import Risk
     from hush.accounting.shaping.fit import fit_noise
     from hush.pate.argmax import NoisyMax
     from hush.pate.confident import Confident
@@ -55,6 +56,7 @@ __all__ = [
     "PrivacyWarning",
     "PrivateStep",
     "RenyiFilter",
+    "Risk",
     "Selective",
     "calibrate",
     "epsilon",
@@ -81,6 +83,7 @@ _LAZY = {
     "NoisyWhitening": "training.methods.whitening",
     "PrivateStep": "training.step",
     "RenyiFilter": "accounting.filters",
+    "Risk": "accounting.risk",
     "calibrate": "accounting.calibrate",
     "epsilon": "accounting.epsilon",
     "fisher": "accounting.per_instance.bounded",

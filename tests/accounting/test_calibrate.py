@@ -154,7 +154,7 @@ def test_steps_of_a_plan_that_needs_the_dimension() -> None:
 @pytest.mark.parametrize("find", [hush.calibrate, hush.fit_noise])
 @pytest.mark.parametrize("wrong", [2.0, None, (2.0, 1e-5)])
 def test_a_number_is_no_budget(find: Any, wrong: object) -> None:
-    with pytest.raises(InvalidValue, match=r"^budget=.* must be a Budget, .*hush\.Budget\(epsilon=3"):
+    with pytest.raises(InvalidValue, match=r"^budget=.* must be a Budget.*hush\.Budget\(epsilon=3"):
         find(plan(), wrong, steps=10)
 
 

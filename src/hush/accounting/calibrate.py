@@ -1,4 +1,4 @@
-"""Calibration: the noise multiplier, sampling rate or number of steps that a budget allows."""
+"""Calibration: the noise multiplier, sampling rate or number of steps that a budget or a risk allows."""
 
 import math
 from collections import Counter
@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from hush.accounting.epsilon import Dimension, upper_epsilon
+from hush.accounting.epsilon import Dimension
 from hush.accounting.mechanism import mechanism
+from hush.accounting.risk import Limit, allowance, check_limit, cost, stated
 from hush.core.errors import BudgetExceeded, InvalidValue
-from hush.core.guarantee import RECORD, Adjacency, Budget
+from hush.core.guarantee import RECORD, Adjacency
 from hush.core.plan import Plan
 from hush.core.ranges import check_count, check_kind
 from hush.sampling import Poisson
@@ -18,7 +19,7 @@ from hush.sampling import Poisson
 _MIN_MULTIPLIER, _MAX_MULTIPLIER = 1e-3, 1e9
 _MAX_STEPS = 10**12
 _MIN_RATE = 1e-9
-# How far below the budget a calibrated epsilon may end, relatively.
+# How far below the limit a calibrated cost may end, relatively.
 _SLACK = 1e-3
 # Interpolations in a row that may fail to halve the bracket before it is bisected.
 _PATIENCE = 2
@@ -34,7 +35,7 @@ _NOTHING: Mapping[Plan, int] = MappingProxyType({})
 
 def calibrate(
     plan: Plan,
-    budget: Budget,
+    budget: Limit,
     steps: int,
     dimension: int | None = None,
     *,
@@ -45,7 +46,7 @@ def calibrate(
 
     Args:
         plan: Sampling, clipping, noise and release; its multiplier is replaced.
-        budget: Epsilon and delta that may be spent.
+        budget: Epsilon and delta that may be spent; or a `Risk`, the attack that may succeed.
         steps: Number of steps.
         dimension: Number of parameters, as in `hush.rdp`.
         spent: Steps of each plan charged before, e.g. `Ledger.counts`, which the budget covers too;
@@ -56,7 +57,8 @@ def calibrate(
         The plan with the calibrated multiplier.
 
     **Guarantee.** The upper bound on epsilon is at most `budget.epsilon`, and within 0.1% of it
-    unless a multiplier of 0.001, the smallest considered, is private enough already.
+    unless a multiplier of 0.001, the smallest considered, is private enough already. So it is of the
+    gain over a blind guess that a `Risk` allows.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -69,7 +71,7 @@ def calibrate(
     True
     """
     mechanism(check_kind("plan", plan, Plan), dimension)
-    check_kind("budget", budget, Budget)
+    check_limit(budget)
     if not isinstance(spent, Mapping):
         raise InvalidValue(
             f"spent must be plans and how often each was run, not a {type(spent).__name__}: all of it "
@@ -84,34 +86,34 @@ def calibrate(
     def with_noise(multiplier: float) -> Plan:
         return replace(plan, noise=plan.noise.with_multiplier(multiplier))
 
-    def cost(precision: float) -> float:
+    def spend(precision: float) -> float:
         noisy, counts = with_noise(1 / precision), Counter(spent)
         counts[noisy] += steps
         size = {noisy: dimension} if dimension else None
-        return upper_epsilon(counts, budget.delta, size, adjacency, ceiling=_CEILING * budget.epsilon)
+        return cost(budget, counts, size, adjacency, ceiling=_CEILING * most)
 
-    before = upper_epsilon(spent, budget.delta, adjacency=adjacency) if spent else 0.0
-    if before > budget.epsilon:
+    most = allowance(budget)
+    before = cost(budget, spent, adjacency=adjacency) if spent else 0.0
+    if before > most:
         raise BudgetExceeded(
-            f"epsilon={before:g} was spent before, more than epsilon={budget.epsilon:g} at "
-            f"delta={budget.delta:g}: what is released cannot be taken back. Allow a larger budget."
+            f"{before / most:.4g} times what {stated(budget)} allows was spent before: what is released "
+            "cannot be taken back. Allow a larger budget."
         )
     precision = largest_affordable(
-        cost, budget.epsilon, start=1.0, low=1 / _MAX_MULTIPLIER, high=1 / _MIN_MULTIPLIER, whole=False
+        spend, most, start=1.0, low=1 / _MAX_MULTIPLIER, high=1 / _MIN_MULTIPLIER, whole=False
     )
     if precision is None:
         raise BudgetExceeded(
-            f"steps={steps} cost more than epsilon={budget.epsilon:g} at delta={budget.delta:g} even "
-            f"with noise {_MAX_MULTIPLIER:g} times the clipping norm: every step reveals something, "
-            "and that many add up to more than the budget. Take fewer steps, sample at a smaller rate, "
-            "or allow a larger budget."
+            f"steps={steps} cost more than {stated(budget)} even with noise {_MAX_MULTIPLIER:g} times "
+            "the clipping norm: every step reveals something, and that many add up to more than the "
+            "budget. Take fewer steps, sample at a smaller rate, or allow a larger budget."
         )
     return with_noise(1 / precision)
 
 
 def max_steps(
     plan: Plan,
-    budget: Budget,
+    budget: Limit,
     spent: Mapping[Plan, int] = _NOTHING,
     dimension: Dimension = None,
     adjacency: Adjacency = RECORD,
@@ -120,7 +122,7 @@ def max_steps(
 
     Args:
         plan: Sampling, clipping, noise and release of the further steps.
-        budget: Epsilon and delta that may be spent.
+        budget: Epsilon and delta that may be spent, or a `Risk`.
         spent: Steps of each plan charged before.
         dimension: Number of parameters, where the charge depends on it.
         adjacency: What neighbours of the budget differ in.
@@ -130,22 +132,21 @@ def max_steps(
     """
     mechanism(plan, dimension.get(plan) if isinstance(dimension, Mapping) else dimension)
 
-    def cost(further: float) -> float:
+    most = allowance(check_limit(budget))
+
+    def spend(further: float) -> float:
         counts = Counter(spent)
         counts[plan] += int(further)
-        ceiling = _CEILING * budget.epsilon
-        return upper_epsilon(counts, budget.delta, dimension, adjacency, ceiling=ceiling)
+        return cost(budget, counts, dimension, adjacency, ceiling=_CEILING * most)
 
-    if cost(1) > budget.epsilon:
+    if spend(1) > most:
         return 0
-    return int(
-        largest_affordable(cost, budget.epsilon, start=1e3, low=1.0, high=_MAX_STEPS, whole=True) or 0
-    )
+    return int(largest_affordable(spend, most, start=1e3, low=1.0, high=_MAX_STEPS, whole=True) or 0)
 
 
 def max_rate(
     plan: Plan,
-    budget: Budget,
+    budget: Limit,
     steps: int,
     dimension: int | None = None,
     adjacency: Adjacency = RECORD,
@@ -154,7 +155,7 @@ def max_rate(
 
     Args:
         plan: Clipping, noise and release; its sampling is replaced.
-        budget: Epsilon and delta that may be spent.
+        budget: Epsilon and delta that may be spent, or a `Risk`.
         steps: Number of steps.
         dimension: Number of parameters, as in `hush.rdp`.
         adjacency: What neighbours of the budget differ in.
@@ -179,16 +180,17 @@ def max_rate(
     def with_rate(rate: float) -> Plan:
         return replace(plan, sampling=Poisson(rate=rate))
 
-    def cost(rate: float) -> float:
-        counts, ceiling = {with_rate(rate): steps}, _CEILING * budget.epsilon
-        return upper_epsilon(counts, budget.delta, dimension, adjacency, ceiling=ceiling)
+    most = allowance(check_limit(budget))
 
-    rate = largest_affordable(cost, budget.epsilon, start=0.01, low=_MIN_RATE, high=1.0, whole=False)
+    def spend(rate: float) -> float:
+        return cost(budget, {with_rate(rate): steps}, dimension, adjacency, ceiling=_CEILING * most)
+
+    rate = largest_affordable(spend, most, start=0.01, low=_MIN_RATE, high=1.0, whole=False)
     if rate is None:
         raise BudgetExceeded(
-            f"steps={steps} cost more than epsilon={budget.epsilon:g} at delta={budget.delta:g} even at "
-            f"a rate of {_MIN_RATE:g}: with so little noise whoever takes part is seen. Add noise, "
-            "take fewer steps, or allow a larger budget."
+            f"steps={steps} cost more than {stated(budget)} even at a rate of {_MIN_RATE:g}: with so "
+            "little noise whoever takes part is seen. Add noise, take fewer steps, or allow a larger "
+            "budget."
         )
     return with_rate(rate)
 

@@ -29,7 +29,7 @@ _ORDER = Range(
     "nothing",
     example=8.0,
 )
-_EPSILON = Range(at_least=0, why="a privacy loss below zero is none", example=1.0)
+EPSILON = Range(at_least=0, why="a privacy loss below zero is none", example=1.0)
 Dimension = int | Mapping[Plan, int] | None
 """The number of parameters: of all models, or of those trained by some of the plans, or not known."""
 
@@ -172,12 +172,12 @@ def compose(
         The guarantee of all steps together.
     """
     delta = DELTA["range"].check("delta", delta)
-    steps, distance = _charged(counts, dimension, adjacency)
+    steps, distance = charged(counts, dimension, adjacency)
     exact = all(plan.noise.exact for plan, count in counts.items() if count)
     arithmetic: Arithmetic = "proved" if exact else "assumed"
     bound = groups.epsilon_bound(steps, distance, delta)
     return Guarantee(
-        epsilon=_certified(counts, bound),
+        epsilon=certified(counts, bound),
         delta=delta,
         neighbours=adjacency.neighbours,
         unit=adjacency.unit,
@@ -207,7 +207,7 @@ def upper_epsilon(
         The upper bound; or infinity, if the true epsilon is certainly beyond `ceiling`.
     """
     delta = DELTA["range"].check("delta", delta)
-    steps, distance = _charged(counts, dimension, adjacency)
+    steps, distance = charged(counts, dimension, adjacency)
     if distance.slots > 1:
         return groups.epsilon_bound(steps, distance, delta).upper
     if renyi.participation_probability(steps) <= delta:
@@ -237,11 +237,12 @@ def delta(
     Returns:
         Lower and upper bounds on delta.
     """
-    epsilon = _EPSILON.check("epsilon", epsilon)
-    return _certified(counts, groups.delta_bound(*_charged(counts, dimension, adjacency), epsilon))
+    epsilon = EPSILON.check("epsilon", epsilon)
+    (bound,) = groups.delta_bounds(*charged(counts, dimension, adjacency), [epsilon])
+    return certified(counts, bound)
 
 
-def _certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
+def certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
     """The bound, with no lower end where what is released tells less than the step that is charged.
 
     So it is of a step that another one dominates, and of noisy entries, of which an argmax or a quantile
@@ -260,7 +261,7 @@ def _basis(steps: Mapping[ComposableStep, int]) -> Basis:
     return "proved" if all(step.basis == "proved" for step in steps) else "published"
 
 
-def _charged(
+def charged(
     counts: Mapping[Plan, int], dimension: Dimension, adjacency: Adjacency
 ) -> tuple[Mapping[ComposableStep, int], Adjacency]:
     """How often each mechanism runs, and the change to charge: one slot where nothing is sampled."""

@@ -7,7 +7,7 @@ left, coordinate-wise noise under sampling and selective trials, is bounded by t
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hush.accounting import renyi_composition as renyi
@@ -76,20 +76,27 @@ def epsilon_bound(steps: Counts, adjacency: Adjacency, delta: float) -> Bound:
     return bound
 
 
-def delta_bound(steps: Counts, adjacency: Adjacency, epsilon: float) -> Bound:
-    """Bounds on delta at `epsilon` of a composition of mechanisms, for a change."""
+def delta_bounds(steps: Counts, adjacency: Adjacency, epsilons: Sequence[float]) -> list[Bound]:
+    """Bounds on delta of a composition of mechanisms at increasing `epsilons`, for a change."""
     if adjacency.slots == 1:
-        bound = accountant.delta(renyi.dominated_steps(steps), epsilon)
+        bounds = accountant.profile(renyi.dominated_steps(steps), epsilons)
         if renyi.requires_rdp(steps):
-            bound = _consistent(bound.lower, renyi.delta_upper(steps, epsilon))
-        return bound
-    bound = accountant.delta(dominated_pairs(steps, adjacency), epsilon)
+            uppers = [renyi.delta_upper(steps, epsilon) for epsilon in epsilons]
+            bounds = [
+                _consistent(bound.lower, upper) for bound, upper in zip(bounds, uppers, strict=True)
+            ]
+        return bounds
+    bounds = accountant.profile(dominated_pairs(steps, adjacency), epsilons)
     if renyi.requires_rdp(steps):
-        upper = chained_delta(lambda share: renyi.delta_upper(steps, share), adjacency.slots, epsilon)
+        uppers = [
+            chained_delta(lambda share: renyi.delta_upper(steps, share), adjacency.slots, epsilon)
+            for epsilon in epsilons
+        ]
         if (pairs := dominating_pairs(steps, adjacency)) is not None:
-            upper = min(upper, accountant.delta(pairs, epsilon).upper)
-        bound = _consistent(bound.lower, upper)
-    return bound
+            exact = accountant.profile(pairs, epsilons)
+            uppers = [min(upper, bound.upper) for upper, bound in zip(uppers, exact, strict=True)]
+        bounds = [_consistent(bound.lower, upper) for bound, upper in zip(bounds, uppers, strict=True)]
+    return bounds
 
 
 def _consistent(lower: float, upper: float) -> Bound:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from hush.accounting.pld.lattice import optimistic, pessimistic
 from hush.accounting.pld.privacy_loss import Direction, Step
 from hush.accounting.pld.tilting import Cumulants, choose_window
 from hush.accounting.rdp import gaussian
-from hush.accounting.steps import SampledGaussian
+from hush.accounting.steps import SampledGaussian, SampledNoise
 from hush.core.guarantee import Bound
 
 # (rate, multiplier, steps), and dp-accounting's upper bound at delta 1e-5 and interval 1e-4
@@ -266,3 +267,22 @@ def test_losses_far_beyond_every_tilt_warn_of_nothing() -> None:
 def test_a_lower_bound_that_is_lost_in_rounding_is_nothing() -> None:
     bound = accountant.epsilon({SampledGaussian(1e-9, 1e9): 1000}, 1e-300)
     assert bound.lower == 0 < bound.upper < 1e-3
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {SampledGaussian(0.01, 1.0): 1000},
+        {SampledGaussian(0.3, 0.5): 2, SampledGaussian(1.0, 3.0): 4},
+        {SampledNoise(0.1, 1.0, 1.0): 30},
+    ],
+)
+def test_a_profile_is_what_its_epsilons_cost_one_by_one(counts: dict[Any, int]) -> None:
+    epsilons = np.linspace(0.0, accountant.epsilon(counts, 1e-9).upper, 20).tolist()
+    for at, shared in zip(epsilons, accountant.profile(counts, epsilons), strict=True):
+        alone = accountant.delta(counts, at)
+        # both hold the true delta, and the shared composition is hardly wider
+        assert shared.lower <= alone.upper
+        assert alone.lower <= shared.upper
+        assert 0.98 * alone.lower <= shared.lower
+        assert shared.upper <= 1.02 * alone.upper

@@ -5,7 +5,7 @@ neighbours, whatever the width of the grid: docs/guarantees/poisson-gaussian.md 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from hush.accounting.pld import analytic_gaussian, coarse_bounds
@@ -48,19 +48,26 @@ def epsilon(counts: Mapping[AnyStep, int], delta: float) -> Bound:
 
 def delta(counts: Mapping[AnyStep, int], epsilon: float) -> Bound:
     """Bounds on the delta at `epsilon` of a composition; `counts` is how often each step runs."""
+    return profile(counts, [epsilon])[0]
+
+
+def profile(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> list[Bound]:
+    """Bounds on delta at each of the increasing `epsilons` (privacy profile); near ones share work."""
     sampled, mu = _split_full_batch(counts)
     if not sampled:
-        return analytic_gaussian.delta(mu, epsilon)
+        return [analytic_gaussian.delta(mu, epsilon) for epsilon in epsilons]
     steps = _merge_full_batch(sampled, mu)
     noisier = _representable(steps)
-    lower = upper = 0.0
+    lowers, uppers = [0.0] * len(epsilons), [0.0] * len(epsilons)
     for direction in Direction:
-        one_sided = _delta(noisier, direction, epsilon)
-        lower, upper = max(lower, one_sided[0]), max(upper, one_sided[1])
+        for k, (lower, upper) in enumerate(_one_sided_profile(noisier, direction, epsilons)):
+            lowers[k], uppers[k] = max(lowers[k], lower), max(uppers[k], upper)
     if noisier != steps:
-        upper = 0.0 if all(coarse_bounds.max_loss(steps, side) <= epsilon for side in Direction) else 1.0
-    upper = min(upper, coarse_bounds.total_variation(steps), 1.0)
-    return Bound(lower=min(lower, upper), upper=upper)
+        max_loss = max(coarse_bounds.max_loss(steps, direction) for direction in Direction)
+        uppers = [0.0 if max_loss <= epsilon else 1.0 for epsilon in epsilons]
+    variation = coarse_bounds.total_variation(steps)
+    uppers = [min(upper, variation, 1.0) for upper in uppers]
+    return [Bound(lower=min(ends), upper=ends[1]) for ends in zip(lowers, uppers, strict=True)]
 
 
 def exceeds(counts: Mapping[AnyStep, int], delta: float, epsilon: float) -> bool:
@@ -136,25 +143,50 @@ def _epsilon(steps: Counts, direction: Direction, delta: float, at_least: float)
     return min(lowest, highest), highest
 
 
-def _delta(steps: Counts, direction: Direction, epsilon: float) -> tuple[float, float]:
-    """Lower and upper bounds on delta in one direction."""
-    if coarse_bounds.max_loss(steps, direction) <= epsilon:
-        return 0.0, 0.0
-    rough = choose_window(Cumulants(steps, direction, 1e-300), log_delta=None, epsilon=epsilon)
-    tail = _step_tail(steps, rough.log_delta)
-    window = choose_window(Cumulants(steps, direction, tail), log_delta=None, epsilon=epsilon)
-    lowest, highest = 0.0, 1.0
-    for width in _grid_widths(steps, direction, window, tail, epsilon + window.deviation):
+def _one_sided_profile(
+    steps: Counts, direction: Direction, epsilons: Sequence[float]
+) -> Iterator[tuple[float, float]]:
+    """Lower and upper bounds on delta in one direction, at each of the increasing `epsilons`.
+
+    A composition answers for the epsilon that its tilt is for, and for those up to a deviation of the
+    tilted loss above it: it is exact at all of them, and hardly less accurate.
+    """
+    max_loss = coarse_bounds.max_loss(steps, direction)
+    done = 0
+    while done < len(epsilons):
+        epsilon = epsilons[done]
+        if max_loss <= epsilon:
+            yield 0.0, 0.0
+            done += 1
+            continue
+        rough = choose_window(Cumulants(steps, direction, 1e-300), log_delta=None, epsilon=epsilon)
+        tail = _step_tail(steps, rough.log_delta)
+        window = choose_window(Cumulants(steps, direction, tail), log_delta=None, epsilon=epsilon)
+        near = [other for other in epsilons[done:] if other <= epsilon + window.deviation]
+        yield from _deltas(steps, direction, near, window, tail)
+        done += len(near)
+
+
+def _deltas(
+    steps: Counts, direction: Direction, epsilons: Sequence[float], window: Window, tail: float
+) -> list[tuple[float, float]]:
+    """Lower and upper bounds on delta at each epsilon, the first of which the window is for."""
+    lowest, highest = [0.0] * len(epsilons), [1.0] * len(epsilons)
+    for width in _grid_widths(steps, direction, window, tail, epsilons[0] + window.deviation):
         upper = compose(_lattices(pessimistic, steps, direction, width, tail), window)
-        highest = min(highest, _delta_at(upper, upper.upper, epsilon - upper.loss_error, trivial=1.0))
+        for k, epsilon in enumerate(epsilons):
+            value = _delta_at(upper, upper.upper, epsilon - upper.loss_error, trivial=1.0)
+            highest[k] = min(highest[k], value)
         del upper
         parts = _lattices(optimistic, steps, direction, width, tail)
         if _all_have_mass(parts):
             lower = compose(parts, window)
-            lowest = max(lowest, _delta_at(lower, lower.lower, epsilon + lower.loss_error, trivial=0.0))
-        if highest <= 1.01 * lowest:
+            for k, epsilon in enumerate(epsilons):
+                value = _delta_at(lower, lower.lower, epsilon + lower.loss_error, trivial=0.0)
+                lowest[k] = max(lowest[k], value)
+        if highest[0] <= 1.01 * lowest[0]:
             break
-    return min(lowest, highest), highest
+    return [(min(ends), ends[1]) for ends in zip(lowest, highest, strict=True)]
 
 
 def _step_tail(steps: Counts, log_delta: float) -> float:
