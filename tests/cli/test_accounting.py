@@ -222,3 +222,84 @@ def test_one_is_not_spoken_of_as_many() -> None:
     assert "# 1 step: " in call("calibrate", "--epsilon", "1", *asked).stdout
     alone = call("account", "--noise", "2", "--records", "1", "--batch-size", "2", "--steps", "1").stderr
     assert "<= the 1 record: a record takes" in " ".join(alone.split())
+
+
+ASKED = ("--records", "60000", "--batch-size", "600", "--epochs", "5")
+
+
+@pytest.mark.parametrize(
+    ("options", "risk"),
+    [
+        ("--tpr .05 --fpr .01", hush.Risk(tpr=0.05, fpr=0.01)),
+        ("--advantage .1", hush.Risk(advantage=0.1)),
+        ("--posterior .6 --prior .5", hush.Risk(posterior=0.6, prior=0.5)),
+    ],
+)
+def test_calibrate_to_a_risk(options: str, risk: hush.Risk, tmp_path: Path) -> None:
+    found = answer("calibrate", *options.split(), *ASKED)
+    plan = hush.Plan.from_plain(found["plan"])
+    assert plan == hush.calibrate(plan, risk, steps=500)
+    attained = risk.attained(hush.Attacker({plan: 500}))
+    assert found["risk"]["attained"] == attained
+    other = found["risk"]["through_epsilon"]
+    same = hush.Plan.from_plain(answer("calibrate", "--epsilon", str(other["epsilon"]), *ASKED)["plan"])
+    noises = [part.noise.to_plain()["multiplier"] for part in (plan, same)]
+    assert other["noise"] == pytest.approx(noises[1] / noises[0], rel=1e-3)
+    path = tmp_path / "plan.toml"
+    path.write_text(call("calibrate", *options.split(), *ASKED).stdout)
+    assert read_plan(path) == plan
+    assert f"# at most {risk}: {attained:.5g}" in path.read_text()
+
+
+def test_calibrate_takes_one_limit() -> None:
+    for options, message in (
+        ("", "nothing says how private"),
+        ("--epsilon 2 --advantage .1", "--epsilon and --advantage are two limits"),
+        ("--tpr .1", "tpr was passed"),
+        (
+            "--tpr .1 --fpr .01 --fit",
+            "rate of 0.1 at 0.01 false positives was asked for",
+        ),
+    ):
+        refused = call("calibrate", *options.split(), *ASKED)
+        assert refused.returncode == 2
+        assert message in " ".join(refused.stderr.split())
+    steps = answer("calibrate", "--advantage", ".1", "--noise", "2", "--rate", ".01")
+    assert "through_epsilon" not in steps["risk"]
+    assert steps["risk"]["attained"] <= 0.1
+
+
+def test_explain_says_what_the_best_attack_achieves() -> None:
+    asked = ("explain", "--noise", "1", *ASKED)
+    told, plan = answer(*asked), plan_of(hush.Poisson(rate=0.01), 1.0)
+    attacker = hush.Attacker({plan: 500})
+    assert told["delta"] == 2e-6
+    assert told["epsilon"] == hush.epsilon(plan, 500, 2e-6).epsilon.to_plain()
+    rates = [attacker.true_positive_rate(x) for x in (0.1, 0.01, 0.001)]
+    assert told["attack"]["true_positive_rates"] == rates
+    assert told["attack"]["posterior"] == pytest.approx(attacker.success, rel=1e-12)
+    assert told["from_epsilon"]["advantage"] > 2 * told["attack"]["advantage"]
+    text = call(*asked).stdout
+    assert "and tests whether a record took part" in text
+    assert "| members found, at 1% false alarms      | 2.2" in text
+    assert f"mu = {told['gaussian']['mu']:.4g}" in text
+    assert "delta 2e-06, as none was asked for: at most a tenth of 1/60000" in text
+    # a rate is rounded up where it is printed
+    printed = float(text.split("1% false alarms")[1].split("|")[1].strip(" %"))
+    assert rates[1] <= printed / 100 <= rates[1] * 1.01
+
+
+def test_explain_of_other_questions(tmp_path: Path) -> None:
+    replaced = call("explain", "--noise", "5", "--rate", "1", "--steps", "3", "--neighbours", "replace")
+    assert "which of two records took part" in replaced.stdout
+    few = ("explain", "--noise", "2", "--records", "500", "--batch-size", "50", "--steps", "3")
+    marked = call(*few, "--delta", "0.01")
+    assert "delta=0.01 is above 1/500" in marked.stderr
+    assert answer(*few)["delta"] == 1e-5
+    refused = call(*few, "--delta", "0.5")
+    assert refused.returncode == 2
+    assert "delta=0.5 must be" in refused.stderr
+    with hush.Ledger(tmp_path / "own.jsonl") as ledger:
+        ledger.charge(plan_of(hush.FullBatch(), 9.0), run="r", step=1, release="x")
+    told = answer("explain", "--ledger", tmp_path / "own.jsonl")
+    assert told["gaussian"]["mu"] == pytest.approx(1 / 9, rel=1e-3)

@@ -1,17 +1,16 @@
 """`hush account` and `hush calibrate`: the epsilon of a plan or a ledger, and its inverse."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hush.cli.charges import DELTA, Question, adjacency_of, charges_of, for_units
 from hush.cli.options import (
     AsJson,
     BatchSize,
     Delta,
     Epochs,
-    Epsilon,
     Group,
     NeighboursOption,
     Noise,
@@ -26,16 +25,12 @@ from hush.cli.options import (
 )
 from hush.cli.output import counted, print_json
 from hush.core.errors import InvalidPlan
-from hush.core.guarantee import RECORD, Adjacency, Budget, Guarantee, Neighbours, check_delta
-from hush.core.plan import plan_text, read_plan
-from hush.core.ranges import check_count
+from hush.core.guarantee import RECORD, Adjacency, Budget
+from hush.core.plan import Plan, plan_text, read_plan
 from hush.sampling import FullBatch
 
 if TYPE_CHECKING:
-    from hush.accounting.ledger.ledger import Ledger
-
-_DELTA = 1e-5
-"""Delta where none was asked for and no run has one: for up to tens of thousands of records."""
+    from hush.accounting.risk import Limit, Risk
 
 
 def account(
@@ -72,70 +67,53 @@ def account(
     Of five records together: hush account --noise 1.0 --rate 0.01 --steps 10000 --group 5
     """
     from hush.accounting.attacker import Attacker
-    from hush.accounting.epsilon import compose
 
-    questions: dict[str, object] = {
-        "--plan": plan,
-        "--noise": noise,
-        "--rate": rate,
-        "--records": records,
-        "--batch-size": batch_size,
-        "--steps": steps,
-        "--epochs": epochs,
-        "--dimension": dimension,
-    }
-    for option, value in questions.items():
-        if value is not None and (run_dir or ledger) is not None:
-            raise InvalidPlan(
-                f"{option} {value} is for a question without a ledger: that of {run_dir or ledger} says "
-                "what was charged, whatever is asked for. Leave it out, or leave out the ledger."
-            )
-    refuse_together(run_dir=run_dir, ledger=ledger)
-    refuse_together(plan=plan, noise=noise)
-    refuse_together(plan=plan, rate=rate, batch_size=batch_size)
-    refuse_together(steps=steps, epochs=epochs)
-    notes: list[str] = []
-    relation = None if neighbours is None else Neighbours(neighbours)
-    if run_dir is not None or ledger is not None:
-        charges, notes = _read_ledger(run_dir, ledger)
-        counts, sizes = charges.counts, charges.dimensions
-        chosen, reason = _delta_of(charges, delta)
-        guarantee = _for_units(charges.epsilon(chosen, group=group, neighbours=relation))
-        adjacency = replace(charges.adjacency, group=group, neighbours=guarantee.neighbours)
-        notes = [reason, *notes]
-    else:
-        if plan is not None:
-            value = read_plan(plan)
-        elif noise is not None:
-            value = plan_of(sampling_of(rate, records, batch_size), noise)
-        else:
-            raise InvalidPlan(
-                "nothing to account for. Pass --noise with --rate and --steps, or --plan with "
-                "--steps, or a run's folder, or --ledger."
-            )
-        counts = {value: steps_of(steps, epochs, value)}
-        sizes = {} if dimension is None else {value: dimension}
-        adjacency = _adjacency(group, neighbours)
-        adjacency.check_records(records)
-        chosen = _DELTA if delta is None else delta
-        guarantee = _for_units(compose(counts, chosen, sizes, adjacency), records)
-    attacker = Attacker(counts, sizes, adjacency)
+    asked = charges_of(
+        Question(
+            run_dir=run_dir,
+            ledger=ledger,
+            plan=plan,
+            noise=noise,
+            rate=rate,
+            records=records,
+            batch_size=batch_size,
+            steps=steps,
+            epochs=epochs,
+            dimension=dimension,
+            delta=delta,
+            group=group,
+            neighbours=neighbours,
+        )
+    )
+    attacker = Attacker(asked.counts, asked.dimensions, asked.adjacency)
     if as_json:
-        charged = [{"plan": part.to_plain(), "steps": count} for part, count in counts.items()]
         best = {"advantage": attacker.advantage, "success": attacker.success}
-        print_json({**guarantee.to_plain(), "attacker": best, "charged": charged, "notes": notes})
+        print_json({**asked.guarantee.to_plain(), "attacker": best, **asked.to_plain()})
         return
-    print(guarantee)
+    print(asked.guarantee)
     print(f"  {attacker}")
-    for part, count in counts.items():
-        print(f"  {counted(count, 'step')} of {part}")
-    for note in notes:
-        print(f"  {note}")
+    for line in asked.lines():
+        print(f"  {line}")
 
 
 def calibrate(
-    epsilon: Epsilon,
-    delta: Delta = _DELTA,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Budget: the epsilon that is not exceeded.")
+    ] = None,
+    delta: Delta = DELTA,
+    tpr: Annotated[
+        float | None, typer.Option(help="Risk, in place of epsilon: share of members found at --fpr.")
+    ] = None,
+    fpr: Annotated[float | None, typer.Option(help="Share of false alarms that --tpr is for.")] = None,
+    advantage: Annotated[
+        float | None, typer.Option(help="Risk: share of members found less that of false alarms.")
+    ] = None,
+    posterior: Annotated[
+        float | None, typer.Option(help="Risk: chance that a guess of membership is right.")
+    ] = None,
+    prior: Annotated[
+        float | None, typer.Option(help="Chance of membership beforehand that --posterior is for.")
+    ] = None,
     noise: Noise = None,
     rate: Rate = None,
     records: Records = None,
@@ -153,11 +131,13 @@ def calibrate(
     neighbours: NeighboursOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """The plan that just meets a budget, ready to be saved as a plan file.
+    """The plan that just meets a budget or a risk, ready to be saved as a plan file.
 
     Without --noise it finds the noise; with --noise, whichever of the steps and the rate is missing.
 
     Example: hush calibrate --epsilon 3 --records 60000 --batch-size 600 --epochs 20
+
+    To a risk: hush calibrate --tpr 0.05 --fpr 0.01 --records 60000 --batch-size 600 --epochs 20
     """
     from hush.accounting import calibrate as inverse
     from hush.accounting.epsilon import compose
@@ -166,22 +146,25 @@ def calibrate(
     refuse_together(plan=plan, rate=rate, batch_size=batch_size)
     refuse_together(plan=plan, noise=noise)
     refuse_together(steps=steps, epochs=epochs)
-    adjacency = _adjacency(group, neighbours)
+    adjacency = adjacency_of(group, neighbours)
     adjacency.check_records(records)
-    if fit and adjacency.slots > 1:
+    attacks = {"tpr": tpr, "fpr": fpr, "advantage": advantage, "posterior": posterior, "prior": prior}
+    limit = _limit(epsilon, delta, attacks)
+    if fit and (adjacency.slots > 1 or not isinstance(limit, Budget)):
+        asked = adjacency if isinstance(limit, Budget) else limit
         raise InvalidPlan(
-            f"--fit finds noise for {RECORD}, and {adjacency} was asked for: its shape is proved best "
-            "for that alone. Leave out --fit, --group and --neighbours, or calibrate the plan it finds."
+            f"--fit finds noise for an epsilon and {RECORD}, and {asked} was asked for: its shape is "
+            "proved best for that alone. Leave out --fit, or what it is not for, or calibrate the plan "
+            "it finds."
         )
-    budget = Budget(epsilon=epsilon, delta=delta)
     sampled = rate is not None or batch_size is not None
     if plan is not None or noise is None:
         start = read_plan(plan) if plan else plan_of(sampling_of(rate, records, batch_size), 1)
         count = steps_of(steps, epochs, start)
-        if fit:
-            fitting = fit_noise(start, budget, count, dimension)
+        if fit and isinstance(limit, Budget):
+            fitting = fit_noise(start, limit, count, dimension)
         else:
-            fitting = inverse.calibrate(start, budget, count, dimension, adjacency=adjacency)
+            fitting = inverse.calibrate(start, limit, count, dimension, adjacency=adjacency)
     elif sampled:
         fitting = plan_of(sampling_of(rate, records, batch_size), noise)
         if steps is not None or epochs is not None:
@@ -189,56 +172,72 @@ def calibrate(
                 "noise, rate and steps are all given, so there is nothing to find. Leave one of them "
                 "out, or ask `hush account` what they cost."
             )
-        count = inverse.max_steps(fitting, budget, adjacency=adjacency)
+        count = inverse.max_steps(fitting, limit, adjacency=adjacency)
     else:
         if steps is None:
             raise InvalidPlan(
                 "with --noise, pass --steps to find the rate, or --rate to find the steps."
             )
-        fitting = inverse.max_rate(plan_of(FullBatch(), noise), budget, steps, adjacency=adjacency)
+        fitting = inverse.max_rate(plan_of(FullBatch(), noise), limit, steps, adjacency=adjacency)
         count = steps
     sizes = {} if dimension is None else {fitting: dimension}
-    guarantee = _for_units(compose({fitting: count}, delta, sizes, adjacency), records)
+    guarantee = for_units(compose({fitting: count}, delta, sizes, adjacency), records)
+    risk: dict[str, Any] = {}
+    if not isinstance(limit, Budget):
+        risk = _risk(limit, fitting, count, dimension, adjacency, delta, found_noise=noise is None)
     if as_json:
-        print_json({**guarantee.to_plain(), "steps": count, "plan": fitting.to_plain()})
+        plain = {**guarantee.to_plain(), "steps": count, "plan": fitting.to_plain()}
+        print_json({**plain, "risk": risk} if risk else plain)
         return
-    print(f"# {counted(count, 'step')}: {guarantee}\n")
-    print(plan_text(fitting), end="")
+    print(f"# {counted(count, 'step')}: {guarantee}")
+    if risk:
+        print(f"# at most {limit}: {risk['attained']:.5g}")
+    if "through_epsilon" in risk:
+        other = risk["through_epsilon"]
+        print(
+            f"# epsilon {other['epsilon']:.4g} at delta {delta:g} implies that of any mechanism, and "
+            f"takes {other['noise']:.4g} times this noise"
+        )
+    print(f"\n{plan_text(fitting)}", end="")
 
 
-def _read_ledger(run_dir: Path | None, path: Path | None) -> "tuple[Ledger, list[str]]":
-    """The ledger of a run or of a path, and notes on what was or could not be checked."""
-    from hush.training.checks.run import checked_ledger, ledger_at
+def _limit(epsilon: float | None, delta: float, attacks: dict[str, float | None]) -> "Limit":
+    """The budget or the risk that was asked for."""
+    from hush.accounting.risk import Risk
 
-    if run_dir is not None:
-        return checked_ledger(run_dir)
-    assert path is not None
-    return ledger_at(path)
-
-
-def _adjacency(group: int, neighbours: str | None) -> Adjacency:
-    """What neighbours of a question without a ledger differ in."""
-    relation = Neighbours.ZERO_OUT if neighbours is None else Neighbours(neighbours)
-    return Adjacency(group=group, neighbours=relation)
-
-
-def _delta_of(ledger: "Ledger", requested: float | None) -> tuple[float, str]:
-    """The delta to answer for: the one asked for, else the run's; and which of them it is, in words."""
-    stored = ledger.delta
-    if requested is None and stored is None:
-        return _DELTA, f"delta {_DELTA:g} by default: the ledger does not say what the run was made for"
-    if requested is None or requested == stored:
-        assert stored is not None
-        return stored, f"delta {stored:g}, as the run was made for"
-    own = "" if stored is None else f"; the run was made for delta {stored:g}"
-    return requested, f"delta {requested:g}, as asked for{own}"
+    asked = [name for name, value in attacks.items() if value is not None]
+    if epsilon is not None and asked:
+        raise InvalidPlan(
+            f"--epsilon and --{asked[0]} are two limits, and a plan just meets one of them. Pass one."
+        )
+    if epsilon is None and not asked:
+        raise InvalidPlan(
+            "nothing says how private the plan is to be. Pass --epsilon, or a risk: --tpr with --fpr, "
+            "--advantage, or --posterior with --prior."
+        )
+    return Risk(**attacks) if epsilon is None else Budget(epsilon=epsilon, delta=delta)
 
 
-def _for_units(guarantee: Guarantee, records: int | None = None) -> Guarantee:
-    """The guarantee, its delta held against the number of units where it is given or on the ledger."""
-    if records is not None:
-        count = check_count("--records", records, "they are counted", at_least=1)
-        guarantee = replace(guarantee, records=count)
-    if guarantee.records is not None:
-        check_delta(guarantee.delta, guarantee.records, guarantee.unit)
-    return guarantee
+def _risk(
+    risk: "Risk",
+    plan: Plan,
+    steps: int,
+    dimension: int | None,
+    adjacency: Adjacency,
+    delta: float,
+    *,
+    found_noise: bool,
+) -> dict[str, Any]:
+    """The risk, what the plan attains of it, and the noise that the way through epsilon takes."""
+    from hush.accounting.attacker import Attacker
+    from hush.accounting.calibrate import calibrate as find_noise
+
+    attained = risk.attained(Attacker({plan: steps}, dimension, adjacency))
+    report: dict[str, Any] = {**risk.to_plain(), "attained": attained}
+    multiplier = plan.noise.to_plain().get("multiplier")
+    if found_noise and multiplier is not None:
+        budget = risk.budget(delta)
+        other = find_noise(plan, budget, steps, dimension, adjacency=adjacency)
+        ratio = other.noise.to_plain()["multiplier"] / multiplier
+        report["through_epsilon"] = {**budget.to_plain(), "noise": ratio}
+    return report

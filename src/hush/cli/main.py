@@ -12,6 +12,7 @@ from hush import __version__
 from hush.cli.accounting import account, calibrate
 from hush.cli.audit import audit
 from hush.cli.compare import compare, tune_selective
+from hush.cli.explain import explain
 from hush.cli.options import AsJson
 from hush.cli.output import print_error, print_json, print_warning
 from hush.cli.pate import pate
@@ -64,7 +65,7 @@ def demo(
 
 
 for command in (
-    *(train, account, calibrate, compare, tune_selective),
+    *(train, account, explain, calibrate, compare, tune_selective),
     *(claims, audit, probe, pate, demo, reproduce),
 ):
     app.command()(command)
