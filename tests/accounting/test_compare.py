@@ -128,6 +128,21 @@ def test_all_entries_of_the_same_gradients_need_less_noise(rows: dict[str, modul
     assert hybrid.variance < rows["Gaussian, shaped to the subspaces, twice sampling at 0.332"].variance
 
 
+def test_plans_to_paste_keep_the_budget(rows: dict[str, module.Row]) -> None:
+    plans = {name: row.plan for name, row in rows.items() if row.plan is not None}
+    assert "Gaussian, l2 (plain DP-SGD), all entries at rate 0.0602" in plans
+    assert not any("subspaces" in name or "twice" in name for name in plans)
+    for name, plan in plans.items():
+        if "generalized" in name:  # checked one by one above, from the deviation
+            continue
+        spent = hush.epsilon(plan, steps=1500, delta=1e-5, dimension=SETTING.dimension).epsilon.upper
+        assert 1.998 <= spent <= 2.0, name
+        unit = 1.0 if name.startswith("Gaussian") else plan.clipping.reference_norm * math.sqrt(2)
+        share = 0.02 / plan.sampling.participation
+        multiplier = plan.noise.to_plain()["multiplier"]
+        assert rows[name].deviation == pytest.approx(multiplier * unit * share)
+
+
 def test_bad_settings() -> None:
     with pytest.raises(InvalidValue, match=r"ranks that add up to dimension=10.*residual"):
         replace(SETTING, dimension=10, cap=None)

@@ -142,7 +142,7 @@ def test_a_delta_above_a_tenth_is_refused_at_the_command_line() -> None:
 
 
 @pytest.mark.slow
-def test_compare_lists_the_mechanisms() -> None:
+def test_compare_lists_the_mechanisms(tmp_path: Path) -> None:
     asked = (
         "compare",
         "--records",
@@ -159,6 +159,11 @@ def test_compare_lists_the_mechanisms() -> None:
     assert all(row["mechanism"] in text for row in rows)
     assert text.splitlines()[2].startswith(f"| {rows[0]['mechanism']}")
     assert "for epsilon 3 at delta 1e-05 (dp, zero-out one record)" in text
+    path = tmp_path / "plan.toml"
+    path.write_text(text[text.index("\n# ") :])
+    plan = read_plan(path)
+    assert plan == hush.Plan.from_plain(rows[0]["plan"])
+    assert hush.epsilon(plan, steps=100, delta=1e-5).epsilon.upper <= 3
 
 
 def test_account_of_groups_and_of_replaced_records() -> None:

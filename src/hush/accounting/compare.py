@@ -24,7 +24,7 @@ from hush.core.parts import Clipping, Noise
 from hush.core.plan import Plan
 from hush.core.ranges import Range, check_count
 from hush.core.sensitivity import SensitivitySet
-from hush.noise import GeneralizedGaussian, Laplace
+from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 from hush.sampling import FullBatch, Poisson
 
 SMALL_BETAS, LARGE_BETAS = (1.25, 1.5, 1.75), (2.33, 3.0, 4.0)
@@ -82,9 +82,10 @@ class Setting:
                 "residual with its rank and norm."
             )
 
-    def plan(self, clipping: Clipping, noise: Noise) -> Plan:
-        """A plan with the setting's sampling."""
-        sampling = FullBatch() if self.rate == 1 else Poisson(rate=self.rate)
+    def plan(self, clipping: Clipping, noise: Noise, rate: float | None = None) -> Plan:
+        """A plan with the setting's sampling rate, or another one."""
+        chosen = self.rate if rate is None else rate
+        sampling = FullBatch() if chosen == 1 else Poisson(rate=chosen)
         return Plan(sampling=sampling, clipping=clipping, noise=noise)
 
 
@@ -102,6 +103,8 @@ class Row:
     """Summed over the coordinates."""
     signal_to_noise: float
     """Norm of the sum if all gradients of an expected batch agree, over the norm of the noise."""
+    plan: Plan | None = None
+    """The calibrated plan, for gradients of norm 1, where it needs no public basis or threshold."""
     cost: float = math.nan
     """Variance relative to plain DP-SGD under the tightest accounting."""
 
@@ -126,7 +129,12 @@ def compare(setting: Setting) -> list[Row]:
 
 
 def _row(
-    setting: Setting, mechanism: str, accountant: str, deviation: float, published: float | None
+    setting: Setting,
+    mechanism: str,
+    accountant: str,
+    deviation: float,
+    published: float | None,
+    plan: Plan | None = None,
 ) -> Row:
     variance = setting.dimension * deviation**2
     return Row(
@@ -136,6 +144,7 @@ def _row(
         published=published,
         variance=variance,
         signal_to_noise=setting.rate * setting.records / math.sqrt(variance),
+        plan=plan,
     )
 
 
@@ -152,7 +161,8 @@ def _gaussian(setting: Setting, rate: float, batch: str = "") -> Iterator[Row]:
 
     published = _published_deviation(setting, rate)
     name = f"Gaussian, l2 (plain DP-SGD){batch}"
-    yield _row(setting, name, "PLD", share * multiplier, _times(share, published))
+    plain = setting.plan(L2(norm=1.0), Gaussian(multiplier=multiplier), rate)
+    yield _row(setting, name, "PLD", share * multiplier, _times(share, published), plain)
     if setting.subspaces:
         # Theorem 4.6 of the hybrid clipping paper, as private as the plain noise for a norm of 1
         blocks = _subspace_balls(setting)
@@ -173,11 +183,11 @@ def _generalized(setting: Setting) -> Iterator[Row]:
         published = None
         if beta > 2:
             # As printed: clipped in l_beta and charged as if there were one dimension.
-            published = _multiplier(setting, printed, dimension=1) * norm * spread
+            published = _deviation(_calibrated(setting, printed, 1), norm * spread)
         name = "Laplace, l1" if beta == 1 else f"generalized Gaussian {beta:g}, l{min(beta, 2):g}"
-        multiplier = _multiplier(setting, plan, setting.dimension)
-        deviation = multiplier * plan.clipping.reference_norm * spread
-        yield _row(setting, name, "PLD" if beta == 1 else _RENYI, deviation, published)
+        private = _calibrated(setting, plan, setting.dimension)
+        deviation = _deviation(private, plan.clipping.reference_norm * spread)
+        yield _row(setting, name, "PLD" if beta == 1 else _RENYI, deviation, published, private)
 
 
 def _twice(setting: Setting) -> Iterator[Row]:
@@ -226,13 +236,17 @@ def _twice_sampling_deviation(
     return math.sqrt(calibrated.variance / setting.dimension)
 
 
-def _multiplier(setting: Setting, plan: Plan, dimension: int) -> float:
-    """Noise multiplier that keeps the budget; infinite where none does."""
+def _calibrated(setting: Setting, plan: Plan, dimension: int) -> Plan | None:
+    """The plan with noise that keeps the budget; None where no noise does."""
     try:
-        calibrated = calibrate(plan, setting.budget, setting.steps, dimension)
+        return calibrate(plan, setting.budget, setting.steps, dimension)
     except BudgetExceeded:
-        return math.inf
-    return float(calibrated.noise.to_plain()["multiplier"])
+        return None
+
+
+def _deviation(plan: Plan | None, unit: float) -> float:
+    """The noise multiplier in units of a deviation of `unit`; infinite where there is no plan."""
+    return math.inf if plan is None else float(plan.noise.to_plain()["multiplier"]) * unit
 
 
 def _unit_ball(setting: Setting) -> list[SensitivitySet]:

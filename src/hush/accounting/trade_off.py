@@ -154,4 +154,4 @@ def _regret(mu: float, slopes: Array, deltas: Array) -> float:
         return 1.0
     gaussian = [analytic_gaussian.delta(mu, math.log(slope)).upper for slope in slopes]
     gaps = (np.array(gaussian) - deltas) / (1 + slopes)
-    return max(0.0, float(gaps.max()) * _OUTWARD)
+    return max(0.0, float(gaps.max()) * _OUTWARD + _ROUNDING)

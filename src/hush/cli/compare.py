@@ -70,7 +70,13 @@ def compare(
         rows = rows_of(setting)
     if as_json:
         statement = {**setting.budget.to_plain(), "neighbours": RECORD.neighbours, "unit": RECORD.unit}
-        print_json({**statement, "rows": [vars(row) for row in rows]})
+        plans = [None if row.plan is None else row.plan.to_plain() for row in rows]
+        print_json(
+            {
+                **statement,
+                "rows": [{**vars(row), "plan": plan} for row, plan in zip(rows, plans, strict=True)],
+            }
+        )
         return
     table = Table(
         header=[
@@ -102,6 +108,18 @@ def compare(
         "variance over that of plain DP-SGD. 'All entries': as many gradients as twice sampling "
         "computes, scaled to the same batch. 'As published' numbers are for comparison and promise "
         "nothing."
+    )
+    at_this_batch = [
+        (row.mechanism, row.plan)
+        for row in rows
+        if row.plan is not None and row.plan.sampling.participation == setting.rate
+    ]
+    mechanism, best = at_this_batch[0]
+    print(
+        f"\n# {mechanism}: the least noise at this batch that needs no public basis. Save what follows "
+        "as plan.toml,\n# with your clipping norm in place of its own; `hush explain --plan plan.toml "
+        f"--steps {setting.steps}` says what it means.\n\n{plan_text(best)}",
+        end="",
     )
 
 
