@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 
 import numpy as np
 
@@ -28,8 +29,9 @@ _PRIOR = Range(
 _SHARE, _MIN_DELTA = 1e-3, 1e-12
 # Any epsilon gives a bound; beyond this one no error rate is left to tell.
 _MAX_EPSILON = 700.0
-# Epsilons of the first look, and of each of the closer ones around the best.
-_POINTS, _CLOSER_POINTS, _CLOSER_LOOKS = 33, 9, 2
+# Epsilons of the first look, and of each of the closer ones around the best: at least two, and more
+# until the epsilons are this close to each other.
+_POINTS, _CLOSER_POINTS, _CLOSER_LOOKS, _CLOSE = 33, 9, 2, 1e-2
 # A few operations on numbers up to 1: outweighs their rounding.
 _ROUNDING = 32 * UNIT
 
@@ -109,11 +111,11 @@ class AttackBounds(ABC):
         smallest = max(_MIN_DELTA, _SHARE * x * self.advantage)
         epsilons = np.linspace(0.0, min(self._epsilon(smallest), _MAX_EPSILON), _POINTS)
         deltas, best = self._deltas(epsilons.tolist()), 0.0
-        for look in range(_CLOSER_LOOKS + 1):
+        for look in count():
             steep = 1 - deltas - np.exp(epsilons) * x
             flat = np.exp(-epsilons) * (1 - deltas - x)
             best = max(best, float(np.maximum(steep, flat).max()))
-            if look == _CLOSER_LOOKS:
+            if look >= _CLOSER_LOOKS and epsilons[1] - epsilons[0] <= _CLOSE * (1 + epsilons[0]):
                 break
             # one peak in both, which are concave in the slope, exp(epsilon) or exp(-epsilon)
             peak = int(np.argmax(np.maximum(steep, flat)))
