@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hush.pate.argmax import NoisyMax
     from hush.pate.confident import Confident
     from hush.training.loop import train
+    from hush.training.methods.least_squares import NoisyLeastSquares
     from hush.training.methods.mean import individual_mean, mean
     from hush.training.methods.moments import NoisyMoments
     from hush.training.methods.quantile import NoisyQuantile
@@ -48,6 +49,7 @@ __all__ = [
     "Guarantee",
     "Ledger",
     "Neighbours",
+    "NoisyLeastSquares",
     "NoisyMax",
     "NoisyMoments",
     "NoisyQuantile",
@@ -77,6 +79,7 @@ _LAZY = {
     "Attacker": "accounting.attacker",
     "Confident": "pate.confident",
     "Ledger": "accounting.ledger.ledger",
+    "NoisyLeastSquares": "training.methods.least_squares",
     "NoisyMax": "pate.argmax",
     "NoisyMoments": "training.methods.moments",
     "NoisyQuantile": "training.methods.quantile",

@@ -1,0 +1,293 @@
+"""Differentially private linear least squares from noisy sufficient statistics."""
+
+import math
+import secrets
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hush.accounting.epsilon import epsilon
+from hush.accounting.ledger.ledger import Ledger
+from hush.clipping import L2
+from hush.clipping.norms import clipping_weights
+from hush.core.errors import DataError
+from hush.core.guarantee import Guarantee
+from hush.core.plan import Plan
+from hush.core.randomness import derive_source, source_for
+from hush.core.ranges import check_kind, number
+from hush.core.value import Value
+from hush.noise import Gaussian
+from hush.noise.gaussian import MULTIPLIER
+from hush.sampling import FullBatch
+from hush.training.private_gradient import fingerprint
+
+Array = npt.NDArray[np.float64]
+
+_AT_ONCE = 1024
+_ROUNDING, _MOST_RECORDS = 2.0**-16, 2**21
+"""Share of a record's bound that rounding in double precision may add, in sums of so many records:
+docs/guarantees/least-squares.md, "Rounding"."""
+_PRIORS = np.concatenate([[0.0], np.geomspace(1e-8, 1e4, 97)])
+"""Variances of the coefficients to choose from, in squared target norms."""
+_RESIDUALS = np.geomspace(1e-8, 1.0, 25)
+"""Variances of what is left of the targets, in squared target norms."""
+_NORM = number(
+    at_least=1e-3,
+    at_most=1e3,
+    why="with no bound on a record's influence no noise level gives privacy, and its fourth power is "
+    "formed: scale columns by their declared bounds first",
+    example=1.0,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SufficientStatistics:
+    """Noisy Gram matrix X^T W X and moments X^T W T of weighted records; both may be published.
+
+    The first column of X is 1, so that the first row holds the weights' sum and weighted sums of the
+    columns and targets.
+    """
+
+    gram: Array
+    """Symmetric, of shape (1 + columns, 1 + columns); with noise it need not be positive definite."""
+    moments: Array
+    """Of shape (1 + columns, targets)."""
+    gram_deviation: float
+    """Standard deviation of the noise on the diagonal; off it, smaller by sqrt(2)."""
+    moment_deviation: float
+    """Standard deviation of the noise of the moments."""
+    records: int
+    """Number of slots."""
+    target_norm: float
+    """Largest Euclidean norm of a record's targets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearFit:
+    """Affine function `inputs @ coefficients + intercept`, which may be published."""
+
+    coefficients: Array
+    """Of shape (columns, targets)."""
+    intercept: Array
+    """Of shape (targets,)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyLeastSquares(Value):
+    """Linear least squares by one Gaussian release of the sufficient statistics.
+
+    A record x (with a constant 1 in front) and t adds x x^T to one sum and x t^T to another, with one
+    weight in both: 1 while sqrt(|x|^2 (|x|^2 + (row_norm / target_norm)^2 |t|^2)) is at most
+    sqrt(2) row_norm^2, and less beyond. Records within both norms always count 1.
+
+    Args:
+        multiplier: noise multiplier.
+        row_norm: Euclidean norm of a row, with the constant, up to which it counts in full.
+        target_norm: Euclidean norm of a record's targets up to which it counts in full.
+
+    **Guarantee.** One full-batch Gaussian mechanism, and post-processing of its release:
+    docs/guarantees/least-squares.md. The norms must not depend on the records, nor may the scale of the
+    columns: bounds read off the records are not public.
+
+    >>> solver = NoisyLeastSquares(multiplier=4.0, row_norm=2.0)
+    >>> print(solver.guarantee(delta=1e-5).epsilon)
+    <= 0.92634 (and >= 0.92634)
+    """
+
+    multiplier: float = field(metadata=MULTIPLIER)
+    row_norm: float = field(metadata=_NORM)
+    target_norm: float = field(default=1.0, metadata=_NORM)
+
+    @property
+    def plan(self) -> Plan:
+        """Plan of the release, as a ledger charges it."""
+        return Plan(
+            sampling=FullBatch(),
+            clipping=L2(norm=math.sqrt(2) * self.row_norm**2),
+            noise=Gaussian(multiplier=self.multiplier),
+        )
+
+    def guarantee(self, delta: float) -> Guarantee:
+        """(epsilon, delta) guarantee of the release, on its own.
+
+        Args:
+            delta: of the guarantee.
+        """
+        return epsilon(self.plan, 1, delta)
+
+    def __call__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        ledger: Ledger,
+        *,
+        generator: torch.Generator | None = None,
+        secure: bool = False,
+    ) -> LinearFit:
+        """Empirical-Bayes fit of the noisy statistics, charged before they are known.
+
+        Args:
+            inputs: of shape (records, columns), without a constant.
+            targets: of shape (records, targets).
+            ledger: ledger to charge, once.
+            generator: seeds the noise, so that it can be repeated: for tests.
+            secure: draw noise from the operating system.
+
+        Returns:
+            Coefficients and intercept that may be published with the guarantee.
+        """
+        return posterior_mean(
+            self.statistics(inputs, targets, ledger, generator=generator, secure=secure)
+        )
+
+    def statistics(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        ledger: Ledger,
+        *,
+        generator: torch.Generator | None = None,
+        secure: bool = False,
+    ) -> SufficientStatistics:
+        """Noisy sufficient statistics, charged before they are known.
+
+        Args:
+            inputs: of shape (records, columns), without a constant.
+            targets: of shape (records, targets).
+            ledger: ledger to charge, once.
+            generator: seeds the noise, so that it can be repeated: for tests.
+            secure: draw noise from the operating system.
+
+        Returns:
+            Gram matrix and moments that may be published with the guarantee.
+        """
+        check_kind("ledger", ledger, Ledger).check_adjacency()
+        rows, values = _checked(inputs, targets)
+        size, outputs = rows.shape[1] + 1, values.shape[1]
+        source = source_for(torch.device("cpu"), generator, secure=secure)
+        source = derive_source(source, ledger.stream_label())
+        plan = self.plan
+        norm = plan.clipping.reference_norm
+        noisy = plan.noise.privatize(
+            self.clipped_sum(rows, values), norm=norm * (1 + _ROUNDING), generator=source
+        )
+        ledger.charge(
+            plan,
+            run=secrets.token_hex(8),
+            step=1,
+            release=fingerprint([noisy]),
+            arithmetic="proved" if len(rows) <= _MOST_RECORDS else "assumed",
+            randomness="secret" if generator is None else "seeded",
+            records=len(rows),
+        )
+        released = noisy.numpy()
+        triangle, moments = np.split(released, [size * (size + 1) // 2])
+        upper = np.zeros((size, size))
+        upper[np.triu_indices(size)] = triangle
+        gram = np.triu(upper, 1) / math.sqrt(2)
+        deviation = self.multiplier * norm * (1 + _ROUNDING)
+        return SufficientStatistics(
+            gram=gram + gram.T + np.diag(np.diag(upper)),
+            moments=moments.reshape(size, outputs) / self._target_weight,
+            gram_deviation=deviation,
+            moment_deviation=deviation / self._target_weight,
+            records=len(rows),
+            target_norm=self.target_norm,
+        )
+
+    def clipped_sum(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Sum of the records' weighted vectors (sensitive).
+
+        A record's vector is the upper triangle of x x^T, entries off the diagonal times sqrt(2), and
+        x t^T times row_norm / target_norm: the Euclidean norm of the first is |x|^2.
+
+        Args:
+            inputs: of shape (records, columns), finite, without a constant.
+            targets: of shape (records, targets), finite.
+
+        Returns:
+            Flat vector in double precision.
+        """
+        limit = self.plan.clipping.reference_norm
+        size = inputs.shape[1] + 1
+        gram = torch.zeros(size, size, dtype=torch.float64)
+        moments = torch.zeros(size, targets.shape[1], dtype=torch.float64)
+        for some, values in zip(inputs.split(_AT_ONCE), targets.split(_AT_ONCE), strict=True):
+            rows = torch.cat([torch.ones(len(some), 1, dtype=torch.float64), some], 1)
+            scaled = values * self._target_weight
+            lengths = torch.linalg.vector_norm(rows, dim=1)
+            norms = lengths * torch.linalg.vector_norm(torch.cat([rows, scaled], 1), dim=1)
+            weighted = (clipping_weights(limit, norms)[:, None] * rows).T
+            gram += weighted @ rows
+            moments += weighted @ scaled
+        first, second = torch.triu_indices(size, size)
+        isometry = torch.full((len(first),), math.sqrt(2), dtype=torch.float64)
+        isometry[first == second] = 1.0
+        return torch.cat([gram[first, second] * isometry, moments.flatten()])
+
+    @property
+    def _target_weight(self) -> float:
+        """Factor of the targets, by which both halves of a record's vector have the same bound."""
+        return self.row_norm / self.target_norm
+
+
+def posterior_mean(statistics: SufficientStatistics) -> LinearFit:
+    """Posterior mean of the coefficients given noisy sufficient statistics (post-processing).
+
+    The columns and targets are centred by their noisy means, so that the intercept is not shrunk. In the
+    eigenbasis of the centred Gram matrix, with eigenvalues a (negative ones count 0), the moments are
+    a beta plus noise of variance `residual` a (of the sample), `moment_noise` (of the moments' release)
+    and `gram_noise` columns `prior` (of the Gram matrix, times coefficients). With coefficients of
+    variance `prior` the posterior mean of beta is prior a / (prior a^2 + noise) times the moment: ridge
+    regression where there is no privacy noise, and nothing where there is nothing else. Both variances
+    are those of the largest marginal likelihood of the released moments (empirical Bayes).
+
+    Args:
+        statistics: as released.
+
+    Returns:
+        Coefficients and intercept, a function of the release alone.
+    """
+    noise = statistics.gram_deviation**2 / 2
+    total = min(max(statistics.gram[0, 0], statistics.gram_deviation, 1.0), statistics.records)
+    means, target_means = statistics.gram[0, 1:] / total, statistics.moments[0] / total
+    centred = statistics.gram[1:, 1:] - total * np.outer(means, means)
+    moments = statistics.moments[1:] - total * np.outer(means, target_means)
+    eigenvalues, directions = np.linalg.eigh(centred)
+    along = np.maximum(eigenvalues, 0.0)
+    rotated = directions.T @ moments
+    squares = float(np.mean(means**2))
+    moment_noise = statistics.moment_deviation**2 * (1 + squares) + noise * np.mean(target_means**2)
+    gram_noise = noise * (1 + 2 * squares)
+    grid = np.meshgrid(_PRIORS, _RESIDUALS, indexing="ij")
+    prior, residual = (statistics.target_norm**2 * variances.ravel() for variances in grid)
+    error = np.outer(residual, along) + (moment_noise + gram_noise * len(along) * prior)[:, None]
+    variance = np.outer(prior, along**2) + error
+    likelihood = -(rotated.shape[1] * np.log(variance) + (rotated**2).sum(1) / variance).sum(1)
+    best = int(likelihood.argmax())
+    shrunk = prior[best] * along / variance[best]
+    coefficients = directions @ (shrunk[:, None] * rotated)
+    return LinearFit(coefficients=coefficients, intercept=target_means - means @ coefficients)
+
+
+def _checked(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs and targets in double precision, a row a record each."""
+    parts = check_kind("inputs", inputs, Tensor), check_kind("targets", targets, Tensor)
+    shapes = tuple(inputs.shape), tuple(targets.shape)
+    matrices = inputs.ndim == targets.ndim == 2 and len(inputs) == len(targets)
+    if not matrices or not inputs.numel() or not targets.numel():
+        raise DataError(
+            f"inputs of shape {shapes[0]} and targets of shape {shapes[1]} must be two matrices with a "
+            "row a record: one record's influence is bounded by its row in both. Pass e.g. "
+            "targets[:, None] for one target."
+        )
+    rows, values = (part.detach().to("cpu", torch.float64) for part in parts)
+    if not bool(rows.isfinite().all()) or not bool(values.isfinite().all()):
+        raise DataError(
+            "inputs or targets are not all finite (which is private and not shown): what is no number "
+            "has no bounded influence. Mend or drop such records, each by itself."
+        )
+    return rows, values

@@ -1,0 +1,281 @@
+"""Noisy sufficient statistics: what one record can change, the noise that is charged, the solution."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+import hush
+from hush.core.errors import DataError, InvalidValue, LedgerError
+from hush.training.methods import least_squares
+from hush.training.methods.least_squares import (
+    NoisyLeastSquares,
+    SufficientStatistics,
+    posterior_mean,
+)
+
+SOLVER = NoisyLeastSquares(multiplier=2.0, row_norm=1.5, target_norm=0.5)
+BOUND = math.sqrt(2) * 1.5**2
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def table(records: int, columns: int = 3, targets: int = 2, seed: int = 5) -> tuple[Tensor, Tensor]:
+    generator = seeded(seed)
+    inputs = torch.rand(records, columns, generator=generator, dtype=torch.float64) * 2 - 1
+    values = torch.rand(records, targets, generator=generator, dtype=torch.float64) - 0.5
+    return inputs, values
+
+
+def vector_of(row: Any, values: Any, weighted: bool = True) -> np.ndarray:
+    """What one record adds, written out entry by entry."""
+    x = [1.0, *map(float, row)]
+    factor = SOLVER.row_norm / SOLVER.target_norm
+    entries = [
+        x[i] * x[j] * (1.0 if i == j else 2**0.5) for i in range(len(x)) for j in range(i, len(x))
+    ]
+    entries += [factor * x[i] * float(value) for i in range(len(x)) for value in values]
+    vector = np.array(entries)
+    norm = float(np.sqrt(np.sum(vector**2)))
+    return vector * min(1.0, BOUND / norm) if weighted else vector
+
+
+def test_the_sum_is_that_of_outer_products_one_record_at_a_time() -> None:
+    inputs, targets = table(1030)  # two blocks
+    inputs[::7] *= 10  # some beyond the bounds
+    expected = sum(vector_of(row, value) for row, value in zip(inputs, targets, strict=True))
+    assert SOLVER.clipped_sum(inputs, targets).numpy() == pytest.approx(expected, rel=1e-12, abs=1e-10)
+
+
+RECORD = st.lists(st.floats(-1e6, 1e6), min_size=5, max_size=5)
+
+
+@given(RECORD)
+def test_one_record_moves_the_sum_by_the_bound_at_most(record: list[float]) -> None:
+    inputs, targets = table(20)
+    one = torch.tensor(record, dtype=torch.float64)
+    before = SOLVER.clipped_sum(inputs, targets)
+    after = SOLVER.clipped_sum(torch.cat([inputs, one[None, :3]]), torch.cat([targets, one[None, 3:]]))
+    assert float((after - before).norm()) <= BOUND * (1 + 2**-16)
+
+
+@pytest.mark.parametrize("size", [1e150, 1e200, 1e300])
+def test_a_record_beyond_all_bounds_counts_nothing_and_harms_nobody(size: float) -> None:
+    inputs, targets = table(20)
+    before = SOLVER.clipped_sum(inputs, targets)
+    rows = torch.cat([inputs, torch.full((1, 3), size, dtype=torch.float64)])
+    after = SOLVER.clipped_sum(rows, torch.cat([targets, targets[:1]]))
+    assert torch.equal(before, after)
+
+
+def test_the_bound_is_attained_within_the_declared_norms() -> None:
+    """Noise for a smaller bound would be too little."""
+    row = torch.tensor([[1.0, 0.5, 0.0]], dtype=torch.float64)  # with the constant: norm 1.5
+    value = torch.tensor([[0.3, 0.4]], dtype=torch.float64)  # norm 0.5
+    assert float(SOLVER.clipped_sum(row, value).norm()) == pytest.approx(BOUND)
+    assert SOLVER.plan.clipping.reference_norm == pytest.approx(BOUND)
+
+
+def test_a_sum_without_the_weight_moves_by_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(least_squares, "clipping_weights", lambda _, norms: torch.ones_like(norms))
+    inputs, targets = table(20)
+    beyond = torch.full((1, 3), 3.0, dtype=torch.float64)
+    moved = SOLVER.clipped_sum(torch.cat([inputs, beyond]), torch.cat([targets, targets[:1]]))
+    assert float((moved - SOLVER.clipped_sum(inputs, targets)).norm()) > 4 * BOUND
+
+
+def test_bounds_learnt_from_the_records_move_the_sum_by_more() -> None:
+    """Scaled by the largest value among them, one record moves every other's row."""
+    inputs, targets = table(200)
+
+    def learnt(rows: Tensor) -> Tensor:
+        return rows / rows.abs().amax(0)
+
+    more = torch.cat([inputs, torch.full((1, 3), 10.0, dtype=torch.float64)])
+    values = torch.cat([targets, targets[:1]])
+    moved = SOLVER.clipped_sum(learnt(more), values) - SOLVER.clipped_sum(learnt(inputs), targets)
+    assert float(moved.norm()) > 10 * BOUND
+    declared = SOLVER.clipped_sum(more, values) - SOLVER.clipped_sum(inputs, targets)
+    assert float(declared.norm()) <= BOUND * (1 + 2**-16)
+
+
+def released(solver: NoisyLeastSquares, seed: int, records: tuple[Tensor, Tensor]) -> np.ndarray:
+    """Noisy sum as drawn, in the order of `clipped_sum`."""
+    actual = solver.statistics(*records, hush.Ledger(), generator=seeded(seed))
+    size = len(actual.gram)
+    first, second = np.triu_indices(size)
+    triangle = actual.gram[first, second] * np.where(first == second, 1.0, 2**0.5)
+    factor = solver.row_norm / solver.target_norm
+    return np.concatenate([triangle, actual.moments.ravel() * factor])
+
+
+def test_the_noise_is_the_noise_that_is_charged() -> None:
+    records = table(50, columns=20, targets=3)
+    location = SOLVER.clipped_sum(*records).numpy()
+    draws = np.concatenate([released(SOLVER, seed, records) - location for seed in range(8)])
+    deviation = SOLVER.multiplier * BOUND
+    assert stats.kstest(draws / deviation, "norm").pvalue > 1e-3
+    assert stats.kstest(draws / (0.7 * deviation), "norm").pvalue < 1e-6
+    both = SOLVER.statistics(*records, hush.Ledger(), generator=seeded())
+    assert both.gram == pytest.approx(both.gram.T, abs=0)
+    assert both.gram_deviation == pytest.approx(deviation, rel=1e-4)
+    assert both.moment_deviation == pytest.approx(deviation / 3, rel=1e-4)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_a_distinguisher_stays_within_the_charge(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Likelihood ratio of the worst record: its means lie 1/multiplier deviations apart."""
+    inputs, targets = table(10)
+    worst = torch.tensor([[1.0, 0.5, 0.0]], dtype=torch.float64), torch.tensor([[0.3, 0.4]]).double()
+    with_it = torch.cat([inputs, worst[0]]), torch.cat([targets, worst[1]])
+    empty = with_it[0].clone(), with_it[1].clone()
+    if share < 1:
+        drawn = hush.Gaussian.privatize
+
+        def less(self: hush.Gaussian, location: Tensor, *, norm: float, generator: Any) -> Tensor:
+            return drawn(self, location, norm=share * norm, generator=generator)
+
+        monkeypatch.setattr(hush.Gaussian, "privatize", less)
+    direction = vector_of(worst[0][0], worst[1][0]) / BOUND
+    score = np.array([released(SOLVER, seed, with_it) @ direction for seed in range(300)])
+    # the slot is empty in the other world: what the record adds is taken out of its sum
+    monkeypatch.setattr(
+        NoisyLeastSquares, "clipped_sum", lambda _, rows, values: _sum_without_last(rows, values)
+    )
+    other = np.array([released(SOLVER, 1000 + seed, empty) @ direction for seed in range(300)])
+    # separation of two normal laws, four standard errors down: 1/multiplier is what is charged
+    deviation = math.sqrt((score.var() + other.var()) / 2)
+    separation = (score.mean() - other.mean()) / deviation - 4 * math.sqrt(2 / 300)
+    assert (separation <= 1 / SOLVER.multiplier) == (share == 1)
+
+
+_HONEST = NoisyLeastSquares.clipped_sum
+
+
+def _sum_without_last(rows: Tensor, values: Tensor) -> Tensor:
+    return _HONEST(SOLVER, rows[:-1], values[:-1])
+
+
+def test_the_charge_is_that_of_one_gaussian_release() -> None:
+    ledger = hush.Ledger()
+    SOLVER(*table(30), ledger)
+    assert ledger.counts == {SOLVER.plan: 1}
+    guarantee = ledger.epsilon(1e-5)
+    assert (guarantee.arithmetic, guarantee.randomness, guarantee.records) == ("proved", "secret", 30)
+    eps, m = guarantee.epsilon.upper, SOLVER.multiplier
+    norm = stats.norm
+    delta = norm.cdf(0.5 / m - eps * m) - math.exp(eps) * norm.cdf(-0.5 / m - eps * m)
+    assert delta == pytest.approx(1e-5, rel=1e-3)
+    assert SOLVER.guarantee(1e-5).epsilon == guarantee.epsilon
+
+
+def test_a_seed_repeats_the_noise_and_is_said() -> None:
+    ledgers = hush.Ledger(), hush.Ledger()
+    fits = [SOLVER(*table(30), ledger, generator=seeded(4)) for ledger in ledgers]
+    assert np.array_equal(fits[0].coefficients, fits[1].coefficients)
+    assert ledgers[0].epsilon(1e-5).randomness == "seeded"
+    again = SOLVER(*table(30), ledgers[0], generator=seeded(4))
+    assert not np.array_equal(again.coefficients, fits[0].coefficients), "one ledger, other noise"
+
+
+def test_with_little_noise_it_is_least_squares() -> None:
+    inputs, targets = table(500)
+    targets = (
+        targets * 0.05 + inputs @ torch.tensor([[0.2, 0.0], [-0.1, 0.1], [0.0, 0.2]]).double() + 0.1
+    )
+    solver = NoisyLeastSquares(multiplier=1e-6, row_norm=2.0, target_norm=2.0)
+    actual = solver(inputs, targets, hush.Ledger())
+    design = np.hstack([np.ones((500, 1)), inputs.numpy()])
+    expected = np.linalg.lstsq(design, targets.numpy(), rcond=None)[0]
+    assert actual.coefficients == pytest.approx(expected[1:], abs=2e-3)
+    assert actual.intercept == pytest.approx(expected[0], abs=2e-3)
+
+
+def noisy_statistics(seed: int, noise: float) -> SufficientStatistics:
+    draw = np.random.default_rng(seed)
+    rows = np.hstack([np.ones((200, 1)), draw.uniform(-1, 1, (200, 4))])
+    values = rows @ draw.normal(size=(5, 2)) * 0.2 + 0.05 * draw.normal(size=(200, 2))
+    error = draw.normal(size=(5, 5)) * noise / 2**0.5
+    return SufficientStatistics(
+        gram=rows.T @ rows + np.triu(error) + np.triu(error, 1).T,
+        moments=rows.T @ values + noise * draw.normal(size=(5, 2)),
+        gram_deviation=noise,
+        moment_deviation=noise,
+        records=200,
+        target_norm=1.0,
+    )
+
+
+@pytest.mark.parametrize("noise", [1.0, 20.0])
+def test_the_posterior_mean_is_that_of_the_joint_normal_law(noise: float) -> None:
+    released = noisy_statistics(3, noise)
+    total = min(released.gram[0, 0], 200.0)
+    means, middle = released.gram[0, 1:] / total, released.moments[0] / total
+    gram = released.gram[1:, 1:] - total * np.outer(means, means)
+    moments = released.moments[1:] - total * np.outer(means, middle)
+    values, directions = np.linalg.eigh(gram)
+    gram = directions @ np.diag(np.maximum(values, 0)) @ directions.T
+    square = np.mean(means**2)
+    from_moments = noise**2 * (1 + square) + noise**2 / 2 * np.mean(middle**2)
+    best: tuple[float, Any] = (-math.inf, None)
+    for prior in least_squares._PRIORS:
+        from_gram = noise**2 / 2 * (1 + 2 * square) * 4 * prior
+        for residual in least_squares._RESIDUALS:
+            error = residual * gram + (from_moments + from_gram) * np.eye(4)
+            joint = prior * gram @ gram + error
+            law = stats.multivariate_normal(np.zeros(4), joint)
+            likelihood = law.logpdf(moments[:, 0]) + law.logpdf(moments[:, 1])
+            if likelihood > best[0]:
+                best = likelihood, prior * gram @ np.linalg.solve(joint, moments)
+    actual = posterior_mean(released)
+    assert actual.coefficients == pytest.approx(best[1], rel=1e-6, abs=1e-9)
+    assert actual.intercept == pytest.approx(middle - means @ actual.coefficients)
+
+
+def test_a_gram_matrix_that_is_not_positive_definite_gives_small_coefficients() -> None:
+    for seed in range(20):
+        released = noisy_statistics(seed, 300.0)
+        assert np.linalg.eigvalsh(released.gram)[0] < 0
+        actual = posterior_mean(released)
+        assert np.abs(actual.coefficients).max() < 3
+        assert np.isfinite(actual.intercept).all()
+
+
+def test_a_ledger_of_users_is_refused_before_anything_is_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = hush.Ledger()
+    ledger.charge(SOLVER.plan, run="a", step=1, release="x", adjacency=hush.Adjacency(per_unit=2))
+    monkeypatch.setattr(NoisyLeastSquares, "clipped_sum", lambda *_: pytest.fail("summed"))
+    with pytest.raises(LedgerError, match="do not add up"):
+        SOLVER(*table(10), ledger)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets"),
+    [
+        (torch.ones(4), torch.ones(4, 1)),
+        (torch.ones(4, 2), torch.ones(4)),
+        (torch.ones(4, 2), torch.ones(3, 1)),
+        (torch.ones(0, 2), torch.ones(0, 1)),
+        (torch.full((4, 2), math.nan), torch.ones(4, 1)),
+        (torch.ones(4, 2), torch.full((4, 1), math.inf)),
+    ],
+)
+def test_rows_are_finite_numbers_one_a_record(inputs: Tensor, targets: Tensor) -> None:
+    ledger = hush.Ledger()
+    with pytest.raises(DataError):
+        SOLVER(inputs, targets, ledger)
+    assert not ledger.counts
+
+
+@pytest.mark.parametrize("norm", [0.0, -1.0, math.nan, 1e4])
+def test_norms_are_in_their_range(norm: float) -> None:
+    with pytest.raises(InvalidValue, match="row_norm"):
+        NoisyLeastSquares(multiplier=1.0, row_norm=norm)
