@@ -12,7 +12,7 @@ import hush
 SOURCE = Path(hush.__file__).parent
 FOLDERS = [
     *("core", "noise", "clipping", "sampling", "accounting", "gradients", "training", "pate", "audit"),
-    *("data", "models", "report", "cli"),
+    *("data", "models", "report", "cli", "integrations"),
 ]
 NO_TORCH = {"core", "noise", "clipping", "sampling", "accounting", "data"}
 

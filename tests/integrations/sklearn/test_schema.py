@@ -1,0 +1,138 @@
+"""Public schemas: each record encoded by itself; what is not declared is refused without being shown."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.base import clone
+from sklearn.preprocessing import MinMaxScaler, OneHotEncoder
+
+from hush.core.errors import DataError, InvalidValue
+from hush.integrations.sklearn import Categorical, Numeric, PrivateClassifier
+from hush.integrations.sklearn.schema import Encoded, encode
+from tests.integrations.sklearn.frames import Frame
+
+SCHEMA = {
+    "age": Numeric(low=0, high=100),
+    "colour": Categorical(values=("red", "green", "blue")),
+    "gain": Numeric(low=0, high=1e5, log=True),
+}
+
+
+def frame(**changed: Any) -> Frame:
+    columns = {
+        "age": [0.0, 50.0, 100.0, 30.0],
+        "colour": ["red", "blue", "red", "green"],
+        "gain": [0.0, 10.0, 1e5, 5e3],
+    }
+    return Frame(**{**columns, **changed})
+
+
+def together(encoded: Encoded) -> np.ndarray:
+    return np.hstack([encoded.numeric, encoded.categorical])
+
+
+def test_columns_are_scaled_by_their_bounds_and_one_hot() -> None:
+    encoded = encode(frame(), SCHEMA)
+    assert encoded.numeric[:, 0] == pytest.approx([-1, 0, 1, -0.4])
+    assert encoded.numeric[:, 1] == pytest.approx(
+        [2 * math.log1p(v) / math.log1p(1e5) - 1 for v in (0, 10, 1e5, 5e3)]
+    )
+    assert encoded.categorical.tolist() == [[1, 0, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0]]
+    assert encoded.categories == 1
+
+
+def test_columns_are_found_by_name_or_by_place() -> None:
+    by_name = together(encode(frame(), SCHEMA))
+    turned = Frame(gain=frame()["gain"], age=frame()["age"], colour=frame()["colour"])
+    assert np.array_equal(together(encode(turned, SCHEMA)), by_name)
+    cells = np.array([frame()[name] for name in SCHEMA], dtype=object).T
+    assert np.array_equal(together(encode(cells, SCHEMA)), by_name)
+    assert np.array_equal(together(encode(cells, list(SCHEMA.values()))), by_name)
+    assert encode(np.zeros((2, 5)), Numeric(low=0, high=1)).numeric.tolist() == [[-1] * 5] * 2
+
+
+@given(
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from(("red", "green", "blue")),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+def test_a_record_changes_its_own_row_alone_and_stays_within_bounds(
+    age: float, colour: str, gain: float
+) -> None:
+    usual = encode(frame(), SCHEMA)
+    other = encode(
+        frame(age=[0, 50, 100, age], colour=["red", "blue", "red", colour], gain=[0, 10, 1e5, gain]),
+        SCHEMA,
+    )
+    assert np.array_equal(together(usual)[:3], together(other)[:3])
+    assert np.abs(together(other)).max() <= 1
+    assert (other.categorical.sum(1) == 1).all()
+
+
+def test_an_encoding_that_learns_from_the_records_changes_every_row() -> None:
+    """What the test above would find: bounds and categories that one record decides on."""
+    ages = np.array([[0.0], [50.0], [100.0]])
+    before = MinMaxScaler().fit_transform(np.vstack([ages, [[30.0]]]))
+    after = MinMaxScaler().fit_transform(np.vstack([ages, [[1000.0]]]))
+    assert not np.array_equal(before[:3], after[:3])
+    colours = np.array([["red"], ["blue"]])
+    learnt = OneHotEncoder().fit(np.vstack([colours, [["green"]]]))
+    assert learnt.transform(colours).shape != OneHotEncoder().fit(colours).transform(colours).shape
+
+
+@given(st.floats(-1e3, 1e3), st.booleans())
+def test_unscaling_is_the_way_back_within_the_bounds(value: float, log: bool) -> None:
+    target = Numeric(low=-20, high=500, log=log)
+    back = target.unscale(target.scale(np.array([value])))
+    assert back == pytest.approx([min(max(value, -20), 500)], rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("age", [math.nan, math.inf, "ancient"])
+def test_what_is_no_number_is_refused_without_being_shown(age: Any) -> None:
+    with pytest.raises(DataError, match="column 'age' holds NaN") as refused:
+        encode(frame(age=np.array([age, 1.0, 2.0, 3.0], dtype=object)), SCHEMA)
+    assert "ancient" not in str(refused.value)
+
+
+@pytest.mark.parametrize("colour", ["ultraviolet", None, math.nan, ["red"]])
+def test_a_category_outside_the_schema_is_refused_without_being_shown(colour: Any) -> None:
+    colours = np.empty(4, dtype=object)
+    colours[:] = ["red", "red", "red", colour]
+    with pytest.raises(DataError, match="column 'colour' holds a value that is not declared") as refused:
+        encode(frame(colour=colours), SCHEMA)
+    assert "ultraviolet" not in str(refused.value)
+
+
+def test_columns_outside_the_schema_and_missing_ones_are_refused() -> None:
+    with pytest.raises(DataError, match=r"columns \['weight'\] outside the schema"):
+        encode(frame(weight=[1, 2, 3, 4]), SCHEMA)
+    with pytest.raises(DataError, match=r"columns \['age'\] that X lacks"):
+        encode(Frame(colour=frame()["colour"], gain=frame()["gain"]), SCHEMA)
+    with pytest.raises(DataError, match="X has 2 columns and the schema declares 3"):
+        encode(np.zeros((4, 2)), [Numeric(low=0, high=1)] * 3)
+
+
+@pytest.mark.parametrize("schema", [None, {}, [], "age", {"age": (0, 100)}, 3])
+def test_a_schema_declares_every_column(schema: Any) -> None:
+    with pytest.raises(InvalidValue, match="must declare every column"):
+        encode(np.zeros((4, 1)), schema)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 1), (2, 1), (0, math.inf), (math.nan, 1), ("0", 1)])
+def test_bounds_are_two_numbers(low: Any, high: Any) -> None:
+    with pytest.raises(InvalidValue, match=r"low|high"):
+        Numeric(low=low, high=high)
+
+
+@pytest.mark.parametrize("values", [(), ("a",), ("a", "a"), "ab", None, 3, [["a"], ["b"]]])
+def test_categories_are_a_list_of_different_values(values: Any) -> None:
+    with pytest.raises(InvalidValue, match="at least two different values"):
+        Categorical(values=values)
+
+
+def test_a_schema_survives_a_clone() -> None:
+    assert clone(PrivateClassifier(SCHEMA, ("a", "b"))).schema == SCHEMA
