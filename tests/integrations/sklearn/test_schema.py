@@ -98,6 +98,15 @@ def test_what_is_no_number_is_refused_without_being_shown(age: Any) -> None:
     assert "ancient" not in str(refused.value)
 
 
+@pytest.mark.parametrize("table", [["ancient", "1"], [["ancient"], ["1"]]], ids=str)
+def test_no_message_of_another_library_shows_a_value(table: Any) -> None:
+    for cells in (table, np.array(table), np.array(table, dtype=object)):
+        with pytest.raises(DataError) as refused:
+            encode(cells, Numeric(low=0, high=1))
+        assert "ancient" not in str(refused.value)
+        assert refused.value.__cause__ is None
+
+
 @pytest.mark.parametrize("colour", ["ultraviolet", None, math.nan, ["red"]])
 def test_a_category_outside_the_schema_is_refused_without_being_shown(colour: Any) -> None:
     colours = np.empty(4, dtype=object)

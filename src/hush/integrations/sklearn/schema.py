@@ -175,11 +175,14 @@ def read_columns(table: Any, schema: Schema | None) -> list[tuple[str, Column, n
                 "public categories. Declare them in schema=, or drop them from X."
             )
         return [(name, column, np.asarray(table[name])) for name, column in declared]
-    # dtype None keeps the categories of mixed columns as they are
-    mixed = not isinstance(schema, Numeric) and any(
-        isinstance(column, Categorical) for _, column in declared_columns(schema, 0)
-    )
-    matrix = check_array(table, dtype=None if mixed else np.float64, ensure_all_finite=False)
+    # scikit-learn's messages about dimensions and types show cells; here they are converted column by
+    # column, and not shown
+    matrix = check_array(table, dtype=None, ensure_all_finite=False, ensure_2d=False)
+    if matrix.ndim != 2:
+        raise DataError(
+            f"X has {matrix.ndim} dimensions, and a record is a row of columns. Reshape your data: "
+            "X.reshape(-1, 1) has one column, X.reshape(1, -1) one record."
+        )
     declared = declared_columns(schema, matrix.shape[1])
     if len(declared) != matrix.shape[1]:
         raise DataError(
