@@ -159,6 +159,17 @@ def test_fits_with_one_ledger_file_add_up(tmp_path: Path) -> None:
         assert ledger.epsilon(2e-4).epsilon == more.guarantee_.epsilon
 
 
+def test_paid_scaling_keeps_to_what_a_ledger_leaves(tmp_path: Path) -> None:
+    """A tenth of the whole epsilon is more than is left here."""
+    rows, target, _ = numbers(2000)
+    first = PrivateRegressor(
+        UNIT, UNIT, epsilon=1.0, solver="least_squares", ledger=tmp_path / "ledger.jsonl"
+    ).fit(rows, target)
+    more = clone(first).set_params(epsilon=1.007, scaling="paid").fit(rows, target)
+    assert sum(more.ledger_.counts.values()) == 4
+    assert more.guarantee_.epsilon.upper <= 1.007
+
+
 def test_a_refused_fit_charges_nothing(tmp_path: Path) -> None:
     rows, _, labels = numbers(500)
     path = tmp_path / "ledger.jsonl"
@@ -236,9 +247,10 @@ def test_targets_that_are_no_numbers_are_refused(value: float) -> None:
     ],
 )
 def test_parameters_out_of_range_are_named(name: str, value: Any) -> None:
-    settings: dict[str, Any] = {"solver": "sgd", "steps": 3, name: value}
-    with pytest.raises(InvalidValue, match=name):
-        PrivateClassifier(UNIT, (0, 1), **settings).fit(*numbers(300)[::2])
+    for solver in ("auto", "sgd"):
+        settings: dict[str, Any] = {"solver": solver, "steps": 3, name: value}
+        with pytest.raises(InvalidValue, match=name):
+            PrivateClassifier(UNIT, (0, 1), **settings).fit(*numbers(300)[::2])
 
 
 def test_least_squares_has_no_hidden_layers() -> None:

@@ -50,8 +50,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
         delta = advised_delta(records) if self.delta is None else self.delta
         budget = Budget(epsilon=self.epsilon, delta=delta)
         check_delta(budget.delta, records)
-        solver = self._chosen_solver(encoded, targets, budget)
         descent = self._descent()
+        solver = self._chosen_solver(encoded, targets, budget, descent.hidden)
         _check_choice("scaling", self.scaling, "bounds", "paid")
         generator = None
         if self.random_state is not None:
@@ -71,19 +71,21 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
         self.ledger_, self.solver_ = ledger, solver
         return self
 
-    def _chosen_solver(self, encoded: Encoded, targets: Targets, budget: Budget) -> str:
+    def _chosen_solver(
+        self, encoded: Encoded, targets: Targets, budget: Budget, hidden: tuple[int, ...]
+    ) -> str:
         """Solver by the parameters, the budget and the numbers of records and columns, all public."""
         _check_choice("solver", self.solver, "auto", "least_squares", "sgd")
-        if self.solver == "least_squares" and len(self.hidden_layer_sizes):
+        if self.solver == "least_squares" and hidden:
             raise InvalidValue(
-                f"hidden_layer_sizes={short_repr(self.hidden_layer_sizes)} with solver="
+                f"hidden_layer_sizes={short_repr(hidden)} with solver="
                 '"least_squares": sufficient statistics are of linear models. Pass solver="sgd", or '
                 "hidden_layer_sizes=().",
                 key="solver",
             )
         if self.solver != "auto":
             return self.solver
-        linear = isinstance(targets, NumberTargets) and not len(self.hidden_layer_sizes)
+        linear = isinstance(targets, NumberTargets) and not hidden
         precise = linear and precise_statistics(encoded, budget)
         return "least_squares" if precise else "sgd"
 

@@ -48,13 +48,15 @@ def paid_interval(
 
     Args:
         values: scaled columns, in [-1, 1].
-        budget: of the whole fit, of which a share is spent.
+        budget: of everything on the ledger, of which a share is spent.
         ledger: to charge.
         generator: seeds the noise: for tests.
     """
     records, columns = values.shape
     share = Budget(epsilon=_SCALING_SHARE * budget.epsilon, delta=budget.delta)
-    multiplier = multiplier_of(calibrate(one_release(), share, 2))
+    # of a ledger that earlier charges have nearly used up, a quarter of what is left at most
+    left = multiplier_of(calibrate(one_release(), budget, 2, spent=ledger.counts))
+    multiplier = max(multiplier_of(calibrate(one_release(), share, 2)), 2 * left)
     norm = math.sqrt(columns)
     # variances below what noise alone would show are not told from it
     floor = max(1e-6, 2 * multiplier * norm / records)
