@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
-from gdpnum import PLDConverter, get_worst_case_regret
+from gdpnum.converter import PLDConverter, get_worst_case_regret
 from riskcal.analysis import get_advantage_from_pld, get_bayes_risk_from_pld, get_beta_from_pld
 from scipy.stats import norm
 
@@ -114,7 +114,13 @@ def test_other_libraries_agree_where_steps_are_few(rate: float, multiplier: floa
     assert regret - 1e-6 <= curve.regret <= regret + 2e-3
 
 
-@pytest.mark.parametrize(("rate", "multiplier", "steps"), [(0.01, 1.0, 10_000), (0.001, 0.6, 100_000)])
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "steps"),
+    [
+        pytest.param(0.01, 1.0, 10_000, marks=pytest.mark.slow),
+        (0.001, 0.6, 100_000),
+    ],
+)
 def test_many_steps_against_the_profile_of_another_library(
     rate: float, multiplier: float, steps: int
 ) -> None:

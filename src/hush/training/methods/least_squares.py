@@ -22,7 +22,7 @@ from hush.core.value import Value
 from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch
-from hush.training.private_gradient import fingerprint
+from hush.training.phases.private_gradient import fingerprint
 
 Array = npt.NDArray[np.float64]
 
