@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hush import clipping, noise, sampling
 from hush.clipping import *  # noqa: F403  (each folder's list of its parts is the one list)
 from hush.core import errors, lazy_modules
+from hush.core.best_of import BestOf
 from hush.core.errors import PrivacyWarning
 from hush.core.guarantee import Adjacency, Bound, Budget, Guarantee, Neighbours
 from hush.core.parts import Always
@@ -43,6 +44,7 @@ __all__ = [
     "Adjacency",
     "Always",
     "Attacker",
+    "BestOf",
     "Bound",
     "Budget",
     "Confident",

@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hush.accounting.selection.step import Selection
+from hush.accounting.selection.trial_count import trial_count
 from hush.accounting.selective.trial import TrainAndTest, Trial
 from hush.accounting.steps import (
     MAX_BETA,
@@ -16,6 +18,7 @@ from hush.accounting.steps import (
     ellipsoid,
 )
 from hush.clipping import L2, Entries, Importance, Lp
+from hush.core.best_of import BestOf
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.parts import Always
 from hush.core.plan import Plan, names, proof_note
@@ -65,6 +68,8 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
         always = mechanism(replace(plan, release=Always()))
         assert isinstance(always, SampledGaussian)
         return _tested(always, plan.release)
+    if isinstance(plan.release, BestOf):
+        return _selection(replace(plan, release=Always()), plan.release)
     if isinstance(noise, Gaussian):
         if isinstance(clipping, Entries):
             return SampledGaussian(1.0, noise.multiplier / math.sqrt(clipping.changed))
@@ -140,6 +145,16 @@ def _tested(train: SampledGaussian, release: Selective) -> Mechanism:
     if release.test == "summed":
         return TrainAndTest(train, test)
     return Trial(train, test, release.threshold / 2, release.accounting)
+
+
+def _selection(trial: Plan, release: BestOf) -> Mechanism:
+    """docs/guarantees/tuning.md, "What a trial is": held-out records are no training records."""
+    step = mechanism(trial)
+    assert isinstance(step, SampledGaussian)
+    trials = [((step, release.steps),)]
+    if release.score is not None:
+        trials.append(((SampledGaussian(1.0, release.score), 1),))
+    return Selection(tuple(trials), trial_count(release))
 
 
 def _entrywise(changed: int, beta: float, scale: float) -> Mechanism:

@@ -45,6 +45,8 @@ def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> flo
             lambda dominated: accountant.epsilon(dominated, delta).lower,
             ceiling,
         )
+    if (alone := _single_step(steps)) is not None:
+        upper = min(upper, alone.epsilon_upper(delta))
     dominating = _dominating_steps(steps)
     return upper if dominating is None else min(upper, accountant.epsilon(dominating, delta).upper)
 
@@ -59,6 +61,8 @@ def delta_upper(steps: Counts, epsilon: float) -> float:
     )
     # at epsilon 0 there is nothing to take the correction from: it is added to delta instead
     upper += 3 * failure
+    if (alone := _single_step(steps)) is not None:
+        upper = min(upper, alone.delta_upper(epsilon))
     dominating = _dominating_steps(steps)
     if dominating is not None:
         upper = min(upper, accountant.delta(dominating, epsilon).upper)
@@ -89,6 +93,11 @@ def composed_rdp(steps: Counts, orders: Array) -> tuple[Array, Array]:
     for step, count in steps.items():
         total += count * _step_rdp(step, tuple(orders))
     return total, orders
+
+
+def _single_step(steps: Counts) -> ComposableStep | None:
+    """The step that is all of the composition and runs once, if one is."""
+    return next(iter(steps)) if list(steps.values()) == [1] else None
 
 
 def _failure_probability(steps: Counts) -> float:

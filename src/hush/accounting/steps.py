@@ -85,6 +85,14 @@ class ComposableStep(Mechanism):
         """The step with 1 / `shift` of its noise, if it has one noise to divide."""
         return None
 
+    def epsilon_upper(self, delta: float) -> float:
+        """Upper bound on the step's own epsilon, where one not by RDP is known; else infinite."""
+        return math.inf
+
+    def delta_upper(self, epsilon: float) -> float:
+        """Upper bound on the step's own delta, where one not by RDP is known; else 1."""
+        return 1.0
+
     @property
     def nontermination(self) -> float:
         """Upper bound on the probability that the step ends without the output that `rdp` is of."""

@@ -25,6 +25,8 @@ ACCURACY = 4e-4
 MAX_REFINED_POINTS, MAX_POINTS = 1 << 20, 1 << 21
 # The share of delta that losses beyond the grid may have.
 TRUNCATED_SHARE = 1e-7
+# Epsilons of a privacy profile that are read off one curve.
+_SHARING = 12
 
 
 def epsilon(counts: Mapping[AnyStep, int], delta: float) -> Bound:
@@ -68,6 +70,27 @@ def profile(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> list[Bo
     variation = coarse_bounds.total_variation(steps)
     uppers = [min(upper, variation, 1.0) for upper in uppers]
     return [Bound(lower=min(ends), upper=ends[1]) for ends in zip(lowers, uppers, strict=True)]
+
+
+def profile_upper(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> list[float]:
+    """Upper bounds on delta at many increasing `epsilons` >= 0: the privacy profile of a composition.
+
+    Neighbouring epsilons share one composed curve, so that the bounds are a little wider than `delta`'s.
+    """
+    sampled, mu = _split_full_batch(counts)
+    if not sampled:
+        return [analytic_gaussian.delta(mu, epsilon).upper for epsilon in epsilons]
+    steps = _merge_full_batch(sampled, mu)
+    total_variation = min(1.0, coarse_bounds.total_variation(steps))
+    if _representable(steps) != steps:
+        return [delta(counts, epsilon).upper for epsilon in epsilons]
+    highest = [0.0] * len(epsilons)
+    for direction in Direction:
+        for start in range(0, len(epsilons), _SHARING):
+            shared = epsilons[start : start + _SHARING]
+            for place, upper in enumerate(_deltas_upper(steps, direction, shared), start):
+                highest[place] = max(highest[place], min(upper, total_variation))
+    return highest
 
 
 def exceeds(counts: Mapping[AnyStep, int], delta: float, epsilon: float) -> bool:
@@ -187,6 +210,27 @@ def _deltas(
         if highest[0] <= 1.01 * lowest[0]:
             break
     return [(min(ends), ends[1]) for ends in zip(lowest, highest, strict=True)]
+
+
+def _deltas_upper(steps: Counts, direction: Direction, epsilons: Sequence[float]) -> list[float]:
+    """Upper bounds on delta in one direction, from the curve in the window of the middle epsilon."""
+    largest = coarse_bounds.max_loss(steps, direction)
+    middle = epsilons[len(epsilons) // 2]
+    if largest <= epsilons[0]:
+        return [0.0] * len(epsilons)
+    if largest <= middle:
+        middle = epsilons[0]
+    rough = choose_window(Cumulants(steps, direction, 1e-300), log_delta=None, epsilon=middle)
+    tail = _step_tail(steps, rough.log_delta)
+    window = choose_window(Cumulants(steps, direction, tail), log_delta=None, epsilon=middle)
+    width = next(_grid_widths(steps, direction, window, tail, middle + window.deviation))
+    curve = compose(_lattices(pessimistic, steps, direction, width, tail), window)
+    return [
+        0.0
+        if largest <= epsilon
+        else min(1.0, _delta_at(curve, curve.upper, epsilon - curve.loss_error, trivial=1.0))
+        for epsilon in epsilons
+    ]
 
 
 def _step_tail(steps: Counts, log_delta: float) -> float:

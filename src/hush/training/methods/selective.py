@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hush.core.errors import InvalidValue
+from hush.core.best_of import BestOf
+from hush.core.errors import InvalidValue, Unsupported
+from hush.core.plan import Plan
 from hush.core.randomness import Randomness, random_bits
 from hush.core.release import Selective
 from hush.gradients.recording import per_sample_losses
@@ -185,6 +187,23 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def check_release(plan: Plan, records: int) -> None:
+    """Raise where one run cannot carry out a plan's release rule.
+
+    Args:
+        plan: of the run.
+        records: number of units of privacy.
+    """
+    if isinstance(plan.release, Selective):
+        check_hidden_trials(plan.release, records)
+    if isinstance(plan.release, BestOf):
+        raise Unsupported(
+            "release=BestOf is of a whole selection of runs, and this is a step of one of them: it "
+            "would be charged as if nothing but the best run were released. Call hush.tune, and train "
+            "each trial with its own plan, trial.plan."
+        )
 
 
 def check_hidden_trials(release: Selective, records: int) -> None:

@@ -40,7 +40,7 @@ from hush.training.distributed.handshake import check_same_step, sharded_paramet
 from hush.training.distributed.shares import Placement, check_shard
 from hush.training.distributed.streams import StepStreams, shared_source
 from hush.training.methods.public_basis import basis_schedule
-from hush.training.methods.selective import check_hidden_trials
+from hush.training.methods.selective import check_release
 from hush.training.phases.replay_choice import check_replay
 from hush.training.resume import settings_of
 from hush.training.units import Owners, adjacency_of, public_count, units_of
@@ -137,8 +137,7 @@ class StepState(SingleOwner):
             # raise for blocks of another model, and for a plan that cannot be charged
             plan.clipping.sensitivity(self.dimension)
             rdp(plan, [2.0], self.dimension if grows_with_dimension(plan) else None)
-            if isinstance(plan.release, Selective):
-                check_hidden_trials(plan.release, self.records)
+            check_release(plan, self.records)
             self.physical_batch = (
                 None
                 if physical_batch is None
