@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from hush.training.methods.quantile import NoisyQuantile
     from hush.training.methods.whitening import NoisyWhitening
     from hush.training.step import PrivateStep
+    from hush.training.tuning.space import Choice, LogUniform, Uniform
+    from hush.training.tuning.tune import tune
 
 __version__ = "0.1.0"
 
@@ -47,9 +49,11 @@ __all__ = [
     "BestOf",
     "Bound",
     "Budget",
+    "Choice",
     "Confident",
     "Guarantee",
     "Ledger",
+    "LogUniform",
     "Neighbours",
     "NoisyLeastSquares",
     "NoisyMax",
@@ -62,6 +66,7 @@ __all__ = [
     "RenyiFilter",
     "Risk",
     "Selective",
+    "Uniform",
     "calibrate",
     "epsilon",
     "errors",
@@ -72,6 +77,7 @@ __all__ = [
     "mean",
     "rdp",
     "train",
+    "tune",
 ]
 __all__ += sampling.__all__
 __all__ += clipping.__all__
@@ -79,9 +85,11 @@ __all__ += noise.__all__
 
 _LAZY = {
     "Attacker": "accounting.attacker",
+    "Choice": "training.tuning.space",
     "Confident": "pate.confident",
     "Ledger": "accounting.ledger.ledger",
     "NoisyLeastSquares": "training.methods.least_squares",
+    "LogUniform": "training.tuning.space",
     "NoisyMax": "pate.argmax",
     "NoisyMoments": "training.methods.moments",
     "NoisyQuantile": "training.methods.quantile",
@@ -89,6 +97,7 @@ _LAZY = {
     "PrivateStep": "training.step",
     "RenyiFilter": "accounting.filters",
     "Risk": "accounting.risk",
+    "Uniform": "training.tuning.space",
     "calibrate": "accounting.calibrate",
     "epsilon": "accounting.epsilon",
     "fisher": "accounting.per_instance.bounded",
@@ -98,6 +107,7 @@ _LAZY = {
     "mean": "training.methods.mean",
     "rdp": "accounting.epsilon",
     "train": "training.loop",
+    "tune": "training.tuning.tune",
 }
 
 

@@ -26,7 +26,7 @@ MAX_REFINED_POINTS, MAX_POINTS = 1 << 20, 1 << 21
 # The share of delta that losses beyond the grid may have.
 TRUNCATED_SHARE = 1e-7
 # Epsilons of a privacy profile that are read off one curve.
-_SHARING = 12
+_SHARING = 32
 
 
 def epsilon(counts: Mapping[AnyStep, int], delta: float) -> Bound:

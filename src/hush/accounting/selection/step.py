@@ -22,7 +22,7 @@ from hush.accounting.selection.trial_count import TruncatedNegativeBinomial, Tru
 from hush.accounting.steps import ComposableStep, PairedStep
 
 # Points at which the profile of a trial is known, up to the epsilon at this delta.
-_POINTS, _MIN_DELTA = 160, 1e-14
+_POINTS, _MIN_DELTA = 128, 1e-12
 # Beyond this epsilon nothing is private.
 _TOLERANCE, _MAX_EPSILON = 1e-6, 600.0
 

@@ -1,0 +1,259 @@
+"""Private selection of hyper-parameters: random search whose whole cost is one charge."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from random import Random, SystemRandom
+from typing import Any
+
+import torch
+from torch import nn
+
+from hush.accounting.calibrate import calibrate
+from hush.accounting.epsilon import upper_epsilon
+from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.mechanism import mechanism
+from hush.accounting.selection.trial_count import trial_count
+from hush.core.atomic_files import replace_file
+from hush.core.best_of import BestOf, TrialLaw
+from hush.core.errors import CheckpointError, InvalidValue, Unproved
+from hush.core.guarantee import Budget, Guarantee, check_delta
+from hush.core.parts import Always
+from hush.core.plan import Plan, write_plan
+from hush.core.ranges import as_path, check_count, check_kind, finite_or_none
+from hush.training import checkpoint
+from hush.training.private_gradient import fingerprint
+from hush.training.tuning.space import Settings, check_space, draw_settings
+from hush.training.tuning.trial import Outcome, TuningTrial, outcome
+from hush.training.tuning.unfinished import Unfinished, begin, identity, stored
+
+_CHECKED = 20
+
+TrainingFunction = Callable[[Settings, TuningTrial], tuple[Any, float]]
+PlanOf = Callable[[Settings], Plan]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tuned:
+    """The best trial of a selection, publishable with its guarantee; nothing of the others."""
+
+    model: Any
+    settings: Settings
+    score: float
+    plan: Plan
+    """Plan of the whole selection, as charged."""
+    guarantee: Guarantee
+
+
+def tune(
+    fit: TrainingFunction,
+    space: Any,
+    *,
+    plan: Plan | PlanOf,
+    steps: int,
+    budget: Budget,
+    mean: float = 10.0,
+    law: TrialLaw = "negative-binomial",
+    shape: float = 1.0,
+    score_noise: float | None = None,
+    ledger: Ledger | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    workers: int = 1,
+    generator: torch.Generator | None = None,
+    progress: bool = False,
+) -> Tuned:
+    """The best of a random number of private trials, with settings drawn from a space, for one budget.
+
+    **Guarantee.** `Tuned.guarantee`, never above the budget: docs/guarantees/tuning.md. It covers the
+    best trial's model, settings and score, and nothing else: how many trials there were, how long they
+    took and how the others scored must not be published, and is not kept.
+
+    Args:
+        fit: trains one trial: called with its settings and a trial, it trains `trial.steps` steps under
+            `trial.plan` charged to `trial.ledger` and returns (model, score). It must not print, store
+            or remember anything of its trial.
+        space: a range (`hush.Uniform`, `hush.LogUniform`, `hush.Choice`) for each setting, by name.
+        plan: sampling, clipping and noise of a step, or a function of the settings that returns them;
+            the noise is calibrated. All settings must give the same mechanism: clipping norms may
+            differ, sampling rates may not.
+        steps: training steps of one trial.
+        budget: most that the whole selection, and everything else on the ledger, may cost.
+        mean: expected number of trials.
+        law: of the number of trials, as in `hush.BestOf`, and so is `shape`.
+        shape: of the negative binomial law: 1 is geometric.
+        score_noise: noise multiplier of scores on held-out private records, in units of one record;
+            `fit` then returns `trial.score(...)`. None: scores are of records that need no protection.
+        ledger: to which the selection is charged, with one entry.
+        directory: where the selection leaves its plan, ledger, the best settings and weights; until it
+            ends, also what a resumed one goes on from, which is secret.
+        resume: go on with the selection in the directory; an interrupted trial is run again.
+        workers: trials to run at once, each in a process of its own; `fit` must be importable then.
+        generator: seeds the number of trials, the settings and `trial.generator`, for tests.
+        progress: say on standard error when a trial ends. That is sensitive.
+
+    Returns:
+        The best trial and the guarantee of the whole selection.
+    """
+    ranges = check_space(space)
+    check_kind("budget", budget, Budget)
+    for name, flag in (("resume", resume), ("progress", progress)):
+        check_kind(name, flag, bool)
+    if not callable(fit):
+        raise InvalidValue(
+            f"fit={fit!r} cannot be called: it is to train one trial. Pass a function of the settings "
+            "and a trial that returns (model, score).",
+            key="fit",
+        )
+    check_count("workers", workers, "trials are run in so many processes", at_least=1, example=2)
+    if (directory is not None and ledger is not None) or (resume and directory is None):
+        raise CheckpointError(
+            "a selection with a directory has a ledger of its own there, and only one with a directory "
+            "can be resumed. Pass directory= alone, or ledger= alone."
+        )
+    release = BestOf(steps=steps, mean=mean, law=law, shape=shape, score=score_noise)
+    reference = _plan_of(plan, {name: each.first for name, each in ranges.items()})
+    wanted = replace(reference, release=release)
+    folder = None if directory is None else as_path("directory", directory)
+    asked = identity(ranges, wanted, budget)
+    state = None if folder is None else stored(folder, asked, resume=resume)
+    spent = {} if ledger is None else ledger.counts
+    selection = calibrate(wanted, budget, steps=1, spent=spent)
+    if state is None:
+        seed = None if generator is None else int(torch.randint(2**62, (), generator=generator))
+        pick = SystemRandom() if seed is None else Random(seed)
+        number = trial_count(release).draw(secrets.randbelow if seed is None else pick.randrange)
+        state = Unfinished(
+            run=f"tune-{secrets.token_hex(8)}",
+            identity=asked,
+            trials=[draw_settings(ranges, pick) for _ in range(number)],
+            seeds=[None if seed is None else pick.randrange(2**62) for _ in range(number)],
+        )
+        # some more than are tried, so that a space is refused whatever was drawn
+        others = [draw_settings(ranges, Random(k)) for k in range(_CHECKED)]
+        _check_same_mechanism(plan, [*state.trials, *others], reference)
+        state = begin(state, folder)
+    alone = replace(selection, release=Always())
+    cost = upper_epsilon({alone: release.steps}, budget.delta)
+    single = partial(
+        _run_trial, fit, plan, selection, Budget(epsilon=cost * (1 + 1e-9), delta=budget.delta)
+    )
+    for done in _outcomes(single, state, workers):
+        state.add(done)
+        if progress:
+            print(
+                f"hush: tune: {state.finished} trials done (do not publish: their number is secret)",
+                file=sys.stderr,
+                flush=True,
+            )
+    return _release(state, selection, budget, ledger, folder)
+
+
+def _plan_of(plan: Plan | PlanOf, settings: Settings) -> Plan:
+    """The plan of these settings, before its noise is calibrated."""
+    made = check_kind("plan", plan(settings) if callable(plan) else plan, Plan)
+    if type(made.release) is not Always:
+        raise Unproved(
+            f"release={made.release} of a trial is not proved within a selection, which is itself a "
+            "release rule. Leave release out: hush.tune adds BestOf."
+        )
+    return made
+
+
+def _check_same_mechanism(plan: Plan | PlanOf, trials: list[Settings], reference: Plan) -> None:
+    """Raise unless every trial is charged as the reference is: before any record is looked at."""
+    for settings in trials:
+        if mechanism(_plan_of(plan, settings)) != mechanism(reference):
+            raise Unproved(
+                "the plan of some settings is another mechanism than that of others: one noise is "
+                "calibrated for all trials, and would be too little for some. Search settings that are "
+                "not charged (learning rates, clipping norms, models), with one sampling rate and one "
+                "noise multiplier."
+            )
+
+
+def _run_trial(
+    fit: TrainingFunction,
+    plan: Plan | PlanOf,
+    selection: Plan,
+    budget: Budget,
+    drawn: tuple[Settings, int | None],
+) -> Outcome:
+    settings, seed = drawn
+    release = selection.release
+    assert isinstance(release, BestOf)
+    trial = TuningTrial(
+        plan=replace(_plan_of(plan, settings), noise=selection.noise),
+        steps=release.steps,
+        budget=budget,
+        score_noise=release.score,
+        generator=None if seed is None else torch.Generator().manual_seed(seed),
+    )
+    return outcome(settings, trial, fit(dict(settings), trial))
+
+
+def _outcomes(
+    single: Callable[[tuple[Settings, int | None]], Outcome], state: Unfinished, workers: int
+) -> Iterator[Outcome]:
+    """Outcomes of the trials that are left, in order."""
+    drawn = list(zip(state.trials, state.seeds, strict=True))[state.finished :]
+    if workers == 1:
+        yield from map(single, drawn)
+        return
+    # a fork would copy the threads' locks of torch
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(single, drawn)
+
+
+def _release(
+    state: Unfinished, selection: Plan, budget: Budget, ledger: Ledger | None, folder: Path | None
+) -> Tuned:
+    """Charge the selection, write and return its best trial, and delete what is left of the others."""
+    best = state.best
+    assert best is not None
+    opened = nullcontext(ledger) if ledger else Ledger(folder / "ledger.jsonl" if folder else None)
+    with opened as charged:
+        charged.charge(
+            selection,
+            run=state.run,
+            step=1,
+            release=_fingerprint(best),
+            arithmetic=best.arithmetic,
+            randomness=best.randomness,
+            records=best.records,
+            adjacency=best.adjacency,
+        )
+        charged.store_delta(budget.delta)
+        guarantee = charged.epsilon(budget.delta)
+    if best.records is not None:
+        check_delta(budget.delta, best.records, best.adjacency.unit)
+    if folder is not None:
+        write_plan(selection, folder / "plan.toml")
+        facts = {"settings": best.settings, "score": best.score, "guarantee": guarantee.to_plain()}
+        replace_file(folder / "tuned.json", (json.dumps(finite_or_none(facts)) + "\n").encode())
+        if isinstance(best.model, nn.Module):
+            checkpoint.save_weights(folder / "model.safetensors", best.model)
+    state.remove()
+    return Tuned(
+        model=best.model,
+        settings=best.settings,
+        score=best.score,
+        plan=selection,
+        guarantee=guarantee,
+    )
+
+
+def _fingerprint(best: Outcome) -> str:
+    """Digest of what is released; of a model that is no module, of its settings and score alone."""
+    weights = best.model.state_dict().values() if isinstance(best.model, nn.Module) else ()
+    facts = [best.settings, best.score, fingerprint(weights)]
+    return hashlib.sha256(json.dumps(facts, default=repr).encode()).hexdigest()[:32]

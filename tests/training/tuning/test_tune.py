@@ -1,0 +1,302 @@
+"""Private selection end to end: what is charged, released and left behind."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+import hush
+from hush.accounting.selection.trial_count import trial_count
+from hush.core.errors import (
+    CheckpointError,
+    DataError,
+    InvalidValue,
+    LedgerError,
+    Unproved,
+    Unsupported,
+)
+from hush.training.tuning.trial import TuningTrial
+
+PLAN = hush.Plan(
+    sampling=hush.Poisson(rate=0.25), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+)
+BUDGET = hush.Budget(epsilon=3.0, delta=1e-3)
+SPACE = {"learning_rate": hush.LogUniform(0.1, 10.0), "clip": hush.Choice(0.5, 1.0)}
+X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+Settings = dict[str, Any]
+MANY = next(
+    seed
+    for seed in range(99)
+    if (pick := Random(int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(seed)))))
+    and trial_count(hush.BestOf(steps=4, mean=3.0)).draw(pick.randrange) == 4
+)
+"""A seed of four trials."""
+
+
+@pytest.fixture(autouse=True)
+def calibrated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibration has tests of its own; here the same plans come again and again."""
+
+    def cached(plan: hush.Plan, budget: hush.Budget, steps: int, **settings: Any) -> hush.Plan:
+        if (plan, budget) not in _CALIBRATED:
+            _CALIBRATED[plan, budget] = hush.calibrate(plan, budget, steps, **settings)
+        return _CALIBRATED[plan, budget]
+
+    monkeypatch.setattr("hush.training.tuning.tune.calibrate", cached)
+
+
+_CALIBRATED: dict[tuple[hush.Plan, hush.Budget], hush.Plan] = {}
+
+
+def plan_of(settings: Settings) -> hush.Plan:
+    return replace(PLAN, clipping=hush.L2(norm=settings["clip"]))
+
+
+def trained(settings: Settings, trial: TuningTrial, steps: int | None = None) -> torch.nn.Module:
+    model = torch.nn.Linear(3, 2)
+    hush.train(
+        model,
+        torch.nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=settings["learning_rate"]),
+        trial.plan,
+        (X[:40], Y[:40]),
+        budget=trial.budget,
+        steps=trial.steps if steps is None else steps,
+        ledger=trial.ledger,
+    )
+    return model
+
+
+def fit(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
+    return trained(settings, trial), settings["learning_rate"]
+
+
+def fit_privately(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
+    model = trained(settings, trial)
+    return model, trial.score((model(X[40:]).argmax(1) == Y[40:]).double())
+
+
+def tune(fit: Any = fit, seed: int | None = 3, **changed: Any) -> Any:
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    settings = {"plan": plan_of, "steps": 4, "budget": BUDGET, "mean": 3.0, "generator": generator}
+    return hush.tune(fit, changed.pop("space", SPACE), **{**settings, **changed})
+
+
+def test_the_best_trial_and_one_charge_come_back() -> None:
+    seen: list[tuple[float, torch.nn.Module]] = []
+
+    def remembered(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
+        model, score = fit(settings, trial)
+        assert trial.plan.clipping == hush.L2(norm=settings["clip"])
+        seen.append((score, model))
+        return model, score
+
+    ledger = hush.Ledger()
+    tuned = tune(remembered, seed=MANY, ledger=ledger)
+    assert len(seen) > 1
+    assert tuned.model is max(seen, key=lambda each: each[0])[1]
+    assert (tuned.score, tuned.settings["learning_rate"]) == (max(seen)[0], max(seen)[0])
+    assert ledger.counts == {tuned.plan: 1}
+    assert 2.9 < float(tuned.guarantee) <= 3.0
+    assert float(tuned.guarantee) == hush.epsilon(tuned.plan, 1, BUDGET.delta).epsilon.upper
+    assert tuned.guarantee.randomness == "seeded", "their number can be worked out from the seed"
+    # a trial alone costs less than the whole by what the choice costs
+    alone = replace(tuned.plan, release=hush.Always())
+    assert hush.epsilon(alone, 4, BUDGET.delta).epsilon.upper < 2.5
+
+
+def test_the_number_of_trials_follows_the_charged_law() -> None:
+    numbers = []
+    for seed in range(40):
+        count = 0
+
+        def counted(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
+            nonlocal count
+            count += 1
+            trial.ledger.charge(trial.plan, run="r", step=1, release="x")
+            return None, 0.0
+
+        tune(counted, seed=seed)
+        numbers.append(count)
+    law = trial_count(hush.BestOf(steps=4, mean=3.0))
+    assert min(numbers) == 1
+    assert abs(sum(numbers) / 40 - law.mean) < 4 * math.sqrt(6 / 40)
+
+
+def test_a_score_on_held_out_records_is_noisy_and_charged() -> None:
+    tuned = tune(fit_privately, score_noise=5.0)
+    assert tuned.plan.release.score == 5.0
+    assert tuned.score * 20 != round(tuned.score * 20)
+    assert tuned.guarantee.randomness == "seeded"
+
+    def silent(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
+        return trained(settings, trial), 0.5
+
+    def twice(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
+        trial.score(torch.ones(3))
+        return trained(settings, trial), trial.score(torch.ones(3))
+
+    def unbounded(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
+        return trained(settings, trial), trial.score(torch.full((3,), 1.5))
+
+    for wrong, error in ((silent, LedgerError), (twice, LedgerError), (unbounded, DataError)):
+        with pytest.raises(error):
+            tune(wrong, score_noise=5.0)
+    with pytest.raises(InvalidValue, match="declared with public scores"):
+        tune(fit_privately)
+
+
+def uncharged(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
+    return torch.nn.Linear(3, 2), 1.0
+
+
+def too_many(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
+    for step in range(1, 6):
+        trial.ledger.charge(trial.plan, run="r", step=step, release="x")
+    return None, 1.0
+
+
+def less_noise(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
+    quiet = replace(trial.plan, noise=hush.Gaussian(multiplier=0.1))
+    trial.ledger.charge(quiet, run="r", step=1, release="x")
+    return None, 1.0
+
+
+def voided(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
+    trial.ledger.charge(trial.plan, run="r", step=1, release="x")
+    trial.ledger.void("the model was moved")
+    return None, 1.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (uncharged, "nothing was charged"),
+        (too_many, "took 5 steps and is charged for 4"),
+        (less_noise, "another mechanism"),
+        (voided, "is void"),
+    ],
+)
+def test_a_trial_that_does_more_than_is_charged_is_refused(
+    wrong: Callable[..., Any], message: str
+) -> None:
+    ledger = hush.Ledger()
+    with pytest.raises(LedgerError, match=message):
+        tune(wrong, ledger=ledger)
+    assert not ledger.counts
+
+
+def charged_alone(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
+    trial.ledger.charge(trial.plan, run="r", step=1, release="x")
+    return torch.nn.Linear(2, 1), settings["learning_rate"]
+
+
+def test_a_folder_holds_the_winner_and_nothing_of_the_others(tmp_path: Path) -> None:
+    folder = tmp_path / "tuned"
+    tuned = tune(charged_alone, directory=folder)
+    assert {path.name for path in folder.iterdir()} == {
+        *("ledger.jsonl", "plan.toml", "tuned.json", "model.safetensors")
+    }
+    assert json.loads((folder / "tuned.json").read_text())["settings"] == tuned.settings
+    with hush.Ledger(folder / "ledger.jsonl", read_only=True) as ledger:
+        assert ledger.epsilon() == tuned.guarantee
+        assert sum(ledger.counts.values()) == 1
+    with pytest.raises(CheckpointError, match="already holds"):
+        tune(charged_alone, directory=folder)
+    with pytest.raises(CheckpointError, match="no unfinished selection"):
+        tune(charged_alone, directory=folder, resume=True)
+
+
+def test_a_resumed_selection_goes_on_with_the_same_trials(tmp_path: Path) -> None:
+    seen: list[float] = []
+    stop = True
+
+    def interrupted(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
+        if len(seen) == 2 and stop:
+            raise KeyboardInterrupt
+        seen.append(settings["learning_rate"])
+        return charged_alone(settings, trial)
+
+    straight: list[float] = []
+
+    def listed(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
+        straight.append(settings["learning_rate"])
+        return charged_alone(settings, trial)
+
+    whole = tune(listed, seed=MANY)
+    assert len(straight) > 2
+    with pytest.raises(KeyboardInterrupt):
+        tune(interrupted, seed=MANY, directory=tmp_path / "run")
+    assert (tmp_path / "run" / "unfinished.secret").stat().st_mode & 0o077 == 0
+    with pytest.raises(CheckpointError, match="another space"):
+        tune(listed, directory=tmp_path / "run", resume=True, steps=5)
+    stop = False
+    tuned = tune(interrupted, seed=6, directory=tmp_path / "run", resume=True)
+    assert (seen, tuned.settings) == (straight, whole.settings)
+    assert not (tmp_path / "run" / "unfinished.secret").exists()
+
+
+def test_trials_in_processes_give_the_same_selection() -> None:
+    assert tune(charged_alone, workers=2).settings == tune(charged_alone).settings
+
+
+def test_scores_that_are_no_number_lose() -> None:
+    count = 0
+
+    def sometimes(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
+        nonlocal count
+        count += 1
+        trial.ledger.charge(trial.plan, run="r", step=1, release="x")
+        return count, math.nan if count == 1 else -5.0
+
+    assert tune(sometimes, seed=MANY).model == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"space": lambda scores: {"lr": 1.0}}, InvalidValue, "Bayesian optimisation"),
+        ({"space": {"lr": [1.0, 2.0]}}, InvalidValue, "must be a range under a name"),
+        ({"space": {}}, InvalidValue, "has no setting"),
+        ({"plan": replace(PLAN, release=hush.BestOf(steps=2))}, Unproved, "Leave release out"),
+        ({"workers": 0}, InvalidValue, "processes"),
+        ({"resume": True}, CheckpointError, "only one with a directory"),
+        ({"fit": 3}, InvalidValue, "cannot be called"),
+        (
+            {"plan": lambda each: replace(PLAN, sampling=hush.Poisson(rate=each["clip"] / 2))},
+            Unproved,
+            "one sampling rate",
+        ),
+    ],
+)
+def test_what_is_not_proved_is_refused(
+    changed: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        tune(**{"seed": MANY, **changed})
+
+
+def test_ranges_that_mean_nothing() -> None:
+    for wrong in (lambda: hush.LogUniform(0.0, 1.0), lambda: hush.Uniform(2.0, 1.0), hush.Choice):
+        with pytest.raises(InvalidValue, match=r"Pass e\.g\."):
+            wrong()
+
+
+def test_a_single_run_is_not_a_selection() -> None:
+    model = torch.nn.Linear(3, 2)
+    plan = replace(PLAN, release=hush.BestOf(steps=4))
+    with pytest.raises(Unsupported, match=r"Call hush\.tune"):
+        hush.PrivateStep(
+            model,
+            torch.nn.CrossEntropyLoss(),
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            plan,
+            records=40,
+        )
