@@ -19,6 +19,7 @@ from hush.cli.pate import pate
 from hush.cli.probe import probe
 from hush.cli.reproduce import reproduce
 from hush.cli.train import train
+from hush.cli.tune import tune
 from hush.core.errors import HushError
 
 app = typer.Typer(
@@ -66,6 +67,7 @@ def demo(
 
 for command in (
     *(train, account, explain, calibrate, compare, tune_selective),
+    *(train, tune, account, calibrate, compare, tune_selective),
     *(claims, audit, probe, pate, demo, reproduce),
 ):
     app.command()(command)

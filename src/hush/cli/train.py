@@ -174,7 +174,7 @@ def train(
     plan_of_file = None if plan is None else read_plan(plan)
     settings = Settings(
         data=data,
-        model=model or _default_model(data, features),
+        model=model or default_model(data, features),
         delta=delta,
         learning_rate=learning_rate,
         momentum=momentum or 0.0,
@@ -291,7 +291,8 @@ def train(
     print(f"weights to publish: {folder / 'model.safetensors'}; the ledger and metrics are beside it")
 
 
-def _default_model(data: str, features: str | None) -> str:
+def default_model(data: str, features: str | None) -> str:
+    """Name of a network that fits a data set and its features."""
     if features is None:
         return _DEFAULT_MODELS[data]
     from hush.models import models_for

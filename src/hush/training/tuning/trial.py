@@ -76,7 +76,7 @@ class TuningTrial:
             rows[:, None],
             score_plan(self.score_noise),
             delta=self.budget.delta,
-            generator=self.generator,
+            generator=None if self.generator is None else _another(self.generator),
         )
         self.noisy_score = float(noisy.value[0])
         return self.noisy_score
@@ -99,6 +99,11 @@ class Outcome:
 def score_plan(multiplier: float) -> Plan:
     """Plan of the score's release: a sum over held-out records of sensitivity 1."""
     return Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=Gaussian(multiplier=multiplier))
+
+
+def _another(generator: torch.Generator) -> torch.Generator:
+    """A generator of another seed: the score must not have the noise of the training steps."""
+    return torch.Generator().manual_seed(generator.initial_seed() ^ 1)
 
 
 def outcome(settings: Settings, trial: TuningTrial, returned: object) -> Outcome:

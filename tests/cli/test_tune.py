@@ -1,0 +1,51 @@
+"""`hush tune`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import hush
+from tests.cli.command import answer, call
+
+SHORT = ("tune", "--steps", "3", "--trials", "2", "--delta", "1e-4", "--seed", "1")
+
+
+def test_a_search_leaves_the_best_run_and_its_charge(tmp_path: Path) -> None:
+    said = answer(*SHORT, "--lr", "0.5:2", "--clip", "0.5,1", "--run-dir", tmp_path / "run")
+    assert 0.5 <= said["settings"]["learning_rate"] <= 2
+    assert said["settings"]["clip"] in (0.5, 1.0)
+    assert 2.9 < said["guarantee"]["epsilon"]["upper"] <= 3
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        *("ledger.jsonl", "plan.toml", "tuned.json", "model.safetensors")
+    }
+    assert json.loads((tmp_path / "run" / "tuned.json").read_text())["settings"] == said["settings"]
+    with hush.Ledger(tmp_path / "run" / "ledger.jsonl", read_only=True) as ledger:
+        (plan,) = ledger.counts
+        assert plan.release == hush.BestOf(steps=3, mean=2.0, score=10.0)
+
+
+def test_scores_on_test_records_are_said_to_be(tmp_path: Path) -> None:
+    done = call(*SHORT, "--held-out", "0", "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "the test records chose the settings" in done.stdout
+    assert "epsilon <=" in done.stdout
+    assert "do not publish" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (("--lr", "1:2:3"), "must be one number"),
+        (("--lr", "fast"), "must be one number"),
+        (("--clip", "0,1"), "--clip=0.0 must be"),
+        (("--law", "fixed"), "costs many times as much"),
+        (("--held-out", "5000"), "must be below"),
+        (("--momentum", "0:0.9"), "must be one number"),
+    ],
+)
+def test_options_that_mean_nothing(wrong: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    done = call(*SHORT, *wrong, "--run-dir", tmp_path / "run")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (tmp_path / "run").exists()
