@@ -21,6 +21,17 @@ HOW_TO = (
 )
 OF_SCRIPTS = "distributed"
 """Page whose blocks are scripts for several processes: tests/training/distributed/test_launchers.py."""
+    *(
+        "command-line",
+        "who-is-protected",
+        "plans",
+        "own-loop",
+        "pate",
+        "statistics",
+        "selective",
+        "tune",
+    ),
+)
 
 
 def blocks(page: Path, language: str = "python") -> list[str]:

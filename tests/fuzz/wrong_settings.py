@@ -27,6 +27,7 @@ _EXAMPLES: tuple[Value, ...] = (
     *(hush.Rectified(scale=1.0, bound=1.0), hush.Truncated(scale=1.0, bound=1.0)),
     *(hush.StochasticSign(scale=1.0), hush.Quantized(scale=1.0, bound=1.0, levels=4)),
     *(hush.Always(), hush.Selective(rate=0.1, clip=1.0, multiplier=1.0, test="mean")),
+    hush.BestOf(steps=5, mean=3.0),
     *(hush.Principal(), hush.Budget(epsilon=1.0, delta=1e-5)),
 )
 """A value of every kind that has settings."""
@@ -38,9 +39,11 @@ _TAKEN: dict[str, Callable[[float], bool]] = {
     **dict.fromkeys(("p", "beta"), lambda v: v >= 1),
     **dict.fromkeys(("multiplier", "clip"), lambda v: 0 < v <= 1e15),
     **dict.fromkeys(("scale", "bound"), lambda v: 1e-12 <= v <= 1e15),
+    "mean": lambda v: 1.01 <= v <= 10_000,
+    "shape": lambda v: 0 <= v <= 100,
     "threshold": lambda v: abs(v) <= 1e15,
-    **dict.fromkeys(("changed", "groups", "every", "iterations"), lambda v: v == 1),
-    **dict.fromkeys(("levels", "accounting", "test"), lambda v: False),
+    **dict.fromkeys(("changed", "groups", "every", "iterations", "steps"), lambda v: v == 1),
+    **dict.fromkeys(("levels", "accounting", "test", "law"), lambda v: False),
     "epsilon": lambda v: 0 < v < math.inf,
     "delta": lambda v: 0 < v < 1,
 }
@@ -97,7 +100,7 @@ def _listed(pick: Random) -> Mistake:
 def _proved(sampling: str, clipping: str, noise: str, release: str) -> bool:
     """Which kinds go together, as docs/guarantees has them; written down here a second time."""
     whole = sampling in ("Poisson", "FullBatch")
-    if release == "Selective":
+    if release in ("Selective", "BestOf"):
         return whole and (clipping, noise) == ("L2", "Gaussian")
     if clipping == "Entries":
         return sampling == "FullBatch" and noise in ("Gaussian", "Laplace", "GeneralizedGaussian")

@@ -1,0 +1,1 @@
+"""Hyper-parameters chosen by private selection."""
