@@ -116,8 +116,9 @@ def test_calibrated_noise_keeps_the_budget() -> None:
 
 def test_the_profile_of_a_trial_is_the_accountants() -> None:
     counts = {SampledGaussian(0.02, 1.5): 500}
-    epsilons = np.linspace(0, 2.5, 30)
-    for epsilon, upper in zip(epsilons, accountant.profile_upper(counts, list(epsilons)), strict=True):
+    epsilons = np.linspace(0, 2.5, 128)
+    uppers = accountant.profile_upper(counts, list(epsilons))
+    for epsilon, upper in zip(epsilons[::6], uppers[::6], strict=True):
         bound = accountant.delta(counts, float(epsilon))
         assert bound.lower <= upper <= 1.03 * bound.upper
     step = mechanism(selected(MANY))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 
 import hush
 from hush.accounting.selection.trial_count import trial_count
@@ -22,6 +23,7 @@ from hush.core.errors import (
     Unsupported,
 )
 from hush.training.tuning.trial import TuningTrial
+from tests.accounting.selection import oracle
 
 PLAN = hush.Plan(
     sampling=hush.Poisson(rate=0.25), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
@@ -130,6 +132,20 @@ def test_the_number_of_trials_follows_the_charged_law() -> None:
     assert abs(sum(numbers) / 40 - law.mean) < 4 * math.sqrt(6 / 40)
 
 
+def test_what_is_released_has_the_law_that_is_charged() -> None:
+    """Normal scores: the best one's distribution function is E Phi(x)^K, and of no fixed number."""
+
+    def normal(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
+        trial.ledger.charge(trial.plan, run="r", step=1, release="x")
+        return None, float(torch.randn((), generator=trial.generator))
+
+    released = [tune(normal, seed=seed).score for seed in range(300)]
+    number = oracle.law("negative-binomial", 1.0, 3.0)
+    assert stats.kstest(released, lambda x: number.generating(stats.norm.cdf(x))).pvalue > 1e-3
+    assert stats.kstest(released, lambda x: stats.norm.cdf(x) ** 3).pvalue < 1e-4
+    assert stats.kstest(released, stats.norm.cdf).pvalue < 1e-4
+
+
 def test_a_score_on_held_out_records_is_noisy_and_charged() -> None:
     tuned = tune(fit_privately, score_noise=5.0)
     assert tuned.plan.release.score == 5.0
@@ -173,6 +189,16 @@ def voided(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
     trial.ledger.charge(trial.plan, run="r", step=1, release="x")
     trial.ledger.void("the model was moved")
     return None, 1.0
+
+
+def test_replaced_records_are_refused() -> None:
+    def swapped(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
+        relation = hush.Adjacency(neighbours=hush.Neighbours.REPLACE)
+        trial.ledger.charge(trial.plan, run="r", step=1, release="x", adjacency=relation)
+        return None, 1.0
+
+    with pytest.raises(Unproved, match="Train under zero-out"):
+        tune(swapped)
 
 
 @pytest.mark.parametrize(

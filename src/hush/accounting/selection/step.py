@@ -6,7 +6,7 @@ by the privacy profile of one run and of that by its RDP; beside other charges t
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 
 import numpy as np
 
@@ -26,6 +26,9 @@ _POINTS, _MIN_DELTA = 128, 1e-12
 # Beyond this epsilon nothing is private.
 _TOLERANCE, _MAX_EPSILON = 1e-6, 600.0
 
+Trials = tuple[tuple[tuple[PairedStep, int], ...], ...]
+Number = TruncatedNegativeBinomial | TruncatedPoisson
+
 
 @dataclass(frozen=True)
 class Selection(ComposableStep):
@@ -35,8 +38,8 @@ class Selection(ComposableStep):
     or in the score on held-out records.
     """
 
-    trials: tuple[tuple[tuple[PairedStep, int], ...], ...]
-    number: TruncatedNegativeBinomial | TruncatedPoisson
+    trials: Trials
+    number: Number
 
     @property
     def charged_for_groups(self) -> bool:
@@ -72,18 +75,29 @@ class Selection(ComposableStep):
         largest: Array = np.max(totals, axis=0)
         return largest
 
-    @cached_property
+    @property
     def _trial(self) -> Profile:
-        """Privacy profile of one trial, the larger of that of its training and that of its score."""
-        counts = [dict(steps) for steps in self.trials]
-        end = max(accountant.epsilon(steps, _MIN_DELTA).upper for steps in counts)
-        if end > _MAX_EPSILON:
-            return Profile(np.array([0.0, 1.0]), np.ones(2))
-        epsilons = np.linspace(0.0, max(end, _TOLERANCE), _POINTS)
-        deltas = np.max([accountant.profile_upper(steps, list(epsilons)) for steps in counts], axis=0)
-        # a bound at a smaller epsilon is one at a larger epsilon too
-        return Profile(epsilons, np.minimum.accumulate(deltas))
+        return _trial_profile(self.trials)
 
-    @cached_property
+    @property
     def _profile(self) -> SelectionProfile:
-        return selection_profile(self._trial, self.number)
+        return _profile(self.trials, self.number)
+
+
+@lru_cache(maxsize=64)
+def _trial_profile(trials: Trials) -> Profile:
+    """Privacy profile of one trial, the larger of that of its training and that of its score."""
+    counts = [dict(steps) for steps in trials]
+    end = max(accountant.epsilon(steps, _MIN_DELTA).upper for steps in counts)
+    if end > _MAX_EPSILON:
+        return Profile(np.array([0.0, 1.0]), np.ones(2))
+    epsilons = np.linspace(0.0, max(end, _TOLERANCE), _POINTS)
+    deltas = np.max([accountant.profile_upper(steps, list(epsilons)) for steps in counts], axis=0)
+    # a bound at a smaller epsilon is one at a larger epsilon too
+    return Profile(epsilons, np.minimum.accumulate(deltas))
+
+
+@lru_cache(maxsize=64)
+def _profile(trials: Trials, number: Number) -> SelectionProfile:
+    """Privacy profile of a selection."""
+    return selection_profile(_trial_profile(trials), number)

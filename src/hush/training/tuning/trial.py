@@ -10,7 +10,7 @@ import torch
 from hush.accounting.ledger.ledger import Ledger
 from hush.accounting.mechanism import mechanism
 from hush.clipping import L2
-from hush.core.errors import DataError, InvalidValue, LedgerError, short_repr
+from hush.core.errors import DataError, InvalidValue, LedgerError, Unproved, short_repr
 from hush.core.guarantee import Adjacency, Arithmetic, Budget, Neighbours, Secrecy
 from hush.core.plan import Plan
 from hush.core.ranges import as_float, with_article
@@ -127,6 +127,11 @@ def outcome(settings: Settings, trial: TuningTrial, returned: object) -> Outcome
             "the trial released. Nothing was selected."
         )
     _check_charges(trial)
+    if ledger.adjacency.slots > 1:
+        raise Unproved(
+            f"the training of a trial protects {ledger.adjacency}, and a selection is charged for one "
+            "unit that is there or not: other changes are not proved. Train under zero-out."
+        )
     guarantee = ledger.epsilon(trial.budget.delta)
     if trial.score_noise is not None and ledger.adjacency != Adjacency(neighbours=Neighbours.ZERO_OUT):
         raise InvalidValue(
