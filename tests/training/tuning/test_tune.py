@@ -228,7 +228,7 @@ def test_a_folder_holds_the_winner_and_nothing_of_the_others(tmp_path: Path) -> 
     folder = tmp_path / "tuned"
     tuned = tune(charged_alone, directory=folder)
     assert {path.name for path in folder.iterdir()} == {
-        *("ledger.jsonl", "plan.toml", "tuned.json", "model.safetensors")
+        *("anchor.json", "ledger.jsonl", "plan.toml", "tuned.json", "model.safetensors")
     }
     assert json.loads((folder / "tuned.json").read_text())["settings"] == tuned.settings
     with hush.Ledger(folder / "ledger.jsonl", read_only=True) as ledger:

@@ -18,7 +18,11 @@ class Dimension(ABC):
 
     @abstractmethod
     def draw(self, pick: Random) -> Any:
-        """A value at random."""
+        """A value at random.
+
+        Args:
+            pick: Source of randomness.
+        """
 
     @property
     @abstractmethod

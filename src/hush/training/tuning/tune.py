@@ -32,6 +32,7 @@ from hush.core.plan import Plan, write_plan
 from hush.core.ranges import as_path, check_count, check_kind, finite_or_none
 from hush.training import checkpoint
 from hush.training.private_gradient import fingerprint
+from hush.training.run_folder import ANCHOR
 from hush.training.tuning.space import Settings, check_space, draw_settings
 from hush.training.tuning.trial import Outcome, TuningTrial, outcome
 from hush.training.tuning.unfinished import Unfinished, begin, identity, stored
@@ -151,7 +152,7 @@ def tune(
         state.add(done)
         if progress:
             print(
-                f"hush: tune: {state.finished} trials done (do not publish: their number is secret)",
+                f"hush: tune: trial {state.finished} is done (do not publish: their number is secret)",
                 file=sys.stderr,
                 flush=True,
             )
@@ -234,9 +235,11 @@ def _release(
         )
         charged.store_delta(budget.delta)
         guarantee = charged.epsilon(budget.delta)
+        anchor = {"ledger": charged.identity}
     if best.records is not None:
         check_delta(budget.delta, best.records, best.adjacency.unit)
     if folder is not None:
+        replace_file(folder / ANCHOR, (json.dumps(anchor) + "\n").encode())
         write_plan(selection, folder / "plan.toml")
         facts = {"settings": best.settings, "score": best.score, "guarantee": guarantee.to_plain()}
         replace_file(folder / "tuned.json", (json.dumps(finite_or_none(facts)) + "\n").encode())
