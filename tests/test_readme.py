@@ -17,21 +17,10 @@ PAGES = [README, *sorted(path for path in (ROOT / "docs").glob("*.md"))]
 MANUAL = [*PAGES, ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"]
 HOW_TO = (
     *("command-line", "who-is-protected", "plans", "own-loop", "distributed", "pate", "statistics"),
-    *("selective", "sklearn"),
+    *("selective", "sklearn", "tune"),
 )
 OF_SCRIPTS = "distributed"
 """Page whose blocks are scripts for several processes: tests/training/distributed/test_launchers.py."""
-    *(
-        "command-line",
-        "who-is-protected",
-        "plans",
-        "own-loop",
-        "pate",
-        "statistics",
-        "selective",
-        "tune",
-    ),
-)
 
 
 def blocks(page: Path, language: str = "python") -> list[str]:

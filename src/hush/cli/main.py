@@ -66,8 +66,7 @@ def demo(
 
 
 for command in (
-    *(train, account, explain, calibrate, compare, tune_selective),
-    *(train, tune, account, calibrate, compare, tune_selective),
+    *(train, tune, account, explain, calibrate, compare, tune_selective),
     *(claims, audit, probe, pate, demo, reproduce),
 ):
     app.command()(command)
