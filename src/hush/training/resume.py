@@ -1,6 +1,7 @@
 """Checkpoint of a private step, and how a run resumes from it."""
 
 import copy
+import hashlib
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from hush.core.release import Selective
 from hush.training import checkpoint
 from hush.training.checks.same_run import check_same_origin, origin_of
 from hush.training.data import Data
+from hush.training.private_gradient import fingerprint
 from hush.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -256,3 +258,11 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
         {name: value for name, value in group.items() if isinstance(value, plain)}
         for group in optimizer.param_groups
     ]
+
+
+def settings_digest(optimizer: torch.optim.Optimizer) -> str:
+    """A hash of the settings of each group of parameters as of now, tensors among them."""
+    values = [value for group in optimizer.param_groups for value in group.values()]
+    tensors = [value.cpu() for value in values if isinstance(value, torch.Tensor)]
+    text = repr((settings_of(optimizer), fingerprint(tensors)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

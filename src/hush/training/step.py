@@ -100,7 +100,8 @@ class PrivateStep(NoisyMeanStep):
             held = held_slots(data) if self.shard else count(data)
             occupied = check_present(present, held)
             if self.processes is not None:
-                check_same_weights(self.model, self.processes)
+                check_same_weights(self.model, self.optimizer, self.processes)
+                self._adopted = False
             self._placed = None
             slots = held if self.processes is None else self.placement(data, occupied).slots
             check_length(slots, self.records, self.units, self.adjacency.neighbours)

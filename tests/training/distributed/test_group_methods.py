@@ -286,7 +286,7 @@ def test_parts_are_drawn_and_summed_as_one_data_set() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("the_same_part", "ranks 0 and 1 hold the same 40 records"),
+        ("the_same_part", "ranks 0 and 1 hold the same records"),
         ("parts_of_another_number", "the data has 160 records"),
     ],
 )

@@ -79,10 +79,11 @@ def charge_together(
     for rank, other in enumerate(held):
         if other != held[0]:
             raise ProcessFailed(
+                # their fingerprints are of releases that nothing was charged for
                 f"ranks 0 and {rank} do not have the same release to charge ({_named(held[0])} and "
-                f"{_named(other)}): a charge is for one release, and the models would part. Nothing was "
-                "charged or applied. Run the same torch, drivers and kind of device on every rank, and "
-                "resume all of them from one checkpoint."
+                f"{_named(other)}; what they would release is not shown): a charge is for one release, "
+                "and the models would part. Nothing was charged or applied. Run the same torch, drivers "
+                "and kind of device on every rank, and resume all of them from one checkpoint."
             )
     if any(head != said[0][1] for _, head in said):  # rank 0 was charged for something of its own
         snapshot = processes.from_first("the ledger", partial(snapshot_of, ledger))
@@ -108,6 +109,22 @@ def charge_together(
         )
 
 
+def check_same_proposal(proposals: list[str]) -> None:
+    """Raise on every rank unless all have the same proposal of a trial, which no charge names.
+
+    Args:
+        proposals: fingerprints, by rank.
+    """
+    for rank, other in enumerate(proposals):
+        if other != proposals[0]:
+            raise ProcessFailed(
+                f"ranks 0 and {rank} do not have the same proposal to test (what they would release is "
+                "not shown): a verdict is on one proposal, and the models would part. It was not "
+                "applied. Run the same torch, drivers and kind of device on every rank, and resume all "
+                "of them from one checkpoint."
+            )
+
+
 def _named(held: list[Any]) -> str:
-    run, step, release = held
-    return f"step {step} of run {run}, {release}"
+    run, step, _ = held
+    return f"step {step} of run {run}"

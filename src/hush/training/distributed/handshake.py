@@ -2,10 +2,11 @@
 
 import hashlib
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hush.core.errors import Unsupported
 from hush.core.plan import plan_text
@@ -39,22 +40,38 @@ def check_same_step(step: "StepState", processes: Processes, generator: torch.Ge
                 )
 
 
-def check_same_weights(model: nn.Module, processes: Processes) -> None:
-    """Raise on every rank unless all have the same weights and buffers."""
-    held = processes.exchange("comparing the weights", _weights(model))
+def check_same_weights(model: nn.Module, optimizer: torch.optim.Optimizer, processes: Processes) -> None:
+    """Raise on every rank unless all have the same weights and buffers, and state of the optimizer."""
+    own = [weights_digest(model), _optimizer_digest(optimizer)]
+    held = processes.exchange("comparing the weights", own)
     for rank, other in enumerate(held):
-        if other != held[0]:
-            raise Unsupported(
-                f"ranks 0 and {rank} have different weights ({held[0]} and {other}, by a hash): they "
-                "would train different models under one charge. Load or set the same weights on every "
-                "rank, and call step.adopt_weights() there."
-            )
+        for what, ours, theirs in zip(
+            ("weights", "states of the optimizer"), held[0], other, strict=True
+        ):
+            if ours != theirs:
+                raise Unsupported(
+                    f"ranks 0 and {rank} have different {what} ({ours} and {theirs}, by a hash): they "
+                    "would train different models under one charge. Load or set the same on every "
+                    "rank, and call step.adopt_weights() there."
+                )
 
 
-def _weights(model: nn.Module) -> str:
+def weights_digest(model: nn.Module) -> str:
+    """A hash of the weights and buffers, also of those that no checkpoint keeps."""
+    state = {**model.state_dict(), **dict(model.named_buffers())}
+    return _digest(state.values())
+
+
+def _optimizer_digest(optimizer: torch.optim.Optimizer) -> str:
+    entries = optimizer.state_dict()["state"].values()
+    return _digest(value for entry in entries for value in entry.values())
+
+
+def _digest(values: Iterable[Any]) -> str:
     # a shard is on one rank alone: there is nothing to compare it with
-    state = model.state_dict().values()
-    return fingerprint(value.cpu() for value in state if not hasattr(value, "placements"))
+    return fingerprint(
+        value.cpu() for value in values if isinstance(value, Tensor) and not hasattr(value, "placements")
+    )
 
 
 def sharded_parameters(step: "StepState", processes: Processes) -> "ShardedParameters | None":
@@ -94,7 +111,7 @@ def _facts(step: "StepState", generator: torch.Generator | None) -> dict[str, An
         else step.units.digest,
         "shard": step.shard,
         "model": f"{type(step.model).__name__} of {_listed(structure)}",
-        "the model's weights": _weights(step.model),
+        "the model's weights": weights_digest(step.model),
         "loss": _name(getattr(step.loss, "loss", step.loss)),
         "optimizer": type(step.optimizer).__name__,
         "settings of the optimizer": step.optimizer_settings,

@@ -64,7 +64,7 @@ def place(data: Data, present: Tensor | None, processes: Processes, *, shard: bo
 
 
 _SAME = (
-    "the number of records ({} and {})",
+    "the number of records (which under ADD_REMOVE is private, and not shown)",
     "what a record is ({} and {})",
     "which record is in which slot (they are private and not shown)",
     "which slots are empty (present=, which is private and not shown)",
@@ -86,7 +86,7 @@ def _placed_parts(described: list[tuple[Any, ...]], rank: int) -> Placement:
         for earlier, before in filled[:number]:
             if each[2] is not None and each[:3] == before[:3] and each[0] > 1:
                 raise DataError(
-                    f"ranks {earlier} and {other} hold the same {each[0]} records and shard=True says "
+                    f"ranks {earlier} and {other} hold the same records and shard=True says "
                     "that each rank has its own: a record that several ranks hold would be drawn and "
                     "counted several times, and cost more than is charged. Pass disjoint parts, or "
                     "leave shard out where every rank can read all records."

@@ -21,6 +21,7 @@ from hush.noise import Gaussian
 from hush.sampling import Poisson
 from hush.training.checks.rehearsal import Snapshot
 from hush.training.data import Batch, own_randomness
+from hush.training.distributed.charge import check_same_proposal
 from hush.training.distributed.streams import rank_source
 from hush.training.phases.private_gradient import fingerprint
 
@@ -79,8 +80,9 @@ class Trials:
         mask = int(random_bits(1, self.step.generator)) % 2**64
         name = fingerprint([update, *tree_leaves(tested)])
         if self.step.processes is not None:  # each rank has records of the test
-            names = "".join(self.step.processes.exchange("the name of a trial", name))
-            name = hashlib.sha256(names.encode()).hexdigest()[:16]
+            said = self.step.processes.exchange("the name of a trial", [fingerprint([update]), name])
+            check_same_proposal([proposal for proposal, _ in said])
+            name = hashlib.sha256("".join(each for _, each in said).encode()).hexdigest()[:16]
         return f"{int(name, 16) ^ mask:016x}"
 
     def _accept_or_restore(self, update: Tensor, tested: PhysicalBatches) -> bool:

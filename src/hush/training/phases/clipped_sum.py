@@ -1,6 +1,5 @@
 """Clipped sum of a step: over the physical batches of a batch, computed or replayed."""
 
-import hashlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -21,12 +20,13 @@ from hush.gradients.tree import tree_map
 from hush.gradients.units import UnitTape, unit_tape
 from hush.training.data import Batch, Data, count, own_randomness
 from hush.training.distributed.group import told
+from hush.training.distributed.handshake import weights_digest
 from hush.training.distributed.noise_slices import whole_sum
 from hush.training.distributed.shares import Placement, padded_batches, place, share_of
 from hush.training.distributed.streams import step_streams
 from hush.training.phases.private_gradient import Layout, fingerprint, rounding_of
 from hush.training.phases.resumable import ResumableStep
-from hush.training.resume import settings_of
+from hush.training.resume import settings_digest
 
 if TYPE_CHECKING:
     from hush.training.distributed.sharded import ShardedParameters
@@ -197,16 +197,19 @@ class ClippedSumStep(ResumableStep):
         assert self.processes is not None
         source = self.generator
         state = None if isinstance(source, SystemSource) else fingerprint([source.get_state()])
-        applied = hashlib.sha256(repr(settings_of(self.optimizer)).encode()).hexdigest()[:16]
-        drawn = [self.steps, fingerprint([batch.indices]), state, self.size, applied]
+        adopted = weights_digest(self.model) if self._adopted else None
+        self._adopted = False
+        applied = settings_digest(self.optimizer)
+        drawn = [self.steps, fingerprint([batch.indices]), state, self.size, applied, adopted]
         said = self.processes.exchange(f"the sum of step {self.steps + 1}", [drawn, content])
         for rank, (other, _) in enumerate(said):
             if other != said[0][0]:
                 raise ProcessFailed(
                     f"ranks 0 and {rank} are not in the same step, did not draw the same slots for it, "
-                    "or train other parameters or with other settings of the optimizer: they would "
-                    "add up what does not belong together, or part. Nothing was charged. Do the same on "
-                    "every rank (freeze, schedule), or resume all from the last checkpoint."
+                    "train other parameters or with other settings of the optimizer, or adopted other "
+                    "weights: they would add up what does not belong together, or part. Nothing was "
+                    "charged. Do the same on every rank (freeze, schedule, adopt_weights), or resume "
+                    "all from the last checkpoint."
                 )
         return [number for _, number in said]
 

@@ -190,6 +190,8 @@ class StepState(SingleOwner):
             """Batch that was drawn and not yet used (sensitive)."""
             self.rounding_bounded = False
             """Whether rounding is within what is paid for, by what is public: known after `probe`."""
+            self._adopted = False
+            """Whether weights were set outside of the step since ranks last compared theirs."""
             self._weights = WeightsGuard(model)
             warn_of_other_ledger(self._weights.norms, self.ledger)
 
@@ -258,6 +260,7 @@ class StepState(SingleOwner):
         loaded, averaged or clamped: functions of what was released before, or of public data.
         """
         self._weights.adopt(self.ledger)
+        self._adopted = True
 
     def reseed(self) -> None:
         """Draw new randomness from here on; steps taken again are then charged again.
