@@ -107,8 +107,8 @@ class ShardedModules:
         self.largest = max(self.largest, held)
 
     def release(self) -> None:
-        """Free the whole parameters of all modules."""
-        for name in set(self.whole):
+        """Free the whole parameters of all modules, also where FSDP's own hooks have gathered them."""
+        for name in self.modules:
             self._free(name)
 
     def _free(self, name: str) -> None:

@@ -16,7 +16,7 @@ from hush.core.release import Selective
 from hush.training import checkpoint
 from hush.training.checks.same_run import check_same_origin, origin_of
 from hush.training.data import Data
-from hush.training.private_gradient import fingerprint
+from hush.training.phases.private_gradient import fingerprint
 from hush.training.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -96,6 +96,7 @@ class PrivateStep(NoisyMeanStep):
             Subsampled slots (sensitive); none may be left out.
         """
         with told(self.processes):
+            self.free_whole_weights()
             self.ledger.check_adjacency(self.adjacency)
             held = held_slots(data) if self.shard else count(data)
             occupied = check_present(present, held)
@@ -160,6 +161,7 @@ class PrivateStep(NoisyMeanStep):
                 "this batch was not drawn by `step.batches`, or was used before: the charge is for a "
                 "fresh draw. Loop `for batch in step.batches(data): step(batch)`."
             )
+        self.free_whole_weights()
         check_model(self._tree, sharded=self.sharded is not None)
         check_optimizer(self.optimizer, self._tree)
         self.ledger.check_adjacency(self.adjacency)  # another run may have been charged since the draw

@@ -164,6 +164,30 @@ def trains_in_secret(folder: Path) -> str:
     return str(step.spent(1e-3).epsilon)
 
 
+def evaluates(folder: Path) -> dict[str, Any]:
+    """A run whose model is evaluated on public records before everything that the step does."""
+    step = step_on(sharded_model(), SILENT, ledger=folder / "ledger.jsonl")
+    batches = step.batches(sentences(), steps=STEPS)
+    draws = []
+    for batch in batches:
+        _evaluate(step.model)
+        draws.append(batch.indices)
+        step(batch)
+    _evaluate(step.model)
+    charge = str(step.spent(1e-3))
+    _evaluate(step.model)
+    sharded_checkpoint.save(step, folder / "run")
+    _evaluate(step.model)
+    sharded_checkpoint.load(step, folder / "run")
+    return {"draws": draws, "charge": charge, "weights": weights_of(step.model)}
+
+
+@torch.no_grad()
+def _evaluate(model: nn.Module) -> None:
+    model(sentences()[0][:2])
+    assert not all(isinstance(value, DTensor) for value in model.parameters()), "FSDP keeps some whole"
+
+
 def draws_nobody(folder: Path) -> int:
     plan = plan_of(sampling=hush.Poisson(rate=0.01))
     step = step_on(sharded_model(), plan=plan)
@@ -446,6 +470,7 @@ SCENARIOS = (
     trains_with_recomputed_activations,
     trains_on_parts,
     trains_in_secret,
+    evaluates,
     draws_nobody,
     rank_without_a_shard,
     sums_of_other_layers,
@@ -522,6 +547,13 @@ def test_the_charge_is_that_of_one_process() -> None:
     assert {rank["charge"] for rank in ranks} == {str(one.spent(1e-3))}
     assert ranks[0]["ledger"][0] == ranks[1]["ledger"][0] is not None
     assert [rank["ledger"][1] for rank in ranks] == [False, True]
+
+
+def test_the_model_may_be_evaluated_between_steps() -> None:
+    ranks = result(evaluates)
+    for rank in ranks:
+        assert close(rank["weights"], without_noise(rank["draws"]))
+        assert rank["charge"] == result(trains_without_noise)[0]["charge"]
 
 
 def test_activations_may_be_recomputed() -> None:

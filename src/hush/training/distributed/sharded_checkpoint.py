@@ -47,6 +47,7 @@ def save(step: "StepState", directory: str | os.PathLike[str]) -> None:
     processes = step.processes
     with told(processes):
         step._check_nothing_pending()
+        step.free_whole_weights()
         folder = as_path("directory", directory)
         rest, tensors = _split(step)
         name = _WEIGHTS + secrets.token_hex(8)
@@ -81,6 +82,7 @@ def load(step: "StepState", directory: str | os.PathLike[str]) -> None:
     processes = step.processes
     with told(processes):
         step._check_nothing_pending()
+        step.free_whole_weights()
         folder = as_path("directory", directory)
 
         def read() -> dict[str, Any]:

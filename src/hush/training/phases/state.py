@@ -249,6 +249,7 @@ class StepState(SingleOwner):
         Returns:
             The guarantee. Raises if the weights were changed outside of the step since it last ran.
         """
+        self.free_whole_weights()
         self._weights.check(self.ledger)
         checked = None if delta is None else check_delta(delta, self.records, self.adjacency.unit)
         return self.ledger.epsilon(checked, group=group, neighbours=neighbours, uncharged=self.adjacency)
@@ -259,8 +260,14 @@ class StepState(SingleOwner):
         It holds for all steps on the model that share the ledger. For weights that were
         loaded, averaged or clamped: functions of what was released before, or of public data.
         """
+        self.free_whole_weights()
         self._weights.adopt(self.ledger)
         self._adopted = True
+
+    def free_whole_weights(self) -> None:
+        """Leave of sharded weights this rank's shards: evaluating a model keeps some of them whole."""
+        if self.sharded is not None:
+            self.sharded.modules.release()
 
     def reseed(self) -> None:
         """Draw new randomness from here on; steps taken again are then charged again.
