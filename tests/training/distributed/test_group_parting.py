@@ -117,6 +117,16 @@ def another_private_number(folder: Path) -> None:
     step.batches(data_of(records=40 + dist.get_rank()))
 
 
+def other_seeds(folder: Path) -> None:
+    step_of(generator=seeded(dist.get_rank()))
+
+
+def other_owners(folder: Path) -> None:
+    owners = torch.arange(40) // (2 + dist.get_rank())
+    relation = hush.Neighbours.ADD_REMOVE
+    step_of(units=owners, per_unit=2, neighbours=relation, records=20)
+
+
 SCENARIOS = (
     other_releases,
     other_proposals,
@@ -126,6 +136,8 @@ SCENARIOS = (
     weights_adopted_on_one_rank,
     the_same_weights_adopted,
     another_private_number,
+    other_seeds,
+    other_owners,
 )
 
 
@@ -167,3 +179,12 @@ def test_weights_may_be_adopted_on_all_ranks() -> None:
 def test_a_private_number_of_records_is_not_shown() -> None:
     for rank in result(another_private_number):
         assert not re.search("4[01]", rank.text)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "what"), [(other_seeds, "the seed"), (other_owners, "units (their owners")]
+)
+def test_no_hash_of_a_seed_or_of_private_owners_is_shown(scenario: Any, what: str) -> None:
+    for rank in result(scenario):
+        assert f"ranks 0 and 1 differ in {what}" in rank.text
+        assert not re.search("[0-9a-f]{8}", rank.text)

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from hush.training.phases.state import StepState
 
 
+_UNITS, _SEED = "units (their owners, per_unit, unit_gradient)", "the seed"
+_SECRET = {_UNITS, _SEED}
+"""Facts of which a hash may tell too much: few seeds are possible, and owners may be private."""
+
+
 def check_same_step(step: "StepState", processes: Processes, generator: torch.Generator | None) -> None:
     """Raise on every rank unless all are about to run the same step, from the same weights.
 
@@ -32,11 +37,13 @@ def check_same_step(step: "StepState", processes: Processes, generator: torch.Ge
     for name, first in described[0].items():
         for rank, other in enumerate(described):
             if other.get(name) != first:
+                shown = f"rank 0 has {first}, rank {rank} has {other.get(name)}"
                 raise Unsupported(
-                    f"ranks 0 and {rank} differ in {name}: rank 0 has {first}, rank {rank} has "
-                    f"{other.get(name)}. The ranks run one step together, which is charged once, as one "
-                    "plan on one model: nothing was drawn or charged. Pass every rank the same, or "
-                    "processes=False for runs that have nothing to do with each other."
+                    f"ranks 0 and {rank} differ in {name}: "
+                    f"{'it is secret, and not shown' if name in _SECRET else shown}. The ranks run one "
+                    "step together, which is charged once, as one plan on one model: nothing was drawn "
+                    "or charged. Pass every rank the same, or processes=False for runs that have "
+                    "nothing to do with each other."
                 )
 
 
@@ -106,9 +113,7 @@ def _facts(step: "StepState", generator: torch.Generator | None) -> dict[str, An
         "plan": plan_text(step.plan).replace("\n", " ").strip(),
         "records": step.records,
         "neighbours": str(step.adjacency),
-        "units (their owners, per_unit, unit_gradient)": None
-        if step.units is None
-        else step.units.digest,
+        _UNITS: None if step.units is None else step.units.digest,
         "shard": step.shard,
         "model": f"{type(step.model).__name__} of {_listed(structure)}",
         "the model's weights": weights_digest(step.model),
@@ -117,7 +122,7 @@ def _facts(step: "StepState", generator: torch.Generator | None) -> dict[str, An
         "settings of the optimizer": step.optimizer_settings,
         "secure": isinstance(step.generator, SystemSource),
         "arithmetic": "proved" if cryptographic(step.generator) else "assumed",
-        "seed (a hash)": None if seed is None else hashlib.sha256(seed).hexdigest()[:8],
+        _SEED: None if seed is None else hashlib.sha256(seed).hexdigest(),
         "views": None if step.views is None else _name(step.views),
         "public records": None if public is None else fingerprint(part.cpu() for part in public),
         "kind of device": step.device.type,
