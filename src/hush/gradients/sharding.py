@@ -8,6 +8,7 @@ before its backward pass, and free them afterwards.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -127,21 +128,38 @@ class ShardedModules:
         return hook
 
     def _after_forward(self, name: str) -> Callable[..., None]:
-        def enter_for_backward(gradient: Tensor) -> None:
-            self.enter(name)
+        entering = _Entering(self, name)
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             for value in _outputs(output, name):
                 while is_batchedtensor(value):
                     value = get_unwrapped(value)
-                if value.requires_grad:
+                # of an output that is also that of a module inside, or of one before, the nodes that
+                # are next are that one's: it is gathered with all around it, and stays so
+                if value.requires_grad and not _entered(value):
                     with torch._C.DisableTorchFunction():
-                        value.register_hook(enter_for_backward)
+                        value.register_hook(entering)
             recomputed = torch._C._current_graph_task_id() != -1  # its backward pass is next
             if name and not recomputed:
                 self._free(name)
 
         return hook
+
+
+@dataclass(frozen=True, eq=False)
+class _Entering:
+    """Hook of a module's output, which gathers the module when the output's gradient is known."""
+
+    modules: ShardedModules
+    name: str
+
+    def __call__(self, gradient: Tensor) -> None:
+        self.modules.enter(self.name)
+
+
+def _entered(output: Tensor) -> bool:
+    """Whether a module is gathered when the gradient of a tensor is known."""
+    return any(isinstance(hook, _Entering) for hook in (output._backward_hooks or {}).values())
 
 
 class _Hooks:

@@ -254,18 +254,45 @@ class Images(nn.Module):
         return scores
 
 
+class Passing(nn.Linear):
+    """A layer that hands on what it gets: the output of the layer before is its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Reused(nn.Module):
+    """Layers that are sharded one by one, used twice, side by side, for nothing and last of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.block = nn.Linear(WIDTH, WIDTH)
+        self.other = nn.Linear(WIDTH, WIDTH)
+        self.passing = Passing(WIDTH, WIDTH).requires_grad_(False)
+        self.head = nn.Sequential(nn.Linear(WIDTH, 5))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = torch.tanh(self.words(tokens).mean(1))
+        first = self.block(x)
+        second = self.passing(self.other(torch.tanh(first)))
+        scores: Tensor = self.head(first * second + self.block(torch.tanh(second)) + self.other(x))
+        return scores
+
+
 def sums_of_other_layers(folder: Path) -> dict[str, float]:
     """How far the sums of shards are from those of one process with the whole model."""
     batch = Batch(torch.arange(7), sentences(), 3)
     apart = {}
-    for kind in (Tied, Attending, Images):
+    for kind in (Tied, Attending, Images, Reused):
         sums = []
         for sharded in (False, True):
             torch.manual_seed(0)
             model: Any = kind()
             if sharded:
-                fully_shard(model.block)
-                fully_shard(model)
+                parts = list(model.modules()) if kind is Reused else [model, model.block]
+                for module in reversed(parts):
+                    fully_shard(module)
             step = step_on(model, processes=None if sharded else False)
             total = step.clipped_sum(batch).clone()
             trained_values = list(step.trainable().values())
