@@ -18,7 +18,7 @@ from hush.training.checks.probe_batch import check_some_number, probe_batch
 from hush.training.data import Batch, Data, check_present, count, held_slots, same_slots
 from hush.training.distributed.charge import charge_together
 from hush.training.distributed.group import told
-from hush.training.distributed.handshake import check_same_weights
+from hush.training.distributed.handshake import check_same_end, check_same_weights
 from hush.training.distributed.streams import draw_shared
 from hush.training.methods.selective import Trials
 from hush.training.phases.noisy_mean import NoisyMeanStep
@@ -109,6 +109,8 @@ class PrivateStep(NoisyMeanStep):
             last = None
             if steps is not None:
                 last = self.steps + check_count("steps", steps, "steps are counted")
+            if self.processes is not None:
+                check_same_end(steps, self.processes)
             if self.basis_schedule is not None and held:
                 check_public(self.basis_schedule.public, data)
             physical_batch = self.probe(data)

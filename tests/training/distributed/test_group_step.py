@@ -178,6 +178,33 @@ def another_order(folder: Path) -> None:
     step_of().batches((inputs[order], targets[order]))
 
 
+def another_loss(folder: Path) -> None:
+    weight = torch.ones(5)
+    weight[dist.get_rank()] = 2.0
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hush.PrivateStep(model, torch.nn.CrossEntropyLoss(weight), optimizer, plan_of(), records=RECORDS)
+
+
+def another_smoothing(folder: Path) -> None:
+    model = model_of()
+    loss = torch.nn.CrossEntropyLoss(label_smoothing=0.1 * dist.get_rank())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hush.PrivateStep(model, loss, optimizer, plan_of(), records=RECORDS)
+
+
+def another_end(folder: Path) -> None:
+    step_of().batches(data_of(), steps=3 + dist.get_rank())
+
+
+def a_path_on_rank_1_alone(folder: Path) -> bool:
+    try:
+        step_of(ledger=folder / "ledger.jsonl" if dist.get_rank() else None)
+    finally:
+        assert not list(folder.iterdir())
+    return False
+
+
 def a_ledger_of_its_own(folder: Path) -> None:
     with hush.Ledger(folder / f"{dist.get_rank()}.jsonl") as ledger:
         step_of(ledger=ledger)
@@ -229,6 +256,21 @@ def scheduled_on_one_rank(folder: Path) -> None:
     if dist.get_rank():
         step.optimizer.param_groups[0]["lr"] = 1.0
     step(next(batches))
+
+
+def a_collective_of_its_own(folder: Path) -> tuple[str, str] | None:
+    """On rank 0, as long as a message of the step that rank 1 goes on with."""
+    step = step_of()
+    if dist.get_rank() == 0:
+        sent = torch.arange(4096, dtype=torch.int64).to(torch.uint8)
+        dist.all_gather([torch.empty_like(sent) for _ in range(2)], sent)
+        return None
+    said = []
+    for _ in range(2):  # the second time without meeting the others
+        with pytest.raises(hush.errors.ProcessFailed) as failed:
+            step.batches(data_of())
+        said.append(str(failed.value))
+    return said[0], said[1]
 
 
 def fails_on_one_rank(folder: Path) -> tuple[str, Tensor, int]:
@@ -290,12 +332,17 @@ SCENARIOS = (
     another_version,
     another_rate_of_learning,
     another_order,
+    another_loss,
+    another_smoothing,
+    another_end,
+    a_path_on_rank_1_alone,
     a_ledger_of_its_own,
     charged_beside_the_step,
     weights_moved,
     weights_set_differently,
     frozen_on_one_rank,
     scheduled_on_one_rank,
+    a_collective_of_its_own,
     fails_on_one_rank,
     goes_on_after_an_error,
     alone,
@@ -422,12 +469,16 @@ def test_a_rank_may_have_no_slice() -> None:
         ("another_version", ["hush", "rank 0 has 0.1.0", "rank 1 has 0.0.9"]),
         ("another_rate_of_learning", ["settings of the optimizer", "'lr': 0.1", "'lr': 0.2"]),
         ("another_order", ["rank 0 and of rank 1", "which record is in which slot"]),
+        ("another_loss", ["differ in loss", "CrossEntropyLoss", "with weight of hash"]),
+        ("another_smoothing", ["differ in loss", "'label_smoothing': 0.0", "'label_smoothing': 0.1"]),
+        ("another_end", ["steps=3 on rank 0", "steps=4 on rank 1"]),
+        ("a_path_on_rank_1_alone", ["rank 1 was given the path of a ledger and rank 0 was not"]),
     ],
 )
 def test_a_rank_that_differs_is_refused_on_every_rank(name: str, words: list[str]) -> None:
     for raised in result(name):
         assert isinstance(raised, Raised), raised
-        assert raised.kind in ("Unsupported", "DataError")
+        assert raised.kind in ("Unsupported", "DataError", "InvalidValue", "LedgerError")
         for word in words:
             assert word in raised.text
 
@@ -456,6 +507,13 @@ def test_ranks_that_do_different_things_between_steps_are_stopped(name: str) -> 
     for raised in result(name):
         assert raised.kind == "ProcessFailed"
         assert "other parameters or with other settings of the optimizer" in raised.text
+
+
+def test_a_collective_of_another_kind_is_not_taken_for_a_message() -> None:
+    _, (first, second) = result("a_collective_of_its_own")
+    assert "rank 1 of 2 was at comparing the weights and received what is no message" in first
+    assert "a collective of its own in the same process group" in first
+    assert second == first
 
 
 def test_weights_that_were_set_must_be_the_same() -> None:

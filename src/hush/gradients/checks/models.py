@@ -99,8 +99,9 @@ def _check_layer(name: str, module: nn.Module, *, sharded: bool) -> None:
     if wrapper == "FSDPModule" and not sharded:
         raise Unsupported(
             f"{_layer(name)} has fully_shard applied to it and the step runs in one process: it would "
-            "charge and add noise for a model of which it holds a part. Initialise torch.distributed, "
-            "and let PrivateStep run on all ranks that the model is sharded over (leave out processes)."
+            "charge and add noise for a model of which it holds a part. Let PrivateStep run on all "
+            "ranks that the model is sharded over (leave out processes), or leave fully_shard out where "
+            "there is one rank."
         )
     if wrapper not in (None, "FSDPModule"):
         raise Unsupported(
@@ -185,7 +186,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer, tree: ModuleTree) -> None:
         raise Unsupported(
             f"the optimizer holds {len(uncovered)} parameter(s) that are not trainable parameters of "
             f"the model (shapes {uncovered[:3]}): they would move without a private gradient. Build it "
-            "from model.parameters(), and clear gradients of frozen ones with zero_grad()."
+            "from model.parameters(), after fully_shard where that is used, and clear gradients of "
+            "frozen ones with zero_grad()."
         )
     held = set(map(id, optimized))
     missing = [name for identity, name in names.items() if identity not in held]

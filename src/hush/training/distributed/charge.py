@@ -36,6 +36,7 @@ def open_ledger_for(
             "two ledgers would each hold a part of what was spent. Pass the path, or leave ledger out, "
             "on every rank but 0."
         )
+    _check_first_has_path(ledger, processes)
     first: list[Ledger] = []
 
     def opened_by_first() -> Snapshot:
@@ -48,6 +49,18 @@ def open_ledger_for(
     copy = ledger if isinstance(ledger, Ledger) else Ledger()
     mirror(copy, snapshot)
     return copy
+
+
+def _check_first_has_path(ledger: LedgerOrPath, processes: Processes) -> None:
+    """Raise on every rank where one but not rank 0, which alone writes, was given a ledger's path."""
+    on_disk = ledger.path is not None if isinstance(ledger, Ledger) else ledger is not None
+    said = processes.exchange("the ledger's path", on_disk)
+    if any(said) and not said[0]:
+        raise LedgerError(
+            f"rank {said.index(True)} was given the path of a ledger and rank 0 was not: rank 0 alone "
+            "writes charges, so that none would be on disk, and what was spent would be forgotten when "
+            "the processes end. Nothing was drawn or charged. Pass ledger= on every rank, rank 0 first."
+        )
 
 
 def charge_together(

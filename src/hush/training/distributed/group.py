@@ -62,12 +62,11 @@ class Processes:
         text = json.dumps([phase, content, error and describe(error)], ensure_ascii=False).encode()
         sent = torch.zeros(_MESSAGE, dtype=torch.uint8)
         sent[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        received = torch.empty(self.size * _MESSAGE, dtype=torch.uint8)
+        # zeros: gloo takes a shorter message of another collective, and what was here must not end it
+        received = torch.zeros(self.size * _MESSAGE, dtype=torch.uint8)
         with self.guarded(phase):
             _ALL_GATHER(received, sent, group=self._control)
-        messages = [
-            json.loads(bytes(part.numpy().tobytes()).rstrip(b"\0")) for part in received.split(_MESSAGE)
-        ]
+        messages = self._read(phase, received)
         failed = {rank: message[2] for rank, message in enumerate(messages) if message[2] is not None}
         for rank in failed:
             if self.ledger is not None and self.ledger.voided is None and messages[rank][1]:
@@ -87,6 +86,23 @@ class Processes:
                 "rank, in the same order."
             )
         return [message[1] for message in messages]
+
+    def _read(self, phase: str, received: Tensor) -> list[list[Any]]:
+        """Messages of all ranks; raises where one is no message, but of a collective of the user's."""
+        try:
+            read = [
+                json.loads(part.numpy().tobytes().rstrip(b"\0")) for part in received.split(_MESSAGE)
+            ]
+            return [[at, content, error] for at, content, error in read]
+        except (ValueError, TypeError):
+            self.broken = (
+                f"rank {self.rank} of {self.size} was at {phase} and received what is no message of a "
+                "private step: another rank was at a collective of its own in the same process group, "
+                "such as a forward pass of a sharded model on one rank alone. Ranks that do different "
+                f"things cannot make one step together. {self.standing} Call what meets the other ranks "
+                f"on all of them, in the same order. {_WAY_OUT}"
+            )
+            raise ProcessFailed(self.broken) from None
 
     def gather(self, phase: str, content: Any) -> list[Any]:
         """Any object of each rank, by rank; for what is too long for `exchange`."""
@@ -206,8 +222,8 @@ class Processes:
             yield
         except RuntimeError as error:
             self.broken = (
-                f"rank {self.rank} of {self.size} cannot go on at {phase}: another rank was killed, "
-                f"hung longer than the group's timeout or lost its connection "
+                f"rank {self.rank} of {self.size} cannot go on at {phase}: another rank ended or was "
+                f"killed, hung longer than the group's timeout or lost its connection "
                 f"({shorten(str(error), 300)}). {self.standing} Nothing that is not charged was applied "
                 f"here. {_WAY_OUT} For ranks that are slow and not gone, pass init_process_group a "
                 "longer timeout."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hush.core.errors import Unsupported
+from hush.core.errors import InvalidValue, Unsupported
 from hush.core.plan import plan_text
 from hush.core.randomness import SystemSource, cryptographic
 from hush.training.data import pair_of
@@ -61,6 +61,26 @@ def check_same_weights(model: nn.Module, optimizer: torch.optim.Optimizer, proce
                     "would train different models under one charge. Load or set the same on every "
                     "rank, and call step.adopt_weights() there."
                 )
+
+
+def check_same_end(steps: int | None, processes: Processes) -> None:
+    """Raise on every rank unless all are to take as many steps.
+
+    A rank that leaves the loop before the others does not come back, and these wait for it.
+
+    Args:
+        steps: as passed to `batches` on this rank.
+        processes: the ranks.
+    """
+    said = processes.exchange("the number of steps", steps)
+    for rank, other in enumerate(said):
+        if other != said[0]:
+            raise InvalidValue(
+                f"steps={said[0]} on rank 0 and steps={other} on rank {rank}: a step is made by all "
+                "ranks, and those with more of them would wait for one that has left the loop. Nothing "
+                "was drawn or charged. Pass every rank the same steps.",
+                key="steps",
+            )
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -117,7 +137,7 @@ def _facts(step: "StepState", generator: torch.Generator | None) -> dict[str, An
         "shard": step.shard,
         "model": f"{type(step.model).__name__} of {_listed(structure)}",
         "the model's weights": weights_digest(step.model),
-        "loss": _name(getattr(step.loss, "loss", step.loss)),
+        "loss": _loss(getattr(step.loss, "loss", step.loss)),
         "optimizer": type(step.optimizer).__name__,
         "settings of the optimizer": step.optimizer_settings,
         "secure": isinstance(step.generator, SystemSource),
@@ -127,6 +147,20 @@ def _facts(step: "StepState", generator: torch.Generator | None) -> dict[str, An
         "public records": None if public is None else fingerprint(part.cpu() for part in public),
         "kind of device": step.device.type,
     }
+
+
+def _loss(loss: Any) -> str:
+    """Name of a loss, and of a module its settings and a hash of its tensors, such as class weights."""
+    if not isinstance(loss, nn.Module):
+        return _name(loss)
+    settings = {
+        name: value
+        for name, value in sorted(vars(loss).items())
+        if isinstance(value, (bool, int, float, str)) and name != "training" and name[0] != "_"
+    }
+    state = loss.state_dict()
+    tensors = f" with {', '.join(state)} of hash {fingerprint(v.cpu() for v in state.values())}"
+    return f"{_name(loss)} {settings}{tensors * bool(state)}"
 
 
 def _name(function: Any) -> str:
