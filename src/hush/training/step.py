@@ -123,8 +123,9 @@ class PrivateStep(NoisyMeanStep):
             self.pending_batch = same_slots(self.pending_batch, empty)
             yield self.pending_batch
         while last is None or self.steps < last:
-            self._check_nothing_pending()
-            self.pending_batch = self.draw(empty)
+            with told(self.processes):
+                self._check_nothing_pending()
+                self.pending_batch = self.draw(empty)
             yield self.pending_batch
 
     def draw(self, like: Batch, sampling: Sampling | None = None) -> Batch:

@@ -258,6 +258,13 @@ def scheduled_on_one_rank(folder: Path) -> None:
     step(next(batches))
 
 
+def leaves_a_batch_out(folder: Path) -> None:
+    step = step_of()
+    for batch in step.batches(data_of(), steps=3):
+        if dist.get_rank() or step.steps == 0:
+            step(batch)
+
+
 def a_collective_of_its_own(folder: Path) -> tuple[str, str] | None:
     """On rank 0, as long as a message of the step that rank 1 goes on with."""
     step = step_of()
@@ -342,6 +349,7 @@ SCENARIOS = (
     weights_set_differently,
     frozen_on_one_rank,
     scheduled_on_one_rank,
+    leaves_a_batch_out,
     a_collective_of_its_own,
     fails_on_one_rank,
     goes_on_after_an_error,
@@ -507,6 +515,13 @@ def test_ranks_that_do_different_things_between_steps_are_stopped(name: str) -> 
     for raised in result(name):
         assert raised.kind == "ProcessFailed"
         assert "other parameters or with other settings of the optimizer" in raised.text
+
+
+def test_a_rank_that_leaves_a_batch_out_stops_all() -> None:
+    first, second = result("leaves_a_batch_out")
+    assert first.kind == "DataError"
+    assert second.kind == "ProcessFailed"
+    assert "rank 0 stopped (DataError: a batch was drawn and not used" in second.text
 
 
 def test_a_collective_of_another_kind_is_not_taken_for_a_message() -> None:
