@@ -24,6 +24,7 @@ from hush.training.checks.disjoint import check_held_out
 from hush.training.checks.rehearsal import rehearsal
 from hush.training.data import Data, count
 from hush.training.distributed.group import Group, process_group, told
+from hush.training.distributed.handshake import check_same_run
 from hush.training.distributed.shares import all_slots
 from hush.training.evaluate import check_evaluation, evaluate
 from hush.training.methods.selective import check_possible
@@ -182,6 +183,16 @@ def train(
     verdicts = isinstance(plan.release, Selective) and plan.release.accounting == "per-trial"
     ranks = process_group(processes)
     with told(ranks), ExitStack() as opened:
+        if ranks is not None:
+            check_same_run(
+                ranks,
+                budget=str(budget),
+                evaluation="some" if evaluation is not None else "none",
+                evaluate_every=period,
+                directory="some" if directory is not None else "none",
+                scheduler=type(scheduler).__name__,
+                self_test="some" if self_test is not None else "none",
+            )
         folder = None
         if directory is not None and (ranks is None or ranks.rank == 0):
             folder = RunFolder(as_path("directory", directory), plan, resume=resume, settings=settings)

@@ -129,6 +129,24 @@ def leaves_for_one(folder: Path) -> dict[str, Any]:
     }
 
 
+def evaluates_on_rank_0_alone(folder: Path) -> None:
+    train(folder, 2, evaluation=None if dist.get_rank() else data_of(seed=7))
+
+
+def a_directory_on_rank_0_alone(folder: Path) -> None:
+    model = model_of()
+    hush.train(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        plan_of(),
+        data_of(),
+        budget=hush.Budget(epsilon=30.0, delta=1e-3),
+        steps=2,
+        directory=None if dist.get_rank() else folder / "run",
+    )
+
+
 SCENARIOS = (
     trains_into_a_directory,
     goes_on,
@@ -138,6 +156,8 @@ SCENARIOS = (
     checks_itself_securely,
     repeats,
     leaves_for_one,
+    evaluates_on_rank_0_alone,
+    a_directory_on_rank_0_alone,
 )
 
 
@@ -152,6 +172,17 @@ def test_all_ranks_return_the_same_and_one_directory_is_written() -> None:
     assert [entry["step"] for entry in first["metrics"]] == [3, 6, 8]
     assert "checkpoint.safetensors" in first["files"]
     assert "model.safetensors" in first["files"]
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [("evaluates_on_rank_0_alone", "evaluation"), ("a_directory_on_rank_0_alone", "directory")],
+)
+def test_ranks_that_are_called_differently_are_refused(name: str, argument: str) -> None:
+    for raised in result(name):
+        assert isinstance(raised, Raised)
+        assert raised.kind == "Unsupported"
+        assert f"ranks 0 and 1 differ in {argument}: rank 0 has some, rank 1 has none" in raised.text
 
 
 def test_a_run_goes_on_bit_for_bit() -> None:

@@ -33,7 +33,22 @@ def check_same_step(step: "StepState", processes: Processes, generator: torch.Ge
         processes: the ranks.
         generator: as passed to it.
     """
-    described = processes.gather("the handshake", _facts(step, generator))
+    _compare(processes.gather("the handshake", _facts(step, generator)))
+
+
+def check_same_run(processes: Processes, **arguments: Any) -> None:
+    """Raise on every rank unless `hush.train` was called alike on all of them.
+
+    Args:
+        processes: the ranks.
+        arguments: of `hush.train`, by name, as short plain data; of data and folders whether there is
+            one.
+    """
+    _compare(processes.exchange("the arguments of hush.train", arguments))
+
+
+def _compare(described: list[dict[str, Any]]) -> None:
+    """Raise where a rank's facts, by name, are not those of rank 0."""
     for name, first in described[0].items():
         for rank, other in enumerate(described):
             if other.get(name) != first:
