@@ -258,6 +258,18 @@ def scheduled_on_one_rank(folder: Path) -> None:
     step(next(batches))
 
 
+def destroys_the_group(folder: Path) -> str:
+    group = dist.new_group()
+    step = step_of(processes=group)
+    batches = step.batches(data_of(), steps=2)
+    step(next(batches))
+    batch = next(batches)
+    dist.destroy_process_group(group)
+    with pytest.raises(hush.errors.ProcessFailed) as failed:
+        step(batch)
+    return str(failed.value)
+
+
 def leaves_a_batch_out(folder: Path) -> None:
     step = step_of()
     for batch in step.batches(data_of(), steps=3):
@@ -349,6 +361,7 @@ SCENARIOS = (
     weights_set_differently,
     frozen_on_one_rank,
     scheduled_on_one_rank,
+    destroys_the_group,
     leaves_a_batch_out,
     a_collective_of_its_own,
     fails_on_one_rank,
@@ -515,6 +528,12 @@ def test_ranks_that_do_different_things_between_steps_are_stopped(name: str) -> 
     for raised in result(name):
         assert raised.kind == "ProcessFailed"
         assert "other parameters or with other settings of the optimizer" in raised.text
+
+
+def test_a_step_of_a_destroyed_group_is_refused() -> None:
+    for text in result("destroys_the_group"):
+        assert "the process group was destroyed" in text
+        assert "Step 1 is on the ledger" in text
 
 
 def test_a_rank_that_leaves_a_batch_out_stops_all() -> None:

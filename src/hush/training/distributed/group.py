@@ -216,19 +216,33 @@ class Processes:
     @contextmanager
     def guarded(self, phase: str) -> Iterator[None]:
         """Turn an error of torch's collectives into one that says what is charged and how to go on."""
-        if self.broken is not None:
-            raise ProcessFailed(self.broken)
+        self._check_open(phase)
         try:
             yield
         except RuntimeError as error:
             self.broken = (
-                f"rank {self.rank} of {self.size} cannot go on at {phase}: another rank ended or was "
-                f"killed, hung longer than the group's timeout or lost its connection "
+                f"rank {self.rank} of {self.size} cannot go on at {phase}: another rank was killed "
+                f"or ended, hung longer than the group's timeout or lost its connection "
                 f"({shorten(str(error), 300)}). {self.standing} Nothing that is not charged was applied "
                 f"here. {_WAY_OUT} For ranks that are slow and not gone, pass init_process_group a "
                 "longer timeout."
             )
             raise ProcessFailed(self.broken) from error
+
+    def _check_open(self, phase: str) -> None:
+        """Raise where the ranks cannot reach each other any more."""
+        if self.broken is None:
+            try:
+                dist.get_rank(self.group)
+            except ValueError:  # torch does not know it any more
+                self.broken = (
+                    f"rank {self.rank} of {self.size} was at {phase} and the process group was destroyed"
+                    f": a step is made by all ranks of the group it was made in. {self.standing} Call "
+                    "destroy_process_group() after the last step; for a new group make a new step, and "
+                    "load_state_dict."
+                )
+        if self.broken is not None:
+            raise ProcessFailed(self.broken)
 
 
 _WAY_OUT = (
