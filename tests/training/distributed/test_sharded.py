@@ -410,6 +410,22 @@ def resumes_from_one_process(folder: Path) -> dict[str, Any]:
     return result
 
 
+def a_folder_out_of_reach(folder: Path) -> dict[str, str]:
+    """Of rank 1, which has another one, or a file where the folder should be."""
+    step = step_on(sharded_model())
+    sharded_checkpoint.save(step, folder / "run")
+    (folder / "file").touch()
+    other = dist.get_rank() == 1
+    read, written = (
+        folder / ("none" if other else "run"),
+        folder / ("file" if other else "new") / "run",
+    )
+    return {
+        "load": _refused(lambda: sharded_checkpoint.load(step, read)),
+        "save": _refused(lambda: sharded_checkpoint.save(step, written)),
+    }
+
+
 def refuses(folder: Path) -> dict[str, str]:
     """What each unsupported option is refused with, on this rank."""
     odd = whole_model()
@@ -460,7 +476,7 @@ def _train(model: nn.Module) -> None:
 def _refused(case: Any) -> str:
     try:
         case()
-    except hush.errors.HushError as error:
+    except (hush.errors.HushError, OSError) as error:
         return str(error)
     return "not refused"
 
@@ -505,6 +521,7 @@ SCENARIOS = (
     sabotaged,
     resumes,
     resumes_from_one_process,
+    a_folder_out_of_reach,
     refuses,
 )
 
@@ -633,6 +650,14 @@ def test_another_number_of_ranks_has_the_same_weights_and_pays_for_new_noise() -
     rank = result(resumes)[0]
     assert equal(rank["saved"], rank["alone"])
     assert (rank["alone_steps"], rank["alone_charges"]) == (2, 5)
+
+
+def test_a_rank_that_cannot_reach_the_checkpoint_stops_all() -> None:
+    first, second = result(a_folder_out_of_reach)
+    assert "cannot be read" in second["load"]
+    for called in ("load", "save"):
+        assert "rank 1 stopped (" in first[called]
+        assert "rank 0 of 2 was at the checkpoint's shards" in first[called]
 
 
 def test_shards_go_on_where_one_process_was() -> None:

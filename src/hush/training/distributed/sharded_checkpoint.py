@@ -110,6 +110,8 @@ def _move(
             if processes is None:
                 write_or_read(tensors, checkpoint_id=path, no_dist=True)
             else:
+                # a rank that cannot reach the folder tells it here, before torch's collectives
+                processes.exchange("the checkpoint's shards")
                 with processes.guarded("the checkpoint"):
                     write_or_read(tensors, checkpoint_id=path, process_group=processes.group)
     except CheckpointException as error:  # no Exception, and raised on all ranks
