@@ -90,6 +90,7 @@ def test_a_step_that_does_not_clip_is_marked(
     assert models.doubt("BERT-base, LoRA", "fastDP").startswith("its clipped sum is off by")
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_step_is_without_that_of_the_steps_beside_it(
     models: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

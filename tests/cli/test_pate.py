@@ -38,6 +38,7 @@ def test_a_run_prints_what_may_be_published_and_what_may_not(tmp_path: Path) -> 
         assert "of a PATE run, whose answers are on the ledger alone" in spent["notes"][1]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     arguments = [*SMALL, "--threshold", "12", "--answers", "20", "--run-dir", str(run), "--json"]

@@ -447,6 +447,7 @@ def test_secure_runs_draw_records_and_noise_from_the_system(monkeypatch: pytest.
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_l_beta_clipping_above_two_is_trained_within_its_dimension_s_budget(tmp_path: Path) -> None:
     plan = hush.Plan(
         sampling=hush.FullBatch(),

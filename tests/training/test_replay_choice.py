@@ -14,7 +14,7 @@ from hush.core.errors import PerformanceWarning, Unsupported
 from hush.gradients.cuda_graphs.cuda_graph import CapturedGraph, CaptureError
 from hush.gradients.cuda_graphs.replay import Replay
 from hush.gradients.recording import record
-from hush.training import replay_choice
+from hush.training.phases import replay_choice
 from hush.training.phases.replay_choice import host_bound, worth
 
 RECORDS = 100

@@ -124,6 +124,7 @@ def test_a_quarter_of_the_noise_on_answers_is_found_out(
     assert not listed.attack(runs=5 * listed.runs, confidence=CONFIDENCE).holds
 
 
+@pytest.mark.slow
 def test_a_verdict_without_noise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model moves by noise alone, or nearly so: it is the verdict that tells."""
     release = hush.Selective(rate=1.0, clip=1e-3, multiplier=4.0, threshold=0.0, test="mean")

@@ -75,7 +75,7 @@ def slow(*values: object) -> object:
     ("victim", "place", "ranks"),
     [
         (0, "charged", 2),
-        (1, "charged", 1),
+        slow(1, "charged", 1),
         *(slow(*each, 2) for each in product((0, 1), PLACES) if each != (0, "charged")),
         *(slow(*each, 3) for each in product((0, 1), ("charge", "written"))),
     ],
@@ -104,7 +104,7 @@ def test_a_release_that_is_not_on_the_ledger_is_found(tmp_path: Path) -> None:
         check_paid(tmp_path)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [slow(0), 1])
 @pytest.mark.parametrize("point", [0, *map(slow, range(1, 10))])
 def test_a_rank_that_is_killed_at_a_random_moment(
     tmp_path: Path, whole: Releases, victim: int, point: int
@@ -133,8 +133,7 @@ def check_hung(job: Job, other: int) -> None:
 @pytest.mark.parametrize(
     ("victim", "place"),
     [
-        (1, "charge"),
-        slow(0, "charge"),
+        *(slow(rank, "charge") for rank in (0, 1)),
         *(slow(*each) for each in product((0, 1), ("gradients", "written", "applied"))),
     ],
 )

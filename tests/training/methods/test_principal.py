@@ -93,6 +93,7 @@ def test_columns_are_orthonormal_to_one_in_a_million(
         assert crookedness(basis) < 1e-6
 
 
+@pytest.mark.slow
 def test_long_columns_of_several_blocks_are_orthonormal_up_to_their_rounding() -> None:
     for fall in (0.9, 0.99):
         rows = falling(256, 20_000, fall, seed=5)

@@ -269,6 +269,7 @@ def test_a_resumed_selection_goes_on_with_the_same_trials(tmp_path: Path) -> Non
     assert not (tmp_path / "run" / "unfinished.secret").exists()
 
 
+@pytest.mark.slow
 def test_trials_in_processes_give_the_same_selection() -> None:
     assert tune(charged_alone, workers=2).settings == tune(charged_alone).settings
 
