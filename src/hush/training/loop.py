@@ -23,7 +23,7 @@ from hush.training import checkpoint
 from hush.training.checks.disjoint import check_held_out
 from hush.training.checks.rehearsal import rehearsal
 from hush.training.data import Data, count
-from hush.training.distributed.group import Group, process_group, told
+from hush.training.distributed.group import Group, process_group, propagate_errors
 from hush.training.distributed.handshake import check_same_run
 from hush.training.distributed.shares import all_slots
 from hush.training.evaluate import check_evaluation, evaluate
@@ -182,7 +182,7 @@ def train(
     length_public = units is None and relation is not Neighbours.ADD_REMOVE
     verdicts = isinstance(plan.release, Selective) and plan.release.accounting == "per-trial"
     ranks = process_group(processes)
-    with told(ranks), ExitStack() as opened:
+    with propagate_errors(ranks), ExitStack() as opened:
         if ranks is not None:
             check_same_run(
                 ranks,
@@ -265,7 +265,9 @@ def train(
                 if evaluation is not None:
                     # one number for a scheduler to follow, or the ranks' models would part
                     held_out = partial(evaluate, model, loss, evaluation)
-                    newest |= held_out() if ranks is None else ranks.from_first("evaluating", held_out)
+                    newest |= (
+                        held_out() if ranks is None else ranks.broadcast_object("evaluating", held_out)
+                    )
                 if isinstance(scheduler, ReduceLROnPlateau):
                     scheduler.step(newest["loss"])
                 bar.show(newest)

@@ -87,7 +87,7 @@ def _metrics(folder: RunFolder | None, step: int) -> list[dict[str, Any]]:
 
 def _by_first(step: "StepState", phase: str, make: Callable[[], Any]) -> Any:
     """What this process makes, or rank 0 where there are several."""
-    return make() if step.processes is None else step.processes.from_first(phase, make)
+    return make() if step.processes is None else step.processes.broadcast_object(phase, make)
 
 
 def state_of(step: "StepState") -> dict[str, Any]:

@@ -17,7 +17,7 @@ from hush.training.checks.disjoint import check_public
 from hush.training.checks.probe_batch import check_some_number, probe_batch
 from hush.training.data import Batch, Data, check_present, count, held_slots, same_slots
 from hush.training.distributed.charge import charge_together
-from hush.training.distributed.group import told
+from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import check_same_end, check_same_weights
 from hush.training.distributed.streams import draw_shared
 from hush.training.methods.selective import Trials
@@ -69,7 +69,7 @@ class PrivateStep(NoisyMeanStep):
         if self.processes is None:
             physical_batch, self.rounding_bounded = probe_batch(self, data)
             return physical_batch
-        with told(self.processes):
+        with propagate_errors(self.processes):
             if self.sharded is not None:
                 check_some_number(data)  # before the ranks gather weights together
                 self.sharded.check_records(held_slots(data))
@@ -95,7 +95,7 @@ class PrivateStep(NoisyMeanStep):
         Returns:
             Subsampled slots (sensitive); none may be left out.
         """
-        with told(self.processes):
+        with propagate_errors(self.processes):
             self.free_whole_weights()
             self.ledger.check_adjacency(self.adjacency)
             held = held_slots(data) if self.shard else count(data)
@@ -123,7 +123,7 @@ class PrivateStep(NoisyMeanStep):
             self.pending_batch = same_slots(self.pending_batch, empty)
             yield self.pending_batch
         while last is None or self.steps < last:
-            with told(self.processes):
+            with propagate_errors(self.processes):
                 self._check_nothing_pending()
                 self.pending_batch = self.draw(empty)
             yield self.pending_batch
@@ -155,7 +155,7 @@ class PrivateStep(NoisyMeanStep):
             Whether the model moved: not if a selective plan rejected the proposal. A learning-rate
             schedule should move only when the model did.
         """
-        with told(self.processes):
+        with propagate_errors(self.processes):
             return self._run(batch)
 
     def _run(self, batch: Batch) -> bool:

@@ -43,7 +43,7 @@ def open_ledger_for(
         first.append(open_ledger(ledger, plan, adjacency))
         return snapshot_of(first[0])
 
-    snapshot = processes.from_first("opening the ledger", opened_by_first)
+    snapshot = processes.broadcast_object("opening the ledger", opened_by_first)
     if first:
         return first[0]
     copy = ledger if isinstance(ledger, Ledger) else Ledger()
@@ -99,7 +99,7 @@ def charge_together(
                 "and kind of device on every rank, and resume all of them from one checkpoint."
             )
     if any(head != said[0][1] for _, head in said):  # rank 0 was charged for something of its own
-        snapshot = processes.from_first("the ledger", partial(snapshot_of, ledger))
+        snapshot = processes.broadcast_object("the ledger", partial(snapshot_of, ledger))
         if processes.rank:
             mirror(ledger, snapshot)
     processes.standing = (
@@ -110,7 +110,7 @@ def charge_together(
         ledger.charge(plan, run=run, step=step, release=release, **details)
         return [release, step, ledger.head]
 
-    confirmed = processes.said_by_first(f"the charge of step {step} on disk", charged)
+    confirmed = processes.broadcast_message(f"the charge of step {step} on disk", charged)
     processes.standing = f"Step {step} is on the ledger."
     if processes.rank == 0:
         return

@@ -1,4 +1,4 @@
-"""The process group of a private step: rank, messages between ranks, sums, and how a failure is told."""
+"""The process group of a private step: rank, messages between ranks, sums, and how errors propagate."""
 
 import json
 import os
@@ -33,8 +33,8 @@ class Processes:
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self._control = _control_group(group)
-        self._telling = False
-        self._told: Exception | None = None
+        self._propagating = False
+        self._propagated: Exception | None = None
         """Last error of this rank that the others know."""
         self.ledger: Ledger | None = None
         """Rank 0's, or a copy: void if weights were moved outside of a step on any rank."""
@@ -58,7 +58,7 @@ class Processes:
             ProcessFailed: On every rank but those with an error, where one has; and on all of them if
                 they are at different phases.
         """
-        self._told = error or self._told
+        self._propagated = error or self._propagated
         text = json.dumps([phase, content, error and describe(error)], ensure_ascii=False).encode()
         sent = torch.zeros(_MESSAGE, dtype=torch.uint8)
         sent[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -112,8 +112,8 @@ class Processes:
             dist.all_gather_object(received, content, group=self._control)
         return received
 
-    def said_by_first(self, phase: str, make: Callable[[], Any]) -> Any:
-        """Small plain data that rank 0 makes, on every rank; its error is raised there, and told."""
+    def broadcast_message(self, phase: str, make: Callable[[], Any]) -> Any:
+        """Broadcast of small plain data that rank 0 makes; its errors propagate to all ranks."""
         content, failure = None, None
         if self.rank == 0:
             try:
@@ -125,14 +125,14 @@ class Processes:
             raise failure
         return said
 
-    def from_first(self, phase: str, make: Callable[[], Any]) -> Any:
-        """`said_by_first` for objects of any kind and length."""
+    def broadcast_object(self, phase: str, make: Callable[[], Any]) -> Any:
+        """`broadcast_message` for objects of any kind and length."""
         made: list[Any] = [None]
 
         def keep() -> None:
             made[0] = make()
 
-        self.said_by_first(phase, keep)
+        self.broadcast_message(phase, keep)
         with self.guarded(phase):
             dist.broadcast_object_list(made, group=self._control, group_src=0)
         return made[0]
@@ -180,31 +180,31 @@ class Processes:
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Between collectives of vectors: an error cannot be told, and the others lose this rank."""
+        """Between collectives of vectors: errors cannot propagate, and the others lose this rank."""
         try:
             yield
         except Exception as error:
             self.broken = self.broken or f"rank {self.rank} stopped between two collectives ({error})."
             raise
 
-    def told(self) -> AbstractContextManager[None]:
-        """Context in which an error of this rank is told to the others, so that none waits for it."""
-        return nullcontext() if self._telling else self._tell()
+    def propagate_errors(self) -> AbstractContextManager[None]:
+        """Context whose errors propagate to the other ranks, so that none waits for this one."""
+        return nullcontext() if self._propagating else self._propagate()
 
     @contextmanager
-    def _tell(self) -> Iterator[None]:
-        self._telling = True
+    def _propagate(self) -> Iterator[None]:
+        self._propagating = True
         try:
             yield
         except ProcessFailed:  # the others know
             raise
         except Exception as error:
-            if error is not self._told and self.broken is None:
+            if error is not self._propagated and self.broken is None:
                 with suppress(ProcessFailed):
                     self.exchange("an error", self.ledger and self.ledger.voided, error)
             raise
         finally:
-            self._telling = False
+            self._propagating = False
 
     def _movable(self, tensor: Tensor) -> Tensor:
         """The tensor where the group's backend can send it."""
@@ -314,9 +314,9 @@ def check_first_rank(what: str) -> None:
     )
 
 
-def told(processes: Processes | None) -> AbstractContextManager[None]:
-    """Context in which an error of this rank is told to the others, where there are others."""
-    return nullcontext() if processes is None else processes.told()
+def propagate_errors(processes: Processes | None) -> AbstractContextManager[None]:
+    """Context whose errors propagate to the other ranks, where there are others."""
+    return nullcontext() if processes is None else processes.propagate_errors()
 
 
 def describe(error: Exception) -> str:

@@ -52,10 +52,10 @@ def _compare(described: list[dict[str, Any]]) -> None:
     for name, first in described[0].items():
         for rank, other in enumerate(described):
             if other.get(name) != first:
-                shown = f"rank 0 has {first}, rank {rank} has {other.get(name)}"
+                both = f"rank 0 has {first}, rank {rank} has {other.get(name)}"
                 raise Unsupported(
                     f"ranks 0 and {rank} differ in {name}: "
-                    f"{'it is secret, and not shown' if name in _SECRET else shown}. The ranks run one "
+                    f"{'it is secret, and not shown' if name in _SECRET else both}. The ranks run one "
                     "step together, which is charged once, as one plan on one model: nothing was drawn "
                     "or charged. Pass every rank the same, or processes=False for runs that have "
                     "nothing to do with each other."

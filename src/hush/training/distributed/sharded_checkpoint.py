@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 from hush.core.errors import CheckpointError, shorten
 from hush.core.ranges import as_path
 from hush.training import checkpoint
-from hush.training.distributed.group import Processes, told
+from hush.training.distributed.group import Processes, propagate_errors
 from hush.training.resume import load_state, state_of
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ def save(step: "StepState", directory: str | os.PathLike[str]) -> None:
         directory: of this run alone; the checkpoint before in it is replaced.
     """
     processes = step.processes
-    with told(processes):
+    with propagate_errors(processes):
         step._check_nothing_pending()
         step.free_whole_weights()
         folder = as_path("directory", directory)
         rest, tensors = _split(step)
         name = _WEIGHTS + secrets.token_hex(8)
         if processes is not None:
-            name = processes.said_by_first("the name of the checkpoint", lambda: name)
+            name = processes.broadcast_message("the name of the checkpoint", lambda: name)
         folder.mkdir(parents=True, exist_ok=True)
         _move(write_tensors, tensors, folder / name, processes)
 
@@ -65,7 +65,7 @@ def save(step: "StepState", directory: str | os.PathLike[str]) -> None:
         if processes is None:
             finish()
         else:
-            processes.said_by_first("the end of the checkpoint", finish)
+            processes.broadcast_message("the end of the checkpoint", finish)
 
 
 def load(step: "StepState", directory: str | os.PathLike[str]) -> None:
@@ -80,7 +80,7 @@ def load(step: "StepState", directory: str | os.PathLike[str]) -> None:
         directory: as passed to `save`. Its metadata is a pickle of torch's: read your own alone.
     """
     processes = step.processes
-    with told(processes):
+    with propagate_errors(processes):
         step._check_nothing_pending()
         step.free_whole_weights()
         folder = as_path("directory", directory)
@@ -88,7 +88,7 @@ def load(step: "StepState", directory: str | os.PathLike[str]) -> None:
         def read() -> dict[str, Any]:
             return checkpoint.load(folder / _STATE)
 
-        rest = read() if processes is None else processes.from_first("the checkpoint", read)
+        rest = read() if processes is None else processes.broadcast_object("the checkpoint", read)
         path = folder / str(rest.pop("weights"))
         tensors = _empty(step, path)
         _move(read_tensors, tensors, path, processes)

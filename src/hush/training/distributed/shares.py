@@ -42,10 +42,10 @@ def place(data: Data, present: Tensor | None, processes: Processes, *, shard: bo
         DataError: On every rank, where data that should be the same differs, or parts do not.
     """
     held = held_slots(data) if shard else count(data)
-    seen = (describe_record(data), data_digest(data, held)) if held else (None, None)
+    own = (describe_record(data), data_digest(data, held)) if held else (None, None)
     filled = None if present is None else fingerprint([present])
     names = record_names(data, held) if shard and held else None
-    gathered = processes.gather("comparing the data", ((held, *seen, filled), names))
+    gathered = processes.gather("comparing the data", ((held, *own, filled), names))
     described = [facts for facts, _ in gathered]
     if shard:
         placement = _placed_parts(described, processes.rank)

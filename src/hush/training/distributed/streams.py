@@ -25,7 +25,7 @@ class SharedSystemSource(SystemSource):
 
     def array(self, count: int) -> npt.NDArray[np.int64]:
         own = SystemSource(self.device)
-        words: npt.NDArray[np.int64] = self.processes.from_first(
+        words: npt.NDArray[np.int64] = self.processes.broadcast_object(
             "shared randomness", partial(own.array, count)
         )
         return words
@@ -51,7 +51,7 @@ def shared_source(source: Randomness, processes: Processes) -> Randomness:
     """
     if isinstance(source, SystemSource):
         return SharedSystemSource(source.device, processes)
-    source.set_state(processes.from_first("the shared source", source.get_state))
+    source.set_state(processes.broadcast_object("the shared source", source.get_state))
     return source
 
 
@@ -67,7 +67,7 @@ def draw_shared(sampling: Sampling, units: int, source: Randomness) -> torch.Ten
     if not isinstance(source, SharedSystemSource):
         return sampling.draw(units, source)
     own = SystemSource(source.device)
-    drawn: torch.Tensor = source.processes.from_first(
+    drawn: torch.Tensor = source.processes.broadcast_object(
         "the draw", lambda: sampling.draw(units, own).cpu()
     )
     return drawn

@@ -19,7 +19,7 @@ from hush.gradients.tape import BranchedTape, GradientTape, MaskedTape
 from hush.gradients.tree import tree_map
 from hush.gradients.units import UnitTape, unit_tape
 from hush.training.data import Batch, Data, count, own_randomness
-from hush.training.distributed.group import told
+from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import weights_digest
 from hush.training.distributed.noise_slices import whole_sum
 from hush.training.distributed.shares import Placement, padded_batches, place, share_of
@@ -80,7 +80,7 @@ class ClippedSumStep(ResumableStep):
             Flat vector in double precision, block after block; the next sum overwrites it. Of several
             ranks, the sum over the shares of all; of sharded parameters, this rank's shards of it.
         """
-        with told(self.processes):
+        with propagate_errors(self.processes):
             basis = self._basis()
             self._begin_streams()
             if self.sharded is not None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from hush.gradients.public_basis import PublicBasis
 from hush.training.data import Batch
-from hush.training.distributed.group import Processes, told
+from hush.training.distributed.group import Processes, propagate_errors
 from hush.training.distributed.noise_slices import NoiseSlices
 from hush.training.phases.clipped_sum import ClippedSumStep
 from hush.training.phases.private_gradient import Layout, early_noise, fingerprint, noisy_mean
@@ -31,10 +31,10 @@ class NoisyMeanStep(ClippedSumStep):
         layout, basis = self.layout(), self._basis()
         self._begin_streams()
         if self.sharded is not None:
-            with told(self.processes):
+            with propagate_errors(self.processes):
                 return self.privatize(self._sharded_sum(batch, self.sharded))
         if self.processes is not None:
-            with told(self.processes):
+            with propagate_errors(self.processes):
                 return self._noise_slices(layout, basis, self.processes).mean_of_shares(
                     partial(self._local_sum, batch, basis, layout), self.device
                 )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from hush.core.errors import Unsupported
-from hush.training.distributed.group import told
+from hush.training.distributed.group import propagate_errors
 from hush.training.phases.state import StepState
 from hush.training.resume import load_state, state_of
 
@@ -24,11 +24,11 @@ class ResumableStep(StepState):
             state: of `state_dict`, of the same plan, data, optimizer, views and kind of randomness. Of
                 several ranks, that of rank 0 is loaded on all; the others may pass an empty one.
         """
-        with told(self.processes):
+        with propagate_errors(self.processes):
             self._check_nothing_pending()
             self._check_not_sharded("load_state_dict()")
             if self.processes is not None:
-                state = self.processes.from_first("the checkpoint", lambda: state)
+                state = self.processes.broadcast_object("the checkpoint", lambda: state)
             load_state(self, state)
             self.adopt_weights()
 

@@ -35,7 +35,7 @@ from hush.gradients.units import Reduction
 from hush.training.checks.released_weights import WeightsGuard, warn_of_other_ledger
 from hush.training.data import Batch, Data
 from hush.training.distributed.charge import open_ledger_for
-from hush.training.distributed.group import Group, process_group, told
+from hush.training.distributed.group import Group, process_group, propagate_errors
 from hush.training.distributed.handshake import check_same_step, sharded_parameters
 from hush.training.distributed.shares import Placement, check_shard
 from hush.training.distributed.streams import StepStreams, shared_source
@@ -112,7 +112,7 @@ class StepState(SingleOwner):
         """
         self.processes = process_group(processes)
         """Ranks that run the step together; None: this process alone."""
-        with told(self.processes):
+        with propagate_errors(self.processes):
             check_kind("plan", plan, Plan)
             self._tree = ModuleTree(check_kind("model", model, nn.Module))
             check_materialized(model)
@@ -285,7 +285,7 @@ class StepState(SingleOwner):
         if self.processes is None:
             return secrets.token_hex(8)
         self.generator = shared_source(self.generator, self.processes)
-        run: str = self.processes.said_by_first("the name of the run", partial(secrets.token_hex, 8))
+        run: str = self.processes.broadcast_message("the name of the run", partial(secrets.token_hex, 8))
         return run
 
     def _check_nothing_pending(self) -> None:
