@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 Draw = Callable[[], object]
-_CALLS = {"cpu": 1, "cuda": 5}
+CALLS = {"cpu": 1, "cuda": 5}
+"""Calls of a variant in each round: the first on a GPU finds the host's caches full of another's."""
 
 
 def devices() -> list[torch.device]:
@@ -27,7 +28,7 @@ def medians(
     """Median seconds of each variant, after one call that builds tables and has memory at hand."""
     for draw in variants.values():
         draw()
-    times = rounds(variants, device, repeats, clock, calls=_CALLS[device.type])
+    times = rounds(variants, device, repeats, clock, calls=CALLS[device.type])
     return {name: statistics.median(spans) for name, spans in times.items()}
 
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 import hush
-from interleaved import ratio, rounds
+from interleaved import CALLS, ratio, rounds
 from named import names_among
 from networks import MODELS
 from training_steps import Step, Task, opacus, plain, private, sgd
@@ -54,11 +54,12 @@ def by_hand(model: nn.Module, task: Task) -> Step:
     gradients = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
 
     def step() -> None:
-        values = {name: value.detach() for name, value in model.named_parameters()}
-        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-            rows = [grad(record_loss)(values, a, b) for a, b in zip(x, y, strict=True)]
-            per_sample = {name: torch.stack([row[name] for row in rows]) for name in names}
+        if any(isinstance(module, nn.RNNBase) for module in model.modules()):  # vmap takes none
+            losses = (LOSS(model(a[None]), b[None])[0] for a, b in zip(x, y, strict=True))
+            rows = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
+            per_sample = dict(zip(names, map(torch.stack, zip(*rows, strict=True)), strict=True))
         else:
+            values = {name: value.detach() for name, value in model.named_parameters()}
             per_sample = gradients(values, x, y)
         norms = torch.stack([part.flatten(1).norm(dim=1) for part in per_sample.values()]).norm(dim=0)
         weights = (task.clip_norm / norms).clamp(max=1)
@@ -161,7 +162,7 @@ def main() -> None:
         steps = {method: ready(model, method, options.batch) for method in methods}
         for step in steps.values():
             step()
-        times = rounds(steps, DEVICE, options.repeats, CLOCKS[options.clock])
+        times = rounds(steps, DEVICE, options.repeats, CLOCKS[options.clock], calls=CALLS[DEVICE.type])
         del steps
         memory = {
             method: elsewhere(model, method, options) for method in methods if not options.no_memory

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import PerformanceWarning, Unsupported
+from hush.core.errors import LedgerError, PerformanceWarning, Unsupported
 from hush.gradients.cuda_graphs.cuda_graph import CapturedGraph, CaptureError
 from hush.gradients.cuda_graphs.replay import Replay
 from hush.gradients.recording import record
@@ -159,6 +159,88 @@ def test_a_record_that_is_not_finite_is_left_out_of_a_replayed_step(as_if_on_a_g
         assert step.update is not None
         torch.testing.assert_close(step.update * RECORDS, expected, rtol=1e-4, atol=1e-6)
         assert step.skipped == before + 1
+
+
+class Scaled(nn.Module):
+    """Scores times a number that is an attribute, which a graph takes as given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores, self.scale = nn.Linear(4, 3), 1.0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.scores(inputs)
+        return scores * self.scale
+
+
+def frozen_graph(model: Scaled) -> Any:
+    """A stand-in for a graph that, as a real one, goes on with the attribute of the capture."""
+
+    def capture(work: Any, pool: Any, generator: torch.Generator | None) -> Any:
+        taken, captured = model.scale, run_again(work, pool, generator)
+
+        def replay() -> None:
+            now, model.scale = model.scale, taken
+            captured.replay()
+            model.scale = now
+
+        return CapturedGraph(replay, captured.output, [])
+
+    return capture
+
+
+def change_scale(model: Scaled) -> None:
+    model.scale = 3.0
+
+
+def freeze_bias(model: Scaled) -> None:
+    model.scores.bias.requires_grad_(False)
+
+
+@pytest.mark.parametrize("change", [change_scale, freeze_bias])
+def test_a_replay_of_what_was_given_before_is_never_released(change: Any, as_if_on_a_gpu: Any) -> None:
+    """It is on its way before anything is compared, so that the GPU does not wait; and discarded."""
+    model = Scaled()
+    as_if_on_a_gpu([], frozen_graph(model))
+    exact = plan(sampling=hush.FullBatch(), noise=hush.Gaussian(multiplier=1e-9))
+    step = private_step(model, plan=exact)
+    step.replayed = True
+    for number, batch in enumerate(islice(step.batches(BATCH), 4)):
+        if number == 2:
+            change(model)
+        tape = record(model, step.loss, *BATCH)
+        expected = torch.cat([part.flatten() for part in exact.clipping.clip(tape).total.values()])
+        step(batch)
+        assert step.update is not None
+        torch.testing.assert_close(step.update * RECORDS, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_stale_replay_is_discarded_by_the_comparison_alone(
+    as_if_on_a_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it, the sum of the old attribute would be released: the test above can fail."""
+    monkeypatch.setattr(Replay, "confirm", lambda replay: None)
+    with pytest.raises(AssertionError, match="not close"):
+        test_a_replay_of_what_was_given_before_is_never_released(change_scale, as_if_on_a_gpu)
+
+
+def test_a_model_that_may_not_be_trained_is_refused_after_a_replay_too(as_if_on_a_gpu: Any) -> None:
+    """Model, optimizer and weights are looked at while the GPU works, and before the charge."""
+    as_if_on_a_gpu([])
+    step = private_step()
+    step.replayed = True
+    batches = step.batches(BATCH)
+    step(next(batches))
+    batch = next(batches)
+    step.model[0].weight.register_hook(lambda gradient: gradient)
+    with pytest.raises(Unsupported, match="backward hooks"):
+        step(batch)
+    assert (step.steps, len(step.ledger.counts)) == (1, 1)
+    step.model[0].weight._backward_hooks.clear()
+    step.model[0].weight.data.add_(1.0)
+    with pytest.raises(LedgerError, match="outside of the private step"):
+        step(batch)
+    assert step.steps == 1
 
 
 def test_a_capture_that_fails_is_noted_once_and_runs_without(as_if_on_a_gpu: Any) -> None:

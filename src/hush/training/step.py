@@ -12,7 +12,6 @@ from hush.core.errors import DataError, ProcessFailed, Unsupported
 from hush.core.parts import Sampling
 from hush.core.ranges import check_count
 from hush.core.release import Selective
-from hush.gradients.checks.models import check_model, check_optimizer
 from hush.training.checks.disjoint import check_public
 from hush.training.checks.probe_batch import check_some_number, probe_batch
 from hush.training.data import Batch, Data, check_present, count, held_slots, same_slots
@@ -22,9 +21,7 @@ from hush.training.distributed.handshake import check_same_end, check_same_weigh
 from hush.training.distributed.streams import draw_shared
 from hush.training.methods.selective import Trials
 from hush.training.phases.noisy_mean import NoisyMeanStep
-from hush.training.phases.private_gradient import (
-    set_gradients,
-)
+from hush.training.phases.private_gradient import set_gradients
 from hush.training.phases.replay_choice import choose_replay
 from hush.training.units import check_length
 
@@ -165,20 +162,19 @@ class PrivateStep(NoisyMeanStep):
                 "fresh draw. Loop `for batch in step.batches(data): step(batch)`."
             )
         self.free_whole_weights()
-        check_model(self._tree, sharded=self.sharded is not None)
-        check_optimizer(self.optimizer, self._tree)
         self.ledger.check_adjacency(self.adjacency)  # another run may have been charged since the draw
         self.update = None  # its memory holds the bare clipped sum until noise is added
+        self._reading = None
+        if self._replay is None or self.processes is not None or self.trials is not None:
+            self._check_model()
         if self.trials is not None:
-            self._weights.check(self.ledger)
+            self._weights.check(self.ledger, self._reading)
             with self._say_how_to_go_on():
                 return self.trials(batch)
-        # read before gradients are computed, and compared when the GPU is waited for anyway: nothing
-        # leaves the step before it is charged
-        weights = self._weights.read()
         with self._say_how_to_go_on():
             update = self.private_gradient(batch)
-        self._weights.check(self.ledger, weights)
+        # compared when the GPU is waited for anyway: nothing leaves the step before it is charged
+        self._weights.check(self.ledger, self._check_model())
         self.charge(self.release_name(update))
         self.apply(update)
         return True

@@ -81,6 +81,8 @@ class ModuleState:
         self._constant: dict[_Attribute, Content] = {}
         """The same, where the model reads values: their contents for both records, which must stay."""
         self._before: dict[_Attribute, Content] | None = None
+        self._begin_later = False
+        """Whether the snapshot of the step at hand is taken when somebody asks for it."""
         self._host_state: HostState = ()
         self._reads_values = True
         """Whether the model turns a record into a Python number: until a tape says that it does not."""
@@ -102,10 +104,20 @@ class ModuleState:
 
         Without the numbers in small buffers on a GPU, which a captured graph reads where they are.
         """
+        if self._begin_later:
+            self.begin()
         return self._before
 
-    def begin(self) -> None:
-        """Take a snapshot of the attributes, and of the host's random state."""
+    def begin(self, *, later: bool = False) -> None:
+        """Take a snapshot of the attributes, and of the host's random state.
+
+        Args:
+            later: when `before` is asked for, which must be before the first forward pass.
+        """
+        self._begin_later = later
+        if later:
+            self._before = None
+            return
         self._before, self._references = self._snapshot(_COMPARED_ENTRIES)
         self._copies = copied_there(self._read_later)
         self._host_state = host_random_state()

@@ -5,9 +5,9 @@ launches them at once. The batch is padded to a round size with copies of its fi
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from hush.clipping.norms import L2Linf, Linf
 from hush.core.errors import PerformanceWarning, Unsupported
 from hush.core.parts import Clipping
 from hush.core.tape import ClippedSum, CoordinateMask
+from hush.gradients.cuda_graphs.batch_graph import BatchGraph
 from hush.gradients.cuda_graphs.captured_state import given, signature
 from hush.gradients.cuda_graphs.cuda_graph import CapturedGraph, CaptureError, capture_graph
 from hush.gradients.cuda_graphs.padding import (
@@ -37,18 +38,6 @@ _MOST_CHANGES = 16
 _READS_VALUES = " (the model reads a value of a record, for which it waits)"
 
 Capture = Callable[..., CapturedGraph[Any]]
-
-
-@dataclass(frozen=True, eq=False)
-class _Graph:
-    """The graph for one batch size, with the memory that it reads from and writes to."""
-
-    captured: CapturedGraph[ClippedSum]
-    inputs: Any
-    targets: Any
-    present: Tensor
-    occupied: list[int]
-    """How many slots from the first on hold a record, if `present` says so now."""
 
 
 class Replay:
@@ -100,10 +89,17 @@ class Replay:
         self._required = required
         self._attributes = attributes
         self._capture_graph = capture
-        self._graphs: dict[Any, _Graph | None] = {}
+        self._graphs: dict[Any, BatchGraph | None] = {}
         # one after the other, the graphs share their memory
         self._pool: Any = None
         self._given: Any = None
+        self._trained: set[tuple[int, int]] = set()
+        """Address and size of the parameters that the graphs give sums for."""
+        self._unconfirmed = False
+        """Whether graphs were replayed since what they take as given was last compared."""
+        self._stale = False
+        """Whether such a replay turned out to be of what is no longer given."""
+        self._generator: torch.Generator | None = None
         self._changes = 0
         self._explained = False
         self._finite: Tensor | None = None
@@ -131,25 +127,32 @@ class Replay:
             generator: the one that `mask` draws from.
             present: whether each slot holds a record; all of them if left out.
             randomness: context that seeds torch's generators; with `host=False` only the GPU's.
-            verify: wait for the GPU to say that a replay can be used, and compute the batch without one
-                if not. Otherwise `failed` says so later, and the sum is zero if it cannot be used.
+            verify: see that what a graph takes as given has not changed before it is replayed, wait for
+                the GPU to say that the replay can be used, and compute the batch without one if not.
+                Otherwise `failed` says so later, and the sum must not be used then; only for parameters
+                that `fits`.
 
         Returns:
             The clipped sum; it may be the graph's own memory, overwritten by the next replay.
         """
         mask = mask or self._materialise
-        self._forget_if_changed(generator)
+        self._generator = generator
         size = padded_size(records_of(inputs), self._most_records)
         key = size, signature(inputs), signature(targets)
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(inputs, targets, size, mask, generator)
-        graph = self._graphs[key]
+        graph = None if verify else self._graphs.get(key)
+        if graph is not None:
+            self._unconfirmed = True
+        else:
+            self._forget_if_changed()
+            if key not in self._graphs:
+                self._graphs[key] = self._capture(inputs, targets, size, mask, generator)
+            graph = self._graphs[key]
         if graph is None:
             rows, labels = (tree_map(part, lambda rows: pad(rows, size)) for part in (inputs, targets))
             slots = pad_with_false(occupied_slots(inputs, present), size)
             with randomness():
                 return self.clip_padded(rows, labels, slots, mask)
-        _fill(graph, inputs, targets, present)
+        graph.fill(inputs, targets, present)
         with randomness(host=False):  # a model that draws on the CPU is not captured
             sources = _sources(generator, graph.present.device)
             before = [source.get_state() for source in sources] if verify else []
@@ -166,10 +169,24 @@ class Replay:
         """Whether there is a graph."""
         return any(graph is not None for graph in self._graphs.values())
 
+    def fits(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether the graphs, if there are any, give sums for these parameters and no others."""
+        return {(value.data_ptr(), value.numel()) for value in parameters} == self._trained
+
+    def confirm(self) -> None:
+        """Compare what replays without `verify` took as given, for `failed`; the GPU works meanwhile."""
+        if self._unconfirmed:
+            self._forget_if_changed()
+
     def failed(self) -> bool:
-        """Whether a replay since the last question met what is not finite; waits for the GPU."""
+        """Whether a replay since the last question cannot be used; waits for the GPU.
+
+        It met what is not finite, or something that it takes as given had changed.
+        """
+        self.confirm()
+        stale, self._stale = self._stale, False
         if self._finite is None or bool(self._finite):
-            return False
+            return stale
         self._finite.fill_(True)
         return True
 
@@ -188,7 +205,7 @@ class Replay:
         size: int,
         mask: CoordinateMask | None,
         generator: torch.Generator | None,
-    ) -> _Graph | None:
+    ) -> BatchGraph | None:
         """Graph of batches of this shape; None where there is to be none."""
         if not self._required and self._changes > _MOST_CHANGES:
             self._explain("what forward() reads from the model's attributes changes again and again")
@@ -228,7 +245,7 @@ class Replay:
             return None
         finally:
             all_finite.fill_(True)
-        return _Graph(captured, rows, labels, present, [size])
+        return BatchGraph(captured, rows, labels, present, [size])
 
     def _explain(self, reason: str) -> None:
         """Raise, or warn the first time, that a batch cannot be replayed."""
@@ -252,13 +269,20 @@ class Replay:
             self._pool = torch.cuda.graph_pool_handle()
         return self._pool
 
-    def _forget_if_changed(self, generator: torch.Generator | None) -> None:
+    def _forget_if_changed(self) -> None:
         """Drop all graphs if something that they take as given has changed."""
-        now = (*given(self._model), generator, self._attributes())
+        unconfirmed, self._unconfirmed = self._unconfirmed, False
+        now = (*given(self._model), self._generator, self._attributes())
         if now == self._given:
             return
+        if unconfirmed:
+            self._stale = True
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # the graphs may be at work
         if self._graphs:
             self._changes += 1
+        trained = [value for value in self._model.parameters() if value.requires_grad]
+        self._trained = {(value.data_ptr(), value.numel()) for value in trained}
         self._graphs.clear()
         self._given = now
         # memory of its own, in case something of the old graphs is still in use
@@ -268,22 +292,6 @@ class Replay:
 def _every_coordinate(values: Tensor) -> Tensor:
     """Mask that keeps all coordinates."""
     return values
-
-
-def _fill(graph: _Graph, inputs: Any, targets: Any, present: Tensor | None) -> None:
-    """Write a batch into the graph's memory, padded."""
-    records = records_of(inputs)
-    pairs = zip(tree_leaves((graph.inputs, graph.targets)), tree_leaves((inputs, targets)), strict=True)
-    for memory, rows in pairs:
-        if records == len(memory):
-            memory.copy_(rows)
-        else:
-            memory[:records] = rows
-            memory[records:] = rows[0]
-    if present is not None or graph.occupied != [records]:
-        graph.present[:records] = True if present is None else present
-        graph.present[records:] = False
-        graph.occupied[:] = [records] if present is None else []
 
 
 def _sources(generator: torch.Generator | None, device: torch.device) -> list[torch.Generator]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 GROUP = 16
 """Programs that share a list, which one program resolves: about 100 numbers."""
 _PART = 1 << 25
-"""Numbers of one launch: of each, 4 bytes are kept beside it."""
+"""Numbers of one launch: of those of two, 4 bytes each are kept beside them."""
 _LOW = PLACE_BITS - 31
 """Bits of a place that are in the lower half of its word."""
 _COMPILED: dict[tuple[Any, "dtype", "device"], Any] = {}
@@ -40,16 +40,26 @@ def add_noise(location: "Tensor", beta: float, scale: float, step: float, source
     """
     import torch
 
-    for part in location.view(-1).split(_PART):
-        total = part if part.dtype in (torch.float32, torch.float64) else part.double()
-        words = reserve(len(total), source)
-        with torch.cuda.device(total.device):
-            counts, listed = launch(total, beta, scale, step, words)
-        if int(counts[0]):  # the one wait: what is undecided has no noise yet
+    def decide(
+        part: "Tensor", total: "Tensor", words: Words, counts: "Tensor", listed: "Tensor"
+    ) -> None:
+        if int(counts[0]):  # waits: what is undecided has no noise yet
             for index in sorted(-1 - row for row in rows(counts, listed) if row < 0):
                 total[index] = exact_sum(float(total[index]), beta, scale, step, words, index)
         if total is not part:
             part.copy_(total)
+
+    launched = None
+    for part in location.view(-1).split(_PART):
+        total = part if part.dtype in (torch.float32, torch.float64) else part.double()
+        words = reserve(len(total), source)
+        with torch.cuda.device(total.device):
+            queued = part, total, words, *launch(total, beta, scale, step, words)
+        if launched is not None:  # the GPU is at the next part meanwhile
+            decide(*launched)
+        launched = queued
+    if launched is not None:
+        decide(*launched)
     return location
 
 

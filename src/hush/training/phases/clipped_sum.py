@@ -38,7 +38,7 @@ class ClippedSumStep(ResumableStep):
     _mask_stream: Stream  # of dropout, views and coins alone: noise is drawn at the same time
     _accumulator: Tensor | None = None
     _verify_later: bool = False
-    """Whether replays are used before the GPU says that they can be."""
+    """Whether replays are used before it is known that they can be."""
 
     @property
     def rounding(self) -> float:
@@ -252,7 +252,7 @@ class ClippedSumStep(ResumableStep):
             parts = padded_batches(parts, passes, batch.data)
         if not (len(batch) if passes is None else passes):
             total.zero_()
-        self.module_state.begin()
+        self.module_state.begin(later=self._verify_later)
         if self._replay is not None:
             self._replay.ran_forward = False
         for number, part in enumerate(parts):

@@ -4,7 +4,9 @@ from functools import partial
 
 from torch import Tensor
 
+from hush.gradients.checks.models import check_model, check_optimizer
 from hush.gradients.public_basis import PublicBasis
+from hush.training.checks.released_weights import Reading
 from hush.training.data import Batch
 from hush.training.distributed.group import Processes, propagate_errors
 from hush.training.distributed.noise_slices import NoiseSlices
@@ -14,6 +16,9 @@ from hush.training.phases.private_gradient import Layout, early_noise, fingerpri
 
 class NoisyMeanStep(ClippedSumStep):
     """Private gradients of a step's batches; `PrivateStep` draws these and charges those."""
+
+    _reading: Reading | None = None
+    """Weights of the step at hand; None: they, the model and the optimizer were not yet looked at."""
 
     def private_gradient(self, batch: Batch) -> Tensor:
         """Noisy mean of the clipped per-sample gradients of a batch, to be charged before it is used.
@@ -43,10 +48,10 @@ class NoisyMeanStep(ClippedSumStep):
             or type(self).clip_physical_batch is not ClippedSumStep.clip_physical_batch
         ):
             return self._noisy_sum(batch, layout, basis)
-        # the GPU is not waited for before noise is on its way; a sum that cannot be used is then zero,
-        # never released, and computed again
+        # the GPU does not wait for what the host looks at, nor the host for the GPU before noise is on
+        # its way; a sum that cannot be used is never released, and computed again
         before = self._mask_stream.get_state(), self._skipped
-        self._verify_later = True
+        self._verify_later = self._replay.fits(layout.parameters.values())
         try:
             update = self._noisy_sum(batch, layout, basis)
         finally:
@@ -61,7 +66,21 @@ class NoisyMeanStep(ClippedSumStep):
         """Noisy mean, of noise that is drawn while gradients are computed where that pays."""
         with early_noise(self.plan, layout, self.generator, self.device) as drawn:
             total, noise = self._sum(batch, basis, layout), drawn()
+        self._check_model()
+        if self._replay is not None:
+            self._replay.confirm()
         return noisy_mean(total, self.plan, layout, basis, self.records, self.generator, noise)
+
+    def _check_model(self) -> Reading:
+        """Weights as read once a step, after a check that model and optimizer are fit for it.
+
+        Before any work, or while a GPU replays it: a replay is of a model that was checked.
+        """
+        if self._reading is None:
+            check_model(self._tree, sharded=self.sharded is not None)
+            check_optimizer(self.optimizer, self._tree)
+            self._reading = self._weights.read()
+        return self._reading
 
     def privatize(self, total: Tensor) -> Tensor:
         """Noisy mean from a clipped sum; not to be used before it is charged.

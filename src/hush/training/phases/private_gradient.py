@@ -68,7 +68,8 @@ def set_gradients(parameters: Sequence[nn.Parameter], update: Tensor) -> None:
     In memory that is not the vector's: the optimizer may overwrite it.
     """
     for precision in {parameter.dtype for parameter in parameters}:
-        gradients = split_like(update.to(precision, copy=True), parameters)
+        copy = update.to(precision, copy=True)
+        gradients = torch._utils._unflatten_dense_tensors(copy, parameters)  # one call for all
         for parameter, gradient in zip(parameters, gradients, strict=True):
             if parameter.dtype == precision:
                 parameter.grad = gradient
