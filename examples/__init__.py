@@ -1,0 +1,1 @@
+"""Programs to copy and change: each trains something real with hush."""

@@ -1,0 +1,169 @@
+"""`python -m examples.finetune`: fine-tune a pretrained text encoder on private reviews."""
+
+import json
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Annotated
+
+import typer
+
+import hush
+from examples.finetune.classifier import load_adapter, load_encoder
+from examples.finetune.experiment import Experiment
+from examples.finetune.reviews import read_reviews, save_reviews
+from examples.finetune.search import HELD_OUT, Log, search
+from examples.finetune.training import Settings, accuracy
+
+PRIVATE = Settings(learning_rate=0.003, batch=2048, steps=64)
+PLAIN = Settings(learning_rate=0.001, batch=256, steps=400, warmup=20, average=0.99)
+FROZEN = Settings(learning_rate=0.1, batch=4096, steps=64, head_scale=5.0, clip=1.0)
+DELTA = 1e-5
+EPSILONS = (3.0, 1.0, 8.0)
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+Model = Annotated[Path, typer.Option(help="Folder of the pretrained encoder: public.")]
+ReviewFile = Annotated[Path | None, typer.Option(help="File of `prepare`; else HUSH_DATA.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Seconds = Annotated[float, typer.Option(help="No run begins after so many.")]
+Out = Annotated[Path, typer.Option(help="Folder for the results.")]
+Override = Annotated[str, typer.Option(help="Settings as JSON, in place of the defaults.")]
+
+
+def _settings(defaults: Settings, text: str) -> Settings:
+    values = json.loads(text)
+    if "targets" in values:
+        values["targets"] = tuple(values["targets"])
+    return replace(defaults, **values)
+
+
+def _say_what_is_private(experiment: Experiment) -> None:
+    print(
+        f"public: the pretrained encoder, its tokenizer, {len(experiment.test)} reviews to evaluate on\n"
+        f"private: {len(experiment.train)} reviews to train on; the guarantee is for one of them",
+        flush=True,
+    )
+
+
+@app.command()
+def train(
+    model: Model,
+    out: Out = Path("runs/finetune"),
+    epsilon: Annotated[float, typer.Option(help="Privacy budget.")] = 3.0,
+    delta: Annotated[float, typer.Option(help="Privacy budget.")] = DELTA,
+    reviews: ReviewFile = None,
+    device: Device = "cpu",
+    settings: Override = "{}",
+) -> None:
+    """Train a LoRA and a head with differential privacy; save the adapter in PEFT's format."""
+    experiment = Experiment.read(model, reviews, device)
+    _say_what_is_private(experiment)
+    chosen = _settings(PRIVATE, settings)
+    outcome = experiment.run(chosen, hush.Budget(epsilon=epsilon, delta=delta), None)
+    outcome.model.save_pretrained(out)
+    print(f"private: {outcome.last:.2f} % right, {outcome.trained.guarantee}")
+    plain = experiment.run(PLAIN, None, 0)
+    print(f"not private: {plain.last:.2f} % right")
+    frozen = experiment.run_frozen(FROZEN, hush.Budget(epsilon=epsilon, delta=delta), None)
+    print(f"head on frozen features, private: {frozen.last:.2f} % right")
+    print(f"adapter: {out}")
+
+
+@app.command()
+def prepare(model: Model, out: Out = Path("data/finetune")) -> None:
+    """Write the tokenized reviews for a machine without the published files."""
+    _, tokenizer = load_encoder(model)
+    out.mkdir(parents=True, exist_ok=True)
+    save_reviews(out / "reviews.npz", *(part.cut(128, 256) for part in read_reviews(tokenizer)))
+
+
+@app.command()
+def validate(
+    model: Model,
+    reviews: ReviewFile = None,
+    device: Device = "cpu",
+    seconds: Seconds = 1e9,
+    out: Out = Path("runs/finetune"),
+    settings: Override = "{}",
+    plain: Override = "{}",
+    frozen: Override = "{}",
+    held_out: Annotated[int, typer.Option(help="Training reviews to evaluate on.")] = HELD_OUT,
+) -> None:
+    """Choose settings on held-out training reviews, one run after another."""
+    begin = time.perf_counter()
+    experiment = Experiment.read(model, reviews, device).held_out(held_out)
+    _say_what_is_private(experiment)
+    out.mkdir(parents=True, exist_ok=True)
+    log = Log(out / "validate.json", begin + seconds)
+    middle, small = (hush.Budget(epsilon=epsilon, delta=DELTA) for epsilon in (3.0, 1.0))
+    for rate in (0.03, 0.1, 0.3):
+        head = replace(_settings(FROZEN, frozen), learning_rate=rate)
+        log.add(f"frozen, rate {rate:g}", head, experiment.run_frozen(head, middle, 0), epsilon=3.0)
+    for rate in (0.001, 0.003):
+        other = replace(_settings(PLAIN, plain), learning_rate=rate)
+        log.add(f"not private, rate {rate:g}", other, experiment.run(other, None, 0))
+    best = search(experiment, _settings(PRIVATE, settings), middle, log)
+    print("best", json.dumps(asdict(best)), flush=True)
+    for factor in (1.0, 0.6):
+        if log.time_left():
+            slower = replace(best, learning_rate=factor * best.learning_rate)
+            log.add(
+                f"epsilon 1, rate x {factor:g}", slower, experiment.run(slower, small, 0), epsilon=1.0
+            )
+
+
+@app.command()
+def final(
+    model: Model,
+    reviews: ReviewFile = None,
+    device: Device = "cpu",
+    seconds: Seconds = 1e9,
+    out: Out = Path("runs/finetune"),
+    settings: Override = "{}",
+    small: Override = "{}",
+    plain: Override = "{}",
+    frozen: Override = "{}",
+    seeds: int = 3,
+) -> None:
+    """Train on all training reviews and evaluate on the test reviews: three epsilons, several seeds."""
+    begin = time.perf_counter()
+    experiment = Experiment.read(model, reviews, device)
+    _say_what_is_private(experiment)
+    out.mkdir(parents=True, exist_ok=True)
+    log = Log(out / "final.json", begin + seconds)
+    private, head = _settings(PRIVATE, settings), _settings(FROZEN, frozen)
+    _, test = experiment.data(private)
+    print(f"not trained at all: {accuracy(experiment.classifier(private), test):.2f}", flush=True)
+    accuracies: dict[str, list[float]] = {}
+
+    def note(name: str, chosen: Settings, budget: hush.Budget | None, seed: int) -> None:
+        if not log.time_left():
+            print(f"{name}, seed {seed}: no time left", flush=True)
+            return
+        run = experiment.run_frozen if name.startswith("frozen") else experiment.run
+        outcome = run(chosen, budget, seed)
+        log.add(name, chosen, outcome, seed=seed)
+        accuracies.setdefault(name, []).append(outcome.last)
+        if name == "private, epsilon 3" and seed == 0:
+            outcome.model.save_pretrained(out / "adapter")
+            again = load_adapter(experiment.classifier(chosen), out / "adapter").to(experiment.device)
+            print(f"  adapter saved and loaded: {accuracy(again, test):.2f}", flush=True)
+
+    for seed in range(seeds):
+        for epsilon in EPSILONS:
+            budget = hush.Budget(epsilon=epsilon, delta=DELTA)
+            chosen = _settings(private, small) if epsilon < 2 else private
+            note(f"private, epsilon {epsilon:g}", chosen, budget, seed)
+        note("not private", _settings(PLAIN, plain), None, seed)
+        for epsilon in EPSILONS:
+            note(f"frozen, epsilon {epsilon:g}", head, hush.Budget(epsilon=epsilon, delta=DELTA), seed)
+        note("frozen, not private", head, None, seed)
+    for name, values in accuracies.items():
+        spread = stdev(values) if len(values) > 1 else 0.0
+        print(f"{name:<24} {mean(values):6.2f} +- {spread:.2f} ({len(values)} runs)", flush=True)
+
+
+if __name__ == "__main__":
+    app()

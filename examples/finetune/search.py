@@ -1,0 +1,120 @@
+"""Settings chosen on held-out training reviews, one run after another, each from the best so far.
+
+The choice looks at private reviews and is not charged, as in most published work: where that matters,
+search with hush.tune (docs/tune.md).
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import hush
+from examples.finetune.experiment import Experiment, Outcome
+from examples.finetune.training import Settings
+
+HELD_OUT = 5000
+GAIN = 0.1
+"""Points of accuracy by which a change has to be better to be taken."""
+
+
+@dataclass
+class Log:
+    """Lines of finished runs, printed and written at once: what is cut short leaves its results."""
+
+    path: Path | None
+    end: float
+    """Time after which no further run begins."""
+    rows: list[dict[str, object]] = field(default_factory=list)
+
+    def time_left(self) -> bool:
+        """Whether another run may begin."""
+        return time.perf_counter() < self.end
+
+    def add(self, name: str, settings: Settings, outcome: Outcome, **extra: object) -> None:
+        """Note a run."""
+        guarantee = outcome.trained.guarantee
+        row = {
+            "run": name,
+            "last": round(outcome.last, 2),
+            "average": round(outcome.average, 2),
+            "seconds": round(outcome.seconds, 1),
+            **extra,
+            "guarantee": str(guarantee) if guarantee else "none",
+            "settings": asdict(settings),
+        }
+        self.rows.append(row)
+        print(
+            f"{name:<34} last {outcome.last:6.2f}  average {outcome.average:6.2f}  "
+            f"{outcome.seconds:5.1f} s  {json.dumps(extra)}",
+            flush=True,
+        )
+        if self.path is not None:
+            self.path.write_text(json.dumps(self.rows, indent=1))
+
+
+Change = tuple[str, Callable[[Settings], Settings]]
+
+
+def _with(name: str, **values: object) -> Change:
+    return name, lambda settings: replace(settings, **values)
+
+
+def _rate(factor: float) -> Change:
+    return f"rate x {factor:g}", lambda best: replace(best, learning_rate=best.learning_rate * factor)
+
+
+CHANGES: tuple[Change, ...] = (
+    _with("B alone", train_a=False),
+    _with("first 64", first=64),
+    _with("dense too", targets=("query", "value", "dense")),
+    (
+        "larger share of the LoRA",
+        lambda best: replace(
+            best,
+            alpha=2 * best.alpha,
+            learning_rate=best.learning_rate / 2,
+            head_rate=2 * best.head_rate,
+        ),
+    ),
+    (
+        "double batch, half as many steps",
+        lambda best: replace(
+            best, batch=2 * best.batch, steps=best.steps // 2, learning_rate=best.learning_rate * 1.4
+        ),
+    ),
+    ("double batch", lambda best: replace(best, batch=2 * best.batch)),
+    _with("clip 1", clip=1.0),
+    ("double rank", lambda best: replace(best, rank=2 * best.rank, alpha=2 * best.alpha)),
+    _rate(1.5),
+    _with("head of zeros", sentences=False),
+)
+
+
+def search(
+    experiment: Experiment, start: Settings, budget: hush.Budget, log: Log, seed: int = 0
+) -> Settings:
+    """Best settings found by trying changes in turn, while there is time."""
+    scores: dict[Settings, float] = {}
+
+    def score(name: str, settings: Settings) -> float:
+        if settings not in scores:
+            outcome = experiment.run(settings, budget, seed)
+            scores[settings] = outcome.last
+            log.add(name, settings, outcome, epsilon=budget.epsilon)
+        return scores[settings]
+
+    def better(best: Settings, change: Change) -> Settings:
+        name, apply = change
+        candidate = apply(best)
+        if not log.time_left():
+            return best
+        return candidate if score(name, candidate) > score("start", best) + GAIN else best
+
+    score("start", start)
+    best = better(start, _rate(2.0))
+    best = better(best, _rate(0.5 if best == start else 2.0))
+    for change in CHANGES:
+        best = better(best, change)
+    return best

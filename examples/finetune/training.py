@@ -1,0 +1,184 @@
+"""Training of the classifier with and without privacy, and of a head on frozen features."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hush
+from hush.training.evaluate import evaluate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Choices of a run, made on validation records or on public data."""
+
+    learning_rate: float
+    batch: int
+    """Records a step: expected, where drawn by chance."""
+    steps: int
+    clip: float = 0.1
+    rank: int = 8
+    alpha: float = 32.0
+    targets: tuple[str, ...] = ("query", "value")
+    train_a: bool = True
+    """Whether both factors of a LoRA are trained; else the one that begins with zeros alone."""
+    head_scale: float = 2.0
+    head_rate: float = 1.0
+    """Factor on the head's learning rate."""
+    sentences: bool = True
+    """Whether the head begins with public sentences; else with zeros."""
+    length: int = 256
+    first: int = 0
+    """Tokens from the beginning of a review that is longer than `length`."""
+    warmup: int = 4
+    average: float = 0.9
+    """Decay of the average of the weights over the steps."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run released."""
+
+    guarantee: hush.Guarantee | None
+    """None: trained without privacy."""
+    average: dict[str, Tensor]
+    """Exponential moving average of the weights that were trained."""
+
+
+def low_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Context of mixed precision: matrix products in bfloat16."""
+    return torch.autocast(device.type, torch.bfloat16)
+
+
+def schedule(optimizer: torch.optim.Optimizer, settings: Settings) -> torch.optim.lr_scheduler.LambdaLR:
+    """Learning rate that rises for some steps, and falls to zero."""
+
+    def factor(step: int) -> float:
+        return min(1.0, (step + 1) / settings.warmup) * (1 - step / settings.steps)
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def optimizer_of(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    """Adam over what is trained, with a learning rate of its own for the head."""
+    trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+    head = [value for name, value in trained if ".head." in f".{name}"]
+    rest = [value for name, value in trained if ".head." not in f".{name}"]
+    rate = settings.learning_rate
+    groups = [(head, rate * settings.head_rate), (rest, rate)]
+    return torch.optim.Adam([{"params": params, "lr": each} for params, each in groups if params])
+
+
+def plan_for(settings: Settings, budget: hush.Budget, records: int) -> hush.Plan:
+    """DP-SGD with noise just large enough for the budget."""
+    plan = hush.Plan(
+        sampling=hush.Poisson(rate=settings.batch / records),
+        clipping=hush.L2(norm=settings.clip),
+        noise=hush.Gaussian(multiplier=1.0),
+    )
+    return hush.calibrate(plan, budget, steps=settings.steps)
+
+
+def train_private(
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    settings: Settings,
+    budget: hush.Budget,
+    generator: torch.Generator | None = None,
+) -> Trained:
+    """Train with differential privacy, in place.
+
+    Args:
+        model: whose trainable parameters are moved.
+        data: private inputs and labels.
+        settings: of the run.
+        budget: of the run; the noise is calibrated to it.
+        generator: makes the run repeatable, for comparisons; None: secret randomness.
+    """
+    optimizer = optimizer_of(model, settings)
+    scheduler = schedule(optimizer, settings)
+    step = hush.PrivateStep(
+        model,
+        nn.CrossEntropyLoss(),
+        optimizer,
+        plan_for(settings, budget, len(data[1])),
+        records=len(data[1]),
+        generator=generator,
+        replay=False,  # long texts keep a GPU busy: a CUDA graph would gain nothing
+    )
+    average = _trained_weights(model)
+    with low_precision(data[1].device):
+        for batch in step.batches(data, steps=settings.steps):
+            step(batch)
+            scheduler.step()
+            _update(average, model, settings.average, step.steps)
+    return Trained(step.spent(budget.delta), average)
+
+
+def train_plain(
+    model: nn.Module, data: tuple[Tensor, Tensor], settings: Settings, generator: torch.Generator
+) -> Trained:
+    """Train without privacy, in place: the same but for clipping, noise and sampling by chance."""
+    optimizer = optimizer_of(model, settings)
+    scheduler = schedule(optimizer, settings)
+    average = _trained_weights(model)
+    loss = nn.CrossEntropyLoss()
+    batches = _epochs(len(data[1]), settings.batch, generator)
+    for number in range(1, settings.steps + 1):
+        rows = next(batches).to(data[1].device)
+        with low_precision(data[1].device):
+            value = loss(model(data[0][rows]), data[1][rows])
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        _update(average, model, settings.average, number)
+    return Trained(None, average)
+
+
+def _epochs(records: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
+    while True:
+        yield from torch.randperm(records, generator=generator).split(batch)
+
+
+def _trained_weights(model: nn.Module) -> dict[str, Tensor]:
+    return {
+        name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad
+    }
+
+
+@torch.no_grad()
+def _update(average: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
+    """Move the average towards the weights that were released, which costs no privacy."""
+    weight = max(1 - decay, 1 / step)
+    for name, value in model.named_parameters():
+        if name in average:
+            average[name].lerp_(value, weight)
+
+
+@contextmanager
+def averaged(model: nn.Module, trained: Trained) -> Iterator[None]:
+    """Context in which the model has the average of its weights over the steps."""
+    kept = _trained_weights(model)
+    model.load_state_dict(trained.average, strict=False)
+    try:
+        yield
+    finally:
+        model.load_state_dict(kept, strict=False)
+
+
+def accuracy(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
+    """Percentage of records that are classified right, uncharged: not for training records."""
+    with low_precision(data[1].device):
+        return 100 * evaluate(model, nn.CrossEntropyLoss(), data)["accuracy"]
+
+
+@torch.no_grad()
+def frozen_features(model: Any, tokens: Tensor, batch: int = 512) -> Tensor:
+    """Embeddings of the encoder as it was pretrained."""
+    with low_precision(tokens.device):
+        return torch.cat([model.embed(part) for part in tokens.split(batch)])
