@@ -227,17 +227,18 @@ def test_a_stale_replay_is_discarded_by_the_comparison_alone(
 def test_a_model_that_may_not_be_trained_is_refused_after_a_replay_too(as_if_on_a_gpu: Any) -> None:
     """Model, optimizer and weights are looked at while the GPU works, and before the charge."""
     as_if_on_a_gpu([])
-    step = private_step()
+    layer = nn.Linear(4, 3)
+    step = private_step(layer)
     step.replayed = True
     batches = step.batches(BATCH)
     step(next(batches))
     batch = next(batches)
-    step.model[0].weight.register_hook(lambda gradient: gradient)
+    hook = layer.weight.register_hook(lambda gradient: gradient)
     with pytest.raises(Unsupported, match="backward hooks"):
         step(batch)
     assert (step.steps, len(step.ledger.counts)) == (1, 1)
-    step.model[0].weight._backward_hooks.clear()
-    step.model[0].weight.data.add_(1.0)
+    hook.remove()
+    layer.weight.data.add_(1.0)
     with pytest.raises(LedgerError, match="outside of the private step"):
         step(batch)
     assert step.steps == 1

@@ -31,7 +31,7 @@ from hush.pate.teachers import (
 )
 from hush.training import checkpoint
 from hush.training.data import count
-from hush.training.distributed.group import check_first_rank
+from hush.training.distributed.membership import check_first_rank
 from hush.training.phases.private_gradient import fingerprint
 from hush.training.units import Owners, owner_ids
 

@@ -23,8 +23,9 @@ from hush.training import checkpoint
 from hush.training.checks.disjoint import check_held_out
 from hush.training.checks.rehearsal import rehearsal
 from hush.training.data import Data, count
-from hush.training.distributed.group import Group, process_group, propagate_errors
+from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import check_same_run
+from hush.training.distributed.membership import Group, process_group
 from hush.training.distributed.shares import all_slots
 from hush.training.evaluate import check_evaluation, evaluate
 from hush.training.methods.selective import check_possible

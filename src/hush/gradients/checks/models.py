@@ -25,6 +25,11 @@ _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Whether `fully_shard` was applied to a module of the model."""
+    return any(_distributed_wrapper(type(module)) == "FSDPModule" for module in model.modules())
+
+
 def check_model(tree: ModuleTree, *, sharded: bool = False) -> None:
     """Raise for a module that mixes records or keeps state of them.
 
@@ -100,8 +105,7 @@ def _check_layer(name: str, module: nn.Module, *, sharded: bool) -> None:
         raise Unsupported(
             f"{_layer(name)} has fully_shard applied to it and the step runs in one process: it would "
             "charge and add noise for a model of which it holds a part. Let PrivateStep run on all "
-            "ranks that the model is sharded over (leave out processes), or leave fully_shard out where "
-            "there is one rank."
+            "ranks that the model is sharded over: leave out processes."
         )
     if wrapper not in (None, "FSDPModule"):
         raise Unsupported(

@@ -1,18 +1,17 @@
 """The process group of a private step: rank, messages between ranks, sums, and how errors propagate."""
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hush.accounting.ledger.ledger import Ledger
-from hush.core.errors import InvalidValue, ProcessFailed, Unsupported, short_repr, shorten
+from hush.core.errors import ProcessFailed, shorten
 
 _MESSAGE = 4096
 """Bytes of a message that every rank sends to every other: one collective of a known size."""
@@ -249,69 +248,6 @@ _WAY_OUT = (
     "Start all ranks again and resume from the last checkpoint (load_state_dict, or "
     "hush.train(..., resume=True)): steps that were charged since are repeated and not paid again."
 )
-
-
-Group = dist.ProcessGroup | Processes | Literal[False] | None
-"""Ranks to run a step with, as people pass them: None is all processes, False this one alone."""
-
-
-def process_group(processes: Group) -> Processes | None:
-    """The ranks that run a step together; None where this process runs it alone.
-
-    Args:
-        processes: a group; None: that of all processes, if one was initialised; False: none.
-    """
-    if processes is False:
-        return None
-    if isinstance(processes, Processes):
-        return processes
-    if not dist.is_available() or not dist.is_initialized():
-        if processes is None:
-            _check_launched_alone()
-            return None
-        raise InvalidValue(
-            f"processes={short_repr(processes)} and torch.distributed is not initialised: there are no "
-            "others to run the step with. Call torch.distributed.init_process_group first (torchrun "
-            "sets what it needs), or leave processes out.",
-            key="processes",
-        )
-    group = dist.group.WORLD if processes is None else processes
-    if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
-        raise InvalidValue(
-            f"processes={short_repr(processes)} must be a torch.distributed process group that this "
-            "process is in: the sum and its noise are made by all of its ranks. Pass e.g. "
-            "torch.distributed.group.WORLD, False for a step of this process alone, or leave it out.",
-            key="processes",
-        )
-    return Processes(group) if dist.get_world_size(group) > 1 else None
-
-
-def _check_launched_alone() -> None:
-    """Raise in one of several processes of a launcher that have not met: each would train by itself."""
-    launched = os.environ.get("WORLD_SIZE", "1")
-    if "RANK" in os.environ and launched.isdecimal() and int(launched) > 1:
-        raise Unsupported(
-            f"WORLD_SIZE={launched}: a launcher started {launched} processes, and torch.distributed is "
-            "not initialised, so that each would train a model of its own on the same records, charged "
-            "as if it were the only one. Call torch.distributed.init_process_group() before making the "
-            "step (accelerate.Accelerator() does), or pass processes=False for runs that have nothing "
-            "to do with each other."
-        )
-
-
-def check_first_rank(what: str) -> None:
-    """Raise on every rank but 0 of an initialised process group: a release is made once.
-
-    Args:
-        what: name of the release.
-    """
-    if not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0:
-        return
-    raise Unsupported(
-        f"{what} on rank {dist.get_rank()} of {dist.get_world_size()} processes: each would release "
-        "its own, under noise of its own, and one charge does not cover several releases. Call it on "
-        "rank 0 alone, and send the others what it returns (torch.distributed.broadcast_object_list)."
-    )
 
 
 def propagate_errors(processes: Processes | None) -> AbstractContextManager[None]:

@@ -12,6 +12,7 @@ from hush.core.randomness import Stream
 from hush.gradients.tree import tree_map
 from hush.training.data import Batch, Data, count, describe_record, held_slots, take
 from hush.training.distributed.group import Processes
+from hush.training.distributed.membership import group_initialized
 from hush.training.distributed.same_records import check_apart, data_digest, record_names
 from hush.training.phases.private_gradient import fingerprint
 from hush.training.units import Units
@@ -109,13 +110,14 @@ def check_shard(shard: object, processes: Processes | None, units: Units | None)
             "counted on each of them, and cost more than is charged, and no rank sees all owners. Let "
             "every rank read all records (leave shard out)."
         )
-    if shard and processes is None:
+    if shard and processes is None and not group_initialized():
         raise InvalidValue(
-            "shard=True and there is one process: a part of the data would be trained on as all of it. "
-            "Initialise torch.distributed with several processes first, or leave shard out.",
+            "shard=True and torch.distributed is not initialised: a part of the data would be trained "
+            "on as all of it. Call torch.distributed.init_process_group first (one process will do), or "
+            "leave shard out.",
             key="shard",
         )
-    return shard
+    return shard and processes is not None  # the part of the only rank is all
 
 
 def all_slots(data: Data, processes: Processes, *, shard: bool) -> int:

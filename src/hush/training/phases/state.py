@@ -25,6 +25,7 @@ from hush.gradients.checks.models import (
     check_materialized,
     check_model,
     check_optimizer,
+    is_sharded,
     per_sample_loss,
 )
 from hush.gradients.checks.module_state import ModuleState
@@ -35,8 +36,9 @@ from hush.gradients.units import Reduction
 from hush.training.checks.released_weights import WeightsGuard, warn_of_other_ledger
 from hush.training.data import Batch, Data
 from hush.training.distributed.charge import open_ledger_for
-from hush.training.distributed.group import Group, process_group, propagate_errors
+from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import check_same_step, sharded_parameters
+from hush.training.distributed.membership import Group, process_group
 from hush.training.distributed.shares import Placement, check_shard
 from hush.training.distributed.streams import StepStreams, shared_source
 from hush.training.methods.public_basis import basis_schedule
@@ -110,11 +112,12 @@ class StepState(SingleOwner):
             shard: the data passed to `batches` is this rank's own part, which no other rank holds a
                 record of; `records` is the number over all ranks. False: every rank reads all.
         """
-        self.processes = process_group(processes)
+        check_kind("model", model, nn.Module)
+        self.processes = process_group(processes, sharded=is_sharded(model))
         """Ranks that run the step together; None: this process alone."""
         with propagate_errors(self.processes):
             check_kind("plan", plan, Plan)
-            self._tree = ModuleTree(check_kind("model", model, nn.Module))
+            self._tree = ModuleTree(model)
             check_materialized(model)
             check_model(self._tree, sharded=self.processes is not None)
             check_optimizer(check_kind("optimizer", optimizer, torch.optim.Optimizer), self._tree)
