@@ -17,7 +17,7 @@ PAGES = [README, *sorted(path for path in (ROOT / "docs").glob("*.md"))]
 MANUAL = [*PAGES, ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"]
 HOW_TO = (
     *("command-line", "who-is-protected", "plans", "own-loop", "distributed", "pate", "statistics"),
-    *("selective", "sklearn", "tune"),
+    *("selective", "sklearn", "tune", "finetune"),
 )
 OF_SCRIPTS = "distributed"
 """Page whose blocks are scripts for several processes: tests/training/distributed/test_launchers.py."""
@@ -84,7 +84,9 @@ def test_links_lead_somewhere(page: Path) -> None:
     "page", [*MANUAL, *(ROOT / "docs" / "results").glob("*.md")], ids=lambda page: page.name
 )
 def test_files_that_are_named_are_there(page: Path) -> None:
-    paths = re.findall(r"(?<![\w/])((?:src|tests|recipes|benchmarks)/[\w/]+\.py)", page.read_text())
+    paths = re.findall(
+        r"(?<![\w/])((?:src|tests|recipes|benchmarks|examples)/[\w/]+\.py)", page.read_text()
+    )
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 

@@ -41,7 +41,7 @@ def _settings(defaults: Settings, text: str) -> Settings:
 
 def _say_what_is_private(experiment: Experiment) -> None:
     print(
-        f"public: the pretrained encoder, its tokenizer, {len(experiment.test)} reviews to evaluate on\n"
+        "public: the pretrained encoder, its tokenizer, and the reviews to evaluate on\n"
         f"private: {len(experiment.train)} reviews to train on; the guarantee is for one of them",
         flush=True,
     )
@@ -94,7 +94,11 @@ def validate(
     """Choose settings on held-out training reviews, one run after another."""
     begin = time.perf_counter()
     experiment = Experiment.read(model, reviews, device).held_out(held_out)
-    _say_what_is_private(experiment)
+    print(
+        f"{len(experiment.train)} reviews to train on; evaluated on {held_out} of the private reviews: "
+        "what is printed here is not charged",
+        flush=True,
+    )
     out.mkdir(parents=True, exist_ok=True)
     log = Log(out / "validate.json", begin + seconds)
     middle, small = (hush.Budget(epsilon=epsilon, delta=DELTA) for epsilon in (3.0, 1.0))
