@@ -15,9 +15,7 @@ from examples.finetune.classifier import TextClassifier, load_encoder, pretraine
 from examples.finetune.reviews import Reviews, load_reviews, read_reviews
 from examples.finetune.training import (
     Settings,
-    Trained,
     accuracy,
-    averaged,
     frozen_features,
     train_plain,
     train_private,
@@ -31,11 +29,9 @@ class Outcome:
     """A trained model, and its accuracy in percent on records that it was not trained on."""
 
     model: Any
-    trained: Trained
-    last: float
-    """With the weights of the last step."""
-    average: float
-    """With the average of the weights over the steps."""
+    guarantee: hush.Guarantee | None
+    """None: trained without privacy."""
+    accuracy: float
     seconds: float
 
 
@@ -141,11 +137,9 @@ class Experiment:
         begin: float,
     ) -> Outcome:
         generator = None if seed is None else torch.Generator().manual_seed(seed)
+        guarantee = None
         if budget is None:
-            trained = train_plain(model, train, settings, generator or torch.Generator())
+            train_plain(model, train, settings, generator or torch.Generator())
         else:
-            trained = train_private(model, train, settings, budget, generator)
-        last = accuracy(model, test)
-        with averaged(model, trained):
-            average = accuracy(model, test)
-        return Outcome(model, trained, last, average, time.perf_counter() - begin)
+            guarantee = train_private(model, train, settings, budget, generator)
+        return Outcome(model, guarantee, accuracy(model, test), time.perf_counter() - begin)

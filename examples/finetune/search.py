@@ -34,20 +34,17 @@ class Log:
 
     def add(self, name: str, settings: Settings, outcome: Outcome, **extra: object) -> None:
         """Note a run."""
-        guarantee = outcome.trained.guarantee
         row = {
             "run": name,
-            "last": round(outcome.last, 2),
-            "average": round(outcome.average, 2),
+            "accuracy": round(outcome.accuracy, 2),
             "seconds": round(outcome.seconds, 1),
             **extra,
-            "guarantee": str(guarantee) if guarantee else "none",
+            "guarantee": str(outcome.guarantee) if outcome.guarantee else "none",
             "settings": asdict(settings),
         }
         self.rows.append(row)
         print(
-            f"{name:<34} last {outcome.last:6.2f}  average {outcome.average:6.2f}  "
-            f"{outcome.seconds:5.1f} s  {json.dumps(extra)}",
+            f"{name:<34} {outcome.accuracy:6.2f} %  {outcome.seconds:5.1f} s  {json.dumps(extra)}",
             flush=True,
         )
         if self.path is not None:
@@ -101,7 +98,7 @@ def search(
     def score(name: str, settings: Settings) -> float:
         if settings not in scores:
             outcome = experiment.run(settings, budget, seed)
-            scores[settings] = outcome.last
+            scores[settings] = outcome.accuracy
             log.add(name, settings, outcome, epsilon=budget.epsilon)
         return scores[settings]
 

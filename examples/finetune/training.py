@@ -1,7 +1,7 @@
 """Training of the classifier with and without privacy, and of a head on frozen features."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,18 +35,6 @@ class Settings:
     first: int = 0
     """Tokens from the beginning of a review that is longer than `length`."""
     warmup: int = 4
-    average: float = 0.9
-    """Decay of the average of the weights over the steps."""
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a run released."""
-
-    guarantee: hush.Guarantee | None
-    """None: trained without privacy."""
-    average: dict[str, Tensor]
-    """Exponential moving average of the weights that were trained."""
 
 
 def low_precision(device: torch.device) -> AbstractContextManager[Any]:
@@ -89,7 +77,7 @@ def train_private(
     settings: Settings,
     budget: hush.Budget,
     generator: torch.Generator | None = None,
-) -> Trained:
+) -> hush.Guarantee:
     """Train with differential privacy, in place.
 
     Args:
@@ -110,25 +98,22 @@ def train_private(
         generator=generator,
         replay=False,  # long texts keep a GPU busy: a CUDA graph would gain nothing
     )
-    average = _trained_weights(model)
     with low_precision(data[1].device):
         for batch in step.batches(data, steps=settings.steps):
             step(batch)
             scheduler.step()
-            _update(average, model, settings.average, step.steps)
-    return Trained(step.spent(budget.delta), average)
+    return step.spent(budget.delta)
 
 
 def train_plain(
     model: nn.Module, data: tuple[Tensor, Tensor], settings: Settings, generator: torch.Generator
-) -> Trained:
+) -> hush.Guarantee:
     """Train without privacy, in place: the same but for clipping, noise and sampling by chance."""
     optimizer = optimizer_of(model, settings)
     scheduler = schedule(optimizer, settings)
-    average = _trained_weights(model)
     loss = nn.CrossEntropyLoss()
     batches = _epochs(len(data[1]), settings.batch, generator)
-    for number in range(1, settings.steps + 1):
+    for _ in range(settings.steps):
         rows = next(batches).to(data[1].device)
         with low_precision(data[1].device):
             value = loss(model(data[0][rows]), data[1][rows])
@@ -136,39 +121,11 @@ def train_plain(
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
-        _update(average, model, settings.average, number)
-    return Trained(None, average)
 
 
 def _epochs(records: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
     while True:
         yield from torch.randperm(records, generator=generator).split(batch)
-
-
-def _trained_weights(model: nn.Module) -> dict[str, Tensor]:
-    return {
-        name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad
-    }
-
-
-@torch.no_grad()
-def _update(average: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
-    """Move the average towards the weights that were released, which costs no privacy."""
-    weight = max(1 - decay, 1 / step)
-    for name, value in model.named_parameters():
-        if name in average:
-            average[name].lerp_(value, weight)
-
-
-@contextmanager
-def averaged(model: nn.Module, trained: Trained) -> Iterator[None]:
-    """Context in which the model has the average of its weights over the steps."""
-    kept = _trained_weights(model)
-    model.load_state_dict(trained.average, strict=False)
-    try:
-        yield
-    finally:
-        model.load_state_dict(kept, strict=False)
 
 
 def accuracy(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:

@@ -29,7 +29,7 @@ from examples.finetune.reviews import (
     save_reviews,
 )
 from examples.finetune.search import Log, search
-from examples.finetune.training import Settings, averaged
+from examples.finetune.training import Settings
 from hush.core.errors import DataError, Unsupported
 
 BUDGET = hush.Budget(epsilon=8.0, delta=1e-3)
@@ -101,7 +101,7 @@ def test_an_adapter_that_was_saved_is_the_one_that_was_trained(
 
 def test_a_lora_and_the_head_are_trained_and_charged(experiment: Experiment) -> None:
     outcome = experiment.run(TINY, BUDGET, seed=None)
-    guarantee = outcome.trained.guarantee
+    guarantee = outcome.guarantee
     assert guarantee is not None
     assert float(guarantee) <= BUDGET.epsilon
     assert guarantee.delta == BUDGET.delta
@@ -117,18 +117,6 @@ def test_a_lora_and_the_head_are_trained_and_charged(experiment: Experiment) -> 
     }
     assert len(encoder) > 10
     assert all(torch.equal(value, fresh[name]) for name, value in encoder.items())
-
-
-def test_the_average_of_the_weights_is_in_place_only_where_it_is_asked_for(
-    experiment: Experiment,
-) -> None:
-    outcome = experiment.run_frozen(replace(TINY, average=0.5), BUDGET, seed=0)
-    last = {name: value.clone() for name, value in outcome.model.named_parameters()}
-    with averaged(outcome.model, outcome.trained):
-        inside = dict(outcome.model.named_parameters())
-        assert all(torch.equal(inside[name], outcome.trained.average[name]) for name in last)
-        assert not torch.equal(inside["linear.weight"], last["linear.weight"])
-    assert all(torch.equal(value, last[name]) for name, value in outcome.model.named_parameters())
 
 
 def test_the_head_begins_with_public_sentences(experiment: Experiment) -> None:
@@ -184,7 +172,7 @@ def test_a_search_takes_what_is_better_and_ends_in_time(
     def run(self: Experiment, settings: Settings, budget: hush.Budget, seed: int) -> Any:
         asked.append(settings)
         right = 80 - 10 * abs(settings.learning_rate - 0.2) - (not settings.train_a)
-        return type("Outcome", (), {"last": right, "average": 0.0, "seconds": 0.0, "trained": TRAINED})
+        return type("Outcome", (), {"accuracy": right, "seconds": 0.0, "guarantee": None})
 
     monkeypatch.setattr(Experiment, "run", run)
     best = search(experiment, TINY, BUDGET, Log(None, float("inf")))
@@ -196,13 +184,10 @@ def test_a_search_takes_what_is_better_and_ends_in_time(
     assert "rate x 2" in capsys.readouterr().out
 
 
-TRAINED = type("Trained", (), {"guarantee": None})
-
-
 @pytest.fixture
 def command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Runs a command of the example with tiny settings; returns what it prints."""
-    for name in ("PRIVATE", "PLAIN", "FROZEN"):
+    for name in ("START", "PRIVATE", "SMALL_BUDGET", "PLAIN", "FROZEN"):
         monkeypatch.setattr(commands, name, TINY)
     monkeypatch.setattr(commands, "DELTA", 1e-3)
     files = ["--model", str(folder / "model"), "--reviews", str(folder / "reviews.npz")]
@@ -237,11 +222,11 @@ def test_settings_are_chosen_on_training_reviews(command: Callable[..., str], tm
 
 
 def test_final_runs_are_summed_up(command: Callable[..., str], tmp_path: Path) -> None:
-    printed = command("final", "--seeds", "1", "--small", '{"learning_rate": 0.01}')
+    printed = command("final", "--seeds", "2")
     assert "adapter saved and loaded" in printed
-    rows = {row["run"]: row for row in json.loads((tmp_path / "final.json").read_text())}
-    assert len(rows) == 3 + 1 + 3 + 1
-    for name, row in rows.items():
-        assert f"{name:<24} {row['last']:6.2f} +- 0.00 (1 runs)" in printed
-    assert rows["private, epsilon 1"]["settings"]["learning_rate"] == 0.01
+    rows = json.loads((tmp_path / "final.json").read_text())
+    assert len(rows) == 2 * (3 + 1 + 3 + 1)
+    for name in {row["run"] for row in rows}:
+        right = [row["accuracy"] for row in rows if row["run"] == name]
+        assert f"{name:<24} {sum(right) / 2:6.2f} +- {abs(right[0] - right[1]) / 2**0.5:.2f}" in printed
     assert "no time left" in command("final", "--seeds", "1", "--seconds", "0")
