@@ -86,6 +86,9 @@ def train_private(
         settings: of the run.
         budget: of the run; the noise is calibrated to it.
         generator: makes the run repeatable, for comparisons; None: secret randomness.
+
+    Returns:
+        The guarantee of the run at the budget's delta.
     """
     optimizer = optimizer_of(model, settings)
     scheduler = schedule(optimizer, settings)
@@ -96,7 +99,7 @@ def train_private(
         plan_for(settings, budget, len(data[1])),
         records=len(data[1]),
         generator=generator,
-        replay=False,  # long texts keep a GPU busy: a CUDA graph would gain nothing
+        replay=False,  # long texts keep a GPU busy without a CUDA graph
     )
     with low_precision(data[1].device):
         for batch in step.batches(data, steps=settings.steps):
@@ -107,7 +110,7 @@ def train_private(
 
 def train_plain(
     model: nn.Module, data: tuple[Tensor, Tensor], settings: Settings, generator: torch.Generator
-) -> hush.Guarantee:
+) -> None:
     """Train without privacy, in place: the same but for clipping, noise and sampling by chance."""
     optimizer = optimizer_of(model, settings)
     scheduler = schedule(optimizer, settings)
