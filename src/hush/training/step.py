@@ -116,8 +116,9 @@ class PrivateStep(NoisyMeanStep):
 
     def _draw_until(self, last: int | None, empty: Batch) -> Iterator[Batch]:
         if self.pending_batch is not None and (last is None or self.steps < last):
-            # the same slots: with others, the draw would depend on what was wrong with a record
-            self.pending_batch = same_slots(self.pending_batch, empty)
+            with propagate_errors(self.processes):
+                # the same slots: with others, the draw would depend on what was wrong with a record
+                self.pending_batch = same_slots(self.pending_batch, empty)
             yield self.pending_batch
         while last is None or self.steps < last:
             with propagate_errors(self.processes):

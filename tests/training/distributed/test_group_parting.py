@@ -88,6 +88,20 @@ def other_buffers(folder: Path) -> None:
     train(step_of(Scaled(1.0 + dist.get_rank())))
 
 
+def evaluation_mode_on_one_rank(folder: Path) -> None:
+    step = step_of()
+    batches = step.batches(data_of())
+    step(next(batches))
+    if dist.get_rank():
+        step.model.eval()
+    step(next(batches))
+
+
+def autocast_on_one_rank(folder: Path) -> None:
+    with torch.autocast("cpu", torch.bfloat16, enabled=bool(dist.get_rank())):
+        train(step_of())
+
+
 def weights_adopted_on_one_rank(folder: Path) -> None:
     step = step_of()
     batches = step.batches(data_of())
@@ -133,6 +147,8 @@ SCENARIOS = (
     other_tensor_settings,
     other_momentum,
     other_buffers,
+    evaluation_mode_on_one_rank,
+    autocast_on_one_rank,
     weights_adopted_on_one_rank,
     the_same_weights_adopted,
     another_private_number,
@@ -161,6 +177,8 @@ def test_other_gradients_are_not_charged_and_their_fingerprints_not_shown(scenar
         (other_tensor_settings, "with other settings of the optimizer"),
         (other_momentum, "ranks 0 and 1 have different states of the optimizer"),
         (other_buffers, "ranks 0 and 1 differ in the model's weights"),
+        (evaluation_mode_on_one_rank, "in other modes"),
+        (autocast_on_one_rank, "in other modes"),
         (weights_adopted_on_one_rank, "adopted other weights"),
         (another_private_number, "differ in the number of records"),
     ],

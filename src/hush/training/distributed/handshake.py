@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+import zlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from hush.core.errors import InvalidValue, Unsupported
 from hush.core.plan import plan_text
 from hush.core.randomness import SystemSource, cryptographic
+from hush.gradients.forward.module_tree import ModuleTree
 from hush.training.data import pair_of
 from hush.training.distributed.group import Processes
 from hush.training.phases.private_gradient import fingerprint
@@ -191,3 +193,10 @@ def _listed(structure: list[str]) -> str:
     return (
         f"{', '.join(structure[:2])}, ... {structure[-1]} ({len(structure)} parameters, hash {digest})"
     )
+
+
+def forward_modes(tree: ModuleTree, device: torch.device) -> list[Any]:
+    """How forward passes run: which modules are in training mode (a checksum), and autocast."""
+    training = bytes(module.training for module in tree.modules().values())
+    autocast = torch.is_autocast_enabled(device.type)
+    return [zlib.crc32(training), autocast and str(torch.get_autocast_dtype(device.type))]

@@ -20,7 +20,7 @@ from hush.gradients.tree import tree_map
 from hush.gradients.units import UnitTape, unit_tape
 from hush.training.data import Batch, Data, count, own_randomness
 from hush.training.distributed.group import propagate_errors
-from hush.training.distributed.handshake import weights_digest
+from hush.training.distributed.handshake import forward_modes, weights_digest
 from hush.training.distributed.noise_slices import whole_sum
 from hush.training.distributed.shares import Placement, padded_batches, place, share_of
 from hush.training.distributed.streams import step_streams
@@ -200,16 +200,18 @@ class ClippedSumStep(ResumableStep):
         adopted = weights_digest(self.model) if self._adopted else None
         self._adopted = False
         applied = settings_digest(self.optimizer)
-        drawn = [self.steps, fingerprint([batch.indices]), state, self.size, applied, adopted]
+        modes = forward_modes(self._tree, self.device)
+        drawn = [self.steps, fingerprint([batch.indices]), state, self.size, applied, adopted, modes]
         said = self.processes.exchange(f"the sum of step {self.steps + 1}", [drawn, content])
         for rank, (other, _) in enumerate(said):
             if other != said[0][0]:
                 raise ProcessFailed(
                     f"ranks 0 and {rank} are not in the same step, did not draw the same slots for it, "
-                    "train other parameters or with other settings of the optimizer, or adopted other "
-                    "weights: they would add up what does not belong together, or part. Nothing was "
-                    "charged. Do the same on every rank (freeze, schedule, adopt_weights), or resume "
-                    "all from the last checkpoint."
+                    "train other parameters or with other settings of the optimizer, run forward passes "
+                    "in other modes or adopted other weights: they would add up what does not belong "
+                    "together, or part. Nothing was charged. Do the same on every rank (freeze, "
+                    "schedule, train() and eval(), autocast, adopt_weights), or resume all from the "
+                    "last checkpoint."
                 )
         return [number for _, number in said]
 
