@@ -132,7 +132,7 @@ def test_a_bare_epsilon_is_attained_by_the_randomized_response_that_leaks(
     share = (1 - delta) / (1 + math.exp(epsilon))
     inside = np.array([delta, 1 - delta - share, share, 0.0])
     outside = inside[::-1]
-    bounds = ApproximateDP(hush.Budget(epsilon=epsilon, delta=delta))
+    bounds = ApproximateDP([(epsilon, delta)])
     x, y = np.append(0.0, np.cumsum(outside)), np.append(0.0, np.cumsum(inside))
     power = float(np.interp(false_positives, x[1:], y[1:]))
     assert power - 1e-12 <= bounds.true_positive_rate(false_positives) <= power + 1e-12
@@ -144,9 +144,9 @@ def test_a_bare_epsilon_is_attained_by_the_randomized_response_that_leaks(
 @pytest.mark.parametrize("risk", RISKS, ids=str)
 def test_the_budget_that_implies_a_risk_is_the_largest(risk: hush.Risk) -> None:
     budget = risk.budget(1e-5)
-    assert risk.gain(ApproximateDP(budget)) <= risk.max_gain
+    assert risk.gain(ApproximateDP([(budget.epsilon, budget.delta)])) <= risk.max_gain
     more = hush.Budget(epsilon=budget.epsilon * 1.001, delta=1e-5)
-    assert risk.gain(ApproximateDP(more)) > risk.max_gain
+    assert risk.gain(ApproximateDP([(more.epsilon, more.delta)])) > risk.max_gain
     # the way through epsilon is never the cheaper one
     direct, through = (hush.calibrate(plan(0.1), limit, steps=100) for limit in (risk, budget))
     assert multiplier(direct) <= multiplier(through)

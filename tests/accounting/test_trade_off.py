@@ -158,3 +158,31 @@ def test_an_explanation_is_worse_by_epsilon_alone() -> None:
 def test_the_rates_of_a_posterior_are_probabilities() -> None:
     with pytest.raises(InvalidValue, match="prior"):
         Attacker({plan(1.0, 1.0): 1}).posterior(1.0)
+
+
+def test_posteriors_of_many_priors_are_those_of_each() -> None:
+    attacker = Attacker({plan(0.25, 2.0): 30})
+    together = attacker.posteriors([0.9, 0.5, 0.1, 0.7])
+    assert together == pytest.approx([attacker.posterior(prior) for prior in (0.9, 0.5, 0.1, 0.7)])
+
+
+def test_a_profile_that_is_loose_at_epsilon_zero_is_mended_by_its_other_points() -> None:
+    """Of a selection nothing is known near epsilon 0, and its best attack is bounded all the same."""
+    selection = hush.Plan(
+        sampling=hush.Poisson(rate=0.2),
+        clipping=hush.L2(norm=1.0),
+        noise=hush.Gaussian(multiplier=6.0),
+        release=hush.BestOf(steps=100, mean=10.0),
+    )
+    guarantee = hush.epsilon(selection, steps=1, delta=1e-5)
+    meaning, loose = explain(guarantee, {selection: 1}), Attacker({selection: 1})
+    epsilons, deltas = np.array(meaning.profile.epsilons), np.array(meaning.profile.upper)
+    # randomized response has both errors alike, and no mechanism with that point does better
+    alike = ((1 - deltas) / (1 + np.exp(epsilons))).max()
+    assert meaning.attack.advantage == pytest.approx(1 - 2 * alike, abs=1e-9)
+    assert meaning.attack.advantage < 0.7 * loose.advantage
+    assert meaning.attack.posterior == pytest.approx((1 + meaning.attack.advantage) / 2)
+    at_even = meaning.posteriors[len(meaning.posteriors) // 2]
+    assert at_even == pytest.approx(meaning.attack.posterior)
+    for rate, power in zip((0.1, 0.01, 0.001), meaning.attack.true_positive_rates, strict=True):
+        assert power <= loose.true_positive_rate(rate)

@@ -16,7 +16,7 @@ import numpy as np
 from hush.accounting.epsilon import Dimension, upper_epsilon
 from hush.accounting.numerics import UNIT, Array
 from hush.accounting.privacy_profile import upper_deltas
-from hush.core.guarantee import RECORD, Adjacency, Budget
+from hush.core.guarantee import RECORD, Adjacency
 from hush.core.plan import Plan
 from hush.core.ranges import Range, check_kind
 
@@ -77,12 +77,21 @@ class AttackBounds(ABC):
         Returns:
             An upper bound on the accuracy of the best guess; `success` at a prior of 1/2.
         """
-        checked = _PRIOR.check("prior", prior)
-        likelier = max(checked, 1 - checked)
+        return self.posteriors([prior])[0]
+
+    def posteriors(self, priors: Sequence[float]) -> list[float]:
+        """`posterior` of each prior, from one composition: much cheaper than one by one.
+
+        Args:
+            priors: Probabilities of membership before anything is released.
+        """
+        likelier = [max(p, 1 - p) for p in (_PRIOR.check("prior", prior) for prior in priors)]
         # rounded down: delta falls with epsilon
-        log_odds = max(0.0, math.log(likelier / (1 - likelier)) * (1 - _ROUNDING) - _ROUNDING)
-        gain = (1 - likelier) * float(self._deltas([log_odds])[0])
-        return min(1.0, likelier + gain + _ROUNDING)
+        log_odds = [max(0.0, math.log(m / (1 - m)) * (1 - _ROUNDING) - _ROUNDING) for m in likelier]
+        increasing = sorted(set(log_odds))
+        deltas = dict(zip(increasing, self._deltas(increasing).tolist(), strict=True))
+        gains = [(1 - m) * deltas[odds] for m, odds in zip(likelier, log_odds, strict=True)]
+        return [min(1.0, m + gain + _ROUNDING) for m, gain in zip(likelier, gains, strict=True)]
 
     def true_positive_rate(self, false_positive_rate: float) -> float:
         """The largest power of a test at a false positive rate.
@@ -178,26 +187,28 @@ def membership(adjacency: Adjacency) -> str:
 
 @dataclass(frozen=True)
 class ApproximateDP(AttackBounds):
-    """Bounds on the hypothesis test that follow from one (epsilon, delta), whatever the mechanism.
+    """Bounds on the hypothesis test that follow from pairs of epsilon and delta, whatever the mechanism.
 
     Args:
-        budget: Epsilon and delta that hold.
+        points: Pairs of epsilon and delta that hold, all of them of one mechanism.
 
-    >>> bounds = ApproximateDP(Budget(epsilon=3.0, delta=1e-5))
+    >>> bounds = ApproximateDP([(3.0, 1e-5)])
     >>> print(f"{bounds.advantage:.3f}", f"{bounds.true_positive_rate(0.01):.3f}")
     0.905 0.201
     """
 
-    budget: Budget
+    points: Sequence[tuple[float, float]]
 
     def _deltas(self, epsilons: Sequence[float]) -> Array:
         # The profile of the least private mechanism: its tests have errors 0 and 1 - delta, or both
-        # alike, or a mixture (Kairouz, Oh and Viswanath 2015).
-        epsilon, delta = min(self.budget.epsilon, _MAX_EPSILON), self.budget.delta
-        even = (1 - delta) / (1 + math.exp(epsilon))
-        implied = 1 - (1 + np.exp(np.minimum(epsilons, epsilon))) * even
-        rounded: Array = np.minimum(np.maximum(implied, delta) + _ROUNDING, 1.0)
+        # alike, or a mixture (Kairouz, Oh and Viswanath 2015). Each point has one; the smallest holds.
+        known, deltas = np.array(self.points, dtype=float).T[:, :, None]
+        known = np.minimum(known, _MAX_EPSILON)
+        even = (1 - deltas) / (1 + np.exp(known))
+        implied = 1 - (1 + np.exp(np.minimum(epsilons, known))) * even
+        rounded: Array = np.minimum(np.maximum(implied, deltas) + _ROUNDING, 1.0).min(axis=0)
         return rounded
 
     def _epsilon(self, delta: float) -> float:
-        return self.budget.epsilon
+        largest = max(epsilon for epsilon, _ in self.points)
+        return min((epsilon for epsilon, held in self.points if held <= delta), default=largest)

@@ -7,13 +7,13 @@ from hush.accounting.attacker import ApproximateDP, AttackBounds, Attacker
 from hush.accounting.epsilon import Dimension
 from hush.accounting.privacy_profile import PrivacyProfile, privacy_profile
 from hush.accounting.trade_off import TradeOffCurve, trade_off_curve
-from hush.core.guarantee import RECORD, Adjacency, Budget, Guarantee
+from hush.core.guarantee import RECORD, Adjacency, Guarantee
 from hush.core.plan import Plan
 
 FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
 EVEN_PRIOR = 0.5
-# A budget is of a positive, finite epsilon; beyond these two nothing changes.
-_MIN_EPSILON, _MAX_EPSILON = 1e-9, 700.0
+PRIORS = tuple(percent / 100 for percent in range(1, 100))
+"""Probabilities of membership beforehand at which the chance of a right guess is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +37,15 @@ class Explanation:
 
     Args:
         attack: Rates that hold of the composition, from its privacy profile.
-        from_epsilon: Rates that would follow from its epsilon and delta alone: larger.
+        from_epsilon: Rates that follow from its epsilon and delta alone: never smaller.
+        posteriors: Chance that a guess is right, at each of `PRIORS`.
         profile: Delta at each epsilon, with both ends.
         trade_off: Trade-off curve with both ends, and mu of Gaussian DP with its regret.
     """
 
     attack: AttackRates
     from_epsilon: AttackRates
+    posteriors: tuple[float, ...]
     profile: PrivacyProfile
     trade_off: TradeOffCurve
 
@@ -65,11 +67,15 @@ def explain(
     Returns:
         Rates, curves and mu, all certified: docs/guarantees/risk.md.
     """
-    epsilon = min(max(guarantee.epsilon.upper, _MIN_EPSILON), _MAX_EPSILON)
+    own = (guarantee.epsilon.upper, guarantee.delta)
     profile = privacy_profile(counts, dimension, adjacency)
+    bounds = Attacker(counts, dimension, adjacency)
+    implied = ApproximateDP([own, *zip(profile.epsilons, profile.upper, strict=True)])
+    both = zip(bounds.posteriors(PRIORS), implied.posteriors(PRIORS), strict=True)
     return Explanation(
-        attack=attack_rates(Attacker(counts, dimension, adjacency)),
-        from_epsilon=attack_rates(ApproximateDP(Budget(epsilon=epsilon, delta=guarantee.delta))),
+        attack=_smaller(attack_rates(bounds), attack_rates(implied)),
+        from_epsilon=attack_rates(ApproximateDP([own])),
+        posteriors=tuple(map(min, both)),
         profile=profile,
         trade_off=trade_off_curve(profile),
     )
@@ -85,4 +91,17 @@ def attack_rates(attack: AttackBounds) -> AttackRates:
         advantage=attack.advantage,
         posterior=attack.posterior(EVEN_PRIOR),
         true_positive_rates=tuple(attack.true_positive_rate(rate) for rate in FALSE_POSITIVE_RATES),
+    )
+
+
+def _smaller(first: AttackRates, second: AttackRates) -> AttackRates:
+    """The smaller of two bounds on each rate.
+
+    A profile may be loose near epsilon 0 alone; then its other points say more: risk.md, 6.
+    """
+    rates = zip(first.true_positive_rates, second.true_positive_rates, strict=True)
+    return AttackRates(
+        advantage=min(first.advantage, second.advantage),
+        posterior=min(first.posterior, second.posterior),
+        true_positive_rates=tuple(map(min, rates)),
     )

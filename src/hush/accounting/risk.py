@@ -113,7 +113,7 @@ class Risk(Value):
         """
 
         def kept(epsilon: float) -> bool:
-            return self.gain(ApproximateDP(Budget(epsilon=epsilon, delta=delta))) <= self.max_gain
+            return self.gain(ApproximateDP([(epsilon, delta)])) <= self.max_gain
 
         smallest = 1e-9
         if not kept(smallest):
