@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hush.cli.charges import DELTA, Question, adjacency_of, charges_of, for_units
+from hush.cli.charges import Question, adjacency_of, charges_of, for_units
 from hush.cli.options import (
     AsJson,
     BatchSize,
@@ -25,7 +25,7 @@ from hush.cli.options import (
 )
 from hush.cli.output import counted, print_json
 from hush.core.errors import InvalidPlan
-from hush.core.guarantee import RECORD, Adjacency, Budget
+from hush.core.guarantee import DEFAULT_DELTA, RECORD, Adjacency, Budget
 from hush.core.plan import Plan, plan_text, read_plan
 from hush.sampling import FullBatch
 
@@ -100,7 +100,7 @@ def calibrate(
     epsilon: Annotated[
         float | None, typer.Option(help="Budget: the epsilon that is not exceeded.")
     ] = None,
-    delta: Delta = DELTA,
+    delta: Delta = DEFAULT_DELTA,
     tpr: Annotated[
         float | None, typer.Option(help="Risk, in place of epsilon: share of members found at --fpr.")
     ] = None,

@@ -2,20 +2,21 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hush.cli.options import plan_of, refuse_together, sampling_of, steps_of
 from hush.cli.output import counted
 from hush.core.errors import InvalidPlan
-from hush.core.guarantee import Adjacency, Guarantee, Neighbours, advised_delta, check_delta
+from hush.core.guarantee import (
+    DEFAULT_DELTA,
+    Adjacency,
+    Guarantee,
+    Neighbours,
+    advised_delta,
+    check_delta,
+)
 from hush.core.plan import Plan, read_plan
 from hush.core.ranges import check_count
-
-if TYPE_CHECKING:
-    from hush.accounting.ledger.ledger import Ledger
-
-DELTA = 1e-5
-"""Delta where none was asked for and no run has one: for up to tens of thousands of records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +97,9 @@ def charges_of(question: Question) -> Charges:
     delta, notes = question.delta, []
     if delta is None and question.records is not None and question.advise_delta:
         records = check_count("--records", question.records, "they are counted", at_least=1)
-        delta = min(DELTA, advised_delta(records))
+        delta = min(DEFAULT_DELTA, advised_delta(records))
         notes = [f"delta {delta:g}, as none was asked for: at most a tenth of 1/{records}"]
-    guarantee = compose(counts, DELTA if delta is None else delta, dimensions, adjacency)
+    guarantee = compose(counts, DEFAULT_DELTA if delta is None else delta, dimensions, adjacency)
     return Charges(
         counts=counts,
         dimensions=dimensions,
@@ -110,6 +111,7 @@ def charges_of(question: Question) -> Charges:
 
 def _ledger_charges(question: Question) -> Charges:
     """The charges of a ledger, checked against the files beside it where a run's folder has them."""
+    from hush.accounting.ledger.answering import answering_delta
     from hush.training.checks.run import checked_ledger, ledger_at
 
     if question.run_dir is not None:
@@ -117,7 +119,7 @@ def _ledger_charges(question: Question) -> Charges:
     else:
         assert question.ledger is not None
         ledger, notes = ledger_at(question.ledger)
-    delta, reason = _delta_of(ledger, question.delta)
+    delta, reason = answering_delta(ledger, question.delta)
     relation = None if question.neighbours is None else Neighbours(question.neighbours)
     guarantee = for_units(ledger.epsilon(delta, group=question.group, neighbours=relation))
     return Charges(
@@ -143,15 +145,3 @@ def for_units(guarantee: Guarantee, records: int | None = None) -> Guarantee:
     if guarantee.records is not None:
         check_delta(guarantee.delta, guarantee.records, guarantee.unit)
     return guarantee
-
-
-def _delta_of(ledger: "Ledger", requested: float | None) -> tuple[float, str]:
-    """The delta to answer for: the one asked for, else the run's; and which of them it is, in words."""
-    stored = ledger.delta
-    if requested is None and stored is None:
-        return DELTA, f"delta {DELTA:g} by default: the ledger does not say what the run was made for"
-    if requested is None or requested == stored:
-        assert stored is not None
-        return stored, f"delta {stored:g}, as the run was made for"
-    own = "" if stored is None else f"; the run was made for delta {stored:g}"
-    return requested, f"delta {requested:g}, as asked for{own}"

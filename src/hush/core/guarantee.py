@@ -20,6 +20,9 @@ DELTA = number(
     example=1e-5,
 )
 
+DEFAULT_DELTA = 1e-5
+"""Delta where none was asked for and no run has one: for up to tens of thousands of records."""
+
 
 def check_delta(delta: float, records: int, unit: str = "one record", *, private: bool = False) -> float:
     """The delta, checked to be at most 0.1, with a warning where it is above one over the units.

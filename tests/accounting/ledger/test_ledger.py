@@ -44,6 +44,15 @@ def test_epsilon_adds_up_different_plans(path: Path) -> None:
     assert together.upper < separate
 
 
+def test_the_order_of_the_charges_is_kept() -> None:
+    ledger = hush.Ledger()
+    for step, plan in enumerate((PLAN, OTHER, OTHER, PLAN), start=1):
+        ledger.charge(plan, run="a", step=step, release=f"{step}")
+    assert ledger.sequence == [(PLAN, 1), (OTHER, 2), (PLAN, 1)]
+    ledger._journal.fold("a", 2)
+    assert ledger.sequence == [(PLAN, 1), (OTHER, 1), (OTHER, 1), (PLAN, 1)], "none is lost"
+
+
 def test_a_ledger_in_memory_counts_too() -> None:
     ledger = hush.Ledger()
     ledger.charge(PLAN, run="r", step=1, release="a")

@@ -6,8 +6,10 @@ two, so it is refused.
 """
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Self
 
 from hush.accounting.epsilon import compose
@@ -56,6 +58,20 @@ class Ledger(SingleOwner):
     def counts(self) -> Mapping[Plan, int]:
         """Number of charged steps of each plan."""
         return self._by_plan({})
+
+    @property
+    def sequence(self) -> Sequence[tuple[Plan, int]]:
+        """Plans in the order of their charges, each with its number of charges in a row.
+
+        Charges whose order is not on record (folded, or cut short) come first. Runs that took turns on
+        one ledger come one after the other.
+        """
+        ordered = [digest for run in self._state.runs.values() for digest in run.plans]
+        first = Counter(self._state.counts)
+        first.subtract(ordered)
+        lengths = [(digest, count) for digest, count in first.items() if count > 0]
+        lengths += [(digest, len(list(group))) for digest, group in groupby(ordered)]
+        return [(self._state.plans[digest], count) for digest, count in lengths]
 
     @property
     def releases(self) -> Sequence[str]:
