@@ -23,7 +23,7 @@ def test_a_run_prints_what_may_be_published_and_what_may_not(tmp_path: Path) -> 
     assert "40 of 40 queries answered" in public
     assert "student: accuracy" in public
     assert "epsilon <= 7.99" in public
-    assert "add/remove one record, proved, publishable" in public
+    assert "add/remove one record, proved, randomness: seeded, publishable" in public
     assert "of their votes right" in private
     assert "sensitive: do not publish" in private
     assert "known seed" in private

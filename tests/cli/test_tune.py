@@ -17,7 +17,8 @@ def test_a_search_leaves_the_best_run_and_its_charge(tmp_path: Path) -> None:
     assert said["settings"]["clip"] in (0.5, 1.0)
     assert 2.9 < said["guarantee"]["epsilon"]["upper"] <= 3
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
-        *("anchor.json", "ledger.jsonl", "plan.toml", "tuned.json", "model.safetensors")
+        *("anchor.json", "ledger.jsonl", "plan.toml", "tuned.json", "model.safetensors"),
+        *("settings.json", "metrics.jsonl"),
     }
     assert json.loads((tmp_path / "run" / "tuned.json").read_text())["settings"] == said["settings"]
     with hush.Ledger(tmp_path / "run" / "ledger.jsonl", read_only=True) as ledger:

@@ -25,6 +25,7 @@ from hush.pate.argmax import NoisyMax
 from hush.pate.confident import Confident, planned
 from hush.pate.run import PateRun, pate
 from hush.pate.teachers import Lesson
+from hush.report.run.collect import run_facts
 
 X, Y, X_TEST, Y_TEST = tensors(load("digits"))
 VOTE = NoisyMax.of_teachers(noise=hush.Gaussian(multiplier=4.0))
@@ -67,6 +68,13 @@ def test_a_run_learns_and_says_what_it_cost(tmp_path: Path) -> None:
     assert str(result.guarantee.neighbours) == str(spent.epsilon().neighbours) == "add/remove"
     assert spent.delta == 1e-5
     assert (tmp_path / "run" / "student.safetensors").is_file()
+    facts = run_facts(tmp_path / "run")
+    assert (facts.kind, facts.finished) == ("PATE", True)
+    assert facts.guarantee == result.guarantee
+    assert facts.accuracy == result.student_accuracy
+    (measured,) = facts.metrics
+    assert (measured["answered"], measured["label_accuracy"]) == (60, result.label_accuracy)
+    assert not any("teacher" in name for name in measured), "how teachers do is sensitive"
 
 
 def test_a_killed_run_keeps_its_teachers_and_its_answers(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`hush tune`: learning rate, clipping norm and momentum by private selection, all of it charged."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
@@ -32,9 +33,10 @@ from hush.cli.options import (
 from hush.cli.output import SEED_NOTICE, counted, print_json
 from hush.cli.train import default_model
 from hush.clipping import L2
+from hush.core.atomic_files import replace_file
 from hush.core.best_of import TrialLaw
 from hush.core.errors import InvalidValue
-from hush.core.guarantee import Budget
+from hush.core.guarantee import Budget, Guarantee
 from hush.core.plan import Plan
 from hush.core.ranges import Range, check_count
 from hush.data.features import FEATURES
@@ -159,6 +161,8 @@ def tune(
         progress=True,
     )
     final = evaluate(tuned.model, torch.nn.CrossEntropyLoss(), experiment.test)
+    searched = {"learning_rate": learning_rate, "clip": clip, "momentum": momentum}
+    _write_search(folder, settings, {**searched, "held_out": scored}, tuned.guarantee, final)
     if as_json:
         print_json(
             {
@@ -182,6 +186,21 @@ def tune(
     if seed is not None:
         print(SEED_NOTICE)
     print(f"weights to publish: {folder / 'model.safetensors'}; the ledger and settings are beside it")
+
+
+def _write_search(
+    folder: Path,
+    settings: Settings,
+    searched: dict[str, Any],
+    guarantee: Guarantee,
+    measured: dict[str, float],
+) -> None:
+    """Put what was searched, and what the result scores on public records, beside the result."""
+    from hush.training.run_folder import SETTINGS, metrics_line
+
+    chosen = json.dumps({**settings.to_plain(), **searched}) + "\n"
+    replace_file(folder / SETTINGS, chosen.encode())
+    replace_file(folder / "metrics.jsonl", metrics_line(guarantee, 1, **measured).encode())
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from hush.training import checkpoint
 from hush.training.data import count
 from hush.training.distributed.membership import check_first_rank
 from hush.training.phases.private_gradient import fingerprint
+from hush.training.run_folder import metrics_line
 from hush.training.units import Owners, owner_ids
 
 _LESSON = Lesson()
@@ -137,6 +138,7 @@ def pate(
         "teachers": teachers,
         "query": query.to_plain(),
         "answers": answers,
+        "planned": [{"plan": plan.to_plain(), "steps": steps} for plan, steps in plans.items()],
         "public": fingerprint([inputs]),
         "network": str(network()),
         "lesson": lesson.to_plain(),
@@ -161,6 +163,7 @@ def pate(
         predicted = predictions(folder.teachers, network, teachers, inputs)
         scores = votes(predicted, classes)
         labels = ask(query, scores, ledger, plans, generator, adjacency)
+        guarantee = replace(guarantee, randomness=ledger.epsilon(delta).randomness)
     answered = labels != NO_ANSWER
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(teachers)
@@ -170,7 +173,7 @@ def pate(
     measured = None
     if {type(plan.noise) for plan in plans} == {Gaussian}:
         measured = replace(per_instance(query, scores, delta, answers), unit=unit)
-    return PateRun(
+    run = PateRun(
         guarantee=guarantee,
         answered=int(answered.sum()),
         label_accuracy=_mean(labels[answered] == truth[answered]),
@@ -178,6 +181,8 @@ def pate(
         per_instance=measured,
         teacher_accuracy=_mean(predicted == truth),
     )
+    folder.write_metrics(run, asked)
+    return run
 
 
 def _mean(correct: Tensor) -> float:
@@ -188,7 +193,8 @@ def _mean(correct: Tensor) -> float:
 class PateFolder:
     """The files of one run.
 
-    `settings.json`, `ledger.jsonl` (with the answers) and `student.safetensors` may be published;
+    `settings.json`, `ledger.jsonl` (with the answers), `metrics.jsonl` and `student.safetensors` may be
+    published;
     `teachers/` and `private.json` are as secret as the records: how many records there are tells
     neighbours apart that differ by one.
     """
@@ -223,6 +229,17 @@ class PateFolder:
         """Write the settings, which mark that a run exists; its ledger must exist already."""
         for path, content in self._contents.items():
             replace_file(path, content.encode(), secret=path == self._private)
+
+    def write_metrics(self, run: PateRun, queries: int) -> None:
+        """Write what was measured on records without protection, and nothing sensitive."""
+        line = metrics_line(
+            run.guarantee,
+            queries,
+            answered=run.answered,
+            label_accuracy=run.label_accuracy,
+            accuracy=run.student_accuracy,
+        )
+        replace_file(self.path / "metrics.jsonl", line.encode())
 
     def _check(self, *, resume: bool) -> None:
         """Raise unless the run that is there may go on with these settings."""

@@ -31,7 +31,7 @@ from hush.training.evaluate import check_evaluation, evaluate
 from hush.training.methods.selective import check_possible
 from hush.training.progress import RunProgress
 from hush.training.resume import Scheduler, resume_run, save_run
-from hush.training.run_folder import RunFolder
+from hush.training.run_folder import RunFolder, metrics_of
 from hush.training.step import PrivateStep
 from hush.training.stopping import last_step
 from hush.training.units import Owners
@@ -261,7 +261,7 @@ def train(
                     scheduler.step()
                 if step.steps % period and step.steps != end:
                     continue
-                newest = _metrics_of(step.steps, step.spent())
+                newest = metrics_of(step.steps, step.spent())
                 newest |= {"accepted": step.accepted} if verdicts else {}
                 if evaluation is not None:
                     # one number for a scheduler to follow, or the ranks' models would part
@@ -287,14 +287,3 @@ def train(
             skipped=step.skipped,
             accepted=step.accepted if verdicts else None,
         )
-
-
-def _metrics_of(step: int, guarantee: Guarantee) -> dict[str, Any]:
-    """First entries of a line of metrics: an epsilon, with what is needed to read it."""
-    return {
-        "step": step,
-        "epsilon": guarantee.epsilon.upper,
-        "delta": guarantee.delta,
-        "neighbours": str(guarantee.neighbours),
-        "unit": guarantee.unit,
-    }

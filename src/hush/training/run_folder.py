@@ -11,7 +11,7 @@ from typing import Any
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.atomic_files import file_named, replace_file
 from hush.core.errors import CheckpointError, HushError, InvalidPlan, InvalidValue, LedgerError
-from hush.core.guarantee import Adjacency
+from hush.core.guarantee import Adjacency, Guarantee
 from hush.core.plan import Plan, read_plan, write_plan
 from hush.core.ranges import check_kind, finite_or_none
 
@@ -109,12 +109,7 @@ class RunFolder:
 
     def metrics(self, up_to: int | None = None) -> list[dict[str, Any]]:
         """The lines written so far; with `up_to`, those after that step are dropped for good."""
-        if not self._metrics.exists():
-            return []
-        *lines, _ = self._metrics.read_bytes().split(
-            b"\n"
-        )  # what follows the last newline was cut short
-        entries = [self._measured(line, number) for number, line in enumerate(lines, start=1)]
+        entries = read_metrics(self._metrics)
         stored = [entry for entry in entries if up_to is None or entry["step"] <= up_to]
         if up_to is not None:
             text = "".join(map(_line, stored))
@@ -131,19 +126,54 @@ class RunFolder:
         ):
             file.write(_line(entry))
 
-    def _measured(self, line: bytes, number: int) -> dict[str, Any]:
-        """The metrics of one line."""
-        try:
-            entry = json.loads(line)
-            if type(entry["step"]) is int:
-                return {name: math.nan if value is None else value for name, value in entry.items()}
-            reason = "its step is no whole number"
-        except (ValueError, KeyError, TypeError) as error:
-            reason = str(error)
-        raise CheckpointError(
-            f"{self._metrics}, line {number}, is not what a run writes there ({reason}): it was changed "
-            "by something else. No charge depends on it: delete the line, or the file, and resume."
-        )
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The metrics in a file, a dictionary for each evaluation; none where there is no file.
+
+    Args:
+        path: metrics.jsonl of a run. What follows its last newline was cut short and is left out.
+    """
+    if not path.exists():
+        return []
+    *lines, _ = path.read_bytes().split(b"\n")
+    return [_measured(path, line, number) for number, line in enumerate(lines, start=1)]
+
+
+def _measured(path: Path, line: bytes, number: int) -> dict[str, Any]:
+    """The metrics of one line."""
+    try:
+        entry = json.loads(line)
+        if type(entry["step"]) is int:
+            return {name: math.nan if value is None else value for name, value in entry.items()}
+        reason = "its step is no whole number"
+    except (ValueError, KeyError, TypeError) as error:
+        reason = str(error)
+    raise CheckpointError(
+        f"{path}, line {number}, is not what a run writes there ({reason}): it was changed "
+        "by something else. No charge depends on it: delete the line, or the file, and resume."
+    )
+
+
+def metrics_line(guarantee: Guarantee, step: int, **measured: Any) -> str:
+    """One line of metrics: an epsilon with what is needed to read it, and what was measured.
+
+    Args:
+        guarantee: Of everything charged so far.
+        step: Number of steps charged so far.
+        measured: By name; from records that need no protection, or public.
+    """
+    return _line({**metrics_of(step, guarantee), **measured})
+
+
+def metrics_of(step: int, guarantee: Guarantee) -> dict[str, Any]:
+    """First entries of a line of metrics: an epsilon, with what is needed to read it."""
+    return {
+        "step": step,
+        "epsilon": guarantee.epsilon.upper,
+        "delta": guarantee.delta,
+        "neighbours": str(guarantee.neighbours),
+        "unit": guarantee.unit,
+    }
 
 
 def _line(entry: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ def checked_ledger(folder: Path) -> tuple[Ledger, list[str]]:
             "restore the file, or name a ledger with --ledger FILE."
         )
     opened = Ledger(ledger, read_only=True)
-    return opened, [_PATE] if _holds_pate(folder) else _fits(folder, opened)
+    return opened, [_PATE] if holds_pate(folder) else _fits(folder, opened)
 
 
 def ledger_at(path: Path) -> tuple[Ledger, list[str]]:
@@ -56,12 +56,12 @@ def ledger_at(path: Path) -> tuple[Ledger, list[str]]:
     # under another name it may be a copy of the run's ledger, or one that has nothing to do with it
     if anchor.exists() and (path.name == _NAME or anchored_ledger(anchor) == opened.identity):
         return opened, _fits(folder, opened)
-    if path.name == _NAME and _holds_pate(folder):
+    if path.name == _NAME and holds_pate(folder):
         return opened, [_PATE]
     return opened, ["no run of this ledger is beside it, so that the newest charges may be missing"]
 
 
-def _holds_pate(folder: Path) -> bool:
+def holds_pate(folder: Path) -> bool:
     """Whether a folder is of a PATE run, with no plan, anchor or checkpoint."""
     if any((folder / name).exists() for name in ("plan.toml", ANCHOR, "checkpoint.safetensors")):
         return False
