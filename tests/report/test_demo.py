@@ -1,5 +1,6 @@
-"""The demonstration report: its table, plot and page."""
+"""The demonstration: its table, plot and reports."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,7 @@ from matplotlib.image import imread
 
 import hush
 from hush.report import demo
-from hush.report.demo import plot_accuracy, write_page
-from hush.report.figure import Table
+from hush.report.demo import plot_accuracy
 
 
 def test_the_demonstration_compares_and_leaves_a_report(
@@ -23,38 +23,20 @@ def test_the_demonstration_compares_and_leaves_a_report(
     assert table.strip() in printed
     assert table.count("DP-SGD") == 2
     assert table.endswith("\n\nepsilon at delta 1e-05, zero-out one record\n")
-    page = (tmp_path / "report.html").read_text()
-    assert page.count("DP-SGD") == 2
-    for row in (
-        "<td>steps</td><td>20</td>",
-        "<td>sampling</td><td>Poisson, rate 0.25: 359.25 of 1437 records expected a step</td>",
-        "<td>clipping</td><td>Euclidean norm 1 of each record&#x27;s gradient</td>",
-        "<td>learning rate</td><td>2 (SGD)</td>",
-        "<td>neighbours</td><td>zero-out, one record</td>",
-        "<td>randomness</td><td>seeded</td>",
-    ):
-        assert row in page
+    for epsilon in (1, 8):
+        report = json.loads((tmp_path / f"epsilon-{epsilon}" / "report.json").read_text())
+        assert report["guarantee"]["epsilon"]["upper"] <= epsilon
+        assert report["guarantee"]["randomness"] == "seeded"
+        assert f"{report['accuracy']['without_privacy']:.1%}" in table
+        assert f"{report['accuracy']['private']:.1%}" in table
+        page = tmp_path / f"epsilon-{epsilon}" / "report.html"
+        assert str(page) in printed
+        assert report["statements"]["for_lawyers"] in page.read_text()
     assert (tmp_path / "plot.png").stat().st_size > 10_000
     for epsilon in (1, 8):
         with hush.Ledger(tmp_path / f"epsilon-{epsilon}" / "ledger.jsonl") as ledger:
             assert sum(ledger.counts.values()) == 20
             assert ledger.epsilon(demo.DELTA).epsilon.upper <= epsilon
-
-
-def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
-    plot = tmp_path / "plot.png"
-    plot.write_bytes(b"picture")
-    page = tmp_path / "report.html"
-    table = Table(header=["a"], rows=[["<1>"]])
-    settings = Table(header=["setting", "value"], rows=[["rate", "<.25>"]])
-    parts = {"lead": "lead", "table": table, "plot": plot, "settings": settings}
-    write_page(page, title="A & B", notes=["x < y"], **parts)  # type: ignore[arg-type]
-    text = page.read_text()
-    assert "<title>A &amp; B</title>" in text
-    assert "<li>x &lt; y</li>" in text
-    assert "data:image/png;base64,cGljdHVyZQ==" in text
-    assert "<td>rate</td><td>&lt;.25&gt;</td>" in text
-    assert 'src="http' not in text
 
 
 CURVES = {"epsilon 1": [(0.3, 0.5), (1.0, 0.8)], "epsilon 8": [(2.0, 0.7), (8.0, 0.9)]}

@@ -1,4 +1,4 @@
-"""Tables as text and HTML; the files of a figure."""
+"""Tables as text; the files of a figure."""
 
 import csv
 from pathlib import Path
@@ -15,11 +15,6 @@ def test_markdown_is_aligned() -> None:
         "| 1     | <2> |",
         "| three | 4   |",
     ]
-
-
-def test_html_is_escaped() -> None:
-    assert "<td>&lt;2&gt;</td>" in TABLE.html()
-    assert TABLE.html().count("<tr>") == 3
 
 
 def test_a_figure_leaves_a_table_and_a_picture(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hush.cli.options import AsJson
 from hush.cli.output import print_error, print_json, print_warning
 from hush.cli.pate import pate
 from hush.cli.probe import probe
+from hush.cli.report import report
 from hush.cli.reproduce import reproduce
 from hush.cli.train import train
 from hush.cli.tune import tune
@@ -57,9 +58,9 @@ def claims(as_json: AsJson = False) -> None:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Where the runs and their reports go.")] = Path("runs/demo"),
 ) -> None:
-    """Train without privacy and with epsilon 1, 3 and 8; write a table, a plot and a page."""
+    """Train without privacy and with epsilon 1, 3 and 8; write a table, a plot and reports."""
     from hush.report.demo import demo as run_demo
 
     run_demo(out)
@@ -67,7 +68,7 @@ def demo(
 
 for command in (
     *(train, tune, account, explain, calibrate, compare, tune_selective),
-    *(claims, audit, probe, pate, demo, reproduce),
+    *(report, claims, audit, probe, pate, demo, reproduce),
 ):
     app.command()(command)
 

@@ -1,8 +1,6 @@
-"""The demonstration report: the bundled digits without privacy and with epsilon 1, 3 and 8."""
+"""The demonstration: the bundled digits without privacy and with epsilon 1, 3 and 8, with reports."""
 
-import base64
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from shutil import rmtree
 
@@ -11,12 +9,14 @@ from torch import nn
 
 from hush.accounting.calibrate import calibrate
 from hush.clipping import L2
-from hush.core.guarantee import Budget, Guarantee
+from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.data import load, tensors
 from hush.models import build
 from hush.noise import Gaussian
 from hush.report.figure import Table
+from hush.report.run.collect import run_facts
+from hush.report.run.page import write_report
 from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
 from hush.training.loop import train
@@ -33,12 +33,13 @@ NOTES = (
     "docs/guarantees/ says what epsilon promises here and why it holds.",
     "hush train --help: your own run; add --data mnist --data-dir DIR for real data.",
     "hush account and hush calibrate: what a plan costs, and the noise a budget asks for.",
-    "The seed is fixed so that this page comes out the same again; a private run has no known seed.",
+    "hush report RUN_DIR: such a report of any run.",
+    "The seed is fixed so that the reports come out the same again; a private run has no known seed.",
 )
 
 
 def demo(out: Path) -> None:
-    """Train all runs, print the table, and write table, plot and HTML page to `out`."""
+    """Train all runs, print the table, and write table, plot and a report of each run to `out`."""
     dataset = load("digits")
     x_train, y_train, x_test, y_test = tensors(dataset)
     loss = nn.CrossEntropyLoss()
@@ -72,8 +73,10 @@ def demo(out: Path) -> None:
             steps=STEPS,
             evaluation=(x_test, y_test),
             directory=folder,
+            settings={"data": "digits", "model": "logistic", "learning_rate": LEARNING_RATE},
             generator=torch.Generator().manual_seed(SEED),
         )
+        write_report(folder / "report.html", run_facts(folder, baseline=baseline))
         curves[f"epsilon {epsilon:g}"] = [(m["epsilon"], m["accuracy"]) for m in run.metrics]
         rows.append(
             [
@@ -91,32 +94,12 @@ def demo(out: Path) -> None:
     plot_accuracy(
         out / "plot.png", curves, baseline=("no privacy", baseline), title=title, spent=meaning
     )
-    write_page(
-        out / "report.html",
-        title=title,
-        lead="A linear classifier on scikit-learn's digits, trained with and without privacy.",
-        table=table,
-        plot=out / "plot.png",
-        settings=_settings(len(x_train), run.guarantee),
-        notes=NOTES,
-    )
-    print(f"\n{table.markdown()}\n\n{meaning}\n\nreport: {out / 'report.html'}\n\nwhere to look next:")
+    print(f"\n{table.markdown()}\n\n{meaning}\n\nreports, to open in a browser:")
+    for epsilon in EPSILONS:
+        print(f"  {out / f'epsilon-{epsilon:g}' / 'report.html'}")
+    print("\nwhere to look next:")
     for note in NOTES:
         print(f"  {note}")
-
-
-def _settings(records: int, guarantee: Guarantee) -> Table:
-    """Settings that the private runs share: enough to repeat them and to interpret epsilon."""
-    rows = {
-        "steps": f"{STEPS}",
-        "sampling": f"Poisson, rate {RATE:g}: {RATE * records:g} of {records} records expected a step",
-        "clipping": f"Euclidean norm {CLIP:g} of each record's gradient",
-        "learning rate": f"{LEARNING_RATE:g} (SGD)",
-        "neighbours": f"{guarantee.neighbours}, {guarantee.unit}",
-        "delta": f"{guarantee.delta:g}",
-        "randomness": guarantee.randomness,
-    }
-    return Table(header=["setting", "value"], rows=[[name, value] for name, value in rows.items()])
 
 
 def initial_model(classes: int, inputs: torch.Tensor) -> nn.Module:
@@ -154,38 +137,3 @@ def plot_accuracy(
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", frameon=False)
     figure.savefig(path, dpi=150)
-
-
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 3rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; margin: 1.5rem 0; }
-th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid #ddd; }
-img { max-width: 100%; }
-code { background: #f3f3f3; padding: .1rem .3rem; }
-"""
-
-
-def write_page(
-    path: Path, *, title: str, lead: str, table: Table, plot: Path, settings: Table, notes: Sequence[str]
-) -> None:
-    """Write a self-contained HTML page: lead, results, plot, settings of the runs, notes."""
-    picture = base64.b64encode(plot.read_bytes()).decode()
-    items = "\n".join(f"<li>{escape(note)}</li>" for note in notes)
-    path.write_text(
-        f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<title>{escape(title)}</title>
-<style>{_STYLE}</style>
-<h1>{escape(title)}</h1>
-<p>{escape(lead)}</p>
-{table.html()}
-<img alt="{escape(title)}" src="data:image/png;base64,{picture}">
-{settings.html()}
-<ul>
-{items}
-</ul>
-</html>
-""",
-        encoding="utf-8",
-    )

@@ -1,9 +1,8 @@
-"""Tables and figures: aligned Markdown, HTML, CSV and PNG."""
+"""Tables and figures: aligned Markdown, CSV and PNG."""
 
 import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,6 @@ class Table:
             "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
             for line in [self.header, rule, *self.rows]
         )
-
-    def html(self) -> str:
-        """The table as HTML."""
-        head = "".join(f"<th>{escape(cell)}</th>" for cell in self.header)
-        body = "\n".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows
-        )
-        return f"<table>\n<tr>{head}</tr>\n{body}\n</table>"
 
 
 @dataclass(frozen=True, kw_only=True)

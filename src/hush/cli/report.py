@@ -1,0 +1,54 @@
+"""`hush report`: what a run promises, as a page and as JSON."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hush.cli.options import AsJson
+from hush.cli.output import print_json, progress_lines
+
+
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run, or a ledger.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page; report.html in the run's folder by default. JSON goes beside it."),
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Probability that the promise may fail; the run's own by default."),
+    ] = None,
+    baseline: Annotated[
+        float | None, typer.Option(help="Accuracy without privacy, where it is known, as 0.95.")
+    ] = None,
+    audit: Annotated[
+        Path | None,
+        typer.Option(
+            help="What `hush audit --json` printed for this run. It makes the report sensitive."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a run promises, what it risks and what that rests on: one HTML page, and JSON of the same.
+
+    With --json the facts are printed, and a page is written only where --out names it.
+
+    Example: hush report runs/digits-1
+    """
+    from hush.report.run.collect import run_facts
+    from hush.report.run.page import report_json, write_report
+
+    with progress_lines("computing the curves"):
+        facts = run_facts(run_dir, delta=delta, baseline=baseline, audit=audit)
+    page = out
+    if page is None and not as_json:
+        page = (run_dir if run_dir.is_dir() else run_dir.parent) / "report.html"
+    plain = None if page is None else write_report(page, facts)
+    if as_json:
+        print_json(report_json(facts))
+        return
+    print(facts.guarantee)
+    print(f"report: {page}; the same facts as JSON: {plain}")
+    if facts.audit is not None:
+        print("sensitive: it holds what an audit of the records found; do not publish it")

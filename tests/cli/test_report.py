@@ -1,0 +1,55 @@
+"""`hush report`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import answer, call
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps, with evaluation."""
+    folder = tmp_path_factory.mktemp("runs") / "short"
+    done = call("train", "--steps", "3", "--delta", "1e-4", "--run-dir", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_run_is_reported_as_a_page_and_as_json(run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = call("report", run, "--out", page, "--baseline", "0.97")
+    assert done.returncode == 0, done.stderr
+    assert str(page) in done.stdout
+    assert "epsilon <= " in done.stdout
+    said = json.loads((tmp_path / "page.json").read_text())
+    assert said["accuracy"]["without_privacy"] == 0.97
+    assert said["accuracy"]["private"] == said["metrics"][-1]["accuracy"]
+    assert said["settings"]["data"] == "digits"
+    assert said["statements"]["for_lawyers"] in page.read_text()
+
+
+def test_json_alone_writes_nothing(run: Path) -> None:
+    before = sorted(run.iterdir())
+    said = answer("report", run)
+    assert sorted(run.iterdir()) == before
+    assert said["guarantee"]["epsilon"] == answer("account", run)["epsilon"]
+    assert said["attack"]["advantage"] <= said["from_epsilon"]["advantage"]
+    secret = {file["name"] for file in said["files"] if not file["publishable"]}
+    assert secret == {"checkpoint.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere",), "there is no nowhere"),
+        ((".",), "has no ledger.jsonl"),
+        ((".", "--baseline", "2"), "baseline=2.0 must be"),
+    ],
+)
+def test_what_is_no_run_has_no_report(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    done = call("report", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,131 @@
+"""Facts of a report: what they are computed from, and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import hush
+from hush.accounting.epsilon import compose
+from hush.core.errors import CheckpointError, InvalidValue, LedgerError
+from hush.report.run.collect import audit_facts, run_facts
+from hush.report.run.facts import RunFacts
+from tests.report.run.conftest import STATISTICS, TRAINING, charge
+
+
+def test_the_guarantee_is_of_everything_on_the_ledger(facts: RunFacts) -> None:
+    assert facts.guarantee.epsilon == compose({STATISTICS: 2, TRAINING: 30}, 1e-5).epsilon
+    assert (facts.kind, facts.name, facts.charges) == ("ledger", "whitened", 32)
+    alone = {each.plan: each.alone for each in facts.plans}
+    assert alone[STATISTICS] == hush.epsilon(STATISTICS, steps=2, delta=1e-5).epsilon
+    assert [each.proof for each in facts.plans] == ["poisson-gaussian.md"] * 2
+    assert sum(bound.upper for bound in alone.values()) > facts.epsilon.upper
+
+
+def test_the_charge_builds_up_in_the_order_of_the_ledger(facts: RunFacts) -> None:
+    charges = [spent.charges for spent in facts.build_up]
+    assert (charges[0], charges[-1]) == (1, 32)
+    assert charges == sorted(set(charges))
+    first = facts.build_up[0].epsilon
+    assert first == hush.epsilon(STATISTICS, steps=1, delta=1e-5).epsilon, "statistics came first"
+    later = next(spent for spent in facts.build_up if spent.charges > 2)
+    assert later.epsilon == compose({STATISTICS: 2, TRAINING: later.charges - 2}, 1e-5).epsilon
+    assert facts.build_up[-1].epsilon == facts.epsilon
+    uppers = [spent.epsilon.upper for spent in facts.build_up]
+    assert uppers == sorted(uppers)
+
+
+def test_another_delta_and_a_baseline_are_taken(ledger: Path) -> None:
+    asked = run_facts(ledger, delta=1e-7, baseline=0.95)
+    assert asked.guarantee.epsilon == compose({STATISTICS: 2, TRAINING: 30}, 1e-7).epsilon
+    assert asked.baseline == 0.95
+    assert "the run was made for delta 1e-05" in asked.notes[0]
+    with pytest.raises(InvalidValue, match=r"baseline=95\.0 must be"):
+        run_facts(ledger, baseline=95.0)
+
+
+def pate_folder(folder: Path, settings: dict[str, object]) -> Path:
+    """What `hush pate` leaves, as far as a report reads it: two of three planned votes were used."""
+    folder.mkdir()
+    charge(folder / "ledger.jsonl", (STATISTICS, 2))
+    (folder / "settings.json").write_text(json.dumps({"teachers": 5, "query": {}, **settings}))
+    return folder
+
+
+def test_pate_is_reported_for_all_that_was_planned(tmp_path: Path) -> None:
+    """How many answers there were follows from the records: the charges alone would be too little."""
+    planned: dict[str, object] = {"planned": [{"plan": STATISTICS.to_plain(), "steps": 3}]}
+    facts = run_facts(pate_folder(tmp_path / "run", planned))
+    assert facts.kind == "PATE"
+    assert facts.epsilon == hush.epsilon(STATISTICS, steps=3, delta=1e-5).epsilon
+    assert facts.build_up[-1].epsilon == hush.epsilon(STATISTICS, steps=2, delta=1e-5).epsilon
+    assert not facts.finished
+
+
+@pytest.mark.parametrize("planned", [{}, {"planned": 3}, {"planned": [{"plan": {}, "steps": 1}]}])
+def test_pate_without_its_plan_is_refused(planned: dict[str, object], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="may be less than the guarantee is for"):
+        run_facts(pate_folder(tmp_path / "run", planned))
+
+
+def test_no_run_no_report(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match=r"there is no .*nowhere"):
+        run_facts(tmp_path / "nowhere")
+    with pytest.raises(LedgerError, match=r"has no ledger\.jsonl"):
+        run_facts(tmp_path)
+    (tmp_path / "ledger.jsonl").touch()
+    with pytest.raises(LedgerError, match=r"damaged at line 1 \(it is empty\)"):
+        run_facts(tmp_path)
+
+
+def test_a_ledger_without_a_charge_promises_nothing(tmp_path: Path) -> None:
+    hush.Ledger(tmp_path / "ledger.jsonl").close()
+    with pytest.raises(LedgerError, match="has no charge"):
+        run_facts(tmp_path / "ledger.jsonl")
+
+
+def test_a_damaged_or_void_ledger_is_not_reported_on(tmp_path: Path) -> None:
+    path = charge(tmp_path / "ledger.jsonl", (TRAINING, 3))
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:3] + lines[4:]))
+    with pytest.raises(LedgerError, match="damaged"):
+        run_facts(path)
+    path.write_bytes(whole)
+    with hush.Ledger(path) as ledger:
+        ledger.void("the model was moved")
+    with pytest.raises(LedgerError, match="is void"):
+        run_facts(path)
+
+
+def said_by_audit(plan: hush.Plan, steps: int, bound: float) -> dict[str, object]:
+    return {
+        "lower_bound": bound,
+        "charge": hush.epsilon(plan, steps=steps, delta=1e-5).to_plain(),
+        "confidence": 0.95,
+        "kind": "gradient",
+        "canaries": 256,
+        "runs": 1,
+        "steps": steps,
+        "plan": plan.to_plain(),
+    }
+
+
+def test_an_audit_belongs_to_its_run_and_makes_the_report_sensitive(
+    facts: RunFacts, tmp_path: Path
+) -> None:
+    path = tmp_path / "audit.json"
+    path.write_text(json.dumps(said_by_audit(TRAINING, 30, 0.4)))
+    found = audit_facts(path, facts)
+    assert (found.lower_bound, found.exceeded) == (0.4, False)
+    assert replace(facts, audit=found).to_plain()["sensitive"] is True
+    assert facts.to_plain()["sensitive"] is False
+    path.write_text(json.dumps(said_by_audit(TRAINING, 30, 99.0)))
+    assert audit_facts(path, facts).exceeded
+    path.write_text(json.dumps(said_by_audit(TRAINING, 29, 0.4)))
+    with pytest.raises(InvalidValue, match="its bound says nothing of this run"):
+        audit_facts(path, facts)
+    path.write_text("{}")
+    with pytest.raises(InvalidValue, match="not what an audit printed"):
+        audit_facts(path, facts)
