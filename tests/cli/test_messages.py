@@ -2,16 +2,14 @@
 
 import json
 import sys
-import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hush.cli.output import progress_lines
 from tests.cli.command import call
 
 
@@ -33,30 +31,19 @@ def test_a_warning_is_one_line_and_no_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hush.cli.output._SECONDS", 0.01)
+    monkeypatch.setattr("hush.training.progress._SECONDS", 0.01)
 
 
-@pytest.mark.usefixtures("_often")
-def test_progress_is_told_while_a_task_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = ""
-    with progress_lines("teachers trained", 30) as done:
-        done()
-        done()
-        deadline = time.monotonic() + 60
-        while "2 of 30" not in lines and time.monotonic() < deadline:
+def stopped_after(line: str, seconds: float = 60.0) -> Callable[..., Any]:
+    """A function that goes on until a line was printed, and then fails."""
+
+    def never(*_: Any, **__: Any) -> None:
+        deadline = time.monotonic() + seconds
+        while line not in sys.stderr.getvalue() and time.monotonic() < deadline:  # type: ignore[union-attr]
             time.sleep(0.01)
-            lines += capsys.readouterr().err
-    assert "hush: teachers trained: 2 of 30, 0 seconds so far\n" in lines
-    capsys.readouterr()
-    time.sleep(0.05)
-    assert capsys.readouterr().err == "", "it ends with the task"
+        raise OSError("stopped")
 
-
-def test_a_task_that_fails_ends_its_progress() -> None:
-    before = threading.active_count()
-    with pytest.raises(KeyboardInterrupt), progress_lines("training"):
-        raise KeyboardInterrupt
-    assert threading.active_count() == before
+    return never
 
 
 PATE = ("pate", "--teachers", "5", "--queries", "10", "--epochs", "1", "--model", "logistic")
@@ -75,7 +62,12 @@ PATE = ("pate", "--teachers", "5", "--queries", "10", "--epochs", "1", "--model"
             "hush.accounting.compare.compare",
             "calibrating the noise",
         ),
-        (PATE, "hush.pate.run.pate", "teachers trained: 0 of 5"),
+        (PATE, "hush.pate.run.pate", "training teachers: 0 of 5"),
+        (
+            ("tune", "--steps", "1", "--trials", "2", "--delta", "1e-4"),
+            "hush.training.tuning.tune._outcomes",
+            "tuning (do not publish",
+        ),
     ],
 )
 @pytest.mark.parametrize("as_json", [True, False])
@@ -88,14 +80,32 @@ def test_commands_that_take_minutes_are_not_silent(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def never(*_: Any, **__: Any) -> SimpleNamespace:
-        deadline = time.monotonic() + 60
-        while line not in sys.stderr.getvalue() and time.monotonic() < deadline:  # type: ignore[union-attr]
-            time.sleep(0.01)
-        raise OSError("stopped")
-
-    monkeypatch.setattr(slow, never)
+    monkeypatch.setattr(slow, stopped_after(line))
     result = call(*asked, *(["--json"] if as_json else []), cwd=tmp_path)
     assert f"hush: {line}" in result.stderr
     assert result.stderr.endswith("hush: stopped\n")
+    assert "\r" not in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.usefixtures("_often")
+def test_recipes_are_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "computing slow: "
+    monkeypatch.setattr("hush.cli.reproduce._recipes", lambda: {"slow": stopped_after(line)})
+    assert f"hush: {line}" in call("reproduce", "slow").stderr
+
+
+@pytest.mark.usefixtures("_often")
+def test_an_audit_counts_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call("train", "--steps", "2", "--delta", "1e-4", "--run-dir", tmp_path / "run")
+    line = "training with canaries: 2 of 2 steps"
+    monkeypatch.setattr("hush.cli.audit_runner.one_run", stopped_after(line))
+    assert f"hush: {line}" in call("audit", tmp_path / "run").stderr
+
+
+@pytest.mark.usefixtures("_often")
+def test_quiet_commands_are_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hush.accounting.compare.compare", stopped_after("none", seconds=0.1))
+    asked = ("compare", "--records", "100", "--dimension", "5", "--rate", "0.1", "--steps", "1")
+    assert "calibrating" in call(*asked).stderr
+    assert call(*asked, "--quiet").stderr == "hush: stopped\n"

@@ -117,7 +117,7 @@ def test_a_run_that_is_interrupted_says_how_to_go_on(
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hush.training.progress.RunProgress.advance", interrupt)
+    monkeypatch.setattr("hush.training.progress.Progress.advance", interrupt)
     with pytest.raises(KeyboardInterrupt):
         train(run_dir=tmp_path / "run", noise=2.0, steps=2, as_json=True)
     assert f"--run-dir {tmp_path / 'run'} --resume" in capsys.readouterr().err

@@ -5,8 +5,9 @@ a typical gradient of Euclidean norm 1 passes unclipped: then less noise is simp
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from scipy.special import gammaln
@@ -109,11 +110,12 @@ class Row:
     """Variance relative to plain DP-SGD under the tightest accounting."""
 
 
-def compare(setting: Setting) -> list[Row]:
+def compare(setting: Setting, done: Callable[[], None] = lambda: None) -> list[Row]:
     """One row for each mechanism, in order of increasing noise variance.
 
     Args:
         setting: Data, sampling, budget and gradient geometry.
+        done: Called as each mechanism is calibrated.
 
     Returns:
         The rows, the one with the least noise first.
@@ -122,7 +124,10 @@ def compare(setting: Setting) -> list[Row]:
     Gaussian in any ellipsoid, coordinate-wise.md for the others (shaped-noise.md says how noise was
     chosen). `published` numbers are for comparison and guarantee nothing.
     """
-    rows = [*_gaussian(setting, setting.rate), *_generalized(setting), *_twice(setting)]
+    rows = list[Row]()
+    for row in chain(_gaussian(setting, setting.rate), _generalized(setting), _twice(setting)):
+        rows.append(row)
+        done()
     plain = rows[0].variance
     priced = [replace(row, cost=row.variance / plain) for row in rows]
     return sorted(priced, key=lambda row: row.variance)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hush.cli.options import AsJson, DataDir, Device, Seed, device_of, one_of
+from hush.cli.options import AsJson, DataDir, Device, Quiet, Seed, device_of, one_of
 from hush.cli.output import counted, print_json
 from hush.core.errors import InvalidValue, LedgerError, Unsupported
 from hush.core.plan import read_plan
@@ -37,6 +37,7 @@ def audit(
     data_dir: DataDir = None,
     device: Device = None,
     seed: Seed = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Lower bound on epsilon: train again as a run did, with canaries, and try to detect them.
@@ -51,6 +52,7 @@ def audit(
     from hush.audit.lower_bound import CONFIDENCE
     from hush.cli.audit_runner import AuditRunner
     from hush.cli.experiment import Settings, build_experiment
+    from hush.training.progress import Progress
 
     CONFIDENCE.check("--confidence", confidence)
     check_count("--runs", runs, "they are counted", at_least=1)
@@ -88,10 +90,19 @@ def audit(
             "changed. Name the folder of a run as `hush train` left it."
         )
     experiment = build_experiment(settings, data_dir, device_of(device))
-    runner = AuditRunner(
-        experiment=experiment, plan=plan, steps=steps, kind=kind, others=others, seed=seed
-    )
-    result = runner.one_run(canaries, confidence) if runs == 1 else runner.many_runs(runs, confidence)
+    with Progress("training with canaries", runs * steps, visible=not quiet) as progress:
+        runner = AuditRunner(
+            experiment=experiment,
+            plan=plan,
+            steps=steps,
+            kind=kind,
+            others=others,
+            seed=seed,
+            done=progress.advance,
+        )
+        result = (
+            runner.one_run(canaries, confidence) if runs == 1 else runner.many_runs(runs, confidence)
+        )
     bound, guesses = result.bound, result.guesses
     exceeded = bound.epsilon > result.charge.epsilon.upper
     if as_json:

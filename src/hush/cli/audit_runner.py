@@ -1,5 +1,6 @@
 """Training runs with canaries for `hush audit`: one run with many, or many runs with one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +32,10 @@ class AuditResult:
 
 
 class AuditRunner:
-    """Trains as the run did; coins, directions and noise are drawn anew, from a seed if there is one."""
+    """Trains as the run did; coins, directions and noise are drawn anew, from a seed if there is one.
+
+    `done` is called after each step.
+    """
 
     def __init__(
         self,
@@ -42,10 +46,11 @@ class AuditRunner:
         kind: str,
         others: bool,
         seed: int | None,
+        done: Callable[[], None] = lambda: None,
     ) -> None:
         self._experiment, self._plan, self._steps = experiment, plan, steps
         self._kind, self._others = kind, others
-        self._delta = experiment.settings.delta
+        self._delta, self._done = experiment.settings.delta, done
         self._seeded = seed is not None
         self._coins = fresh_generator() if seed is None else torch.Generator().manual_seed(seed)
         if seed is not None:
@@ -125,4 +130,5 @@ class AuditRunner:
             secure=secure,
             views=experiment.views,
             public=experiment.public,
+            done=self._done,
         )

@@ -10,6 +10,7 @@ from hush.cli.options import (
     Delta,
     Epochs,
     Epsilon,
+    Quiet,
     Rate,
     Steps,
     plan_of,
@@ -17,7 +18,7 @@ from hush.cli.options import (
     sampling_of,
     steps_of,
 )
-from hush.cli.output import print_json, progress_lines
+from hush.cli.output import print_json
 from hush.core.errors import HushError, InvalidValue
 from hush.core.guarantee import RECORD, Budget
 from hush.core.plan import plan_text
@@ -41,6 +42,7 @@ def compare(
     subspaces: Annotated[
         str | None, typer.Option(help="Ranks and norms of subspaces, e.g. 1000:2.5,290898:1.")
     ] = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """The noise each mechanism needs for the same budget, steps and batch; least first.
@@ -50,6 +52,7 @@ def compare(
     """
     from hush.accounting.compare import Setting, check_cap
     from hush.accounting.compare import compare as rows_of
+    from hush.training.progress import Progress
 
     refuse_together(rate=rate, batch_size=batch_size)
     refuse_together(steps=steps, epochs=epochs)
@@ -66,8 +69,8 @@ def compare(
         cap=linf_ratio,
         subspaces=_subspaces(subspaces),
     )
-    with progress_lines("calibrating the noise of each mechanism"):
-        rows = rows_of(setting)
+    with Progress("calibrating the noise", unit="mechanisms", visible=not quiet) as progress:
+        rows = rows_of(setting, progress.advance)
     if as_json:
         statement = {**setting.budget.to_plain(), "neighbours": RECORD.neighbours, "unit": RECORD.unit}
         plans = [None if row.plan is None else row.plan.to_plain() for row in rows]

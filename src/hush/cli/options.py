@@ -78,6 +78,7 @@ Device = Annotated[
     typer.Option(help="cpu, cuda or cuda:N; cuda if there is one.", callback=_device_named),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress on standard error.")]
 PlanFile = Annotated[
     Path | None, typer.Option("--plan", help="Plan file (TOML) in place of rate, noise and clip.")
 ]

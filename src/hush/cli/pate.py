@@ -1,16 +1,24 @@
 """`hush pate`: PATE, a student trained on noisy votes of teachers."""
 
-import contextlib
 import math
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hush.cli.options import AsJson, Data, DataDir, Delta, Model, Seed, UnitsFile, refuse_together
-from hush.cli.output import SEED_NOTICE, print_json, progress_lines
+from hush.cli.options import (
+    AsJson,
+    Data,
+    DataDir,
+    Delta,
+    Model,
+    Quiet,
+    Seed,
+    UnitsFile,
+    refuse_together,
+)
+from hush.cli.output import SEED_NOTICE, print_json
 from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import DELTA, Budget
 from hush.core.parts import Noise
@@ -51,6 +59,7 @@ def pate(
     run_dir: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/pate"),
     resume: Annotated[bool, typer.Option(help="Go on where the run in --run-dir stopped.")] = False,
     seed: Seed = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Train teachers on disjoint private records, and a student on their noisy votes (PATE).
@@ -67,7 +76,7 @@ def pate(
     from hush.pate.confident import Confident, Query, with_noise
     from hush.pate.run import pate as run_pate
     from hush.pate.teachers import Lesson
-    from hush.training.progress import RunProgress
+    from hush.training.progress import Progress
 
     DELTA["range"].check("delta", delta)
     dataset = load(data, data_dir)
@@ -93,11 +102,7 @@ def pate(
     if noise is None:
         budget = Budget(epsilon=8.0 if epsilon is None else epsilon, delta=delta)
         query = with_noise(query, budget, queries, queries if answers is None else answers)
-    with contextlib.ExitStack() as stack:
-        if sys.stderr.isatty() and not as_json:
-            finished = stack.enter_context(RunProgress(teachers, 0, visible=True)).advance
-        else:
-            finished = stack.enter_context(progress_lines("teachers trained", teachers))
+    with Progress("training teachers", teachers, unit="teachers", visible=not quiet) as progress:
         run = run_pate(
             partial(
                 build,
@@ -120,7 +125,7 @@ def pate(
             processes=processes,
             resume=resume,
             generator=None if seed is None else torch.Generator().manual_seed(seed),
-            done=finished,
+            done=progress.advance,
         )
     if as_json:
         print_json(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hush.cli.experiment import LEARNING_RATE
-from hush.cli.options import MODELS, AsJson, DataDir, Device, LearningRate, device_of, one_of
-from hush.cli.output import print_json, progress_lines
+from hush.cli.options import MODELS, AsJson, DataDir, Device, LearningRate, Quiet, device_of, one_of
+from hush.cli.output import print_json
 from hush.core.errors import InvalidValue
 from hush.core.ranges import check_count
 from hush.data.registry import NAMES
@@ -49,6 +49,7 @@ def probe(
     device: Device = None,
     seed: Annotated[int, typer.Option(help="Of the initial weights.")] = 0,
     out: Annotated[Path, typer.Option(help="Where CSV, JSON and PNG files go.")] = Path("runs/probe"),
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the geometry of a model's gradients on public records; say which clipping would pay.
@@ -61,6 +62,7 @@ def probe(
     from hush.models import build
     from hush.report.geometry import geometry_figure, numbers
     from hush.training.methods.public_gradients import probe as measure
+    from hush.training.progress import Progress
 
     LEARNING_RATE.check("--lr", learning_rate)
     check_count("--records", records, "they are counted", 2)
@@ -80,7 +82,7 @@ def probe(
         for part in (slice(records), slice(records, 2 * records))
     )
     loss = torch.nn.CrossEntropyLoss()
-    with progress_lines(f"measuring the gradients of {model} on {data}"):
+    with Progress(f"measuring the gradients of {model} on {data}", visible=not quiet):
         geometry = measure(network, loss, reference, measured, steps=steps, learning_rate=learning_rate)
     title = f"gradients of {model} on {data} after {steps} steps, {geometry.dimension} parameters"
     figure = geometry_figure("probe", title, geometry, [_WARNING])

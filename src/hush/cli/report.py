@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from hush.cli.options import AsJson
-from hush.cli.output import print_json, progress_lines
+from hush.cli.options import AsJson, Quiet
+from hush.cli.output import print_json
 
 
 def report(
@@ -28,6 +28,7 @@ def report(
             help="What `hush audit --json` printed for this run. It makes the report sensitive."
         ),
     ] = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """What a run promises, what it risks and what that rests on: one HTML page, and JSON of the same.
@@ -38,8 +39,9 @@ def report(
     """
     from hush.report.run.collect import run_facts
     from hush.report.run.page import report_json, write_report
+    from hush.training.progress import Progress
 
-    with progress_lines("computing the curves"):
+    with Progress("computing the curves", visible=not quiet):
         facts = run_facts(run_dir, delta=delta, baseline=baseline, audit=audit)
     page = out
     if page is None and not as_json:

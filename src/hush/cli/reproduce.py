@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hush.cli.options import Device, device_of
+from hush.cli.options import Device, Quiet, device_of
 from hush.core.errors import DataError, InvalidValue
 
 
@@ -29,6 +29,7 @@ def reproduce(
     learning_rates: Annotated[str | None, typer.Option(help="The best of these only, as 0.3,1.")] = None,
     only: Annotated[str | None, typer.Option(help="Only methods with this in their name.")] = None,
     processes: Annotated[int | None, typer.Option(help="Number of runs at once.", min=1)] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Compute a paper's figure or table again; write a CSV and a plot, print the table.
 
@@ -36,6 +37,8 @@ def reproduce(
 
     Example: hush reproduce gg-dimension
     """
+    from hush.training.progress import Progress
+
     recipes = _recipes()
     if not names:
         width = max(map(len, recipes))
@@ -65,7 +68,8 @@ def reproduce(
         if unknown:
             raise InvalidValue(f"{name} has no choice of {', '.join(unknown)}: leave that out.")
     for name in names:
-        figure = recipes[name](**chosen)
+        with Progress(f"computing {name}", visible=not quiet):
+            figure = recipes[name](**chosen)
         files = figure.save(out)
         print(f"{name}: {figure.title}\n\n{figure.table().markdown()}\n")
         for note in figure.notes:

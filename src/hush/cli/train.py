@@ -25,6 +25,7 @@ from hush.cli.options import (
     PerUnit,
     PlanFile,
     PublicCount,
+    Quiet,
     Rate,
     Seed,
     Steps,
@@ -135,6 +136,7 @@ def train(
     self_test: Annotated[
         bool, typer.Option("--self-test", help="Begin only if the step does what is charged.")
     ] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model with differential privacy; without arguments, on the bundled digits.
@@ -248,7 +250,7 @@ def train(
             public=experiment.public,
             settings=settings.to_plain(),
             self_test=check_step if self_test else None,
-            progress=not as_json or not sys.stderr.isatty(),  # lines there, and JSON on standard output
+            progress=not quiet,
         )
     except KeyboardInterrupt:
         if (folder / "plan.toml").exists():

@@ -20,6 +20,7 @@ from hush.cli.options import (
     Epochs,
     Epsilon,
     Model,
+    Quiet,
     Rate,
     Seed,
     Steps,
@@ -103,6 +104,7 @@ def tune(
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on where the search in --run-dir stopped.")] = False,
     seed: Seed = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Choose settings by private random search: the budget covers all trials, and the best is released.
@@ -158,7 +160,7 @@ def tune(
         directory=folder,
         resume=resume,
         generator=None if seed is None else torch.Generator().manual_seed(seed),
-        progress=True,
+        progress=not quiet,
     )
     final = evaluate(tuned.model, torch.nn.CrossEntropyLoss(), experiment.test)
     searched = {"learning_rate": learning_rate, "clip": clip, "momentum": momentum}

@@ -29,7 +29,7 @@ from hush.training.distributed.membership import Group, process_group
 from hush.training.distributed.shares import all_slots
 from hush.training.evaluate import check_evaluation, evaluate
 from hush.training.methods.selective import check_possible
-from hush.training.progress import RunProgress
+from hush.training.progress import Progress
 from hush.training.resume import Scheduler, resume_run, save_run
 from hush.training.run_folder import RunFolder, metrics_of
 from hush.training.step import PrivateStep
@@ -252,7 +252,8 @@ def train(
             folder.begin(plan, ledger)
             save_run(folder, step, scheduler, origin)
         ledger.store_delta(budget.delta)
-        with RunProgress(end, step.steps, visible=progress and (ranks is None or not ranks.rank)) as bar:
+        visible = progress and (ranks is None or not ranks.rank)
+        with Progress("training", end, done=step.steps, visible=visible) as bar:
             for batch in batches:
                 moved = step(batch)
                 bar.advance()

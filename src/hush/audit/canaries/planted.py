@@ -4,6 +4,7 @@ A canary that is out leaves its slot empty: neighbours are zero-out, as in every
 slot of one that is out adds nothing to any sum.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,7 @@ def run_with_canaries(
     per_unit: int | None = None,
     unit_gradient: Reduction = "mean",
     owned: int = 1,
+    done: Callable[[], None] = lambda: None,
 ) -> CanaryRun:
     """Scores of all canaries after training with those whose coin is true.
 
@@ -89,6 +91,7 @@ def run_with_canaries(
         per_unit: as in `PrivateStep`, and so is the next.
         unit_gradient: likewise.
         owned: records of each canary; one where a record is the unit of privacy.
+        done: called after each step.
     """
     per_sample = per_sample_loss(loss)
     directions = None if isinstance(canaries, tuple) else canaries
@@ -128,6 +131,7 @@ def run_with_canaries(
         if step(batch) and directions is not None:
             assert step.update is not None
             scores += step.scores(directions, step.update).cpu()
+        done()
     if before is not None:
         scores = (before - _losses(model, per_sample, own, owned)).cpu()
     return CanaryRun(scores=scores, charge=step.spent(delta), steps=step.steps)

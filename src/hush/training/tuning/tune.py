@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import os
 import secrets
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
@@ -32,6 +31,7 @@ from hush.core.plan import Plan, write_plan
 from hush.core.ranges import as_path, check_count, check_kind, finite_or_none
 from hush.training import checkpoint
 from hush.training.phases.private_gradient import fingerprint
+from hush.training.progress import Progress
 from hush.training.run_folder import ANCHOR
 from hush.training.tuning.space import Settings, check_space, draw_settings
 from hush.training.tuning.trial import Outcome, TuningTrial, outcome
@@ -100,7 +100,7 @@ def tune(
         resume: go on with the selection in the directory; an interrupted trial is run again.
         workers: trials to run at once, each in a process of its own; `fit` must be importable then.
         generator: seeds the number of trials, the settings and `trial.generator`, for tests.
-        progress: say on standard error when a trial ends. That is sensitive.
+        progress: say on standard error how many trials are done. That is sensitive.
 
     Returns:
         The best trial and the guarantee of the whole selection.
@@ -148,14 +148,11 @@ def tune(
     single = partial(
         _run_trial, fit, plan, selection, Budget(epsilon=cost * (1 + 1e-9), delta=budget.delta)
     )
-    for done in _outcomes(single, state, workers):
-        state.add(done)
-        if progress:
-            print(
-                f"hush: tune: trial {state.finished} is done (do not publish: their number is secret)",
-                file=sys.stderr,
-                flush=True,
-            )
+    task = "tuning (do not publish: the number of trials is secret)"
+    with Progress(task, done=state.finished, unit="trials done", visible=progress) as trials:
+        for done in _outcomes(single, state, workers):
+            state.add(done)
+            trials.advance()
     return _release(state, selection, budget, ledger, folder)
 
 
