@@ -81,7 +81,7 @@ def delta_bounds(steps: Counts, adjacency: Adjacency, epsilons: Sequence[float])
     if adjacency.slots == 1:
         bounds = accountant.profile(renyi.dominated_steps(steps), epsilons)
         if renyi.requires_rdp(steps):
-            uppers = [renyi.delta_upper(steps, epsilon) for epsilon in epsilons]
+            uppers = renyi.delta_uppers(steps, epsilons)
             bounds = [
                 _consistent(bound.lower, upper) for bound, upper in zip(bounds, uppers, strict=True)
             ]

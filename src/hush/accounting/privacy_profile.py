@@ -97,5 +97,5 @@ def upper_deltas(
     """
     steps, distance = charged(counts, dimension, adjacency)
     if distance.slots == 1 and renyi.requires_rdp(steps):
-        return [renyi.delta_upper(steps, epsilon) for epsilon in epsilons]
+        return renyi.delta_uppers(steps, epsilons)
     return [bound.upper for bound in groups.delta_bounds(steps, distance, epsilons)]

@@ -1,13 +1,14 @@
-"""Composition by Rényi divergences, for steps without a known dominating pair.
+"""Composition by Rényi divergences, for steps without a dominating pair of their own.
 
 Coordinate-wise noise and selective trials are charged here; all other steps have a privacy loss
-distribution (`pld`), which is tighter, and whose bounds are used where one of them helps.
+distribution (`pld`), which is tighter. Where steps with a dominating pair are known that dominate these
+(sampled coordinates under normal noise), theirs counts where it is less.
 """
 
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -53,6 +54,26 @@ def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> flo
 
 def delta_upper(steps: Counts, epsilon: float) -> float:
     """Upper bound on delta at `epsilon`."""
+    return delta_uppers(steps, [epsilon])[0]
+
+
+def delta_uppers(steps: Counts, epsilons: Sequence[float]) -> list[float]:
+    """Upper bounds on delta at increasing `epsilons`; dominating pairs are composed once for many."""
+    uppers = [_rdp_delta(steps, epsilon) for epsilon in epsilons]
+    if (alone := _single_step(steps)) is not None:
+        uppers = [
+            min(upper, alone.delta_upper(epsilon))
+            for upper, epsilon in zip(uppers, epsilons, strict=True)
+        ]
+    if (dominating := _dominating_steps(steps)) is not None:
+        bounds = accountant.profile(dominating, epsilons)
+        uppers = [min(upper, bound.upper) for upper, bound in zip(uppers, bounds, strict=True)]
+    participation = participation_probability(steps)
+    return [min(upper, participation) for upper in uppers]
+
+
+def _rdp_delta(steps: Counts, epsilon: float) -> float:
+    """Upper bound on delta by Rényi divergences."""
     failure = _failure_probability(steps)
     upper = _best_order(
         steps,
@@ -60,13 +81,7 @@ def delta_upper(steps: Counts, epsilon: float) -> float:
         lambda dominated: accountant.delta(dominated, epsilon).lower,
     )
     # at epsilon 0 there is nothing to take the correction from: it is added to delta instead
-    upper += 3 * failure
-    if (alone := _single_step(steps)) is not None:
-        upper = min(upper, alone.delta_upper(epsilon))
-    dominating = _dominating_steps(steps)
-    if dominating is not None:
-        upper = min(upper, accountant.delta(dominating, epsilon).upper)
-    return min(upper, participation_probability(steps))
+    return upper + 3 * failure
 
 
 def participation_probability(steps: Counts) -> float:
@@ -109,9 +124,9 @@ def _dominating_steps(steps: Counts) -> dict[Step, int] | None:
     """Steps with a dominating pair that dominate these; None where one is not known."""
     dominating: Counter[Step] = Counter()
     for step, count in steps.items():
-        if step.dominating_step is None:
+        if (pair := step.dominating_step_of_one) is None:
             return None
-        dominating[step.dominating_step] += count
+        dominating[pair] += count
     return dict(dominating)
 
 

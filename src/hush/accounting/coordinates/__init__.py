@@ -1,0 +1,1 @@
+"""Dominating pairs of coordinate-sampled Gaussian noise."""
