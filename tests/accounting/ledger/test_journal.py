@@ -47,6 +47,24 @@ def test_two_processes_cannot_open_it(path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_fork_does_not_keep_the_lock(path: Path) -> None:
+    """As a worker that reads data does, which may outlive a run that was killed."""
+    with hush.Ledger(path) as ledger:
+        ledger.charge(PLAN, run="r", step=1, release="a")
+        child = os.fork()
+        if not child:
+            signal.pause()
+        ledger.charge(PLAN, run="r", step=2, release="b")
+        with pytest.raises(LedgerError, match="is open already"):
+            hush.Ledger(path)
+    try:
+        assert counts(path) == {PLAN: 2}
+        charge(path, PLAN, range(3, 4))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def test_the_charge_is_synced_before_charge_returns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[bytes] = []
     with hush.Ledger(path) as ledger:

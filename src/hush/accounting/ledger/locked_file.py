@@ -5,11 +5,15 @@ import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
+from weakref import WeakSet
 
 from hush.core.atomic_files import file_named, make_folder, sync_folder
 from hush.core.errors import LedgerError
 
 _FLAGS = os.O_RDWR | os.O_APPEND
+
+
+_open_files: "WeakSet[LockedFile]" = WeakSet()
 
 
 class LockedFile:
@@ -30,6 +34,7 @@ class LockedFile:
                 self._handle = _locked(path, path)
             except FileNotFoundError:
                 self._create(beginning)
+        _open_files.add(self)
 
     def append(self, line: bytes) -> None:
         """Put the line on disk; it is synced when this returns."""
@@ -82,6 +87,19 @@ class LockedFile:
             draft.unlink(missing_ok=True)
             os.close(handle)
             raise
+
+
+def _close_in_fork() -> None:
+    """Close the files of a forked process, which may not write them.
+
+    A lock is held until no process has the file open: workers that read data would keep it after the
+    process that charges has closed its ledger, or was killed.
+    """
+    for file in list(_open_files):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_close_in_fork)
 
 
 def _locked(path: Path, ledger: Path, create: int = 0) -> int:
