@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hush.training.methods.moments import NoisyMoments
     from hush.training.methods.quantile import NoisyQuantile
     from hush.training.methods.whitening import NoisyWhitening
+    from hush.training.sources.source import Source
     from hush.training.step import PrivateStep
     from hush.training.tuning.space import Choice, LogUniform, Uniform
     from hush.training.tuning.tune import tune
@@ -66,6 +67,7 @@ __all__ = [
     "RenyiFilter",
     "Risk",
     "Selective",
+    "Source",
     "Uniform",
     "calibrate",
     "epsilon",
@@ -98,6 +100,7 @@ _LAZY = {
     "RenyiFilter": "accounting.filters",
     "Risk": "accounting.risk",
     "Uniform": "training.tuning.space",
+    "Source": "training.sources.source",
     "calibrate": "accounting.calibrate",
     "epsilon": "accounting.epsilon",
     "fisher": "accounting.per_instance.bounded",

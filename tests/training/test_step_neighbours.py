@@ -80,9 +80,9 @@ def law(change: float, divisor: float) -> Any:
 class DividesByLength(hush.PrivateStep):
     """Broken: the divisor follows the number of records."""
 
-    def batches(self, data: Any, steps: int | None = None, present: Tensor | None = None) -> Any:
+    def batches(self, data: Any, *settings: Any, **options: Any) -> Any:
         self.records = len(data[0])
-        return super().batches(data, steps, present)
+        return super().batches(data, *settings, **options)
 
 
 @pytest.mark.parametrize("relation", ["zero-out", "add/remove", "replace"])

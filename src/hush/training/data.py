@@ -1,94 +1,72 @@
 """Data as numbered slots of records, batches of them, and the randomness they are processed with."""
 
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import TensorDataset
 
-from hush.core.errors import DataError
-from hush.core.randomness import Randomness, fill_state, random_words
-from hush.core.ranges import with_article
+from hush.core.errors import DataError, InvalidValue
+from hush.core.randomness import Randomness, fill_state, substream
 from hush.gradients.tree import tree_leaves, tree_map
+from hush.training.sources.reader import CollateFn
+from hush.training.sources.records import MapStyle, check_lengths, leaves
+from hush.training.sources.source import Source
 
-_TWISTER_WORDS = 624
-"""32-bit words in the state of a Mersenne twister."""
-
-
-@runtime_checkable
-class MapStyle(Protocol):
-    """A data set whose records have numbers: item i is the pair (input, target) of record i."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
-
-
-Data = tuple[Any, Any] | MapStyle
-"""Inputs and targets with one row a record, or a map-style data set.
+Data = tuple[Any, Any] | MapStyle | Source
+"""Inputs and targets with one row a record, a map-style data set, or what else `hush.Source` takes.
 
 Each of the two is a tensor. Inputs may also be a tuple of tensors, for a model that takes several, or a
 dictionary of them by the names of the model's arguments.
 """
 
 
+def prepare(
+    data: Data,
+    present: Tensor | None = None,
+    *,
+    collate_fn: CollateFn | None = None,
+    workers: int = 0,
+    pad_to: Any = None,
+    pin_memory: bool = False,
+) -> Data:
+    """The data as it is read: tensors in memory as they are, everything else as a `Source`.
+
+    Args:
+        data: of any kind.
+        present: which slots hold a record; None: all do.
+        collate_fn: as in `Source`, and so are `workers` and `pad_to`.
+        workers: processes that read ahead.
+        pad_to: public length of every record.
+        pin_memory: whether batches go to a GPU.
+    """
+    said = collate_fn is not None or workers or pad_to is not None
+    if isinstance(data, Source):
+        if said:
+            raise InvalidValue(
+                "the data is a hush.Source, and collate_fn, workers or pad_to were passed beside it: "
+                "two places say how records are read. Pass them to hush.Source.",
+                key="collate_fn",
+            )
+        source = data
+    elif not said and pair_of(data) is not None:
+        return data
+    else:
+        source = Source(data, collate_fn=collate_fn, workers=workers, pad_to=pad_to)
+    return replace(source, present=present, pin_memory=pin_memory or source.pin_memory)
+
+
 def count(data: Data) -> int:
     """Number of records; raises if they cannot be numbered."""
     pair = pair_of(data)
     if pair is not None:
-        _check_tensors(*pair)
+        check_lengths(*pair)
         return _not_empty(len(next(tree_leaves(pair))))
-    if isinstance(data, tuple) and len(data) == 2:
-        kinds = " and ".join(type(part).__name__ for part in data)
-        raise DataError(
-            f"inputs and targets are of the kinds {kinds}, and gradients are taken of tensors. Pass "
-            "(torch.as_tensor(inputs), torch.as_tensor(targets))."
-        )
-    if not isinstance(data, MapStyle) or isinstance(data, (tuple, list, dict, Tensor)):
-        raise DataError(
-            f"{with_article(type(data).__name__)} has no numbered records: sampling by chance needs "
-            "to pick any record at any time. Pass two tensors (inputs, targets) or a map-style data set "
-            "(of a DataLoader, its .dataset)."
-        )
-    return _not_empty(len(data))
-
-
-def _check_tensors(inputs: Any, targets: Any) -> None:
-    """Raise unless tensors in memory have one row a record each."""
-    parts = [list(tree_leaves(part)) for part in (inputs, targets)]
-    if any(rows.is_nested for rows in (*parts[0], *parts[1])):
-        raise DataError(f"data with a nested tensor, of records of several lengths: {_ONE_SHAPE}")
-    scalar = any(not rows.dim() for rows in (*parts[0], *parts[1]))
-    counts = [[len(rows) for rows in part if rows.dim()] for part in parts]
-    if not scalar and len({*counts[0], *counts[1]}) == 1:
-        return
-    listed = isinstance(targets, (list, tuple))
-    if isinstance(inputs, (list, tuple)) and len(inputs) in ([len(targets)] if listed else counts[1]):
-        # their lengths are private
-        raise DataError(
-            f"inputs is a {type(inputs).__name__} of {len(inputs)} tensors, one a record: {_ONE_SHAPE} "
-            "If they are of one shape, pass torch.stack(inputs), and one tensor of targets."
-        )
-    if scalar:
-        raise DataError(
-            "data with a tensor of shape (): it has no rows, and a record is one of each. Pass "
-            "tensors whose first dimension is the records."
-        )
-    raise DataError(
-        f"{' and '.join(map(str, counts[0]))} inputs and {counts[1][0]} targets: each record needs one "
-        "of each, or one record's influence is not bounded. Pass tensors with the same number of rows."
-    )
-
-
-_ONE_SHAPE = (
-    "the records of a batch are worked on together, in one tensor. Pad them all to one public length "
-    "(torch.nn.utils.rnn.pad_sequence, and a mask as another input), or cut them."
-)
+    return _not_empty(len(_source(data)))
 
 
 def _not_empty(records: int) -> int:
@@ -102,7 +80,7 @@ def held_slots(data: Data) -> int:
     pair = pair_of(data)
     if pair is not None and all(part.dim() and not len(part) for part in tree_leaves(pair)):
         return 0
-    if pair is None and isinstance(data, MapStyle) and not isinstance(data, tuple) and not len(data):
+    if pair is None and not len(_source(data)):
         return 0
     return count(data)
 
@@ -111,44 +89,32 @@ def take(data: Data, indices: Tensor, source: "Randomness | None" = None) -> tup
     """Inputs and targets of the records of these indices.
 
     Args:
-        data: tensors, or a map-style data set.
+        data: tensors, or a source of records.
         indices: numbers of the slots.
-        source: randomness of a data set that draws when it is asked for a record (augmentation): fresh
-            for each slot, so that how much one record draws moves no other; None: the program's own.
+        source: randomness of a data set that draws when it is asked for a record (augmentation): each
+            slot has a stream of its own, so that how much one record draws moves no other, nor who is
+            drawn beside it; None: the program's own.
     """
     pair = pair_of(data)
-    if pair is not None:
-        # indices on their way to a GPU are not waited for
-        inputs, targets = tree_map(
-            pair, lambda rows: rows[indices.to(rows.device, non_blocking=rows.is_cuda)]
-        )
-        return inputs, targets
-    if source is None:
-        items = [data[index] for index in indices.tolist()]
-    else:
-        items = []
-        with global_randomness(source) as refresh:
-            for index in indices.tolist():
-                refresh()
-                items.append(data[index])
-    try:
-        records = default_collate(items)
-    except (KeyError, RuntimeError, TypeError, ValueError):
-        raise DataError(
-            "records of this data set cannot be stacked, as they differ in shape or in kind or are not "
-            f"made of tensors, arrays and numbers (which is private and not shown): {_ONE_SHAPE}"
-        ) from None
-    if (
-        not isinstance(records, (tuple, list))
-        or len(records) != 2
-        or not all(map(_has_tensors, records))
-    ):
-        raise DataError(
-            f"a record of this data set is not a pair (input, target) of tensors but gives "
-            f"{type(records).__name__}: wrap the data set so that item i is such a pair."
-        )
-    inputs, targets = records
-    return tuple(inputs) if isinstance(inputs, list) else inputs, targets
+    if pair is None:
+        return _source(data).take(indices.tolist(), None if source is None else substream(source).key)
+    # indices on their way to a GPU are not waited for
+    inputs, targets = tree_map(
+        pair, lambda rows: rows[indices.to(rows.device, non_blocking=rows.is_cuda)]
+    )
+    return inputs, targets
+
+
+def _read(data: Data, parts: Sequence[Tensor], source: "Randomness | None") -> Iterable[tuple[Any, Any]]:
+    """`take` for each of several physical batches, read ahead where the data has workers."""
+    if pair_of(data) is not None:
+        return (take(data, slots) for slots in parts)
+    key = None if source is None else substream(source).key
+    return _source(data).batches([slots.tolist() for slots in parts], key)
+
+
+def _source(data: Data) -> Source:
+    return data if isinstance(data, Source) else Source(data)
 
 
 def describe_record(data: Data) -> str:
@@ -172,7 +138,11 @@ def pair_of(data: Data) -> Sequence[Any] | None:
 
 
 def _has_tensors(part: Any) -> bool:
-    return next(tree_leaves(part), None) is not None
+    """Whether a tree holds tensors, and no arrays: rows of those are read by a `Source`."""
+    kinds = [type(value) for value in leaves(part)]
+    return any(issubclass(kind, Tensor) for kind in kinds) and not any(
+        issubclass(kind, np.ndarray) for kind in kinds
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -209,10 +179,11 @@ class Batch:
         in two physical batches.
 
         Args:
-            source: randomness of data sets that draw, fresh for each slot: see `take`.
+            source: randomness of data sets that draw, each slot's own: see `take`.
         """
-        for slots, counts in self._layout() if len(self) else ():
-            inputs, targets = take(self.data, slots, source)
+        layout = list(self._layout()) if len(self) else []
+        rows = _read(self.data, [slots for slots, _ in layout], source)
+        for (slots, counts), (inputs, targets) in zip(layout, rows, strict=True):
             yield inputs, targets, None if self.present is None else self.present[slots.cpu()], counts
 
     def _layout(self) -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -279,29 +250,3 @@ def own_randomness(source: Randomness, device: torch.device, *, host: bool = Tru
     finally:
         for generator, state in zip(shared, states, strict=True):
             generator.set_state(state)
-
-
-@contextmanager
-def global_randomness(source: Randomness) -> Iterator[Callable[[], None]]:
-    """Let the global generators of torch (CPU), numpy and Python draw from the source for a while.
-
-    Args:
-        source: what their states are drawn from.
-
-    Returns:
-        A function that draws all three states anew; the old ones come back at the end.
-    """
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-
-    def refresh() -> None:
-        fill_state(torch.default_generator, source)
-        words = random_words(_TWISTER_WORDS, source).view(np.uint32).reshape(2, _TWISTER_WORDS)
-        np.random.set_state(("MT19937", words[0], _TWISTER_WORDS, 0, 0.0))  # noqa: NPY002
-        random.setstate((3, (*words[1].tolist(), _TWISTER_WORDS), None))
-
-    try:
-        yield refresh
-    finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])  # noqa: NPY002
-        random.setstate(before[2])

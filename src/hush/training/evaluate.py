@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hush.core.errors import DataError
 from hush.gradients.checks.models import CLASS_LOSSES, PerSampleLoss, per_sample_loss
 from hush.gradients.tree import Loss, call_model, tree_leaves, tree_map
-from hush.training.data import Data, count, describe_record, take
+from hush.training.data import Batch, Data, count, describe_record
 
 _BATCH = 1024
 
@@ -58,8 +58,8 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
     model.eval()
     total_loss, total_weight, right, classified_records, classified = 0.0, 0.0, 0, 0, True
     try:
-        for indices in torch.arange(count(data)).split(_BATCH):
-            inputs, targets = tree_map(take(data, indices), lambda rows: rows.to(device))
+        for inputs, targets, _, _ in Batch(torch.arange(count(data)), data, _BATCH):
+            inputs, targets = tree_map((inputs, targets), lambda rows: rows.to(device))
             outputs = call_model(model, inputs)
             losses, weight = _summed(unreduced, outputs, targets)
             total_loss, total_weight = total_loss + losses, total_weight + weight

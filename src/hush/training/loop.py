@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hush.accounting.ledger.ledger import Ledger
-from hush.core.errors import CheckpointError, InvalidValue, Unsupported
+from hush.core.errors import InvalidValue, Unsupported
 from hush.core.guarantee import Arithmetic, Budget, Guarantee, Neighbours, check_delta, check_neighbours
 from hush.core.plan import Plan
 from hush.core.ranges import as_path, check_count, check_kind
@@ -22,7 +22,7 @@ from hush.gradients.units import Reduction
 from hush.training import checkpoint
 from hush.training.checks.disjoint import check_held_out
 from hush.training.checks.rehearsal import rehearsal
-from hush.training.data import Data, count
+from hush.training.data import Data, count, pair_of, prepare
 from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import check_same_run
 from hush.training.distributed.membership import Group, process_group
@@ -31,7 +31,9 @@ from hush.training.evaluate import check_evaluation, evaluate
 from hush.training.methods.selective import check_possible
 from hush.training.progress import Progress
 from hush.training.resume import Scheduler, resume_run, save_run
-from hush.training.run_folder import RunFolder, metrics_of
+from hush.training.run_folder import RunFolder, check_directory, metrics_of
+from hush.training.sources.reader import CollateFn
+from hush.training.sources.source import Source
 from hush.training.step import PrivateStep
 from hush.training.stopping import last_step
 from hush.training.units import Owners
@@ -71,6 +73,9 @@ def train(
     secure: bool = False,
     arithmetic: Arithmetic = "proved",
     present: Tensor | None = None,
+    collate_fn: CollateFn | None = None,
+    workers: int = 0,
+    pad_to: Any = None,
     records: int | None = None,
     units: Owners | None = None,
     per_unit: int | None = None,
@@ -99,7 +104,7 @@ def train(
         loss: loss module or function of outputs and targets, one value a record.
         optimizer: takes the noisy gradients.
         plan: sampling, clipping, noise and release.
-        data: the private records, inputs and targets, a row a slot.
+        data: the private records, inputs and targets, a row a slot, or a data set: docs/data.md.
         budget: most that everything on the ledger may cost.
         steps: steps to take in all; None: as many as the budget allows.
         scheduler: moves once a step that moved the model, or once an evaluation if it wants a metric.
@@ -115,6 +120,10 @@ def train(
             run always reseeds it.
         arithmetic: as in `PrivateStep`, and so are `physical_batch`, `views` and `public`.
         present: which slots of the data hold a record; None: all do.
+        collate_fn: as in `PrivateStep.batches`, and so are `workers` and `pad_to`: for evaluation data
+            too, unless it is tensors or a `hush.Source`.
+        workers: processes that read records ahead.
+        pad_to: public length that ragged records are padded or cut to.
         records: as in `PrivateStep`; None: as many as there are, unless under `ADD_REMOVE`.
         units: the owner of each record, to protect owners instead of records: as in `PrivateStep`.
         per_unit: records of one owner that a step takes at most.
@@ -160,26 +169,7 @@ def train(
             "self_test=hush.audit.self_test, or leave it out.",
             key="self_test",
         )
-    if (resume and directory is None) or (reseed and not resume):
-        raise CheckpointError(
-            "there is nothing to resume or reseed: only a run with a directory can go on. Pass "
-            "directory= and resume=True."
-        )
-    if settings is not None and directory is None:
-        raise InvalidValue(
-            "settings were passed and no directory: they are kept beside the run, for resuming it. Pass "
-            "directory= as well, or leave them out.",
-            key="settings",
-        )
-    if ledger is not None:
-        check_kind("ledger", ledger, Ledger)
-    if ledger is not None and directory is not None:
-        raise InvalidValue(
-            "ledger and directory were both passed: a run with a directory is charged to the ledger in "
-            "it, which resuming and `hush account` hold against the run. Pass one of the two; runs that "
-            "add up share a ledger without a directory.",
-            key="ledger",
-        )
+    check_directory(directory, ledger, settings, resume=resume, reseed=reseed)
     length_public = units is None and relation is not Neighbours.ADD_REMOVE
     verdicts = isinstance(plan.release, Selective) and plan.release.accounting == "per-trial"
     ranks = process_group(processes)
@@ -194,6 +184,10 @@ def train(
                 scheduler=type(scheduler).__name__,
                 self_test="some" if self_test is not None else "none",
             )
+        read = partial(prepare, collate_fn=collate_fn, workers=workers, pad_to=pad_to)
+        data = read(data, present)
+        if evaluation is not None and not isinstance(evaluation, Source) and pair_of(evaluation) is None:
+            evaluation = read(evaluation)
         folder = None
         if directory is not None and (ranks is None or ranks.rank == 0):
             folder = RunFolder(as_path("directory", directory), plan, resume=resume, settings=settings)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from hush.core.ranges import check_count
 from hush.core.release import Selective
 from hush.training.checks.disjoint import check_public
 from hush.training.checks.probe_batch import check_some_number, probe_batch
-from hush.training.data import Batch, Data, check_present, count, held_slots, same_slots
+from hush.training.data import Batch, Data, check_present, count, held_slots, prepare, same_slots
 from hush.training.distributed.charge import charge_together
 from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import check_same_end, check_same_weights
@@ -23,6 +24,8 @@ from hush.training.methods.selective import Trials
 from hush.training.phases.noisy_mean import NoisyMeanStep
 from hush.training.phases.private_gradient import set_gradients
 from hush.training.phases.replay_choice import choose_replay
+from hush.training.sources.reader import CollateFn
+from hush.training.sources.source import Source
 from hush.training.units import check_length
 
 
@@ -77,7 +80,14 @@ class PrivateStep(NoisyMeanStep):
         return physical_batch
 
     def batches(
-        self, data: Data, steps: int | None = None, present: Tensor | None = None
+        self,
+        data: Data,
+        steps: int | None = None,
+        present: Tensor | None = None,
+        *,
+        collate_fn: CollateFn | None = None,
+        workers: int = 0,
+        pad_to: Any = None,
     ) -> Iterator[Batch]:
         """Draw one batch after another, each to be passed to this step once.
 
@@ -85,9 +95,12 @@ class PrivateStep(NoisyMeanStep):
         raised, or was not run, comes first, on this data: what was mended since is trained on.
 
         Args:
-            data: inputs and targets, a row a slot.
+            data: inputs and targets, a row a slot, or a map-style data set of such pairs: docs/data.md.
             steps: how many batches; None: without end. After a step that raised, those that are left.
             present: which slots hold a record. What is in an empty slot counts for nothing.
+            collate_fn: makes rows of `[record]`, as for a DataLoader; one record at a time.
+            workers: processes that read ahead, a physical batch at a time.
+            pad_to: public length that ragged records are padded or cut to, as in `hush.Source`.
 
         Returns:
             Subsampled slots (sensitive); none may be left out.
@@ -95,6 +108,15 @@ class PrivateStep(NoisyMeanStep):
         with propagate_errors(self.processes):
             self.free_whole_weights()
             self.ledger.check_adjacency(self.adjacency)
+            pinned = self.device.type == "cuda"
+            data = prepare(
+                data,
+                present,
+                collate_fn=collate_fn,
+                workers=workers,
+                pad_to=pad_to,
+                pin_memory=pinned,
+            )
             held = held_slots(data) if self.shard else count(data)
             occupied = check_present(present, held)
             if self.processes is not None:
@@ -103,6 +125,8 @@ class PrivateStep(NoisyMeanStep):
             self._placed = None
             slots = held if self.processes is None else self.placement(data, occupied).slots
             check_length(slots, self.records, self.units, self.adjacency.neighbours)
+            if isinstance(data, Source) and held:
+                data.check_repeatable()
             last = None
             if steps is not None:
                 last = self.steps + check_count("steps", steps, "steps are counted")

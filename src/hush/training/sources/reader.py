@@ -1,0 +1,176 @@
+"""Reading of slots: each record under random numbers of its own, in this process or in a worker."""
+
+import hashlib
+import random
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hush.core.errors import DataError, HushError
+from hush.core.randomness import Randomness, Stream, fill_state, random_words
+from hush.training.sources.columns import (
+    Columns,
+    columns_of_collated,
+    columns_of_record,
+    columns_of_table,
+)
+from hush.training.sources.records import ArrayRecords, MapStyle, TableRecords
+from hush.training.sources.rows import (
+    OTHER_SHAPE,
+    blank,
+    default_row,
+    pad,
+    pair_of_rows,
+    same_kind,
+    stack,
+)
+
+_TWISTER_WORDS = 624
+"""32-bit words in the state of a Mersenne twister."""
+_LIBRARIES = (
+    "site-packages",
+    "dist-packages",
+    sysconfig.get_paths()["stdlib"],
+    str(Path(__file__).parent),
+)
+"""Parts of paths of files that a user has not written."""
+
+CollateFn = Callable[[list[Any]], Any]
+"""A list of records to a batch of them, as DataLoader has it."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Slots to read, and the key of the step that their random numbers are derived from (secret)."""
+
+    slots: list[int]
+    key: bytes | None
+    """None: the program's own randomness, as it stands."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Why slots could not be read, without anything of the record: text that crosses processes."""
+
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """Inputs and targets of requested slots: what runs in a worker process."""
+
+    records: MapStyle
+    collate_fn: CollateFn | None
+    inputs: Columns
+    targets: Columns
+    pad_to: Any
+    pad_value: Any
+    present: Tensor | None
+    template: tuple[Any, Any] | None
+    """Rows of one record, whose shapes and types all have; None: it is yet to be read."""
+
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether records are rows that are read all at once, by no code of the user's."""
+        named = not callable(self.inputs) and not callable(self.targets)
+        table = isinstance(self.records, TableRecords) and named
+        return self.collate_fn is None and (table or isinstance(self.records, ArrayRecords))
+
+    def __getitems__(self, request: Request) -> "tuple[Any, Any] | Unreadable":
+        """Inputs and targets of the slots, a row each; the name is what DataLoader asks for."""
+        try:
+            if self.draws_nothing:
+                return pad(self._rows(request.slots), self.pad_to, self.pad_value)  # type: ignore[no-any-return]
+            if request.key is None:
+                rows = [self._row(slot) for slot in request.slots]
+            else:
+                rows = []
+                with global_randomness() as seed:
+                    for slot in request.slots:
+                        seed(Stream(torch.device("cpu"), slot_key(request.key, slot)))
+                        rows.append(self._row(slot))
+            inputs, targets = stack(rows)
+        except HushError as error:
+            return Unreadable(str(error))
+        except Exception as error:  # whatever a data set raises: its text may hold a private value
+            return Unreadable(
+                f"a record could not be read: {_described(error)} (which record, and what the error "
+                "says, is private and not shown). The step was not charged. Ask the data set for its "
+                "records one after another to see the error; a record that is missing leaves its slot "
+                "empty (present=)."
+            )
+        return inputs, targets
+
+    def _rows(self, slots: list[int]) -> tuple[Any, Any]:
+        """Rows of arrays, or of a table's named columns."""
+        if isinstance(self.records, TableRecords):
+            return columns_of_table(self.records, slots, self.inputs, self.targets)
+        assert isinstance(self.records, ArrayRecords)
+        return self.records.rows(slots)
+
+    def _row(self, slot: int) -> tuple[Any, Any]:
+        """Row of one slot; one that is empty is not read."""
+        if self.template is not None and self.present is not None and not self.present[slot]:
+            return blank(self.template)  # type: ignore[no-any-return]
+        row: tuple[Any, Any] = pad(self._collated(self.records[slot]), self.pad_to, self.pad_value)
+        if self.template is not None and not same_kind(row, self.template):
+            raise DataError(OTHER_SHAPE)
+        return row
+
+    def _collated(self, record: Any) -> tuple[Any, Any]:
+        """One record as a pair of rows."""
+        if self.collate_fn is not None:
+            rows = self.collate_fn([record])
+            if isinstance(rows, Mapping):
+                rows = columns_of_collated(rows, self.inputs, self.targets)
+        elif isinstance(record, Mapping):
+            rows = columns_of_record(record, self.inputs, self.targets)
+        else:
+            rows = default_row(record)
+        return pair_of_rows(rows)
+
+
+def slot_key(key: bytes, slot: int) -> bytes:
+    """Key of one slot's random numbers in one step, whoever else is drawn."""
+    return hashlib.sha256(key + f"slot {slot}".encode()).digest()
+
+
+@contextmanager
+def global_randomness() -> Iterator[Callable[[Randomness], None]]:
+    """Context after which the global generators of torch (CPU), numpy and Python are as they were.
+
+    Yields a function that draws all three states from a source.
+    """
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+
+    def seed(source: Randomness) -> None:
+        fill_state(torch.default_generator, source)
+        words = random_words(_TWISTER_WORDS, source).view(np.uint32).reshape(2, _TWISTER_WORDS)
+        np.random.set_state(("MT19937", words[0], _TWISTER_WORDS, 0, 0.0))  # noqa: NPY002
+        random.setstate((3, (*words[1].tolist(), _TWISTER_WORDS), None))
+
+    try:
+        yield seed
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        random.setstate(before[2])
+
+
+def _described(error: Exception) -> str:
+    """Kind of an error and the line of the program that it came from, which are code and not data."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(part in frame.filename for part in _LIBRARIES)
+    ]
+    place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{place}"

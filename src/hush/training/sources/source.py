@@ -1,0 +1,163 @@
+"""Source of records: a data set, and how its records are read, collated and padded."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from hush.core.errors import DataError, InvalidValue
+from hush.core.ranges import check_count
+from hush.training.sources.columns import Columns
+from hush.training.sources.loader import SlotLoader
+from hush.training.sources.reader import CollateFn, Reader, Request, Unreadable
+from hush.training.sources.records import MapStyle, leaves, map_leaves, numbered
+
+_TRIALS = 4
+"""Times that two records are read twice: a flip by a coin of its own is missed once in 256 times."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Source:
+    """Private records as they are kept, and how one becomes inputs and targets.
+
+    For `step.batches` and `hush.train`, which take the data itself too where nothing else is to be said.
+    Only the physical batches at hand are in memory: two a worker, and the one that is worked on.
+
+    **Guarantee.** A record's row is a function of that record, of public settings and of random numbers
+    of its own: it is read and collated alone, and padded to a public length. Assumes that the data
+    set's item i does not depend on what was asked for before: docs/guarantees/tape.md, 12.
+
+    Args:
+        dataset: map-style data set (of torch, or of Hugging Face), pandas DataFrame, or a pair of
+            arrays (numpy.memmap too) or tensors.
+        collate_fn: makes a batch of a list of records, as for a DataLoader; called with one at a time.
+        workers: processes that read ahead; 0: this one reads.
+        inputs: columns of records that are dictionaries or rows of a table: a name, a list of names (one
+            vector of numbers), a dictionary of arguments by name, or a function of the record. None: all
+            but those of the targets, as arguments by name.
+        targets: columns of the targets, likewise. Where `collate_fn` returns a dictionary, both are of
+            that.
+        pad_to: length that a record's first dimension is padded or cut to, in all tensors that have one;
+            or a tuple (inputs, targets), or dictionaries by name, of lengths and None. It is public.
+        pad_value: number to pad with, likewise.
+        pin_memory: copy batches to memory from which a GPU reads at once; a step whose model is on one
+            sets it.
+        present: which slots hold a record; an empty one is not read. `step.batches` sets it.
+
+    Example:
+        source = hush.Source(dataset, collate_fn=pad_and_mask, pad_to=128, workers=4)
+        for batch in step.batches(source, steps=100):
+            step(batch)
+    """
+
+    dataset: Any
+    _: KW_ONLY
+    collate_fn: CollateFn | None = None
+    workers: int = 0
+    inputs: Columns = None
+    targets: Columns = None
+    pad_to: Any = None
+    pad_value: Any = 0
+    pin_memory: bool = False
+    present: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check_count("workers", self.workers, "they are processes that read records")
+        if self.collate_fn is not None and not callable(self.collate_fn):
+            raise InvalidValue(
+                f"collate_fn={self.collate_fn!r} cannot be called: it is to make a batch of [record]. "
+                "Pass a function, or leave it out.",
+                key="collate_fn",
+            )
+        for length in leaves(self.pad_to):
+            if length is not None:
+                check_count("pad_to", length, "it is the public length of every record", at_least=1)
+        self.records  # noqa: B018  (raises for a stream)
+
+    @cached_property
+    def records(self) -> MapStyle:
+        """The records by number."""
+        return numbered(self.dataset)
+
+    def __len__(self) -> int:
+        """Number of slots."""
+        return len(self.records)
+
+    def __getitem__(self, slot: int) -> tuple[Any, Any]:
+        """Inputs and targets of one slot, under the program's own randomness."""
+        inputs, targets = map_leaves(self.take([slot]), lambda rows: rows[0])
+        return inputs, targets
+
+    def take(self, slots: list[int], key: bytes | None = None) -> tuple[Any, Any]:
+        """Inputs and targets of some slots, a row each, read by this process.
+
+        Args:
+            slots: their numbers.
+            key: that the records' random numbers are derived from; None: the program's own.
+        """
+        return _rows_of(self._reader, Request(slots, key))
+
+    def batches(self, parts: Sequence[Sequence[int]], key: bytes | None) -> Iterator[tuple[Any, Any]]:
+        """Inputs and targets of physical batches, read ahead by the workers.
+
+        Args:
+            parts: slots of each physical batch.
+            key: as for `take`.
+        """
+        return self._loader.read(parts, key)
+
+    def check_repeatable(self) -> None:
+        """Raise if a record comes out different under the same random numbers.
+
+        A resumed run repeats steps under the same noise: with another augmentation of the records, the
+        difference of two releases would show them.
+        """
+        slots = list(range(min(2, len(self))))
+        keys = [bytes([number]) * 32 for number in range(0 if self._reader.draws_nothing else _TRIALS)]
+        first, second = ([self.take(slots, key) for key in keys] for _ in range(2))
+        if not all(map(_same_bits, leaves(first), leaves(second))):
+            raise DataError(
+                "a record came out different when it was read again under the same random numbers: it "
+                "draws from a generator of its own, so that a resumed run would release a second update "
+                "under the same noise, and the difference of the two shows records. Draw from the "
+                "global generators (torch.rand, numpy.random.rand, random.random), which are seeded for "
+                "each record."
+            )
+
+    @cached_property
+    def _loader(self) -> SlotLoader:
+        return SlotLoader(self._reader, self.workers, pin_memory=self.pin_memory)
+
+    @cached_property
+    def _reader(self) -> Reader:
+        """Reader that knows the shapes of a record: those of the first slot that holds one."""
+        reader = Reader(
+            self.records,
+            self.collate_fn,
+            self.inputs,
+            self.targets,
+            self.pad_to,
+            self.pad_value,
+            self.present,
+            template=None,
+        )
+        if reader.draws_nothing:
+            return reader
+        filled = None if self.present is None else self.present.nonzero()
+        slot = int(filled[0]) if filled is not None and len(filled) else 0
+        return replace(reader, template=_rows_of(reader, Request([slot], bytes(32))))
+
+
+def _rows_of(reader: Reader, request: Request) -> tuple[Any, Any]:
+    rows = reader.__getitems__(request)
+    if isinstance(rows, Unreadable):
+        raise DataError(rows.reason)
+    return rows
+
+
+def _same_bits(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors have the same numbers, and NaN in the same places."""
+    both_nan = first.ne(first) & second.ne(second)
+    return bool((first.eq(second) | both_nan).all())
