@@ -1,6 +1,7 @@
 """Evaluation and public records stand apart from the private ones: none may be in both sets."""
 
 import hashlib
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from hush.core.errors import DataError
 from hush.gradients.tree import tree_leaves
 from hush.training.data import Data, count, take
+from hush.training.sources.records import leaves
+from hush.training.sources.source import Source
 
 _AT_ONCE = 512
 _DEEP = 8
@@ -107,6 +110,10 @@ def holders(data: Any, deep: int = _DEEP) -> Iterator[Holder]:
     A wrapper of another kind is taken to show all rows of what it holds where it has as many of them;
     otherwise it picks, and which ones cannot be told.
     """
+    if isinstance(data, np.ndarray) and data.dtype.kind in "biufc":
+        with warnings.catch_warnings():  # of memory that is read-only, which nothing here writes to
+            warnings.simplefilter("ignore")
+            data = torch.from_numpy(data.view(data.dtype.newbyteorder("=")))
     if isinstance(data, Tensor):
         yield Holder(data)
         return
@@ -122,7 +129,10 @@ def holders(data: Any, deep: int = _DEEP) -> Iterator[Holder]:
         for part in data.datasets:
             yield from holders(part, deep - 1)
     elif isinstance(data, (tuple, list)):
-        yield from map(Holder, tree_leaves(data[:1]))
+        for part in leaves(data[:1]):
+            yield from holders(part, deep - 1)
+    elif isinstance(data, Source):
+        yield from holders(data.dataset, deep - 1)
     elif hasattr(data, "__len__") and hasattr(data, "__dict__"):
         for part in vars(data).values():
             if hasattr(part, "__len__") and not isinstance(part, str) and len(part) == len(data):

@@ -1,0 +1,195 @@
+"""Whole runs on sources: resumed, audited, evaluated, by several processes."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import hush
+from hush.core.errors import DataError
+from tests.training.distributed import spawned
+from tests.training.distributed.problems import data_of, seeded, step_of, weights_of
+
+RECORDS = 30
+LENGTHS = [1 + index * 7 % 5 for index in range(RECORDS)]
+BUDGET = hush.Budget(epsilon=50.0, delta=1e-3)
+PLAN = hush.Plan(
+    sampling=hush.Poisson(rate=0.5), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+)
+
+
+class Sentences:
+    """Ragged records that are augmented with every generator that people use."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        words = torch.randint(1, 20, (LENGTHS[index],))
+        words[0] = 1 + (self.first + index + random.randrange(2) + np.random.randint(2)) % 19  # noqa: NPY002
+        return words, (self.first + index) % 3
+
+
+def collate(records: list[tuple[Tensor, int]]) -> tuple[dict[str, Tensor], Tensor]:
+    words = nn.utils.rnn.pad_sequence([words for words, _ in records], batch_first=True)
+    return {"words": words, "mask": words > 0}, torch.tensor([label for _, label in records])
+
+
+class Bag(nn.Module):
+    """Mean of word vectors, by a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.dropout, self.scores = nn.Embedding(20, 6), nn.Dropout(0.2), nn.Linear(6, 3)
+
+    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
+        weights = mask.float().unsqueeze(-1)
+        mean = (self.embedding(words) * weights).sum(1) / weights.sum(1).clamp(min=1)
+        scores: Tensor = self.scores(self.dropout(mean))
+        return scores
+
+
+def train(directory: Path, steps: int, workers: int, resume: bool = False) -> Tensor:
+    torch.manual_seed(0)
+    model = Bag()
+    hush.train(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.AdamW(model.parameters(), lr=0.1),
+        PLAN,
+        Sentences(),
+        budget=BUDGET,
+        steps=steps,
+        directory=directory,
+        resume=resume,
+        generator=None if resume else torch.Generator().manual_seed(5),
+        evaluation=Sentences(first=50),
+        evaluate_every=2,
+        collate_fn=collate,
+        workers=workers,
+        pad_to=(5, None),
+        physical_batch=4,
+    )
+    return weights_of(model)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_run_repeats_the_augmentation(workers: int, tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", 4, workers)
+    train(tmp_path / "parts", 2, workers)
+    assert torch.equal(train(tmp_path / "parts", 4, workers, resume=True), whole)
+
+
+def step_for(**options: Any) -> hush.PrivateStep:
+    torch.manual_seed(0)
+    model = Bag()
+    settings = {"records": RECORDS, "generator": torch.Generator().manual_seed(1), **options}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, PLAN, **settings)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"neighbours": hush.Neighbours.ADD_REMOVE}, {"units": [i // 3 for i in range(30)]}],
+    ids=["zero-out", "add/remove", "units"],
+)
+def test_a_step_on_a_source_does_what_is_charged(options: dict[str, Any]) -> None:
+    if "units" in options:
+        options = {**options, "per_unit": 2, "records": None}
+    source = hush.Source(Sentences(), collate_fn=collate, pad_to=(5, None))
+    hush.audit.self_test(step_for(**options), source)
+
+
+def test_one_record_moves_the_sum_by_its_own_share_whatever_its_length() -> None:
+    """Neighbours: the longest record's slot is filled or empty, and no other row notices."""
+    step = step_for(physical_batch=7)
+    source = hush.Source(Sentences(), collate_fn=collate, pad_to=(5, None))
+    longest = LENGTHS.index(max(LENGTHS))
+    sums = []
+    for absent in (None, longest):
+        present = torch.ones(RECORDS, dtype=torch.bool)
+        if absent is not None:
+            present[absent] = False
+        step.pending_batch = None
+        step.generator = type(step.generator)(torch.device("cpu"), bytes(32))  # type: ignore[call-arg, arg-type]
+        batch = next(step.batches(source, present=present))
+        if longest not in batch.indices:
+            pytest.skip("the slot was not drawn")
+        sums.append(step.clipped_sum(batch).clone())
+    moved = sums[0] - sums[1]
+    assert 1e-3 < float(moved.norm()) <= 1 + step.rounding
+
+
+def test_the_training_data_is_not_evaluated_in_any_wrapping(tmp_path: Path) -> None:
+    inputs, targets = data_of()
+    arrays = inputs.numpy(), targets.numpy()
+    pairs: list[tuple[Any, Any]] = [
+        (hush.Source(TensorDataset(inputs, targets)), (inputs, targets)),
+        (arrays, arrays),
+        ((inputs, targets), (inputs[3:].numpy(), targets[3:].numpy())),
+        (hush.Source(arrays, workers=1), (arrays[0][:5], arrays[1][:5])),
+    ]
+    model = nn.Linear(8, 5)
+    for data, evaluation in pairs:
+        with pytest.raises(DataError, match="shares records with it"):
+            hush.train(
+                model,
+                nn.CrossEntropyLoss(),
+                torch.optim.SGD(model.parameters(), lr=0.1),
+                PLAN,
+                data,
+                budget=BUDGET,
+                steps=1,
+                evaluation=evaluation,
+            )
+
+
+class Pairs:
+    def __init__(self, data: tuple[Tensor, Tensor]) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data[0])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.data[0][index], self.data[1][index]
+
+
+def trains_on_sources(folder: Path) -> list[Tensor]:
+    """Weights by tensors, by a data set, and by one that workers read."""
+    weights = []
+    for data in (data_of(), Pairs(data_of()), hush.Source(Pairs(data_of()), workers=1)):
+        step = step_of(generator=seeded())
+        for batch in step.batches(data, steps=3):  # type: ignore[arg-type]
+            step(batch)
+        weights.append(weights_of(step.model))
+    return weights
+
+
+def trains_on_shards(folder: Path) -> list[Tensor]:
+    rank = torch.distributed.get_rank()
+    inputs, targets = data_of()
+    part = (inputs[:25], targets[:25]) if rank == 0 else (inputs[25:], targets[25:])
+    weights = []
+    for data in (part, Pairs(part), hush.Source(tuple(rows.numpy() for rows in part), workers=1)):
+        step = step_of(generator=seeded(), shard=True)
+        for batch in step.batches(data, steps=3):  # type: ignore[arg-type]
+            step(batch)
+        weights.append(weights_of(step.model))
+    return weights
+
+
+@pytest.mark.parametrize("scenario", ["trains_on_sources", "trains_on_shards"])
+def test_ranks_train_on_sources_as_on_tensors(scenario: str) -> None:
+    first, second = spawned.run((trains_on_sources, trains_on_shards), 2)[scenario]
+    assert torch.equal(first[0], second[0])
+    for weights in (*first[1:], *second[1:]):
+        assert torch.equal(weights, first[0])
