@@ -33,8 +33,8 @@ from hush.training.sources.rows import (
     stack,
 )
 
-_TWISTER_WORDS = 624
-"""32-bit words in the state of a Mersenne twister."""
+_SEED_WORDS = 4
+"""64-bit words of a seed, as many as a key has; torch keeps 32 bits of one, so its state is filled."""
 _LIBRARIES = (
     "site-packages",
     "dist-packages",
@@ -147,15 +147,15 @@ def slot_key(key: bytes, slot: int) -> bytes:
 def global_randomness() -> Iterator[Callable[[Randomness], None]]:
     """Context after which the global generators of torch (CPU), numpy and Python are as they were.
 
-    Yields a function that draws all three states from a source.
+    Yields a function that seeds all three from a source.
     """
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
 
     def seed(source: Randomness) -> None:
         fill_state(torch.default_generator, source)
-        words = random_words(_TWISTER_WORDS, source).view(np.uint32).reshape(2, _TWISTER_WORDS)
-        np.random.set_state(("MT19937", words[0], _TWISTER_WORDS, 0, 0.0))  # noqa: NPY002
-        random.setstate((3, (*words[1].tolist(), _TWISTER_WORDS), None))
+        words = random_words(2 * _SEED_WORDS, source)
+        np.random.seed(words[:_SEED_WORDS].view(np.uint32))  # noqa: NPY002
+        random.seed(int.from_bytes(words[_SEED_WORDS:].tobytes(), "little"))
 
     try:
         yield seed
