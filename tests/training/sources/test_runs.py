@@ -119,7 +119,7 @@ def test_one_record_moves_the_sum_by_its_own_share_whatever_its_length() -> None
         if absent is not None:
             present[absent] = False
         step.pending_batch = None
-        step.generator = type(step.generator)(torch.device("cpu"), bytes(32))  # type: ignore[call-arg, arg-type]
+        step.generator = type(step.generator)(torch.device("cpu"), bytes(32))  # type: ignore[call-arg]
         batch = next(step.batches(source, present=present))
         if longest not in batch.indices:
             pytest.skip("the slot was not drawn")
@@ -168,7 +168,7 @@ def trains_on_sources(folder: Path) -> list[Tensor]:
     weights = []
     for data in (data_of(), Pairs(data_of()), hush.Source(Pairs(data_of()), workers=1)):
         step = step_of(generator=seeded())
-        for batch in step.batches(data, steps=3):  # type: ignore[arg-type]
+        for batch in step.batches(data, steps=3):
             step(batch)
         weights.append(weights_of(step.model))
     return weights
@@ -181,7 +181,7 @@ def trains_on_shards(folder: Path) -> list[Tensor]:
     weights = []
     for data in (part, Pairs(part), hush.Source(tuple(rows.numpy() for rows in part), workers=1)):
         step = step_of(generator=seeded(), shard=True)
-        for batch in step.batches(data, steps=3):  # type: ignore[arg-type]
+        for batch in step.batches(data, steps=3):
             step(batch)
         weights.append(weights_of(step.model))
     return weights

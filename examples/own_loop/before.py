@@ -1,0 +1,81 @@
+"""Sentiment of reviews in text files, without privacy: python before.py FOLDER
+
+FOLDER/train and FOLDER/test have the subfolders pos and neg.
+"""
+
+import sys
+import zlib
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, Dataset
+
+WORDS, BATCH, MICROBATCH, EPOCHS = 1024, 256, 64, 10
+
+
+class Reviews(Dataset):
+    def __init__(self, folder):
+        self.files = sorted(Path(folder).glob("*/*.txt"))
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        words = self.files[index].read_text().split()
+        numbers = [1 + zlib.crc32(word.encode()) % (WORDS - 1) for word in words]
+        return torch.tensor(numbers), int(self.files[index].parent.name == "pos")
+
+
+def collate(reviews):
+    words = pad_sequence([words for words, _ in reviews], batch_first=True)
+    return {"words": words, "mask": words > 0}, torch.tensor([label for _, label in reviews])
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 16)
+        self.scores = nn.Linear(16, 2)
+
+    def forward(self, words, mask):
+        mask = mask.unsqueeze(-1)
+        return self.scores((self.embedding(words) * mask).sum(1) / mask.sum(1))
+
+
+def accuracy(model, reviews):
+    right = 0
+    with torch.no_grad():
+        for inputs, labels in DataLoader(reviews, batch_size=MICROBATCH, collate_fn=collate):
+            right += int((model(**inputs).argmax(1) == labels).sum())
+    return right / len(reviews)
+
+
+def main(folder):
+    train, test = Reviews(f"{folder}/train"), Reviews(f"{folder}/test")
+    model = Classifier()
+    loss = nn.CrossEntropyLoss()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.01)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.8))
+    steps = EPOCHS * len(train) // BATCH
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    loader = DataLoader(
+        train, batch_size=MICROBATCH, shuffle=True, drop_last=True, collate_fn=collate, num_workers=2
+    )
+    seen = 0
+    for _ in range(EPOCHS):
+        for inputs, labels in loader:
+            (loss(model(**inputs), labels) * MICROBATCH / BATCH).backward()
+            seen += MICROBATCH
+            if seen % BATCH == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+                average.update_parameters(model)
+    return accuracy(average, test)
+
+
+if __name__ == "__main__":
+    print(f"accuracy {main(sys.argv[1]):.3f}")

@@ -1,0 +1,54 @@
+"""The port of a script to a private step: both versions run, learn, and differ where the page says."""
+
+import difflib
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.examples.reviews import write_reviews
+
+FOLDER = Path(__file__).parents[2] / "examples" / "own_loop"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"own_loop_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where worker processes that are not forks look for the data set
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reviews")
+    write_reviews(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["before", "after"])
+def test_both_versions_learn(name: str, reviews: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    assert script(name).main(reviews) > 0.8
+    assert ("epsilon <= 7.99" in capsys.readouterr().out) == (name == "after")
+
+
+def changed_lines() -> tuple[int, int]:
+    """Lines that the port takes out, and lines that it puts in."""
+    before, after = ((FOLDER / f"{name}.py").read_text().splitlines() for name in ("before", "after"))
+    lines = [line for line in difflib.ndiff(before, after) if line[2:].strip()]
+    return sum(line[0] == "-" for line in lines), sum(line[0] == "+" for line in lines)
+
+
+def test_the_page_counts_the_lines_that_change() -> None:
+    out, into = changed_lines()
+    page = (FOLDER / "README.md").read_text()
+    counted = re.search(r"(\d+) lines go, (\d+) come", page)
+    assert counted is not None
+    assert (int(counted[1]), int(counted[2])) == (out, into)
