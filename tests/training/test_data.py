@@ -7,7 +7,8 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from hush.core.errors import DataError
-from hush.training.data import Batch, Data, check_present, count, take
+from hush.training.data import Batch, Data, count, take
+from hush.training.sources.records import check_present
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6)
 

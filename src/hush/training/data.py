@@ -14,7 +14,7 @@ from hush.core.errors import DataError, InvalidValue
 from hush.core.randomness import Randomness, fill_state, substream
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.training.sources.reader import CollateFn
-from hush.training.sources.records import MapStyle, check_lengths, leaves
+from hush.training.sources.records import MapStyle, check_lengths, check_present, leaves
 from hush.training.sources.source import Source
 
 Data = tuple[Any, Any] | MapStyle | Source
@@ -38,7 +38,7 @@ def prepare(
 
     Args:
         data: of any kind.
-        present: which slots hold a record; None: all do.
+        present: which slots hold a record; None: as a `Source` says, or all do.
         collate_fn: as in `Source`, and so are `workers` and `pad_to`.
         workers: processes that read ahead.
         pad_to: public length of every record.
@@ -57,7 +57,16 @@ def prepare(
         return data
     else:
         source = Source(data, collate_fn=collate_fn, workers=workers, pad_to=pad_to)
-    return replace(source, present=present, pin_memory=pin_memory or source.pin_memory)
+    present = source.present if present is None else present
+    pin_memory = pin_memory or source.pin_memory
+    if present is source.present and pin_memory == source.pin_memory:
+        return source  # with its workers, if they are at work
+    return replace(source, present=present, pin_memory=pin_memory)
+
+
+def occupied(data: Data, present: Tensor | None) -> Tensor | None:
+    """Which slots of data that was prepared hold a record: as the source says, or as was passed."""
+    return data.present if isinstance(data, Source) else check_present(present, held_slots(data))
 
 
 def count(data: Data) -> int:
@@ -215,19 +224,6 @@ def same_slots(drawn: Batch, like: Batch) -> Batch:
             "in place of one that does not, and pass present= with False there to leave it out."
         )
     return replace(like, indices=drawn.indices, counts=drawn.counts)
-
-
-def check_present(present: object, slots: int) -> Tensor | None:
-    """`present` if it says of each slot whether it holds a record; raises otherwise."""
-    if present is None:
-        return None
-    if not isinstance(present, Tensor) or present.dtype != torch.bool or present.shape != (slots,):
-        raise DataError(
-            f"present must be a boolean tensor with {slots} entries, one a slot: an absent record "
-            "leaves its slot empty, and the number of slots is public. Pass e.g. "
-            f"torch.ones({slots}, dtype=torch.bool) with False where a record is missing."
-        )
-    return present
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from hush.core.ranges import check_count
 from hush.core.release import Selective
 from hush.training.checks.disjoint import check_public
 from hush.training.checks.probe_batch import check_some_number, probe_batch
-from hush.training.data import Batch, Data, check_present, count, held_slots, prepare, same_slots
+from hush.training.data import Batch, Data, count, held_slots, occupied, prepare, same_slots
 from hush.training.distributed.charge import charge_together
 from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import check_same_end, check_same_weights
@@ -118,12 +118,12 @@ class PrivateStep(NoisyMeanStep):
                 pin_memory=pinned,
             )
             held = held_slots(data) if self.shard else count(data)
-            occupied = check_present(present, held)
+            filled = occupied(data, present)
             if self.processes is not None:
                 check_same_weights(self.model, self.optimizer, self.processes)
                 self._adopted = False
             self._placed = None
-            slots = held if self.processes is None else self.placement(data, occupied).slots
+            slots = held if self.processes is None else self.placement(data, filled).slots
             check_length(slots, self.records, self.units, self.adjacency.neighbours)
             if isinstance(data, Source) and held:
                 data.check_repeatable()
@@ -136,7 +136,7 @@ class PrivateStep(NoisyMeanStep):
                 check_public(self.basis_schedule.public, data)
             physical_batch = self.probe(data)
             self._replay = choose_replay(self, data, physical_batch, steps)
-        return self._draw_until(last, Batch(torch.arange(0), data, physical_batch, occupied))
+        return self._draw_until(last, Batch(torch.arange(0), data, physical_batch, filled))
 
     def _draw_until(self, last: int | None, empty: Batch) -> Iterator[Batch]:
         if self.pending_batch is not None and (last is None or self.steps < last):

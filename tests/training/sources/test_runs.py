@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import hush
-from hush.core.errors import DataError
+from hush.core.errors import CheckpointError, DataError
 from tests.training.distributed import spawned
 from tests.training.distributed.problems import data_of, seeded, step_of, weights_of
 
@@ -57,7 +57,7 @@ class Bag(nn.Module):
         return scores
 
 
-def train(directory: Path, steps: int, workers: int, resume: bool = False) -> Tensor:
+def train(directory: Path, steps: int, workers: int, resume: bool = False, data: Any = None) -> Tensor:
     torch.manual_seed(0)
     model = Bag()
     hush.train(
@@ -65,7 +65,7 @@ def train(directory: Path, steps: int, workers: int, resume: bool = False) -> Te
         nn.CrossEntropyLoss(),
         torch.optim.AdamW(model.parameters(), lr=0.1),
         PLAN,
-        Sentences(),
+        Sentences() if data is None else data,
         budget=BUDGET,
         steps=steps,
         directory=directory,
@@ -86,6 +86,12 @@ def test_a_resumed_run_repeats_the_augmentation(workers: int, tmp_path: Path) ->
     whole = train(tmp_path / "whole", 4, workers)
     train(tmp_path / "parts", 2, workers)
     assert torch.equal(train(tmp_path / "parts", 4, workers, resume=True), whole)
+
+
+def test_a_run_is_not_resumed_on_other_records_of_a_data_set(tmp_path: Path) -> None:
+    train(tmp_path, 2, 0)
+    with pytest.raises(CheckpointError, match="first 8 records are not those"):
+        train(tmp_path, 4, 0, resume=True, data=Sentences(first=1))
 
 
 def step_for(**options: Any) -> hush.PrivateStep:

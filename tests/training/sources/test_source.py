@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +137,10 @@ class OwnGenerator(Noisy):
         return row if self.generator.random() < 0.5 else -row, index % 2
 
 
-def step_for(records: int, width: int = 4, **options: Any) -> hush.PrivateStep:
+def step_for(records: int, width: int = 4, plan: Any = None, **options: Any) -> hush.PrivateStep:
     torch.manual_seed(0)
     model = torch.nn.Linear(width, 2)
-    plan = hush.Plan(
+    plan = plan or hush.Plan(
         sampling=hush.Poisson(rate=0.5), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
     )
     return hush.PrivateStep(
@@ -204,6 +205,47 @@ def test_an_empty_slot_is_not_read(missing: list[int]) -> None:
         step.pending_batch = batch = Batch(torch.arange(8), batch.data, 3, batch.present)
         sums.append(step.clipped_sum(batch).clone())
     assert torch.equal(*sums)
+
+
+def test_what_an_empty_row_of_an_array_holds_counts_for_nothing() -> None:
+    present = torch.arange(8) != 3
+    sums = []
+    for content, label in ((0.0, 0), (np.nan, -7)):
+        x, y = np.ones((8, 4), dtype=np.float32), np.arange(8) % 2
+        x[3], y[3] = content, label
+        step = step_for(8)
+        source = hush.Source((x, y), present=present)
+        step.pending_batch = batch = Batch(torch.arange(8), source, 3, present)
+        step.probe(source)
+        sums.append(step.clipped_sum(batch).clone())
+    assert torch.equal(*sums)
+
+
+@pytest.mark.parametrize("selective", [False, True])
+def test_a_label_that_is_no_class_is_not_shown(selective: bool) -> None:
+    class Mislabelled(Files):
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return super().__getitem__(index)[0], 4711 if index == 6 else 0
+
+    step = step_for(8)
+    if selective:
+        test = hush.Selective(rate=1.0, clip=1.0, multiplier=1.0, threshold=0.0)
+        rare = replace(step.plan, sampling=hush.Poisson(rate=0.01), release=test)
+        step = step_for(8, plan=rare)
+    reading = (step(batch) for batch in step.batches(Mislabelled([]), steps=20))
+    with pytest.raises(DataError, match="private and not shown") as raised:
+        list(reading)
+    assert "4711" not in str(raised.value)
+
+
+def test_a_source_keeps_its_workers_and_says_which_slots_are_empty() -> None:
+    present = torch.arange(8) != 0
+    source = hush.Source(Files([0]), workers=1, present=present)
+    assert prepare(source) is source
+    step = step_for(8)
+    assert next(step.batches(source)).present is present
+    with pytest.raises(DataError, match="boolean tensor with 8 entries"):
+        prepare(source, torch.ones(7, dtype=torch.bool))
 
 
 def test_only_the_physical_batches_at_hand_are_read() -> None:

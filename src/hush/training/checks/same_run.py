@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import CheckpointError
+from hush.core.randomness import Stream
 from hush.gradients.tree import tree_leaves
-from hush.training.data import Data, describe_record, held_slots, pair_of
+from hush.training.data import Data, describe_record, held_slots, take
 
 _FIRST = 8
 """Records that tell one data set from another."""
@@ -26,15 +27,13 @@ def origin_of(
     checkpoint has none: there the records leave no digest.
 
     Args:
-        data: the private records. Only tensors in memory have a digest: a data set may augment its
-            records at random, and gives others each time.
+        data: the private records; those of a data set that draws under public random numbers.
         generator: as passed to the run; its seed counts, not how much was drawn from it.
         secure: whether the run keeps no state of its randomness.
         salt: key of the digests; None: a new one.
     """
     key = secrets.token_hex(32) if salt is None else salt
-    pair = None if secure else pair_of(data)
-    rows = [part[:_FIRST] for part in tree_leaves(pair or ()) if part.layout == torch.strided]
+    rows = [] if secure else _first_rows(data)
     seed = None if generator is None else str(generator.initial_seed()).encode()
     return {
         "salt": key,
@@ -87,6 +86,15 @@ _OTHER = (
     "it would go on as another run, whose accuracy and charges belong to two data sets. Resume with the "
     "data it began with, in the same order, or start a new run in a new directory."
 )
+
+
+def _first_rows(data: Data) -> list[Tensor]:
+    """Tensors of the first records; a rank may hold none."""
+    held = min(_FIRST, held_slots(data))
+    if not held:
+        return []
+    first = take(data, torch.arange(held), Stream(torch.device("cpu"), bytes(32)))
+    return [part for part in tree_leaves(first) if part.layout == torch.strided]
 
 
 def _digest(key: str, content: bytes) -> str:

@@ -23,7 +23,7 @@ from hush.gradients.recording import per_sample_losses
 from hush.gradients.terms import zero_rows
 from hush.gradients.tree import tree_map
 from hush.noise import Gaussian
-from hush.training.data import Batch, Data, check_present, count, own_randomness
+from hush.training.data import Batch, Data, count, occupied, own_randomness, prepare
 from hush.training.distributed.membership import check_first_rank
 from hush.training.phases.private_gradient import split_like
 from hush.training.step import PrivateStep
@@ -116,11 +116,9 @@ class AdaptiveDescent:
             processes=False,
         )
         self._delta = check_delta(budget.delta, self.step.records)
+        data = prepare(data, present)
         self._full_batch = Batch(
-            torch.arange(self.step.records),
-            data,
-            self.step.probe(data),
-            check_present(present, count(data)),
+            torch.arange(self.step.records), data, self.step.probe(data), occupied(data, present)
         )
         self._share = self.filter.precision / (2 * settings.splits)
 

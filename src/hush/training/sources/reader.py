@@ -22,7 +22,7 @@ from hush.training.sources.columns import (
     columns_of_record,
     columns_of_table,
 )
-from hush.training.sources.records import ArrayRecords, MapStyle, TableRecords
+from hush.training.sources.records import ArrayRecords, MapStyle, TableRecords, map_leaves
 from hush.training.sources.rows import (
     OTHER_SHAPE,
     blank,
@@ -112,9 +112,14 @@ class Reader:
     def _rows(self, slots: list[int]) -> tuple[Any, Any]:
         """Rows of arrays, or of a table's named columns."""
         if isinstance(self.records, TableRecords):
-            return columns_of_table(self.records, slots, self.inputs, self.targets)
-        assert isinstance(self.records, ArrayRecords)
-        return self.records.rows(slots)
+            rows = columns_of_table(self.records, slots, self.inputs, self.targets)
+        else:
+            assert isinstance(self.records, ArrayRecords)
+            rows = self.records.rows(slots)
+        if self.present is None:
+            return rows
+        empty = (~self.present[slots]).nonzero().flatten()
+        return map_leaves(rows, lambda values: values.index_fill(0, empty.to(values.device), 0))  # type: ignore[no-any-return]
 
     def _row(self, slot: int) -> tuple[Any, Any]:
         """Row of one slot; one that is empty is not read."""

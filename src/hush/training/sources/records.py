@@ -146,6 +146,19 @@ _ONE_SHAPE = (
 )
 
 
+def check_present(present: object, slots: int) -> Tensor | None:
+    """`present` if it says of each slot whether it holds a record; raises otherwise."""
+    if present is None:
+        return None
+    if not isinstance(present, Tensor) or present.dtype != torch.bool or present.shape != (slots,):
+        raise DataError(
+            f"present must be a boolean tensor with {slots} entries, one a slot: an absent record "
+            "leaves its slot empty, and the number of slots is public. Pass e.g. "
+            f"torch.ones({slots}, dtype=torch.bool) with False where a record is missing."
+        )
+    return present
+
+
 def tensor_of(values: npt.NDArray[Any]) -> Tensor:
     """A tensor of an array's numbers, in the machine's byte order."""
     return torch.from_numpy(np.require(values, values.dtype.newbyteorder("="), ["C", "W"]))

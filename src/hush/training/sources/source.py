@@ -12,7 +12,7 @@ from hush.core.ranges import check_count
 from hush.training.sources.columns import Columns
 from hush.training.sources.loader import SlotLoader
 from hush.training.sources.reader import CollateFn, Reader, Request, Unreadable
-from hush.training.sources.records import MapStyle, leaves, map_leaves, numbered
+from hush.training.sources.records import MapStyle, check_present, leaves, map_leaves, numbered
 
 _TRIALS = 4
 """Times that two records are read twice: a flip by a coin of its own is missed once in 256 times."""
@@ -44,7 +44,7 @@ class Source:
         pad_value: number to pad with, likewise.
         pin_memory: copy batches to memory from which a GPU reads at once; a step whose model is on one
             sets it.
-        present: which slots hold a record; an empty one is not read. `step.batches` sets it.
+        present: which slots hold a record, as in `step.batches`; an empty one is not read.
 
     Example:
         source = hush.Source(dataset, collate_fn=pad_and_mask, pad_to=128, workers=4)
@@ -74,7 +74,7 @@ class Source:
         for length in leaves(self.pad_to):
             if length is not None:
                 check_count("pad_to", length, "it is the public length of every record", at_least=1)
-        self.records  # noqa: B018  (raises for a stream)
+        check_present(self.present, len(self.records))
 
     @cached_property
     def records(self) -> MapStyle:
@@ -140,7 +140,7 @@ class Source:
             self.targets,
             self.pad_to,
             self.pad_value,
-            self.present,
+            None if self.present is None else self.present.cpu(),
             template=None,
         )
         if reader.draws_nothing:
