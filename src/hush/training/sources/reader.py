@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import DataError, HushError
-from hush.core.randomness import Randomness, Stream, fill_state, random_words
+from hush.core.randomness import Stream, fill_state
 from hush.training.sources.columns import (
     Columns,
     columns_of_collated,
@@ -33,8 +33,6 @@ from hush.training.sources.rows import (
     stack,
 )
 
-_SEED_WORDS = 4
-"""64-bit words of a seed, as many as a key has; torch keeps 32 bits of one, so its state is filled."""
 _LIBRARIES = (
     "site-packages",
     "dist-packages",
@@ -95,7 +93,7 @@ class Reader:
                 rows = []
                 with global_randomness() as seed:
                     for slot in request.slots:
-                        seed(Stream(torch.device("cpu"), slot_key(request.key, slot)))
+                        seed(slot_key(request.key, slot))
                         rows.append(self._row(slot))
             inputs, targets = stack(rows)
         except HushError as error:
@@ -145,22 +143,26 @@ class Reader:
 
 def slot_key(key: bytes, slot: int) -> bytes:
     """Key of one slot's random numbers in one step, whoever else is drawn."""
-    return hashlib.sha256(key + f"slot {slot}".encode()).digest()
+    return _derived(key, f"slot {slot}")
+
+
+def _derived(key: bytes, use: str) -> bytes:
+    """Key for one use of another key."""
+    return hashlib.sha256(key + use.encode()).digest()
 
 
 @contextmanager
-def global_randomness() -> Iterator[Callable[[Randomness], None]]:
+def global_randomness() -> Iterator[Callable[[bytes], None]]:
     """Context after which the global generators of torch (CPU), numpy and Python are as they were.
 
-    Yields a function that seeds all three from a source.
+    Yields a function that seeds all three from a key, each with all of its bits.
     """
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
 
-    def seed(source: Randomness) -> None:
-        fill_state(torch.default_generator, source)
-        words = random_words(2 * _SEED_WORDS, source)
-        np.random.seed(words[:_SEED_WORDS].view(np.uint32))  # noqa: NPY002
-        random.seed(int.from_bytes(words[_SEED_WORDS:].tobytes(), "little"))
+    def seed(key: bytes) -> None:
+        fill_state(torch.default_generator, Stream(torch.device("cpu"), key))
+        np.random.seed(np.frombuffer(_derived(key, "numpy"), dtype=np.uint32))  # noqa: NPY002
+        random.seed(int.from_bytes(_derived(key, "random"), "little"))
 
     try:
         yield seed

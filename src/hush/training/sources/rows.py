@@ -60,7 +60,9 @@ def default_row(record: Any) -> Any:
 
 def _plain(part: Any) -> Any:
     """The tree with dictionaries for other mappings, as tokenizers return."""
-    if isinstance(part, Mapping) and not isinstance(part, dict):
+    if isinstance(part, (Tensor, dict)):  # nearly always, and asked of every record
+        return part
+    if isinstance(part, Mapping):
         return {key: _plain(value) for key, value in part.items()}
     return part
 
