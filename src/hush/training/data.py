@@ -75,7 +75,7 @@ def count(data: Data) -> int:
     if pair is not None:
         check_lengths(*pair)
         return _not_empty(len(next(tree_leaves(pair))))
-    return _not_empty(len(_source(data)))
+    return _not_empty(len(as_source(data)))
 
 
 def _not_empty(records: int) -> int:
@@ -89,7 +89,7 @@ def held_slots(data: Data) -> int:
     pair = pair_of(data)
     if pair is not None and all(part.dim() and not len(part) for part in tree_leaves(pair)):
         return 0
-    if pair is None and not len(_source(data)):
+    if pair is None and not len(as_source(data)):
         return 0
     return count(data)
 
@@ -106,7 +106,7 @@ def take(data: Data, indices: Tensor, source: "Randomness | None" = None) -> tup
     """
     pair = pair_of(data)
     if pair is None:
-        return _source(data).take(indices.tolist(), None if source is None else substream(source).key)
+        return as_source(data).take(indices.tolist(), None if source is None else substream(source).key)
     # indices on their way to a GPU are not waited for
     inputs, targets = tree_map(
         pair, lambda rows: rows[indices.to(rows.device, non_blocking=rows.is_cuda)]
@@ -119,10 +119,11 @@ def _read(data: Data, parts: Sequence[Tensor], source: "Randomness | None") -> I
     if pair_of(data) is not None:
         return (take(data, slots) for slots in parts)
     key = None if source is None else substream(source).key
-    return _source(data).batches([slots.tolist() for slots in parts], key)
+    return as_source(data).batches([slots.tolist() for slots in parts], key)
 
 
-def _source(data: Data) -> Source:
+def as_source(data: Data) -> Source:
+    """The data as a `Source`: itself, or one that reads it as it is."""
     return data if isinstance(data, Source) else Source(data)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 import hush
 from hush.core.errors import CheckpointError, DataError
@@ -158,7 +158,7 @@ def test_the_training_data_is_not_evaluated_in_any_wrapping(tmp_path: Path) -> N
             )
 
 
-class Pairs:
+class Pairs(Dataset[Any]):
     def __init__(self, data: tuple[Tensor, Tensor]) -> None:
         self.data = data
 
@@ -169,8 +169,14 @@ class Pairs:
         return self.data[0][index], self.data[1][index]
 
 
+def fork_workers() -> None:
+    """Start workers as a rank of torchrun does, not as this rank was started, which takes seconds."""
+    torch.multiprocessing.set_start_method("fork", force=True)
+
+
 def trains_on_sources(folder: Path) -> list[Tensor]:
     """Weights by tensors, by a data set, and by one that workers read."""
+    fork_workers()
     weights = []
     for data in (data_of(), Pairs(data_of()), hush.Source(Pairs(data_of()), workers=1)):
         step = step_of(generator=seeded())
@@ -181,6 +187,7 @@ def trains_on_sources(folder: Path) -> list[Tensor]:
 
 
 def trains_on_shards(folder: Path) -> list[Tensor]:
+    fork_workers()
     rank = torch.distributed.get_rank()
     inputs, targets = data_of()
     part = (inputs[:25], targets[:25]) if rank == 0 else (inputs[25:], targets[25:])
@@ -193,9 +200,34 @@ def trains_on_shards(folder: Path) -> list[Tensor]:
     return weights
 
 
+def shards_that_share_records(folder: Path) -> list[str]:
+    """What is said of parts that overlap, by kind of source."""
+    rank = torch.distributed.get_rank()
+    inputs, targets = data_of()
+    own = slice(15 * rank, 15 * rank + 25)
+    arrays = inputs[own].numpy(), targets[own].numpy()
+    cut = Subset(Pairs((inputs, targets)), range(len(inputs))[own])
+    said = []
+    for part in (arrays, hush.Source(cut, collate_fn=default_collate)):
+        try:
+            step_of(shard=True, records=50).batches(part)
+        except DataError as error:
+            said.append(str(error))
+    return said
+
+
+RANKED = (trains_on_sources, trains_on_shards, shards_that_share_records)
+
+
+def test_ranks_do_not_hold_a_record_twice_whatever_reads_it() -> None:
+    for said in spawned.run(RANKED, 2)["shards_that_share_records"]:
+        assert len(said) == 2
+        assert all("ranks 0 and 1 hold the same records" in text for text in said)
+
+
 @pytest.mark.parametrize("scenario", ["trains_on_sources", "trains_on_shards"])
 def test_ranks_train_on_sources_as_on_tensors(scenario: str) -> None:
-    first, second = spawned.run((trains_on_sources, trains_on_shards), 2)[scenario]
+    first, second = spawned.run(RANKED, 2)[scenario]
     assert torch.equal(first[0], second[0])
     for weights in (*first[1:], *second[1:]):
         assert torch.equal(weights, first[0])

@@ -67,11 +67,12 @@ _REASON = (
 
 
 def _holding(data: Data) -> Iterator[Any]:
-    """What holds the records: the data set itself, and its inputs where they are tensors."""
+    """What holds the records: the data set itself, and its inputs where they are in memory."""
+    data = data.dataset if isinstance(data, Source) else data
     yield data
     holder = getattr(data, "tensors", data)
     if isinstance(holder, (tuple, list)) and holder:
-        yield from tree_leaves(holder[0])
+        yield from leaves(holder[0])
 
 
 def input_names(data: Data, slots: Tensor) -> Iterator[bytes]:

@@ -1,6 +1,6 @@
 """Whether ranks hold the same records: all of them in one order, or none in common."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -13,7 +13,7 @@ from hush.core.errors import DataError
 from hush.core.randomness import Stream
 from hush.gradients.tree import tree_leaves
 from hush.training.checks.disjoint import input_names
-from hush.training.data import Data, count, pair_of, take
+from hush.training.data import Data, as_source, count, pair_of, take
 from hush.training.phases.private_gradient import fingerprint
 
 _SPREAD = 256
@@ -63,11 +63,13 @@ def record_names(data: Data, held: int) -> Names | None:
     Returns:
         None where every record would have to be read, which may take as long as an epoch.
     """
-    if isinstance(data, Subset):
-        base, indices = _uncut(data)
-        digest = data_digest(base, count(base))
+    source = None if pair_of(data) is not None else as_source(data)
+    if source is not None and isinstance(source.dataset, Subset):
+        base, indices = _uncut(source.dataset)
+        whole = replace(source, dataset=base, present=None)
+        digest = data_digest(whole, count(whole))
         return None if digest is None else Names(np.asarray(indices, np.int64), digest)
-    if pair_of(data) is None:
+    if source is not None and not source.draws_nothing:
         return None
     slots = torch.linspace(0, held - 1, min(held, _NAMED), dtype=torch.float64).long()
     return Names(np.frombuffer(b"".join(name[:8] for name in input_names(data, slots)), np.int64))

@@ -34,13 +34,11 @@ class SlotLoader:
         """Inputs and targets of the slots of each physical batch, one after another.
 
         Args:
-            parts: slots of each physical batch.
+            parts: slots of each physical batch, one at least.
             key: of the step, for the records' random numbers; None: those of the program.
         """
-        pieces = -(-self._workers // max(1, len(parts)))  # so that all workers have something to do
+        pieces = -(-self._workers // len(parts))  # so that all workers have something to do
         requests = [[Request(list(piece), key) for piece in _split(part, pieces)] for part in parts]
-        if not requests:
-            return
         # one list of requests at a time: where an earlier one was left unfinished, others begin anew
         loader = self._make() if self._loader is None else self._loader
         self._loader = None

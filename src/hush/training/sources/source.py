@@ -81,6 +81,11 @@ class Source:
         """The records by number."""
         return numbered(self.dataset)
 
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether records are rows of arrays or of a table, which no code of the user's makes."""
+        return self._unread.draws_nothing
+
     def __len__(self) -> int:
         """Number of slots."""
         return len(self.records)
@@ -106,7 +111,8 @@ class Source:
             parts: slots of each physical batch.
             key: as for `take`.
         """
-        return self._loader.read(parts, key)
+        # nothing drawn, nothing read: a rank's own part may have no record whose shapes could be asked
+        return self._loader.read(parts, key) if parts else iter(())
 
     def check_repeatable(self) -> None:
         """Raise if a record comes out different under the same random numbers.
@@ -115,7 +121,7 @@ class Source:
         difference of two releases would show them.
         """
         slots = list(range(min(2, len(self))))
-        keys = [bytes([number]) * 32 for number in range(0 if self._reader.draws_nothing else _TRIALS)]
+        keys = [bytes([number]) * 32 for number in range(0 if self.draws_nothing else _TRIALS)]
         first, second = ([self.take(slots, key) for key in keys] for _ in range(2))
         if not all(map(_same_bits, leaves(first), leaves(second))):
             raise DataError(
@@ -131,9 +137,9 @@ class Source:
         return SlotLoader(self._reader, self.workers, pin_memory=self.pin_memory)
 
     @cached_property
-    def _reader(self) -> Reader:
-        """Reader that knows the shapes of a record: those of the first slot that holds one."""
-        reader = Reader(
+    def _unread(self) -> Reader:
+        """Reader that has not seen a record."""
+        return Reader(
             self.records,
             self.collate_fn,
             self.inputs,
@@ -143,11 +149,15 @@ class Source:
             None if self.present is None else self.present.cpu(),
             template=None,
         )
-        if reader.draws_nothing:
-            return reader
+
+    @cached_property
+    def _reader(self) -> Reader:
+        """Reader that knows the shapes of a record: those of the first slot that holds one."""
+        if self.draws_nothing:
+            return self._unread
         filled = None if self.present is None else self.present.nonzero()
         slot = int(filled[0]) if filled is not None and len(filled) else 0
-        return replace(reader, template=_rows_of(reader, Request([slot], bytes(32))))
+        return replace(self._unread, template=_rows_of(self._unread, Request([slot], bytes(32))))
 
 
 def _rows_of(reader: Reader, request: Request) -> tuple[Any, Any]:
