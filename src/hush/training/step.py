@@ -13,7 +13,7 @@ from hush.core.errors import DataError, ProcessFailed, Unsupported
 from hush.core.parts import Sampling
 from hush.core.ranges import check_count
 from hush.core.release import Selective
-from hush.training.checks.disjoint import check_public
+from hush.training.checks.disjoint import check_distinct, check_public
 from hush.training.checks.probe_batch import check_some_number, probe_batch
 from hush.training.data import Batch, Data, count, held_slots, occupied, prepare, same_slots
 from hush.training.distributed.charge import charge_together
@@ -127,6 +127,8 @@ class PrivateStep(NoisyMeanStep):
             check_length(slots, self.records, self.units, self.adjacency.neighbours)
             if isinstance(data, Source) and held:
                 data.check_repeatable()
+                if self.units is None:
+                    check_distinct(data)
             last = None
             if steps is not None:
                 last = self.steps + check_count("steps", steps, "steps are counted")

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 
+import hush
 from hush.core.errors import DataError
-from hush.training.checks.disjoint import check_held_out, check_public
+from hush.training.checks.disjoint import check_distinct, check_held_out, check_public
 
 X, Y = torch.randn(1300, 2, 3, generator=torch.Generator().manual_seed(0)), torch.arange(1300) % 3
 
@@ -147,3 +148,28 @@ def test_parts_of_one_tensor_or_data_set_without_a_common_record_are_apart(
     data: Any, evaluation: Any
 ) -> None:
     check_held_out(evaluation, data)
+
+
+WHOLE = Listed(X)
+REPEATED: dict[str, Any] = {
+    "numbers": Subset(WHOLE, [0, 1, 1, 2]),
+    "numbers of a subset": Subset(Subset(WHOLE, [4, 5, 4]), [0, 2]),
+    "the same part": ConcatDataset([WHOLE, WHOLE]),
+    "parts in common": ConcatDataset([Subset(WHOLE, range(5)), Subset(WHOLE, range(4, 9))]),
+    "copies under other augmentation": ConcatDataset([Listed(X), Listed(X)]),
+    "in a source": hush.Source(ConcatDataset([WHOLE, Subset(WHOLE, [3])]), workers=1),
+}
+
+
+@pytest.mark.parametrize("kind", REPEATED)
+def test_a_record_in_several_slots_is_found(kind: str) -> None:
+    with pytest.raises(DataError, match=r"in several slots.*cost more than is charged"):
+        check_distinct(REPEATED[kind])
+
+
+def test_slots_with_a_record_each_are_taken() -> None:
+    parts = random_split(WHOLE, [300, 1000], torch.Generator().manual_seed(0))
+    apart: list[Any] = [parts[0], ConcatDataset(parts), ConcatDataset([Listed(X[:5]), Listed(X[5:])])]
+    for data in apart:
+        check_distinct(data)
+        check_distinct(hush.Source(data))

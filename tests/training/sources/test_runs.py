@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 import hush
-from hush.core.errors import CheckpointError, DataError
+from hush.core.errors import CheckpointError, DataError, HushError
 from tests.training.distributed import spawned
 from tests.training.distributed.problems import data_of, seeded, step_of, weights_of
 
@@ -216,13 +216,48 @@ def shards_that_share_records(folder: Path) -> list[str]:
     return said
 
 
-RANKED = (trains_on_sources, trains_on_shards, shards_that_share_records)
+class Breaking(Pairs):
+    """Records that cannot be read for a while."""
+
+    broken = False
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if self.broken:
+            raise OSError("the file of alice")
+        return super().__getitem__(index)
+
+
+def unreadable_on_one_rank(folder: Path) -> tuple[str, int, bool]:
+    """What is said, steps charged by then, and whether the same batch is trained on afterwards."""
+    data, step, said = Breaking(data_of()), step_of(generator=seeded()), ""
+    batch = next(step.batches(data))
+    data.broken = torch.distributed.get_rank() == 1
+    try:
+        step(batch)
+    except HushError as error:
+        said = str(error)
+    charged, data.broken = sum(step.ledger.counts.values()), False
+    again = next(step.batches(data))
+    return said, charged, torch.equal(again.indices, batch.indices) and step(again)
+
+
+RANKED = (trains_on_sources, trains_on_shards, shards_that_share_records, unreadable_on_one_rank)
 
 
 def test_ranks_do_not_hold_a_record_twice_whatever_reads_it() -> None:
     for said in spawned.run(RANKED, 2)["shards_that_share_records"]:
         assert len(said) == 2
         assert all("ranks 0 and 1 hold the same records" in text for text in said)
+
+
+def test_a_record_that_one_rank_cannot_read_stops_all_before_the_charge() -> None:
+    first, second = spawned.run(RANKED, 2)["unreadable_on_one_rank"]
+    assert "rank 1" in first[0]
+    assert "a record could not be read: OSError" in second[0]
+    for said, charged, went_on in (first, second):
+        assert "alice" not in said
+        assert charged == 0
+        assert went_on
 
 
 @pytest.mark.parametrize("scenario", ["trains_on_sources", "trains_on_shards"])

@@ -2,24 +2,20 @@
 
 import os
 import random
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, default_collate
 
 import hush
 from hush.core.errors import DataError, InvalidValue
-from hush.core.randomness import Stream
-from hush.training.data import Batch, Data, count, prepare, take
+from hush.training.data import prepare, take
+from tests.training.sources.problems import Files, Noisy, batches, rows, step_for
 
 LENGTHS = [3, 1, 5, 2, 4, 2]
-KEY = bytes(range(32))
 
 
 class Sentences(Dataset[Any]):
@@ -37,28 +33,6 @@ def pad_to_longest(records: list[tuple[list[int], int]]) -> tuple[dict[str, Tens
     rows = [torch.tensor(tokens) for tokens, _ in records]
     tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     return {"tokens": tokens, "mask": tokens > 0}, torch.tensor([label for _, label in records])
-
-
-class Noisy:
-    """Records to which each generator that people use adds something."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        draws = [float(torch.rand(())), np.random.rand(), random.random()]  # noqa: NPY002
-        return torch.tensor([index, *draws]), index % 2
-
-
-def batches(data: Data, slots: list[int], physical: int, key: bytes = KEY) -> Iterator[tuple[Any, Any]]:
-    """Physical batches of some slots as a step gets them."""
-    parts = Batch(torch.tensor(slots), data, physical).physical_batches(Stream(torch.device("cpu"), key))
-    return ((inputs, targets) for inputs, targets, _, _ in parts)
-
-
-def rows(data: Data, slots: list[int], physical: int, key: bytes = KEY) -> list[list[float]]:
-    """Inputs of some slots."""
-    return [row for inputs, _ in batches(data, slots, physical, key) for row in inputs.tolist()]
 
 
 def test_a_collate_function_that_pads_to_the_longest_sees_one_record() -> None:
@@ -126,118 +100,6 @@ def test_a_collate_function_that_draws_has_the_record_s_numbers() -> None:
     assert len({tuple(row) for row in whole}) == 8
 
 
-class OwnGenerator(Noisy):
-    """The generator is the data set's, as people are told to do elsewhere."""
-
-    def __init__(self) -> None:
-        self.generator = np.random.default_rng(0)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        row = torch.tensor([index, 1.0, 2.0, 3.0])
-        return row if self.generator.random() < 0.5 else -row, index % 2
-
-
-def step_for(records: int, width: int = 4, plan: Any = None, **options: Any) -> hush.PrivateStep:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(width, 2)
-    plan = plan or hush.Plan(
-        sampling=hush.Poisson(rate=0.5), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-    )
-    return hush.PrivateStep(
-        model,
-        torch.nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        plan,
-        records=records,
-        generator=torch.Generator().manual_seed(1),
-        **options,
-    )
-
-
-def test_a_generator_of_the_data_set_s_own_is_refused() -> None:
-    with pytest.raises(DataError, match="came out different when it was read again"):
-        step_for(8).batches(OwnGenerator())
-    step_for(8).batches(Noisy())
-
-
-class Files:
-    """Records in files, of which some are missing: an error names the person."""
-
-    def __init__(self, missing: list[int]) -> None:
-        self.missing = missing
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        if index in self.missing:
-            Path(f"/nowhere/alice-{index}.txt").read_text()
-        return torch.full((4,), float(index)), index % 2
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_of_a_record_shows_nothing_of_it(workers: int) -> None:
-    source = prepare(Files([5]), workers=workers)
-    for _ in range(2):  # workers that were left with unread batches do not spoil the next list
-        with pytest.raises(DataError, match=r"FileNotFoundError in test_source.py, line \d+") as raised:
-            rows(source, list(range(8)), 2)
-        assert "alice" not in str(raised.value)
-        assert raised.value.__context__ is None
-        assert rows(source, [6, 0], 2) == [[6.0] * 4, [0.0] * 4]
-
-
-def test_a_step_that_meets_an_unreadable_record_is_not_charged() -> None:
-    step = step_for(8)
-    reading = (step(batch) for batch in step.batches(Files([3]), steps=20))
-    with pytest.raises(DataError, match="could not be read"):
-        list(reading)
-    assert step.ledger.counts.get(step.plan, 0) == step.steps < 20
-
-
-@pytest.mark.parametrize("missing", [[0], [4], [0, 1, 2]])
-def test_an_empty_slot_is_not_read(missing: list[int]) -> None:
-    present = torch.ones(8, dtype=torch.bool)
-    present[missing] = False
-    sums = []
-    for data in (Files(missing), Files([])):
-        step = step_for(8)
-        batch = next(step.batches(data, present=present))
-        step.pending_batch = batch = Batch(torch.arange(8), batch.data, 3, batch.present)
-        sums.append(step.clipped_sum(batch).clone())
-    assert torch.equal(*sums)
-
-
-def test_what_an_empty_row_of_an_array_holds_counts_for_nothing() -> None:
-    present = torch.arange(8) != 3
-    sums = []
-    for content, label in ((0.0, 0), (np.nan, -7)):
-        x, y = np.ones((8, 4), dtype=np.float32), np.arange(8) % 2
-        x[3], y[3] = content, label
-        step = step_for(8)
-        source = hush.Source((x, y), present=present)
-        step.pending_batch = batch = Batch(torch.arange(8), source, 3, present)
-        step.probe(source)
-        sums.append(step.clipped_sum(batch).clone())
-    assert torch.equal(*sums)
-
-
-@pytest.mark.parametrize("selective", [False, True])
-def test_a_label_that_is_no_class_is_not_shown(selective: bool) -> None:
-    class Mislabelled(Files):
-        def __getitem__(self, index: int) -> tuple[Tensor, int]:
-            return super().__getitem__(index)[0], 4711 if index == 6 else 0
-
-    step = step_for(8)
-    if selective:
-        test = hush.Selective(rate=1.0, clip=1.0, multiplier=1.0, threshold=0.0)
-        rare = replace(step.plan, sampling=hush.Poisson(rate=0.01), release=test)
-        step = step_for(8, plan=rare)
-    reading = (step(batch) for batch in step.batches(Mislabelled([]), steps=20))
-    with pytest.raises(DataError, match="private and not shown") as raised:
-        list(reading)
-    assert "4711" not in str(raised.value)
-
-
 def test_a_source_keeps_its_workers_and_says_which_slots_are_empty() -> None:
     present = torch.arange(8) != 0
     source = hush.Source(Files([0]), workers=1, present=present)
@@ -276,32 +138,33 @@ def test_workers_read_and_live_on_from_step_to_step() -> None:
     assert os.getpid() not in seen[0]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_pinned_where_there_is_a_gpu(workers: int) -> None:
+    source = hush.Source(Files([]), workers=workers, pin_memory=True)
+    read = list(batches(source, [0, 1, 2, 3, 4], 3))
+    assert [int(row) for inputs, _ in read for row in inputs[:, 0]] == [0, 1, 2, 3, 4]
+    assert all(part.is_pinned() == torch.cuda.is_available() for pair in read for part in pair)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_step_on_a_gpu_pins_what_it_reads_and_trains_as_on_tensors_there() -> None:
+    rows_, labels = take(Files([]), torch.arange(8))
+    weights = []
+    for data in ((rows_.cuda(), labels.cuda()), hush.Source(Files([]), workers=2)):
+        step = step_for(8, device="cuda", physical_batch=3)
+        for batch in step.batches(data, steps=5):
+            if isinstance(batch.data, hush.Source):
+                assert batch.data.pin_memory
+            step(batch)
+        weights.append(torch.cat([part.detach().flatten() for part in step.model.parameters()]))
+    assert torch.equal(*weights)
+
+
 def test_two_lists_read_in_turns_do_not_mix() -> None:
     source = prepare(Files([]), workers=1)
     first, second = batches(source, [0, 1, 2, 3], 1), batches(source, [7, 6, 5, 4], 1)
     seen = [(int(a[0, 0]), int(b[0, 0])) for (a, _), (b, _) in zip(first, second, strict=True)]
     assert seen == [(0, 7), (1, 6), (2, 5), (3, 4)]
-
-
-class Endless(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
-
-
-class Counted(Endless):
-    def __len__(self) -> int:
-        return 3
-
-
-@pytest.mark.parametrize(
-    "stream",
-    [Endless(), Counted(), DataLoader(TensorDataset(torch.zeros(3))), iter([1, 2]), [1, 2]],
-    ids=["stream", "stream with a length", "loader", "iterator", "list"],
-)
-def test_what_has_no_numbered_records_is_refused(stream: Any) -> None:
-    for read in (count, prepare, step_for(3).batches):
-        with pytest.raises(DataError, match="no sampling, no charge"):
-            read(stream)
 
 
 def test_how_records_are_read_is_said_once() -> None:
@@ -320,6 +183,8 @@ def test_how_records_are_read_is_said_once() -> None:
         (lambda records: (torch.zeros(1, 4), "label"), "a str where a tensor is needed"),
         (lambda records: (torch.zeros(1, 4), {}), "no input or no target"),
         (lambda records: {"x": torch.zeros(1, 4)}, "which of them is to be predicted"),
+        (lambda records: (torch.zeros(0, 4), torch.zeros(0)), "first dimension is not 1"),
+        (lambda records: default_collate([]), "could not be read: IndexError"),
     ],
 )
 def test_what_a_collate_function_returns_is_checked(collate_fn: Any, message: str) -> None:

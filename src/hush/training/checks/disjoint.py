@@ -1,9 +1,10 @@
-"""Evaluation and public records stand apart from the private ones: none may be in both sets."""
+"""Evaluation and public records stand apart from the private ones, and those from each other."""
 
 import hashlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,37 @@ def check_public(public: Data, private: Data) -> None:
     public_names = set(input_names(public, torch.arange(count(public))))
     if any(name in public_names for name in input_names(private, torch.arange(count(private)))):
         raise DataError(f"private records have the same inputs as public ones: {_REASON}")
+
+
+def check_distinct(data: Data) -> None:
+    """Raise if a record is in several slots, as far as what holds the records tells.
+
+    Looked at are subsets with repeated numbers and concatenated data sets with common records, whatever
+    wraps them. Copies, and equal rows of a tensor, which may be two people's, are not found.
+
+    Args:
+        data: the private records, of which each slot is a unit.
+    """
+    repeated = any(
+        holder.rows is not None and len(np.unique(holder.rows)) < len(holder.rows)
+        for holder in holders(data)
+    )
+    whole = data.dataset if isinstance(data, Source) else data
+    parts = whole.datasets if isinstance(whole, ConcatDataset) else []
+    pairs = (
+        (first, second)
+        for ours, theirs in combinations(parts, 2)
+        for first in holders(ours)
+        for second in holders(theirs)
+    )
+    if repeated or any(overlapping(first, second) for first, second in pairs):
+        raise DataError(
+            "a record is in several slots (numbers repeated in a Subset, or parts of a ConcatDataset "
+            "that share records): each slot is drawn and clipped by itself, so that the record would "
+            "count several times and cost more than is charged. Pass each record once, and augment it "
+            "when it is read (or by views=); over-sample by class weights in the loss. To bound what "
+            "several records of one person add, pass units=."
+        )
 
 
 _REASON = (

@@ -23,11 +23,11 @@ class SlotLoader:
         Args:
             reader: of slots.
             workers: processes; 0: batches are read here, when they are asked for.
-            pin_memory: copy batches to memory from which a GPU reads at once.
+            pin_memory: copy batches to memory from which a GPU reads at once, where there is one.
         """
         self._reader = reader
         self._workers = workers
-        self._pin_memory = pin_memory
+        self._pin_memory = pin_memory and torch.cuda.is_available()
         self._loader: DataLoader[Any] | None = None
 
     def read(self, parts: Sequence[Sequence[int]], key: bytes | None) -> Iterator[tuple[Any, Any]]:
@@ -45,7 +45,7 @@ class SlotLoader:
         loader.batch_sampler.requests = [request for part in requests for request in part]  # type: ignore
         batches = iter(loader)
         for part in requests:
-            yield self._joined([_checked(next(batches)) for _ in part])
+            yield self._joined([_checked(_next(batches)) for _ in part])
         next(batches, None)  # the loader sees that the list is at its end, and its workers wait for more
         self._loader = loader
 
@@ -80,6 +80,18 @@ class _Drawn:
 
 def _unchanged(rows: Any) -> Any:
     return rows
+
+
+def _next(batches: Iterator[Any]) -> Any:
+    """What the workers read next; raises where one of them is no more."""
+    try:
+        return next(batches)
+    except RuntimeError as error:  # of the loader itself: what a data set raises comes as `Unreadable`
+        raise DataError(
+            f"records could not be read, as a worker process failed ({error}); the step was not "
+            "charged. Workers are killed where memory runs out: pass fewer, or workers=0 to read in "
+            "this process, which also shows a data set that ends its process."
+        ) from None
 
 
 def _split(slots: Sequence[int], pieces: int) -> list[Sequence[int]]:

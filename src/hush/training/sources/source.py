@@ -74,7 +74,7 @@ class Source:
         for length in leaves(self.pad_to):
             if length is not None:
                 check_count("pad_to", length, "it is the public length of every record", at_least=1)
-        check_present(self.present, len(self.records))
+        check_present(self.present, len(self))
 
     @cached_property
     def records(self) -> MapStyle:
@@ -86,9 +86,21 @@ class Source:
         """Whether records are rows of arrays or of a table, which no code of the user's makes."""
         return self._unread.draws_nothing
 
-    def __len__(self) -> int:
-        """Number of slots."""
+    @cached_property
+    def _slots(self) -> int:
+        """Number of slots when it was first asked for."""
         return len(self.records)
+
+    def __len__(self) -> int:
+        """Number of slots; raises if the data set has grown or shrunk since it was first asked."""
+        if len(self.records) != self._slots:
+            raise DataError(
+                "the data set has another number of records than when it was passed (under ADD_REMOVE "
+                "the numbers are private and not shown): the slots to draw from are fixed for a run, or "
+                "a draw would follow who came and went. Pass data that does not change, e.g. a "
+                "torch.utils.data.Subset of the records there are now."
+            )
+        return self._slots
 
     def __getitem__(self, slot: int) -> tuple[Any, Any]:
         """Inputs and targets of one slot, under the program's own randomness."""
@@ -115,21 +127,25 @@ class Source:
         return self._loader.read(parts, key) if parts else iter(())
 
     def check_repeatable(self) -> None:
-        """Raise if a record comes out different under the same random numbers.
+        """Raise if a record comes out different under the same random numbers, or after another one.
 
         A resumed run repeats steps under the same noise: with another augmentation of the records, the
-        difference of two releases would show them.
+        difference of two releases would show them. A row that follows what was read before it holds
+        something of other records.
         """
         slots = list(range(min(2, len(self))))
         keys = [bytes([number]) * 32 for number in range(0 if self.draws_nothing else _TRIALS)]
-        first, second = ([self.take(slots, key) for key in keys] for _ in range(2))
+        first = [[self.take([slot], key) for slot in slots] for key in keys]
+        second = [[self.take([slot], key) for slot in reversed(slots)][::-1] for key in keys]
         if not all(map(_same_bits, leaves(first), leaves(second))):
             raise DataError(
-                "a record came out different when it was read again under the same random numbers: it "
-                "draws from a generator of its own, so that a resumed run would release a second update "
-                "under the same noise, and the difference of the two shows records. Draw from the "
-                "global generators (torch.rand, numpy.random.rand, random.random), which are seeded for "
-                "each record."
+                "a record came out different when it was read again, after another one and under the "
+                "same random numbers: it draws from a generator of its own, or keeps something of what "
+                "was read before. A resumed run would release a second update under the same noise, "
+                "whose difference to the first shows records; and a row that holds something of "
+                "another record is not bounded by clipping that one. Draw from the global generators "
+                "(torch.rand, numpy.random.rand, random.random), which are seeded for each record, and "
+                "keep nothing between records, in the data set and in collate_fn."
             )
 
     @cached_property

@@ -1,0 +1,72 @@
+"""Sources of records that draw, and that cannot be read, and steps on them."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import hush
+from hush.core.randomness import Stream
+from hush.training.data import Batch, Data
+
+KEY = bytes(range(32))
+
+
+class Noisy:
+    """Records to which each generator that people use adds something."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        draws = [float(torch.rand(())), np.random.rand(), random.random()]  # noqa: NPY002
+        return torch.tensor([index, *draws]), index % 2
+
+
+class Files:
+    """Records in files, of which some are missing: an error names the person."""
+
+    def __init__(self, missing: list[int]) -> None:
+        self.missing = missing
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index in self.missing:
+            Path(f"/nowhere/alice-{index}.txt").read_text()
+        return torch.full((4,), float(index)), index % 2
+
+
+def batches(data: Data, slots: list[int], physical: int, key: bytes = KEY) -> Iterator[tuple[Any, Any]]:
+    """Physical batches of some slots as a step gets them."""
+    parts = Batch(torch.tensor(slots), data, physical).physical_batches(Stream(torch.device("cpu"), key))
+    return ((inputs, targets) for inputs, targets, _, _ in parts)
+
+
+def rows(data: Data, slots: list[int], physical: int, key: bytes = KEY) -> list[list[float]]:
+    """Inputs of some slots."""
+    return [row for inputs, _ in batches(data, slots, physical, key) for row in inputs.tolist()]
+
+
+def step_for(
+    records: int | None, plan: Any = None, device: str = "cpu", **options: Any
+) -> hush.PrivateStep:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2).to(device)
+    plan = plan or hush.Plan(
+        sampling=hush.Poisson(rate=0.5), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+    return hush.PrivateStep(
+        model,
+        torch.nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        plan,
+        records=records,
+        generator=torch.Generator().manual_seed(1),
+        **options,
+    )

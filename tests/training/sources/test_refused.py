@@ -1,0 +1,213 @@
+"""Sources that a step must not go on with, and what a refusal shows."""
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+
+import hush
+from hush.core.errors import DataError
+from hush.training.data import Batch, count, prepare
+from tests.training.sources.problems import Files, Noisy, rows, step_for
+
+
+class Drawn(Noisy):
+    """Records to which something is added that is not the global generators'."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        self.draw = draw
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.tensor([index, 1.0, 2.0, 3.0]) + self.draw(), index % 2
+
+
+class Remembered(Noisy):
+    """Records mixed with the one that was read before."""
+
+    def __init__(self) -> None:
+        self.before = torch.zeros(4)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        mixed, self.before = self.before, torch.full((4,), float(index))
+        return self.before + mixed, index % 2
+
+
+class MixedUp:
+    """Collate function that mixes a record with the last one that it saw, as mixup does in a batch."""
+
+    def __init__(self) -> None:
+        self.before: Tensor | None = None
+
+    def __call__(self, records: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+        ((row, label),) = records
+        mixed = row if self.before is None else (row + self.before) / 2
+        self.before = row
+        return mixed[None], torch.tensor([label])
+
+
+OTHER_DRAWS: dict[str, Callable[[], Any]] = {
+    # one generator, which is the data set's, as people are told to do elsewhere
+    "numpy": lambda: Drawn(np.random.default_rng(0).random),
+    "Python": lambda: Drawn(random.Random(0).random),
+    "torch": lambda: Drawn(partial(torch.rand, (), generator=torch.Generator().manual_seed(3))),
+    "operating system": lambda: Drawn(lambda: os.urandom(1)[0]),
+    "record before": Remembered,
+    "mixed by collate_fn": lambda: hush.Source(Files([]), collate_fn=MixedUp()),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_DRAWS)
+def test_a_row_that_depends_on_more_than_its_record_and_the_seeds_is_refused(kind: str) -> None:
+    with pytest.raises(DataError, match=r"read again, after another one and under the same random"):
+        step_for(8).batches(OTHER_DRAWS[kind]())
+
+
+def test_a_data_set_that_draws_from_the_global_generators_is_taken() -> None:
+    step_for(8).batches(Noisy())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_a_record_shows_nothing_of_it(workers: int) -> None:
+    source = prepare(Files([5]), workers=workers)
+    for _ in range(2):  # workers that were left with unread batches do not spoil the next list
+        with pytest.raises(DataError, match=r"FileNotFoundError in problems.py, line \d+") as raised:
+            rows(source, list(range(8)), 2)
+        assert "alice" not in str(raised.value)
+        assert raised.value.__context__ is None
+        assert rows(source, [6, 0], 2) == [[6.0] * 4, [0.0] * 4]
+
+
+def test_a_step_that_meets_an_unreadable_record_is_not_charged() -> None:
+    step = step_for(8)
+    reading = (step(batch) for batch in step.batches(Files([3]), steps=20))
+    with pytest.raises(DataError, match="could not be read"):
+        list(reading)
+    assert step.ledger.counts.get(step.plan, 0) == step.steps < 20
+
+
+def test_a_record_in_two_slots_is_refused_unless_its_owner_is_the_unit() -> None:
+    twice: Subset[Any] = Subset(Files([]), [0, 1, 2, 3, 4, 5, 6, 6])  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="in several slots"):
+        step_for(8).batches(twice)
+    step_for(None, units=torch.tensor([0, 1, 2, 3, 4, 5, 6, 6]), per_unit=2).batches(twice)
+
+
+class Dying(Files):
+    """A record at which the process that reads it is killed, as by the system when memory runs out."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index in self.missing and torch.utils.data.get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((4,), float(index)), index % 2
+
+
+def test_a_step_whose_worker_is_killed_is_not_charged_and_can_be_run_again() -> None:
+    data, step = Dying(list(range(2, 8))), step_for(8)
+    batch = next(step.batches(data, workers=1))
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"worker process failed.*not charged"):
+            step(batch)
+    assert step.steps == 0
+    assert not step.ledger.counts
+    again = next(step.batches(data))
+    assert torch.equal(again.indices, batch.indices)
+    assert step(again)
+
+
+class Growing(Files):
+    """Records that come and go."""
+
+    length = 8
+
+    def __len__(self) -> int:
+        return self.length
+
+
+@pytest.mark.parametrize("length", [7, 9])
+def test_a_data_set_whose_length_changes_is_drawn_from_no_further(length: int) -> None:
+    data, step = Growing([]), step_for(8)
+    reading = step.batches(data, steps=5)
+    step(next(reading))
+    data.length = length
+    with pytest.raises(DataError, match="another number of records than when it was passed"):
+        next(reading)
+    assert step.steps == 1
+    with pytest.raises(DataError, match=f"{length}"):
+        step.batches(data)
+
+
+@pytest.mark.parametrize("missing", [[0], [4], [0, 1, 2]])
+def test_an_empty_slot_is_not_read(missing: list[int]) -> None:
+    present = torch.ones(8, dtype=torch.bool)
+    present[missing] = False
+    sums = []
+    for data in (Files(missing), Files([])):
+        step = step_for(8)
+        batch = next(step.batches(data, present=present))
+        step.pending_batch = batch = Batch(torch.arange(8), batch.data, 3, batch.present)
+        sums.append(step.clipped_sum(batch).clone())
+    assert torch.equal(*sums)
+
+
+def test_what_an_empty_row_of_an_array_holds_counts_for_nothing() -> None:
+    present = torch.arange(8) != 3
+    sums = []
+    for content, label in ((0.0, 0), (np.nan, -7)):
+        x, y = np.ones((8, 4), dtype=np.float32), np.arange(8) % 2
+        x[3], y[3] = content, label
+        step = step_for(8)
+        source = hush.Source((x, y), present=present)
+        step.pending_batch = batch = Batch(torch.arange(8), source, 3, present)
+        step.probe(source)
+        sums.append(step.clipped_sum(batch).clone())
+    assert torch.equal(*sums)
+
+
+@pytest.mark.parametrize("selective", [False, True])
+def test_a_label_that_is_no_class_is_not_shown(selective: bool) -> None:
+    class Mislabelled(Files):
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return super().__getitem__(index)[0], 4711 if index == 6 else 0
+
+    step = step_for(8)
+    if selective:
+        test = hush.Selective(rate=1.0, clip=1.0, multiplier=1.0, threshold=0.0)
+        rare = replace(step.plan, sampling=hush.Poisson(rate=0.01), release=test)
+        step = step_for(8, plan=rare)
+    reading = (step(batch) for batch in step.batches(Mislabelled([]), steps=20))
+    with pytest.raises(DataError, match="private and not shown") as raised:
+        list(reading)
+    assert "4711" not in str(raised.value)
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+class Counted(Endless):
+    def __len__(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        *(Endless(), Counted(), DataLoader(TensorDataset(torch.zeros(3)))),
+        *(iter([1, 2]), (record for record in [1, 2]), [1, 2]),
+    ],
+    ids=["stream", "stream with a length", "loader", "iterator", "generator", "list"],
+)
+def test_what_has_no_numbered_records_is_refused(stream: Any) -> None:
+    for read in (count, prepare, step_for(3).batches):
+        with pytest.raises(DataError, match="no sampling, no charge"):
+            read(stream)
