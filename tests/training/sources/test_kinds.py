@@ -17,6 +17,7 @@ from hush.training.data import count, take
 RECORDS, WIDTH = 24, 3
 X = torch.randn(RECORDS, WIDTH, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(RECORDS) % 2
+REVERSED = range(RECORDS - 1, -1, -1)
 NAMES = ["age", "hours", "income"]
 
 
@@ -112,6 +113,8 @@ KINDS: dict[str, Any] = {
     "data set": lambda _: Pairs(),
     "workers": lambda _: hush.Source(Pairs(), workers=2),
     "subset": lambda _: Subset(Pairs(), range(RECORDS)),
+    "subset of tensors": lambda _: Subset(TensorDataset(X.flip(0), Y.flip(0)), REVERSED),
+    "subset of a subset": lambda _: Subset(Subset(TensorDataset(X, Y), REVERSED), REVERSED),
     "collated": lambda _: hush.Source(Pairs(), collate_fn=torch.utils.data.default_collate),
     "tensors, collated": lambda _: hush.Source((X, Y), collate_fn=torch.utils.data.default_collate),
     "arrays": lambda _: (X.numpy(), Y.numpy()),

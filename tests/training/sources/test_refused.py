@@ -71,6 +71,11 @@ def test_a_row_that_depends_on_more_than_its_record_and_the_seeds_is_refused(kin
         step_for(8).batches(OTHER_DRAWS[kind]())
 
 
+def test_rows_are_compared_where_the_first_slots_are_empty() -> None:
+    with pytest.raises(DataError, match="read again"):
+        step_for(8).batches(Remembered(), present=torch.arange(8) > 3)
+
+
 def test_a_data_set_that_draws_from_the_global_generators_is_taken() -> None:
     step_for(8).batches(Noisy())
 

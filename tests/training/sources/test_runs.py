@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import TensorDataset
 
 import hush
-from hush.core.errors import CheckpointError, DataError, HushError
-from tests.training.distributed import spawned
-from tests.training.distributed.problems import data_of, seeded, step_of, weights_of
+from hush.core.errors import CheckpointError, DataError
+from tests.training.distributed.problems import data_of, model_of, seeded, weights_of
 
 RECORDS = 30
 LENGTHS = [1 + index * 7 % 5 for index in range(RECORDS)]
@@ -94,6 +93,45 @@ def test_a_run_is_not_resumed_on_other_records_of_a_data_set(tmp_path: Path) -> 
         train(tmp_path, 4, 0, resume=True, data=Sentences(first=1))
 
 
+def test_a_run_and_its_evaluation_read_sources_of_their_own() -> None:
+    """Rows of arrays, evaluated on records that are dictionaries."""
+    inputs, targets = data_of()
+    rows = [{"x": x, "y": y} for x, y in zip(inputs[30:], targets[30:], strict=True)]
+    held_out = hush.Source(Rows(rows), inputs="x", targets="y")
+    outcomes = []
+    for data, evaluation in (
+        (hush.Source((inputs[:30].numpy(), targets[:30].numpy()), workers=1), held_out),
+        ((inputs[:30], targets[:30]), (inputs[30:], targets[30:])),
+    ):
+        model = model_of()
+        run = hush.train(
+            model,
+            nn.CrossEntropyLoss(),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            PLAN,
+            data,
+            budget=BUDGET,
+            steps=3,
+            evaluation=evaluation,
+            generator=seeded(),
+        )
+        outcomes.append((weights_of(model).tolist(), run.metrics))
+    assert outcomes[0] == outcomes[1]
+
+
+class Rows:
+    """Data set of the items of a list."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
 def step_for(**options: Any) -> hush.PrivateStep:
     torch.manual_seed(0)
     model = Bag()
@@ -127,8 +165,7 @@ def test_one_record_moves_the_sum_by_its_own_share_whatever_its_length() -> None
         step.pending_batch = None
         step.generator = type(step.generator)(torch.device("cpu"), bytes(32))  # type: ignore[call-arg]
         batch = next(step.batches(source, present=present))
-        if longest not in batch.indices:
-            pytest.skip("the slot was not drawn")
+        assert longest in batch.indices
         sums.append(step.clipped_sum(batch).clone())
     moved = sums[0] - sums[1]
     assert 1e-3 < float(moved.norm()) <= 1 + step.rounding
@@ -156,113 +193,3 @@ def test_the_training_data_is_not_evaluated_in_any_wrapping(tmp_path: Path) -> N
                 steps=1,
                 evaluation=evaluation,
             )
-
-
-class Pairs(Dataset[Any]):
-    def __init__(self, data: tuple[Tensor, Tensor]) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return len(self.data[0])
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.data[0][index], self.data[1][index]
-
-
-def fork_workers() -> None:
-    """Start workers as a rank of torchrun does, not as this rank was started, which takes seconds."""
-    torch.multiprocessing.set_start_method("fork", force=True)
-
-
-def trains_on_sources(folder: Path) -> list[Tensor]:
-    """Weights by tensors, by a data set, and by one that workers read."""
-    fork_workers()
-    weights = []
-    for data in (data_of(), Pairs(data_of()), hush.Source(Pairs(data_of()), workers=1)):
-        step = step_of(generator=seeded())
-        for batch in step.batches(data, steps=3):
-            step(batch)
-        weights.append(weights_of(step.model))
-    return weights
-
-
-def trains_on_shards(folder: Path) -> list[Tensor]:
-    fork_workers()
-    rank = torch.distributed.get_rank()
-    inputs, targets = data_of()
-    part = (inputs[:25], targets[:25]) if rank == 0 else (inputs[25:], targets[25:])
-    weights = []
-    for data in (part, Pairs(part), hush.Source(tuple(rows.numpy() for rows in part), workers=1)):
-        step = step_of(generator=seeded(), shard=True)
-        for batch in step.batches(data, steps=3):
-            step(batch)
-        weights.append(weights_of(step.model))
-    return weights
-
-
-def shards_that_share_records(folder: Path) -> list[str]:
-    """What is said of parts that overlap, by kind of source."""
-    rank = torch.distributed.get_rank()
-    inputs, targets = data_of()
-    own = slice(15 * rank, 15 * rank + 25)
-    arrays = inputs[own].numpy(), targets[own].numpy()
-    cut = Subset(Pairs((inputs, targets)), range(len(inputs))[own])
-    said = []
-    for part in (arrays, hush.Source(cut, collate_fn=default_collate)):
-        try:
-            step_of(shard=True, records=50).batches(part)
-        except DataError as error:
-            said.append(str(error))
-    return said
-
-
-class Breaking(Pairs):
-    """Records that cannot be read for a while."""
-
-    broken = False
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if self.broken:
-            raise OSError("the file of alice")
-        return super().__getitem__(index)
-
-
-def unreadable_on_one_rank(folder: Path) -> tuple[str, int, bool]:
-    """What is said, steps charged by then, and whether the same batch is trained on afterwards."""
-    data, step, said = Breaking(data_of()), step_of(generator=seeded()), ""
-    batch = next(step.batches(data))
-    data.broken = torch.distributed.get_rank() == 1
-    try:
-        step(batch)
-    except HushError as error:
-        said = str(error)
-    charged, data.broken = sum(step.ledger.counts.values()), False
-    again = next(step.batches(data))
-    return said, charged, torch.equal(again.indices, batch.indices) and step(again)
-
-
-RANKED = (trains_on_sources, trains_on_shards, shards_that_share_records, unreadable_on_one_rank)
-
-
-def test_ranks_do_not_hold_a_record_twice_whatever_reads_it() -> None:
-    for said in spawned.run(RANKED, 2)["shards_that_share_records"]:
-        assert len(said) == 2
-        assert all("ranks 0 and 1 hold the same records" in text for text in said)
-
-
-def test_a_record_that_one_rank_cannot_read_stops_all_before_the_charge() -> None:
-    first, second = spawned.run(RANKED, 2)["unreadable_on_one_rank"]
-    assert "rank 1" in first[0]
-    assert "a record could not be read: OSError" in second[0]
-    for said, charged, went_on in (first, second):
-        assert "alice" not in said
-        assert charged == 0
-        assert went_on
-
-
-@pytest.mark.parametrize("scenario", ["trains_on_sources", "trains_on_shards"])
-def test_ranks_train_on_sources_as_on_tensors(scenario: str) -> None:
-    first, second = spawned.run(RANKED, 2)[scenario]
-    assert torch.equal(first[0], second[0])
-    for weights in (*first[1:], *second[1:]):
-        assert torch.equal(weights, first[0])

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ from hush.gradients.tree import tree_leaves
 from hush.training.checks.disjoint import input_names
 from hush.training.data import Data, as_source, count, pair_of, take
 from hush.training.phases.private_gradient import fingerprint
+from hush.training.sources.records import uncut
 
 _SPREAD = 256
 """Records, spread over the data, that tell whether two ranks have the same data in the same order."""
@@ -65,7 +65,7 @@ def record_names(data: Data, held: int) -> Names | None:
     """
     source = None if pair_of(data) is not None else as_source(data)
     if source is not None and isinstance(source.dataset, Subset):
-        base, indices = _uncut(source.dataset)
+        base, indices = uncut(source.dataset)
         whole = replace(source, dataset=base, present=None)
         digest = data_digest(whole, count(whole))
         return None if digest is None else Names(np.asarray(indices, np.int64), digest)
@@ -73,15 +73,6 @@ def record_names(data: Data, held: int) -> Names | None:
         return None
     slots = torch.linspace(0, held - 1, min(held, _NAMED), dtype=torch.float64).long()
     return Names(np.frombuffer(b"".join(name[:8] for name in input_names(data, slots)), np.int64))
-
-
-def _uncut(data: Subset[Any]) -> tuple[Any, list[int]]:
-    """The data set that a subset was cut from, through other subsets, and its records' numbers there."""
-    base: Any = data.dataset
-    indices = list(data.indices)
-    while isinstance(base, Subset):
-        base, indices = base.dataset, [base.indices[index] for index in indices]
-    return base, indices
 
 
 def check_apart(parts: list[Names | None]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from hush.core.errors import DataError
 from hush.core.ranges import with_article
@@ -29,6 +29,8 @@ class ArrayRecords:
 
     inputs: Any
     targets: Any
+    order: npt.NDArray[np.int64] | None = None
+    """Row of each slot; None: slot i is row i."""
 
     def __post_init__(self) -> None:
         for part in leaves((self.inputs, self.targets)):
@@ -40,7 +42,7 @@ class ArrayRecords:
         check_lengths(self.inputs, self.targets)
 
     def __len__(self) -> int:
-        return len(next(leaves(self.inputs)))
+        return len(next(leaves(self.inputs)) if self.order is None else self.order)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         inputs, targets = self.rows([index])
@@ -49,6 +51,8 @@ class ArrayRecords:
     def rows(self, slots: Sequence[int]) -> tuple[Any, Any]:
         """Inputs and targets of some slots, a row each."""
         chosen = np.asarray(slots, dtype=np.int64)
+        if self.order is not None:
+            chosen = self.order[chosen]
 
         def read(rows: Any) -> Tensor:
             if isinstance(rows, Tensor):
@@ -100,6 +104,10 @@ def numbered(data: Any) -> MapStyle:
         )
     if hasattr(data, "iloc") and hasattr(data, "columns"):
         return TableRecords(data)
+    if type(data) is Subset:  # as random_split makes: rows are read all at once
+        whole, order = uncut(data)
+        if type(whole) is TensorDataset and len(whole.tensors) == 2:
+            return ArrayRecords(*whole.tensors, np.asarray(order, np.int64))
     stream = isinstance(data, IterableDataset) or hasattr(data, "__next__")
     if stream or not isinstance(data, MapStyle) or isinstance(data, (tuple, list, dict, Tensor)):
         raise DataError(
@@ -110,6 +118,15 @@ def numbered(data: Any) -> MapStyle:
             "workers=loader.num_workers); write a stream to disk once, as arrays or as a data set."
         )
     return data
+
+
+def uncut(data: "Subset[Any]") -> tuple[Any, list[int]]:
+    """The data set that a subset was cut from, through other subsets, and its records' numbers there."""
+    base: Any = data.dataset
+    indices = list(data.indices)
+    while isinstance(base, Subset):
+        base, indices = base.dataset, [base.indices[index] for index in indices]
+    return base, indices
 
 
 def check_lengths(inputs: Any, targets: Any) -> None:

@@ -133,7 +133,7 @@ class Source:
         difference of two releases would show them. A row that follows what was read before it holds
         something of other records.
         """
-        slots = list(range(min(2, len(self))))
+        slots = self._first_filled()
         keys = [bytes([number]) * 32 for number in range(0 if self.draws_nothing else _TRIALS)]
         first = [[self.take([slot], key) for slot in slots] for key in keys]
         second = [[self.take([slot], key) for slot in reversed(slots)][::-1] for key in keys]
@@ -147,6 +147,12 @@ class Source:
                 "(torch.rand, numpy.random.rand, random.random), which are seeded for each record, and "
                 "keep nothing between records, in the data set and in collate_fn."
             )
+
+    def _first_filled(self) -> list[int]:
+        """The first two slots that hold a record; fewer where there are no more."""
+        if self.present is None:
+            return list(range(min(2, len(self))))
+        return [int(slot) for slot in self.present.nonzero().flatten()[:2]]
 
     @cached_property
     def _loader(self) -> SlotLoader:
@@ -171,9 +177,10 @@ class Source:
         """Reader that knows the shapes of a record: those of the first slot that holds one."""
         if self.draws_nothing:
             return self._unread
-        filled = None if self.present is None else self.present.nonzero()
-        slot = int(filled[0]) if filled is not None and len(filled) else 0
-        return replace(self._unread, template=_rows_of(self._unread, Request([slot], bytes(32))))
+        return replace(
+            self._unread,
+            template=_rows_of(self._unread, Request(self._first_filled()[:1] or [0], bytes(32))),
+        )
 
 
 def _rows_of(reader: Reader, request: Request) -> tuple[Any, Any]:
