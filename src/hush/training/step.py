@@ -138,6 +138,8 @@ class PrivateStep(NoisyMeanStep):
                 check_public(self.basis_schedule.public, data)
             physical_batch = self.probe(data)
             self._replay = choose_replay(self, data, physical_batch, steps)
+            if isinstance(data, Source) and held:
+                data.start_workers()
         return self._draw_until(last, Batch(torch.arange(0), data, physical_batch, filled))
 
     def _draw_until(self, last: int | None, empty: Batch) -> Iterator[Batch]:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.utils.data import Dataset, default_collate
 import hush
 from hush.core.errors import DataError, InvalidValue
 from hush.training.data import prepare, take
+from hush.training.sources.loader import SlotLoader
 from tests.training.sources.problems import Files, Noisy, batches, rows, step_for
 
 LENGTHS = [3, 1, 5, 2, 4, 2]
@@ -136,6 +138,23 @@ def test_workers_read_and_live_on_from_step_to_step() -> None:
     assert seen[0] == seen[1] == seen[2]
     assert len(seen[0]) == 2, "one physical batch is work for both"
     assert os.getpid() not in seen[0]
+
+
+def test_workers_are_forked_before_threads_draw_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[set[str]] = []
+    make = SlotLoader._make
+
+    def watched(self: SlotLoader) -> Any:
+        started.append({thread.name for thread in threading.enumerate()})
+        return make(self)
+
+    monkeypatch.setattr(SlotLoader, "_make", watched)
+    step = step_for(8)
+    threads = {thread.name for thread in threading.enumerate()}
+    for batch in step.batches(Files([]), steps=2, workers=1):
+        assert len(torch.multiprocessing.active_children()) == 1
+        step(batch)
+    assert started == [threads]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

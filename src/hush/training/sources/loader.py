@@ -30,6 +30,17 @@ class SlotLoader:
         self._pin_memory = pin_memory and torch.cuda.is_available()
         self._loader: DataLoader[Any] | None = None
 
+    def start(self) -> None:
+        """Start the workers, if there are any and they are not at work.
+
+        They are forks: of a process whose other threads are at work, as when noise is drawn beside
+        gradients, a fork may inherit a lock that nobody will release.
+        """
+        if self._workers and self._loader is None:
+            loader = self._make()
+            next(iter(loader), None)  # of no requests
+            self._loader = loader
+
     def read(self, parts: Sequence[Sequence[int]], key: bytes | None) -> Iterator[tuple[Any, Any]]:
         """Inputs and targets of the slots of each physical batch, one after another.
 

@@ -126,6 +126,10 @@ class Source:
         # nothing drawn, nothing read: a rank's own part may have no record whose shapes could be asked
         return self._loader.read(parts, key) if parts else iter(())
 
+    def start_workers(self) -> None:
+        """Start the processes that read ahead; `batches` starts them too, later."""
+        self._loader.start()
+
     def check_repeatable(self) -> None:
         """Raise if a record comes out different under the same random numbers, or after another one.
 
