@@ -64,3 +64,18 @@ def test_nothing_is_measured_where_every_record_is_ignored() -> None:
 def test_regression_has_no_accuracy() -> None:
     result = evaluate(nn.Linear(3, 1), nn.MSELoss(), (torch.randn(5, 3), torch.randn(5, 1)))
     assert set(result) == {"loss"}
+
+
+def test_weights_that_moved_inside_autocast_are_the_ones_evaluated() -> None:
+    """torch keeps low-precision copies of weights until the outermost context ends."""
+    model, loss = nn.Linear(4, 2), nn.CrossEntropyLoss()
+    data = torch.randn(16, 4), torch.randint(0, 2, (16,))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(data[0])  # whoever called the model before: the copies are made here
+        before = evaluate(model, loss, data)["loss"]
+        with torch.no_grad():
+            model.weight.mul_(-5)
+        inside = evaluate(model, loss, data)["loss"]
+    with torch.autocast("cpu", torch.bfloat16):
+        afresh = evaluate(model, loss, data)["loss"]
+    assert inside == afresh != before

@@ -278,3 +278,32 @@ def test_weights_of_two_precisions_are_recognised_under_autocast(where: str) -> 
         read_again = guard.read()
     assert read_again[0] == versions
     assert torch.equal(read_again[1], norms)
+
+
+def test_one_autocast_over_all_steps_is_the_same_as_one_a_step() -> None:
+    """Low-precision copies of the weights, which torch keeps until it ends, are not what steps use."""
+    final = []
+    for outer, inner in ((True, False), (False, True)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+        data = torch.randn(16, 5), torch.randint(0, 3, (16,))
+        step = hush.PrivateStep(
+            model,
+            nn.CrossEntropyLoss(),
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            hush.Plan(
+                sampling=hush.FullBatch(),
+                clipping=hush.L2(norm=1.0),
+                noise=hush.Gaussian(multiplier=0.01),
+            ),
+            records=16,
+            generator=torch.Generator().manual_seed(0),
+            physical_batch=16,
+        )
+        with torch.autocast("cpu", torch.bfloat16, enabled=outer):
+            for batch in step.batches(data, steps=3):
+                with torch.autocast("cpu", torch.bfloat16, enabled=outer or inner):
+                    model(data[0])  # copies are made
+                    step(batch)
+        final.append(torch.cat([value.detach().reshape(-1) for value in model.parameters()]))
+    assert torch.equal(*final)

@@ -56,6 +56,8 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
     device = next(model.parameters()).device
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
+    # inside a longer autocast context, copies of the weights before they were last moved
+    torch.clear_autocast_cache()
     total_loss, total_weight, right, classified_records, classified = 0.0, 0.0, 0, 0, True
     try:
         for inputs, targets, _, _ in Batch(torch.arange(count(data)), data, _BATCH):
