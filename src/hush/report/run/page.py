@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from hush.accounting.explanation import FALSE_POSITIVE_RATES
 from hush.core.atomic_files import replace_file
+from hush.report import run
 from hush.report.rounding import at_least, at_most, percent
 from hush.report.run import disclosure, wording
 from hush.report.run.charts import Chart, charts
@@ -105,7 +106,7 @@ def report_json(facts: RunFacts) -> dict[str, Any]:
 def _template() -> Template:
     # every value is escaped, in text and in attributes; `tojson` escapes for scripts
     environment = Environment(
-        loader=PackageLoader("hush.report.run", "."),
+        loader=PackageLoader(run.__name__, "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -115,7 +116,7 @@ def _template() -> Template:
 
 
 def _text(name: str) -> str:
-    return resources.files("hush.report.run").joinpath(name).read_text(encoding="utf-8")
+    return resources.files(run).joinpath(name).read_text(encoding="utf-8")
 
 
 def write_report(page: Path, facts: RunFacts) -> Path:
