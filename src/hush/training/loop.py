@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hush.accounting.ledger.ledger import Ledger
-from hush.core.errors import InvalidValue, Unsupported
+from hush.core.errors import Unsupported
 from hush.core.guarantee import Arithmetic, Budget, Guarantee, Neighbours, check_delta, check_neighbours
 from hush.core.plan import Plan
 from hush.core.ranges import as_path, check_count, check_kind
@@ -20,6 +20,7 @@ from hush.core.release import Selective
 from hush.gradients.tree import Views
 from hush.gradients.units import Reduction
 from hush.training import checkpoint
+from hush.training.checks.arguments import check_directory, check_scheduler, check_self_test
 from hush.training.checks.disjoint import check_held_out
 from hush.training.checks.rehearsal import rehearsal
 from hush.training.data import Data, count, pair_of, prepare
@@ -31,7 +32,7 @@ from hush.training.evaluate import check_evaluation, evaluate
 from hush.training.methods.selective import check_possible
 from hush.training.progress import Progress
 from hush.training.resume import Scheduler, resume_run, save_run
-from hush.training.run_folder import RunFolder, check_directory, metrics_of
+from hush.training.run_folder import RunFolder, metrics_of
 from hush.training.sources.reader import CollateFn
 from hush.training.sources.source import Source
 from hush.training.step import PrivateStep
@@ -153,22 +154,8 @@ def train(
     period = max(1, round(1 / plan.sampling.participation))
     if evaluate_every is not None:
         period = check_count("evaluate_every", evaluate_every, "it is a number of steps", 1)
-    if scheduler is not None and not isinstance(scheduler, Scheduler):
-        raise InvalidValue(
-            f"scheduler={scheduler!r} must be a scheduler of torch.optim.lr_scheduler: another "
-            "would be left out. Pass e.g. torch.optim.lr_scheduler.StepLR(optimizer, 100)."
-        )
-    if isinstance(scheduler, ReduceLROnPlateau) and evaluation is None:
-        raise Unsupported(
-            "ReduceLROnPlateau follows a loss, and that of the training records is not released. "
-            "Pass evaluation data."
-        )
-    if self_test is not None and not callable(self_test):
-        raise InvalidValue(
-            f"self_test={self_test!r} cannot be called: it is to look at the step before it runs. Pass "
-            "self_test=hush.audit.self_test, or leave it out.",
-            key="self_test",
-        )
+    check_scheduler(scheduler, evaluation)
+    check_self_test(self_test)
     check_directory(directory, ledger, settings, resume=resume, reseed=reseed)
     length_public = units is None and relation is not Neighbours.ADD_REMOVE
     verdicts = isinstance(plan.release, Selective) and plan.release.accounting == "per-trial"

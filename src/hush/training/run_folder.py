@@ -19,40 +19,6 @@ ANCHOR = "anchor.json"
 SETTINGS = "settings.json"
 
 
-def check_directory(
-    directory: object, ledger: object, settings: object, *, resume: bool, reseed: bool
-) -> None:
-    """Raise where arguments of a run need a directory and there is none, or keep two ledgers.
-
-    Args:
-        directory: of the run, as are the others: see `hush.train`.
-        ledger: passed for the run.
-        settings: to keep beside the run.
-        resume: whether the run goes on.
-        reseed: whether it goes on with other randomness.
-    """
-    if (resume and directory is None) or (reseed and not resume):
-        raise CheckpointError(
-            "there is nothing to resume or reseed: only a run with a directory can go on. Pass "
-            "directory= and resume=True."
-        )
-    if settings is not None and directory is None:
-        raise InvalidValue(
-            "settings were passed and no directory: they are kept beside the run, for resuming it. Pass "
-            "directory= as well, or leave them out.",
-            key="settings",
-        )
-    if ledger is not None:
-        check_kind("ledger", ledger, Ledger)
-    if ledger is not None and directory is not None:
-        raise InvalidValue(
-            "ledger and directory were both passed: a run with a directory is charged to the ledger in "
-            "it, which resuming and `hush account` hold against the run. Pass one of the two; runs that "
-            "add up share a ledger without a directory.",
-            key="ledger",
-        )
-
-
 class RunFolder:
     """The files of one run.
 
