@@ -1,5 +1,6 @@
 """Tensors, data sets, memory-mapped arrays and tables: the same records train alike, bit for bit."""
 
+from collections import UserDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,26 @@ def test_missing_values_of_a_table_are_named_by_column() -> None:
         hush.Source(table, inputs=["age"], targets="label").take([0, 1, 2])
     inputs, _ = hush.Source(table, inputs=["pay"], targets="label").take([0, 1, 2])
     assert inputs.isnan().tolist() == [[False], [True], [False]], "left out of the step, as everywhere"
+
+
+def test_a_collator_that_returns_a_tokenizer_s_dictionary_is_read_by_name() -> None:
+    """As collators of the transformers library do: a mapping that is no dict, labels among the rest."""
+
+    class Texts(Pairs):
+        def __getitem__(self, index: int) -> Any:
+            return {"input_ids": [7] * (index + 1), "label": index % 2}
+
+    def collator(rows: list[Any]) -> UserDict[str, Tensor]:
+        ids = nn.utils.rnn.pad_sequence([torch.tensor(row["input_ids"]) for row in rows], True)
+        labels = torch.tensor([row["label"] for row in rows])
+        return UserDict(input_ids=ids, attention_mask=(ids > 0).long(), labels=labels)
+
+    source = hush.Source(Texts(), collate_fn=collator, targets="labels", pad_to=4)
+    inputs, targets = source.take([1, 8])
+    assert inputs["input_ids"].tolist() == [[7, 7, 0, 0], [7, 7, 7, 7]]
+    assert inputs["attention_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+    assert sorted(inputs) == ["attention_mask", "input_ids"]
+    assert targets.tolist() == [1, 0]
 
 
 def test_several_targets_are_one_vector_or_several_by_name() -> None:
