@@ -1,6 +1,6 @@
 """`hush compare` and `hush tune-selective`: the noise that mechanisms need for the same guarantee."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,7 +24,16 @@ from hush.core.guarantee import RECORD, Budget
 from hush.core.plan import plan_text
 from hush.core.ranges import check_count
 from hush.noise import Gaussian
+from hush.report.bars import bars, room
 from hush.report.figure import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hush.accounting.compare import Row
+
+_LONGEST = 4.0
+"""Noise of the longest bar, in units of plain DP-SGD's; some mechanisms have hundreds of times it."""
 
 
 def compare(
@@ -81,36 +90,13 @@ def compare(
             }
         )
         return
-    table = Table(
-        header=[
-            "mechanism",
-            "noise per coordinate",
-            "as published",
-            "variance",
-            "signal/noise",
-            "cost",
-            "by",
-        ],
-        rows=[
-            [
-                row.mechanism,
-                f"{row.deviation:.4g}",
-                "-" if row.published is None else f"{row.published:.4g}",
-                f"{row.variance:.4g}",
-                f"{row.signal_to_noise:.4g}",
-                f"{row.cost:.3g}",
-                row.accountant,
-            ]
-            for row in rows
-        ],
-    )
-    print(table.markdown())
+    print(_table(rows).markdown())
     print(
         f"\nfor epsilon {epsilon:g} at delta {delta:g} (dp, {RECORD.neighbours} {RECORD.unit}); noise "
-        "in units of a typical gradient's Euclidean norm, on the sum of a batch; cost is the "
-        "variance over that of plain DP-SGD. 'All entries': as many gradients as twice sampling "
-        "computes, scaled to the same batch. 'As published' numbers are for comparison and promise "
-        "nothing."
+        "in units of a typical gradient's Euclidean norm, on the sum of a batch; bars are of the noise, "
+        f"the longest {_LONGEST:g} times that of plain DP-SGD; cost is the variance over that of plain "
+        "DP-SGD. 'All entries': as many gradients as twice sampling computes, scaled to the same batch. "
+        "'As published' numbers are for comparison and promise nothing."
     )
     at_this_batch = [
         (row.mechanism, row.plan)
@@ -124,6 +110,30 @@ def compare(
         f"--steps {setting.steps}` says what it means.\n\n{plan_text(best)}",
         end="",
     )
+
+
+def _table(rows: "Sequence[Row]") -> Table:
+    """Noise and cost of each mechanism, with a bar for the noise."""
+    plain = next(row.deviation for row in rows if row.cost == 1)
+    header = ["mechanism", "noise", "as published", "signal/noise", "cost", "by"]
+    cells = [
+        [
+            row.mechanism,
+            f"{row.deviation:.4g}",
+            "-" if row.published is None else f"{row.published:.4g}",
+            f"{row.signal_to_noise:.3g}",
+            f"{row.cost:.3g}",
+            row.accountant,
+        ]
+        for row in rows
+    ]
+    beside = len(
+        Table(header=[*header, ""], rows=[[*row, ""] for row in cells]).markdown().split("\n")[0]
+    )
+    width, blocks = room(beside)
+    drawn = bars([row.deviation for row in rows], full=_LONGEST * plain, width=width, blocks=blocks)
+    lines = [[*row[:2], bar, *row[2:]] for row, bar in zip(cells, drawn, strict=True)]
+    return Table(header=[*header[:2], "", *header[2:]], rows=lines)
 
 
 def tune_selective(

@@ -1,1 +1,1 @@
-"""Tables, figures and the demonstration report."""
+"""Tables, figures, the demonstration and the report of a run."""

@@ -4,20 +4,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from hush.accounting.explanation import FALSE_POSITIVE_RATES
 from hush.core.atomic_files import replace_file
-from hush.report import run
 from hush.report.rounding import at_least, at_most, percent
 from hush.report.run import disclosure, wording
 from hush.report.run.charts import Chart, charts
 from hush.report.run.facts import RunFacts
 
+_HERE = Path(__file__).parent
 # The drawing's units: about the pixels of a narrow screen, so that text keeps its size there.
 WIDTH, HEIGHT = 400, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 20, 26, 40
@@ -106,7 +105,7 @@ def report_json(facts: RunFacts) -> dict[str, Any]:
 def _template() -> Template:
     # every value is escaped, in text and in attributes; `tojson` escapes for scripts
     environment = Environment(
-        loader=PackageLoader(run.__name__, "."),
+        loader=FileSystemLoader(_HERE),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -116,7 +115,7 @@ def _template() -> Template:
 
 
 def _text(name: str) -> str:
-    return resources.files(run).joinpath(name).read_text(encoding="utf-8")
+    return (_HERE / name).read_text(encoding="utf-8")
 
 
 def write_report(page: Path, facts: RunFacts) -> Path:
