@@ -9,18 +9,18 @@ from typing import Annotated
 import typer
 
 from hush import __version__
-from hush.cli.accounting import account, calibrate
-from hush.cli.audit import audit
-from hush.cli.compare import compare, tune_selective
-from hush.cli.explain import explain
 from hush.cli.options import AsJson
 from hush.cli.output import print_error, print_json, print_warning
-from hush.cli.pate import pate
 from hush.cli.probe import probe
-from hush.cli.report import report
+from hush.cli.questions.accounting import account, calibrate
+from hush.cli.questions.compare import compare, tune_selective
+from hush.cli.questions.explain import explain
 from hush.cli.reproduce import reproduce
-from hush.cli.train import train
-from hush.cli.tune import tune
+from hush.cli.runs.audit import audit
+from hush.cli.runs.pate import pate
+from hush.cli.runs.report import report
+from hush.cli.runs.train import train
+from hush.cli.runs.tune import tune
 from hush.core.errors import HushError
 
 app = typer.Typer(

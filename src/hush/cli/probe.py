@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hush.cli.experiment import LEARNING_RATE
 from hush.cli.options import MODELS, AsJson, DataDir, Device, LearningRate, Quiet, device_of, one_of
 from hush.cli.output import print_json
+from hush.cli.runs.experiment import LEARNING_RATE
 from hush.core.errors import InvalidValue
 from hush.core.ranges import check_count
 from hush.data.registry import NAMES

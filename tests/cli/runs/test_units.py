@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hush.data
-from hush.cli.experiment import Settings, build_experiment
+from hush.cli.runs.experiment import Settings, build_experiment
 from tests.cli.command import answer, call
 
 RECORDS, OWNERS = 1437, 240

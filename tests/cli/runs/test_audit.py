@@ -11,7 +11,7 @@ from torch import Tensor
 from typer.testing import CliRunner, Result
 
 import hush
-from hush.cli.experiment import Settings
+from hush.cli.runs.experiment import Settings
 from hush.cli.main import app
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError
 from hush.core.plan import plan_text

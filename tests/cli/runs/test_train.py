@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import hush
-from hush.cli.train import train
+from hush.cli.runs.train import train
 from hush.core.plan import read_plan
 from tests.cli.command import answer, call
 

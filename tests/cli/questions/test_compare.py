@@ -3,7 +3,7 @@
 import math
 
 from hush.accounting.compare import Row
-from hush.cli.compare import _table
+from hush.cli.questions.compare import _table
 
 
 def row(mechanism: str, deviation: float, cost: float) -> Row:

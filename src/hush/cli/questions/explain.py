@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hush.cli.charges import Question, charges_of
 from hush.cli.options import (
     AsJson,
     BatchSize,
@@ -20,6 +19,7 @@ from hush.cli.options import (
     Steps,
 )
 from hush.cli.output import print_json
+from hush.cli.questions.charges import Question, charges_of
 from hush.report.figure import Table
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hush.cli.charges import Question, adjacency_of, charges_of, for_units
 from hush.cli.options import (
     AsJson,
     BatchSize,
@@ -24,6 +23,7 @@ from hush.cli.options import (
     steps_of,
 )
 from hush.cli.output import counted, print_json
+from hush.cli.questions.charges import Question, adjacency_of, charges_of, for_units
 from hush.core.errors import InvalidPlan
 from hush.core.guarantee import DEFAULT_DELTA, RECORD, Adjacency, Budget
 from hush.core.plan import Plan, plan_text, read_plan

@@ -8,7 +8,7 @@ from typing import Annotated, cast
 
 import typer
 
-from hush.cli.experiment import LEARNING_RATE, MOMENTUM, Settings, build_experiment, check_same_plan
+from hush.cli.runs.experiment import LEARNING_RATE, MOMENTUM, Settings, build_experiment, check_same_plan
 from hush.cli.options import (
     AsJson,
     BatchSize,

@@ -50,8 +50,8 @@ def audit(
     """
     from hush.accounting.ledger.ledger import Ledger
     from hush.audit.lower_bound import CONFIDENCE
-    from hush.cli.audit_runner import AuditRunner
-    from hush.cli.experiment import Settings, build_experiment
+    from hush.cli.runs.audit_runner import AuditRunner
+    from hush.cli.runs.experiment import Settings, build_experiment
     from hush.training.progress import Progress
 
     CONFIDENCE.check("--confidence", confidence)

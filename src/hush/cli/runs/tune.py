@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from hush.cli.experiment import LEARNING_RATE, MOMENTUM, Experiment, Settings, build_experiment
+from hush.cli.runs.experiment import LEARNING_RATE, MOMENTUM, Experiment, Settings, build_experiment
 from hush.cli.options import (
     AsJson,
     BatchSize,
@@ -32,7 +32,7 @@ from hush.cli.options import (
     steps_of,
 )
 from hush.cli.output import SEED_NOTICE, counted, print_json
-from hush.cli.train import default_model
+from hush.cli.runs.train import default_model
 from hush.clipping import L2
 from hush.core.atomic_files import replace_file
 from hush.core.best_of import TrialLaw
