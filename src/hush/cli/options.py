@@ -15,6 +15,7 @@ from hush.core.parts import Always, Release, Sampling
 from hush.core.plan import Plan
 from hush.core.ranges import check_count, with_article
 from hush.core.release import Selective
+from hush.data.features import FEATURES
 from hush.data.registry import NAMES
 from hush.noise import Gaussian
 from hush.sampling import FullBatch, Poisson
@@ -84,6 +85,10 @@ PlanFile = Annotated[
 ]
 Epsilon = Annotated[float, typer.Option(help="Budget: the epsilon that is not exceeded.")]
 Delta = Annotated[float, typer.Option(help="Probability that the promise may fail.")]
+AnsweringDelta = Annotated[
+    float | None,
+    typer.Option(help="Probability that the promise may fail; the run's own, else at most 1e-5."),
+]
 Noise = Annotated[float | None, typer.Option(help="Noise multiplier, in units of the clip norm.")]
 Rate = Annotated[float | None, typer.Option(help="Chance that a record takes part in a step.")]
 Records = Annotated[int | None, typer.Option(help="Number of records in the data set.")]
@@ -95,6 +100,15 @@ Seed = Annotated[
     typer.Option(help="To repeat a run, for tests: who knows it knows the noise.", min=0, max=2**63 - 1),
 ]
 Epochs = Annotated[float | None, typer.Option(help="Passes over the data, in place of steps.")]
+Features = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Features of images, worked out once: {', '.join(FEATURES)}.",
+        callback=one_of("--features", *FEATURES, why="they are worked out by that name"),
+    ),
+]
+RunDir = Annotated[Path | None, typer.Option(help="Folder of the run; a new one below runs by default.")]
+Resume = Annotated[bool, typer.Option(help="Go on where the run in --run-dir stopped.")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder with the data files; else HUSH_DATA.")]
 LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate.")]
 

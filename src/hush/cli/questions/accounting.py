@@ -1,10 +1,10 @@
 """`hush account` and `hush calibrate`: the epsilon of a plan or a ledger, and its inverse."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hush.cli.option_group import options_of
 from hush.cli.options import (
     AsJson,
     BatchSize,
@@ -33,30 +33,8 @@ if TYPE_CHECKING:
     from hush.accounting.risk import Limit, Risk
 
 
-def account(
-    run_dir: Annotated[
-        Path | None,
-        typer.Argument(help="Folder of a run: its ledger, checked against the other files."),
-    ] = None,
-    noise: Noise = None,
-    rate: Rate = None,
-    records: Records = None,
-    batch_size: BatchSize = None,
-    steps: Steps = None,
-    epochs: Epochs = None,
-    delta: Annotated[
-        float | None,
-        typer.Option(help="Probability that the promise may fail; the run's own, or else 1e-5."),
-    ] = None,
-    plan: PlanFile = None,
-    dimension: Annotated[
-        int | None, typer.Option(help="Number of parameters, where the cost depends on it.")
-    ] = None,
-    ledger: Annotated[Path | None, typer.Option(help="Ledger of a run: what was spent.")] = None,
-    group: Group = 1,
-    neighbours: NeighboursOption = None,
-    as_json: AsJson = False,
-) -> None:
+@options_of(Question)
+def account(question: Question, as_json: AsJson = False) -> None:
     """Epsilon of a number of private steps, or of everything on a ledger.
 
     A run's ledger is checked against its plan, anchor and checkpoint, also if it is named by --ledger.
@@ -68,23 +46,7 @@ def account(
     """
     from hush.accounting.attacker import Attacker
 
-    asked = charges_of(
-        Question(
-            run_dir=run_dir,
-            ledger=ledger,
-            plan=plan,
-            noise=noise,
-            rate=rate,
-            records=records,
-            batch_size=batch_size,
-            steps=steps,
-            epochs=epochs,
-            dimension=dimension,
-            delta=delta,
-            group=group,
-            neighbours=neighbours,
-        )
-    )
+    asked = charges_of(question)
     attacker = Attacker(asked.counts, asked.dimensions, asked.adjacency)
     if as_json:
         best = {"advantage": attacker.advantage, "success": attacker.success}

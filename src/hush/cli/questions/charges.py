@@ -1,10 +1,27 @@
 """What `hush account` and `hush explain` are asked about: a plan's steps, or a ledger's charges."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from hush.cli.options import plan_of, refuse_together, sampling_of, steps_of
+import typer
+
+from hush.cli.options import (
+    AnsweringDelta,
+    BatchSize,
+    Epochs,
+    Group,
+    NeighboursOption,
+    Noise,
+    PlanFile,
+    Rate,
+    Records,
+    Steps,
+    plan_of,
+    refuse_together,
+    sampling_of,
+    steps_of,
+)
 from hush.cli.output import counted
 from hush.core.errors import InvalidPlan
 from hush.core.guarantee import (
@@ -21,22 +38,27 @@ from hush.core.ranges import check_count
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """The options as they were passed: None where they were left out."""
+    """Options of a question about charges, as they were passed: None where they were left out."""
 
-    run_dir: Path | None
-    ledger: Path | None
-    plan: Path | None
-    noise: float | None
-    rate: float | None
-    records: int | None
-    batch_size: int | None
-    steps: int | None
-    epochs: float | None
-    dimension: int | None
-    delta: float | None
-    group: int
-    neighbours: str | None
-    advise_delta: bool = False
+    run_dir: Annotated[
+        Path | None,
+        typer.Argument(help="Folder of a run: its ledger, checked against the other files."),
+    ] = None
+    noise: Noise = None
+    rate: Rate = None
+    records: Records = None
+    batch_size: BatchSize = None
+    steps: Steps = None
+    epochs: Epochs = None
+    delta: AnsweringDelta = None
+    plan: PlanFile = None
+    dimension: Annotated[
+        int | None, typer.Option(help="Number of parameters, where the cost depends on it.")
+    ] = None
+    ledger: Annotated[Path | None, typer.Option(help="Ledger of a run: what was spent.")] = None
+    group: Group = 1
+    neighbours: NeighboursOption = None
+    advise_delta: bool = field(default=False, metadata={"option": False})
     """Whether delta follows the number of records where it was left out."""
 
 

@@ -2,13 +2,19 @@
 
 import sys
 from dataclasses import replace
-from itertools import count
-from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
-from hush.cli.runs.experiment import LEARNING_RATE, MOMENTUM, Settings, build_experiment, check_same_plan
+from hush.cli.runs.experiment import (
+    LEARNING_RATE,
+    MOMENTUM,
+    Settings,
+    build_experiment,
+    check_same_plan,
+    default_model,
+    new_folder,
+)
 from hush.cli.options import (
     AsJson,
     BatchSize,
@@ -18,6 +24,7 @@ from hush.cli.options import (
     Device,
     Epochs,
     Epsilon,
+    Features,
     LearningRate,
     Model,
     NeighboursOption,
@@ -27,6 +34,8 @@ from hush.cli.options import (
     PublicCount,
     Quiet,
     Rate,
+    Resume,
+    RunDir,
     Seed,
     Steps,
     TestBatch,
@@ -49,7 +58,6 @@ from hush.cli.output import SEED_NOTICE, counted, print_json
 from hush.core.guarantee import Adjacency, Arithmetic, Budget, Neighbours
 from hush.core.plan import read_plan
 from hush.core.ranges import Range, check_count
-from hush.data.features import FEATURES
 
 _VIEWS = Range(
     at_least=1,
@@ -58,26 +66,10 @@ _VIEWS = Range(
     example=4,
 )
 
-_DEFAULT_MODELS = {
-    "digits": "logistic",
-    "mnist": "mnist-cnn",
-    "fashion-mnist": "mnist-cnn",
-    "cifar10": "cifar-cnn",
-    "adult": "mlp",
-    "imdb": "imdb-lstm",
-}
-
-
 def train(
     data: Data = "digits",
     data_dir: DataDir = None,
-    features: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Features of images, worked out once: {', '.join(FEATURES)}.",
-            callback=one_of("--features", *FEATURES, why="they are worked out by that name"),
-        ),
-    ] = None,
+    features: Features = None,
     model: Model = None,
     epsilon: Epsilon = 3.0,
     delta: Delta = 1e-5,
@@ -115,10 +107,8 @@ def train(
     neighbours: NeighboursOption = None,
     records: PublicCount = None,
     device: Device = None,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the run; a new one below runs by default.")
-    ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on where the run in --run-dir stopped.")] = False,
+    run_dir: RunDir = None,
+    resume: Resume = False,
     reseed: Annotated[
         bool, typer.Option(help="Resume with new randomness, charging repeated steps again.")
     ] = False,
@@ -219,9 +209,7 @@ def train(
     dimension = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
     if total and (warning := drowned(private, records=unit_count, steps=total, dimension=dimension)):
         print(f"hush: {warning}", file=sys.stderr)
-    folder = run_dir or next(
-        path for n in count(1) if not (path := Path("runs") / f"{data}-{n}").exists()
-    )
+    folder = run_dir or new_folder(data)
     if resume:
         check_same_plan(folder, private, budget, total, dimension, adjacency)
     try:
@@ -291,13 +279,3 @@ def train(
             "(this number is sensitive: it is in no file to publish)"
         )
     print(f"weights to publish: {folder / 'model.safetensors'}; the ledger and metrics are beside it")
-
-
-def default_model(data: str, features: str | None) -> str:
-    """Name of a network that fits a data set and its features."""
-    if features is None:
-        return _DEFAULT_MODELS[data]
-    from hush.models import models_for
-
-    # records without such features have no network for them: computing those features says why
-    return (*models_for(data), *models_for(data, features))[-1]

@@ -3,13 +3,20 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from hush.cli.runs.experiment import LEARNING_RATE, MOMENTUM, Experiment, Settings, build_experiment
+from hush.cli.runs.experiment import (
+    LEARNING_RATE,
+    MOMENTUM,
+    Experiment,
+    Settings,
+    build_experiment,
+    default_model,
+    new_folder,
+)
 from hush.cli.options import (
     AsJson,
     BatchSize,
@@ -19,9 +26,12 @@ from hush.cli.options import (
     Device,
     Epochs,
     Epsilon,
+    Features,
     Model,
     Quiet,
     Rate,
+    Resume,
+    RunDir,
     Seed,
     Steps,
     device_of,
@@ -32,7 +42,6 @@ from hush.cli.options import (
     steps_of,
 )
 from hush.cli.output import SEED_NOTICE, counted, print_json
-from hush.cli.runs.train import default_model
 from hush.clipping import L2
 from hush.core.atomic_files import replace_file
 from hush.core.best_of import TrialLaw
@@ -40,7 +49,6 @@ from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget, Guarantee
 from hush.core.plan import Plan
 from hush.core.ranges import Range, check_count
-from hush.data.features import FEATURES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,13 +63,7 @@ _RANGE = "one number, several as 0.5,1,2, or a range as 0.1:10 (uniform in the l
 def tune(
     data: Data = "digits",
     data_dir: DataDir = None,
-    features: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Features of images, worked out once: {', '.join(FEATURES)}.",
-            callback=one_of("--features", *FEATURES, why="they are worked out by that name"),
-        ),
-    ] = None,
+    features: Features = None,
     model: Model = None,
     epsilon: Epsilon = 3.0,
     delta: Delta = 1e-5,
@@ -99,10 +101,8 @@ def tune(
         float, typer.Option(help="Noise multiplier of the number of right held-out records.")
     ] = 10.0,
     device: Device = None,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the result; a new one below runs by default.")
-    ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on where the search in --run-dir stopped.")] = False,
+    run_dir: RunDir = None,
+    resume: Resume = False,
     seed: Seed = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -144,9 +144,7 @@ def tune(
     size = batch_size if batch_size is not None else min(256, records - scored)
     private = plan_of(sampling_of(rate, records - scored, size), 1.0)
     fit = _Fit(training, (experiment.train[0][:scored], experiment.train[1][:scored]), scored == 0)
-    folder = run_dir or next(
-        path for n in count(1) if not (path := Path("runs") / f"{data}-tuned-{n}").exists()
-    )
+    folder = run_dir or new_folder(f"{data}-tuned")
     tuned = run_tune(
         fit,
         space,
