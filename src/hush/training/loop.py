@@ -1,7 +1,7 @@
 """Training loop around a private step, within a budget: evaluation, checkpoints, resuming."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +30,7 @@ from hush.training.distributed.membership import Group, process_group
 from hush.training.distributed.shares import all_slots
 from hush.training.evaluate import check_evaluation, evaluate
 from hush.training.methods.selective import check_possible
+from hush.training.metrics import OnStep, StepMetrics, check_callbacks
 from hush.training.progress import Progress
 from hush.training.resume import Scheduler, resume_run, save_run
 from hush.training.run_folder import RunFolder, metrics_of
@@ -89,6 +90,7 @@ def train(
     shard: bool = False,
     settings: dict[str, Any] | None = None,
     self_test: Callable[[PrivateStep, Data], None] | None = None,
+    callbacks: Sequence[OnStep] = (),
     progress: bool = False,
 ) -> Run:
     """Differentially private training until `steps` are done or the budget is used.
@@ -140,6 +142,9 @@ def train(
         self_test: called with the step and the data before the first batch is drawn; what it raises
             stops the run with nothing charged. hush.audit.self_test tests whether the step does what is
             charged.
+        callbacks: functions on_step(step, metrics), called after each step, by rank 0 of several.
+            Metrics are public or charged; a sensitive one is asked for by name: `StepMetrics`,
+            docs/logging.md. A resumed run calls again for the steps that it repeats.
         progress: show a progress bar.
 
     Returns:
@@ -157,6 +162,7 @@ def train(
     check_scheduler(scheduler, evaluation)
     check_self_test(self_test)
     check_directory(directory, ledger, settings, resume=resume, reseed=reseed)
+    callbacks = check_callbacks(callbacks)
     length_public = units is None and relation is not Neighbours.ADD_REMOVE
     verdicts = isinstance(plan.release, Selective) and plan.release.accounting == "per-trial"
     ranks = process_group(processes)
@@ -233,24 +239,35 @@ def train(
             folder.begin(plan, ledger)
             save_run(folder, step, scheduler, origin)
         ledger.store_delta(budget.delta)
+
+        def notify(metrics: StepMetrics) -> None:
+            for on_step in callbacks if ranks is None or ranks.rank == 0 else ():
+                on_step(step.steps, metrics)
+
         visible = progress and (ranks is None or not ranks.rank)
         with Progress("training", end, done=step.steps, visible=visible) as bar:
             for batch in batches:
                 moved = step(batch)
+                measured = StepMetrics(step, batch)  # before the schedule moves the learning rate
                 bar.advance()
                 stepwise = not isinstance(scheduler, ReduceLROnPlateau)
                 if moved and stepwise and isinstance(scheduler, LRScheduler):
                     scheduler.step()
+                if verdicts:
+                    measured.add({"accepted": step.accepted})
                 if step.steps % period and step.steps != end:
+                    notify(measured)
                     continue
                 newest = metrics_of(step.steps, step.spent())
                 newest |= {"accepted": step.accepted} if verdicts else {}
                 if evaluation is not None:
                     # one number for a scheduler to follow, or the ranks' models would part
                     held_out = partial(evaluate, model, loss, evaluation)
-                    newest |= (
+                    scores = (
                         held_out() if ranks is None else ranks.broadcast_object("evaluating", held_out)
                     )
+                    newest |= scores
+                    measured.add({f"evaluation/{name}": value for name, value in scores.items()})
                 if isinstance(scheduler, ReduceLROnPlateau):
                     scheduler.step(newest["loss"])
                 bar.show(newest)
@@ -259,6 +276,7 @@ def train(
                     folder.add_metrics(newest)
                     save_run(folder, step, scheduler, origin)
                 ledger.compact(step.run, step.steps)  # no resumed run goes back before the checkpoint
+                notify(measured)
         if folder:
             checkpoint.save_weights(folder.weights, model)
         return Run(

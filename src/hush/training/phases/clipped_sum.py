@@ -27,9 +27,22 @@ from hush.training.distributed.streams import step_streams
 from hush.training.phases.private_gradient import Layout, fingerprint, rounding_of
 from hush.training.phases.resumable import ResumableStep
 from hush.training.resume import settings_digest
+from hush.training.units import Units
 
 if TYPE_CHECKING:
     from hush.training.distributed.sharded import ShardedParameters
+
+
+def occupied_tape(
+    tape: GradientTape | BranchedTape,
+    units: Units | None,
+    present: Tensor | None,
+    counts: Tensor | None,
+) -> GradientTape | BranchedTape | MaskedTape | UnitTape:
+    """Tape of the slots that hold a record, or of the units that own them."""
+    if counts is not None and units is not None:
+        return unit_tape(tape, counts, units.reduction, present)
+    return tape if present is None else MaskedTape(tape, present)
 
 
 class ClippedSumStep(ResumableStep):
@@ -140,11 +153,7 @@ class ClippedSumStep(ResumableStep):
         # fresh for each: how much a model draws may depend on a record, and so would what comes after
         with own_randomness(self._mask_stream, self.device):
             tape = record(self.model, self.loss, inputs, targets, self.views)
-        occupied: GradientTape | BranchedTape | MaskedTape | UnitTape = tape
-        if counts is not None and self.units is not None:
-            occupied = unit_tape(tape, counts, self.units.reduction, present)
-        elif present is not None:
-            occupied = MaskedTape(tape, present)
+        occupied = occupied_tape(tape, self.units, present, counts)
         if self.sharded is not None:
             assert isinstance(occupied, GradientTape | MaskedTape)
             return self.plan.clipping.clip(self.sharded.tape_of(occupied))

@@ -1,0 +1,191 @@
+"""Metrics of one step for callbacks: public or charged ones, and sensitive ones by name."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+
+from hush.clipping.norms import L2
+from hush.core.errors import InvalidValue, Unsupported
+from hush.gradients.recording import record
+from hush.gradients.tree import call_model, tree_map
+from hush.training.data import Batch
+from hush.training.phases.clipped_sum import occupied_tape
+from hush.training.step import PrivateStep
+
+_NOTHING: Mapping[str, float] = MappingProxyType({})
+
+
+class StepMetrics(Mapping[str, float]):
+    """Metrics of the step that was just charged, to be read before the next one.
+
+    As a mapping it has what may be published: `epsilon` and `delta` of everything on the ledger,
+    `learning_rate` (`learning_rate/1` and so on of further parameter groups) that the step was applied
+    with, and `evaluation/...`. Numbers that depend on the records are in none of them: `sensitive(name)`
+    computes one, for whoever may see the records.
+
+    Args:
+        step: after it ran.
+        batch: that it ran on.
+        released: further numbers that are public or charged, by name.
+        delta: of epsilon; None: the one stored on the ledger.
+    """
+
+    def __init__(
+        self,
+        step: PrivateStep,
+        batch: Batch,
+        released: Mapping[str, float] = _NOTHING,
+        *,
+        delta: float | None = None,
+    ) -> None:
+        self._step, self._batch, self._number = step, batch, step.steps
+        self._released = {**learning_rates(step.optimizer), **released}
+        self._delta = delta
+        self._epsilon: dict[str, float] = {}
+
+    def add(self, released: Mapping[str, float]) -> None:
+        """Add numbers that are public or charged.
+
+        Args:
+            released: by name.
+        """
+        self._released.update(released)
+
+    def __getitem__(self, name: str) -> float:
+        if name not in ("epsilon", "delta"):
+            return self._released[name]
+        if not self._epsilon:  # composed only where somebody asks: it may take longer than a step
+            self._check_newest(name)
+            spent = self._step.spent(self._delta)
+            self._epsilon = {"epsilon": spent.epsilon.upper, "delta": spent.delta}
+        return self._epsilon[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("epsilon", "delta", *self._released))
+
+    def __len__(self) -> int:
+        return 2 + len(self._released)
+
+    def sensitive(self, name: str) -> float:
+        """A number that depends on the records, which no charge covers: not to be published.
+
+        Args:
+            name: `batch_size`: units drawn. `skipped`: records whose gradient was not finite, in all
+                steps. `loss`: mean over the batch, in evaluation mode. `clipped_share`: share of the
+                slots (or units) drawn whose gradient is longer than the clipping norm. The last two are
+                of the weights after the step, and computed when they are asked for.
+
+        Returns:
+            The number, of the step's batch.
+        """
+        check_sensitive([name])
+        self._check_newest(name)
+        return _SENSITIVE[name](self._step, self._batch)
+
+    def _check_newest(self, name: str) -> None:
+        if self._step.steps != self._number:
+            raise InvalidValue(
+                f"{name!r} of step {self._number} was asked for after step {self._step.steps}: the "
+                "ledger and the weights are no longer those of that step. Read metrics in the callback "
+                "that gets them."
+            )
+
+
+OnStep = Callable[[int, StepMetrics], object]
+"""Callback `on_step(step, metrics)`, called after each step."""
+
+
+def check_sensitive(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of sensitive metrics; raises for others.
+
+    Args:
+        names: as they are asked for.
+    """
+    unknown = [name for name in names if name not in _SENSITIVE]
+    if isinstance(names, str) or unknown:
+        raise InvalidValue(
+            f"sensitive={names!r} must be a list of names among {', '.join(_SENSITIVE)}: a number that "
+            "depends on the records is asked for by name. Everything else that a callback gets is "
+            "public or charged.",
+            key="sensitive",
+        )
+    return tuple(names)
+
+
+def check_callbacks(callbacks: Sequence[OnStep]) -> tuple[OnStep, ...]:
+    """Callbacks of a run; raises for what cannot be called.
+
+    Args:
+        callbacks: as they were passed.
+    """
+    if callable(callbacks) or not all(map(callable, callbacks)):
+        raise InvalidValue(
+            f"callbacks={callbacks!r} must be a list of functions on_step(step, metrics): each is "
+            "called after every step. Pass e.g. callbacks=[on_step].",
+            key="callbacks",
+        )
+    return tuple(callbacks)
+
+
+def learning_rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """Learning rate of each parameter group, by the name it has in a log."""
+    return {
+        "learning_rate" + f"/{number}" * (number > 0): float(group["lr"])
+        for number, group in enumerate(optimizer.param_groups)
+    }
+
+
+def _batch_loss(step: PrivateStep, batch: Batch) -> float:
+    """Mean loss of the records of a batch, in evaluation mode."""
+    _check_one_process(step, "loss")
+    modes = [(module, module.training) for module in step.model.modules()]
+    step.model.eval()
+    total, records = 0.0, 0
+    try:
+        with torch.no_grad():
+            for part in batch:
+                inputs, targets, present, _ = tree_map(part, step.to_device)
+                losses = step.loss(call_model(step.model, inputs), targets)
+                losses = losses if present is None else losses[present]
+                total, records = total + float(losses.double().sum()), records + len(losses)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    return total / max(1, records)
+
+
+def _clipped_share(step: PrivateStep, batch: Batch) -> float:
+    """Share of the slots drawn, or units, whose gradient is longer than the clipping norm."""
+    _check_one_process(step, "clipped_share")
+    clipping = step.plan.clipping
+    if type(clipping) is not L2:
+        raise Unsupported(
+            f"clipped_share is of l2 clipping by one norm, and the plan clips by {clipping}. Leave it "
+            "out, or log another number."
+        )
+    clipped = units = 0
+    devices = [step.device] if step.device.type == "cuda" else []
+    for part in batch:
+        inputs, targets, present, counts = tree_map(part, step.to_device)
+        with torch.random.fork_rng(devices):
+            tape = record(step.model, step.loss, inputs, targets, step.views)
+            norms = occupied_tape(tape, step.units, present, counts).norms(2.0)
+        clipped, units = clipped + int((norms > clipping.norm).sum()), units + len(norms)
+    return clipped / max(1, units)
+
+
+def _check_one_process(step: PrivateStep, name: str) -> None:
+    if step.processes is not None:
+        raise Unsupported(
+            f"{name} of a batch that several processes share: rank 0, which calls callbacks, has a part "
+            "of it. Ask for batch_size and skipped alone."
+        )
+
+
+_SENSITIVE: dict[str, Callable[[PrivateStep, Batch], float]] = {
+    "batch_size": lambda _, batch: len(batch),
+    "skipped": lambda step, _: step.skipped,
+    "loss": _batch_loss,
+    "clipped_share": _clipped_share,
+}

@@ -1,0 +1,143 @@
+"""Metrics that callbacks get: public by themselves, sensitive by name."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import hush
+from hush.core.errors import HushError, InvalidValue, Unsupported
+from hush.training.metrics import StepMetrics
+
+X = 0.5 * torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(60) % 3
+PLAN = hush.Plan(
+    sampling=hush.Poisson(rate=0.5), clipping=hush.L2(norm=1.1), noise=hush.Gaussian(multiplier=4.0)
+)
+BUDGET = hush.Budget(epsilon=20.0, delta=1e-3)
+PUBLIC = {"epsilon", "delta", "learning_rate"}
+
+
+def linear() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(4, 3)
+
+
+def trained(
+    model: nn.Module, callbacks: Any, steps: int = 4, scheduler: Any = None, **options: Any
+) -> hush.training.loop.Run:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    schedule = None if scheduler is None else scheduler(optimizer)
+    return hush.train(
+        model,
+        nn.CrossEntropyLoss(),
+        optimizer,
+        options.pop("plan", PLAN),
+        (X, Y),
+        budget=BUDGET,
+        steps=steps,
+        scheduler=schedule,
+        callbacks=callbacks,
+        **options,
+    )
+
+
+def test_a_callback_gets_what_is_charged_or_public_after_every_step() -> None:
+    lines: list[tuple[int, dict[str, float]]] = []
+    run = trained(
+        linear(),
+        [lambda step, metrics: lines.append((step, dict(metrics)))],
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+        evaluation=(X + 1, Y),
+        evaluate_every=2,
+    )
+    assert [step for step, _ in lines] == [1, 2, 3, 4]
+    assert [line["learning_rate"] for _, line in lines] == [0.5, 0.25, 0.125, 0.0625]
+    assert [line["epsilon"] for _, line in lines] == pytest.approx(
+        [hush.epsilon(PLAN, steps, 1e-3).epsilon.upper for steps in (1, 2, 3, 4)]
+    )
+    scores = {"evaluation/loss", "evaluation/accuracy"}
+    assert [set(line) for _, line in lines] == [PUBLIC, PUBLIC | scores] * 2
+    assert lines[3][1]["evaluation/loss"] == run.metrics[1]["loss"]
+    assert lines[3][1]["epsilon"] == run.guarantee.epsilon.upper
+
+
+def test_nothing_public_follows_the_records() -> None:
+    """Same metrics whoever is there: of epsilon, delta and the schedule, no number is of the records."""
+
+    def lines(present: torch.Tensor) -> list[dict[str, float]]:
+        told: list[dict[str, float]] = []
+        trained(linear(), [lambda _, metrics: told.append(dict(metrics))], present=present)
+        return told
+
+    assert lines(torch.arange(60) > 30) == lines(torch.arange(60) > 5)
+
+
+def test_sensitive_numbers_are_those_of_the_batch() -> None:
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    step = hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, PLAN, records=60, physical_batch=7)
+    present = torch.arange(60) != 3
+    for batch in step.batches((X, Y), steps=3, present=present):
+        step(batch)
+        metrics = StepMetrics(step, batch, delta=1e-3)
+        drawn = batch.indices[present[batch.indices]]
+        assert metrics.sensitive("batch_size") == len(batch.indices)
+        assert metrics.sensitive("skipped") == 0
+        with torch.no_grad():
+            outputs = model(X[drawn])
+        loss = functional.cross_entropy(outputs, Y[drawn])
+        assert metrics.sensitive("loss") == pytest.approx(float(loss), rel=1e-5)
+        errors = outputs.softmax(1) - functional.one_hot(Y[drawn], 3)
+        norms = errors.norm(dim=1) * (X[drawn].square().sum(1) + 1).sqrt()
+        expected = float((norms > 1.1).sum()) / len(batch.indices)
+        assert 0 < expected < 1
+        assert metrics.sensitive("clipped_share") == pytest.approx(expected)
+        assert step.spent(1e-3)  # looking has left the weights and the modes alone
+        assert model.training
+
+
+def test_looking_at_sensitive_numbers_changes_no_draw() -> None:
+    def weights(callbacks: Any) -> torch.Tensor:
+        model = nn.Sequential(nn.Dropout(0.5), linear())
+        trained(model, callbacks, generator=torch.Generator().manual_seed(0))
+        return next(model.parameters()).detach()
+
+    def look(_: int, metrics: StepMetrics) -> None:
+        for name in ("loss", "clipped_share"):
+            metrics.sensitive(name)
+
+    assert torch.equal(weights([]), weights([look]))
+
+
+def test_metrics_are_of_one_step() -> None:
+    kept: list[StepMetrics] = []
+    trained(linear(), [lambda _, metrics: kept.append(metrics)])
+    with pytest.raises(InvalidValue, match="'epsilon' of step 1 was asked for after step 4"):
+        kept[0]["epsilon"]
+    with pytest.raises(InvalidValue, match="'loss' of step 1"):
+        kept[0].sensitive("loss")
+
+
+def test_what_is_asked_for_must_be_there() -> None:
+    kept: list[StepMetrics] = []
+    plan = hush.Plan(
+        sampling=hush.Poisson(rate=0.5),
+        clipping=hush.Lp(p=1, norm=0.1),
+        noise=hush.Laplace(multiplier=99),
+    )
+    trained(linear(), [lambda _, metrics: kept.append(metrics)], steps=1, plan=plan)
+    with pytest.raises(InvalidValue, match="batch_size, skipped, loss, clipped_share"):
+        kept[0].sensitive("gradient")
+    with pytest.raises(Unsupported, match="clipped_share is of l2 clipping"):
+        kept[0].sensitive("clipped_share")
+    with pytest.raises(KeyError):
+        kept[0]["loss"]
+
+
+@pytest.mark.parametrize("callbacks", [print, [print, 3]])
+def test_callbacks_are_a_list_of_functions(callbacks: Any) -> None:
+    with pytest.raises(HushError, match="must be a list of functions on_step"):
+        trained(linear(), callbacks)
