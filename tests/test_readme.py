@@ -17,7 +17,7 @@ PAGES = [README, *sorted(path for path in (ROOT / "docs").glob("*.md"))]
 MANUAL = [*PAGES, ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"]
 HOW_TO = (
     *("command-line", "who-is-protected", "data", "plans", "own-loop", "distributed", "pate"),
-    *("statistics", "selective", "sklearn", "tune", "finetune", "logging"),
+    *("statistics", "selective", "sklearn", "tune", "finetune", "logging", "lightning"),
 )
 OF_SCRIPTS = "distributed"
 """Page whose blocks are scripts for several processes: tests/training/distributed/test_launchers.py."""
@@ -35,6 +35,8 @@ def test_the_lines_of_the_readme_run(capsys: pytest.CaptureFixture[str]) -> None
     assert float(printed.split()[-1]) > 0.85
 
 
+@pytest.mark.filterwarnings("ignore:.*:Warning:lightning")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:Warning")
 @pytest.mark.parametrize(
     "page",
     [each for each in PAGES[1:] if blocks(each) and each.stem != OF_SCRIPTS],

@@ -1,0 +1,72 @@
+"""Trainers and optimizers of Lightning that would run another step than the one that is charged."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hush.core.errors import Unsupported
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+_PRECISIONS = ("32-true", "bf16-mixed")
+_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
+_CALLBACKS = {
+    "StochasticWeightAveraging": "it sets the weights while the step trains them",
+    "WeightAveraging": "it sets the weights while the step trains them",
+    "LearningRateFinder": "it takes steps that it then takes back, and each is a release",
+    "BatchSizeFinder": "it takes steps that it then takes back, and each is a release",
+    "GradientAccumulationScheduler": "a step draws its whole batch at once",
+}
+
+
+def check_trainer(trainer: "Trainer") -> None:
+    """Raise for settings of a Trainer that would change the private step.
+
+    Gradient clipping and accumulation are refused by Lightning itself, under manual optimization.
+
+    Args:
+        trainer: about to fit a `PrivateModule`.
+    """
+    if trainer.precision not in _PRECISIONS:
+        raise Unsupported(
+            f"precision={trainer.precision!r} scales losses or converts records, and the private step "
+            f"does neither: its gradients would be of other numbers. Use one of {_PRECISIONS}."
+        )
+    strategy = type(trainer.strategy).__name__
+    if strategy not in _STRATEGIES:
+        raise Unsupported(
+            f"strategy {strategy} moves or splits the weights and gradients by itself. Use one device "
+            "or strategy='ddp', or fully_shard in a loop of your own (docs/distributed.md)."
+        )
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for kind in type(callback).__mro__:
+            if kind.__name__ in _CALLBACKS:
+                raise Unsupported(
+                    f"the callback {type(callback).__name__} cannot run beside a private step: "
+                    f"{_CALLBACKS[kind.__name__]}. Leave it out; docs/lightning.md has an average of "
+                    "the weights."
+                )
+
+
+def one_optimizer(configured: Any) -> torch.optim.Optimizer:
+    """The optimizer among what configure_optimizers returned."""
+    found = list(_optimizers(configured))
+    if len(found) != 1:
+        raise Unsupported(
+            f"configure_optimizers returns {len(found)} optimizers: a private step applies one noisy "
+            "gradient of all parameters with one. Return one optimizer, with several parameter groups "
+            "where settings differ."
+        )
+    return found[0]
+
+
+def _optimizers(configured: Any) -> Iterator[torch.optim.Optimizer]:
+    if isinstance(configured, torch.optim.Optimizer):
+        yield configured
+    elif isinstance(configured, dict):
+        yield from _optimizers(configured.get("optimizer"))
+    elif isinstance(configured, (list, tuple)):
+        for part in configured:
+            yield from _optimizers(part)

@@ -1,0 +1,337 @@
+"""Private training in Lightning's loop: the same step, its charges, checkpoints and refusals."""
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWeightAveraging
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hush
+from hush.core.errors import CheckpointError, DataError, PrivacyWarning, Unsupported
+from hush.integrations.lightning import PoissonLoader, PrivateModule
+from hush.integrations.step_file import step_file
+from hush.training import checkpoint
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*:Warning:lightning"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:Warning"),
+]
+
+X = torch.randn(80, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(80) % 3
+PLAN = hush.Plan(
+    sampling=hush.Poisson(rate=0.25), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=4.0)
+)
+BUDGET = hush.Budget(epsilon=30.0, delta=1e-3)
+
+
+class Classifier(lightning.LightningModule):
+    """What people have: nothing of it knows of privacy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.rates: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch)
+
+    def loss(self, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any) -> None:
+        self.log("val_loss", self.loss(batch))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+
+
+class Private(PrivateModule, Classifier):
+    pass
+
+
+def fit(
+    module: lightning.LightningModule,
+    epochs: int = 2,
+    *,
+    loader: Any = None,
+    resume: Path | None = None,
+    callbacks: Any = (),
+    options: dict[str, Any] | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Any:
+    """The loader, after training."""
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(
+        max_epochs=epochs,
+        callbacks=list(callbacks),
+        accelerator="cpu",
+        enable_checkpointing=bool(callbacks),
+        log_every_n_steps=1,
+        **quiet,  # type: ignore[arg-type]
+        **settings,
+    )
+    if loader is None:
+        generator = torch.Generator().manual_seed(seed)
+        loader = PoissonLoader((X, Y), PLAN, BUDGET, generator=generator, **options or {})
+    trainer.fit(module, loader, DataLoader(TensorDataset(X + 1, Y), batch_size=40), ckpt_path=resume)
+    return loader
+
+
+def weights(module: nn.Module) -> Tensor:
+    return torch.cat([value.detach().flatten() for value in module.parameters()])
+
+
+def test_lightning_runs_the_steps_of_an_own_loop() -> None:
+    module, plain = Private(), Classifier()
+    loader = fit(module)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    seed = torch.Generator().manual_seed(0)
+    step = hush.PrivateStep(
+        plain.net, nn.CrossEntropyLoss(), optimizer, PLAN, records=80, generator=seed
+    )
+    rates = []
+    for batch in step.batches((X, Y), steps=8):
+        step(batch)
+        schedule.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert torch.allclose(weights(module), weights(plain), atol=1e-6)
+    assert module.rates == pytest.approx(rates)
+    assert loader.step.spent().epsilon == step.spent(1e-3).epsilon
+    assert module.trainer.global_step == 8
+    assert float(module.trainer.callback_metrics["epsilon"]) == pytest.approx(
+        step.spent(1e-3).epsilon.upper
+    )
+
+
+def test_nothing_moves_that_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left")
+
+    module = Private()
+    before = weights(module).clone()
+    monkeypatch.setattr(hush.Ledger, "charge", full)
+    with pytest.raises(OSError, match="no space left"):
+        fit(module)
+    assert torch.equal(weights(module), before)
+
+
+def test_a_resumed_run_goes_on_bit_for_bit_and_pays_once(tmp_path: Path) -> None:
+    """Interrupted after steps that no checkpoint has, which are repeated."""
+
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 11:
+                raise RuntimeError("power failure")
+
+    uninterrupted = Private()
+    fit(uninterrupted, 4, seed=1)
+    options: dict[str, Any] = {"ledger": tmp_path / "ledger.jsonl"}
+    kept = ModelCheckpoint(tmp_path, filename="{step}")
+    with pytest.raises(RuntimeError, match="power failure"):
+        fit(Private(), 4, callbacks=[kept, Stop()], options=options, seed=1)
+    assert hush.Ledger(options["ledger"], read_only=True).counts == {PLAN: 11}
+    resumed = Private()
+    loader = fit(resumed, 4, resume=tmp_path / "step=8.ckpt", options=options, seed=1)
+    assert torch.equal(weights(resumed), weights(uninterrupted))
+    assert loader.step.ledger.counts == {PLAN: 16}
+    assert resumed.rates == uninterrupted.rates[8:]
+
+
+def test_checkpoints_hold_what_is_charged_and_no_more(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.jsonl"
+    loader = fit(Private(), callbacks=[ModelCheckpoint(tmp_path)], options={"ledger": ledger})
+    (file,) = tmp_path.glob("*.ckpt")
+    saved = torch.load(file, weights_only=True)
+    assert saved["hush"] == {
+        "run": loader.step.run,
+        "steps": 8,
+        "ledger": loader.step.ledger.identity,
+    }
+    expected = {"epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops", "callbacks"}
+    assert set(saved) == expected | {"optimizer_states", "lr_schedulers", "hush"}
+    assert set(saved["state_dict"]) == set(Classifier().state_dict())
+    secret = step_file(ledger)
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    state = checkpoint.load(secret)[f"{loader.step.run}/8"]
+    key = state["step"]["generator"].numpy().tobytes()
+    assert key in secret.read_bytes(), "the search is not idle"
+    assert key not in file.read_bytes()
+
+
+@pytest.mark.filterwarnings("ignore:the model's weights came out:hush.PrivacyWarning")
+def test_a_run_goes_on_with_its_own_ledger_key_and_records(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"ledger": tmp_path / "ledger.jsonl"}
+    fit(Private(), 1, callbacks=[ModelCheckpoint(tmp_path, filename="kept")], options=options)
+    file = tmp_path / "kept.ckpt"
+    with pytest.raises(CheckpointError, match="in memory: what the run has spent is not on it"):
+        fit(Private(), resume=file)
+    other = PoissonLoader((X.flip(0), Y), PLAN, BUDGET, **options)
+    with pytest.raises(CheckpointError, match="records are not those that the run began with"):
+        fit(Private(), resume=file, loader=other)
+    step_file(options["ledger"]).unlink()
+    with pytest.raises(CheckpointError, match="has no state of step 4"):
+        fit(Private(), resume=file, options=options)
+    torch.save({**torch.load(file, weights_only=True), "hush": None}, file)
+    with pytest.raises(CheckpointError, match="is of no private run"):
+        fit(Private(), resume=file, options=options)
+
+
+def test_the_budget_ends_the_run() -> None:
+    budget = hush.Budget(epsilon=hush.epsilon(PLAN, 3, 1e-3).epsilon.upper * 1.001, delta=1e-3)
+    loader = PoissonLoader((X, Y), PLAN, budget)
+    with pytest.warns(UserWarning, match="the run ends after 3"):
+        fit(Private(), loader=loader)
+    assert loader.step is not None
+    assert loader.step.steps == 3
+    assert loader.step.spent().epsilon.upper <= budget.epsilon
+
+
+def test_what_training_step_logs_is_left_out() -> None:
+    class Logging(Classifier):
+        def training_step(self, batch: Any) -> Any:  # type: ignore[override]
+            self.log_dict({"train_loss": self.loss(batch)})
+            return {"loss": self.loss(batch)}
+
+    class PrivateLogging(PrivateModule, Logging):
+        pass
+
+    module = PrivateLogging()
+    with pytest.warns(PrivacyWarning, match="training_step logs 'train_loss'"):
+        fit(module, 1)
+    assert set(module.trainer.callback_metrics) == {"epsilon", "val_loss"}
+
+
+def test_a_schedule_follows_validation_and_not_the_training_loss() -> None:
+    class Follow(Classifier):
+        monitor = "val_loss"
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=99)
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": schedule, "monitor": self.monitor},
+            }
+
+    class Plateau(PrivateModule, Follow):
+        pass
+
+    module = Plateau()
+    fit(module, 3)
+    assert module.rates[::4] == pytest.approx([1.0, 0.1, 0.01])
+    module = Plateau()
+    module.monitor = "train_loss"
+    with pytest.raises(Unsupported, match="the schedule follows 'train_loss', which is not logged"):
+        fit(module, 1)
+
+
+class Manual(PrivateModule, lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class OwnStep(Private):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch)
+
+
+class Two(Classifier):
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.net[0], self.net[2])]
+
+
+class PrivateTwo(PrivateModule, Two):
+    pass
+
+
+class Reduced(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.net(batch[0])  # type: ignore[no-any-return]
+
+
+class PrivateReduced(PrivateModule, Reduced):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "reason"),
+    [
+        (Private, {"loader": DataLoader(TensorDataset(X, Y))}, "a DataLoader: records in a shuffled"),
+        (Private, {"precision": "64-true"}, "precision='64-true' scales losses or converts records"),
+        (Private, {"callbacks": [StochasticWeightAveraging(0.1)]}, "StochasticWeightAveraging cannot"),
+        (OwnStep, {}, "a training_step of its own in place of the private one"),
+        (PrivateTwo, {}, "returns 2 optimizers"),
+        (PrivateReduced, {}, r"loss of a batch of one record is a shape \(1, 3\)"),
+    ],
+)
+def test_what_would_run_another_step_is_refused_by_name(
+    kind: Any, settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        fit(kind(), 1, **settings)
+
+
+def test_a_module_that_calls_the_optimizer_itself_is_refused() -> None:
+    with pytest.raises(Unsupported, match="sets automatic_optimization=False"):
+        Manual()
+
+
+@pytest.mark.parametrize("settings", [{"gradient_clip_val": 1.0}, {"accumulate_grad_batches": 2}])
+def test_clipping_and_accumulation_of_lightning_are_refused(settings: dict[str, Any]) -> None:
+    module = Private()
+    before = weights(module).clone()
+    with pytest.raises(Exception, match="not supported for manual optimization"):
+        fit(module, 1, **settings)
+    assert torch.equal(weights(module), before)
+
+
+def test_records_of_a_data_set_are_collated_one_by_one_and_padded() -> None:
+    ragged = [(torch.arange(1 + number % 5), number % 3) for number in range(40)]
+
+    class Words(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> Any:
+            return ragged[index]
+
+    def collate(records: list[Any]) -> dict[str, Tensor]:
+        words = nn.utils.rnn.pad_sequence([words for words, _ in records], batch_first=True)
+        return {"words": words, "label": torch.tensor([label for _, label in records])}
+
+    class Bag(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(16, 3))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return nn.functional.cross_entropy(self.net(batch["words"]), batch["label"])
+
+    class PrivateBag(PrivateModule, Bag):
+        pass
+
+    pad_to = {"words": 4, "label": None}
+    loader = PoissonLoader(Words(), PLAN, BUDGET, collate_fn=collate, pad_to=pad_to)
+    fit(PrivateBag(), 1, loader=loader, limit_val_batches=0)
+    assert loader.step is not None
+    assert loader.step.steps == 4
+
+
+def test_a_stream_has_no_records_to_draw() -> None:
+    with pytest.raises(DataError, match="has no numbered records"):
+        PoissonLoader(iter([1, 2]), PLAN, BUDGET)  # type: ignore[arg-type]
