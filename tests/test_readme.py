@@ -17,7 +17,7 @@ PAGES = [README, *sorted(path for path in (ROOT / "docs").glob("*.md"))]
 MANUAL = [*PAGES, ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"]
 HOW_TO = (
     *("command-line", "who-is-protected", "data", "plans", "own-loop", "distributed", "pate"),
-    *("statistics", "selective", "sklearn", "tune", "finetune", "logging", "lightning"),
+    *("statistics", "selective", "sklearn", "tune", "finetune", "logging", "lightning", "transformers"),
 )
 OF_SCRIPTS = "distributed"
 """Page whose blocks are scripts for several processes: tests/training/distributed/test_launchers.py."""

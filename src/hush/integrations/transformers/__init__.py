@@ -1,0 +1,5 @@
+"""Hugging Face transformers: a Trainer whose step is private. docs/transformers.md."""
+
+from hush.integrations.transformers.trainer import PrivateTrainer
+
+__all__ = ["PrivateTrainer"]

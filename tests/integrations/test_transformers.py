@@ -1,0 +1,335 @@
+"""A private Trainer: the same step, its charges, checkpoints, adapters and refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+import hush
+from hush.core.errors import BudgetExceeded, CheckpointError, DataError, InvalidValue, Unsupported
+from hush.integrations.step_file import step_file
+from hush.integrations.transformers import PrivateTrainer
+from hush.training import checkpoint
+
+RECORDS, LENGTH = 60, 6
+PLAN = hush.Plan(
+    sampling=hush.Poisson(rate=15 / 60), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=2.0)
+)
+
+
+class Words(Dataset[Any]):
+    """Records of different lengths, with a column that the model does not take."""
+
+    def __init__(self, records: int = RECORDS, shift: int = 0) -> None:
+        self.records, self.shift = records, shift
+
+    def __len__(self) -> int:
+        return self.records
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        words = [1 + (index + self.shift) % 2, *range(3, 4 + index % 4)]
+        return {"input_ids": words, "attention_mask": [1] * len(words), "labels": index % 2, "id": index}
+
+
+def collate(records: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """Pads to the longest of a batch, as collators do."""
+    longest = max(len(record["input_ids"]) for record in records)
+    padded = {
+        name: torch.tensor([(record[name] + [0] * longest)[:longest] for record in records])
+        for name in ("input_ids", "attention_mask")
+    }
+    return {**padded, "labels": torch.tensor([record["labels"] for record in records])}
+
+
+def bert(dropout: float = 0.1) -> Any:
+    torch.manual_seed(0)
+    config: Any = BertConfig
+    model: Any = BertForSequenceClassification
+    return model(
+        config(
+            vocab_size=10,
+            max_position_embeddings=8,
+            hidden_size=8,
+            num_attention_heads=2,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
+        )
+    )
+
+
+def trainer(
+    folder: Path, model: Any = None, seed: int = 0, kind: Any = PrivateTrainer, **options: Any
+) -> Any:
+    """A trainer of 8 steps: two epochs of 60 records in batches of 15."""
+    settings = {
+        "per_device_train_batch_size": 15,
+        "num_train_epochs": 2,
+        "learning_rate": 0.01,
+        "save_strategy": "no",
+        "logging_steps": 4,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    args = TrainingArguments(str(folder), **settings | options.pop("args", {}))
+    if "epsilon" not in options:
+        options.setdefault("plan", PLAN)
+    return kind(
+        model or bert(),
+        args,
+        **{"train_dataset": Words(), "data_collator": collate, "pad_to": LENGTH, "delta": 1e-3}
+        | {"generator": torch.Generator().manual_seed(seed)}
+        | options,
+    )
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([value.detach().flatten() for value in model.parameters()])
+
+
+def padded() -> dict[str, Tensor]:
+    rows = collate([Words()[index] for index in range(RECORDS)])
+    filling = torch.zeros(RECORDS, LENGTH - rows["input_ids"].shape[1], dtype=torch.long)
+    return {name: torch.cat([rows[name], filling], 1) for name in ("input_ids", "attention_mask")}
+
+
+def test_the_trainer_runs_the_steps_of_an_own_loop(tmp_path: Path) -> None:
+    batch = {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 3}
+    run, model = trainer(tmp_path, bert(dropout=0), epsilon=8.0, args=batch), bert(dropout=0)
+    output = run.train()
+    plan = run.private_step.plan
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=8)
+    step = hush.PrivateStep(
+        model,
+        lambda outputs, labels: nn.functional.cross_entropy(outputs.logits, labels, reduction="none"),
+        optimizer,
+        plan,
+        records=RECORDS,
+        generator=torch.Generator().manual_seed(0),
+        physical_batch=5,
+    )
+    for drawn in step.batches((padded(), torch.arange(RECORDS) % 2), steps=8):
+        step(drawn)
+        schedule.step()
+    assert torch.allclose(weights(run.model), weights(model), atol=1e-5)
+    assert not torch.allclose(weights(run.model), weights(bert()), atol=1e-2)
+    assert run.spent().epsilon == step.spent(1e-3).epsilon
+    assert 7.99 < run.spent().epsilon.upper <= 8.0
+    assert (plan.sampling, plan.clipping) == (hush.Poisson(rate=0.25), hush.L2(norm=1.0))
+    assert (run.state.global_step, output.global_step) == (8, 8)
+
+
+def test_logs_have_epsilon_and_nothing_of_the_records(tmp_path: Path) -> None:
+    run = trainer(tmp_path, eval_dataset=Words(7, shift=1), args={"eval_strategy": "epoch"})
+    output = run.train()
+    assert output.training_loss != output.training_loss
+    keys = {name for line in run.state.log_history for name in line}
+    timed = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "total_flos"}
+    held_out = {"eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second"}
+    assert keys == {"epsilon", "learning_rate", "epoch", "step"} | timed | held_out
+    assert set(output.metrics) == timed
+    spent = [line["epsilon"] for line in run.state.log_history if "epsilon" in line]
+    assert spent == pytest.approx([hush.epsilon(PLAN, steps, 1e-3).epsilon.upper for steps in (4, 8)])
+
+
+def test_nothing_moves_that_is_not_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left")
+
+    run = trainer(tmp_path)
+    before = weights(run.model).clone()
+    monkeypatch.setattr(hush.Ledger, "charge", full)
+    with pytest.raises(OSError, match="no space left"):
+        run.train()
+    assert torch.equal(weights(run.model), before)
+
+
+class PowerFailure(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 6:
+            raise RuntimeError("power failure")
+
+
+def test_a_resumed_run_goes_on_bit_for_bit_and_pays_once(tmp_path: Path) -> None:
+    """Interrupted two steps after a checkpoint, in the middle of an epoch."""
+    whole = trainer(tmp_path / "whole", seed=1)
+    whole.train()
+    saving = {"save_strategy": "steps", "save_steps": 4, "max_steps": 8}
+    folder, args = tmp_path / "run", {"args": saving}
+    with pytest.raises(RuntimeError, match="power failure"):
+        trainer(folder, seed=1, callbacks=[PowerFailure()], **args).train()
+    assert hush.Ledger(folder / "ledger.jsonl", read_only=True).counts == {PLAN: 6}
+    resumed = trainer(folder, seed=1, **args)
+    resumed.train(resume_from_checkpoint=True)
+    assert torch.equal(weights(resumed.model), weights(whole.model))
+    assert resumed.private_step.ledger.counts == {PLAN: 8}
+
+    # the checkpoint holds what is charged, and the key of the noise is not in it
+    name = json.loads((folder / "checkpoint-8" / "hush.json").read_text())
+    assert name == {"run": resumed.private_step.run, "steps": 8} | {
+        "ledger": resumed.private_step.ledger.identity
+    }
+    secret = step_file(folder / "ledger.jsonl")
+    key = checkpoint.load(secret)[f"{name['run']}/8"]["step"]["generator"].numpy().tobytes()
+    assert key in secret.read_bytes(), "the search is not idle"
+    assert not any(key in file.read_bytes() for file in (folder / "checkpoint-8").iterdir())
+
+    # other records, and checkpoints that no private step has made, are refused
+    with pytest.raises(CheckpointError, match="records are not those that the run began with"):
+        trainer(folder, train_dataset=Words(shift=1), seed=1, **args).train(
+            resume_from_checkpoint=folder / "checkpoint-4"
+        )
+    (folder / "checkpoint-4" / "hush.json").unlink()
+    with pytest.raises(CheckpointError, match="is of no private run"):
+        trainer(folder, seed=1, **args).train(resume_from_checkpoint=folder / "checkpoint-4")
+
+
+def test_an_adapter_is_saved_reloaded_and_really_changed(tmp_path: Path) -> None:
+    """LoRA: what is on disk is what was trained, and it is not what it was before."""
+
+    def lora() -> Any:
+        config = LoraConfig(
+            r=2, target_modules=["query", "value"], modules_to_save=["classifier"], task_type="SEQ_CLS"
+        )
+        torch.manual_seed(1)
+        return get_peft_model(bert(), config)
+
+    model, inputs = lora(), padded()
+    run = trainer(tmp_path, model, args={"save_strategy": "epoch"})
+    run.train()
+    run.save_model(tmp_path / "adapter")
+    for folder in (tmp_path / "adapter", tmp_path / "checkpoint-8"):
+        reloaded = PeftModel.from_pretrained(bert(), folder)
+        trained = {name: value for name, value in reloaded.named_parameters() if "lora_" in name}
+        assert len(trained) == 4
+        for name, value in trained.items():
+            assert torch.equal(value, model.get_parameter(name))
+            assert not torch.equal(value, lora().get_parameter(name)), name
+        with torch.no_grad():
+            logits = [each.eval()(**inputs).logits for each in (reloaded, model, lora())]
+        assert torch.equal(logits[0], logits[1])
+        assert not torch.allclose(logits[0], logits[2], atol=1e-3)
+    assert run.private_step.dimension == sum(
+        value.numel() for value in model.parameters() if value.requires_grad
+    )
+    frozen = [name for name, value in model.named_parameters() if not value.requires_grad]
+    assert all(torch.equal(model.get_parameter(name), lora().get_parameter(name)) for name in frozen)
+
+
+def test_the_loss_is_the_trainers_own(tmp_path: Path) -> None:
+    class Weighted(PrivateTrainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+            labels = inputs.pop("labels")
+            weight = torch.tensor([1.0, 9.0])
+            return nn.functional.cross_entropy(model(**inputs).logits, labels, weight, reduction="sum")
+
+    runs = [trainer(tmp_path / "plain", args={"max_steps": 2})]
+    runs += [trainer(tmp_path / "smooth", args={"max_steps": 2, "label_smoothing_factor": 0.3})]
+    runs += [trainer(tmp_path / "weighted", args={"max_steps": 2}, kind=Weighted)]
+    for run in runs:
+        run.train()
+    plain, smooth, weighted = (weights(run.model) for run in runs)
+    assert not torch.allclose(plain, smooth, atol=1e-5)
+    assert not torch.allclose(plain, weighted, atol=1e-5)
+
+
+def test_a_budget_ends_the_run_and_holds_for_all_runs_in_a_folder(tmp_path: Path) -> None:
+    limit = hush.epsilon(PLAN, 3, 1e-3).epsilon.upper * 1.001
+    run = trainer(tmp_path, plan=PLAN, epsilon=limit)
+    with pytest.warns(UserWarning, match="the run ends after 3"):
+        run.train()
+    assert (run.state.global_step, run.private_step.steps) == (3, 3)
+    assert run.spent().epsilon.upper <= limit
+    with pytest.raises(BudgetExceeded, match="with what is on the ledger"):
+        trainer(tmp_path, plan=PLAN, epsilon=limit).train()
+
+
+def test_the_best_weights_may_be_loaded_at_the_end(tmp_path: Path) -> None:
+    evaluated = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    run = trainer(tmp_path, eval_dataset=Words(7), args=evaluated)
+    run.train()
+    assert run.spent().epsilon.upper == hush.epsilon(PLAN, 8, 1e-3).epsilon.upper
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"train_dataset": Stream(), "args": {"max_steps": 2}}, "no sampling, no charge"),
+        ({"args": {"train_sampling_strategy": "group_by_length"}}, "picks records by their length"),
+        ({"args": {"auto_find_batch_size": True}}, "another plan"),
+        ({"args": {"include_num_input_tokens_seen": True}}, "depends on who was drawn"),
+        ({"args": {"optim": "adalomo"}}, "before anything is charged"),
+        ({"args": {"neftune_noise_alpha": 5.0}}, "neftune_noise_alpha='5.0'"),
+    ],
+)
+def test_arguments_that_cannot_be_private_are_refused_by_name(
+    tmp_path: Path, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        trainer(tmp_path, **options)
+
+
+def test_metrics_of_the_training_records_are_refused(tmp_path: Path) -> None:
+    records = Words()
+    with pytest.raises(Unsupported, match="metrics of private records"):
+        trainer(tmp_path, train_dataset=records, eval_dataset={"seen": records})
+
+
+@pytest.mark.parametrize("name", ["fp16", "deepspeed", "fsdp"])
+def test_other_engines_are_refused(tmp_path: Path, name: str) -> None:
+    run = trainer(tmp_path)
+    setattr(run.args, name, True)
+    with pytest.raises(Unsupported, match=f"{name}='True' of the TrainingArguments cannot be private"):
+        run.train()
+
+
+def test_a_trainer_that_steps_by_itself_is_refused(tmp_path: Path) -> None:
+    class Own(PrivateTrainer):
+        def training_step(self, *_: Any, **__: Any) -> Any:
+            return torch.zeros(())
+
+    with pytest.raises(Unsupported, match="overrides training_step"):
+        trainer(tmp_path, kind=Own).train()
+    with pytest.raises(Unsupported, match=r"use hush\.tune|Use hush\.tune"):
+        trainer(tmp_path).hyperparameter_search()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"plan": None}, "neither epsilon nor plan was passed"),
+        ({"args": {"per_device_train_batch_size": 12}}, "draws 15 of 60 records on average"),
+        ({"args": {"max_grad_norm": 0.5}}, "a noisy gradient is not clipped again"),
+        ({"epsilon": 1.0, "args": {"max_grad_norm": 0.0}}, "max_grad_norm=0.0 must be > 0"),
+        ({"args": {"gradient_accumulation_steps": 5}}, "is 75 "),
+    ],
+)
+def test_a_plan_and_the_arguments_say_the_same(
+    tmp_path: Path, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InvalidValue, match=reason):
+        trainer(tmp_path, **options).train()
+
+
+def test_ragged_records_need_a_public_length(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="Pass pad_to="):
+        trainer(tmp_path, pad_to=None, args={"num_train_epochs": 9}).train()
