@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 RANKS = 2
-IMPORTED = ("hush.training.loop", "hush.data", "accelerate", "lightning.pytorch")
+IMPORTED = ("hush.training.loop", "hush.data", "accelerate", "lightning.pytorch", "transformers.trainer")
 """Before the processes are forked: importing takes longer than the scripts."""
 
 

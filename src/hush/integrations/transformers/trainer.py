@@ -102,9 +102,12 @@ class PrivateTrainer(Trainer):
         Returns:
             The guarantee.
         """
-        if self.private_step is None:
-            raise Unsupported("nothing was trained yet: there is nothing to account for. Call train().")
-        return self.private_step.spent(delta)
+        if self.private_step is not None:
+            return self.private_step.spent(delta)
+        if isinstance(self._ledger, Ledger):
+            return self._ledger.epsilon(delta)
+        with Ledger(self._ledger, read_only=True) as ledger:
+            return ledger.epsilon(delta)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """Train privately; as in Trainer.
