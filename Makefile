@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test test-avx2 test-slow lint types clean
+.PHONY: demo test test-avx2 test-slow lint types docs package clean
 
 demo: $(READY)
 	$(BIN)/hush demo
@@ -29,12 +29,24 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# The site of docs/ and of the docstrings, in site/; it opens from the disk, and nothing is fetched for it.
+docs: .venv/ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The wheel, installed and run in an environment of its own, outside of the clone.
+package:
+	PYTHON=$(PYTHON) .ci/package
+
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs site
 
 # torch goes first and alone: anything else would let its own idea of torch in.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+.venv/ready-docs: $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@

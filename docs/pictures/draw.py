@@ -1,0 +1,227 @@
+"""The pictures of docs/concepts.md, as SVG that follows the reader's light or dark setting.
+
+`python docs/pictures/draw.py` writes them beside this file; curves are computed by hush.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import hush
+from hush.accounting.attacker import ApproximateDP
+
+BUDGET = hush.Budget(epsilon=3.0, delta=1e-5)
+STEPS = 200
+PLAN = hush.calibrate(
+    hush.Plan(
+        sampling=hush.Poisson(rate=0.25),
+        clipping=hush.L2(norm=1.0),
+        noise=hush.Gaussian(multiplier=1.0),
+    ),
+    BUDGET,
+    steps=STEPS,
+)
+"""The plan of the README."""
+WIDTH = 440
+"""Of every picture: at a phone's width letters are still large enough to read."""
+
+_STYLE = """<style>
+text { font: 14px system-ui, sans-serif; fill: #24292f }
+.note { font-size: 12px; fill: #57606a }
+.strong { font-weight: 600 }
+.middle { text-anchor: middle }
+.end { text-anchor: end }
+.box { fill: #eef0fb; stroke: #3f51b5 }
+.plain { fill: #f6f8fa; stroke: #8c959f }
+.frame { fill: none; stroke: #3f51b5; stroke-dasharray: 5 4 }
+.line { fill: none; stroke: #57606a; stroke-width: 1.5 }
+.axis { fill: none; stroke: #8c959f }
+.curve { fill: none; stroke: #3f51b5; stroke-width: 2.5 }
+.other { fill: none; stroke: #bc4c00; stroke-width: 2; stroke-dasharray: 6 4 }
+.curve-text { fill: #3f51b5 }
+.other-text { fill: #bc4c00 }
+.a { fill: #3f51b5 } .b { fill: #bc4c00 } .c { fill: #1a7f37 }
+.empty { fill: none; stroke: #8c959f; stroke-width: 1.5; stroke-dasharray: 3 3 }
+@media (prefers-color-scheme: dark) {
+text { fill: #e6edf3 }
+.note { fill: #a3acb6 }
+.box { fill: #262b4d; stroke: #9fa8da }
+.plain { fill: #2b2f3a; stroke: #8c959f }
+.frame, .curve { stroke: #9fa8da }
+.line { stroke: #a3acb6 }
+.other { stroke: #f0a06a }
+.curve-text { fill: #9fa8da }
+.other-text { fill: #f0a06a }
+.a { fill: #9fa8da } .b { fill: #f0a06a } .c { fill: #7ee787 }
+}
+</style>"""
+
+
+def text(x: float, y: float, words: str, kind: str = "") -> str:
+    """A line of text whose baseline starts at (x, y)."""
+    return f'<text x="{x:g}" y="{y:g}" class="{kind}">{words}</text>'
+
+
+def box(x: float, y: float, width: float, height: float, kind: str = "box") -> str:
+    """A rectangle with round corners."""
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" class="{kind}"/>'
+
+
+def path(points: Sequence[tuple[float, float]], kind: str) -> str:
+    """A line through points of the picture."""
+    return f'<path d="M{" L".join(f"{x:.1f} {y:.1f}" for x, y in points)}" class="{kind}"/>'
+
+
+def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
+    """A horizontal or vertical arrow."""
+    dx, dy = (to_x > x) - (to_x < x), (to_y > y) - (to_y < y)
+    wings = [(to_x - 6 * dx + s * 4 * dy, to_y - 6 * dy + s * 4 * dx) for s in (-1, 1)]
+    head = path([wings[0], (to_x, to_y), wings[1]], "line")
+    return path([(x, y), (to_x, to_y)], "line") + head
+
+
+def picture(height: float, title: str, *shapes: str) -> str:
+    """A whole SVG file."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height:g}" '
+        f'viewBox="0 0 {WIDTH} {height:g}" role="img">\n'
+        f"<title>{title}</title>\n{_STYLE}\n" + "\n".join(shapes) + "\n</svg>\n"
+    )
+
+
+def plan() -> str:
+    """The four parts of a plan between the records and the model, and the ledger that prices it."""
+    parts = (
+        ("Sampling", "who takes part?", "Poisson(rate=0.25)"),
+        ("Clipping", "how far can one record push?", "L2(norm=1.0)"),
+        ("Noise", "what hides it?", f"Gaussian(multiplier={PLAN.noise.multiplier:.2f})"),
+        ("Release", "which updates are published?", "Always()"),
+    )
+    shapes = [box(62, 8, 150, 30, "plain"), text(137, 28, "records", "middle")]
+    for number, (name, question, example) in enumerate(parts):
+        top = 66 + 74 * number
+        shapes += [
+            arrow(137, top - (28 if number == 0 else 18), 137, top),
+            box(24, top, 226, 56),
+            text(34, top + 18, name, "strong"),
+            text(34, top + 34, question, "note"),
+            text(34, top + 49, example, "note"),
+        ]
+    bottom = 66 + 74 * 4
+    shapes += [
+        box(12, 54, 250, 74 * 4 + 4, "frame"),
+        text(272, 70, "Plan", "strong"),
+        text(272, 88, "one immutable value:", "note"),
+        text(272, 104, "what runs is what", "note"),
+        text(272, 120, "is charged", "note"),
+        arrow(262, 214, 296, 214),
+        box(296, 176, 136, 76, "plain"),
+        text(306, 196, "Ledger", "strong"),
+        text(306, 214, "one line a step, on", "note"),
+        text(306, 230, "disk before the", "note"),
+        text(306, 246, "model moves", "note"),
+        arrow(137, bottom - 18, 137, bottom + 16),
+        box(62, bottom + 16, 150, 30, "plain"),
+        text(137, bottom + 36, "model", "middle"),
+    ]
+    return picture(
+        bottom + 54, "From the records through the four parts of a plan to the model", *shapes
+    )
+
+
+def units() -> str:
+    """Neighbouring data sets where the unit of privacy is a record, and where it is a user."""
+    owners = "aabbbcca"
+
+    def row(y: float, empty: Callable[[int], bool]) -> list[str]:
+        kinds = ["empty" if empty(slot) else owner for slot, owner in enumerate(owners)]
+        return [
+            f'<circle cx="{150 + 34 * slot}" cy="{y:g}" r="12" class="{kind}"/>'
+            for slot, kind in enumerate(kinds)
+        ]
+
+    return picture(
+        206,
+        "Neighbours differ in one record, or in all records of one user",
+        text(8, 25, "data set", "strong"),
+        *row(20, lambda slot: False),
+        text(8, 42, "colours: owners", "note"),
+        text(8, 87, "one record", "strong"),
+        text(8, 104, "its slot is empty", "note"),
+        *row(90, lambda slot: slot == 3),
+        text(8, 157, "one user", "strong"),
+        text(8, 174, "all slots are empty", "note"),
+        *row(160, lambda slot: owners[slot] == "b"),
+        path([(8, 56), (432, 56)], "axis"),
+        path([(8, 126), (432, 126)], "axis"),
+    )
+
+
+def _axes(left: float, top: float, right: float, bottom: float, x: str, y: str) -> list[str]:
+    return [
+        path([(left, top), (left, bottom), (right, bottom)], "axis"),
+        text((left + right) / 2, bottom + 34, x, "note middle"),
+        text(left, top - 8, y, "note"),
+    ]
+
+
+def spending() -> str:
+    """Epsilon of the steps taken so far, against the budget."""
+    left, top, right, bottom, last, most = 44, 34, 420, 230, 300, 4.0
+
+    def at(step: float, epsilon: float) -> tuple[float, float]:
+        return left + (right - left) * step / last, bottom - (bottom - top) * epsilon / most
+
+    taken = [1, *range(25, last + 1, 25)]
+    curve = [at(n, float(hush.epsilon(PLAN, steps=n, delta=BUDGET.delta))) for n in taken]
+    within = taken.index(STEPS) + 1
+    limit = [at(0, BUDGET.epsilon), at(last, BUDGET.epsilon)]
+    return picture(
+        270,
+        "Epsilon grows with every step, and the run ends at the budget",
+        *_axes(left, top, right, bottom, "steps", f"epsilon spent, at delta {BUDGET.delta:g}"),
+        *(text(at(n, 0)[0], bottom + 16, f"{n}", "note middle") for n in range(0, last + 1, 100)),
+        *(text(left - 8, at(0, e)[1] + 4, f"{e}", "note end") for e in range(5)),
+        path(limit, "other"),
+        text(left + 6, limit[0][1] - 8, "budget: epsilon 3", "other-text"),
+        path(curve[:within], "curve"),
+        path(curve[within - 1 :], "axis"),
+        f'<circle cx="{curve[within - 1][0]:.1f}" cy="{curve[within - 1][1]:.1f}" r="5" class="a"/>',
+        text(
+            curve[within - 1][0] + 8, curve[within - 1][1] + 20, f"step {STEPS}: the end", "curve-text"
+        ),
+    )
+
+
+def trade_off() -> str:
+    """True against false positive rate of the best membership test, and of blind guessing."""
+    left, top, right, bottom = 44, 34, 364, 354
+
+    def at(false: float, true: float) -> tuple[float, float]:
+        return left + (right - left) * false, bottom - (bottom - top) * true
+
+    rates = [0.0, 0.005, 0.01, 0.02, 0.05, *(n / 20 for n in range(2, 21))]
+    ours, implied = hush.Attacker({PLAN: STEPS}), ApproximateDP(BUDGET)
+    curves = [[at(x, each.true_positive_rate(x)) for x in rates] for each in (ours, implied)]
+    assert all(a[1] >= b[1] for a, b in pairwise(curves[0]))  # a curve, not a zigzag
+    return picture(
+        400,
+        "The best membership attack on this run, beside what epsilon alone allows",
+        *_axes(left, top, right, bottom, "false positive rate", "true positive rate"),
+        *(text(at(n / 2, 0)[0], bottom + 16, f"{n / 2:g}", "note middle") for n in range(3)),
+        *(text(left - 8, at(0, n / 2)[1] + 4, f"{n / 2:g}", "note end") for n in (1, 2)),
+        path([at(0, 0), at(1, 1)], "axis"),
+        path(curves[1], "other"),
+        path(curves[0], "curve"),
+        text(at(0.08, 0.9)[0], at(0, 0.9)[1], "implied by epsilon 3", "other-text"),
+        text(at(0.08, 0.78)[0], at(0, 0.78)[1], "best attack", "curve-text"),
+        text(at(0.08, 0.72)[0], at(0, 0.72)[1], "on this plan", "curve-text"),
+        text(at(0.54, 0.44)[0], at(0, 0.44)[1], "guessing blindly", "note"),
+    )
+
+
+PICTURES = {"plan": plan, "units": units, "spending": spending, "trade-off": trade_off}
+
+if __name__ == "__main__":
+    for name, draw in PICTURES.items():
+        (Path(__file__).parent / f"{name}.svg").write_text(draw())

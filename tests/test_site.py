@@ -1,0 +1,103 @@
+"""The site of docs/: its navigation, reference, pictures, and the hooks that build it."""
+
+import importlib.util
+import re
+from pathlib import Path
+from pkgutil import resolve_name
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+import hush
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+SETTINGS = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+COMMONMARK = MarkdownIt("commonmark").enable("table")
+DIRECTIVES = re.findall(
+    r"^::: ([\w.]+)$",
+    "\n".join(page.read_text() for page in (DOCS / "reference").glob("*.md")),
+    flags=re.MULTILINE,
+)
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def entries(tree: Any) -> list[str]:
+    """Files of a navigation, in order."""
+    if isinstance(tree, str):
+        return [tree]
+    parts = tree.values() if isinstance(tree, dict) else tree
+    return [page for part in parts for page in entries(part)]
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    pages = entries(SETTINGS["nav"])
+    beside = {"SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"}  # added by docs/site/pages.py
+    assert set(pages) == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} | beside
+    assert len(pages) == len(set(pages))
+
+
+def test_nothing_is_fetched_from_elsewhere() -> None:
+    assert SETTINGS["theme"]["font"] is False
+    for style in (DOCS / "site").glob("*.css"):
+        assert not re.findall(r"@import|url\(", style.read_text())
+    for page in DOCS.rglob("*.md"):
+        assert not re.findall(r"!\[[^]]*\]\(https?:|<(?:script|img|link|iframe)\b", page.read_text()), (
+            page
+        )
+
+
+def test_the_reference_has_every_exported_name() -> None:
+    assert {f"hush.{name}" for name in hush.__all__} - {"hush.errors", "hush.PrivacyWarning"} <= set(
+        DIRECTIVES
+    )
+    classes = [value for value in vars(hush.errors).values() if isinstance(value, type)]
+    assert {f"hush.errors.{each.__name__}" for each in classes} <= set(DIRECTIVES)
+
+
+@pytest.mark.parametrize("name", DIRECTIVES)
+def test_a_name_of_the_reference_has_a_docstring(name: str) -> None:
+    assert resolve_name(name).__doc__
+
+
+@pytest.mark.parametrize("page", [*DOCS.rglob("*.md"), *ROOT.glob("*.md")], ids=lambda page: page.name)
+def test_lists_are_indented_without_a_change_of_meaning(page: Path) -> None:
+    text = page.read_text()
+    indented = load(DOCS / "site" / "lists.py").indent_lists(text)
+
+    def skeleton(markdown: str) -> list[tuple[str, str, int]]:
+        """Blocks in order; whether a list is tight, which is spacing alone, is left out."""
+        tokens = COMMONMARK.parse(markdown)
+        return [(token.type, " ".join(token.content.split()), token.level) for token in tokens]
+
+    assert skeleton(indented) == skeleton(text)
+
+
+def test_nested_lists_get_four_spaces_and_blank_lines() -> None:
+    indent_lists = load(DOCS / "site" / "lists.py").indent_lists
+    assert indent_lists("text\n- a\n  - b\n- c\nend?\n\nnext") == (
+        "text\n\n-   a\n\n    -   b\n\n-   c\n    end?\n\nnext"
+    )
+    assert indent_lists("9. a\n\n       code\n10. b") == "9.  a\n\n        code\n\n10. b"
+
+
+def test_pictures_are_what_the_script_draws() -> None:
+    folder = DOCS / "pictures"
+    drawn = {f"{name}.svg": draw() for name, draw in load(folder / "draw.py").PICTURES.items()}
+    assert {path.name for path in folder.glob("*.svg")} == set(drawn)
+    for name, text in drawn.items():
+        assert (folder / name).read_text() == text
+        assert "prefers-color-scheme: dark" in text
+        assert ElementTree.fromstring(text).find("{http://www.w3.org/2000/svg}title") is not None
