@@ -18,7 +18,7 @@ MANUAL = [*PAGES, ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"]
 HOW_TO = (
     *("command-line", "who-is-protected", "data", "plans", "own-loop", "distributed", "pate"),
     *("statistics", "selective", "sklearn", "tune", "finetune", "logging", "lightning"),
-    *("transformers", "first-steps", "concepts", "from-opacus", "from-jax-privacy", "lora", "resume"),
+    *("transformers", "first-steps", "concepts", "from-opacus", "from-jax-privacy", "resume"),
     "audit",
 )
 PEERS = {"from-opacus": "opacus", "from-jax-privacy": "jax_privacy"}

@@ -32,6 +32,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     def link(match: re.Match[str]) -> str:
         text, target, anchor = match["text"], match["target"], match["anchor"] or ""
         name = posixpath.normpath(here / target)
+        if name.removeprefix("../").startswith("examples/"):  # of a clone, and not of the site
+            return text if text.startswith("`") else f"{text} (`{name.removeprefix('../')}`)"
         if name.lstrip("./") in OUTSIDE:  # beside docs/ there, here a page like any other
             name = name.lstrip("./")
             target = posixpath.relpath(name, here)
@@ -41,7 +43,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
         return f"[{text}]({target}{anchor})"
 
     return re.sub(
-        r"\[(?P<text>[^]\n]+)\]\((?P<target>[\w./-]+\.md)(?P<anchor>#[^)]*)?\)", link, markdown
+        r"\[(?P<text>[^]\n]+)\]\((?P<target>[\w./-]+\.(?:md|py))(?P<anchor>#[^)]*)?\)", link, markdown
     )
 
 
