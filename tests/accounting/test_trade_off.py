@@ -10,8 +10,8 @@ from riskcal.analysis import get_advantage_from_pld, get_bayes_risk_from_pld, ge
 from scipy.stats import norm
 
 import hush
-from hush.accounting.attacker import Attacker
-from hush.accounting.explanation import explain
+from hush.accounting.attacker import ApproximateDP, Attacker
+from hush.accounting.explanation import PRIORS, explain
 from hush.accounting.numerics import Array
 from hush.accounting.pld import analytic_gaussian
 from hush.accounting.privacy_profile import PrivacyProfile, privacy_profile
@@ -182,7 +182,17 @@ def test_a_profile_that_is_loose_at_epsilon_zero_is_mended_by_its_other_points()
     assert meaning.attack.advantage == pytest.approx(1 - 2 * alike, abs=1e-9)
     assert meaning.attack.advantage < 0.7 * loose.advantage
     assert meaning.attack.posterior == pytest.approx((1 + meaning.attack.advantage) / 2)
+    exact = explain(hush.epsilon(plan(0.2, 3.0), 50, 1e-5), {plan(0.2, 3.0): 50})
+    likewise = Attacker({plan(0.2, 3.0): 50}).posteriors(PRIORS)
+    np.testing.assert_allclose(exact.posteriors, likewise, atol=2e-4)
     at_even = meaning.posteriors[len(meaning.posteriors) // 2]
     assert at_even == pytest.approx(meaning.attack.posterior)
     for rate, power in zip((0.1, 0.01, 0.001), meaning.attack.true_positive_rates, strict=True):
         assert power <= loose.true_positive_rate(rate)
+
+
+def test_an_infinite_epsilon_bounds_nothing() -> None:
+    bounds = ApproximateDP([(math.inf, 1e-5)])
+    assert bounds.advantage == bounds.posterior(0.7) == bounds.true_positive_rate(0.1) == 1
+    both = ApproximateDP([(1.0, 1e-5), (math.inf, 1e-6)])
+    assert both.advantage == ApproximateDP([(1.0, 1e-5)]).advantage

@@ -202,11 +202,15 @@ class ApproximateDP(AttackBounds):
     def _deltas(self, epsilons: Sequence[float]) -> Array:
         # The profile of the least private mechanism: its tests have errors 0 and 1 - delta, or both
         # alike, or a mixture (Kairouz, Oh and Viswanath 2015). Each point has one; the smallest holds.
-        known, deltas = np.array(self.points, dtype=float).T[:, :, None]
+        known, deltas = np.array(sorted(self.points), dtype=float).T
+        deltas = np.where(known > _MAX_EPSILON, 1.0, deltas)  # such a point says nothing
         known = np.minimum(known, _MAX_EPSILON)
         even = (1 - deltas) / (1 + np.exp(known))
-        implied = 1 - (1 + np.exp(np.minimum(epsilons, known))) * even
-        rounded: Array = np.minimum(np.maximum(implied, deltas) + _ROUNDING, 1.0).min(axis=0)
+        worst = 1 - (1 + np.exp(np.minimum(epsilons, known[:, None]))) * even[:, None]
+        smallest = np.maximum(worst, deltas[:, None]).min(axis=0)
+        # delta is convex in exp(epsilon): no larger than on the line between two points
+        between = np.interp(np.exp(epsilons), np.exp(known), deltas, left=1.0)
+        rounded: Array = np.minimum(np.minimum(smallest, between) + _ROUNDING, 1.0)
         return rounded
 
     def _epsilon(self, delta: float) -> float:

@@ -69,13 +69,11 @@ def explain(
     """
     own = (guarantee.epsilon.upper, guarantee.delta)
     profile = privacy_profile(counts, dimension, adjacency)
-    bounds = Attacker(counts, dimension, adjacency)
     implied = ApproximateDP([own, *zip(profile.epsilons, profile.upper, strict=True)])
-    both = zip(bounds.posteriors(PRIORS), implied.posteriors(PRIORS), strict=True)
     return Explanation(
-        attack=_smaller(attack_rates(bounds), attack_rates(implied)),
+        attack=_smaller(attack_rates(Attacker(counts, dimension, adjacency)), attack_rates(implied)),
         from_epsilon=attack_rates(ApproximateDP([own])),
-        posteriors=tuple(map(min, both)),
+        posteriors=tuple(implied.posteriors(PRIORS)),
         profile=profile,
         trade_off=trade_off_curve(profile),
     )

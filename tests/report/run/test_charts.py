@@ -46,7 +46,7 @@ def test_the_posterior_at_even_odds_is_the_attackers(facts: RunFacts) -> None:
     chart = charts(facts)["posterior"]
     shown = chart.readings[chart.start]
     assert shown.x == 0.5
-    assert shown.heights[0] == pytest.approx(Attacker(COUNTS).posterior(0.5))
+    assert shown.heights[0] == pytest.approx(Attacker(COUNTS).posterior(0.5), rel=1e-3)
 
 
 def test_readings_go_from_left_to_right_and_stay_on_the_paper(facts: RunFacts) -> None:
