@@ -74,6 +74,33 @@ def test_settings_that_are_none(tmp_path: Path, content: str) -> None:
     is_refused(call("audit", tmp_path), "settings.json", "hush train")
 
 
+@pytest.mark.parametrize("name", ["settings.json", "tuned.json", "metrics.jsonl", "audit.json"])
+@pytest.mark.parametrize("content", ["[" * 100_000, "1" * 5000, "null", "[]", '{"settings": 1}'])
+def test_a_report_of_files_that_hush_did_not_write(run: Path, name: str, content: str) -> None:
+    path = run / name
+    before = path.read_bytes() if path.exists() else None
+    path.write_text(content + "\n")
+    audit = ("--audit", path) if name == "audit.json" else ()
+    result = call("report", run, *audit, "--json")
+    if before is None:
+        path.unlink()
+    else:
+        path.write_bytes(before)
+    if (name, content) == ("settings.json", '{"settings": 1}'):  # settings are anybody's own
+        assert json.loads(result.stdout)["settings"] == {"settings": 1}
+    else:
+        is_refused(result, name)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step without evaluation, which costs little to report on."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    done = call("train", "--steps", "1", "--delta", "1e-4", "--run-dir", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
 @pytest.mark.parametrize("name", ["data", "model", "features", "views"])
 def test_settings_of_another_kind(tmp_path: Path, name: str) -> None:
     usual = {"data": "digits", "model": "logistic", "delta": 1e-5, "learning_rate": 1.0}

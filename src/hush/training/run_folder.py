@@ -146,7 +146,7 @@ def _measured(path: Path, line: bytes, number: int) -> dict[str, Any]:
         if type(entry["step"]) is int:
             return {name: math.nan if value is None else value for name, value in entry.items()}
         reason = "its step is no whole number"
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = str(error)
     raise CheckpointError(
         f"{path}, line {number}, is not what a run writes there ({reason}): it was changed "

@@ -99,6 +99,9 @@ def test_a_damaged_or_void_ledger_is_not_reported_on(tmp_path: Path) -> None:
         run_facts(path)
 
 
+COUNTS = {STATISTICS: 2, TRAINING: 30}
+
+
 def said_by_audit(plan: hush.Plan, steps: int, bound: float) -> dict[str, object]:
     return {
         "lower_bound": bound,
@@ -117,15 +120,15 @@ def test_an_audit_belongs_to_its_run_and_makes_the_report_sensitive(
 ) -> None:
     path = tmp_path / "audit.json"
     path.write_text(json.dumps(said_by_audit(TRAINING, 30, 0.4)))
-    found = audit_facts(path, facts)
+    found = audit_facts(path, COUNTS)
     assert (found.lower_bound, found.exceeded) == (0.4, False)
     assert replace(facts, audit=found).to_plain()["sensitive"] is True
     assert facts.to_plain()["sensitive"] is False
     path.write_text(json.dumps(said_by_audit(TRAINING, 30, 99.0)))
-    assert audit_facts(path, facts).exceeded
+    assert audit_facts(path, COUNTS).exceeded
     path.write_text(json.dumps(said_by_audit(TRAINING, 29, 0.4)))
     with pytest.raises(InvalidValue, match="its bound says nothing of this run"):
-        audit_facts(path, facts)
+        audit_facts(path, COUNTS)
     path.write_text("{}")
     with pytest.raises(InvalidValue, match="not what an audit printed"):
-        audit_facts(path, facts)
+        audit_facts(path, COUNTS)

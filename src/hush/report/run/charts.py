@@ -246,12 +246,7 @@ def build_up(facts: RunFacts) -> Chart | None:
 
 def accuracy(facts: RunFacts) -> Chart | None:
     """Accuracy against the epsilon spent so far."""
-    rows = [
-        (float(entry["epsilon"]), float(entry["accuracy"]))
-        for entry in facts.metrics
-        if {"epsilon", "accuracy"} <= entry.keys()
-    ]
-    rows = [row for row in rows if all(map(math.isfinite, row))]
+    rows = facts.measured
     if len(rows) < 2:
         return None
     heights = [right for _, right in rows] + ([] if facts.baseline is None else [facts.baseline])

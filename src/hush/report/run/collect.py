@@ -72,12 +72,16 @@ def run_facts(
     settings = {} if folder is None else _read_object(folder / SETTINGS)
     pate = folder is not None and holds_pate(folder)
     counts = _planned(folder, settings) if folder is not None and pate else dict(ledger.counts)
+    # everything is read before anything is computed: a file that is refused is refused at once
+    tuned = {} if folder is None else _tuned(folder / "tuned.json")
+    metrics = [] if folder is None else read_metrics(folder / "metrics.jsonl")
+    audited = None if audit is None else audit_facts(audit, counts)
     stated = ledger.epsilon(chosen)
     composed = compose(counts, chosen, ledger.dimensions, ledger.adjacency)
     guarantee = replace(stated, epsilon=composed.epsilon)
     secure = settings.get("secure")
     results = ("student.safetensors",) if pate else ("model.safetensors", "tuned.json")
-    facts = RunFacts(
+    return RunFacts(
         name=(path if folder is not None else path.parent).resolve().name or str(path),
         kind="PATE" if pate else _kind(counts, folder),
         version=__version__,
@@ -86,17 +90,16 @@ def run_facts(
         explanation=explain(guarantee, counts, ledger.dimensions, ledger.adjacency),
         plans=tuple(_plan_charges(counts, chosen, ledger)),
         build_up=tuple(_build_up(ledger, chosen)),
-        metrics=tuple([] if folder is None else read_metrics(folder / "metrics.jsonl")),
+        metrics=tuple(metrics),
         baseline=baseline,
         settings=settings,
-        tuned={} if folder is None else _read_object(folder / "tuned.json"),
+        tuned=tuned,
         secure=secure if isinstance(secure, bool) else None,
         finished=folder is None or any((folder / name).exists() for name in results),
         notes=(reason, *notes),
         files=tuple(_files(path)),
-        audit=None,
+        audit=audited,
     )
-    return facts if audit is None else replace(facts, audit=audit_facts(audit, facts))
 
 
 def _kind(counts: Mapping[Plan, int], folder: Path | None) -> RunKind:
@@ -183,12 +186,23 @@ def _read_object(path: Path) -> dict[str, Any]:
     return dict(value)
 
 
-def audit_facts(path: Path, facts: RunFacts) -> AuditFacts:
+def _tuned(path: Path) -> dict[str, Any]:
+    """Chosen settings and score of a selection; empty where there was none."""
+    facts = _read_object(path)
+    if facts and not isinstance(facts.get("settings"), dict):
+        raise CheckpointError(
+            f"{path} has no settings: what the selection chose is not known. Restore the file that "
+            "`hush tune` left, or move it away to report on the charges alone."
+        )
+    return facts
+
+
+def audit_facts(path: Path, counts: Mapping[Plan, int]) -> AuditFacts:
     """The result of an audit, held against the run that it is reported for.
 
     Args:
         path: what `hush audit --json` printed.
-        facts: of the run.
+        counts: steps of each plan that the run was charged for.
     """
     said = _read_object(path)
     try:
@@ -209,9 +223,9 @@ def audit_facts(path: Path, facts: RunFacts) -> AuditFacts:
             f"{path} is not what an audit printed ({shorten(str(error), 200)}): what it found is not "
             "known. Write it with `hush audit RUN_DIR --json > audit.json`."
         ) from None
-    if (plan, found.steps) not in [(each.plan, each.steps) for each in facts.plans]:
+    if counts.get(plan) != found.steps:
         raise InvalidValue(
-            f"{path} is of an audit of {found.steps} steps of {plan}, and {facts.name} has other "
-            "charges: its bound says nothing of this run. Audit this run, or leave --audit out."
+            f"{path} is of an audit of {found.steps} steps of {plan}, and the run was charged for "
+            "others: its bound says nothing of this run. Audit this run, or leave --audit out."
         )
     return found

@@ -1,5 +1,6 @@
 """The facts of a run's report: one value, from which both the page and the JSON come."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -8,7 +9,7 @@ from hush.accounting.explanation import FALSE_POSITIVE_RATES, PRIORS, Explanatio
 from hush.accounting.trade_off import MIN_ERROR_RATE
 from hush.core.guarantee import Adjacency, Bound, Guarantee
 from hush.core.plan import Plan
-from hush.core.ranges import finite_or_none
+from hush.core.ranges import as_float, finite_or_none
 
 RunKind = Literal["training", "selective training", "private selection", "PATE", "ledger"]
 
@@ -102,10 +103,17 @@ class RunFacts:
         return sum(charge.steps for charge in self.plans)
 
     @property
+    def measured(self) -> list[tuple[float, float]]:
+        """Epsilon so far and accuracy on records without protection, of each evaluation."""
+        pairs = [
+            (as_float(entry.get("epsilon")), as_float(entry.get("accuracy"))) for entry in self.metrics
+        ]
+        return [pair for pair in pairs if all(map(math.isfinite, pair))]
+
+    @property
     def accuracy(self) -> float | None:
         """Newest accuracy on records without protection; None if none was measured."""
-        measured = [entry["accuracy"] for entry in self.metrics if "accuracy" in entry]
-        return float(measured[-1]) if measured else None
+        return self.measured[-1][1] if self.measured else None
 
     def to_plain(self) -> dict[str, Any]:
         """The facts as plain data; numbers that are not finite are None."""

@@ -1,0 +1,143 @@
+"""Words of a report: each kind of run and of neighbours says what it is."""
+
+from dataclasses import replace
+
+import pytest
+
+import hush
+from hush.core.guarantee import Adjacency
+from hush.report.run.disclosure import dp_fy_ml, model_card, nist_800_226
+from hush.report.run.facts import PlanCharge, RunFacts
+from hush.report.run.wording import caveats, for_engineers, for_lawyers, mechanism, protection
+
+SELECTION = hush.Plan(
+    sampling=hush.Poisson(rate=0.2),
+    clipping=hush.L2(norm=1.0),
+    noise=hush.Gaussian(multiplier=6.0),
+    release=hush.BestOf(steps=100, mean=10.0),
+)
+PUBLIC = hush.Plan(
+    sampling=hush.Poisson(rate=0.2),
+    clipping=hush.Subspaces(ranks=(2, 3), l2=(1.0, 0.5), bases=hush.Principal(groups=1)),
+    noise=hush.Gaussian(multiplier=6.0),
+)
+
+
+def under(facts: RunFacts, adjacency: Adjacency) -> RunFacts:
+    stated = replace(facts.guarantee, neighbours=adjacency.neighbours, unit=adjacency.unit)
+    return replace(facts, adjacency=adjacency, guarantee=stated)
+
+
+def charged(facts: RunFacts, plan: hush.Plan) -> RunFacts:
+    first = facts.plans[0]
+    only = PlanCharge(plan=plan, steps=1, alone=first.alone, proof=first.proof)
+    return replace(facts, plans=(only,))
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "lawyer", "unit", "relation"),
+    [
+        (Adjacency(), "any one record", "One record", "empty slot"),
+        (
+            Adjacency(per_unit=3),
+            "any one user, with all of their records,",
+            "One user, at most 3 records a step",
+            "empty slot",
+        ),
+        (
+            Adjacency(per_unit="all", neighbours=hush.Neighbours.ADD_REMOVE),
+            "any one user",
+            "One user",
+            "how many there are is private",
+        ),
+        (
+            Adjacency(neighbours=hush.Neighbours.REPLACE),
+            "whichever of two records",
+            "One record",
+            "is another one in the other",
+        ),
+    ],
+)
+def test_neighbours_and_units_are_named(
+    facts: RunFacts, adjacency: Adjacency, lawyer: str, unit: str, relation: str
+) -> None:
+    seen = under(facts, adjacency)
+    assert lawyer in for_lawyers(seen)
+    said = {item.term: item.text for item in protection(seen)}
+    assert said["Unit of privacy"].startswith(unit)
+    assert relation in said["Neighbouring data sets"]
+    assert f"{adjacency.neighbours} adjacency, unit of privacy {adjacency.unit}" in for_engineers(seen)
+    assert adjacency.unit in model_card(seen)
+
+
+def test_what_is_not_certified_from_below_is_not_said_to_be(facts: RunFacts) -> None:
+    assert "certified: epsilon is at least" in for_engineers(facts)
+    bound = replace(facts.guarantee, epsilon=replace(facts.epsilon, lower=0.0))
+    assert "certified" not in for_engineers(replace(facts, guarantee=bound))
+
+
+def stated(facts: RunFacts, term: str) -> tuple[str, str]:
+    caveat = next(each for each in caveats(facts) if each.term == term)
+    return caveat.state, caveat.text
+
+
+def test_assumptions_follow_the_run(facts: RunFacts) -> None:
+    assert stated(facts, "Tuning")[0] == "assumed"
+    assert stated(charged(facts, SELECTION), "Tuning")[0] == "covered"
+    assert stated(facts, "Arithmetic")[0] == "covered"
+    loose = replace(facts, guarantee=replace(facts.guarantee, arithmetic="assumed"))
+    assert stated(loose, "Arithmetic")[0] == "attention"
+    assert "operating system's" in stated(replace(facts, secure=True), "Randomness")[1]
+    assert "ChaCha20" in stated(replace(facts, secure=False), "Randomness")[1]
+    unfinished = stated(replace(facts, finished=False), "Unfinished")
+    assert unfinished == ("attention", unfinished[1])
+    assert stated(facts, "Ledger")[0] == "assumed", "nothing is beside it to check it against"
+
+
+def test_public_data_are_named(facts: RunFacts) -> None:
+    assert stated(facts, "Public data")[1].startswith("Not recorded")
+    assert "chose the subspaces" in stated(charged(facts, PUBLIC), "Public data")[1]
+    settings = {"public_records": 100, "features": "efficientnet-lite0"}
+    said = stated(replace(facts, settings=settings), "Public data")[1]
+    assert "100 training records" in said
+    assert "ImageNet" in said
+    assert "public inputs" in stated(replace(facts, kind="PATE"), "Public data")[1]
+
+
+def test_what_stays_hidden_is_named(facts: RunFacts) -> None:
+    hidden = {
+        "private selection": "how many trials there were",
+        "PATE": "the teachers, their votes and their accuracy",
+    }
+    for kind, words in hidden.items():
+        said = {item.term: item.text for item in protection(replace(facts, kind=kind))}  # type: ignore[arg-type]
+        assert words in said["Nobody else may see"]
+
+
+def test_the_lists_are_answered_in_full(facts: RunFacts) -> None:
+    asked = {item.term for item in dp_fy_ml(facts)}
+    assert {
+        "DP setting",
+        "Data accesses covered",
+        "Final mechanism's output",
+        "Unit of privacy",
+        "Adjacency",
+        "Type of accounting",
+        "Accounting assumptions, and whether they hold",
+        "Formal statement",
+        "Transparency and verifiability",
+    } == asked
+    measured = replace(facts, metrics=({"step": 1, "epsilon": 1.0, "accuracy": 0.912},), baseline=0.95)
+    utility = next(item for item in nist_800_226(measured) if item.term == "Utility and bias")
+    assert "91.20%" in utility.text
+    assert "95.00% without privacy" in utility.text
+    assert "- Accuracy: 91.20% (95.00% without privacy)." in model_card(measured)
+    assert all(item.text.strip() for item in (*dp_fy_ml(facts), *nist_800_226(facts)))
+
+
+def test_a_mechanism_is_named_by_its_parts() -> None:
+    assert mechanism(PUBLIC) == (
+        "Poisson(rate 0.2), Subspaces(ranks [2, 3], l2 [1, 0.5], bases {groups 1, every 100, iterations "
+        "3}), Gaussian(multiplier 6)"
+    )
+    assert "BestOf(steps 100" in mechanism(SELECTION)
