@@ -7,7 +7,7 @@ of entries; and over plain DP-SGD that uses all entries of the gradients twice s
 
 from typing import Any
 
-from hush.accounting.shaping.fit import least_variance_noise
+from hush.accounting.shaping.fit import charged_variance, least_variance_noise
 from hush.core.guarantee import Budget
 from hush.report.figure import Figure
 from recipes.twice.settings import DELTA, PARAMETERS, plain, published_variance, sampled, unit_block
@@ -30,9 +30,9 @@ def twice_table1() -> Figure:
             budget = Budget(epsilon=epsilon, delta=DELTA)
             ours = published_variance(sampled(unit_block(D0), rate, 1 / parts), [1], budget, steps)
             base = published_variance(plain(rate / parts), [1], budget, steps)
-            sound = least_variance_noise(
+            sound = charged_variance(
                 unit_block(D0), rate=rate, coordinate_rate=1 / parts, budget=budget, steps=steps
-            ).variance
+            )
             same_batch, larger_batch = (
                 least_variance_noise(
                     unit_block(D0), rate=sampling_rate, budget=budget, steps=steps

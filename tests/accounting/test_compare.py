@@ -9,7 +9,7 @@ import pytest
 import hush
 from hush.accounting import compare as module
 from hush.accounting.compare import Setting, compare
-from hush.core.errors import InvalidValue
+from hush.core.errors import BudgetExceeded, InvalidValue
 
 SETTING = Setting(
     records=50_000,
@@ -90,7 +90,8 @@ def test_the_published_number_for_a_large_exponent_is_too_small(rows: dict[str, 
 
 def test_twice_sampling_is_compared_with_tight_accounting(rows: dict[str, module.Row]) -> None:
     row = rows["Gaussian, l2 and l-infinity, twice sampling at 0.332"]
-    assert 0.9 < row.cost < 1.0
+    # of the variance by Rényi divergences 96% would be needed, and no less than 82.7% (all entries)
+    assert 0.83 < row.cost < 0.87
     # Under the paper's own accounting of both the gain is the one it prints: .868 of the variance.
     plain = rows["Gaussian, l2 (plain DP-SGD)"]
     assert row.published is not None
@@ -157,11 +158,15 @@ def test_bad_settings() -> None:
 
 
 def test_a_mechanism_for_which_no_noise_is_enough_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_is_enough(*_: object, **__: object) -> float:
+        raise BudgetExceeded("no noise is enough")
+
     monkeypatch.setattr(module, "SMALL_BETAS", ())
     monkeypatch.setattr(module, "LARGE_BETAS", ())
     monkeypatch.setattr(module, "COORDINATE_RATES", (0.5,))
+    monkeypatch.setattr(module, "charged_variance", none_is_enough)
     tiny = replace(SETTING, budget=hush.Budget(epsilon=0.001, delta=1e-5), subspaces=())
     last = compare(tiny)[-1]
     assert last.mechanism.endswith("twice sampling at 0.500")
-    assert last.deviation == last.cost == math.inf
+    assert last.deviation == last.published == last.cost == math.inf
     assert last.signal_to_noise == 0

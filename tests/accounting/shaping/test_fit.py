@@ -12,7 +12,12 @@ from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.accounting.rdp.subsampling import AdjacentPair
 from hush.accounting.shaping.block_cost import BlockCost
-from hush.accounting.shaping.fit import LeastVarianceNoise, closed_form_deviations, least_variance_noise
+from hush.accounting.shaping.fit import (
+    LeastVarianceNoise,
+    charged_variance,
+    closed_form_deviations,
+    least_variance_noise,
+)
 from hush.accounting.shaping.least_variance import least_variance
 from hush.accounting.steps import Block, CoordinateWise, ellipsoid
 from hush.core.errors import BudgetExceeded, InvalidValue
@@ -257,6 +262,26 @@ def test_bad_input() -> None:
         least_variance_noise(FEW, rate=0.1, coordinate_rate=0, budget=BUDGET, steps=1)
     with pytest.raises(InvalidValue, match="steps=0"):
         least_variance_noise(FEW, rate=0.1, budget=BUDGET, steps=0)
+
+
+def test_sampled_coordinates_need_the_noise_that_is_charged() -> None:
+    rate, inner, steps = 0.05, 0.5, 200
+    for budget in (BUDGET, hush.Budget(epsilon=1e-3, delta=1e-5)):
+        charged = charged_variance(
+            PAPER[:1], rate=rate, coordinate_rate=inner, budget=budget, steps=steps
+        )
+        plan = hush.Plan(
+            sampling=hush.Twice(rate=rate, coordinate_rate=inner),
+            clipping=hush.L2Linf(l2=1.0, linf=0.1),
+            noise=hush.Gaussian(multiplier=math.sqrt(charged / 250)),
+        )
+        spent = hush.epsilon(plan, steps, budget.delta).epsilon
+        assert 0.99 * budget.epsilon <= spent.upper <= budget.epsilon * (1 + 1e-9)
+    # the second budget is more than Rényi divergences give with any noise, and the first is cheaper
+    assert (
+        charged_variance(PAPER[:1], rate=rate, coordinate_rate=inner, budget=BUDGET, steps=steps)
+        < 0.95 * noise_for(PAPER[:1]).variance
+    )
 
 
 def test_a_plan_gets_noise_that_fits() -> None:

@@ -25,10 +25,10 @@ _RATIO = 1.005
 # Variance beyond RATIO p^2, which pays for strikes between those that are looked at.
 _SPARE = 1.001
 # Strikes are the values of L_s at these z. Below the first of them the order follows from a lemma.
-_STRIKES: Array = np.linspace(0.0, 9.0, 301)
+_STRIKES: Array = np.linspace(0.0, 8.8, 221)
 _MAX_INTENSITY = 1e4
 # Numbers of jumps with a smaller chance are left out of a lower bound on N's call prices.
-_NEGLIGIBLE = 1e-20
+_NEGLIGIBLE = 1e-17
 # Sizes that are certified at a time, to bound the memory; sizes that the search looks at.
 _CHUNK, _SEARCHED = 128, 32
 # Rounding of a chance to exceed a strike, relatively: 4 (5 + 2 z^2) units of ndtr and its argument.

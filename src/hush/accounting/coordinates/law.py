@@ -26,6 +26,8 @@ from hush.accounting.pld.privacy_loss import (
 _NORMAL = GaussianLaw(1.0)
 # Numbers of jumps of a smaller chance in all, under either law, count as infinite losses.
 _BEYOND = 1e-25
+# Cells of an estimate of the loss.
+_QUADRATURE = 1201
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,20 @@ class JumpDiffusionLaw(MixtureLaw):
         return (low, math.inf) if direction is Direction.REMOVE else (-math.inf, -low)
 
     def loss_quadrature(self, direction: Direction, tail: float) -> tuple[Array, Array]:
-        noise, weight = _NORMAL.quadrature(tail)
-        parts = [part for part in self._components(direction) if part[1] > 1e-3 * tail]
-        losses = [self._loss(direction, place + self.scale * noise) for place, _ in parts]
-        return np.concatenate(losses), np.concatenate([weight + math.log(share) for _, share in parts])
+        cuts = np.linspace(*self._ratio_quantiles(direction, tail), _QUADRATURE)
+        diffused, without = (law[1:-1] for law in self._masses(cuts))
+        if direction is Direction.REMOVE:
+            without = self.rate * diffused + (1 - self.rate) * without
+        losses = self._loss(direction, (cuts[1:] + cuts[:-1]) / 2)
+        return losses, np.log(np.maximum(without, 1e-300))
 
     def loss_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
+        edges = np.array(self._ratio_quantiles(direction, tail))
+        low, high = sorted(self._loss(direction, edges).tolist())
+        return low, high
+
+    def _ratio_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
+        """Two values of W with at most `tail` of the finite mass of a direction's first law outside."""
         parts = self._components(direction)
         edges = []
         for place, share in parts:
@@ -88,8 +98,7 @@ class JumpDiffusionLaw(MixtureLaw):
             if part < 0.5:
                 reach = self.scale * _NORMAL.inverse_survival(part)
                 edges += [place - reach, place + reach]
-        low, high = sorted(self._loss(direction, np.array([min(edges), max(edges)])).tolist())
-        return low, high
+        return min(edges), max(edges)
 
     def cell_masses(self, direction: Direction, cuts: Array) -> CellMasses:
         forward = direction is Direction.REMOVE

@@ -3,13 +3,15 @@
 The search is not trusted: whatever noise it finds is charged by the accountants of any other noise.
 """
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hush.accounting.calibrate import calibrate
+from hush.accounting import renyi_composition
+from hush.accounting.calibrate import calibrate, largest_affordable
 from hush.accounting.numerics import OUTWARD, Array
 from hush.accounting.rdp.conversion import Conversion, conversion_term
 from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
@@ -17,7 +19,7 @@ from hush.accounting.rdp.profile import PARTICIPATION
 from hush.accounting.rdp.subsampling import AdjacentPair
 from hush.accounting.shaping.block_cost import BlockCost
 from hush.accounting.shaping.least_variance import ScaledShape, least_variance
-from hush.accounting.steps import Block, CoordinateWise
+from hush.accounting.steps import Block, ComposableStep, CoordinateWise
 from hush.clipping import L2
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import Budget
@@ -28,6 +30,8 @@ from hush.noise import BlockGaussian, Gaussian
 from hush.sampling import FullBatch, Poisson
 
 _MAX_CORRECTIONS = 20
+# How far noise may be scaled from where the search for its proportions left it.
+_MAX_SCALE = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +107,49 @@ def least_variance_noise(
     if coordinate_rate == 1:
         return _closed_form(blocks, rate, budget, steps)
     return _convex_search(blocks, rate, coordinate_rate, budget, steps, conversion)
+
+
+def charged_variance(
+    blocks: Sequence[SensitivitySet], *, rate: float, coordinate_rate: float, budget: Budget, steps: int
+) -> float:
+    """The total variance of noise for sampled coordinates, in the best proportions, as it is charged.
+
+    Args:
+        blocks: the changes that one record can make in each block of coordinates.
+        rate: the probability that a record takes part in a step.
+        coordinate_rate: the probability that a coordinate of a record takes part, below 1.
+        budget: epsilon and delta of all steps.
+        steps: how many steps are composed.
+
+    Returns:
+        The variance, summed over all coordinates. The proportions are those that are best by Rényi
+        divergences, or, where these keep the budget with no noise at all, with all coordinates.
+
+    **Guarantee.** The noise keeps the budget: its dominating pair says so
+    (docs/guarantees/twice-sampling-pld.md), or Rényi divergence does.
+    """
+    deviations = closed_form_deviations(blocks)
+    with contextlib.suppress(BudgetExceeded):
+        by_rdp = least_variance_noise(
+            blocks, rate=rate, coordinate_rate=coordinate_rate, budget=budget, steps=steps
+        )
+        deviations = np.array(by_rdp.deviations)
+
+    def spend(precision: float) -> float:
+        noisy = _noisy_blocks(blocks, deviations / precision)
+        step: dict[ComposableStep, int] = {CoordinateWise(rate, noisy, coordinate_rate): steps}
+        return renyi_composition.epsilon_upper(step, budget.delta)
+
+    precision = largest_affordable(
+        spend, budget.epsilon, start=1.0, low=1 / _MAX_SCALE, high=_MAX_SCALE, whole=False
+    )
+    if precision is None:
+        raise BudgetExceeded(
+            f"epsilon={budget.epsilon:g} at delta={budget.delta:g} is not kept by any noise that was "
+            "tried. Allow a larger budget, or fewer steps."
+        )
+    ranks = np.array([block.size for block in blocks], dtype=float)
+    return float(ranks @ (deviations / precision) ** 2)
 
 
 def fit_noise(plan: Plan, budget: Budget, steps: int, dimension: int | None = None) -> Plan:
@@ -245,13 +292,17 @@ def _certified(
 ) -> Array:
     """The log-variances, raised until the accountant finds their divergence within the limit."""
     for _ in range(_MAX_CORRECTIONS):
-        noisy = tuple(
-            Block(2.0, math.sqrt(2 * math.exp(log_variance)), block)
-            for block, log_variance in zip(blocks, log_variances, strict=True)
-        )
+        noisy = _noisy_blocks(blocks, np.exp(log_variances / 2))
         divergence = float(CoordinateWise(rate, noisy, coordinate_rate).rdp(np.array([order]))[0])
         if divergence <= limit:
             return log_variances
         # k times the variance costs less than 1/k of the divergence, which is convex in the precision
         log_variances = log_variances + math.log(divergence / limit * OUTWARD)
     raise AssertionError("more noise costs less")
+
+
+def _noisy_blocks(blocks: Sequence[SensitivitySet], deviations: Array) -> tuple[Block, ...]:
+    return tuple(
+        Block(2.0, math.sqrt(2) * float(deviation), block)
+        for block, deviation in zip(blocks, deviations, strict=True)
+    )
