@@ -12,12 +12,20 @@ from torch.utils.data import Dataset, IterableDataset
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    Trainer,
     TrainerCallback,
     TrainingArguments,
 )
 
 import hush
-from hush.core.errors import BudgetExceeded, CheckpointError, DataError, InvalidValue, Unsupported
+from hush.core.errors import (
+    BudgetExceeded,
+    CheckpointError,
+    DataError,
+    InvalidValue,
+    PrivacyWarning,
+    Unsupported,
+)
 from hush.integrations.step_file import step_file
 from hush.integrations.transformers import PrivateTrainer
 from hush.training import checkpoint
@@ -179,7 +187,7 @@ def test_a_resumed_run_goes_on_bit_for_bit_and_pays_once(tmp_path: Path) -> None
     assert resumed.private_step.ledger.counts == {PLAN: 8}
 
     # the checkpoint holds what is charged, and the key of the noise is not in it
-    name = json.loads((folder / "checkpoint-8" / "hush.json").read_text())
+    name = json.loads((folder / "checkpoint-8" / "private_step.json").read_text())
     assert name == {"run": resumed.private_step.run, "steps": 8} | {
         "ledger": resumed.private_step.ledger.identity
     }
@@ -193,7 +201,7 @@ def test_a_resumed_run_goes_on_bit_for_bit_and_pays_once(tmp_path: Path) -> None
         trainer(folder, train_dataset=Words(shift=1), seed=1, **args).train(
             resume_from_checkpoint=folder / "checkpoint-4"
         )
-    (folder / "checkpoint-4" / "hush.json").unlink()
+    (folder / "checkpoint-4" / "private_step.json").unlink()
     with pytest.raises(CheckpointError, match="is of no private run"):
         trainer(folder, seed=1, **args).train(resume_from_checkpoint=folder / "checkpoint-4")
 
@@ -235,13 +243,17 @@ def test_the_loss_is_the_trainers_own(tmp_path: Path) -> None:
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
             labels = inputs.pop("labels")
             weight = torch.tensor([1.0, 9.0])
+            self.log({"batch_loss": 1.0})
             return nn.functional.cross_entropy(model(**inputs).logits, labels, weight, reduction="sum")
 
     runs = [trainer(tmp_path / "plain", args={"max_steps": 2})]
     runs += [trainer(tmp_path / "smooth", args={"max_steps": 2, "label_smoothing_factor": 0.3})]
     runs += [trainer(tmp_path / "weighted", args={"max_steps": 2}, kind=Weighted)]
-    for run in runs:
+    for run in runs[:2]:
         run.train()
+    with pytest.warns(PrivacyWarning, match="compute_loss logs batch_loss"):
+        runs[2].train()
+    assert not any("batch_loss" in line for line in runs[2].state.log_history)
     plain, smooth, weighted = (weights(run.model) for run in runs)
     assert not torch.allclose(plain, smooth, atol=1e-5)
     assert not torch.allclose(plain, weighted, atol=1e-5)
@@ -307,8 +319,17 @@ def test_a_trainer_that_steps_by_itself_is_refused(tmp_path: Path) -> None:
         def training_step(self, *_: Any, **__: Any) -> Any:
             return torch.zeros(())
 
-    with pytest.raises(Unsupported, match="overrides training_step"):
+    class Mine(Trainer):
+        def _get_train_sampler(self, *_: Any) -> Any:
+            return None
+
+    class Mixed(PrivateTrainer, Mine):
+        pass
+
+    with pytest.raises(Unsupported, match="Own overrides training_step"):
         trainer(tmp_path, kind=Own).train()
+    with pytest.raises(Unsupported, match="Mine overrides _get_train_sampler"):
+        trainer(tmp_path, kind=Mixed).train()
     with pytest.raises(Unsupported, match=r"use hush\.tune|Use hush\.tune"):
         trainer(tmp_path).hyperparameter_search()
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hush.accounting.ledger.ledger import Ledger
-from hush.core.errors import CheckpointError, Unsupported
+from hush.core.errors import CheckpointError, PrivacyWarning, Unsupported
 from hush.core.guarantee import Guarantee, check_delta
 from hush.core.plan import Plan
 from hush.integrations.batch_loss import BatchLoss, batch_data, own_loss
@@ -33,7 +34,7 @@ else:
     Trainer, TrainerCallback = _transformers.Trainer, _transformers.TrainerCallback
     get_last_checkpoint = _transformers.trainer_utils.get_last_checkpoint
 
-_NAME = "hush.json"
+_NAME = "private_step.json"
 """File of a checkpoint that names the state of the private step."""
 _OF_RECORDS = ("loss", "grad_norm", "train_loss")
 """Logs of a Trainer that are computed from training records; here nothing is computed for them."""
@@ -80,6 +81,8 @@ class PrivateTrainer(Trainer):
         **options: Any,
     ) -> None:
         self._privacy = Privacy(epsilon=epsilon, delta=delta, plan=plan)
+        self._recording = False
+        """Whether the loss of a record is being computed."""
         super().__init__(*args, **options)
         check_arguments(self.args, self.train_dataset, self.eval_dataset)
         self.private_step: PrivateStep | None = None
@@ -122,13 +125,14 @@ class PrivateTrainer(Trainer):
             As in Trainer, without a training loss.
         """
         check_arguments(self.args, self.train_dataset, self.eval_dataset)
-        for name in _STEP:
-            if getattr(type(self), name) is not getattr(PrivateTrainer, name):
-                raise Unsupported(
-                    f"{type(self).__name__} overrides {name}: the private step draws and applies what "
-                    "is charged, and another would not be. Override compute_loss, the collator or the "
-                    "data set instead; of a Trainer of your own, class Private(PrivateTrainer, Mine)."
-                )
+        for kind in type(self).__mro__:
+            for name in _STEP if kind not in (PrivateTrainer, Trainer) else ():
+                if name in vars(kind):
+                    raise Unsupported(
+                        f"{kind.__name__} overrides {name}: the private step draws and applies what is "
+                        "charged, and another would not be. Override compute_loss, the collator or the "
+                        "data set instead."
+                    )
         resumed: Any = resume_from_checkpoint
         if resumed is True:
             resumed = get_last_checkpoint(self.args.output_dir)  # type: ignore[no-untyped-call]
@@ -208,6 +212,14 @@ class PrivateTrainer(Trainer):
             args: as in Trainer.
             options: likewise.
         """
+        if self._recording:
+            warnings.warn(
+                f"compute_loss logs {', '.join(logs)} of private records, which no charge covers: it is "
+                "left out. Log metrics of evaluation records, which need no protection.",
+                PrivacyWarning,
+                stacklevel=2,
+            )
+            return
         kept = {name: value for name, value in logs.items() if name not in _OF_RECORDS}
         if "learning_rate" in kept and self.private_step is not None:
             kept["epsilon"] = self.private_step.spent().epsilon.upper
@@ -286,7 +298,11 @@ class PrivateTrainer(Trainer):
     def _loss_of_record(self, batch: dict[str, Any]) -> Any:
         """What compute_loss says of a batch of one record."""
         model: Any = self.model
-        return self.compute_loss(model, dict(batch))
+        self._recording = True
+        try:
+            return self.compute_loss(model, dict(batch))
+        finally:
+            self._recording = False
 
     def _pad_values(self) -> dict[str, Any]:
         """Numbers to pad with, by the names that the library's models use."""
