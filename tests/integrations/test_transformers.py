@@ -354,3 +354,33 @@ def test_a_plan_and_the_arguments_say_the_same(
 def test_ragged_records_need_a_public_length(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Pass pad_to="):
         trainer(tmp_path, pad_to=None, args={"num_train_epochs": 9}).train()
+
+
+def test_settings_of_a_trainer_are_tuned(tmp_path: Path) -> None:
+    """A trial's plan, steps and ledger go into the Trainer, and the selection is one charge."""
+
+    def fit(settings: dict[str, Any], trial: Any) -> tuple[Any, float]:
+        trained = trainer(
+            tmp_path / str(settings["learning_rate"]),
+            args={"max_steps": trial.steps, "learning_rate": settings["learning_rate"]},
+            plan=trial.plan,
+            delta=trial.budget.delta,
+            ledger=trial.ledger,
+            generator=None,
+        )
+        trained.train()
+        return trained.model, -settings["learning_rate"]  # a public score
+
+    ledger = hush.Ledger()
+    tuned = hush.tune(
+        fit,
+        {"learning_rate": hush.Uniform(0.1, 0.2)},
+        plan=PLAN,
+        steps=2,
+        budget=hush.Budget(epsilon=8.0, delta=1e-3),
+        mean=1.5,
+        ledger=ledger,
+    )
+    assert 7 < tuned.guarantee.epsilon.upper <= 8
+    (charged,) = ledger.counts
+    assert isinstance(charged.release, hush.BestOf)

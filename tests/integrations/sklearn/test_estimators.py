@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 import hush
-from hush.core.errors import BudgetExceeded, DataError, InvalidValue
+from hush.core.errors import BudgetExceeded, DataError, InvalidValue, Unsupported
 from hush.integrations.sklearn import Categorical, Numeric, PrivateClassifier, PrivateRegressor
 from tests.integrations.sklearn.frames import Frame
 
@@ -284,3 +284,32 @@ def test_nothing_is_printed_or_warned(capsys: pytest.CaptureFixture[str]) -> Non
         warnings.simplefilter("error")
         PrivateClassifier(UNIT, (0, 1)).fit(*numbers(300)[::2])
     assert capsys.readouterr() == ("", "")
+
+
+def test_settings_of_an_estimator_are_tuned() -> None:
+    """A trial's plan, steps and ledger are used, and what it is not charged for is refused."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (80, 2))
+    y = (x[:, 0] > 0).astype(int)
+    plan = hush.Plan(
+        sampling=hush.Poisson(rate=0.25), clipping=hush.L2(norm=0.5), noise=hush.Gaussian(multiplier=1.0)
+    )
+    charged: list[Any] = []
+
+    def fit(settings: dict[str, Any], trial: Any) -> tuple[Any, float]:
+        model = PrivateClassifier(
+            Numeric(low=-1, high=1), (0, 1), learning_rate=settings["learning_rate"]
+        )
+        for refused in (model.set_params(scaling="paid"), model.set_params(solver="least_squares")):
+            with pytest.raises(Unsupported, match="for its steps of DP-SGD"):
+                refused.fit(x, y, trial=trial)
+        model.set_params(scaling="bounds", solver="auto").fit(x, y, trial=trial)
+        charged.append((trial.plan, dict(trial.ledger.counts)))
+        return model, 0.5
+
+    space = {"learning_rate": hush.Uniform(0.5, 2.0)}
+    budget = hush.Budget(epsilon=4.0, delta=1e-3)
+    tuned = hush.tune(fit, space, plan=plan, steps=3, budget=budget, mean=1.5)
+    assert all(counts == {plan: 3} for plan, counts in charged)
+    assert 3 < tuned.guarantee.epsilon.upper <= 4
+    assert set(tuned.model.predict(x)) <= {0, 1}

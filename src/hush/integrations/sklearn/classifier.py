@@ -13,6 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from hush.integrations.sklearn.estimator import PrivateEstimator, target_or_error
 from hush.integrations.sklearn.schema import Array, Schema, distinct, indices
 from hush.integrations.sklearn.solvers import ClassTargets
+from hush.training.tuning.trial import TuningTrial
 
 _SMALL = 0.01
 """Probability below which outputs of least squares are mapped to positive numbers, in their order."""
@@ -84,12 +85,13 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         self.ledger = ledger
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803  (scikit-learn's name)
+    def fit(self, X: Any, y: Any, *, trial: TuningTrial | None = None) -> Self:  # noqa: N803  (scikit-learn's name)
         """The classifier, fitted within its budget.
 
         Args:
             X: a data frame or matrix with the schema's columns.
             y: labels, all of them declared in `classes`.
+            trial: of `hush.tune`: its plan, steps and ledger are used in place of the estimator's own.
 
         Returns:
             Itself, with `guarantee_` and `ledger_`.
@@ -100,7 +102,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc
         check_classification_targets(labels)
         check_consistent_length(encoded.numeric, labels)
         places = indices(labels, declared.tolist(), "y", "classes")
-        self._fit(encoded, ClassTargets(places, len(declared)))
+        self._fit(encoded, ClassTargets(places, len(declared)), trial)
         self.classes_ = declared
         return self
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -12,12 +13,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from hush.accounting.ledger.ledger import Ledger
 from hush.clipping.norms import NORM
-from hush.core.errors import InvalidValue, short_repr
+from hush.core.errors import InvalidValue, Unsupported, short_repr
 from hush.core.guarantee import Budget, Guarantee, advised_delta, check_delta
 from hush.core.ranges import check_count, number
 from hush.integrations.sklearn.fitting import FittedModel, fit
 from hush.integrations.sklearn.schema import Array, Encoded, Schema, encode
 from hush.integrations.sklearn.solvers import Descent, NumberTargets, Targets, precise_statistics
+from hush.training.tuning.trial import TuningTrial
 
 _LEARNING_RATE = number(
     above=0, at_most=1e6, why="it is the length of a step along the noisy gradient", example=0.5
@@ -44,8 +46,10 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
     ledger_: Ledger
     model_: FittedModel
 
-    def _fit(self, encoded: Encoded, targets: Targets) -> Self:
+    def _fit(self, encoded: Encoded, targets: Targets, trial: TuningTrial | None) -> Self:
         """Fit within the budget; everything that is kept may be published with the guarantee."""
+        if trial is not None:
+            return self._fit_trial(encoded, targets, trial)
         records = len(encoded.numeric)
         delta = advised_delta(records) if self.delta is None else self.delta
         budget = Budget(epsilon=self.epsilon, delta=delta)
@@ -69,6 +73,27 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
             )
             self.guarantee_ = ledger.epsilon(budget.delta)
         self.ledger_, self.solver_ = ledger, solver
+        return self
+
+    def _fit_trial(self, encoded: Encoded, targets: Targets, trial: TuningTrial) -> Self:
+        """Fit one trial of a selection: DP-SGD by its plan, for as many steps, on its ledger."""
+        if self.solver == "least_squares" or self.scaling == "paid":
+            raise Unsupported(
+                f"solver={self.solver!r} and scaling={self.scaling!r} in a trial of hush.tune: a trial "
+                "is charged for its steps of DP-SGD and for nothing else. Leave both at their defaults."
+            )
+        self.model_ = fit(
+            encoded,
+            targets,
+            descent=replace(self._descent(), steps=trial.steps),
+            paid=False,
+            budget=trial.budget,
+            ledger=trial.ledger,
+            generator=trial.generator,
+            plan=trial.plan,
+        )
+        self.guarantee_ = trial.ledger.epsilon(trial.budget.delta)
+        self.ledger_, self.solver_ = trial.ledger, "sgd"
         return self
 
     def _chosen_solver(

@@ -9,6 +9,7 @@ from hush.accounting.calibrate import calibrate
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.errors import BudgetExceeded, DataError
 from hush.core.guarantee import Budget
+from hush.core.plan import Plan
 from hush.integrations.sklearn.scaling import Interval, multiplier_of, one_release, paid_interval
 from hush.integrations.sklearn.schema import Array, Encoded
 from hush.integrations.sklearn.solvers import (
@@ -54,6 +55,7 @@ def fit(
     budget: Budget,
     ledger: Ledger,
     generator: torch.Generator | None,
+    plan: Plan | None = None,
 ) -> FittedModel:
     """Model of the records, charged to a ledger whose whole stays within the budget.
 
@@ -65,6 +67,7 @@ def fit(
         budget: most that everything on the ledger may cost.
         ledger: to charge.
         generator: seeds all draws: for tests.
+        plan: of a trial's steps of DP-SGD; None: that of `descent`, calibrated to the budget.
     """
     numeric = encoded.numeric.shape[1]
     check_worth_fitting(len(encoded.numeric), budget, ledger)
@@ -82,7 +85,7 @@ def fit(
     if descent is None:
         layers = least_squares(inputs, targets, row_norm(encoded), budget, ledger, generator)
     else:
-        layers = gradient_descent(inputs, targets, descent, budget, ledger, generator)
+        layers = gradient_descent(inputs, targets, descent, budget, ledger, generator, plan)
     return FittedModel(layers, own, target)
 
 

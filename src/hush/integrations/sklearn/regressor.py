@@ -12,6 +12,7 @@ from hush.core.errors import InvalidValue, short_repr
 from hush.integrations.sklearn.estimator import PrivateEstimator, target_or_error
 from hush.integrations.sklearn.schema import Array, Numeric, Schema, numbers
 from hush.integrations.sklearn.solvers import NumberTargets
+from hush.training.tuning.trial import TuningTrial
 
 
 class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
@@ -76,12 +77,13 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         self.ledger = ledger
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+    def fit(self, X: Any, y: Any, *, trial: TuningTrial | None = None) -> Self:  # noqa: N803
         """The regressor, fitted within its budget.
 
         Args:
             X: a data frame or matrix with the schema's columns.
             y: finite numbers.
+            trial: of `hush.tune`: its plan, steps and ledger are used in place of the estimator's own.
 
         Returns:
             Itself, with `guarantee_` and `ledger_`.
@@ -90,7 +92,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         encoded = self._encode(X, reset=True)
         values = numbers("y", column_or_1d(target_or_error(self, y), warn=True))
         check_consistent_length(encoded.numeric, values)
-        return self._fit(encoded, NumberTargets(target.scale(values)[:, None]))
+        return self._fit(encoded, NumberTargets(target.scale(values)[:, None]), trial)
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """Predicted target of each record, within the declared bounds.

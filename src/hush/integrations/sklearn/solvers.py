@@ -136,6 +136,7 @@ def gradient_descent(
     budget: Budget,
     ledger: Ledger,
     generator: torch.Generator | None,
+    plan: Plan | None = None,
 ) -> Layers:
     """Linear model or network by DP-SGD (`hush.train`), for the rest of the budget.
 
@@ -146,13 +147,15 @@ def gradient_descent(
         budget: most that everything on the ledger may cost.
         ledger: to charge.
         generator: seeds the run: for tests.
+        plan: of a trial; None: that of the settings, with noise for the rest of the budget.
     """
-    plan = Plan(
-        sampling=Poisson(rate=descent.rate),
-        clipping=L2(norm=descent.clip_norm),
-        noise=Gaussian(multiplier=1.0),
-    )
-    plan = calibrate(plan, budget, descent.steps, spent=ledger.counts)
+    if plan is None:
+        plan = Plan(
+            sampling=Poisson(rate=descent.rate),
+            clipping=L2(norm=descent.clip_norm),
+            noise=Gaussian(multiplier=1.0),
+        )
+        plan = calibrate(plan, budget, descent.steps, spent=ledger.counts)
     loss: nn.Module
     if isinstance(targets, NumberTargets):
         outputs, loss = 1, nn.MSELoss()
