@@ -106,7 +106,7 @@ def main(folder):
     average = Average()
     trainer = lightning.Trainer(max_steps=steps, callbacks=[average], logger=False, accelerator="cpu")
     trainer.fit(PrivateTraining(steps), loader)
-    print(loader.step.spent())
+    print(loader.spent())
     return accuracy(average.model, test)
 
 

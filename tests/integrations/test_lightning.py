@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hush
-from hush.core.errors import CheckpointError, DataError, PrivacyWarning, Unsupported
+from hush.core.errors import CheckpointError, DataError, LedgerError, PrivacyWarning, Unsupported
 from hush.integrations.lightning import PoissonLoader, PrivateModule
 from hush.integrations.step_file import step_file
 from hush.training import checkpoint
@@ -73,12 +73,12 @@ def fit(
     **settings: Any,
 ) -> Any:
     """The loader, after training."""
+    settings.setdefault("enable_checkpointing", bool(callbacks))
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = lightning.Trainer(
         max_epochs=epochs,
         callbacks=list(callbacks),
         accelerator="cpu",
-        enable_checkpointing=bool(callbacks),
         log_every_n_steps=1,
         **quiet,  # type: ignore[arg-type]
         **settings,
@@ -110,7 +110,9 @@ def test_lightning_runs_the_steps_of_an_own_loop() -> None:
         rates.append(optimizer.param_groups[0]["lr"])
     assert torch.allclose(weights(module), weights(plain), atol=1e-6)
     assert module.rates == pytest.approx(rates)
-    assert loader.step.spent().epsilon == step.spent(1e-3).epsilon
+    assert loader.spent().epsilon == step.spent(1e-3).epsilon
+    next(module.parameters()).data.zero_()  # as after a test of the best weights
+    assert loader.spent().epsilon == step.spent(1e-3).epsilon
     assert module.trainer.global_step == 8
     assert float(module.trainer.callback_metrics["epsilon"]) == pytest.approx(
         step.spent(1e-3).epsilon.upper
@@ -190,6 +192,20 @@ def test_a_run_goes_on_with_its_own_ledger_key_and_records(tmp_path: Path) -> No
         fit(Private(), resume=file, options=options)
 
 
+def test_weights_that_something_else_moves_end_the_guarantee() -> None:
+    class Clamp(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            if trainer.global_step == 4:
+                pl_module.net[0].weight.data.clamp_(-0.01, 0.01)
+
+    for epochs in (1, 2):  # after the last step, and before another
+        loader = PoissonLoader((X, Y), PLAN, BUDGET)
+        with pytest.raises(LedgerError, match="weights were changed outside of the private step"):
+            fit(Private(), epochs, loader=loader, callbacks=[Clamp()], enable_checkpointing=False)
+        assert loader.step is not None
+        assert loader.step.steps == 4
+
+
 def test_the_budget_ends_the_run() -> None:
     budget = hush.Budget(epsilon=hush.epsilon(PLAN, 3, 1e-3).epsilon.upper * 1.001, delta=1e-3)
     loader = PoissonLoader((X, Y), PLAN, budget)
@@ -197,7 +213,7 @@ def test_the_budget_ends_the_run() -> None:
         fit(Private(), loader=loader)
     assert loader.step is not None
     assert loader.step.steps == 3
-    assert loader.step.spent().epsilon.upper <= budget.epsilon
+    assert loader.spent().epsilon.upper <= budget.epsilon
 
 
 def test_what_training_step_logs_is_left_out() -> None:

@@ -173,10 +173,10 @@ class PowerFailure(TrainerCallback):
 
 
 def test_a_resumed_run_goes_on_bit_for_bit_and_pays_once(tmp_path: Path) -> None:
-    """Interrupted two steps after a checkpoint, in the middle of an epoch."""
+    """Interrupted three steps after a checkpoint, which is in the middle of an epoch."""
     whole = trainer(tmp_path / "whole", seed=1)
     whole.train()
-    saving = {"save_strategy": "steps", "save_steps": 4, "max_steps": 8}
+    saving = {"save_strategy": "steps", "save_steps": 3, "max_steps": 8}
     folder, args = tmp_path / "run", {"args": saving}
     with pytest.raises(RuntimeError, match="power failure"):
         trainer(folder, seed=1, callbacks=[PowerFailure()], **args).train()
@@ -199,11 +199,11 @@ def test_a_resumed_run_goes_on_bit_for_bit_and_pays_once(tmp_path: Path) -> None
     # other records, and checkpoints that no private step has made, are refused
     with pytest.raises(CheckpointError, match="records are not those that the run began with"):
         trainer(folder, train_dataset=Words(shift=1), seed=1, **args).train(
-            resume_from_checkpoint=folder / "checkpoint-4"
+            resume_from_checkpoint=folder / "checkpoint-3"
         )
-    (folder / "checkpoint-4" / "private_step.json").unlink()
+    (folder / "checkpoint-3" / "private_step.json").unlink()
     with pytest.raises(CheckpointError, match="is of no private run"):
-        trainer(folder, seed=1, **args).train(resume_from_checkpoint=folder / "checkpoint-4")
+        trainer(folder, seed=1, **args).train(resume_from_checkpoint=folder / "checkpoint-3")
 
 
 def test_an_adapter_is_saved_reloaded_and_really_changed(tmp_path: Path) -> None:

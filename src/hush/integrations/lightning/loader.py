@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from hush.accounting.ledger.ledger import Ledger
-from hush.core.guarantee import Budget, check_delta
+from hush.core.errors import Unsupported
+from hush.core.guarantee import Budget, Guarantee, check_delta
 from hush.core.plan import Plan
 from hush.core.ranges import check_kind
 from hush.integrations.batch_loss import BatchLoss, batch_data, own_loss
@@ -21,7 +22,7 @@ from hush.training.stopping import last_step
 class PoissonLoader:
     """Private records in the place of a training `DataLoader`: one item a step, which draws by the plan.
 
-    Its length is one epoch, one over the sampling rate. After `fit`, `step` is the private step.
+    Its length is one epoch, one over the sampling rate. `spent()` is the guarantee after `fit`.
 
     Args:
         data: records whose batches `training_step` takes: a pair of tensors, or a map-style data set.
@@ -115,6 +116,25 @@ class PoissonLoader:
         """
         assert self.step is not None
         return None if self.step.steps >= self._end else self.step(next(self._batches))
+
+    def spent(self, delta: float | None = None) -> Guarantee:
+        """(epsilon, delta) guarantee of everything on the ledger, for what the steps on it released.
+
+        Whatever the module's weights are by now: Lightning moves them when training is over, and loads
+        the best ones for tests.
+
+        Args:
+            delta: of the guarantee; None: that of the budget.
+
+        Returns:
+            The guarantee.
+        """
+        if self.step is None:
+            raise Unsupported(
+                "no step was run from this loader: there is nothing to account for. Call trainer.fit; "
+                "of an earlier run, hush.Ledger(path, read_only=True).epsilon()."
+            )
+        return self.step.ledger.epsilon(delta)
 
     def saved(self) -> dict[str, Any]:
         """Keep the secret state of the step beside its ledger, and return its public name."""

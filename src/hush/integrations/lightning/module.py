@@ -42,7 +42,7 @@ class PrivateModule(LightningModule):
     time, and what it returns is that record's loss. Everything else of the module, and of the `Trainer`,
     is used as it is: optimizer and schedules, validation, loggers, callbacks, checkpoints.
 
-    **Guarantee.** `loader.step.spent()`, for the weights, for what `Trainer` saves in checkpoints and
+    **Guarantee.** `loader.spent()`, for the weights, for what `Trainer` saves in checkpoints and
     for what is logged as `epsilon`. What `training_step` logs is a function of the records: it is left
     out, with a warning. Validation records have no protection.
     """
@@ -131,6 +131,13 @@ class PrivateModule(LightningModule):
         """Step the schedules of epochs."""
         super().on_train_epoch_end()
         self._step_schedules("epoch", self.current_epoch + 1)
+
+    def on_train_end(self) -> None:
+        """Raise if anything but the private step moved the weights, while they can be compared."""
+        super().on_train_end()
+        step = self._loader().step
+        if step is not None:
+            step.spent()
 
     def configure_callbacks(self) -> list[Callback]:
         """The module's own callbacks, and one that closes the ledger."""

@@ -97,7 +97,7 @@ class PrivateTrainer(Trainer):
         self.add_callback(_SaveStep(self))
 
     def spent(self, delta: float | None = None) -> Guarantee:
-        """(epsilon, delta) guarantee of everything on the ledger.
+        """(epsilon, delta) guarantee of everything on the ledger, for what the steps on it released.
 
         Args:
             delta: of the guarantee; None: that of the run.
@@ -106,7 +106,7 @@ class PrivateTrainer(Trainer):
             The guarantee.
         """
         if self.private_step is not None:
-            return self.private_step.spent(delta)
+            return self.private_step.ledger.epsilon(delta)
         if isinstance(self._ledger, Ledger):
             return self._ledger.epsilon(delta)
         with Ledger(self._ledger, read_only=True) as ledger:
@@ -140,8 +140,10 @@ class PrivateTrainer(Trainer):
         self.private_step = None
         try:
             output = super().train(resume_from_checkpoint, *args, **options)
-            if self.args.load_best_model_at_end and self.private_step is not None:
-                self.private_step.adopt_weights()  # released before, and chosen by evaluation records
+            if self.private_step is not None:
+                if self.args.load_best_model_at_end:
+                    self.private_step.adopt_weights()  # released before, chosen by evaluation records
+                self.private_step.spent()  # raises if anything else has moved them
         finally:
             if self.private_step is not None and not isinstance(self._ledger, Ledger):
                 self.private_step.ledger.close()
