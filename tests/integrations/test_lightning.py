@@ -9,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWeightAveraging
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import hush
@@ -229,6 +230,23 @@ def test_what_training_step_logs_is_left_out() -> None:
     with pytest.warns(PrivacyWarning, match="training_step logs 'train_loss'"):
         fit(module, 1)
     assert set(module.trainer.callback_metrics) == {"epsilon", "val_loss"}
+
+
+def test_low_precision_is_that_of_every_gradient() -> None:
+    """Also of those by which the model is tried before the first draw."""
+    seen = set()
+
+    class Watching(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            if is_functorch_wrapped_tensor(batch[0]):
+                seen.add(torch.is_autocast_enabled("cpu"))
+            return self.loss(batch)
+
+    class PrivateWatching(PrivateModule, Watching):
+        pass
+
+    fit(PrivateWatching(), 1, precision="bf16-mixed")
+    assert seen == {True}
 
 
 def test_a_schedule_follows_validation_and_not_the_training_loss() -> None:

@@ -61,7 +61,7 @@ class PoissonLoader:
         self.step: PrivateStep | None = None
         """The private step, once training has begun."""
         self._ledger, self._physical_batch, self._generator = ledger, physical_batch, generator
-        self._batches: Iterator[Batch] = iter(())
+        self._batches: Iterator[Batch] | None = None
         self._end = 0
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class PoissonLoader:
         if checkpoint is not None:
             load_step(step, checkpoint, self.data, self._generator)
         self._end, _ = last_step(step, self.budget, steps)
-        self._batches = step.batches(self.data)
+        self._batches = None
         step.ledger.store_delta(self.budget.delta)
 
     def advance(self) -> bool | None:
@@ -115,6 +115,8 @@ class PoissonLoader:
             Whether they moved; None: the budget, or the steps asked for, are used up.
         """
         assert self.step is not None
+        if self._batches is None:  # not in `begin`: the model is tried under the precision of its steps
+            self._batches = self.step.batches(self.data)
         return None if self.step.steps >= self._end else self.step(next(self._batches))
 
     def spent(self, delta: float | None = None) -> Guarantee:
