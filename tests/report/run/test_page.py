@@ -11,7 +11,7 @@ import pytest
 
 from hush.report.run.charts import charts
 from hush.report.run.collect import run_facts
-from hush.report.run.facts import RunFacts
+from hush.report.run.facts import AuditFacts, RunFacts
 from hush.report.run.page import render, report_json, write_report
 from tests.report.run.chromium import CHROMIUM, Browser
 from tests.report.run.conftest import TRAINING, charge
@@ -59,6 +59,28 @@ def test_everything_is_said_and_the_facts_are_in_the_page(facts: RunFacts) -> No
         assert item["text"] in "".join(page.texts.values())
     assert page.texts["card"] == said["model_card"]
     assert f"{facts.guarantee.delta:g}" in page.texts["guarantee"]
+
+
+def test_an_audit_is_proposed_where_there_is_one(facts: RunFacts) -> None:
+    trained = replace(facts, kind="training", settings={"data": "digits"})
+    assert "hush audit RUN_DIR --json" in Page(render(trained)).texts["audit"]
+    for other in (facts, replace(trained, kind="PATE"), replace(trained, settings={})):
+        assert "RUN_DIR" not in Page(render(other)).texts["audit"]
+    found = AuditFacts(
+        lower_bound=0.4375,
+        confidence=0.95,
+        charge=2.5,
+        exceeded=False,
+        kind="gradient",
+        canaries=256,
+        runs=1,
+        steps=30,
+    )
+    page = Page(render(replace(trained, audit=found)))
+    assert "Epsilon is at least 0.4375 with confidence 0.95" in page.texts["audit"]
+    assert "Do not publish" in "".join(page.texts.values())
+    refuted = render(replace(trained, audit=replace(found, exceeded=True)))
+    assert "THE BOUND IS ABOVE THE CHARGE" in refuted
 
 
 def test_a_chart_says_what_it_reads_before_the_cursor_moves(facts: RunFacts) -> None:

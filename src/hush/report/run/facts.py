@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from hush.accounting.explanation import FALSE_POSITIVE_RATES, PRIORS, Explanation
 from hush.accounting.trade_off import MIN_ERROR_RATE
@@ -11,7 +11,8 @@ from hush.core.guarantee import Adjacency, Bound, Guarantee
 from hush.core.plan import Plan
 from hush.core.ranges import as_float, finite_or_none
 
-RunKind = Literal["training", "selective training", "private selection", "PATE", "ledger"]
+Trained = Literal["training", "selective training"]
+RunKind = Trained | Literal["private selection", "PATE", "ledger"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,11 @@ class RunFacts:
     def accuracy(self) -> float | None:
         """Newest accuracy on records without protection; None if none was measured."""
         return self.measured[-1][1] if self.measured else None
+
+    @property
+    def auditable(self) -> bool:
+        """Whether `hush audit` can train this run again: of single records, by `hush train`."""
+        return "data" in self.settings and self.kind in get_args(Trained) and self.one == "record"
 
     def to_plain(self) -> dict[str, Any]:
         """The facts as plain data; numbers that are not finite are None."""
