@@ -8,6 +8,7 @@ import hush
 from hush.core.guarantee import Adjacency
 from hush.report.run.disclosure import dp_fy_ml, model_card, nist_800_226
 from hush.report.run.facts import PlanCharge, RunFacts
+from hush.report.run.page import render
 from hush.report.run.wording import caveats, for_engineers, for_lawyers, mechanism, protection
 
 SELECTION = hush.Plan(
@@ -74,6 +75,16 @@ def test_what_is_not_certified_from_below_is_not_said_to_be(facts: RunFacts) -> 
     assert "certified: epsilon is at least" in for_engineers(facts)
     bound = replace(facts.guarantee, epsilon=replace(facts.epsilon, lower=0.0))
     assert "certified" not in for_engineers(replace(facts, guarantee=bound))
+
+
+def test_what_is_not_proved_is_not_promised(facts: RunFacts) -> None:
+    claimed = replace(facts, guarantee=replace(facts.guarantee, basis="published"))
+    assert for_lawyers(claimed).startswith("Nothing is promised here")
+    assert "right at most" not in for_lawyers(claimed)
+    assert stated(claimed, "Proof")[0] == "attention"
+    assert "poisson-gaussian.md" in stated(facts, "Proof")[1]
+    assert "No guarantee: " in render(claimed)
+    assert "No guarantee: " not in render(facts)
 
 
 def stated(facts: RunFacts, term: str) -> tuple[str, str]:

@@ -22,7 +22,6 @@ def dp_fy_ml(facts: RunFacts) -> list[Item]:
     """Answers to the list of "How to DP-fy ML", section 5.3."""
     said = {caveat.term: caveat.text for caveat in caveats(facts)}
     drawn = "; ".join(dict.fromkeys(sampling_in_words(each.plan) for each in facts.plans))
-    pages = ", ".join(dict.fromkeys(f"docs/guarantees/{each.proof}" for each in facts.plans))
     return [
         Item(
             "DP setting",
@@ -40,7 +39,7 @@ def dp_fy_ml(facts: RunFacts) -> list[Item]:
         Item(
             "Accounting assumptions, and whether they hold",
             f"{sentence(drawn)}, as the accounting has it: what runs is the plan that is charged. "
-            f"Proofs: {pages}.",
+            f"{said['Proof']}",
         ),
         Item("Formal statement", for_engineers(facts)),
         Item(

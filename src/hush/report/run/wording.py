@@ -21,6 +21,10 @@ _RELATIONS = {
     Neighbours.REPLACE: "Two data sets are neighbours if {unit} of one is another one in the other; how "
     "many there are is public (replace).",
 }
+_NOTHING_PROMISED = (
+    "Nothing is promised here: the run is charged as a paper claims it, which is not proved, and its "
+    "numbers are for comparison only."
+)
 _KEPT = "the records, and every gradient, batch and draw of noise"
 
 
@@ -43,6 +47,8 @@ class Caveat:
 
 def for_lawyers(facts: RunFacts) -> str:
     """The guarantee in one sentence, without a formula."""
+    if facts.guarantee.basis != "proved":
+        return _NOTHING_PROMISED
     who = _who(facts)
     right = percent(facts.explanation.attack.posterior)
     question = f"which of two {facts.one}s" if facts.adjacency.replaced else f"whether {who}"
@@ -76,9 +82,7 @@ def mechanism(plan: Plan) -> str:
 
 
 def _part(plain: dict[str, object]) -> str:
-    settings = ", ".join(
-        f"{name} {_short(value)}" for name, value in plain.items() if name not in ("kind",)
-    )
+    settings = ", ".join(f"{name} {_short(value)}" for name, value in plain.items() if name != "kind")
     return f"{plain['kind']}({settings})" if settings else str(plain["kind"])
 
 
@@ -139,7 +143,7 @@ def caveats(facts: RunFacts) -> list[Caveat]:
             "do not publish it. Without --audit it may be published."
         )
         found.append(Caveat("Sensitive", "attention", text))
-    found += [_arithmetic(facts), _randomness(facts), _tuning(facts), _public_data(facts)]
+    found += [_proof(facts), _arithmetic(facts), _randomness(facts), _tuning(facts), _public_data(facts)]
     if stated.records is not None:
         share = stated.delta * stated.records
         text = (
@@ -201,6 +205,13 @@ def _hidden(facts: RunFacts) -> str:
     if facts.kind == "PATE":
         return "; the teachers, their votes and their accuracy"
     return ""
+
+
+def _proof(facts: RunFacts) -> Caveat:
+    if facts.guarantee.basis != "proved":
+        return Caveat("Proof", "attention", _NOTHING_PROMISED)
+    pages = dict.fromkeys(f"docs/guarantees/{each.proof}" for each in facts.plans)
+    return Caveat("Proof", "covered", f"Statement, assumptions, proof and tests: {', '.join(pages)}.")
 
 
 def _arithmetic(facts: RunFacts) -> Caveat:
