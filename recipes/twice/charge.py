@@ -1,7 +1,7 @@
-"""What twice sampling is charged in Table 1, by Rényi divergences and by a dominating pair.
+"""What twice sampling is charged in the settings of Table 1, by Rényi divergences and otherwise.
 
 The noise is what Rényi divergences ask for at each epsilon; beside it the epsilon that is charged for
-that noise, and an epsilon that no accounting can go below (docs/guarantees/twice-sampling.md, step 4).
+that noise, and one that no accounting can go below (docs/guarantees/twice-sampling.md, step 4).
 """
 
 from typing import Any

@@ -103,7 +103,7 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
 
 
 def _normal(plan: Plan, dimension: int | None) -> Mechanism:
-    """Normal noise on blocks: one subsampled Gaussian, unless coordinates are sampled."""
+    """Normal noise on blocks: one subsampled Gaussian, unless several coordinates are sampled."""
     blocks = plan.clipping.sensitivity(dimension)
     if any(math.isinf(block.l2_radius) for block in blocks):
         raise InvalidValue(
@@ -116,13 +116,17 @@ def _normal(plan: Plan, dimension: int | None) -> Mechanism:
         if not isinstance(noise, Gaussian):
             raise _uncharged(plan)
         deviations.append(noise.multiplier * norm)
-    if plan.sampling.coordinate_participation == 1:
-        return ellipsoid(plan.sampling.participation, [block.l2_radius for block in blocks], deviations)
+    rate, coordinate_rate = plan.sampling.participation, plan.sampling.coordinate_participation
+    if sum(block.dimension or math.inf for block in blocks) == 1:
+        # the only coordinate takes part where its record and its own coin say so: rates multiply
+        rate, coordinate_rate = rate * coordinate_rate, 1.0
+    if coordinate_rate == 1:
+        return ellipsoid(rate, [block.l2_radius for block in blocks], deviations)
     noisy = tuple(
         Block(2.0, deviation * math.sqrt(2), block)
         for block, deviation in zip(blocks, deviations, strict=True)
     )
-    return CoordinateWise(plan.sampling.participation, noisy, plan.sampling.coordinate_participation)
+    return CoordinateWise(rate, noisy, coordinate_rate)
 
 
 def _uncharged(plan: Plan) -> Unproved:

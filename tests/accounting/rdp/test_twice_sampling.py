@@ -91,6 +91,15 @@ def test_without_thinning_one_number_decides() -> None:
     assert mechanism(whole) == mechanism(plain)
 
 
+def test_a_single_coordinate_is_sampled_with_its_record() -> None:
+    twice, noise = hush.Twice(rate=0.1, coordinate_rate=0.5), hush.Gaussian(multiplier=2.0)
+    assert mechanism(plan(twice, hush.L2(norm=3.0), noise), 1) == SampledGaussian(0.05, 2.0)
+    assert mechanism(plan(twice, hush.Linf(norm=3.0), noise), 1) == SampledGaussian(0.05, 2.0)
+    assert mechanism(plan(twice, hush.Box(bounds=(3.0,)), noise), 1) == SampledGaussian(0.05, 2.0)
+    assert not isinstance(mechanism(plan(twice, hush.L2(norm=3.0), noise), 2), SampledGaussian)
+    assert not isinstance(mechanism(plan(twice, hush.L2(norm=3.0), noise)), SampledGaussian)
+
+
 @pytest.mark.parametrize("coordinate_rate", [1 / 256, 1 / 3, 255 / 256])
 def test_thinning_never_costs_and_the_ends_agree(coordinate_rate: float) -> None:
     clipping, noise = hush.L2Linf(l2=1.0, linf=0.3), hush.Gaussian(multiplier=1.0)
