@@ -109,7 +109,7 @@ def test_every_name_in_pages_and_in_messages_is_there_after_importing_hush() -> 
     """In a process of its own: other tests import the modules that a name might need."""
     pages = [page.read_text() for page in MANUAL if page.parent in (ROOT, ROOT / "docs")]
     text = re.sub(r"^from hush.*", "", "\n".join([*pages, *messages()]), flags=re.MULTILINE)
-    names = set(re.findall(r"(?<![\w/.-])hush(?:\.[A-Za-z]\w*)+(?![\w/])", text))
+    names = set(re.findall(r"(?<![\w/.-])hush(?:\.[A-Za-z]\w*)+(?![\w/])", text)) - {"hush.json"}
     assert {"hush.data.flips_and_shifts", "hush.individual_mean", "hush.audit.self_test"} <= names
     code = (
         "import hush, sys\n"

@@ -201,7 +201,7 @@ def trade_off() -> str:
         return left + (right - left) * false, bottom - (bottom - top) * true
 
     rates = [0.0, 0.005, 0.01, 0.02, 0.05, *(n / 20 for n in range(2, 21))]
-    ours, implied = hush.Attacker({PLAN: STEPS}), ApproximateDP(BUDGET)
+    ours, implied = hush.Attacker({PLAN: STEPS}), ApproximateDP([(BUDGET.epsilon, BUDGET.delta)])
     curves = [[at(x, each.true_positive_rate(x)) for x in rates] for each in (ours, implied)]
     assert all(a[1] >= b[1] for a, b in pairwise(curves[0]))  # a curve, not a zigzag
     return picture(
