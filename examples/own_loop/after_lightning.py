@@ -104,7 +104,9 @@ def main(folder):
         physical_batch=MICROBATCH,
     )
     average = Average()
-    trainer = lightning.Trainer(max_steps=steps, callbacks=[average], logger=False, accelerator="cpu")
+    trainer = lightning.Trainer(
+        max_steps=steps, callbacks=[average], default_root_dir=folder, logger=False, accelerator="cpu"
+    )
     trainer.fit(PrivateTraining(steps), loader)
     print(loader.spent())
     return accuracy(average.model, test)
