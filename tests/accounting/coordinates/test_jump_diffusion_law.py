@@ -100,7 +100,19 @@ def test_blocks_share_one_unit_of_jumps() -> None:
     assert step.log_chi_square == pytest.approx(total, rel=0.02)
 
 
+def test_as_many_jumps_as_are_allowed_keep_their_chances() -> None:
+    many = dominating_step(0.5, 0.5, [(0.02, 7.5)])
+    assert many is not None
+    assert sum(mean for _, mean in many.law.jumps) > 150
+    for direction in Direction:
+        cut = cell_masses(many, direction, np.linspace(*loss_quantiles(many, direction, 1e-9), 50))
+        assert cut.first.sum() == pytest.approx(1.0, abs=1e-9)
+        assert cut.second.sum() == pytest.approx(1.0, abs=1e-9)
+    # with more of them exp(-mean) would be 0, and with it every mass
+    assert dominating_step(0.5, 0.5, [(0.02, 15.0)]) is None
+
+
 def test_shifts_beyond_what_pays_have_no_diffusion() -> None:
     assert dominating_step(0.1, 0.5, [(2.0, 2.0)]) is None
-    assert dominating_step(0.1, 0.5, [(0.1, 50.0)]) is None
     assert dominating_step(0.1, 0.5, [(0.0, 0.0)]) is None
+    assert dominating_step(0.1, 0.5, [(1e-9, 1e-6)]) is None

@@ -11,10 +11,12 @@ from hush.accounting.coordinates.law import JumpDiffusionLaw
 # one they cost next to nothing, and beyond the largest one Rényi divergence is less.
 _STEPS_PER_OCTAVE = 8
 _MIN_SHIFT, _MAX_SHIFT = 0.004, 1.5
+# Less than this in all is next to nothing, which a grid would take long to say.
+_MIN_NORM = 1e-5
 # The most units that one jump may have, of blocks whose noise differs.
 _MAX_UNITS = 8
-# Beyond this squared shift the normal part alone costs more than any budget.
-_MAX_SQUARED_NORM = 400.0
+# Beyond this mean number of jumps their chances would underflow (exp(-745) is 0).
+_MAX_JUMPS = 300.0
 
 
 @dataclass(frozen=True, order=True)
@@ -51,8 +53,9 @@ def dominating_step(
     every epsilon: docs/guarantees/twice-sampling-pld.md.
     """
     blocks = [block for block in blocks if block[0] > 0]
-    squared = sum(norm**2 for _, norm in blocks)
-    if not blocks or max(shift for shift, _ in blocks) > _MAX_SHIFT or squared > _MAX_SQUARED_NORM:
+    if max((norm for _, norm in blocks), default=0.0) < _MIN_NORM:
+        return None
+    if max(shift for shift, _ in blocks) > _MAX_SHIFT:
         return None
     shifts = [_rounded_up(shift) for shift, _ in blocks]
     wanted = [best_jump(coordinate_rate, shift) for shift in shifts]
@@ -65,7 +68,10 @@ def dominating_step(
             return None
         variance += norm**2 * diffusion.variance
         jumps.append((units, norm**2 * diffusion.intensity))
-    return JumpDiffusionStep(JumpDiffusionLaw(rate, variance, unit, tuple(jumps), squared * KILLING))
+    if sum(mean * math.exp(units * unit) for units, mean in jumps) > _MAX_JUMPS:
+        return None
+    killed = KILLING * sum(norm**2 for _, norm in blocks)
+    return JumpDiffusionStep(JumpDiffusionLaw(rate, variance, unit, tuple(jumps), killed))
 
 
 def _rounded_up(shift: float) -> float:
