@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 import hush
-from hush.accounting.epsilon import compose
+from hush.accounting.epsilon import charged, compose
 from hush.accounting.numerics import Array
-from hush.accounting.renyi_composition import epsilon_upper, requires_rdp
+from hush.accounting.renyi_composition import delta_upper, delta_uppers, epsilon_upper, requires_rdp
 from hush.accounting.steps import ComposableStep, SampledGaussian, SampledNoise
 
 
@@ -53,3 +53,16 @@ def test_sampled_laplace_and_selective_steps_compose() -> None:
     assert compose({selective: 20}, 1e-5).epsilon.upper < composed
     # basic composition: epsilons and deltas add
     assert composed < sum(compose({plan: 20}, 5e-6).epsilon.upper for plan in (laplace, selective))
+
+
+def test_deltas_at_many_epsilons_are_those_at_each() -> None:
+    """With a dominating pair beside the Rényi divergences, and without one."""
+    noise = hush.GeneralizedGaussian(beta=3.0, multiplier=3.0)
+    for clipping in (hush.L2(norm=1.0), hush.Lp(p=3.0, norm=1.0)):
+        plan = hush.Plan(sampling=hush.Poisson(rate=0.1), clipping=clipping, noise=noise)
+        steps, _ = charged({plan: 5}, 40, hush.Adjacency())
+        epsilons = [0.0, 0.3, 1.0, 2.0]
+        alone = [delta_upper(steps, epsilon) for epsilon in epsilons]
+        np.testing.assert_allclose(delta_uppers(steps, epsilons), alone, rtol=1e-3)
+        assert alone == sorted(alone, reverse=True)
+        assert alone[0] > 2 * alone[-1]
