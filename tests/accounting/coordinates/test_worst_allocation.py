@@ -17,6 +17,7 @@ from scipy.special import ndtr
 import hush
 from hush.accounting.coordinates.dominating_step import JumpDiffusionStep, dominating_step
 from hush.accounting.epsilon import delta as charged_delta
+from hush.accounting.epsilon import upper_epsilon
 from hush.accounting.ledger.ledger import Ledger
 from hush.accounting.mechanism import mechanism
 from hush.accounting.numerics import Array
@@ -175,3 +176,26 @@ def test_all_coordinates_are_charged_where_that_is_less() -> None:
     step = mechanism(plan).components[0][0]
     assert step.dominating_step_of_one == step.dominating_step == SampledGaussian(0.1, 1.0)
     assert np.isfinite(hush.epsilon(plan, 10, 1e-5).epsilon.upper)
+
+
+@pytest.mark.parametrize("multiplier", [0.2, 0.05])
+def test_a_diffusion_of_many_jumps_loses_no_mass(multiplier: float) -> None:
+    """The chance of no jump, of which all weights are multiples, is not a double here."""
+    plan = hush.Plan(
+        sampling=hush.Twice(rate=0.5, coordinate_rate=0.1),
+        clipping=hush.L2Linf(l2=1.0, linf=5e-5),
+        noise=hush.Gaussian(multiplier=multiplier),
+    )
+    mean = accountant.epsilon({SampledGaussian(0.5, multiplier * 256 / 26): 1}, 1e-5)
+    assert upper_epsilon({plan: 1}, 1e-5) > 0.999 * mean.lower
+    assert (
+        charged_delta({plan: 1}, 1.0).upper
+        > 0.999 * accountant.delta({SampledGaussian(0.5, multiplier * 256 / 26): 1}, 1.0).lower
+    )
+    # the most jumps that are charged
+    norm = 4.05
+    step = dominating_step(0.5, 0.1, [(0.001, norm)])
+    assert step is not None
+    assert dominating_step(0.5, 0.1, [(0.001, 1.15 * norm)]) is None
+    first, second = step.law._weights
+    assert (first.sum(), second.sum()) == (pytest.approx(1, abs=1e-11), pytest.approx(1, abs=1e-11))
