@@ -8,6 +8,7 @@ import lightning
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -81,8 +82,7 @@ def fit(
         callbacks=list(callbacks),
         accelerator="cpu",
         log_every_n_steps=1,
-        **quiet,  # type: ignore[arg-type]
-        **settings,
+        **quiet | settings,
     )
     if loader is None:
         generator = torch.Generator().manual_seed(seed)
@@ -247,6 +247,25 @@ def test_low_precision_is_that_of_every_gradient() -> None:
 
     fit(PrivateWatching(), 1, precision="bf16-mixed")
     assert seen == {True}
+
+
+def test_what_training_step_writes_to_a_logger_itself_is_left_out(tmp_path: Path) -> None:
+    class Logging(Classifier):
+        def training_step(self, batch: Any) -> Any:  # type: ignore[override]
+            loss: Tensor = self.loss(batch)
+            self.logger.log_metrics({"train_loss": loss.item()}, step=self.global_step)  # type: ignore[union-attr]
+            self.trainer.loggers[0].experiment.log_metrics({"train_loss": loss.item()}, 0)  # type: ignore[attr-defined]
+            return loss
+
+    class PrivateLogging(PrivateModule, Logging):
+        pass
+
+    module = PrivateLogging()
+    with pytest.warns(PrivacyWarning, match="training_step logs ('train_loss'|to an experiment)"):
+        fit(module, 1, logger=CSVLogger(tmp_path))
+    (log,) = tmp_path.rglob("metrics.csv")
+    assert "train_loss" not in log.read_text()
+    assert "val_loss" in log.read_text()
 
 
 def test_a_schedule_follows_validation_and_not_the_training_loss() -> None:

@@ -16,9 +16,11 @@ from hush.training.resume import settings_of
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.loggers.logger import DummyLogger
 else:
     _pytorch = require("lightning.pytorch", "lightning")
     Callback, LightningModule = _pytorch.Callback, _pytorch.LightningModule
+    DummyLogger = require("lightning.pytorch.loggers.logger", "lightning").DummyLogger
 
 _CHECKPOINT = "hush"
 _MONITORING = ("monitor", "strict", "reduce_on_plateau")
@@ -33,6 +35,27 @@ class _LetGo(Callback):
     def on_fit_end(self, trainer: "Trainer", pl_module: LightningModule) -> None:
         if isinstance(trainer.train_dataloader, PoissonLoader):
             trainer.train_dataloader.close()
+
+
+class _NoLogger(DummyLogger):
+    """Stands in the place of the loggers while the loss of a record is computed."""
+
+    def log_metrics(self, metrics: Any = None, *_: Any, **__: Any) -> None:
+        _warn_of_log(", ".join(map(repr, metrics or ())))
+
+    @property
+    def experiment(self) -> Any:
+        _warn_of_log("to an experiment")
+        return super().experiment
+
+
+def _warn_of_log(what: str) -> None:
+    warnings.warn(
+        f"training_step logs {what}, a number of the private records that no charge covers: "
+        "it is left out. Log it in validation_step, of records that need no protection.",
+        PrivacyWarning,
+        stacklevel=3,
+    )
 
 
 class PrivateModule(LightningModule):
@@ -166,23 +189,21 @@ class PrivateModule(LightningModule):
             options: likewise.
         """
         if self._recording:
-            warnings.warn(
-                f"training_step logs {name!r}, a number of the private records that no charge covers: "
-                "it is left out. Log it in validation_step, of records that need no protection.",
-                PrivacyWarning,
-                stacklevel=2,
-            )
+            _warn_of_log(repr(name))
             return
         super().log(name, value, *args, **options)
 
     def _loss_of_record(self, batch: Any) -> Any:
         """What the module's own training_step returns for a batch of one record."""
         own = super().training_step
+        loggers = self.trainer.loggers
         self._recording = True
+        self.trainer.loggers = [_NoLogger() for _ in loggers]  # what is written there is on disk at once
         try:
             return own(batch, 0) if len(inspect.signature(own).parameters) > 1 else own(batch)
         finally:
             self._recording = False
+            self.trainer.loggers = loggers
 
     def _loader(self) -> PoissonLoader:
         loader = self.trainer.train_dataloader
