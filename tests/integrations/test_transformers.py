@@ -314,6 +314,38 @@ def test_other_engines_are_refused(tmp_path: Path, name: str) -> None:
         run.train()
 
 
+@pytest.mark.parametrize("kept", ["list", "number", "object"])
+def test_a_loss_that_is_put_aside_for_a_later_log_is_refused(tmp_path: Path, kept: str) -> None:
+    class Meter:
+        total = 0.0
+
+    class Metrics(PrivateTrainer):
+        """As trainers of other libraries do: kept by compute_loss, logged by log."""
+
+        aside: dict[str, list[float]]
+        meter: Meter
+
+        def compute_loss(self, model: Any, inputs: Any, **options: Any) -> Any:  # type: ignore[override]
+            loss: Any = super().compute_loss(model, inputs, **options)
+            if kept == "list":
+                self.aside["mine"].append(loss.item())
+            elif kept == "number":
+                self.total = loss.item()
+            else:
+                self.meter.total += loss.item()
+            return loss
+
+        def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
+            super().log({**logs, "mine": sum(self.aside["mine"])}, *args, **options)
+
+    run = trainer(tmp_path, kind=Metrics)
+    run.aside, run.total, run.meter = {"mine": []}, 0.0, Meter()
+    name = {"list": "aside", "number": "total", "object": "meter"}[kept]
+    with pytest.raises(Unsupported, match=f"compute_loss changes {name} of the Trainer"):
+        run.train()
+    assert not run.private_step.ledger.counts
+
+
 def test_a_trainer_that_steps_by_itself_is_refused(tmp_path: Path) -> None:
     class Own(PrivateTrainer):
         def training_step(self, *_: Any, **__: Any) -> Any:

@@ -20,6 +20,7 @@ from hush.integrations.batch_loss import BatchLoss, batch_data, own_loss
 from hush.integrations.extras import require
 from hush.integrations.step_file import load_step, save_step
 from hush.integrations.transformers.arguments import Privacy, check_arguments
+from hush.integrations.transformers.kept import check_nothing_kept, kept_by
 from hush.training.data import Batch, Data
 from hush.training.resume import settings_of
 from hush.training.step import PrivateStep
@@ -300,11 +301,14 @@ class PrivateTrainer(Trainer):
     def _loss_of_record(self, batch: dict[str, Any]) -> Any:
         """What compute_loss says of a batch of one record."""
         model: Any = self.model
+        before = kept_by(self)
         self._recording = True
         try:
-            return self.compute_loss(model, dict(batch))
+            loss = self.compute_loss(model, dict(batch))
         finally:
             self._recording = False
+        check_nothing_kept(before, kept_by(self))
+        return loss
 
     def _pad_values(self) -> dict[str, Any]:
         """Numbers to pad with, by the names that the library's models use."""
