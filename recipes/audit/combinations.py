@@ -90,7 +90,7 @@ def _attack_on(plan: Plan, touched: int) -> Callable[..., Audit] | None:
     except Unproved:
         return None
     if isinstance(plan.release, Selective):
-        return partial(whole_steps.audit_steps, plan)
+        return partial(whole_steps.audit_steps, plan, touched=touched, dimension=touched)
     if isinstance(plan.clipping, Entries):
         votes = NoisyMax.of_votes(noise=plan.noise, neighbours=Neighbours.ADD_REMOVE)
         return partial(answers.attack_votes, votes)

@@ -100,8 +100,14 @@ def _listed(pick: Random) -> Mistake:
 def _proved(sampling: str, clipping: str, noise: str, release: str) -> bool:
     """Which kinds go together, as docs/guarantees has them; written down here a second time."""
     whole = sampling in ("Poisson", "FullBatch")
-    if release in ("Selective", "BestOf"):
+    if release == "BestOf":
         return whole and (clipping, noise) == ("L2", "Gaussian")
+    if release == "Selective" and (
+        not whole or noise in ("BlockGaussian", "Laplace", "GeneralizedGaussian")
+    ):
+        return False
+    if release == "Selective":
+        return clipping in ("L2", "Linf", "L2Linf")
     if clipping == "Entries":
         return sampling == "FullBatch" and noise in ("Gaussian", "Laplace", "GeneralizedGaussian")
     if clipping == "Importance":

@@ -65,7 +65,7 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     if dominating is not None:
         return mechanism(replace(plan, noise=dominating), dimension)
     if isinstance(plan.release, Selective):
-        always = mechanism(replace(plan, release=Always()))
+        always = mechanism(replace(plan, release=Always()), dimension)
         assert isinstance(always, SampledGaussian)
         return _tested(always, plan.release)
     if isinstance(plan.release, BestOf):

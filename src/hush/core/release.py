@@ -19,7 +19,8 @@ GIVEN_UP = 1e-30
 class Selective(Release):
     """An update is released if a noisy loss difference on a fresh Poisson batch is low enough.
 
-    **Guarantee.** docs/guarantees/selective.md, for both tests; "published" accounting is none.
+    **Guarantee.** docs/guarantees/selective.md, for both tests, with normal noise on any support;
+    "published" accounting is none.
 
     Args:
         rate: Probability that a record is in the test's batch, the same for both models.
@@ -38,8 +39,8 @@ class Selective(Release):
     proofs: ClassVar[tuple[Proof, ...]] = (
         Proof(
             samplings=("Poisson", "FullBatch"),
-            clippings=("L2",),
-            noises=("Gaussian",),
+            clippings=("L2", "Linf", "L2Linf"),
+            noises=("Gaussian", "Rectified", "Quantized", "StochasticSign", "Truncated"),
             releases=(),
             note="selective.md",
         ),

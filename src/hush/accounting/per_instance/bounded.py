@@ -9,15 +9,18 @@ from functools import singledispatch
 import numpy as np
 import numpy.typing as npt
 
-from hush.accounting.epsilon import checked_orders
+from hush.accounting.epsilon import checked_orders, rdp
 from hush.accounting.numerics import OUTWARD, Array
 from hush.accounting.per_instance import laws as bounded_laws
 from hush.accounting.per_instance.laws import Support
+from hush.accounting.rdp.gaussian import renyi_divergence
+from hush.accounting.steps import SampledGaussian
 from hush.clipping import L2, L2Linf, Linf
 from hush.core.errors import InvalidValue, Unproved
-from hush.core.parts import Noise
+from hush.core.parts import Always, Noise, Release
 from hush.core.plan import Plan
 from hush.core.ranges import as_floats, check_kind
+from hush.core.release import Selective
 from hush.noise import Gaussian, Quantized, Rectified, StochasticSign, Truncated
 from hush.sampling import FullBatch
 
@@ -31,17 +34,20 @@ def individual_rdp(
     """Per-instance Rényi divergence of one step of `plan` at each order (sensitive).
 
     Args:
-        plan: full batches, `L2`, `Linf` or `L2Linf` clipping, and noise of bounded support or Gaussian.
+        plan: full batches, `L2`, `Linf` or `L2Linf` clipping, noise of bounded support or Gaussian, and
+            release of every step or of trials with public verdicts.
         location: the clipped sum of the records at hand.
         orders: each > 1.
         change: what a neighbour's sum has more than `location`: a vector, or a row for each neighbour.
-            Unless given, any record may be added or removed.
+            Unless given, any record may be added or removed. Of a trial, one record's change: its test
+            is charged for one.
 
     Returns:
         The divergence at each order; a row for each row of `change`.
 
     **Guarantee** (per-instance). No less than the larger of the two directions, and no more than
-    `hush.rdp(plan, orders)`, which holds for any records: docs/guarantees/bounded.md.
+    `hush.rdp(plan, orders)`, which holds for any records: docs/guarantees/bounded.md. A selective trial
+    costs its test beside: docs/guarantees/selective.md, 9.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -54,6 +60,9 @@ def individual_rdp(
     """
     support, scale = _release_law(plan)
     order_array, center = checked_orders(orders), as_vector("location", location)
+    test, for_any = _test_rdp(plan.release, order_array), np.full(len(order_array), np.inf)
+    if isinstance(plan.release, Selective):
+        for_any = rdp(plan, order_array, len(center))
     if change is None:
         balls = plan.clipping.sensitivity(len(center))
         max_entry, radius = balls[0].max_entry, balls[0].l2_radius
@@ -64,7 +73,8 @@ def individual_rdp(
             order_array,
             either_sign=True,
         )
-        return np.minimum(values, order_array * (radius / scale) ** 2 / 2 * OUTWARD)
+        values = np.minimum(values, order_array * (radius / scale) ** 2 / 2 * OUTWARD)
+        return np.asarray(np.minimum(values + test, for_any))
     changes = np.asarray(change, dtype=float)
     if changes.shape[-1:] != center.shape or changes.ndim > 2 or not np.isfinite(changes).all():
         raise InvalidValue(
@@ -73,7 +83,10 @@ def individual_rdp(
             key="change",
         )
     rows = [
-        _product_rdp(support, center / scale, row / scale, order_array, either_sign=False)
+        np.minimum(
+            _product_rdp(support, center / scale, row / scale, order_array, either_sign=False) + test,
+            for_any,
+        )
         for row in np.atleast_2d(changes)
     ]
     return rows[0] if changes.ndim == 1 else np.stack(rows)
@@ -102,6 +115,7 @@ def fisher(plan: Plan, location: npt.ArrayLike) -> Array:
     """
     center = as_vector("location", location)
     check_kind("plan", plan, Plan)
+    check_always_released(plan)
     support, scale = unit_law(plan.noise, plan.clipping.reference_norm)
     values = np.empty(len(center))
     for start in range(0, len(center), _CHUNK):
@@ -157,6 +171,29 @@ def _release_law(plan: Plan) -> tuple[Support, float]:
             "bases the law is no product. Use FullBatch with Linf, L2 or L2Linf, or hush.rdp."
         )
     return unit_law(plan.noise, plan.clipping.reference_norm)
+
+
+def _test_rdp(release: Release, orders: Array) -> Array:
+    """What a trial's test adds to the divergence of its noisy sum, for any records."""
+    if type(release) is Always:
+        return np.zeros(len(orders))
+    if type(release) is Selective and release.accounting == "per-trial":
+        return renyi_divergence(SampledGaussian(release.rate, release.multiplier), orders)
+    raise Unproved(
+        f"{release} has no charge for the records at hand: an update that was chosen among hidden ones "
+        "costs more than the one step and test that it ended with. Use Always, or Selective with "
+        'accounting="per-trial".'
+    )
+
+
+def check_always_released(plan: Plan) -> None:
+    """Raise unless every step of the plan is released."""
+    if type(plan.release) is not Always:
+        raise Unproved(
+            f"release={type(plan.release).__name__} is not covered for the records at hand: what is "
+            "computed here is of the noisy sum alone, and a release rule tells of the records beside "
+            "it. Leave out release=."
+        )
 
 
 def _product_rdp(

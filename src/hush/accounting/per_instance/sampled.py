@@ -13,7 +13,7 @@ from scipy.special import log_ndtr
 
 from hush.accounting.epsilon import checked_orders
 from hush.accounting.numerics import Array, log_mixture, log_weights, log_weights_numpy
-from hush.accounting.per_instance.bounded import as_vector, unit_law
+from hush.accounting.per_instance.bounded import as_vector, check_always_released, unit_law
 from hush.accounting.per_instance.laws import (
     Atoms,
     Rectified,
@@ -64,6 +64,7 @@ def sampled_rdp(plan: Plan, location: npt.ArrayLike, orders: npt.ArrayLike) -> A
             "draw at hand: only where each coordinate is drawn and bounded on its own is the output a "
             "product. Use Coordinate and Linf."
         )
+    check_always_released(plan)
     order_array, center = checked_orders(orders), as_vector("location", location)
     if order_array.max() > _MAX_ORDER:
         raise InvalidValue(

@@ -22,6 +22,7 @@ from hush.accounting.pld.privacy_loss import Array
 from hush.clipping import Linf
 from hush.core.errors import DataError, Unproved, Unsupported
 from hush.core.guarantee import Guarantee, Neighbours, Secrecy, check_delta
+from hush.core.parts import Always
 from hush.core.plan import Plan
 from hush.core.randomness import derive_source, source_for
 from hush.core.ranges import check_count
@@ -82,6 +83,12 @@ class LinearDescent:
             raise Unsupported(
                 f"{type(plan.sampling).__name__} x {type(plan.clipping).__name__} is not run in closed "
                 "form: every record, each number clamped. Use FullBatch and Linf, or PrivateStep."
+            )
+        if type(plan.release) is not Always:
+            raise Unsupported(
+                f"release={type(plan.release).__name__} is not run in closed form: every step is "
+                "released, untested, so what is charged would not be what runs. Leave out release=, or "
+                "use PrivateStep."
             )
         if inputs.ndim != 2 or targets.shape != inputs.shape[:1] or not bool(inputs.isfinite().all()):
             raise DataError(
