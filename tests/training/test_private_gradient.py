@@ -3,6 +3,7 @@
 import time
 from concurrent.futures import Future, wait
 from threading import Thread, current_thread
+from typing import Any
 
 import pytest
 import torch
@@ -183,3 +184,32 @@ def test_order_and_arrangement_show() -> None:
         for each in ([a, b], [b, a], [a.flip(0), b], [torch.cat([a, b])], [a], [torch.zeros(2)], [])
     }
     assert len(names) == 7
+
+
+@pytest.mark.parametrize("phase", ["clipped_sum", "privatize"])
+def test_a_phase_that_is_overridden_is_the_one_that_runs(phase: str) -> None:
+    calls: list[str] = []
+
+    def counted(step: Any, argument: Any) -> Any:
+        calls.append(phase)
+        return getattr(hush.PrivateStep, phase)(step, argument)
+
+    kind = type("Counting", (hush.PrivateStep,), {phase: counted})
+    updates = []
+    for each in (hush.PrivateStep, kind):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        plan = hush.Plan(
+            sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = each(model, nn.CrossEntropyLoss(), optimizer, plan, records=6, generator=seeded())
+        for batch in step.batches((torch.ones(6, 3), torch.arange(6) % 2), steps=2):
+            step(batch)
+        updates.append(step.update)
+    assert calls == [phase, phase]
+    assert torch.equal(updates[0], updates[1])
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(5)

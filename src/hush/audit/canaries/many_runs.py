@@ -82,7 +82,8 @@ def roc_curve(members: Array, others: Array) -> tuple[Array, Array]:
             )
     scores = np.concatenate([members, others])
     order = np.argsort(-scores, kind="stable")
-    last = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+    ordered = scores[order]
+    last = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(scores) - 1)
     hits = np.cumsum(order < len(members))[last]
     accused = last + 1 - hits
     return (

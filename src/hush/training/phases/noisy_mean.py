@@ -23,8 +23,8 @@ class NoisyMeanStep(ClippedSumStep):
     def private_gradient(self, batch: Batch) -> Tensor:
         """Noisy mean of the clipped per-sample gradients of a batch, to be charged before it is used.
 
-        `privatize(clipped_sum(batch))`, with the noise drawn while gradients are computed where it pays;
-        an override must release no more.
+        `privatize(clipped_sum(batch))`, with the noise drawn while gradients are computed where it pays
+        and neither is overridden; an override must release no more.
 
         Args:
             batch: slots drawn under the plan.
@@ -33,6 +33,9 @@ class NoisyMeanStep(ClippedSumStep):
             Flat vector in double precision, the trainable parameters one after another; of sharded
             ones, this rank's shards.
         """
+        own = type(self).clipped_sum, type(self).privatize
+        if own != (ClippedSumStep.clipped_sum, NoisyMeanStep.privatize):
+            return self.privatize(self.clipped_sum(batch))
         layout, basis = self.layout(), self._basis()
         self._begin_streams()
         if self.sharded is not None:
