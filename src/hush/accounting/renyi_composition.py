@@ -59,35 +59,41 @@ def delta_upper(steps: Counts, epsilon: float) -> float:
 
 
 def delta_uppers(steps: Counts, epsilons: Sequence[float]) -> list[float]:
-    """Upper bounds on delta at increasing `epsilons`: much cheaper than one by one."""
-    failure, alone = _failure_probability(steps), _single_step(steps)
-    dominating, most = _dominating_steps(steps), participation_probability(steps)
-    exact = None if dominating is None else accountant.profile(dominating, epsilons)
+    """Upper bounds on delta at increasing `epsilons`; dominating pairs are composed once for many."""
+    uppers = _rdp_deltas(steps, epsilons)
+    if (alone := _single_step(steps)) is not None:
+        uppers = [
+            min(upper, alone.delta_upper(epsilon))
+            for upper, epsilon in zip(uppers, epsilons, strict=True)
+        ]
+    if (dominating := _dominating_steps(steps)) is not None:
+        bounds = accountant.profile(dominating, epsilons)
+        uppers = [min(upper, bound.upper) for upper, bound in zip(uppers, bounds, strict=True)]
+    participation = participation_probability(steps)
+    return [min(upper, participation) for upper in uppers]
+
+
+def _rdp_deltas(steps: Counts, epsilons: Sequence[float]) -> list[float]:
+    """Upper bounds on delta by Rényi divergences."""
+    failure = _failure_probability(steps)
     profiles: dict[tuple[tuple[Step, int], ...], list[Bound]] = {}
 
+    def lower(dominated: Mapping[Step, int]) -> list[Bound]:
+        """The profile of dominated steps, composed once for all epsilons, and only if asked for."""
+        key = tuple(dominated.items())
+        if key not in profiles:
+            profiles[key] = accountant.profile(dominated, epsilons)
+        return profiles[key]
+
     def upper_at(k: int) -> float:
-        epsilon = epsilons[k]
-
-        def lower_bound(dominated: Mapping[Step, int]) -> float:
-            key = tuple(dominated.items())
-            if key not in profiles:
-                profiles[key] = accountant.profile(dominated, epsilons)
-            return profiles[key][k].lower
-
-        upper = _best_order(
+        return _best_order(
             steps,
-            lambda total, orders: rdp_to_delta(total, orders, max(0.0, epsilon - 2 * failure)),
-            lower_bound,
+            lambda total, orders: rdp_to_delta(total, orders, max(0.0, epsilons[k] - 2 * failure)),
+            lambda dominated: lower(dominated)[k].lower,
         )
-        # at epsilon 0 there is nothing to take the correction from: it is added to delta instead
-        upper += 3 * failure
-        if alone is not None:
-            upper = min(upper, alone.delta_upper(epsilon))
-        if exact is not None:
-            upper = min(upper, exact[k].upper)
-        return min(upper, most)
 
-    return [upper_at(k) for k in range(len(epsilons))]
+    # at epsilon 0 there is nothing to take the correction from: it is added to delta instead
+    return [upper_at(k) + 3 * failure for k in range(len(epsilons))]
 
 
 def participation_probability(steps: Counts) -> float:
