@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, Subset
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -302,8 +302,15 @@ def test_arguments_that_cannot_be_private_are_refused_by_name(
 
 def test_metrics_of_the_training_records_are_refused(tmp_path: Path) -> None:
     records = Words()
-    with pytest.raises(Unsupported, match="metrics of private records"):
+    with pytest.raises(DataError, match="evaluation data is the training data"):
         trainer(tmp_path, train_dataset=records, eval_dataset={"seen": records})
+    some: Any = Subset(records, range(10))
+    with pytest.raises(DataError, match="shares records"):
+        trainer(tmp_path, train_dataset=records, eval_dataset=some)
+    run = trainer(tmp_path, train_dataset=records, eval_dataset=Words(8, shift=1))
+    with pytest.raises(DataError, match="evaluation data is the training data"):
+        run.evaluate(records, metric_key_prefix="train")
+    assert not run.state.log_history
 
 
 @pytest.mark.parametrize("name", ["fp16", "deepspeed", "fsdp"])

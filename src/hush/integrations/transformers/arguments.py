@@ -13,6 +13,7 @@ from hush.core.plan import Plan
 from hush.core.ranges import check_kind, with_article
 from hush.noise import Gaussian
 from hush.sampling import Poisson
+from hush.training.checks.disjoint import check_held_out
 
 _FUSED_BACKWARD = ("lomo", "adalomo")
 _LAYERWISE = "_layerwise"
@@ -112,10 +113,8 @@ def check_arguments(args: Any, train_dataset: Any, eval_dataset: Any) -> None:
             "hands out records in an order of its own, where none takes part by chance: no sampling, no "
             "charge. Pass a map-style data set; write a stream to disk once."
         )
-    held_out = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
+    check_evaluation(eval_dataset, train_dataset)
     refused = {
-        "eval_dataset": any(each is train_dataset for each in held_out)
-        and "it is the training data: metrics of private records are released without a charge",
         "fp16": args.fp16
         and "a gradient scaler multiplies losses, and private gradients are taken of none: use bf16",
         "deepspeed": args.deepspeed
@@ -144,9 +143,19 @@ def check_arguments(args: Any, train_dataset: Any, eval_dataset: Any) -> None:
         if reason:
             raise Unsupported(
                 f"{name}={_shown(args, name)} of the TrainingArguments cannot be private: {reason}."
-                if hasattr(args, name)
-                else f"{name} cannot be used: {reason}. Pass records that need no protection."
             )
+
+
+def check_evaluation(eval_dataset: Any, train_dataset: Any) -> None:
+    """Raise if metrics would be of training records, which no charge covers.
+
+    Args:
+        eval_dataset: to be evaluated on, or several by name; None or a name of one: nothing to compare.
+        train_dataset: the private records.
+    """
+    for each in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
+        if each is not None and not isinstance(each, str):
+            check_held_out(each, train_dataset)
 
 
 def _shown(args: Any, name: str) -> str:

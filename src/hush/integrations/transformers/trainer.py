@@ -19,7 +19,7 @@ from hush.core.plan import Plan
 from hush.integrations.batch_loss import BatchLoss, batch_data, own_loss
 from hush.integrations.extras import require
 from hush.integrations.step_file import load_step, save_step
-from hush.integrations.transformers.arguments import Privacy, check_arguments
+from hush.integrations.transformers.arguments import Privacy, check_arguments, check_evaluation
 from hush.integrations.transformers.kept import check_nothing_kept, kept_by
 from hush.training.data import Batch, Data
 from hush.training.resume import settings_of
@@ -227,6 +227,20 @@ class PrivateTrainer(Trainer):
         if "learning_rate" in kept and self.private_step is not None:
             kept["epsilon"] = self.private_step.spent().epsilon.upper
         super().log(kept, *args, **options)
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> Any:
+        """Evaluate and log the metrics; of training records they would be released uncharged.
+
+        Args:
+            eval_dataset: records that need no protection; as in Trainer.
+            args: as in Trainer.
+            options: likewise.
+
+        Returns:
+            As in Trainer.
+        """
+        check_evaluation(eval_dataset, self.train_dataset)
+        return super().evaluate(eval_dataset, *args, **options)
 
     def hyperparameter_search(self, *args: Any, **options: Any) -> Any:
         """Refused: the best of several runs depends on the records beyond the charge of one."""
