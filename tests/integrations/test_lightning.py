@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWei
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import hush
 from hush.core.errors import CheckpointError, DataError, LedgerError, PrivacyWarning, Unsupported
@@ -72,6 +72,7 @@ def fit(
     callbacks: Any = (),
     options: dict[str, Any] | None = None,
     seed: int = 0,
+    validation: Any = None,
     **settings: Any,
 ) -> Any:
     """The loader, after training."""
@@ -86,8 +87,10 @@ def fit(
     )
     if loader is None:
         generator = torch.Generator().manual_seed(seed)
-        loader = PoissonLoader((X, Y), PLAN, BUDGET, generator=generator, **options or {})
-    trainer.fit(module, loader, DataLoader(TensorDataset(X + 1, Y), batch_size=40), ckpt_path=resume)
+        asked = {"data": (X, Y), **options} if options else {"data": (X, Y)}
+        loader = PoissonLoader(plan=PLAN, budget=BUDGET, generator=generator, **asked)
+    held_out = validation or DataLoader(TensorDataset(X + 1, Y), batch_size=40)
+    trainer.fit(module, loader, held_out, ckpt_path=resume)
     return loader
 
 
@@ -266,6 +269,15 @@ def test_what_training_step_writes_to_a_logger_itself_is_left_out(tmp_path: Path
     (log,) = tmp_path.rglob("metrics.csv")
     assert "train_loss" not in log.read_text()
     assert "val_loss" in log.read_text()
+
+
+def test_validation_on_the_training_records_is_refused() -> None:
+    records = TensorDataset(X, Y)
+    seen: Any = Subset(records, range(10))
+    module = Private()
+    with pytest.raises(DataError, match="evaluation data is the training data"):
+        fit(module, 1, options={"data": records}, validation=DataLoader(seen))
+    assert not module.rates
 
 
 def test_a_schedule_follows_validation_and_not_the_training_loss() -> None:

@@ -53,6 +53,7 @@ class PoissonLoader:
         physical_batch: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
+        self.records = data
         self.data = batch_data(
             data, collate_fn=collate_fn, workers=workers, pad_to=pad_to, pad_value=pad_value
         )

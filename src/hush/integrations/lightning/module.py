@@ -12,7 +12,9 @@ from hush.integrations.batch_loss import BatchLoss
 from hush.integrations.extras import require
 from hush.integrations.lightning.checks import check_trainer, one_optimizer
 from hush.integrations.lightning.loader import PoissonLoader
+from hush.training.checks.disjoint import check_held_out
 from hush.training.resume import settings_of
+from hush.training.sources.records import leaves
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -115,6 +117,8 @@ class PrivateModule(LightningModule):
         """Make the private step, or go on with that of the checkpoint."""
         super().on_train_start()
         loader = self._loader()
+        for held_out in leaves(self.trainer.val_dataloaders):
+            check_held_out(getattr(held_out, "dataset", held_out), loader.records)
         resumed = self._checkpoint if self.trainer.ckpt_path else None
         if self.trainer.ckpt_path and resumed is None:
             raise CheckpointError(
