@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 import hush
 from hush.core.errors import CheckpointError, DataError, LedgerError, PrivacyWarning, Unsupported
 from hush.integrations.lightning import PoissonLoader, PrivateModule
-from hush.integrations.step_file import step_file
 from hush.training import checkpoint
+from hush.training.run_folder import step_file
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:Warning:lightning"),

@@ -26,9 +26,9 @@ from hush.core.errors import (
     PrivacyWarning,
     Unsupported,
 )
-from hush.integrations.step_file import step_file
 from hush.integrations.transformers import PrivateTrainer
 from hush.training import checkpoint
+from hush.training.run_folder import step_file
 
 RECORDS, LENGTH = 60, 6
 PLAN = hush.Plan(

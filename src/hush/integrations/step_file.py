@@ -5,7 +5,6 @@ of the noise, from which the releases' noise can be computed, and the number of 
 in a file of their own, which only its owner may read.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,15 +13,11 @@ from hush.core.errors import CheckpointError
 from hush.training import checkpoint
 from hush.training.checks.same_run import check_same_origin, origin_of
 from hush.training.data import Data
+from hush.training.run_folder import step_file
 from hush.training.step import PrivateStep
 
 _IN_CHECKPOINT = ("model", "optimizer")
 """Parts of a step's state that the library's own checkpoint has."""
-
-
-def step_file(ledger: Path) -> Path:
-    """File of the secret states of the runs on a ledger; uploads leave out names with an underscore."""
-    return ledger.with_name(f"_{ledger.name}.secret")
 
 
 def save_step(

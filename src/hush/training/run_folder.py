@@ -19,6 +19,14 @@ ANCHOR = "anchor.json"
 SETTINGS = "settings.json"
 
 
+def step_file(ledger: Path) -> Path:
+    """File of the secret states of the runs on a ledger that another library's checkpoints name.
+
+    Uploads leave out names with an underscore.
+    """
+    return ledger.with_name(f"_{ledger.name}.secret")
+
+
 class RunFolder:
     """The files of one run.
 

@@ -11,6 +11,8 @@ from hush.accounting.epsilon import compose
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError
 from hush.report.run.collect import audit_facts, run_facts
 from hush.report.run.facts import RunFacts
+from hush.report.run.wording import protection
+from hush.training.run_folder import step_file
 from tests.report.run.conftest import STATISTICS, TRAINING, charge
 
 
@@ -43,6 +45,18 @@ def test_another_delta_and_a_baseline_are_taken(ledger: Path) -> None:
     assert "the run was made for delta 1e-05" in asked.notes[0]
     with pytest.raises(InvalidValue, match=r"baseline=95\.0 must be"):
         run_facts(ledger, baseline=95.0)
+
+
+def test_the_key_beside_a_ledger_of_another_librarys_run_is_named_as_secret(tmp_path: Path) -> None:
+    path = charge(tmp_path / "ledger.jsonl", (TRAINING, 1))
+    step_file(path).write_bytes(b"key")
+    facts = run_facts(path)
+    assert {file.name: file.publishable for file in facts.files} == {
+        "ledger.jsonl": True,
+        "_ledger.jsonl.secret": False,
+    }
+    hidden = next(item.text for item in protection(facts) if item.term == "Nobody else may see")
+    assert "_ledger.jsonl.secret" in hidden
 
 
 def pate_folder(folder: Path, settings: dict[str, object]) -> Path:

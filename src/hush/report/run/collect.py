@@ -20,10 +20,11 @@ from hush.core.ranges import Range
 from hush.core.release import Selective
 from hush.report.run.facts import AuditFacts, PlanCharge, PublicFile, RunFacts, RunKind, Spent
 from hush.training.checks.run import checked_ledger, holds_pate, ledger_at
-from hush.training.run_folder import SETTINGS, read_metrics
+from hush.training.run_folder import SETTINGS, read_metrics, step_file
 
 _ACCURACY = Range(at_least=0, at_most=1, why="it is a share of right answers", example=0.95)
 _POINTS = 24
+_KEY = "the key of the noise: as secret as the records"
 _FILES = {
     "model.safetensors": (True, "weights of the trained model"),
     "student.safetensors": (True, "weights of the student"),
@@ -33,7 +34,7 @@ _FILES = {
     "ledger.jsonl": (True, "every charge, with a fingerprint or the value of what was released"),
     "anchor.json": (True, "which ledger is the run's"),
     "metrics.jsonl": (True, "epsilon so far, and measurements on records without protection"),
-    "checkpoint.safetensors": (False, "the key of the noise: as secret as the records"),
+    "checkpoint.safetensors": (False, _KEY),
     "private.json": (False, "the number of private records"),
     "teachers": (False, "models trained without noise: as secret as the records"),
     "unfinished.secret": (False, "trials of a selection that is not finished"),
@@ -161,7 +162,10 @@ def _build_up(ledger: Ledger, delta: float) -> list[Spent]:
 def _files(path: Path) -> list[PublicFile]:
     """Files beside the ledger that hush writes, in the order of `_FILES`."""
     if not path.is_dir():
-        return [PublicFile(name=path.name, publishable=True, holds=_FILES["ledger.jsonl"][1])]
+        ledger = PublicFile(name=path.name, publishable=True, holds=_FILES["ledger.jsonl"][1])
+        secret = step_file(path)
+        states = [PublicFile(name=secret.name, publishable=False, holds=_KEY)] if secret.exists() else []
+        return [ledger, *states]
     return [
         PublicFile(name=name + "/" * (path / name).is_dir(), publishable=publishable, holds=holds)
         for name, (publishable, holds) in _FILES.items()
