@@ -209,3 +209,33 @@ def test_how_records_are_read_is_said_once() -> None:
 def test_what_a_collate_function_returns_is_checked(collate_fn: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         prepare(Sentences(), collate_fn=collate_fn)[0]
+
+
+def test_how_often_a_record_draws_does_not_stay_in_the_programs_generators() -> None:
+    """Their states are saved with checkpoints: a draw for each word would show a record's length."""
+
+    class Drawing(Dataset[Any]):
+        def __init__(self, words: int) -> None:
+            self.words = words
+
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            torch.rand(self.words)
+            np.random.rand(self.words)  # noqa: NPY002
+            for _ in range(self.words):
+                random.random()
+            return torch.ones(2), index % 2
+
+    states = []
+    for words in (1, 50):
+        torch.manual_seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        random.seed(0)
+        source = hush.Source(Drawing(words))
+        source[0]
+        source.take([1, 2])
+        list(source.batches([[3], [4, 5]], None))
+        states.append((torch.rand(()), np.random.rand(), random.random()))  # noqa: NPY002
+    assert states[0] == states[1]

@@ -51,7 +51,7 @@ class Request:
 
     slots: list[int]
     key: bytes | None
-    """None: the program's own randomness, as it stands."""
+    """None: of rows that nothing draws for."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,12 @@ class Reader:
         try:
             if self.draws_nothing:
                 return pad(self._rows(request.slots), self.pad_to, self.pad_value)  # type: ignore[no-any-return]
-            if request.key is None:
-                rows = [self._row(slot) for slot in request.slots]
-            else:
-                rows = []
-                with global_randomness() as seed:
-                    for slot in request.slots:
-                        seed(slot_key(request.key, slot))
-                        rows.append(self._row(slot))
+            assert request.key is not None
+            rows = []
+            with global_randomness() as seed:
+                for slot in request.slots:
+                    seed(slot_key(request.key, slot))
+                    rows.append(self._row(slot))
             inputs, targets = stack(rows)
         except HushError as error:
             return Unreadable(str(error))

@@ -5,6 +5,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hush.core.errors import DataError, InvalidValue
@@ -103,7 +104,7 @@ class Source:
         return self._slots
 
     def __getitem__(self, slot: int) -> tuple[Any, Any]:
-        """Inputs and targets of one slot, under the program's own randomness."""
+        """Inputs and targets of one slot, under random numbers of the program's."""
         inputs, targets = map_leaves(self.take([slot]), lambda rows: rows[0])
         return inputs, targets
 
@@ -114,7 +115,7 @@ class Source:
             slots: their numbers.
             key: that the records' random numbers are derived from; None: the program's own.
         """
-        return _rows_of(self._reader, Request(slots, key))
+        return _rows_of(self._reader, Request(slots, self._key(key)))
 
     def batches(self, parts: Sequence[Sequence[int]], key: bytes | None) -> Iterator[tuple[Any, Any]]:
         """Inputs and targets of physical batches, read ahead by the workers.
@@ -124,7 +125,17 @@ class Source:
             key: as for `take`.
         """
         # nothing drawn, nothing read: a rank's own part may have no record whose shapes could be asked
-        return self._loader.read(parts, key) if parts else iter(())
+        return self._loader.read(parts, self._key(key)) if parts else iter(())
+
+    def _key(self, key: bytes | None) -> bytes | None:
+        """The key, or one of the program's randomness, which moves by as much whatever a record draws.
+
+        How often a record draws, once for each of its words, say, would stay in the state of the global
+        generators, and that is saved with checkpoints of other libraries.
+        """
+        if key is not None or self.draws_nothing:
+            return key
+        return bytes(torch.randint(256, (32,)).tolist())
 
     def start_workers(self) -> None:
         """Start the processes that read ahead; `batches` starts them too, later."""
