@@ -1,20 +1,23 @@
 """Figure 3 of the bounded-support paper: epsilon for the records at hand at equal accuracy.
 
-Full-batch descent of a linear model on fixed features. Of every mechanism the run with the lowest
-epsilon that reaches an accuracy, over the Gaussian's; by the paper's one-sided charge and by both.
+Full-batch descent of a linear model on fixed features. Of every mechanism the epsilon at which it
+reaches an accuracy, over the Gaussian's; by the paper's one-sided charge and by both.
 """
 
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 import hush
 from hush.report.figure import Figure, Table
+from recipes.bounded.fig4 import frontier
 from recipes.bounded.probe import DATA, DELTA, KINDS, STEPS, accuracy, descent, features, grid
 
-TARGETS = (66.0, 68.0, 70.0, 72.0, 74.0, 75.0)
+TARGETS = tuple(float(target) for target in np.arange(65.0, 79.0))
 
 
-def bounded_fig3(*, device: str = "cpu", seeds: int = 1) -> Figure:
+def bounded_fig3(*, device: str = "cpu", seeds: int = 3) -> Figure:
     """Ratios of per-instance epsilons at equal accuracy, rectified and truncated, on Fashion-MNIST."""
     x, y, x_test, y_test = features(device)
     rows: list[list[Any]] = []
@@ -64,21 +67,26 @@ def draw_ratios(ratios: list[list[float | None]], axes: Any) -> None:
 
 
 def ratios_at(rows: list[list[Any]], target: float) -> list[float | None]:
-    """The target, and for each law the lowest epsilon that reaches it over the Gaussian's, both ways."""
-    lowest: dict[str, tuple[float, float]] = {}
-    for kind in KINDS:
-        reached = [(row[4], row[5]) for row in rows if row[0] == kind and row[3] >= target]
-        if reached:
-            lowest[kind] = (
-                min(epsilons[0] for epsilons in reached),
-                min(epsilons[1] for epsilons in reached),
-            )
+    """The target, and each law's epsilon there over the Gaussian's, by the paper's charge and by both.
+
+    Between runs that no other of the law beats, logarithms of epsilon are interpolated: a grid of sigmas
+    has steps, and which law takes the next one first would decide. None beyond the runs there are.
+    """
     results: list[float | None] = [target]
     for kind in KINDS[1:]:
-        for k in (0, 1):
-            comparable = kind in lowest and "Gaussian" in lowest
-            results.append(lowest[kind][k] / lowest["Gaussian"][k] if comparable else None)
+        for column in (4, 5):
+            own, gaussian = (
+                _epsilon_at(frontier(rows, law, column), target) for law in (kind, KINDS[0])
+            )
+            results.append(None if own is None or gaussian is None else own / gaussian)
     return results
+
+
+def _epsilon_at(front: list[tuple[float, float]], target: float) -> float | None:
+    epsilons, reached = zip(*front, strict=True)
+    if not reached[0] <= target <= reached[-1]:
+        return None
+    return float(np.exp(np.interp(target, reached, np.log(epsilons))))
 
 
 def as_text(value: float | None) -> str:

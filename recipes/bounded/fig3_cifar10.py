@@ -23,7 +23,7 @@ from hush.data import load
 from hush.data.dataset import tensors
 from hush.data.features import with_features
 from hush.report.figure import Figure, Table
-from recipes.bounded.fig3 import as_text, draw_ratios, ratios_at
+from recipes.bounded.fig3 import as_text, draw_ratios
 from recipes.bounded.probe import (
     CLASSES,
     DELTA,
@@ -88,7 +88,7 @@ def bounded_fig3_cifar10(*, device: str = "cpu", seeds: int = 1, processes: int 
                     *(point.clip, half, rate, steps),
                 ]
             )
-    ratios = [ratios_at(rows, target) for target in TARGETS]
+    ratios = [lowest_ratios(rows, target) for target in TARGETS]
 
     return Figure(
         name="bounded-fig3-cifar10",
@@ -187,3 +187,24 @@ def _smallest_epsilon(rows: list[list[Any]], target: float | None) -> float | No
     """The lowest charge of the Gaussian's runs that reach the target."""
     reached = [row[5] for row in rows if row[0] == "Gaussian" and row[3] >= target]
     return min(reached, default=None)
+
+
+def lowest_ratios(rows: list[list[Any]], target: float) -> list[float | None]:
+    """The target, and for each law the lowest epsilon that reaches it over the Gaussian's, both ways.
+
+    Clipping norms, rates and lengths differ beside sigma, so runs are picked and not interpolated.
+    """
+    lowest: dict[str, tuple[float, float]] = {}
+    for kind in KINDS:
+        reached = [(row[4], row[5]) for row in rows if row[0] == kind and row[3] >= target]
+        if reached:
+            lowest[kind] = (
+                min(epsilons[0] for epsilons in reached),
+                min(epsilons[1] for epsilons in reached),
+            )
+    results: list[float | None] = [target]
+    for kind in KINDS[1:]:
+        for k in (0, 1):
+            comparable = kind in lowest and "Gaussian" in lowest
+            results.append(lowest[kind][k] / lowest["Gaussian"][k] if comparable else None)
+    return results

@@ -20,7 +20,7 @@ from recipes.bounded.probe import CLIP, DATA, KINDS, STEPS, accuracy, descent, f
 WATCHED, ITERATIONS, FAILURE = 100, 20, 1e-6
 
 
-def bounded_fig4(*, device: str = "cpu", seeds: int = 1) -> Figure:
+def bounded_fig4(*, device: str = "cpu", seeds: int = 3) -> Figure:
     """Accuracy against Fisher information loss, for a linear model on Fashion-MNIST."""
     x, y, x_test, y_test = features(device)
     rows: list[list[Any]] = []

@@ -27,7 +27,7 @@ PUBLIC, RECORDS = 2000, 10_000
 CLIP, STEPS = 0.2, 20
 LEARNING_RATE = 1.0
 ORDERS = np.array([4.0, 8.0, 16.0, 32.0, 64.0])
-SCALES = (250.0, 500.0, 1000.0, 2000.0)
+SCALES = tuple(float(scale) for scale in np.geomspace(250, 2000, 7).round())
 """Deviation of the noise on the sum, over the clipping bound."""
 BOUNDS = (0.5, 1.5)
 """Half the width of the support, over that deviation."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import hush
 from hush.accounting.rdp.conversion import rdp_to_epsilon
-from recipes.bounded import fig3, fig4
+from recipes.bounded import fig3, fig3_cifar10, fig4
 from recipes.bounded import probe as bounded_probe
 from recipes.bounded.probe import CLIP, ORDERS, GridPoint, accuracy, descent
 
@@ -66,8 +66,25 @@ def test_ratios_are_of_the_lowest_epsilon_that_reaches_a_target() -> None:
         row("rectified", 75, 0.4, 0.6),
         row("truncated", 75, 0.5, 0.5),
     ]
-    assert fig3.ratios_at(rows, 78.0) == [78.0, 0.5, 0.75, None, None]
-    assert fig3.ratios_at(rows, 70.0) == [70.0, 0.4, 0.6, 0.5, 0.5]
+    assert fig3_cifar10.lowest_ratios(rows, 78.0) == [78.0, 0.5, 0.75, None, None]
+    assert fig3_cifar10.lowest_ratios(rows, 70.0) == [70.0, 0.4, 0.6, 0.5, 0.5]
+
+
+def test_epsilons_are_interpolated_between_the_runs_of_a_law() -> None:
+    points = {
+        "Gaussian": ((70, 1.0), (80, 4.0), (75, 9.0)),
+        "rectified": ((70, 1.0), (80, 1.0)),
+        "truncated": ((72, 1.0), (80, 2.0)),
+    }
+    rows = [
+        [kind, 1.0, 1.0, reached, epsilon, 2 * epsilon, 9.0]
+        for kind, runs in points.items()
+        for reached, epsilon in runs
+    ]
+    # half way to a fourfold epsilon is the double; a run that is beaten by a cheaper one is left out
+    assert fig3.ratios_at(rows, 75.0) == pytest.approx([75.0, 0.5, 0.5, 2**0.375 / 2, 2**0.375 / 2])
+    assert fig3.ratios_at(rows, 71.0)[3:] == [None, None], "no run of the truncated law is so cheap"
+    assert fig3.ratios_at(rows, 81.0) == [81.0, None, None, None, None]
 
 
 def test_the_frontier_leaves_out_what_is_beaten() -> None:
