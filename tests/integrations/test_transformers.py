@@ -286,11 +286,16 @@ class Stream(IterableDataset[Any]):
     ("options", "reason"),
     [
         ({"train_dataset": Stream(), "args": {"max_steps": 2}}, "no sampling, no charge"),
+        ({"train_dataset": Stream()}, "no sampling, no charge"),
         ({"args": {"train_sampling_strategy": "group_by_length"}}, "picks records by their length"),
         ({"args": {"auto_find_batch_size": True}}, "another plan"),
         ({"args": {"include_num_input_tokens_seen": True}}, "depends on who was drawn"),
-        ({"args": {"optim": "adalomo"}}, "before anything is charged"),
-        ({"args": {"neftune_noise_alpha": 5.0}}, "neftune_noise_alpha='5.0'"),
+        ({"args": {"optim": "adalomo"}}, "optim='adalomo' .* before anything is charged"),
+        (
+            {"args": {"optim": "galore_adamw_layerwise", "optim_target_modules": ["query"]}},
+            "before anything is charged",
+        ),
+        ({"args": {"neftune_noise_alpha": 5.0}}, "neftune_noise_alpha=5.0"),
     ],
 )
 def test_arguments_that_cannot_be_private_are_refused_by_name(
@@ -317,7 +322,7 @@ def test_metrics_of_the_training_records_are_refused(tmp_path: Path) -> None:
 def test_other_engines_are_refused(tmp_path: Path, name: str) -> None:
     run = trainer(tmp_path)
     setattr(run.args, name, True)
-    with pytest.raises(Unsupported, match=f"{name}='True' of the TrainingArguments cannot be private"):
+    with pytest.raises(Unsupported, match=f"{name}=True of the TrainingArguments cannot be private"):
         run.train()
 
 
@@ -380,14 +385,17 @@ def test_a_trainer_that_steps_by_itself_is_refused(tmp_path: Path) -> None:
         ({"args": {"per_device_train_batch_size": 12}}, "draws 15 of 60 records on average"),
         ({"args": {"max_grad_norm": 0.5}}, "a noisy gradient is not clipped again"),
         ({"epsilon": 1.0, "args": {"max_grad_norm": 0.0}}, "max_grad_norm=0.0 must be > 0"),
+        ({"epsilon": 1.0, "args": {"max_grad_norm": None}}, "max_grad_norm=None must be > 0"),
         ({"args": {"gradient_accumulation_steps": 5}}, "is 75 "),
+        ({"epsilon": "1"}, "epsilon='1' must be a finite number"),
+        ({"train_dataset": None}, "train_dataset was not passed"),
     ],
 )
 def test_a_plan_and_the_arguments_say_the_same(
     tmp_path: Path, options: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(InvalidValue, match=reason):
-        trainer(tmp_path, **options).train()
+        trainer(tmp_path, **options)
 
 
 def test_ragged_records_need_a_public_length(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """TrainingArguments of a private run: what they mean for a plan, and which of them are refused."""
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -48,7 +49,30 @@ class Privacy:
             return None
         return Budget(epsilon=self.epsilon, delta=self.delta_for(records))
 
-    def plan_for(self, *, records: int, batch: int, clip_norm: float, steps: int) -> Plan:
+    def check(self, *, records: int, batch: int, clip_norm: float | None) -> None:
+        """Raise where budget, plan and TrainingArguments cannot be those of one run.
+
+        Args:
+            records: number of slots.
+            batch: expected logical batch: per device, times accumulation, times processes.
+            clip_norm: `max_grad_norm`; None, as in Trainer: zero.
+        """
+        self.budget(records)
+        if batch > records:
+            raise InvalidValue(
+                f"the batch of the TrainingArguments is {batch} (per device, times accumulation, times "
+                f"processes) and there are {records} records: each takes part by chance, at a rate of "
+                "at most 1. Lower per_device_train_batch_size or gradient_accumulation_steps."
+            )
+        if self.plan is not None:
+            _check_agreeing(self.plan, records=records, batch=batch, clip_norm=clip_norm or 0.0)
+        elif clip_norm is None or clip_norm <= 0:
+            raise InvalidValue(
+                f"max_grad_norm={clip_norm} must be > 0: it is the norm that each record's gradient is "
+                "clipped to, and without a bound no noise gives privacy. Leave it at 1.0, or pass plan=."
+            )
+
+    def plan_for(self, *, records: int, batch: int, clip_norm: float | None, steps: int) -> Plan:
         """Plan of a run: the one that was passed, or noise calibrated to the budget.
 
         Args:
@@ -57,22 +81,12 @@ class Privacy:
             clip_norm: `max_grad_norm`.
             steps: optimizer steps in all.
         """
-        if batch > records:
-            raise InvalidValue(
-                f"the batch of the TrainingArguments is {batch} (per device, times accumulation, times "
-                f"processes) and there are {records} records: each takes part by chance, at a rate of "
-                "at most 1. Lower per_device_train_batch_size or gradient_accumulation_steps."
-            )
+        self.check(records=records, batch=batch, clip_norm=clip_norm)
         if self.plan is not None:
-            _check_agreeing(self.plan, records=records, batch=batch, clip_norm=clip_norm)
             return self.plan
-        if clip_norm <= 0:
-            raise InvalidValue(
-                f"max_grad_norm={clip_norm} must be > 0: it is the norm that each record's gradient is "
-                "clipped to, and without a bound no noise gives privacy. Leave it at 1.0, or pass plan=."
-            )
         budget = self.budget(records)
         assert budget is not None
+        assert clip_norm is not None
         plan = Plan(
             sampling=Poisson(rate=batch / records),
             clipping=L2(norm=clip_norm),
@@ -107,13 +121,9 @@ def check_arguments(args: Any, train_dataset: Any, eval_dataset: Any) -> None:
         train_dataset: the private records.
         eval_dataset: of the Trainer.
     """
-    if isinstance(train_dataset, IterableDataset) or not hasattr(train_dataset, "__len__"):
-        raise Unsupported(
-            f"train_dataset is {with_article(type(train_dataset).__name__)} without a length: a stream "
-            "hands out records in an order of its own, where none takes part by chance: no sampling, no "
-            "charge. Pass a map-style data set; write a stream to disk once."
-        )
+    check_records(train_dataset)
     check_evaluation(eval_dataset, train_dataset)
+    optimizer = str(_plain(args.optim))
     refused = {
         "fp16": args.fp16
         and "a gradient scaler multiplies losses, and private gradients are taken of none: use bf16",
@@ -136,14 +146,37 @@ def check_arguments(args: Any, train_dataset: Any, eval_dataset: Any) -> None:
         "n_gpu": args.n_gpu > 1
         and "one process with several GPUs averages gradients before they are clipped: start it with "
         "torchrun, one process a GPU, or show it one GPU (CUDA_VISIBLE_DEVICES)",
-        "optim": (args.optim in _FUSED_BACKWARD or str(args.optim).endswith(_LAYERWISE))
-        and f"{args.optim} moves weights during the backward pass, before anything is charged",
+        "optim": (optimizer in _FUSED_BACKWARD or optimizer.endswith(_LAYERWISE))
+        and f"{optimizer} moves weights during the backward pass, before anything is charged",
     }
     for name, reason in refused.items():
         if reason:
-            raise Unsupported(
-                f"{name}={_shown(args, name)} of the TrainingArguments cannot be private: {reason}."
-            )
+            value = _plain(getattr(args, name))
+            raise Unsupported(f"{name}={value!r} of the TrainingArguments cannot be private: {reason}.")
+
+
+def _plain(value: Any) -> Any:
+    """What was passed: TrainingArguments turn names into members of enumerations."""
+    return value.value if isinstance(value, Enum) else value
+
+
+def check_records(train_dataset: Any) -> None:
+    """Raise for training records that no step can draw.
+
+    Args:
+        train_dataset: of the Trainer.
+    """
+    if train_dataset is None:
+        raise InvalidValue(
+            "train_dataset was not passed: the noise follows the number of private records. Pass "
+            "train_dataset=...; to evaluate alone, which is not private, use transformers.Trainer."
+        )
+    if isinstance(train_dataset, IterableDataset) or not hasattr(train_dataset, "__len__"):
+        raise Unsupported(
+            f"train_dataset is {with_article(type(train_dataset).__name__)} without a length: a stream "
+            "hands out records in an order of its own, where none takes part by chance: no sampling, no "
+            "charge. Pass a map-style data set; write a stream to disk once."
+        )
 
 
 def check_evaluation(eval_dataset: Any, train_dataset: Any) -> None:
@@ -156,7 +189,3 @@ def check_evaluation(eval_dataset: Any, train_dataset: Any) -> None:
     for each in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
         if each is not None and not isinstance(each, str):
             check_held_out(each, train_dataset)
-
-
-def _shown(args: Any, name: str) -> str:
-    return repr(str(getattr(args, name)))

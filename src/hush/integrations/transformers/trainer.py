@@ -1,5 +1,6 @@
 """`PrivateTrainer`: a Trainer of the transformers library whose step is private."""
 
+import inspect
 import json
 import math
 import os
@@ -19,7 +20,12 @@ from hush.core.plan import Plan
 from hush.integrations.batch_loss import BatchLoss, batch_data, own_loss
 from hush.integrations.extras import require
 from hush.integrations.step_file import load_step, save_step
-from hush.integrations.transformers.arguments import Privacy, check_arguments, check_evaluation
+from hush.integrations.transformers.arguments import (
+    Privacy,
+    check_arguments,
+    check_evaluation,
+    check_records,
+)
 from hush.integrations.transformers.kept import check_nothing_kept, kept_by
 from hush.training.data import Batch, Data
 from hush.training.resume import settings_of
@@ -84,8 +90,15 @@ class PrivateTrainer(Trainer):
         self._privacy = Privacy(epsilon=epsilon, delta=delta, plan=plan)
         self._recording = False
         """Whether the loss of a record is being computed."""
+        passed = {**dict(zip(inspect.signature(Trainer).parameters, args, strict=False)), **options}
+        check_records(passed.get("train_dataset"))  # before Trainer asks for the max_steps of a stream
         super().__init__(*args, **options)
         check_arguments(self.args, self.train_dataset, self.eval_dataset)
+        self._privacy.check(
+            records=self._records,
+            batch=self.get_total_train_batch_size(self.args),
+            clip_norm=self.args.max_grad_norm,
+        )
         self.private_step: PrivateStep | None = None
         """The private step, once training has begun."""
         self._pad_to, self._generator = pad_to, generator
