@@ -21,10 +21,30 @@ _CALLBACKS = {
 }
 
 
+def check_gradients(trainer: "Trainer") -> None:
+    """Raise for clipping and accumulation of gradients by the Trainer.
+
+    Lightning refuses them too, but later, and by advice to switch to automatic optimization.
+
+    Args:
+        trainer: about to fit a `PrivateModule`.
+    """
+    if trainer.gradient_clip_val is not None:
+        raise Unsupported(
+            f"gradient_clip_val={trainer.gradient_clip_val!r} of the Trainer would clip a gradient that "
+            "is noisy already, and bounds no record: the plan clips each record's. Leave it out, and "
+            "set the plan's clipping, as in clipping=hush.L2(norm=1.0)."
+        )
+    if trainer.accumulate_grad_batches != 1:
+        raise Unsupported(
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches!r} of the Trainer would add up "
+            "several noisy gradients: a private step draws its whole batch at once. Raise the plan's "
+            "sampling rate; PoissonLoader(..., physical_batch=...) is what is in memory at a time."
+        )
+
+
 def check_trainer(trainer: "Trainer") -> None:
     """Raise for settings of a Trainer that would change the private step.
-
-    Gradient clipping and accumulation are refused by Lightning itself, under manual optimization.
 
     Args:
         trainer: about to fit a `PrivateModule`.

@@ -10,7 +10,7 @@ from hush.core.errors import CheckpointError, PrivacyWarning, Unsupported
 from hush.core.ranges import with_article
 from hush.integrations.batch_loss import BatchLoss
 from hush.integrations.extras import require
-from hush.integrations.lightning.checks import check_trainer, one_optimizer
+from hush.integrations.lightning.checks import check_gradients, check_trainer, one_optimizer
 from hush.integrations.lightning.loader import PoissonLoader
 from hush.training.checks.disjoint import check_held_out
 from hush.training.resume import settings_of
@@ -167,7 +167,8 @@ class PrivateModule(LightningModule):
             step.spent()
 
     def configure_callbacks(self) -> list[Callback]:
-        """The module's own callbacks, and one that closes the ledger."""
+        """The module's own callbacks, and one that closes the ledger; called before anything else."""
+        check_gradients(self.trainer)
         own = super().configure_callbacks()
         return [*(own if isinstance(own, (list, tuple)) else [own]), _LetGo()]
 
