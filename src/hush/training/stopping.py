@@ -46,10 +46,16 @@ def last_step(
     if limit == 0:
         counts = {**before, step.plan: before.get(step.plan, 0) + 1}
         cost = compose(counts, budget.delta, sizes, adjacency).epsilon.upper
-        added = ", with what is on the ledger" if before else ""
+        if before:
+            raise BudgetExceeded(
+                f"the ledger holds charges of epsilon={spent:.4g} at delta={budget.delta:g}, and one "
+                f"step more costs {cost:.4g} with what is on the ledger, above the budget of "
+                f"{budget.epsilon:g}: runs on the same records add up. Resume the run that was charged, "
+                "or raise the budget of all of them together."
+            )
         raise BudgetExceeded(
             f"the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} is below what one "
-            f"step costs ({cost:.4g}{added}): not even the first step may be taken. Add noise "
+            f"step costs ({cost:.4g}): not even the first step may be taken. Add noise "
             "(hush.calibrate finds how much), lower the sampling rate, or raise the budget."
         )
     if requested is not None:
