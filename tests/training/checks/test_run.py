@@ -146,6 +146,13 @@ def test_a_ledger_without_its_run_is_noted(run: Path, tmp_path: Path) -> None:
         assert "the newest charges may be missing" in ledger_at(path)[1][0]
 
 
+def test_a_folder_with_a_ledger_alone_is_told_to_name_it(run: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "ledger.jsonl"
+    alone.write_bytes((run / "ledger.jsonl").read_bytes())
+    with pytest.raises(LedgerError, match=r"name the ledger alone, .*: .*ledger\.jsonl$"):
+        checked_ledger(tmp_path)
+
+
 def test_another_plan_beside_it_is_noticed(run: Path) -> None:
     plan = run / "plan.toml"
     plan.write_text(plan.read_text().replace("multiplier = 1.0", "multiplier = 9.0"))

@@ -12,6 +12,7 @@ from hush.core.plan import Plan, read_plan
 from hush.training.run_folder import ANCHOR, SETTINGS, anchored_ledger, check_anchor
 
 _NAME = "ledger.jsonl"
+_OF_A_RUN = ("plan.toml", ANCHOR, SETTINGS, "checkpoint.safetensors")
 _PATE = "of a PATE run, whose answers are on the ledger alone, so that the newest charges may be missing"
 
 
@@ -29,6 +30,12 @@ def checked_ledger(folder: Path) -> tuple[Ledger, list[str]]:
         raise LedgerError(
             f"{folder} has no {_NAME}: what was spent is not known. Name the folder of a run, "
             "restore the file, or name a ledger with --ledger FILE."
+        )
+    if not any((folder / name).exists() for name in _OF_A_RUN):
+        raise LedgerError(
+            f"{folder} has a {_NAME} and no other file of a run of hush.train: there is nothing to hold "
+            "it against, so that the newest charges may be missing. Restore the files; or name the "
+            f"ledger alone, as those of PrivateTrainer, Lightning and loops of your own are: {ledger}"
         )
     opened = Ledger(ledger, read_only=True)
     return opened, [_PATE] if holds_pate(folder) else _fits(folder, opened)
