@@ -351,6 +351,11 @@ def test_what_would_run_another_step_is_refused_by_name(
         fit(kind(), 1, **settings)
 
 
+def test_a_module_without_the_mix_in_gets_no_batches() -> None:
+    with pytest.raises(Unsupported, match="no PrivateModule has made one"):
+        fit(Classifier(), 1)
+
+
 def test_a_module_that_calls_the_optimizer_itself_is_refused() -> None:
     with pytest.raises(Unsupported, match="sets automatic_optimization=False"):
         Manual()

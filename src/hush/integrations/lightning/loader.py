@@ -71,7 +71,12 @@ class PoissonLoader:
 
     def __iter__(self) -> Iterator[int]:
         """Numbers of an epoch's steps: the records are drawn by the step itself."""
-        return iter(range(len(self)))
+        if self.step is None:  # at the first item: the Trainer makes the iterator before on_train_start
+            raise Unsupported(
+                "a PoissonLoader holds no batches: the private step draws them, and no PrivateModule "
+                "has made one. Mix it in from the left: class Private(PrivateModule, Mine): pass."
+            )
+        yield from range(len(self))
 
     def begin(
         self,
