@@ -257,7 +257,7 @@ class CoordinateWise(_Subsampled):
             return None
         if block.beta != 2:
             return SampledNoise(self.rate, block.beta, block.scale / block.sensitivity.max_entry)
-        blocks = [(block.sensitivity, block.scale / math.sqrt(2)) for block in self.blocks]
+        blocks = tuple((block.sensitivity, block.scale / math.sqrt(2)) for block in self.blocks)
         return SampledGaussian(*dominated_step(blocks, self.rate, self.coordinate_rate))
 
     @property

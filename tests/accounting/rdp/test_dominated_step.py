@@ -32,7 +32,7 @@ def plain_errors(levels: Array, rate: float, multiplier: float) -> Array:
 def test_the_plain_step_shows_no_more(count: int, coordinate_rate: float, length: float) -> None:
     cap, rate = length / math.sqrt(count), 0.2
     ball = SensitivitySet(p=2, norm=length, cap=cap, dimension=count)
-    dominated_rate, multiplier = dominated_step([(ball, 1.0)], rate, coordinate_rate)
+    dominated_rate, multiplier = dominated_step(((ball, 1.0),), rate, coordinate_rate)
     levels = np.logspace(-12, -1e-6, 400)
     if multiplier == pytest.approx(1 / cap):
         # one coordinate: the plain step itself
@@ -46,14 +46,14 @@ def test_the_plain_step_shows_no_more(count: int, coordinate_rate: float, length
 
 def test_many_small_coordinates_show_nearly_what_their_mean_does() -> None:
     ball = SensitivitySet(p=2, norm=1.0, cap=1e-3, dimension=1_000_000)
-    dominated_rate, multiplier = dominated_step([(ball, 1.0)], 1.0, 0.5)
+    dominated_rate, multiplier = dominated_step(((ball, 1.0),), 1.0, 0.5)
     assert dominated_rate > 0.99
     assert multiplier == pytest.approx(2.0, rel=0.01)
 
 
 def test_a_change_below_the_cap_is_spread_over_all_coordinates_there_are() -> None:
     ball = SensitivitySet(p=2, norm=1.0, cap=0.5, dimension=2500)
-    dominated_rate, multiplier = dominated_step([(ball, 1.0)], 0.2, 1 / 3)
+    dominated_rate, multiplier = dominated_step(((ball, 1.0),), 0.2, 1 / 3)
     levels = np.logspace(-12, -1e-6, 400)
     exact = true_errors(levels, 2500, 0.02, 0.2, 1 / 3)
     assert (plain_errors(levels, dominated_rate, multiplier) >= exact - 1e-12).all()
@@ -63,10 +63,10 @@ def test_a_change_below_the_cap_is_spread_over_all_coordinates_there_are() -> No
 
 
 def test_several_blocks_are_weighed_by_their_noise() -> None:
-    blocks = [
+    blocks = (
         (SensitivitySet(p=2, norm=2.0, cap=0.1, dimension=10**6), 3.0),
         (SensitivitySet(p=2, norm=1.0, cap=0.1, dimension=10**6), 0.5),
-    ]
+    )
     dominated_rate, multiplier = dominated_step(blocks, 0.2, 0.5)
     # nearly the mean of all coordinates together, and never more
     whole = 1 / (0.5 * math.hypot(2 / 3, 2.0))
@@ -76,21 +76,21 @@ def test_several_blocks_are_weighed_by_their_noise() -> None:
 
 def test_a_box_and_few_dimensions_limit_how_many_move() -> None:
     one, many = (SensitivitySet(p=math.inf, norm=0.1, dimension=count) for count in (1, 400))
-    assert dominated_step([(one, 1.0)], 0.1, 0.5) == (0.05, 10.0)
-    rate, multiplier = dominated_step([(many, 1.0)], 0.1, 1.0)
+    assert dominated_step(((one, 1.0),), 0.1, 0.5) == (0.05, 10.0)
+    rate, multiplier = dominated_step(((many, 1.0),), 0.1, 1.0)
     assert rate == pytest.approx(0.1)
     assert multiplier == pytest.approx(0.5)
 
 
 def test_more_coordinates_than_can_be_counted_show_no_less_than_fewer() -> None:
     few, many = (
-        dominated_step([(SensitivitySet(p=2.0, norm=length, cap=1e-9), 1.0)], 0.5, 0.25)
+        dominated_step(((SensitivitySet(p=2.0, norm=length, cap=1e-9), 1.0),), 0.5, 0.25)
         for length in (1e-3, 1e12)
     )
     assert 0 < many[1] <= few[1]
 
 
 def test_next_to_no_noise_is_no_overflow() -> None:
-    rate, multiplier = dominated_step([(SensitivitySet(p=2.0, norm=1.0), 1e-300)], 0.5, 0.25)
+    rate, multiplier = dominated_step(((SensitivitySet(p=2.0, norm=1.0), 1e-300),), 0.5, 0.25)
     assert 0 < rate <= 0.5
     assert 0 < multiplier <= 1e-300

@@ -1,7 +1,7 @@
 """A plain sampled Gaussian step that a step with sampled coordinates dominates."""
 
 import math
-from collections.abc import Sequence
+from functools import lru_cache
 
 from scipy.stats import binom
 
@@ -16,10 +16,11 @@ _SPREADS = (1.0, 1e2, 1e4, 1e8)
 # A record may always move fewer than it could, and SciPy counts no further.
 _MAX_COORDINATES = 1e15
 
-Blocks = Sequence[tuple[SensitivitySet, float]]
+Blocks = tuple[tuple[SensitivitySet, float], ...]
 """Sensitivity set and noise deviation of each block of coordinates."""
 
 
+@lru_cache(maxsize=1024)  # asked for at every point of a curve
 def dominated_step(blocks: Blocks, rate: float, coordinate_rate: float) -> tuple[float, float]:
     """Rate and multiplier of a plain sampled Gaussian step: its epsilon is a lower bound for this one's.
 
@@ -30,13 +31,13 @@ def dominated_step(blocks: Blocks, rate: float, coordinate_rate: float) -> tuple
     taken.
 
     >>> changes = SensitivitySet(p=2, norm=1.0, cap=0.1)
-    >>> rate, multiplier = dominated_step([(changes, 1.5)], rate=0.06, coordinate_rate=1 / 3)
+    >>> rate, multiplier = dominated_step(((changes, 1.5),), rate=0.06, coordinate_rate=1 / 3)
     >>> round(rate, 3), round(multiplier, 2)
     (0.06, 4.5)
     """
-    movable = [(ball, deviation) for ball, deviation in blocks if ball.max_entry > 0]
+    movable = tuple((ball, deviation) for ball, deviation in blocks if ball.max_entry > 0)
     candidates = [(rate * coordinate_rate, deviation / ball.max_entry) for ball, deviation in movable]
-    for moved in [*([block] for block in movable), movable]:
+    for moved in [*((block,) for block in movable), movable]:
         for spread in _SPREADS:
             candidates += _of_even_change(moved, spread, rate, coordinate_rate)
     return max(candidates, key=_chi_square)
