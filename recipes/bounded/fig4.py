@@ -61,11 +61,17 @@ def bounded_fig4(*, device: str = "cpu", seeds: int = 3) -> Figure:
 
 def draw_frontiers(rows: list[list[Any]], panels: Any) -> None:
     """Accuracy over the largest and over the median loss."""
+    from matplotlib.ticker import LogLocator
+
     for panel, column, name in ((panels[0], 4, "largest"), (panels[1], 5, "median")):
         for k, kind in enumerate(KINDS):
             front = frontier(rows, kind, column)
             panel.plot(*zip(*front, strict=True), "o-", color=f"C{k}", label=kind)
         panel.set(xscale="log", xlabel=f"{name} eta", ylabel="test accuracy, %")
+        # less than two decades: labels of every digit would overlap
+        panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.xaxis.set_minor_formatter("")
     panels[0].legend(frameon=False)
 
 

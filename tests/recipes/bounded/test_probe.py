@@ -99,7 +99,7 @@ def test_losses_against_a_jacobian_that_is_written_out(monkeypatch: pytest.Monke
     monkeypatch.setattr(fig4, "grid", lambda: grid)
     monkeypatch.setattr(fig4, "STEPS", 2)
     monkeypatch.setattr(fig4, "WATCHED", 7)
-    rows = {row[0]: row for row in fig4.bounded_fig4().rows}
+    rows = {row[0]: row for row in fig4.bounded_fig4(seeds=1).rows}
     x, y, *_ = records()
     for point in grid:
         run, squared, before = descent(point, x, y, seed=0), np.zeros(7), torch.zeros(10, 4)
