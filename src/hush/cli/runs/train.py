@@ -6,15 +6,6 @@ from typing import Annotated, cast
 
 import typer
 
-from hush.cli.runs.experiment import (
-    LEARNING_RATE,
-    MOMENTUM,
-    Settings,
-    build_experiment,
-    check_same_plan,
-    default_model,
-    new_folder,
-)
 from hush.cli.options import (
     AsJson,
     BatchSize,
@@ -55,6 +46,15 @@ from hush.cli.options import (
     steps_of,
 )
 from hush.cli.output import SEED_NOTICE, counted, print_json
+from hush.cli.runs.experiment import (
+    LEARNING_RATE,
+    MOMENTUM,
+    Settings,
+    build_experiment,
+    check_same_plan,
+    default_model,
+    new_folder,
+)
 from hush.core.guarantee import Adjacency, Arithmetic, Budget, Neighbours
 from hush.core.plan import read_plan
 from hush.core.ranges import Range, check_count
@@ -65,6 +65,7 @@ _VIEWS = Range(
     why="each is a pass over the record, which has one clipped gradient however many there are",
     example=4,
 )
+
 
 def train(
     data: Data = "digits",

@@ -8,15 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from hush.cli.runs.experiment import (
-    LEARNING_RATE,
-    MOMENTUM,
-    Experiment,
-    Settings,
-    build_experiment,
-    default_model,
-    new_folder,
-)
 from hush.cli.options import (
     AsJson,
     BatchSize,
@@ -42,6 +33,15 @@ from hush.cli.options import (
     steps_of,
 )
 from hush.cli.output import SEED_NOTICE, counted, print_json
+from hush.cli.runs.experiment import (
+    LEARNING_RATE,
+    MOMENTUM,
+    Experiment,
+    Settings,
+    build_experiment,
+    default_model,
+    new_folder,
+)
 from hush.clipping import L2
 from hush.core.atomic_files import replace_file
 from hush.core.best_of import TrialLaw

@@ -21,6 +21,9 @@ _LAYERWISE = "_layerwise"
 _SHARE = 0.1
 """Of one over the number of records: the delta of a budget that names none."""
 
+_STEP = ("training_step", "get_train_dataloader", "_get_train_sampler")
+"""Methods of a Trainer that draw and apply gradients."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
@@ -189,3 +192,31 @@ def check_evaluation(eval_dataset: Any, train_dataset: Any) -> None:
     for each in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
         if each is not None and not isinstance(each, str):
             check_held_out(each, train_dataset)
+
+
+def check_overrides(kind: type, private: type) -> None:
+    """Raise if a subclass draws or applies gradients by itself.
+
+    Args:
+        kind: of the Trainer.
+        private: the class whose steps are charged.
+    """
+    for each in kind.__mro__[: kind.__mro__.index(private)]:
+        for name in _STEP:
+            if name in vars(each):
+                raise Unsupported(
+                    f"{each.__name__} overrides {name}: the private step draws and applies what is "
+                    "charged, and another would not be. Override compute_loss, the collator or the "
+                    "data set instead."
+                )
+
+
+def pad_values(tokenizer: Any) -> dict[str, Any]:
+    """Numbers to pad records with, by the names that the library's models use.
+
+    Args:
+        tokenizer: of the Trainer; None: it has none.
+    """
+    token = getattr(tokenizer, "pad_token_id", None)
+    kind = getattr(tokenizer, "pad_token_type_id", None)
+    return {"input_ids": token or 0, "token_type_ids": kind or 0, "labels": -100}

@@ -1,7 +1,6 @@
 """`PrivateTrainer`: a Trainer of the transformers library whose step is private."""
 
 import inspect
-import json
 import math
 import os
 import warnings
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hush.accounting.ledger.ledger import Ledger
-from hush.core.errors import CheckpointError, PrivacyWarning, Unsupported
+from hush.core.errors import LedgerError, PrivacyWarning, Unsupported
 from hush.core.guarantee import Guarantee, check_delta
 from hush.core.plan import Plan
 from hush.integrations.batch_loss import BatchLoss, batch_data, own_loss
@@ -24,8 +23,11 @@ from hush.integrations.transformers.arguments import (
     Privacy,
     check_arguments,
     check_evaluation,
+    check_overrides,
     check_records,
+    pad_values,
 )
+from hush.integrations.transformers.checkpoints import SaveStep, read_name, write_name
 from hush.integrations.transformers.kept import check_nothing_kept, kept_by
 from hush.training.data import Batch, Data
 from hush.training.resume import settings_of
@@ -33,20 +35,16 @@ from hush.training.step import PrivateStep
 from hush.training.stopping import last_step
 
 if TYPE_CHECKING:
-    from transformers import Trainer, TrainerCallback
+    from transformers import Trainer
     from transformers.trainer_utils import get_last_checkpoint
 else:
     _transformers = require("transformers", "transformers")
     require("accelerate", "transformers")
-    Trainer, TrainerCallback = _transformers.Trainer, _transformers.TrainerCallback
+    Trainer = _transformers.Trainer
     get_last_checkpoint = _transformers.trainer_utils.get_last_checkpoint
 
-_NAME = "private_step.json"
-"""File of a checkpoint that names the state of the private step."""
 _OF_RECORDS = ("loss", "grad_norm", "train_loss")
 """Logs of a Trainer that are computed from training records; here nothing is computed for them."""
-_STEP = ("training_step", "get_train_dataloader", "_get_train_sampler")
-"""Methods of a Trainer that draw and apply gradients."""
 
 
 class PrivateTrainer(Trainer):
@@ -108,7 +106,7 @@ class PrivateTrainer(Trainer):
         self._settings: list[dict[str, Any]] = []
         self._batches: Iterator[Batch] = iter(())
         self._end = 0
-        self.add_callback(_SaveStep(self))
+        self.add_callback(SaveStep(self.save_step))
 
     def spent(self, delta: float | None = None) -> Guarantee:
         """(epsilon, delta) guarantee of everything on the ledger, for what the steps on it released.
@@ -123,6 +121,8 @@ class PrivateTrainer(Trainer):
             return self.private_step.ledger.epsilon(delta)
         if isinstance(self._ledger, Ledger):
             return self._ledger.epsilon(delta)
+        if not Path(self._ledger).exists():
+            raise LedgerError(f"nothing is charged yet, and there is no {self._ledger}: train() first.")
         with Ledger(self._ledger, read_only=True) as ledger:
             return ledger.epsilon(delta)
 
@@ -139,14 +139,7 @@ class PrivateTrainer(Trainer):
             As in Trainer, without a training loss.
         """
         check_arguments(self.args, self.train_dataset, self.eval_dataset)
-        for kind in type(self).__mro__:
-            for name in _STEP if kind not in (PrivateTrainer, Trainer) else ():
-                if name in vars(kind):
-                    raise Unsupported(
-                        f"{kind.__name__} overrides {name}: the private step draws and applies what is "
-                        "charged, and another would not be. Override compute_loss, the collator or the "
-                        "data set instead."
-                    )
+        check_overrides(type(self), PrivateTrainer)
         resumed: Any = resume_from_checkpoint
         if resumed is True:
             resumed = get_last_checkpoint(self.args.output_dir)  # type: ignore[no-untyped-call]
@@ -173,7 +166,7 @@ class PrivateTrainer(Trainer):
             collate_fn=own.collate_fn,
             workers=own.num_workers,
             pad_to=self._pad_to,
-            pad_value=self._pad_values(),
+            pad_value=pad_values(self.processing_class),
         )
         accumulated = self.args.gradient_accumulation_steps
         items = math.ceil(len(own) / accumulated) * accumulated
@@ -271,7 +264,7 @@ class PrivateTrainer(Trainer):
         assert self.private_step is not None
         name = save_step(self.private_step, self._data, self._generator)
         if self.args.should_save:
-            (folder / _NAME).write_text(json.dumps(name) + "\n")
+            write_name(folder, name)
 
     @property
     def _records(self) -> int:
@@ -306,24 +299,13 @@ class PrivateTrainer(Trainer):
         delta = check_delta(self._privacy.delta_for(records), step.records, step.adjacency.unit)
         step.optimizer_settings = self._settings
         if self._resumed is not None:
-            load_step(step, self._read_name(self._resumed), self._data, self._generator)
+            load_step(step, read_name(self._resumed), self._data, self._generator)
         budget = self._privacy.budget(records)
         self._end = self.state.max_steps
         if budget is not None:
             self._end, _ = last_step(step, budget, self.state.max_steps)
         self._batches = step.batches(self._data)
         step.ledger.store_delta(delta)
-
-    def _read_name(self, folder: Path) -> dict[str, Any]:
-        try:
-            name: dict[str, Any] = json.loads((folder / _NAME).read_text())
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{folder} is of no private run, or was not finished ({error}): weights that were "
-                "trained on these records without noise cannot be made private by going on. Resume from "
-                f"a checkpoint with a {_NAME}, or begin with public weights."
-            ) from None
-        return name
 
     def _loss_of_record(self, batch: dict[str, Any]) -> Any:
         """What compute_loss says of a batch of one record."""
@@ -336,22 +318,6 @@ class PrivateTrainer(Trainer):
             self._recording = False
         check_nothing_kept(before, kept_by(self))
         return loss
-
-    def _pad_values(self) -> dict[str, Any]:
-        """Numbers to pad with, by the names that the library's models use."""
-        token = getattr(self.processing_class, "pad_token_id", None)
-        kind = getattr(self.processing_class, "pad_token_type_id", None)
-        return {"input_ids": token or 0, "token_type_ids": kind or 0, "labels": -100}
-
-
-class _SaveStep(TrainerCallback):
-    """Saves the private step with each checkpoint."""
-
-    def __init__(self, trainer: PrivateTrainer) -> None:
-        self._trainer = trainer
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._trainer.save_step(Path(args.output_dir, f"checkpoint-{state.global_step}"))
 
 
 def _nothing(_: list[int]) -> dict[str, Any]:
