@@ -11,8 +11,8 @@ from torch import Tensor
 from typer.testing import CliRunner, Result
 
 import hush
-from hush.cli.runs.experiment import Settings
 from hush.cli.main import app
+from hush.cli.runs.experiment import Settings
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError
 from hush.core.plan import plan_text
 from hush.core.randomness import Randomness, source_for
