@@ -14,7 +14,7 @@ from tests.cli.command import call
 
 def test_reproduce_lists_its_recipes_and_refuses_others(tmp_path: Path) -> None:
     listed = call("reproduce").stdout.splitlines()
-    assert len(listed) == 40
+    assert len(listed) == 42
     assert any(re.match(r"gg-dimension +\w.*\.$", line) for line in listed)
     wrong = call("reproduce", "gg-dimension", "nothing", cwd=tmp_path)
     assert wrong.returncode == 2

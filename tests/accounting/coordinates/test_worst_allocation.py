@@ -193,7 +193,7 @@ def test_a_diffusion_of_many_jumps_loses_no_mass(multiplier: float) -> None:
         > 0.999 * accountant.delta({SampledGaussian(0.5, multiplier * 256 / 26): 1}, 1.0).lower
     )
     # the most jumps that are charged
-    norm = 4.05
+    norm = 2.85
     step = dominating_step(0.5, 0.1, [(0.001, norm)])
     assert step is not None
     assert dominating_step(0.5, 0.1, [(0.001, 1.15 * norm)]) is None

@@ -1,0 +1,1 @@
+"""Performance beside peers or the non-private step, each a script of its own."""
