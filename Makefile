@@ -42,6 +42,7 @@ clean:
 
 # torch goes first and alone: anything else would let its own idea of torch in.
 $(READY): pyproject.toml constraints.txt
+	@echo 'setting up .venv: some minutes'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'

@@ -46,6 +46,7 @@ def test_json_alone_writes_nothing(run: Path) -> None:
         (("nowhere",), "there is no nowhere"),
         ((".",), "has no ledger.jsonl"),
         ((".", "--baseline", "2"), "baseline=2.0 must be"),
+        ((".", "--out", "-"), "must end in .html"),
     ],
 )
 def test_what_is_no_run_has_no_report(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:

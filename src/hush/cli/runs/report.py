@@ -7,6 +7,7 @@ import typer
 
 from hush.cli.options import AnsweringDelta, AsJson, Quiet
 from hush.cli.output import print_json
+from hush.core.errors import InvalidValue
 
 
 def report(
@@ -38,6 +39,12 @@ def report(
     from hush.report.run.page import report_json, write_report
     from hush.training.progress import Progress
 
+    if out is not None and out.suffix not in (".html", ".htm"):
+        raise InvalidValue(
+            f"--out {out} must end in .html: the page goes there, and JSON of the same name beside it. "
+            "To print the facts, pass --json.",
+            key="out",
+        )
     with Progress("computing the curves", visible=not quiet):
         facts = run_facts(run_dir, delta=delta, baseline=baseline, audit=audit)
     page = out
