@@ -18,6 +18,25 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "real_data(*names): reads published files; skipped where HUSH_DATA does not hold them"
     )
+    config.addinivalue_line(
+        "markers", "few(number): so many of the test's cases, evenly spread, are not slow"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all but a few cases of a test with many as slow."""
+    cases: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few") is not None and item.get_closest_marker("slow") is None:
+            cases.setdefault((str(item.path), item.name.partition("[")[0]), []).append(item)
+    for group in cases.values():
+        mark = group[0].get_closest_marker("few")
+        assert mark is not None
+        kept = {round(k * (len(group) - 1) / max(1, mark.args[0] - 1)) for k in range(mark.args[0])}
+        for number, item in enumerate(group):
+            if number not in kept:
+                item.add_marker("slow")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

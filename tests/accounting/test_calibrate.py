@@ -234,6 +234,7 @@ def test_a_rate_under_hardly_any_noise_needs_no_grid(monkeypatch: pytest.MonkeyP
     assert calibrated.sampling.participation == pytest.approx(1e-7, rel=1e-3)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("multiplier", [1e-12, 1e15])
 @pytest.mark.parametrize("rate", [1e-9, 1.0])
 @pytest.mark.parametrize(("steps", "delta"), [(1, 1e-5), (10**12, 1e-5), (1000, 1e-300)])

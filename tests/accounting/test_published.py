@@ -79,6 +79,7 @@ def _epsilon(hits: npt.NDArray[np.bool_], alarms: npt.NDArray[np.bool_]) -> floa
     return math.log(max((true - DELTA) / false, 1.0))
 
 
+@pytest.mark.slow
 def test_an_attack_exceeds_the_published_epsilon_and_not_the_proved_one() -> None:
     budget = hush.Budget(epsilon=1.0, delta=DELTA)
     claimed = hush.calibrate(plan(), budget, steps=1, dimension=1)

@@ -35,6 +35,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PORTS = ["after", "after_lightning", "after_trainer"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore:.*:Warning:lightning")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:Warning")
 @pytest.mark.parametrize("name", ["before", *PORTS])

@@ -21,6 +21,7 @@ from tests.fuzz.wrong_settings import STAGES, kinds_of
 QUICK, ALL = range(50), range(1000)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("seed", QUICK)
 def test_a_legal_plan_runs_is_charged_and_resumes(seed: int, tmp_path: Path) -> None:
     holds(legal(seed, quick=True), tmp_path)

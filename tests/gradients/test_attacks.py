@@ -266,6 +266,7 @@ def checkpointed(self: Any, x: Tensor) -> Tensor:
     return functional.linear(hidden, self.v)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("forward", [lambda self, x: x * self.w, branching, checkpointed])
 def test_memory_does_not_grow_with_the_steps(forward: Callable[..., Tensor]) -> None:
     model = Made(forward, w=torch.ones(5), v=torch.ones(5, 5))

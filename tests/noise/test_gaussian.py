@@ -10,6 +10,7 @@ from hush.noise import sample
 from hush.noise.gaussian import GeneralizedGaussian, Laplace
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("beta", "dtype"),
     [(1.0, torch.float64), (1.5, torch.float32), (2.33, torch.float64), (4.0, torch.float32)],

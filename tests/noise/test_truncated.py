@@ -20,6 +20,7 @@ def cdf(x: np.ndarray, location: float, scale: float, bound: float) -> np.ndarra
     return np.asarray(stats.truncnorm.cdf(x, *ends, loc=location, scale=scale))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("dtype", "secure"), [(torch.float32, False), (torch.float64, True)])
 @pytest.mark.parametrize("location", [0.0, 0.9, -2.5, 6.0, -9.0, 40.0, -1000.0])
 def test_the_law_is_normal_given_the_support(location: float, dtype: torch.dtype, secure: bool) -> None:

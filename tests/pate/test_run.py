@@ -116,6 +116,7 @@ def test_nothing_to_publish_depends_on_the_number_of_records(tmp_path: Path) -> 
         run(tmp_path / "300", data=(X[:300], Y[:300]), resume=True)
 
 
+@pytest.mark.slow
 def test_processes_train_the_same_teachers(tmp_path: Path) -> None:
     alone, together = run(tmp_path / "one"), run(tmp_path / "two", processes=2)
     assert together == alone

@@ -97,6 +97,7 @@ def assert_same_end(directory: Path, whole: Path) -> None:
     assert [step for step, _ in charges(directory)] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "point", [*range(2), *(pytest.param(point, marks=pytest.mark.slow) for point in range(2, 10))]
 )
@@ -130,6 +131,7 @@ def test_killed_between_the_charge_and_the_update(tmp_path: Path, undisturbed: t
     assert_same_end(directory, whole)
 
 
+@pytest.mark.slow
 def test_killed_from_outside_at_any_moment(tmp_path: Path, undisturbed: tuple[Path, int]) -> None:
     whole, _ = undisturbed
     directory = tmp_path / "run"

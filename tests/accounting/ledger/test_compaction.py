@@ -157,6 +157,7 @@ def test_compaction_in_memory_forgets_releases_alone() -> None:
     assert list(ledger.releases) == ["13", "14"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("moment", range(1, 9))
 def test_a_crash_while_compacting_loses_no_charge(path: Path, moment: int) -> None:
     """Killed before or after each call that changes something on disk, and while charging on."""

@@ -14,6 +14,7 @@ from hush.core.errors import LedgerError
 from tests.accounting.ledger.charged import PLAN, charge, counts
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("call", range(1, 5))
 def test_a_crash_at_birth_leaves_no_ledger_or_a_whole_one(path: Path, call: int) -> None:
     code = f"""

@@ -64,6 +64,7 @@ def check(case: Case, digits: int) -> None:
     assert information == pytest.approx(expected, rel=1e-7, abs=1e-290)
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("case", cases(40, seed=1))
 def test_against_integrals(case: Case) -> None:
     check(case, digits=18)

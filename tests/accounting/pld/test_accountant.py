@@ -175,6 +175,7 @@ def test_few_steps_of_rare_records(multiplier: float) -> None:
     assert bound.lower >= 0.9 * truth
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "delta",
     [1e-300, 0.5, *(pytest.param(delta, marks=pytest.mark.slow) for delta in (1e-30, 1 - 1e-12))],
@@ -222,6 +223,7 @@ def hockey_stick(rate: float, multiplier: float, epsilon: float) -> float:
         return float(max(remove, add))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("rate", "multiplier", "delta"),
     [

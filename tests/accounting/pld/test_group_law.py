@@ -371,6 +371,7 @@ def test_masses_add_up_and_have_their_losses(
         assert (losses <= cuts[1:][inside] + slack).all()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("delta", [1e-30, 1e-5])
 @pytest.mark.parametrize(
     ("one", "size", "steps"),

@@ -113,6 +113,7 @@ def test_the_true_curve_lies_between_on_any_grid(
     assert brackets(low, high, step, direction, points=9)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("beta", [*BETAS[:-1], pytest.param(BETAS[-1], marks=pytest.mark.slow)])
 def test_delta_of_one_step(beta: float, rate: float) -> None:

@@ -196,6 +196,7 @@ def test_the_quadratic_bound_with_sampling(beta: float, rate: float, order: floa
         assert bound == pytest.approx(order * rate**2 * law.fisher / 2, rel=5e-3)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("beta", [1.0, 1.25, 2.33, 4.0, 12.0])
 @pytest.mark.parametrize("order", [1.03, 1.5, 2.0, 10.0, 32.0])
 def test_the_quadratic_bound_is_of_second_order(beta: float, order: float) -> None:

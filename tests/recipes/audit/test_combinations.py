@@ -34,6 +34,7 @@ def marked(attack: Attack) -> Any:
     return pytest.param(attack, id=attack.name, marks=(pytest.mark.slow,) if long else ())
 
 
+@pytest.mark.few(50)
 @pytest.mark.parametrize("attack", [marked(attack) for attack in ATTACKS])
 def test_no_more_is_found_than_is_charged(attack: Attack) -> None:
     result = attack.attack(runs=attack.runs, confidence=CONFIDENCE)

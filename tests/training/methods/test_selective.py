@@ -249,6 +249,7 @@ def accepts_as_charged(test: str, multiplier: float, charged: float) -> bool:
     return fits
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("test", ["mean", "summed"])
 def test_the_noise_of_the_test_is_the_noise_that_is_charged(test: str) -> None:
     assert accepts_as_charged(test, 1.1, 1.1)

@@ -132,6 +132,7 @@ def test_the_number_of_trials_follows_the_charged_law() -> None:
     assert abs(sum(numbers) / 40 - law.mean) < 4 * math.sqrt(6 / 40)
 
 
+@pytest.mark.slow
 def test_what_is_released_has_the_law_that_is_charged() -> None:
     """Normal scores: the best one's distribution function is E Phi(x)^K, and of no fixed number."""
 

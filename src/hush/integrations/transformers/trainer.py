@@ -139,7 +139,7 @@ class PrivateTrainer(Trainer):
             As in Trainer, without a training loss.
         """
         check_arguments(self.args, self.train_dataset, self.eval_dataset)
-        check_overrides(type(self), PrivateTrainer)
+        check_overrides(type(self), PrivateTrainer, Trainer)
         resumed: Any = resume_from_checkpoint
         if resumed is True:
             resumed = get_last_checkpoint(self.args.output_dir)  # type: ignore[no-untyped-call]
