@@ -20,13 +20,13 @@ from hush.noise import *  # noqa: F403
 from hush.sampling import *  # noqa: F403
 
 if TYPE_CHECKING:
-    from hush.accounting.attacker import Attacker
+    from hush.accounting.attacker.attacker import Attacker
+    from hush.accounting.attacker.risk import Risk
     from hush.accounting.calibrate import calibrate
     from hush.accounting.epsilon import epsilon, rdp
     from hush.accounting.filters import RenyiFilter
     from hush.accounting.ledger.ledger import Ledger
     from hush.accounting.per_instance.bounded import fisher, individual_rdp
-    from hush.accounting.risk import Risk
     from hush.accounting.shaping.fit import fit_noise
     from hush.pate.argmax import NoisyMax
     from hush.pate.confident import Confident
@@ -86,7 +86,7 @@ __all__ += clipping.__all__
 __all__ += noise.__all__
 
 _LAZY = {
-    "Attacker": "accounting.attacker",
+    "Attacker": "accounting.attacker.attacker",
     "Choice": "training.tuning.space",
     "Confident": "pate.confident",
     "Ledger": "accounting.ledger.ledger",
@@ -98,7 +98,7 @@ _LAZY = {
     "NoisyWhitening": "training.methods.whitening",
     "PrivateStep": "training.step",
     "RenyiFilter": "accounting.filters",
-    "Risk": "accounting.risk",
+    "Risk": "accounting.attacker.risk",
     "Uniform": "training.tuning.space",
     "Source": "training.sources.source",
     "calibrate": "accounting.calibrate",

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import pytest
 
 import hush
-from hush.accounting import attacker, groups
-from hush.accounting.attacker import Attacker
+from hush.accounting import groups
+from hush.accounting.attacker import attacker
+from hush.accounting.attacker.attacker import Attacker
 from hush.accounting.calibrate import max_rate, max_steps
 from hush.accounting.epsilon import compose, delta
 from hush.accounting.pld import accountant, analytic_gaussian

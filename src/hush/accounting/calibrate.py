@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from hush.accounting.attacker.risk import Limit, allowance, check_limit, cost, stated
 from hush.accounting.epsilon import Dimension
 from hush.accounting.mechanism import mechanism
-from hush.accounting.risk import Limit, allowance, check_limit, cost, stated
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import RECORD, Adjacency
 from hush.core.plan import Plan

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hush.accounting.attacker import Attacker
+from hush.accounting.attacker.attacker import Attacker
 from hush.accounting.epsilon import compose
 from hush.report.run.axes import Axis
 from hush.report.run.charts import charts

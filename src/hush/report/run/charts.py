@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hush.accounting.explanation import FALSE_POSITIVE_RATES, PRIORS
+from hush.accounting.attacker.explanation import FALSE_POSITIVE_RATES, PRIORS
 from hush.report.rounding import at_least, at_most, percent
 from hush.report.run.axes import Axis
 from hush.report.run.facts import RunFacts

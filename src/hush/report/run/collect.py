@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hush import __version__
+from hush.accounting.attacker.explanation import explain
 from hush.accounting.epsilon import compose
-from hush.accounting.explanation import explain
 from hush.accounting.ledger.answering import answering_delta
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.best_of import BestOf

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from hush.accounting.explanation import FALSE_POSITIVE_RATES, PRIORS, Explanation
-from hush.accounting.trade_off import MIN_ERROR_RATE
+from hush.accounting.attacker.explanation import FALSE_POSITIVE_RATES, PRIORS, Explanation
+from hush.accounting.attacker.trade_off import MIN_ERROR_RATE
 from hush.core.guarantee import Adjacency, Bound, Guarantee
 from hush.core.plan import Plan
 from hush.core.ranges import as_float, finite_or_none

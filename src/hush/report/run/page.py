@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from hush.accounting.explanation import FALSE_POSITIVE_RATES
+from hush.accounting.attacker.explanation import FALSE_POSITIVE_RATES
 from hush.core.atomic_files import replace_file
 from hush.report.rounding import at_least, at_most, percent
 from hush.report.run import disclosure, wording

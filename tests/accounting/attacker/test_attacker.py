@@ -3,7 +3,7 @@ import pytest
 from scipy.stats import norm
 
 import hush
-from hush.accounting.attacker import Attacker
+from hush.accounting.attacker.attacker import Attacker
 from hush.core.errors import InvalidValue
 
 

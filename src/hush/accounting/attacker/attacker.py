@@ -13,9 +13,9 @@ from itertools import count
 
 import numpy as np
 
+from hush.accounting.attacker.privacy_profile import upper_deltas
 from hush.accounting.epsilon import Dimension, upper_epsilon
 from hush.accounting.numerics import UNIT, Array
-from hush.accounting.privacy_profile import upper_deltas
 from hush.core.guarantee import RECORD, Adjacency
 from hush.core.plan import Plan
 from hush.core.ranges import Range, check_kind

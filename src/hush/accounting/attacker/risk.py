@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hush.accounting.attacker import ApproximateDP, AttackBounds, Attacker
+from hush.accounting.attacker.attacker import ApproximateDP, AttackBounds, Attacker
 from hush.accounting.epsilon import Dimension, upper_epsilon
 from hush.accounting.numerics import bisect
 from hush.core.errors import InvalidValue, short_repr

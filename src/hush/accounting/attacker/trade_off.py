@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from hush.accounting.attacker.privacy_profile import PrivacyProfile
 from hush.accounting.numerics import UNIT, Array
 from hush.accounting.pld import analytic_gaussian
-from hush.accounting.privacy_profile import PrivacyProfile
 
 MIN_ERROR_RATE = 1e-10
 """Gaussian DP is for tests with error rates from here on: subsampled steps have no such mu beyond."""

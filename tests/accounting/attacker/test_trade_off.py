@@ -10,12 +10,12 @@ from riskcal.analysis import get_advantage_from_pld, get_bayes_risk_from_pld, ge
 from scipy.stats import norm
 
 import hush
-from hush.accounting.attacker import ApproximateDP, Attacker
-from hush.accounting.explanation import PRIORS, explain
+from hush.accounting.attacker.attacker import ApproximateDP, Attacker
+from hush.accounting.attacker.explanation import PRIORS, explain
+from hush.accounting.attacker.privacy_profile import PrivacyProfile, privacy_profile
+from hush.accounting.attacker.trade_off import MIN_ERROR_RATE, gaussian_mu, trade_off_curve
 from hush.accounting.numerics import Array
 from hush.accounting.pld import analytic_gaussian
-from hush.accounting.privacy_profile import PrivacyProfile, privacy_profile
-from hush.accounting.trade_off import MIN_ERROR_RATE, gaussian_mu, trade_off_curve
 from hush.core.errors import InvalidValue
 
 

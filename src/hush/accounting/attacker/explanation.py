@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hush.accounting.attacker import ApproximateDP, AttackBounds, Attacker
+from hush.accounting.attacker.attacker import ApproximateDP, AttackBounds, Attacker
+from hush.accounting.attacker.privacy_profile import PrivacyProfile, privacy_profile
+from hush.accounting.attacker.trade_off import TradeOffCurve, trade_off_curve
 from hush.accounting.epsilon import Dimension
-from hush.accounting.privacy_profile import PrivacyProfile, privacy_profile
-from hush.accounting.trade_off import TradeOffCurve, trade_off_curve
 from hush.core.guarantee import RECORD, Adjacency, Guarantee
 from hush.core.plan import Plan
 

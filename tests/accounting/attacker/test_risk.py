@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 import hush
-from hush.accounting.attacker import ApproximateDP, Attacker
+from hush.accounting.attacker.attacker import ApproximateDP, Attacker
 from hush.accounting.calibrate import max_rate, max_steps
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.noise import Gaussian
