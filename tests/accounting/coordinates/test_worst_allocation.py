@@ -23,6 +23,7 @@ from hush.accounting.mechanism import mechanism
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
 from hush.accounting.pld.privacy_loss import Step
+from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.accounting.steps import SampledGaussian
 
 Allocation = tuple[tuple[int, float], ...]
@@ -199,3 +200,29 @@ def test_a_diffusion_of_many_jumps_loses_no_mass(multiplier: float) -> None:
     assert dominating_step(0.5, 0.1, [(0.001, 1.15 * norm)]) is None
     first, second = step.law._weights
     assert (first.sum(), second.sum()) == (pytest.approx(1, abs=1e-11), pytest.approx(1, abs=1e-11))
+
+
+@pytest.mark.parametrize(
+    ("rate", "parts", "clipping", "steps", "multiplier", "page"),
+    [
+        (0.06, 3, hush.L2Linf(l2=1.0, linf=0.1), 1500, 2.0, (1.655, 1.544, 1.516)),
+        (0.04, 2, hush.L2Linf(l2=1.0, linf=0.1), 1500, 1.9, (1.789, 1.665, 1.639)),
+        (0.06, 3, hush.L2Linf(l2=1.0, linf=0.1), 5000, 1.2, (5.898, 5.595, 5.428)),
+        (0.03, 3, hush.L2Linf(l2=1.0, linf=0.1), 1500, 1.2, (1.385, 1.301, 1.264)),
+        (0.02, 2, hush.L2Linf(l2=1.0, linf=0.1), 2500, 0.9, (2.744, 2.593, 2.508)),
+        (0.06, 3, hush.L2(norm=1.0), 500, 1.3, (1.894, 1.863, 1.703)),
+    ],
+)
+def test_the_table_of_the_page_is_what_is_charged(
+    rate: float, parts: int, clipping: Any, steps: int, multiplier: float, page: tuple[float, ...]
+) -> None:
+    """docs/guarantees/twice-sampling-pld.md: by Rényi divergences, charged, and the lower end."""
+    plan = hush.Plan(
+        sampling=hush.Twice(rate=rate, coordinate_rate=1 / parts),
+        clipping=clipping,
+        noise=hush.Gaussian(multiplier=multiplier),
+    )
+    orders = np.array([*range(2, 65), *range(68, 257, 4)], dtype=float)
+    by_renyi = rdp_to_epsilon(steps * np.asarray(hush.rdp(plan, orders)), orders, 1e-5)
+    charged = hush.epsilon(plan, steps, 1e-5).epsilon
+    assert (by_renyi, charged.upper, charged.lower) == pytest.approx(page, abs=2e-3)
