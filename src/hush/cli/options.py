@@ -85,7 +85,7 @@ PlanFile = Annotated[
 ]
 Epsilon = Annotated[float, typer.Option(help="Budget: the epsilon that is not exceeded.")]
 Delta = Annotated[float, typer.Option(help="Probability that the promise may fail.")]
-AnsweringDelta = Annotated[
+ReportedDelta = Annotated[
     float | None,
     typer.Option(help="Probability that the promise may fail; the run's own, else at most 1e-5."),
 ]

@@ -12,7 +12,7 @@ from hush.core.guarantee import RECORD, Adjacency
 from hush.core.plan import Plan
 from hush.pate.argmax import NoisyMax, as_scores
 from hush.pate.confident import NO_ANSWER, Query
-from hush.training.distributed.membership import check_first_rank
+from hush.training.distributed.process_group import check_first_rank
 
 
 def ask(

@@ -26,7 +26,7 @@ from hush.training.checks.rehearsal import rehearsal
 from hush.training.data import Data, count, pair_of, prepare
 from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import check_same_run
-from hush.training.distributed.membership import Group, process_group
+from hush.training.distributed.process_group import Group, process_group
 from hush.training.distributed.shares import all_slots
 from hush.training.evaluate import check_evaluation, evaluate
 from hush.training.methods.selective import check_possible

@@ -11,7 +11,7 @@ import pytest
 
 import hush
 from hush.core.errors import Unsupported
-from hush.training.distributed.membership import process_group
+from hush.training.distributed.process_group import process_group
 from tests.training.distributed import launched
 from tests.training.distributed.problems import step_of
 

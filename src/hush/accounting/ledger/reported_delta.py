@@ -1,11 +1,11 @@
-"""At which delta a ledger's epsilon is answered."""
+"""Delta at which a ledger's epsilon is reported."""
 
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.guarantee import DEFAULT_DELTA
 
 
-def answering_delta(ledger: Ledger, requested: float | None) -> tuple[float, str]:
-    """The delta to answer for: the one asked for, else the run's; and which of them it is, in words.
+def reported_delta(ledger: Ledger, requested: float | None) -> tuple[float, str]:
+    """Delta to report epsilon at: the one asked for, else the run's; and which of them it is, in words.
 
     Args:
         ledger: Of a run, which may have stored the delta of its budget.

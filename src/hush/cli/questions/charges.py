@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from hush.cli.options import (
-    AnsweringDelta,
     BatchSize,
     Epochs,
     Group,
@@ -16,6 +15,7 @@ from hush.cli.options import (
     PlanFile,
     Rate,
     Records,
+    ReportedDelta,
     Steps,
     plan_of,
     refuse_together,
@@ -50,7 +50,7 @@ class Question:
     batch_size: BatchSize = None
     steps: Steps = None
     epochs: Epochs = None
-    delta: AnsweringDelta = None
+    delta: ReportedDelta = None
     plan: PlanFile = None
     dimension: Annotated[
         int | None, typer.Option(help="Number of parameters, where the cost depends on it.")
@@ -133,7 +133,7 @@ def charges_of(question: Question) -> Charges:
 
 def _ledger_charges(question: Question) -> Charges:
     """The charges of a ledger, checked against the files beside it where a run's folder has them."""
-    from hush.accounting.ledger.answering import answering_delta
+    from hush.accounting.ledger.reported_delta import reported_delta
     from hush.training.checks.run import checked_ledger, ledger_at
 
     if question.run_dir is not None:
@@ -141,7 +141,7 @@ def _ledger_charges(question: Question) -> Charges:
     else:
         assert question.ledger is not None
         ledger, notes = ledger_at(question.ledger)
-    delta, reason = answering_delta(ledger, question.delta)
+    delta, reason = reported_delta(ledger, question.delta)
     relation = None if question.neighbours is None else Neighbours(question.neighbours)
     guarantee = for_units(ledger.epsilon(delta, group=question.group, neighbours=relation))
     return Charges(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hush.cli.options import AnsweringDelta, AsJson, Quiet
+from hush.cli.options import AsJson, Quiet, ReportedDelta
 from hush.cli.output import print_json
 from hush.core.errors import InvalidValue
 
@@ -16,7 +16,7 @@ def report(
         Path | None,
         typer.Option(help="The page; report.html in the run's folder by default. JSON goes beside it."),
     ] = None,
-    delta: AnsweringDelta = None,
+    delta: ReportedDelta = None,
     baseline: Annotated[
         float | None, typer.Option(help="Accuracy without privacy, where it is known, as 0.95.")
     ] = None,

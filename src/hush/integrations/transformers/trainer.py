@@ -28,7 +28,7 @@ from hush.integrations.transformers.arguments import (
     pad_values,
 )
 from hush.integrations.transformers.checkpoints import SaveStep, read_name, write_name
-from hush.integrations.transformers.kept import check_nothing_kept, kept_by
+from hush.integrations.transformers.trainer_state import check_state_unchanged, state_of_trainer
 from hush.training.data import Batch, Data
 from hush.training.resume import settings_of
 from hush.training.step import PrivateStep
@@ -310,13 +310,13 @@ class PrivateTrainer(Trainer):
     def _loss_of_record(self, batch: dict[str, Any]) -> Any:
         """What compute_loss says of a batch of one record."""
         model: Any = self.model
-        before = kept_by(self)
+        before = state_of_trainer(self)
         self._recording = True
         try:
             loss = self.compute_loss(model, dict(batch))
         finally:
             self._recording = False
-        check_nothing_kept(before, kept_by(self))
+        check_state_unchanged(before, state_of_trainer(self))
         return loss
 
 

@@ -1,4 +1,4 @@
-"""What a Trainer keeps in its attributes, where a loss of private records must leave nothing.
+"""State of a Trainer: attributes in which a loss of private records must leave nothing.
 
 A metric that `compute_loss` puts aside, to be logged later, is released without a charge. The modules of
 the model are watched by the private step itself; the Trainer is none of them.
@@ -17,7 +17,7 @@ _LIBRARIES = ("transformers", "accelerate", "peft", "torch", "hush")
 """Libraries whose objects compute_loss does not put metrics in."""
 
 
-def kept_by(trainer: Any) -> dict[str, Content]:
+def state_of_trainer(trainer: Any) -> dict[str, Content]:
     """Contents of a Trainer's attributes: numbers, tensors, containers, and objects of a user's own.
 
     Args:
@@ -31,11 +31,11 @@ def kept_by(trainer: Any) -> dict[str, Content]:
     }
 
 
-def check_nothing_kept(before: dict[str, Content], after: dict[str, Content]) -> None:
+def check_state_unchanged(before: dict[str, Content], after: dict[str, Content]) -> None:
     """Raise if the loss of a record has left something in the Trainer.
 
     Args:
-        before: `kept_by` before it was computed.
+        before: `state_of_trainer` before it was computed.
         after: the same, after it.
     """
     changed = [name for name in before | after if before.get(name) != after.get(name)]

@@ -10,8 +10,8 @@ from typing import Any
 from hush import __version__
 from hush.accounting.attacker.explanation import explain
 from hush.accounting.epsilon import compose
-from hush.accounting.ledger.answering import answering_delta
 from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger.reported_delta import reported_delta
 from hush.core.best_of import BestOf
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError, shorten
 from hush.core.guarantee import Guarantee
@@ -69,7 +69,7 @@ def run_facts(
             f"the ledger of {path} has no charge: nothing was released yet, so that there is no "
             "guarantee to report. Name a run that has taken a step."
         )
-    chosen, reason = answering_delta(ledger, delta)
+    chosen, reason = reported_delta(ledger, delta)
     settings = {} if folder is None else _read_object(folder / SETTINGS)
     pate = folder is not None and holds_pate(folder)
     counts = _planned(folder, settings) if folder is not None and pate else dict(ledger.counts)

@@ -12,7 +12,7 @@ from hush.core.randomness import Stream
 from hush.gradients.tree import tree_map
 from hush.training.data import Batch, Data, count, describe_record, held_slots, take
 from hush.training.distributed.group import Processes
-from hush.training.distributed.membership import group_initialized
+from hush.training.distributed.process_group import group_initialized
 from hush.training.distributed.same_records import check_apart, data_digest, record_names
 from hush.training.phases.private_gradient import fingerprint
 from hush.training.units import Units

@@ -24,7 +24,7 @@ from hush.gradients.terms import zero_rows
 from hush.gradients.tree import tree_map
 from hush.noise import Gaussian
 from hush.training.data import Batch, Data, count, occupied, own_randomness, prepare
-from hush.training.distributed.membership import check_first_rank
+from hush.training.distributed.process_group import check_first_rank
 from hush.training.phases.private_gradient import split_like
 from hush.training.step import PrivateStep
 

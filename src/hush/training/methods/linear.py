@@ -27,7 +27,7 @@ from hush.core.plan import Plan
 from hush.core.randomness import derive_source, source_for
 from hush.core.ranges import check_count
 from hush.sampling import FullBatch
-from hush.training.distributed.membership import check_first_rank
+from hush.training.distributed.process_group import check_first_rank
 from hush.training.phases.private_gradient import fingerprint
 
 _AT_ONCE = {"cpu": 2**18, "cuda": 2**25}

@@ -25,7 +25,7 @@ from hush.gradients.terms import Dense, Term
 from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch
-from hush.training.distributed.membership import check_first_rank
+from hush.training.distributed.process_group import check_first_rank
 from hush.training.phases.private_gradient import fingerprint
 
 Statistics = TypeVar("Statistics")

@@ -18,7 +18,7 @@ from hush.core.value import Value
 from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch
-from hush.training.distributed.membership import check_first_rank
+from hush.training.distributed.process_group import check_first_rank
 from hush.training.methods.public_gradients import QUANTILE
 from hush.training.phases.private_gradient import fingerprint
 

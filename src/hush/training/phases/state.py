@@ -38,7 +38,7 @@ from hush.training.data import Batch, Data
 from hush.training.distributed.charge import open_ledger_for
 from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import check_same_step, sharded_parameters
-from hush.training.distributed.membership import Group, process_group
+from hush.training.distributed.process_group import Group, process_group
 from hush.training.distributed.shares import Placement, check_shard
 from hush.training.distributed.streams import StepStreams, shared_source
 from hush.training.methods.public_basis import basis_schedule
