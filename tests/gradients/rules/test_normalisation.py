@@ -55,3 +55,28 @@ def test_gradients_of_a_layer_norm_are_those_of_one_record_at_a_time(
     torch.manual_seed(0)
     model = nn.Sequential(nn.LayerNorm(shape), nn.Tanh(), nn.LayerNorm(shape))
     check_one_record_at_a_time(model, (*lead, *shape), dtype, where)
+
+
+@pytest.mark.parametrize("where", DEVICES)
+def test_a_group_norm_in_half_precision_keeps_its_input_as_it_came(where: str) -> None:
+    """And its gradients are those of autocast's own, one record at a time."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(4, 8, 3), nn.GroupNorm(2, 8)).to(where)
+    x, target = torch.randn(5, 4, 9, device=where), torch.randn(5, 8, 7, device=where)
+    kept: list[torch.Tensor] = []
+
+    def keep(value: torch.Tensor) -> torch.Tensor:
+        kept.append(value)
+        return value
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value)
+    with torch.autocast(where, torch.bfloat16), hooks:
+        tape = record(model, lambda o, t: (o * t).flatten(1).sum(1), x, target)
+    assert {each.dtype for each in kept if each.shape == (5, 8, 7)} == {torch.bfloat16}
+    for i in range(5):
+        with torch.autocast(where, torch.bfloat16):
+            value = (model(x[i : i + 1]) * target[i : i + 1]).sum()
+        expected = torch.autograd.grad(value, list(model.parameters()))
+        alone = tape.weighted_sum((torch.arange(5, device=where) == i).double())
+        for ours, theirs in zip(alone.values(), expected, strict=True):
+            assert float((ours - theirs).norm()) <= 0.02 * float(theirs.norm() + 1)

@@ -71,9 +71,9 @@ class GroupNorm:
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         output, mean, scale = torch.native_group_norm(
-            x, _value(self.weight), _value(self.bias), *_sizes(x), self.groups, self.eps
+            _float(x), _value(self.weight), _value(self.bias), *_sizes(x), self.groups, self.eps
         )
-        return output, (x, mean, scale)
+        return output, (x, mean, scale)  # the input as it came: in half precision half as large
 
     def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> _Backward:
         x, mean, scale = saved
@@ -87,6 +87,7 @@ class GroupNorm:
                 return (None,)
             value = self.weight.value
             return (input_gradient(grad, x, mean, scale, value, by_channel, self.groups),)
+        given, x = x.dtype, x.to(grad.dtype)
         images, channels, positions = _sizes(x)
         shift = grad.view(images, self.groups, -1, positions).sum(-1)
         flat = (images * channels, 1, positions)
@@ -97,7 +98,7 @@ class GroupNorm:
         if needed[0]:
             inputs = torch.ops.aten.native_group_norm_backward.default(
                 grad, x, mean, scale, _value(self.weight), *_sizes(x), self.groups, [True, False, False]
-            )[0]
+            )[0].to(given)
         return (inputs,)
 
     def _append(self, by_image: Iterable[Tensor]) -> None:
@@ -140,7 +141,7 @@ def group_norm(
     layer = GroupNorm(recording.records, num_groups, weights[0], weights[1], eps)
 
     def work(x: Tensor) -> Tensor:
-        images = _float(x).flatten(0, 1).contiguous()
+        images = x.flatten(0, 1).contiguous()
         output: Tensor = recording.capture(layer, images).unflatten(0, x.shape[:2])
         return output
 
