@@ -228,13 +228,14 @@ class Replay:
             tape = record(self._model, self._loss, rows, labels, self._views)
             reads_values = reads_values or tape.reads_values
             clipped = self._clipping.clip(MaskedTape(tape, present), mask)
-            flat = torch.cat([part.reshape(-1) for part in clipped.total.values()])
+            total = {name: part.contiguous() for name, part in clipped.total.items()}
             # an empty slot is not skipped, and what it holds times a weight of 0 may not be finite
-            finite = flat.sum().isfinite() & (clipped.skipped == 0)
+            lengths = torch.stack([norm.double() for norm in torch._foreach_norm(list(total.values()))])
+            finite = lengths.isfinite().all() & (clipped.skipped == 0)
             all_finite.logical_and_(finite)
-            parts = flat.where(finite, 0.0).split([part.numel() for part in clipped.total.values()])
-            pairs = zip(clipped.total.items(), parts, strict=True)
-            return replace(clipped, total={name: part.view_as(like) for (name, like), part in pairs})
+            for part in total.values():  # in place: a second copy of all sums would stay in the graph
+                part.masked_fill_(~finite, 0.0)
+            return replace(clipped, total=total)
 
         self.ran_forward = True
         try:
