@@ -1,0 +1,35 @@
+import numpy as np
+
+from hush.data import load
+from recipes.records.protocol import FIRST_FINAL_SEED, Job, Outcome, final, search, with_held_out
+
+
+def told(job: Job[float]) -> Outcome:
+    """Accuracy as the settings say; what the run was given is in the others."""
+    return Outcome(accuracy=job.settings, epsilon=float(job.seed), multiplier=float(job.held_out))
+
+
+def test_held_out_records_are_training_records_that_are_not_trained_on() -> None:
+    whole = load("digits")
+    split = with_held_out(whole, 300)
+    assert len(split.y_test) == 300
+    parts = np.concatenate([split.x_train, split.x_test])
+    rows = {row.tobytes() for row in whole.x_train}
+    assert len(parts) == len(whole.x_train)
+    assert {row.tobytes() for row in parts} == rows
+    assert not {row.tobytes() for row in split.x_test} & {row.tobytes() for row in split.x_train}
+    assert with_held_out(whole, 0) is whole
+
+
+def test_a_search_scores_held_out_records_and_final_runs_have_seeds_of_their_own() -> None:
+    candidates = {1.0: {"worse": 0.5, "better": 0.75}, 3.0: {"only": 0.25}}
+    found = search("s", told, "digits", candidates, held_out=9, seeds=2, device="cpu", processes=1)
+    assert [row[:3] for row in found.rows] == [
+        [1.0, "better", 75],
+        [1.0, "worse", 50],
+        [3.0, "only", 25],
+    ]
+    assert {row[-1] for row in found.rows} == {9.0}
+    assert {row[-2] for row in found.rows} == {1.0}  # the larger of the seeds 0 and 1
+    last = final("f", told, "digits", {3.0: ("only", 0.25)}, seeds=3, device="cpu", processes=1)
+    assert last.rows == [[3.0, "only", 25.0, 0.0, "25.00, 25.00, 25.00", FIRST_FINAL_SEED + 2.0, 0.0]]
