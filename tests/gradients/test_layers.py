@@ -48,6 +48,15 @@ class Attention(nn.Module):
         )
 
 
+def frozen_norm(channels: int, affine: bool = True) -> nn.Module:
+    """A batch norm in evaluation mode, with statistics and weights as after some training."""
+    norm = nn.BatchNorm2d(channels, affine=affine).eval()
+    for value in norm.state_dict().values():
+        if value.is_floating_point():
+            nn.init.uniform_(value, 0.5, 2.0)
+    return norm
+
+
 class Language(nn.Module):
     """Words, learned positions, a token of its own, and the first table again at the end."""
 
@@ -212,7 +221,11 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
     "group norm": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4)), IMAGE),
     "instance norm": (lambda: nn.InstanceNorm2d(2, affine=True), IMAGE),
     "RMS norm": (lambda: nn.RMSNorm(6), (3, 6)),
-    "batch norm, frozen": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4).eval()), IMAGE),
+    "batch norm, frozen": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), frozen_norm(4)), IMAGE),
+    "batch norm, statistics alone": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), frozen_norm(4, affine=False)),
+        IMAGE,
+    ),
     "PReLU": (lambda: nn.PReLU(2), IMAGE),
     "bilinear": (TwoInputs, (7,)),
     "bare parameters": (Bare, (4,)),

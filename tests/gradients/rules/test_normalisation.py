@@ -58,10 +58,11 @@ def test_gradients_of_a_layer_norm_are_those_of_one_record_at_a_time(
 
 
 @pytest.mark.parametrize("where", DEVICES)
-def test_a_group_norm_in_half_precision_keeps_its_input_as_it_came(where: str) -> None:
+@pytest.mark.parametrize("norm", [nn.GroupNorm(2, 8), nn.BatchNorm1d(8).eval()], ids=str)
+def test_a_norm_in_half_precision_keeps_its_input_as_it_came(norm: nn.Module, where: str) -> None:
     """And its gradients are those of autocast's own, one record at a time."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv1d(4, 8, 3), nn.GroupNorm(2, 8)).to(where)
+    model = nn.Sequential(nn.Conv1d(4, 8, 3), norm).to(where)
     x, target = torch.randn(5, 4, 9, device=where), torch.randn(5, 8, 7, device=where)
     kept: list[torch.Tensor] = []
 

@@ -162,6 +162,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     functional.embedding_bag: embedding.embedding_bag,
     functional.layer_norm: normalisation.layer_norm,
     functional.group_norm: normalisation.group_norm,
+    functional.batch_norm: normalisation.batch_norm,
     functional.instance_norm: normalisation.instance_norm,
     functional.rms_norm: normalisation.rms_norm,
     functional.max_pool2d: pooling.max_pool2d,

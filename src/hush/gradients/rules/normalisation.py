@@ -78,33 +78,50 @@ class GroupNorm:
     def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> _Backward:
         x, mean, scale = saved
         grad = grad.contiguous()
+        by_image = _channel_gradients(grad, x, mean, scale)
+        _append_by_record((self.weight, self.bias), by_image, self.records)
+        if not needed[0]:
+            return (None,)
         if self.weight is not None and uses_kernels(x):
-            from hush.gradients.kernels.normalisation_kernel import channel_gradients, input_gradient
+            from hush.gradients.kernels.normalisation_kernel import input_gradient
 
-            by_channel = channel_gradients(grad, x, mean, scale, self.groups)
-            self._append(by_channel)
-            if not needed[0]:
-                return (None,)
             value = self.weight.value
-            return (input_gradient(grad, x, mean, scale, value, by_channel, self.groups),)
-        given, x = x.dtype, x.to(grad.dtype)
-        images, channels, positions = _sizes(x)
-        shift = grad.view(images, self.groups, -1, positions).sum(-1)
-        flat = (images * channels, 1, positions)
-        product = torch.bmm(grad.view(flat), x.view(flat).mT).view_as(shift)
-        by_image = (product - shift * mean.unsqueeze(-1)) * scale.unsqueeze(-1)
-        self._append([by_image.flatten(1), shift.flatten(1)])
-        inputs: Tensor | None = None
-        if needed[0]:
-            inputs = torch.ops.aten.native_group_norm_backward.default(
-                grad, x, mean, scale, _value(self.weight), *_sizes(x), self.groups, [True, False, False]
-            )[0].to(given)
-        return (inputs,)
+            return (input_gradient(grad, x, mean, scale, value, by_image, self.groups),)
+        sizes, wide = _sizes(x), x.to(grad.dtype)
+        inputs: Tensor = torch.ops.aten.native_group_norm_backward.default(
+            grad, wide, mean, scale, _value(self.weight), *sizes, self.groups, [True, False, False]
+        )[0]
+        return (inputs.to(x.dtype),)
 
-    def _append(self, by_image: Iterable[Tensor]) -> None:
-        """The gradients of scale and shift, (images, channels) each, to the terms of those trained."""
-        by_record = [part.view(self.records, -1, part.shape[1]).sum(1) for part in by_image]
-        _append((self.weight, self.bias), by_record)
+
+@dataclass(frozen=True, eq=False)
+class FrozenBatchNorm:
+    """Normalisation of each channel of (records * count, channels, *positions) by fixed statistics."""
+
+    records: int
+    weight: "Weight | None"
+    bias: "Weight | None"
+    mean: Tensor
+    variance: Tensor
+    eps: float
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        output = functional.batch_norm(
+            x, self.mean, self.variance, _value(self.weight), _value(self.bias), eps=self.eps
+        )
+        return output, (x,)
+
+    def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> _Backward:
+        (x,) = saved
+        grad = grad.contiguous()
+        scale = (self.variance + self.eps).rsqrt()
+        mean, scales = (part.expand(len(x), -1).contiguous() for part in (self.mean, scale))
+        by_image = _channel_gradients(grad, x, mean, scales)
+        _append_by_record((self.weight, self.bias), by_image, self.records)
+        if not needed[0]:
+            return (None,)
+        factor = scale if self.weight is None else scale * self.weight.value
+        return (grad * factor.to(grad.dtype).view(-1, *[1] * (x.ndim - 2)),)
 
 
 def layer_norm(
@@ -148,6 +165,40 @@ def group_norm(
     return recording.run_batched(work, x)
 
 
+def batch_norm(
+    recording: "Recording",
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """The rule for `F.batch_norm` in evaluation mode: by fixed statistics, records do not mix."""
+    if training or running_mean is None or running_var is None:
+        return NotImplemented
+    mean, variance = running_mean, running_var
+    if not recording.of_records_and_constants(x, mean, variance):
+        return NotImplemented
+    weights = recording.as_weights(weight, bias)
+    if weights is None and not recording.of_records_and_constants(x, weight, bias):
+        return NotImplemented
+
+    def work(x: Tensor) -> Tensor:
+        images = x.flatten(0, 1).contiguous()
+        if weights is None:
+            output = functional.batch_norm(images, mean, variance, weight, bias, eps=eps)
+        else:
+            layer = FrozenBatchNorm(recording.records, weights[0], weights[1], mean, variance, eps)
+            output = recording.capture(layer, images)
+        by_record: Tensor = output.unflatten(0, x.shape[:2])
+        return by_record
+
+    return recording.run_batched(work, x)
+
+
 def instance_norm(
     recording: "Recording",
     x: Tensor,
@@ -177,6 +228,37 @@ def rms_norm(
         return NotImplemented
     with recording:
         return functional.rms_norm(x, normalized_shape, None, eps) * weight
+
+
+def _channel_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """The gradients of scale and shift by image, (2, images, channels).
+
+    Args:
+        grad: (images, channels, *positions), contiguous.
+        x: of the same shape, contiguous.
+        mean: (images, groups).
+        scale: (images, groups): what the norm multiplies with.
+    """
+    groups = mean.shape[1]
+    if uses_kernels(x):
+        from hush.gradients.kernels.normalisation_kernel import channel_gradients
+
+        return channel_gradients(grad, x, mean, scale, groups)
+    wide = torch.promote_types(grad.dtype, mean.dtype)
+    grad, x = grad.to(wide), x.to(wide)
+    images, channels, positions = _sizes(x)
+    shift = grad.view(images, groups, -1, positions).sum(-1)
+    flat = (images * channels, 1, positions)
+    product = torch.bmm(grad.view(flat), x.view(flat).mT).view_as(shift)
+    by_image = (product - shift * mean.unsqueeze(-1)) * scale.unsqueeze(-1)
+    return torch.stack([by_image.flatten(1), shift.flatten(1)])
+
+
+def _append_by_record(
+    weights: Iterable["Weight | None"], by_image: Iterable[Tensor], records: int
+) -> None:
+    """The gradients of scale and shift, (images, channels) each, to the terms of those trained."""
+    _append(weights, [part.view(records, -1, part.shape[1]).sum(1) for part in by_image])
 
 
 def _append(weights: Iterable["Weight | None"], gradients: Iterable[Tensor]) -> None:
