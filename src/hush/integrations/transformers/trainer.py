@@ -63,7 +63,8 @@ class PrivateTrainer(Trainer):
     Args:
         args: positional arguments of Trainer.
         epsilon: limit of everything on the ledger; noise is calibrated to it for the steps of the
-            TrainingArguments.
+            TrainingArguments, on a ledger without other runs. With others on it training stops earlier:
+            pass a plan of `hush.calibrate(..., spent=ledger.counts)` instead.
         delta: of the limit; None: a tenth of one over the number of records, which is public.
         plan: in place of calibrated noise; its batch and norm must be those of the TrainingArguments.
             With `epsilon`, training stops where that is used up.
