@@ -6,7 +6,7 @@ from torch import nn
 
 import hush
 from recipes.twice.section6 import _noise
-from recipes.twice.training import _variance
+from recipes.twice.ways import shaped, variance_of_mean
 
 
 def test_noise_has_one_deviation_in_the_subspace_and_another_outside() -> None:
@@ -24,7 +24,7 @@ def test_variances_are_of_the_mean_and_over_all_parameters() -> None:
     model = nn.Linear(99, 10, bias=False)
 
     def variance(sampling: hush.Poisson | hush.Twice, noise: hush.Gaussian, clipping: hush.L2) -> float:
-        return _variance(hush.Plan(sampling=sampling, clipping=clipping, noise=noise), model)
+        return variance_of_mean(hush.Plan(sampling=sampling, clipping=clipping, noise=noise), model)
 
     noise, clipping = hush.Gaussian(multiplier=2.0), hush.L2(norm=0.5)
     assert variance(hush.Poisson(rate=0.1), noise, clipping) == pytest.approx(990 * 1.0 / 0.01)
@@ -36,4 +36,22 @@ def test_variances_are_of_the_mean_and_over_all_parameters() -> None:
         noise=hush.BlockGaussian(multipliers=(1.0, 2.0)),
     )
     # the residual's noise in 980 dimensions: the others are taken out again
-    assert _variance(hybrid, model) == pytest.approx((10 * 9 + 980 * 4) / 0.01)
+    assert variance_of_mean(hybrid, model) == pytest.approx((10 * 9 + 980 * 4) / 0.01)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_shapes_lie_between_isotropic_and_least_variance_at_the_same_epsilon(power: float) -> None:
+    budget = hush.Budget(epsilon=2.0, delta=1e-5)
+    clipping = hush.Subspaces(ranks=(10, 980), l2=(3.0, 1.0), bases=hush.Principal())
+    noise = hush.Gaussian(multiplier=1.0)
+    plan = hush.Plan(sampling=hush.Poisson(rate=0.1), clipping=clipping, noise=noise)
+    least = hush.fit_noise(plan, budget, 50)
+    between = shaped(least, power, budget, 50)
+    assert 1.99 < hush.epsilon(between, 50, 1e-5).epsilon.upper <= 2.0
+
+    def ratio(plan: hush.Plan) -> float:
+        assert isinstance(plan.noise, hush.BlockGaussian)
+        return 3.0 * plan.noise.multipliers[0] / plan.noise.multipliers[1]
+
+    assert ratio(between) == pytest.approx(ratio(least) ** power)
+    assert ratio(least) > 2
