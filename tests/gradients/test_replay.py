@@ -141,6 +141,11 @@ def test_a_sum_that_cannot_be_used_is_zero_until_it_is_asked_about() -> None:
     assert torch.equal(flat(replay(inputs, targets, verify=False)), good)
     assert replay.failed()  # the one before the last
     assert not replay.failed()
+    # a capture on the way, for a physical batch of a new size, does not hide it
+    replay(spoiled, targets, verify=False)
+    assert padded_size(10, None) != padded_size(70, None)
+    replay(*bags(10), verify=False)
+    assert replay.failed()
 
 
 def test_where_a_replay_must_be_a_failed_capture_raises() -> None:

@@ -110,6 +110,19 @@ def test_what_pays_is_replayed(times: list[float], replayed: bool, as_if_on_a_gp
     assert (step._replay is not None) is replayed
 
 
+def test_what_a_capture_leaves_on_the_model_is_noticed(as_if_on_a_gpu: Any) -> None:
+    step = private_step()
+
+    def leaving(work: Any, pool: Any, generator: torch.Generator | None) -> Any:
+        graph = run_again(work, pool, generator)
+        vars(step.model)["kept"] = 1.0
+        return graph
+
+    as_if_on_a_gpu([9.0, 10.0, 3.0], leaving)
+    with pytest.raises(Unsupported, match="keeps kept from its forward pass"):
+        next(iter(step.batches(BATCH)))
+
+
 def test_a_few_steps_are_not_worth_a_measurement(as_if_on_a_gpu: Any) -> None:
     as_if_on_a_gpu([])
     step = private_step()

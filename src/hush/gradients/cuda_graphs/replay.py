@@ -221,6 +221,7 @@ class Replay:
         if self._finite is None:
             self._finite = torch.ones((), device=device, dtype=torch.bool)
         all_finite, reads_values = self._finite, False
+        before = all_finite.clone()  # of replays of this step that nobody has asked about yet
 
         def work() -> ClippedSum:
             """The clipped sum, zero where a gradient or what an empty slot holds is not finite."""
@@ -245,7 +246,7 @@ class Replay:
             self._explain(f"{error}{_READS_VALUES if reads_values else ''}")
             return None
         finally:
-            all_finite.fill_(True)
+            all_finite.copy_(before)
         return BatchGraph(captured, rows, labels, present, [size])
 
     def _explain(self, reason: str) -> None:
