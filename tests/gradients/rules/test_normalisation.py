@@ -1,8 +1,13 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
 
+from hush.core.errors import Unsupported
 from hush.gradients.recording import record
+from hush.gradients.rules import Weight
+from hush.gradients.rules.normalisation import FrozenBatchNorm
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 DTYPES = [torch.float64, torch.float32]
@@ -81,3 +86,52 @@ def test_a_norm_in_half_precision_keeps_its_input_as_it_came(norm: nn.Module, wh
         alone = tape.weighted_sum((torch.arange(5, device=where) == i).double())
         for ours, theirs in zip(alone.values(), expected, strict=True):
             assert float((ours - theirs).norm()) <= 0.02 * float(theirs.norm() + 1)
+
+
+@pytest.mark.parametrize("where", DEVICES)
+@pytest.mark.parametrize("norm", [nn.GroupNorm(2, 8), nn.BatchNorm1d(8).eval()], ids=str)
+def test_a_mean_far_from_zero_does_not_cost_precision(norm: nn.Module, where: str) -> None:
+    """Under autocast too: the difference of two sums of products in bfloat16 was off by its own size."""
+    torch.manual_seed(0)
+    norm.to(where)
+    for name, statistic in norm.named_buffers():
+        nn.init.constant_(statistic, {"running_mean": 10.0, "running_var": 0.01}.get(name, 0))
+    x = (10 + 0.1 * torch.randn(5, 8, 7, device=where)).bfloat16()
+    target = torch.randn(5, 8, 7, device=where)
+    with torch.autocast(where, torch.bfloat16):
+        tape = record(norm, lambda o, t: (o.float() * t).flatten(1).sum(1), x, target)
+    exact = copy.deepcopy(norm).double()
+    for i in range(5):
+        value = (exact(x[i : i + 1].double()) * target[i : i + 1].bfloat16().double()).sum()
+        (expected,) = torch.autograd.grad(value, [exact.get_parameter("weight")])
+        ours = tape.weighted_sum((torch.arange(5, device=where) == i).double())["weight"]
+        assert float((ours - expected).norm()) <= 0.01 * float(expected.norm())
+
+
+def test_a_large_scale_does_not_overflow_in_half_precision() -> None:
+    scale, zeros, ones = torch.full((3,), 1e6), torch.zeros(3), torch.ones(3)
+    layer = FrozenBatchNorm(2, Weight(scale, []), None, zeros, ones, 0.0)
+    grad = torch.full((2, 3), 1e-4, dtype=torch.float16)
+    (inputs,) = layer.backward(grad, (torch.zeros_like(grad), zeros, ones), (True,))
+    assert inputs is not None
+    torch.testing.assert_close(inputs.double(), grad.double() * 1e6, rtol=1e-3, atol=0)
+
+
+class Switching(nn.Module):
+    """One norm with two sets of statistics, written into it before each use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3).eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = []
+        for mean in (0.0, 5.0):
+            self.norm.get_buffer("running_mean").fill_(mean)
+            outputs.append(self.norm(x))
+        return torch.stack(outputs).sum(0)
+
+
+def test_statistics_that_change_before_the_backward_pass_are_refused() -> None:
+    with pytest.raises((RuntimeError, Unsupported), match=r"in ?place"):
+        record(Switching(), lambda o, t: (o * t).sum(1), torch.randn(4, 3), torch.randn(4, 3))

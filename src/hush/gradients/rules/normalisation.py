@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hush.gradients.precision import precise
 from hush.gradients.products import uses_kernels
 from hush.gradients.terms import Dense
 
@@ -109,19 +110,19 @@ class FrozenBatchNorm:
         output = functional.batch_norm(
             x, self.mean, self.variance, _value(self.weight), _value(self.bias), eps=self.eps
         )
-        return output, (x,)
+        return output, (x, self.mean, self.variance)
 
     def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> _Backward:
-        (x,) = saved
+        x, mean, variance = saved  # saved: a change of the statistics since is noticed
         grad = grad.contiguous()
-        scale = (self.variance + self.eps).rsqrt()
-        mean, scales = (part.expand(len(x), -1).contiguous() for part in (self.mean, scale))
+        scale = (precise(variance) + self.eps).rsqrt()
+        mean, scales = (part.expand(len(x), -1).contiguous() for part in (precise(mean), scale))
         by_image = _channel_gradients(grad, x, mean, scales)
         _append_by_record((self.weight, self.bias), by_image, self.records)
         if not needed[0]:
             return (None,)
         factor = scale if self.weight is None else scale * self.weight.value
-        return (grad * factor.to(grad.dtype).view(-1, *[1] * (x.ndim - 2)),)
+        return ((grad * factor.view(-1, *[1] * (x.ndim - 2))).to(grad.dtype),)
 
 
 def layer_norm(
@@ -247,18 +248,20 @@ def _channel_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> 
     wide = torch.promote_types(grad.dtype, mean.dtype)
     grad, x = grad.to(wide), x.to(wide)
     images, channels, positions = _sizes(x)
-    shift = grad.view(images, groups, -1, positions).sum(-1)
-    flat = (images * channels, 1, positions)
-    product = torch.bmm(grad.view(flat), x.view(flat).mT).view_as(shift)
-    by_image = (product - shift * mean.unsqueeze(-1)) * scale.unsqueeze(-1)
-    return torch.stack([by_image.flatten(1), shift.flatten(1)])
+    grad, x = (part.view(images, groups, channels // groups, positions) for part in (grad, x))
+    # centred first: the difference of two sums loses what a mean far from zero takes
+    centred = (x - mean.view(images, groups, 1, 1)).mul_(grad)
+    by_image = centred.sum(-1) * scale.unsqueeze(-1)
+    return torch.stack([by_image.flatten(1), grad.sum(-1).flatten(1)])
 
 
 def _append_by_record(
     weights: Iterable["Weight | None"], by_image: Iterable[Tensor], records: int
 ) -> None:
     """The gradients of scale and shift, (images, channels) each, to the terms of those trained."""
-    _append(weights, [part.view(records, -1, part.shape[1]).sum(1) for part in by_image])
+    parts = list(by_image)
+    count = len(parts[0]) // max(records, 1)
+    _append(weights, [part.view(records, count, part.shape[1]).sum(1) for part in parts])
 
 
 def _append(weights: Iterable["Weight | None"], gradients: Iterable[Tensor]) -> None:
