@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import mean, stdev
 from typing import Any, Generic, TypeVar
 
+from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.data.dataset import Dataset, public_order
 from hush.report.figure import Figure, cell
 from recipes.workers import workers
@@ -92,6 +93,10 @@ def search(
         device: where they run.
         processes: how many at once.
     """
+    if seeds > FIRST_FINAL_SEED:
+        raise InvalidValue(
+            f"seeds={seeds} must be at most {FIRST_FINAL_SEED}: others are of final runs."
+        )
     keys = [(level, label) for level, named in candidates.items() for label in named]
     jobs = [
         Job(
@@ -174,11 +179,14 @@ def _rows(
         results = over(run, jobs)
         for level, label in keys:
             outcomes = [next(results) for _ in range(seeds)]
+            spent = max(outcome.epsilon for outcome in outcomes)
+            if spent > level:
+                raise BudgetExceeded(f"{label}: a run at epsilon {level:g} cost {spent:.4g}: no record.")
             scores = [100 * outcome.accuracy for outcome in outcomes]
             row = [
                 *(level, label, mean(scores), stdev(scores) if len(scores) > 1 else None),
                 ", ".join(f"{score:.2f}" for score in scores),
-                max(outcome.epsilon for outcome in outcomes),
+                spent,
                 outcomes[0].multiplier,
             ]
             print("  " + "; ".join(map(cell, row)), flush=True)

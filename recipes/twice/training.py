@@ -104,7 +104,8 @@ def twice_training(
             sampling = way.plan.sampling
             rate = float(sampling.to_plain()["rate"])
             inner = sampling.coordinate_participation if isinstance(sampling, Twice) else None
-            printed = PRINTED.get((way.name, rate)) if model == "resnet22" else None
+            known = model == "resnet22" and way.epsilon in STEPS
+            printed = PRINTED.get((way.name, rate)) if known else None
             noise = 100 * variance_of_mean(way.plan, start) / first[way.epsilon]
             spread = stdev(scores) if seeds > 1 else None
             row = [way.epsilon, way.steps, way.name, rate, inner, noise, mean(scores), spread, lr]
