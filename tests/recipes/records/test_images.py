@@ -1,0 +1,103 @@
+"""Records on images: what is public stays so, what is paid is on the ledger, and runs learn."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import hush
+from recipes.dpsur.inputs import Inputs
+from recipes.records import images
+from recipes.records.drawings import Draw, shapes, strokes
+from recipes.records.images import Features, Settings, principal_scaling, public_inputs, unit, whitened
+from recipes.records.protocol import Job
+
+RECORDS, CHANNELS = 600, 12
+SMALL = Settings(rate=20.0, whitened=5, multiplier=4.0, batch=200, steps=20)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def made_up() -> Inputs:
+    """Three classes along three channels, beside one channel that all records share."""
+    labels = torch.arange(RECORDS) % 3
+    x = 0.3 * torch.randn(RECORDS, CHANNELS, generator=seeded(1))
+    x[:, 0] += 3.0
+    x[torch.arange(RECORDS), 1 + labels] += 1.0
+    x = unit(x)[:, :, None]
+    return Inputs(classes=3, train=(x, labels), test=(x[:300], labels[:300]))
+
+
+@pytest.mark.parametrize("draw", [shapes, strokes])
+def test_drawings_are_images_that_a_seed_repeats(draw: Draw) -> None:
+    drawn = draw(8, seeded())
+    assert drawn.shape == (8, 1, 28, 28)
+    assert float(drawn.min()) >= 0
+    assert float(drawn.max()) <= 1
+    assert bool((drawn.flatten(1).std(1) > 0.05).all())  # none is empty
+    assert torch.equal(drawn, draw(8, seeded()))
+    assert not torch.equal(drawn, draw(8, seeded(1)))
+
+
+def test_with_an_exponent_of_a_half_the_drawn_directions_are_white() -> None:
+    mixing = torch.randn(6, 6, generator=seeded(2))
+    rows = torch.randn(400, 6, generator=seeded(3)) @ mixing + 5.0
+    mean, basis = principal_scaling(rows, Features(exponent=0.5, floor=0.0, directions=4))
+    white = (rows - mean) @ basis
+    torch.testing.assert_close(white.T @ white / 400, torch.eye(4), atol=1e-3, rtol=0)
+    # the four that were kept are those of the largest variance
+    singular = torch.linalg.svdvals(rows - rows.mean(0))
+    torch.testing.assert_close(basis.norm(dim=0) ** -2, singular[:4] ** 2 / 400, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("directions", [0, 9])
+def test_inputs_are_functions_of_one_record_and_have_length_one(directions: int) -> None:
+    features = Features(directions=directions)
+    records, drawn = (torch.rand(count, 27, 2, 2, generator=seeded(count)) for count in (30, 50))
+    basis = drawn if directions else None
+    (both,) = public_inputs([records], basis, features)
+    (alone,) = public_inputs([records[7:8]], basis, features)
+    assert both.shape == ((30, 9, 1) if directions else (30, 27, 4))
+    torch.testing.assert_close(both[7:8], alone)
+    torch.testing.assert_close(both.flatten(1).norm(dim=1), torch.ones(30))
+
+
+def test_whitening_is_charged_and_shrinks_what_records_share() -> None:
+    inputs, ledger = made_up(), hush.Ledger()
+    white = whitened(inputs, SMALL, ledger, seed=0)
+    noisy = hush.NoisyWhitening(multiplier=SMALL.multiplier)
+    assert ledger.counts == {noisy.plan: 2}
+
+    def shared(x: Tensor) -> float:
+        return float(x.mean(0).norm())
+
+    torch.testing.assert_close(white.train[0].flatten(1).norm(dim=1), torch.ones(RECORDS))
+    assert shared(white.train[0]) < 0.2 < 0.8 < shared(inputs.train[0])
+    assert torch.equal(white.train[0][:300], white.test[0])
+    again = whitened(inputs, SMALL, hush.Ledger(), seed=0)
+    assert torch.equal(again.train[0], white.train[0])
+
+
+@pytest.mark.parametrize("places", [1, 4])
+def test_the_norms_of_the_statistics_cut_nothing_off(places: int) -> None:
+    """Records of length 1 whose places are all alike have the longest mean outer products."""
+    x = unit(made_up().train[0].expand(-1, -1, places).clone())
+    noisy = hush.NoisyWhitening(multiplier=1.0, square_norm=1 / places)
+    (_, first), (_, second) = noisy.clipped_sums(x)
+    flat = x.double().mean(2)
+    torch.testing.assert_close(first.view(CHANNELS, places), x.double().sum(0), rtol=1e-5, atol=0)
+    torch.testing.assert_close(second, flat.T @ flat, rtol=1e-5, atol=1e-5)
+
+
+def test_a_run_spends_its_epsilon_and_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "_inputs", lambda *_: made_up())
+    job = Job(data="made-up", held_out=0, settings=SMALL, epsilon=8.0, seed=3, device="cpu")
+    outcome = images.run(job)
+    assert 7.9 < outcome.epsilon <= 8.0
+    assert outcome.accuracy > 0.7
+    assert images.run(job) == outcome
+    cheaper = images.run(replace(job, settings=replace(SMALL, multiplier=100.0)))
+    assert cheaper.multiplier < outcome.multiplier
