@@ -32,7 +32,8 @@ from recipes.records.protocol import DELTA, Job, Outcome, final, search, with_he
 from recipes.registry import variant
 
 HELD_OUT = 10_000
-DRAWN = 12_000
+DRAWN = 8_000
+"""Pairs of images."""
 DRAWINGS: Mapping[str, Draw] = {"fashion-mnist": shapes, "mnist": strokes}
 _AT_ONCE = 2000
 
@@ -51,6 +52,8 @@ class Features:
     """Each is divided by this power of its variance in the drawn images; 0.5: whitening."""
     floor: float = 2.6e-4
     """Added to the variances, as a share of their sum."""
+    between: float = 1.0
+    """Weight of the covariance of all drawn images, beside that of what differs within pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,18 +133,23 @@ def _inputs(data: str, held_out: int, features: Features, device: str) -> Inputs
 
 
 @lru_cache(maxsize=1)
-def _drawn(data: str, device: str) -> Tensor:
-    """Scattering features of the images that are drawn for a data set."""
-    images = DRAWINGS[data](DRAWN, torch.Generator().manual_seed(0))
-    return torch.cat([scatter(some.to(device)) for some in images.split(_AT_ONCE // 20)])
+def _drawn(data: str, device: str) -> tuple[Tensor, Tensor]:
+    """Scattering features of the pairs of images that are drawn for a data set."""
+    first, second = (
+        torch.cat([scatter(some.to(device)) for some in images.split(_AT_ONCE // 20)])
+        for images in DRAWINGS[data](DRAWN, torch.Generator().manual_seed(0))
+    )
+    return first, second
 
 
-def public_inputs(parts: list[Tensor], drawn: Tensor | None, features: Features) -> list[Tensor]:
+def public_inputs(
+    parts: list[Tensor], drawn: tuple[Tensor, Tensor] | None, features: Features
+) -> list[Tensor]:
     """Inputs from scattering features, each record's by itself.
 
     Args:
         parts: scattering features of records.
-        drawn: those of the drawn images; None: without a basis of theirs.
+        drawn: those of pairs of drawn images; None: without a basis of theirs.
         features: the map.
     """
 
@@ -153,7 +161,8 @@ def public_inputs(parts: list[Tensor], drawn: Tensor | None, features: Features)
         return [
             torch.cat([unit(powers(some)).flatten(2) for some in part.split(_AT_ONCE)]) for part in parts
         ]
-    mean, basis = principal_scaling(powers(drawn).flatten(1), features)
+    first, second = (powers(values).flatten(1) for values in drawn)
+    mean, basis = principal_scaling(first, second, features)
     return [
         torch.cat(
             [unit((powers(some).flatten(1) - mean) @ basis)[:, :, None] for some in part.split(_AT_ONCE)]
@@ -162,11 +171,21 @@ def public_inputs(parts: list[Tensor], drawn: Tensor | None, features: Features)
     ]
 
 
-def principal_scaling(values: Tensor, features: Features) -> tuple[Tensor, Tensor]:
-    """Mean of the rows, and their leading principal directions scaled by a power of the variances."""
-    mean = values.mean(0)
-    centred = (values - mean).double()
-    variances, directions = torch.linalg.eigh(centred.T @ centred / len(values))
+def principal_scaling(first: Tensor, second: Tensor, features: Features) -> tuple[Tensor, Tensor]:
+    """Mean of the rows of pairs, and principal directions scaled by a power of the variances.
+
+    Args:
+        first: a row for each pair.
+        second: the other row of each.
+        features: weight of either covariance, directions that are kept, exponent and floor.
+    """
+    mean = (first.mean(0) + second.mean(0)) / 2
+    within = (first - second).double()
+    covariance = (1 - features.between) / (2 * len(first)) * (within.T @ within)
+    for rows in (first, second):
+        centred = (rows - mean).double()
+        covariance += features.between / (2 * len(first)) * (centred.T @ centred)
+    variances, directions = torch.linalg.eigh(covariance)
     kept = variances.flip(0).clamp(min=0)[: features.directions]
     scales = (kept + features.floor * variances.sum()) ** -features.exponent
     return mean, (directions.flip(1)[:, : features.directions] * scales).float()

@@ -33,31 +33,42 @@ def made_up() -> Inputs:
 
 @pytest.mark.parametrize("draw", [shapes, strokes])
 def test_drawings_are_images_that_a_seed_repeats(draw: Draw) -> None:
-    drawn = draw(8, seeded())
-    assert drawn.shape == (8, 1, 28, 28)
+    drawn = torch.stack(draw(20, seeded()))
+    assert drawn.shape == (2, 20, 1, 28, 28)
     assert float(drawn.min()) >= 0
     assert float(drawn.max()) <= 1
-    assert bool((drawn.flatten(1).std(1) > 0.05).all())  # none is empty
-    assert torch.equal(drawn, draw(8, seeded()))
-    assert not torch.equal(drawn, draw(8, seeded(1)))
+    assert bool((drawn.flatten(2).std(2) > 0.05).all())  # none is empty
+    assert torch.equal(drawn, torch.stack(draw(20, seeded())))
+    assert not torch.equal(drawn, torch.stack(draw(20, seeded(1))))
+    first, second = drawn
+    # one thing twice: closer than two things, and not the same
+    assert (
+        0 < float((first - second).square().mean()) < float((first - second.roll(1, 0)).square().mean())
+    )
 
 
 def test_with_an_exponent_of_a_half_the_drawn_directions_are_white() -> None:
     mixing = torch.randn(6, 6, generator=seeded(2))
-    rows = torch.randn(400, 6, generator=seeded(3)) @ mixing + 5.0
-    mean, basis = principal_scaling(rows, Features(exponent=0.5, floor=0.0, directions=4))
+    first, second = torch.randn(2, 400, 6, generator=seeded(3)) @ mixing + 5.0
+    rows = torch.cat([first, second])
+    mean, basis = principal_scaling(first, second, Features(exponent=0.5, floor=0.0, directions=4))
     white = (rows - mean) @ basis
-    torch.testing.assert_close(white.T @ white / 400, torch.eye(4), atol=1e-3, rtol=0)
+    torch.testing.assert_close(white.T @ white / 800, torch.eye(4), atol=1e-3, rtol=0)
     # the four that were kept are those of the largest variance
     singular = torch.linalg.svdvals(rows - rows.mean(0))
-    torch.testing.assert_close(basis.norm(dim=0) ** -2, singular[:4] ** 2 / 400, rtol=1e-3, atol=0)
+    torch.testing.assert_close(basis.norm(dim=0) ** -2, singular[:4] ** 2 / 800, rtol=1e-3, atol=0)
+    within = Features(exponent=0.5, floor=0.0, directions=6, between=0.0)
+    _, basis = principal_scaling(first, second, within)
+    differences = (first - second) @ basis
+    torch.testing.assert_close(differences.T @ differences / 800, torch.eye(6), atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("directions", [0, 9])
 def test_inputs_are_functions_of_one_record_and_have_length_one(directions: int) -> None:
     features = Features(directions=directions)
-    records, drawn = (torch.rand(count, 27, 2, 2, generator=seeded(count)) for count in (30, 50))
-    basis = drawn if directions else None
+    records = torch.rand(30, 27, 2, 2, generator=seeded(1))
+    drawn = torch.rand(2, 50, 27, 2, 2, generator=seeded(2))
+    basis = (drawn[0], drawn[1]) if directions else None
     (both,) = public_inputs([records], basis, features)
     (alone,) = public_inputs([records[7:8]], basis, features)
     assert both.shape == ((30, 9, 1) if directions else (30, 27, 4))
