@@ -11,7 +11,8 @@ from recipes.dpsur.inputs import Inputs
 from recipes.records import images
 from recipes.records.drawings import Draw, shapes, strokes
 from recipes.records.images import Features, Settings, principal_scaling, public_inputs, unit, whitened
-from recipes.records.protocol import Job
+from recipes.records.protocol import Job, Outcome
+from recipes.registry import all_recipes
 
 RECORDS, CHANNELS = 600, 12
 SMALL = Settings(rate=20.0, whitened=5, multiplier=4.0, batch=200, steps=20)
@@ -112,3 +113,27 @@ def test_a_run_spends_its_epsilon_and_learns(monkeypatch: pytest.MonkeyPatch) ->
     assert images.run(job) == outcome
     cheaper = images.run(replace(job, settings=replace(SMALL, multiplier=100.0)))
     assert cheaper.multiplier < outcome.multiplier
+
+
+@pytest.mark.parametrize("data", ["fashion-mnist", "mnist"])
+def test_candidates_are_the_chosen_settings_and_others(
+    data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[Job[Settings]] = []
+
+    def run(job: Job[Settings]) -> Outcome:
+        jobs.append(job)
+        return Outcome(accuracy=0.5, epsilon=job.epsilon, multiplier=1.0)
+
+    monkeypatch.setattr(images, "run", run)
+    recipes = all_recipes()
+    last = recipes[f"records-{data}"](seeds=1, processes=1)
+    assert [row[0] for row in last.rows] == [1.0, 3.0]
+    chosen = [(job.epsilon, job.settings) for job in jobs]
+    assert {job.held_out for job in jobs} == {0}
+    jobs.clear()
+    recipes[f"records-{data}-search"](seeds=1, processes=1)
+    tried = [(job.epsilon, job.settings) for job in jobs]
+    assert {job.held_out for job in jobs} == {images.HELD_OUT}
+    assert all(tried.count(pair) == 1 for pair in chosen)
+    assert len(tried) == len(set(tried))
