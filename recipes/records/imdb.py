@@ -5,6 +5,7 @@ the reviews is used, so that the steps are all that is charged.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from hush.accounting.ledger.ledger import Ledger
 from hush.clipping import L2
+from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.data.dataset import Dataset
@@ -123,24 +125,35 @@ def _reviews(data: str) -> Dataset:
     return read_imdb(find_directory(data, None), LENGTH, VOCABULARY)
 
 
-CHOSEN = {
+START = {
     1.0: Settings(learning_rate=40.0),
     3.0: Settings(learning_rate=90.0),
     8.0: Settings(learning_rate=150.0),
 }
+"""Settings around which the search looks, by epsilon."""
+CHOSEN = {
+    1.0: replace(START[1.0], features=BagOfWords(words=3000)),
+    3.0: START[3.0],
+    8.0: START[8.0],
+}
+"""The best of the search."""
 _NAME = "bag of words, logistic"
 
 
-def records_imdb_search(*, seeds: int = 2, device: str = "cpu", processes: int | None = None) -> Figure:
+def records_imdb_search(
+    *,
+    epsilons: Sequence[float] = tuple(START),
+    seeds: int = 2,
+    device: str = "cpu",
+    processes: int | None = None,
+) -> Figure:
     """IMDB: settings of a bag of words on held-out training reviews, at epsilon 1, 3 and 8."""
-    candidates = {level: _rates(settings) for level, settings in CHOSEN.items()}
-    candidates[1.0] |= _some_features(CHOSEN[1.0])
-    candidates[3.0] |= _some_features(CHOSEN[3.0]) | _others(CHOSEN[3.0])
+    named = candidates()
     return search(
         "records-imdb-search",
         run,
         "imdb",
-        candidates,
+        {level: named[level] for level in _checked(epsilons)},
         held_out=HELD_OUT,
         seeds=seeds,
         device=device,
@@ -148,47 +161,69 @@ def records_imdb_search(*, seeds: int = 2, device: str = "cpu", processes: int |
     )
 
 
-def records_imdb(*, seeds: int = 5, device: str = "cpu", processes: int | None = None) -> Figure:
+def records_imdb(
+    *,
+    epsilons: Sequence[float] = tuple(START),
+    seeds: int = 5,
+    device: str = "cpu",
+    processes: int | None = None,
+) -> Figure:
     """IMDB without pretraining: test accuracy of a bag of words at epsilon 1, 3 and 8."""
     return final(
         "records-imdb",
         run,
         "imdb",
-        {level: (_NAME, settings) for level, settings in CHOSEN.items()},
+        {level: (_NAME, CHOSEN[level]) for level in _checked(epsilons)},
         seeds=seeds,
         device=device,
         processes=processes,
     )
 
 
-def _rates(best: Settings) -> dict[str, Settings]:
+def _checked(epsilons: Sequence[float]) -> Sequence[float]:
+    if unknown := set(epsilons) - set(START):
+        raise InvalidValue(
+            f"there are no settings for epsilon {min(unknown):g}: choose from 1, 3 and 8."
+        )
+    return epsilons
+
+
+def candidates() -> dict[float, dict[str, Settings]]:
+    """Settings of the search by name, by epsilon; most of them at epsilon 3."""
+    named = {level: _rates(settings) for level, settings in START.items()}
+    named[1.0] |= _some_features(START[1.0])
+    named[3.0] |= _some_features(START[3.0]) | _others(START[3.0])
+    return named
+
+
+def _rates(start: Settings) -> dict[str, Settings]:
     return {
-        f"rate {rate:g}": replace(best, learning_rate=rate)
-        for rate in (best.learning_rate, best.learning_rate / 2, 2 * best.learning_rate)
+        f"rate {rate:g}": replace(start, learning_rate=rate)
+        for rate in (start.learning_rate, start.learning_rate / 2, 2 * start.learning_rate)
     }
 
 
-def _some_features(best: Settings) -> dict[str, Settings]:
-    """Features that differ in one thing, at the best rate."""
-    features = best.features
+def _some_features(start: Settings) -> dict[str, Settings]:
+    """Features that differ in one thing, at the same rate."""
+    features = start.features
     changed = {
         "no pairs": replace(features, share=0.0),
         "3,000 words": replace(features, words=3000),
         "8,000 words": replace(features, words=8000),
     }
-    return {name: replace(best, features=other) for name, other in changed.items()}
+    return {name: replace(start, features=other) for name, other in changed.items()}
 
 
-def _others(best: Settings) -> dict[str, Settings]:
+def _others(start: Settings) -> dict[str, Settings]:
     """Settings that differ in one thing, and in the rate where that goes with it."""
-    features, rate = best.features, best.learning_rate
+    features, rate = start.features, start.learning_rate
     return {
-        "a tenth for pairs": replace(best, features=replace(features, share=0.1)),
-        "pairs of 100 words": replace(best, features=replace(features, pairs=100)),
-        "words weigh the same": replace(best, features=replace(features, exponent=0.0)),
-        "no emphasis on the end": replace(best, features=replace(features, emphasis=0.0)),
-        "not shrunk": replace(best, shrinkage=0.0),
-        "clip 1, a quarter of the rate": replace(best, clip=1.0, learning_rate=rate / 4),
-        "100 steps, twice the rate": replace(best, steps=100, learning_rate=2 * rate),
-        "half the batch": replace(best, sampling_rate=best.sampling_rate / 2),
+        "a tenth for pairs": replace(start, features=replace(features, share=0.1)),
+        "pairs of 100 words": replace(start, features=replace(features, pairs=100)),
+        "words weigh the same": replace(start, features=replace(features, exponent=0.0)),
+        "no emphasis on the end": replace(start, features=replace(features, emphasis=0.0)),
+        "not shrunk": replace(start, shrinkage=0.0),
+        "clip 1, a quarter of the rate": replace(start, clip=1.0, learning_rate=rate / 4),
+        "100 steps, twice the rate": replace(start, steps=100, learning_rate=2 * rate),
+        "half the batch": replace(start, sampling_rate=start.sampling_rate / 2),
     }
