@@ -80,6 +80,7 @@ ON_A_GPU = (
     *("gg-fig4-cifar10", "gg-fig4-imdb", "gg-table1", "twice-training"),
     *("bounded-fig3-cifar10", "bounded-fig4-cifar10", "dpsur-table4"),
     *("dpsur-table2-cifar10", "dpsur-table2-imdb"),
+    *(name for name in all_recipes() if name.startswith("records-")),
 )
 
 FASHION = ("bounded-fig3", "bounded-fig4", "twice-cosine", "twice-fig2", "twice-fig3")
