@@ -122,8 +122,7 @@ class PrivateStep(NoisyMeanStep):
             if self.processes is not None:
                 check_same_weights(self.model, self.optimizer, self.processes)
                 self._adopted = False
-            self._placed = None
-            slots = held if self.processes is None else self.placement(data, filled).slots
+            slots = held if self.processes is None else self.place_again(data, filled).slots
             check_length(slots, self.records, self.units, self.adjacency.neighbours)
             if isinstance(data, Source) and held:
                 data.check_repeatable()

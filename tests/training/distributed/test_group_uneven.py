@@ -218,7 +218,26 @@ def equal_by_chance(folder: Path) -> None:
     step_of(records=2 * RECORDS, shard=True).batches((inputs[own], targets[own]))
 
 
+def mended(rank: int) -> tuple[Tensor, Tensor]:
+    """A rank's half of the data, its first record mended."""
+    inputs, targets = (part[rank * RECORDS // 2 : (rank + 1) * RECORDS // 2] for part in data_of())
+    return torch.cat([torch.zeros_like(inputs[:1]), inputs[1:]]), targets
+
+
+def parts_exchanged_while_pending(folder: Path) -> tuple[str, int]:
+    """Refused; with each record where it was, and some mended, the batch that was drawn is used."""
+    step, rank = step_of(shard=True, generator=seeded()), dist.get_rank()
+    drawn = next(step.batches(part_of(RECORDS // 2)))
+    with pytest.raises((hush.errors.DataError, hush.errors.ProcessFailed)) as refused:
+        step.batches(mended(1 - rank))
+    batch = next(step.batches(mended(rank)))
+    assert torch.equal(batch.indices, drawn.indices)
+    step(batch)
+    return str(refused.value), step.steps
+
+
 SCENARIOS = (
+    parts_exchanged_while_pending,
     halves_of_two_orders,
     subsets_of_two_orders,
     evened_out,
@@ -294,3 +313,9 @@ def test_data_that_cannot_be_trained_on_is_refused_on_every_rank(name: str, word
 @pytest.mark.parametrize("name", ["halves_of_one_order", "halves_of_two_data_sets", "equal_by_chance"])
 def test_parts_without_a_record_in_common_are_taken(name: str) -> None:
     assert result(name) == [None, None]
+
+
+def test_a_batch_that_is_pending_is_not_used_on_parts_that_were_exchanged() -> None:
+    for refused, steps in result("parts_exchanged_while_pending"):
+        assert "most records are in other slots now" in refused
+        assert steps == 1

@@ -1,5 +1,6 @@
 """Whether ranks hold the same records: all of them in one order, or none in common."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -73,6 +74,31 @@ def record_names(data: Data, held: int) -> Names | None:
         return None
     slots = torch.linspace(0, held - 1, min(held, _NAMED), dtype=torch.float64).long()
     return Names(np.frombuffer(b"".join(name[:8] for name in input_names(data, slots)), np.int64))
+
+
+def check_unmoved(before: Sequence[Names | None], after: Sequence[Names | None]) -> None:
+    """Raise if most records have changed slots since a batch was drawn, as far as that can be told.
+
+    A record that was mended stays in its slot, whatever becomes of it. Names that several records had
+    say nothing. As `check_apart`, a guard against a mistake, which depends on the private records.
+
+    Args:
+        before: of each rank's part when the batch was drawn, slot by slot.
+        after: likewise, now.
+    """
+    pairs = [(old, new) for old, new in zip(before, after, strict=True) if old and new]
+    comparable = {part.cut_from for pair in pairs for part in pair}
+    if len(comparable) != 1 or any(len(old.names) != len(new.names) for old, new in pairs):
+        return
+    old, new = (np.concatenate([part.names for part in side]) for side in zip(*pairs, strict=True))
+    names, counts = np.unique(old, return_counts=True)
+    moved = (old != new) & np.isin(new, names[counts == 1])
+    if moved.sum() > (old == new).sum():
+        raise DataError(
+            "a batch was drawn and not used, and most records are in other slots now, on other ranks "
+            "or in another order: its slots would be other records', picked after the draw. Pass the "
+            "records on the ranks and in the order that they were in, each mended by itself."
+        )
 
 
 def check_apart(parts: list[Names | None]) -> None:

@@ -13,7 +13,7 @@ from hush.gradients.tree import tree_map
 from hush.training.data import Batch, Data, count, describe_record, held_slots, take
 from hush.training.distributed.group import Processes
 from hush.training.distributed.process_group import group_initialized
-from hush.training.distributed.same_records import check_apart, data_digest, record_names
+from hush.training.distributed.same_records import Names, check_apart, data_digest, record_names
 from hush.training.phases.private_gradient import fingerprint
 from hush.training.units import Units
 
@@ -28,6 +28,8 @@ class Placement:
     """Slots that this rank holds."""
     slots: int
     """Slots of all ranks."""
+    names: tuple[Names | None, ...] = ()
+    """Of the records of each rank's part, where each has its own (sensitive)."""
 
 
 def place(data: Data, present: Tensor | None, processes: Processes, *, shard: bool) -> Placement:
@@ -50,8 +52,9 @@ def place(data: Data, present: Tensor | None, processes: Processes, *, shard: bo
     described = [facts for facts, _ in gathered]
     if shard:
         placement = _placed_parts(described, processes.rank)
-        check_apart([named for _, named in gathered])
-        return placement
+        parts = [named for _, named in gathered]
+        check_apart(parts)
+        return replace(placement, names=tuple(parts))
     for rank, other in enumerate(described):
         for what, ours, theirs in zip(_SAME, described[0], other, strict=True):
             if ours != theirs:

@@ -22,6 +22,7 @@ from hush.training.data import Batch, Data, count, own_randomness
 from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import forward_modes, weights_digest
 from hush.training.distributed.noise_slices import whole_sum
+from hush.training.distributed.same_records import check_unmoved
 from hush.training.distributed.shares import Placement, padded_batches, place, share_of
 from hush.training.distributed.streams import step_streams
 from hush.training.phases.private_gradient import Layout, fingerprint, rounding_of
@@ -111,6 +112,15 @@ class ClippedSumStep(ResumableStep):
         if self._placed is None or self._placed[0] is not data:
             self._placed = data, place(data, present, self.processes, shard=self.shard)
         return self._placed[1]
+
+    def place_again(self, data: Data, present: Tensor | None) -> Placement:
+        """Where this rank's data lies, compared anew; a batch that is pending keeps its records."""
+        assert self.processes is not None
+        placement = place(data, present, self.processes, shard=self.shard)
+        if self.pending_batch is not None and self._placed is not None:
+            check_unmoved(self._placed[1].names, placement.names)
+        self._placed = data, placement
+        return placement
 
     def share(self, batch: Batch) -> Batch:
         """Slots of a batch that this process works on, numbered as in its own data (sensitive)."""
