@@ -1,7 +1,8 @@
 """Bag of words: which common words, and which pairs of very common ones, a text has; and a linear model.
 
 Words are ranks in a public list, 1 the most frequent. The features of a text are a function of that text
-and of public numbers: weights of words follow from their ranks, a public stand-in for how rare they are.
+and of public numbers: weights of words follow from their ranks, a stand-in for how rare they are that is
+as public as the list is.
 """
 
 import math

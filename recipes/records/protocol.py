@@ -2,9 +2,11 @@
 
 A search scores each candidate on records held out from the training set, with runs at the full epsilon
 on the others. The final runs, with other seeds, see the test records once. The choice is not charged.
+Runs of one seed draw the same noise, at whatever epsilon: each epsilon is of one run that is released
+alone, and two of one seed together would show their sums.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
 from typing import Any, Generic, TypeVar
@@ -80,6 +82,7 @@ def search(
     seeds: int,
     device: str,
     processes: int | None,
+    notes: Sequence[str] = (),
 ) -> Figure:
     """Validation accuracy of candidates by epsilon, the best of each epsilon first.
 
@@ -92,6 +95,7 @@ def search(
         seeds: runs of each.
         device: where they run.
         processes: how many at once.
+        notes: what else epsilon does not cover.
     """
     if seeds > FIRST_FINAL_SEED:
         raise InvalidValue(
@@ -116,7 +120,11 @@ def search(
         name,
         f"{data}: candidates on {held_out:,} held-out training records",
         rows,
-        f"{seeds} run(s) each on the other training records, delta {DELTA:g}; the choice is not charged",
+        [
+            f"{seeds} run(s) each on the other training records, delta {DELTA:g}; the choice is not "
+            "charged",
+            *notes,
+        ],
     )
 
 
@@ -129,6 +137,7 @@ def final(
     seeds: int,
     device: str,
     processes: int | None,
+    notes: Sequence[str] = (),
 ) -> Figure:
     """Test accuracy of the chosen settings at each epsilon, with seeds that no search has used.
 
@@ -140,6 +149,7 @@ def final(
         seeds: runs of each.
         device: where they run.
         processes: how many at once.
+        notes: what else epsilon does not cover.
     """
     keys = [(level, label) for level, (label, _) in chosen.items()]
     jobs = [
@@ -158,8 +168,12 @@ def final(
         name,
         f"{data}: test accuracy at a sound epsilon",
         list(_rows(keys, run, jobs, seeds, device, processes)),
-        f"{seeds} fresh seed(s) on all training records, delta {DELTA:g}; settings by a validation "
-        "split, which is not charged",
+        [
+            f"{seeds} fresh seed(s) on all training records, delta {DELTA:g}; settings by a validation "
+            "split, which is not charged",
+            "epsilon is of one run that is released alone: runs of one seed share their noise",
+            *notes,
+        ],
     )
 
 
@@ -193,7 +207,7 @@ def _rows(
             yield row
 
 
-def _figure(name: str, title: str, rows: list[list[Any]], note: str) -> Figure:
+def _figure(name: str, title: str, rows: list[list[Any]], notes: Sequence[str]) -> Figure:
     """The rows as a table, and as points by epsilon."""
 
     def draw(axes: Any) -> None:
@@ -204,4 +218,4 @@ def _figure(name: str, title: str, rows: list[list[Any]], note: str) -> Figure:
         axes.set(xlabel=f"epsilon, at delta {DELTA:g}", ylabel="accuracy, %")
         axes.legend(frameon=False, fontsize=7)
 
-    return Figure(name=name, title=title, header=HEADER, rows=rows, draw=draw, notes=[note])
+    return Figure(name=name, title=title, header=HEADER, rows=rows, draw=draw, notes=notes)

@@ -171,7 +171,9 @@ def test_the_search_never_scores_test_reviews_and_final_runs_have_fresh_seeds(
     assert len({(job.epsilon, job.settings) for job in jobs}) == len(rows), "no candidate twice"
     searched = {(job.epsilon, job.settings) for job in jobs}
     jobs.clear()
-    imdb.records_imdb(seeds=2, processes=1)
+    last = imdb.records_imdb(seeds=2, processes=1)
+    assert any("counted on the training reviews" in note for note in last.notes)
+    assert any("of one run that is released alone" in note for note in last.notes)
     assert {job.held_out for job in jobs} == {0}
     assert min(job.seed for job in jobs) == FIRST_FINAL_SEED
     assert {(job.epsilon, job.settings) for job in jobs} <= searched, "what is used was a candidate"
