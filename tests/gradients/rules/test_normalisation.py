@@ -135,3 +135,27 @@ class Switching(nn.Module):
 def test_statistics_that_change_before_the_backward_pass_are_refused() -> None:
     with pytest.raises((RuntimeError, Unsupported), match=r"in ?place"):
         record(Switching(), lambda o, t: (o * t).sum(1), torch.randn(4, 3), torch.randn(4, 3))
+
+
+class UpdatingStatistics(nn.Module):
+    """Multiplies by a running mean that torch updates, of which the function's schema says nothing."""
+
+    def __init__(self, kept: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.kept = kept
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = self.get_buffer("mean") if self.kept else torch.zeros(3, dtype=x.dtype)
+        torch.batch_norm_update_stats(x, mean, running_var=torch.ones_like(mean), momentum=1.0)
+        return x.tanh() * mean * self.weight
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_statistics_that_a_function_writes_unsaid_do_not_reach_other_records() -> None:
+    """Refused, or of each record by itself: one record moved the sum by more than five norms."""
+    torch.manual_seed(0)
+    check_one_record_at_a_time(UpdatingStatistics(kept=False), (3,), torch.float64, "cpu")
+    with pytest.raises(Unsupported, match="that all records share"):
+        record(UpdatingStatistics(kept=True), lambda o, t: o.sum(1), torch.randn(4, 3), torch.zeros(4))

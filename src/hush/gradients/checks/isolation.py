@@ -18,11 +18,18 @@ from hush.gradients.checks.data_dependence import SharedWrite, random_state, sam
 from hush.gradients.tree import call_model, submodules, tree_leaves, tree_map
 
 _IN_PLACE = re.compile(r"(?!__).*[^_]_|__setitem__|__i(add|sub|mul|truediv|and|or|xor|pow)__")
+_STATISTICS = {"update_stats": 1, "gather_stats": 3, "gather_stats_with_counts": 3}
+"""Functions `batch_norm_...` that write into running statistics, which their schemas do not say, and the
+place of the first: `vmap` runs them for one record after another, on statistics that all share."""
 
 
 @lru_cache(maxsize=4096)
-def _writes_in_place(name: str) -> bool:
-    return _IN_PLACE.fullmatch(name) is not None
+def _written(name: str) -> slice | None:
+    """Arguments that a function of this name writes into; None: it writes into none."""
+    if _IN_PLACE.fullmatch(name):
+        return slice(1)
+    place = _STATISTICS.get(name.partition(".")[0].removeprefix("batch_norm_"))
+    return None if place is None else slice(place, place + 2)
 
 
 def check_call(
@@ -53,13 +60,15 @@ def check_call(
             "not bound its influence. Leave the rule out, with generate_vmap_rule = True in an "
             "autograd.Function."
         )
-    if not _writes_in_place(name) or not args or not isinstance(args[0], Tensor):
+    written = _written(name)
+    if written is None:
         return
-    protected = any(shares_memory(args[0], value) for value in read_only)
-    if not is_batchedtensor(args[0]) and (
-        protected or any(map(is_batchedtensor, tree_leaves(args[1:])))
-    ):
-        raise shared_write(func, args[0])
+    for target in (*args[written], kwargs.get("running_mean"), kwargs.get("running_var")):
+        if not isinstance(target, Tensor) or is_batchedtensor(target):
+            continue
+        protected = any(shares_memory(target, value) for value in read_only)
+        if protected or any(map(is_batchedtensor, tree_leaves((args, kwargs)))):
+            raise shared_write(func, target)
 
 
 def shared_write(func: Any, target: Tensor) -> SharedWrite:
