@@ -153,3 +153,17 @@ def test_a_void_note_that_cannot_be_written_holds_for_this_process(
             ledger.void("moved")
         with pytest.raises(LedgerError, match="is void"):
             ledger.epsilon(1e-5)
+
+
+def test_a_ledger_that_lives_until_python_ends_says_nothing_then(path: Path) -> None:
+    code = f"""
+import hush, torch
+plan = hush.Plan.from_plain({PLAN.to_plain()!r})
+model, loss = torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+step = hush.PrivateStep(model, loss, optimizer, plan, records=4, ledger={str(path)!r})
+for batch in step.batches((torch.zeros(4, 2), torch.zeros(4).long()), steps=1):
+    step(batch)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ended.stderr == ""

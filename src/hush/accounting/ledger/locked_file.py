@@ -24,6 +24,8 @@ class LockedFile:
     finds it taken, and whoever had opened the old file finds that it lost the name.
     """
 
+    _close_handle = staticmethod(os.close)  # when Python ends, this module loses `os` before its objects
+
     def __init__(self, path: Path, beginning: bytes) -> None:
         """Open and lock the file at `path`; one that is not there is made to hold `beginning`."""
         self.path = path = path.resolve()  # a new file takes the place of the file, not of a link to it
@@ -58,7 +60,7 @@ class LockedFile:
     def close(self) -> None:
         """Release the file and its lock."""
         if self._handle >= 0:
-            os.close(self._handle)
+            self._close_handle(self._handle)
             self._handle = -1
 
     def _create(self, beginning: bytes) -> None:
