@@ -1,5 +1,6 @@
 """Private training in Lightning's loop: the same step, its charges, checkpoints and refusals."""
 
+import multiprocessing
 import stat
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 import hush
 from hush.core.errors import CheckpointError, DataError, LedgerError, PrivacyWarning, Unsupported
 from hush.integrations.lightning import PoissonLoader, PrivateModule
+from hush.integrations.lightning.checks import check_trainer
 from hush.training import checkpoint
 from hush.training.run_folder import step_file
 
@@ -324,6 +326,11 @@ class PrivateTwo(PrivateModule, Two):
     pass
 
 
+class OwnOptimizer(Private):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
 class Reduced(Classifier):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self.net(batch[0])  # type: ignore[no-any-return]
@@ -340,6 +347,7 @@ class PrivateReduced(PrivateModule, Reduced):
         (Private, {"precision": "64-true"}, "precision='64-true' scales losses or converts records"),
         (Private, {"callbacks": [StochasticWeightAveraging(0.1)]}, "StochasticWeightAveraging cannot"),
         (OwnStep, {}, "a training_step of its own in place of the private one"),
+        (OwnOptimizer, {}, "a configure_optimizers of its own in place of the private one"),
         (PrivateTwo, {}, "returns 2 optimizers"),
         (PrivateReduced, {}, r"loss of a batch of one record is a shape \(1, 3\)"),
     ],
@@ -349,6 +357,19 @@ def test_what_would_run_another_step_is_refused_by_name(
 ) -> None:
     with pytest.raises(Unsupported, match=reason):
         fit(kind(), 1, **settings)
+
+
+def test_processes_that_take_the_ledger_with_them_are_refused() -> None:
+    trainer = lightning.Trainer(
+        strategy="ddp_spawn", devices=1, accelerator="cpu", logger=False, enable_checkpointing=False
+    )
+    with pytest.raises(Unsupported, match=r"ddp_spawn.*the ledger that says what was spent does not"):
+        check_trainer(trainer)
+
+
+def test_workers_end_with_training() -> None:
+    fit(Private(), 1, options={"data": TensorDataset(X, Y), "workers": 1})
+    assert not multiprocessing.active_children()
 
 
 def test_a_module_without_the_mix_in_gets_no_batches() -> None:

@@ -1,6 +1,7 @@
 """A private Trainer: the same step, its charges, checkpoints, adapters and refusals."""
 
 import json
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -315,7 +316,22 @@ def test_metrics_of_the_training_records_are_refused(tmp_path: Path) -> None:
     run = trainer(tmp_path, train_dataset=records, eval_dataset=Words(8, shift=1))
     with pytest.raises(DataError, match="evaluation data is the training data"):
         run.evaluate(records, metric_key_prefix="train")
+    with pytest.raises(DataError, match="shares records"):
+        run.predict(some)
     assert not run.state.log_history
+
+
+def test_words_that_are_no_numbers_yet_are_named(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    records = datasets.Dataset.from_dict({"text": ["a good film"] * RECORDS, "label": [0] * RECORDS})
+    with pytest.raises(DataError, match=r"columns text, label, .* only label is .* tokenized data set"):
+        trainer(tmp_path, train_dataset=records).train()
+
+
+def test_workers_end_with_training(tmp_path: Path) -> None:
+    run = trainer(tmp_path, args={"dataloader_num_workers": 1})
+    run.train()
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("name", ["fp16", "deepspeed", "fsdp"])

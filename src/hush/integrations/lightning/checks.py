@@ -60,6 +60,12 @@ def check_trainer(trainer: "Trainer") -> None:
             f"strategy {strategy} moves or splits the weights and gradients by itself. Use one device "
             "or strategy='ddp', or fully_shard in a loop of your own (docs/distributed.md)."
         )
+    if "MultiProcessing" in type(getattr(trainer.strategy, "launcher", None)).__name__:
+        raise Unsupported(
+            "the strategy starts processes by multiprocessing (ddp_spawn, ddp_fork, ddp_notebook), "
+            "which end with fit: weights come back from them, and the ledger that says what was spent "
+            "does not. Use strategy='ddp', which runs the script in every process, or one device."
+        )
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for kind in type(callback).__mro__:
             if kind.__name__ in _CALLBACKS:

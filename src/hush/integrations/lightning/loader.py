@@ -15,6 +15,7 @@ from hush.integrations.batch_loss import BatchLoss, batch_data, own_loss
 from hush.integrations.step_file import load_step, save_step
 from hush.training.data import Batch, Data, count
 from hush.training.sources.reader import CollateFn
+from hush.training.sources.source import Source
 from hush.training.step import PrivateStep
 from hush.training.stopping import last_step
 
@@ -150,6 +151,9 @@ class PoissonLoader:
         return save_step(self.step, self.data, self._generator)
 
     def close(self) -> None:
-        """Let go of a ledger that was opened by its path."""
+        """Let go of a ledger that was opened by its path, and end the workers."""
+        self._batches = None
+        if isinstance(self.data, Source):
+            self.data.stop_workers()
         if self.step is not None and not isinstance(self._ledger, Ledger):
             self.step.ledger.close()

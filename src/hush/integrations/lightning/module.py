@@ -116,6 +116,13 @@ class PrivateModule(LightningModule):
     def on_train_start(self) -> None:
         """Make the private step, or go on with that of the checkpoint."""
         super().on_train_start()
+        if not hasattr(self, "_settings"):
+            raise Unsupported(
+                f"{type(self).__name__} has a configure_optimizers of its own in place of the private "
+                "one, which keeps to one optimizer and its first settings: a resumed run would not know "
+                "with which it began. Define it in a class of its own, and mix in from the left: class "
+                "Private(PrivateModule, Mine): pass."
+            )
         loader = self._loader()
         for held_out in leaves(self.trainer.val_dataloaders):
             check_held_out(getattr(held_out, "dataset", held_out), loader.records)

@@ -8,7 +8,7 @@ from torch.utils.data import IterableDataset
 
 from hush.accounting.calibrate import calibrate
 from hush.clipping.norms import L2
-from hush.core.errors import InvalidValue, Unsupported
+from hush.core.errors import DataError, InvalidValue, Unsupported
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.core.ranges import check_kind, with_article
@@ -192,6 +192,25 @@ def check_evaluation(eval_dataset: Any, train_dataset: Any) -> None:
     for each in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
         if each is not None and not isinstance(each, str):
             check_held_out(each, train_dataset)
+
+
+def check_inputs_left(kept: Any, train_dataset: Any, label_names: list[str]) -> None:
+    """Raise if no column is left to feed the model: the collator's error would be of a private record.
+
+    Args:
+        kept: data set without the columns that forward() has no argument for.
+        train_dataset: as it was passed.
+        label_names: of the Trainer.
+    """
+    names = getattr(kept, "column_names", None)
+    if isinstance(names, list) and not set(names) - {"label", "label_ids", *label_names}:
+        raise DataError(
+            f"train_dataset has the columns {', '.join(train_dataset.column_names)}, and of these only "
+            f"{', '.join(names) or 'none'} is an argument of the model: words have to become numbers by "
+            "public rules. Pass a tokenized data set, e.g. train_dataset.map(lambda record: "
+            'tokenizer(record["text"], truncation=True, max_length=128)), or a collator that tokenizes '
+            "and remove_unused_columns=False."
+        )
 
 
 def check_overrides(kind: type, *known: type) -> None:

@@ -23,6 +23,7 @@ from hush.integrations.transformers.arguments import (
     Privacy,
     check_arguments,
     check_evaluation,
+    check_inputs_left,
     check_overrides,
     check_records,
     pad_values,
@@ -31,6 +32,7 @@ from hush.integrations.transformers.checkpoints import SaveStep, read_name, writ
 from hush.integrations.transformers.trainer_state import check_state_unchanged, state_of_trainer
 from hush.training.data import Batch, Data
 from hush.training.resume import settings_of
+from hush.training.sources.source import Source
 from hush.training.step import PrivateStep
 from hush.training.stopping import last_step
 
@@ -153,6 +155,10 @@ class PrivateTrainer(Trainer):
                     self.private_step.adopt_weights()  # released before, chosen by evaluation records
                 self.private_step.spent()  # raises if anything else has moved them
         finally:
+            self._batches = iter(())
+            data = getattr(self, "_data", None)
+            if isinstance(data, Source):
+                data.stop_workers()
             if self.private_step is not None and not isinstance(self._ledger, Ledger):
                 self.private_step.ledger.close()
         metrics = {name: value for name, value in output.metrics.items() if name not in _OF_RECORDS}
@@ -162,6 +168,7 @@ class PrivateTrainer(Trainer):
         """Loader of one empty item a physical batch: the records are drawn by the private step."""
         own = super().get_train_dataloader()
         records: Any = own.dataset
+        check_inputs_left(records, self.train_dataset, self.label_names)
         self._data: Data = batch_data(
             records,
             collate_fn=own.collate_fn,
@@ -248,6 +255,20 @@ class PrivateTrainer(Trainer):
         """
         check_evaluation(eval_dataset, self.train_dataset)
         return super().evaluate(eval_dataset, *args, **options)
+
+    def predict(self, test_dataset: Any, *args: Any, **options: Any) -> Any:
+        """Predictions and their metrics; of training records they would be released uncharged.
+
+        Args:
+            test_dataset: records that need no protection; as in Trainer.
+            args: as in Trainer.
+            options: likewise.
+
+        Returns:
+            As in Trainer.
+        """
+        check_evaluation(test_dataset, self.train_dataset)
+        return super().predict(test_dataset, *args, **options)
 
     def hyperparameter_search(self, *args: Any, **options: Any) -> Any:
         """Refused: the best of several runs depends on the records beyond the charge of one."""

@@ -65,7 +65,7 @@ class Source:
     present: Tensor | None = None
 
     def __post_init__(self) -> None:
-        check_count("workers", self.workers, "they are processes that read records")
+        check_count("workers", self.workers, "they are processes that read records", example=4)
         if self.collate_fn is not None and not callable(self.collate_fn):
             raise InvalidValue(
                 f"collate_fn={self.collate_fn!r} cannot be called: it is to make a batch of [record]. "
@@ -140,6 +140,10 @@ class Source:
     def start_workers(self) -> None:
         """Start the processes that read ahead; `batches` starts them too, later."""
         self._loader.start()
+
+    def stop_workers(self) -> None:
+        """End the processes that read ahead; the next batch starts others."""
+        self._loader.stop()
 
     def check_repeatable(self) -> None:
         """Raise if a record comes out different under the same random numbers, or after another one.
