@@ -150,3 +150,13 @@ def test_a_step_clips_the_gradient_of_each_record_s_loss(case: str, kind: str) -
     batch = next(step.batches((inputs, targets) if kind == "tensors" else Records(inputs, targets)))
     torch.testing.assert_close(step.clipped_sum(batch), expected, rtol=1e-4, atol=1e-4)
     assert step(batch)
+
+
+def test_class_weights_of_another_type_are_named() -> None:
+    model, loss = nn.Linear(5, 3), nn.CrossEntropyLoss(weight=WEIGHTS.double())
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+    step = hush.PrivateStep(model, loss, torch.optim.SGD(model.parameters()), plan, records=RECORDS)
+    with pytest.raises(hush.errors.DataError, match=r"class weights of .*loss\.to\(torch\.float32\)"):
+        next(step.batches((X, CLASSES)))

@@ -199,6 +199,7 @@ def test_only_rows_that_are_asked_for_leave_the_disk(tmp_path: Path) -> None:
         (["age", "town"], "label", "no column 'town'; the columns are age, hours"),
         (["age"], None, "nothing says which of them is to be predicted"),
         (None, "label", "column 'city' does not hold a number"),
+        (None, "labels", "no column 'labels'; the columns are age, hours"),
     ],
 )
 @pytest.mark.parametrize("kind", ["table", "stand-in"])

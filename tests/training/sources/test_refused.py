@@ -216,3 +216,23 @@ def test_what_has_no_numbered_records_is_refused(stream: Any) -> None:
     for read in (count, prepare, step_for(3).batches):
         with pytest.raises(DataError, match="no sampling, no charge"):
             read(stream)
+
+
+def test_tables_in_a_pair_and_splits_by_name_are_refused_with_a_way_out() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"age": [1.0, 2.0], "income": [0, 1]})
+    with pytest.raises(DataError, match=r"DataFrame and Series.*hush\.Source\(frame, inputs="):
+        prepare((table[["age"]], table["income"]))
+    splits: Any = {"train": [1, 2], "test": [3]}
+    with pytest.raises(DataError, match=r"a dict with 'train', 'test' has no.*data\['train'\]"):
+        prepare(splits)
+
+
+def test_a_collate_function_that_fails_is_where_the_error_is_looked_for() -> None:
+    def collate(records: list[Any]) -> Any:
+        raise ValueError(f"alice-{records}")
+
+    source = hush.Source(Noisy(), collate_fn=collate)
+    with pytest.raises(DataError, match="and the collate function for a batch of each") as raised:
+        source[0]
+    assert "alice" not in str(raised.value)

@@ -57,6 +57,13 @@ def test_a_shape_that_follows_the_record_is_refused_and_not_shown(physical: int)
     assert not any(str(length) in str(raised.value) for length in LENGTHS)
 
 
+@pytest.mark.parametrize("pad_to", [({"words": 4}, None), {"x": 4}])
+def test_a_length_for_a_part_that_no_record_has_is_refused(pad_to: Any) -> None:
+    source = hush.Source(Sentences(), collate_fn=pad_to_longest, pad_to=pad_to)
+    with pytest.raises(DataError, match=r"pad_to has a length for '(words|x)'.*nothing would be padded"):
+        source[0]
+
+
 def test_parts_of_a_record_have_paddings_of_their_own() -> None:
     def tagged(records: list[tuple[list[int], int]]) -> tuple[dict[str, Tensor], Tensor]:
         tokens = torch.tensor([records[0][0]])

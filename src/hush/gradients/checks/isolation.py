@@ -124,8 +124,9 @@ def translate_data_errors(model: nn.Module) -> Iterator[None]:
 
 _MISMATCHES = {
     "same (dtype|datatype)|mixed dtype|expected scalar type|[Ii]nput type": (
-        "the inputs are of another type than the model, which computes in {kind} ({text}): torch does "
-        "not convert them. Pass inputs.to({kind}), or a model of the inputs' type."
+        "the inputs, or class weights of the loss, are of another type than the model, which computes "
+        "in {kind} ({text}): torch does not convert them. Pass inputs.to({kind}), or a model of the "
+        "inputs' type; of weights, loss.to({kind})."
     ),
     "target dtype|Expected dtype int32/int64 for index": (
         "the labels are of a type that numbers no classes ({text}). Pass targets.long(), or "

@@ -69,6 +69,7 @@ def inputs_beside(inputs: Columns, targets: Columns, names: Iterable[str]) -> Co
     if inputs is not None:
         return inputs
     taken = set() if callable(targets) else names_in(targets)
+    _check_named(taken, names)  # before a column that is no target after all is read as an input
     return {name: name for name in names if name not in taken}
 
 
@@ -84,12 +85,7 @@ def pick(columns: Any, column: Callable[[str], Any], names: Iterable[str]) -> An
     """The columns that are asked for, each read by a function of its name."""
     if isinstance(columns, dict):
         return {key: pick(part, column, names) for key, part in columns.items()}
-    missing = names_in(columns) - set(names)
-    if missing:
-        raise DataError(
-            f"there is no column {', '.join(sorted(map(repr, missing)))}; the columns are "
-            f"{', '.join(map(str, names))}. Name columns that the data has."
-        )
+    _check_named(names_in(columns), names)
     if isinstance(columns, str):
         return column(columns)
     parts = [column(name) for name in columns]
@@ -101,6 +97,16 @@ def pick(columns: Any, column: Callable[[str], Any], names: Iterable[str]) -> An
                 f"e.g. inputs={{{name!r}: {name!r}}}."
             )
     return torch.stack([part.to(torch.get_default_dtype()) for part in parts], 1)
+
+
+def _check_named(chosen: set[str], names: Iterable[str]) -> None:
+    """Raise for a column that the data has not."""
+    missing = chosen - set(names)
+    if missing:
+        raise DataError(
+            f"there is no column {', '.join(sorted(map(repr, missing)))}; the columns are "
+            f"{', '.join(map(str, names))}. Name columns that the data has."
+        )
 
 
 def _number(name: str, value: Any) -> Tensor:

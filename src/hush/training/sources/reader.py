@@ -97,11 +97,14 @@ class Reader:
         except HushError as error:
             return Unreadable(str(error))
         except Exception as error:  # whatever a data set raises: its text may hold a private value
+            collated = (
+                "" if self.collate_fn is None else ", and the collate function for a batch of each,"
+            )
             return Unreadable(
                 f"a record could not be read: {_described(error)} (which record, and what the error "
                 "says, is private and not shown). The step was not charged. Ask the data set for its "
-                "records one after another to see the error; a record that is missing leaves its slot "
-                "empty (present=)."
+                f"records one after another{collated} to see the error; a record that is missing leaves "
+                "its slot empty (present=)."
             )
         return inputs, targets
 

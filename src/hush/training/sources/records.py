@@ -98,9 +98,18 @@ def numbered(data: Any) -> MapStyle:
         return ArrayRecords(*data)
     if isinstance(data, tuple) and len(data) == 2:
         kinds = " and ".join(type(part).__name__ for part in data)
+        way_out = "(torch.as_tensor(inputs), torch.as_tensor(targets))"
+        if hasattr(data[0], "iloc"):
+            way_out = 'one table: hush.Source(frame, inputs=["age", "hours"], targets="income")'
         raise DataError(
             f"inputs and targets are of the kinds {kinds}, and gradients are taken of tensors. Pass "
-            "(torch.as_tensor(inputs), torch.as_tensor(targets))."
+            f"{way_out}."
+        )
+    if isinstance(data, dict):
+        raise DataError(
+            f"{with_article(type(data).__name__)} with {', '.join(map(repr, data))} has no numbered "
+            "records: which part of it is drawn from is not said. Pass the one with the private "
+            "records, e.g. data['train'], or a pair (inputs, targets)."
         )
     if hasattr(data, "iloc") and hasattr(data, "columns"):
         return TableRecords(data)
@@ -109,7 +118,7 @@ def numbered(data: Any) -> MapStyle:
         if type(whole) is TensorDataset and len(whole.tensors) == 2:
             return ArrayRecords(*whole.tensors, np.asarray(order, np.int64))
     stream = isinstance(data, IterableDataset) or hasattr(data, "__next__")
-    if stream or not isinstance(data, MapStyle) or isinstance(data, (tuple, list, dict, Tensor)):
+    if stream or not isinstance(data, MapStyle) or isinstance(data, (tuple, list, Tensor)):
         raise DataError(
             f"{with_article(type(data).__name__)} has no numbered records: each step takes every record "
             "or not by a coin of its own, which is what is charged, and a stream hands out records in "

@@ -80,11 +80,26 @@ def pad(rows: Any, length: Any, value: Any) -> Any:
         return rows
     if isinstance(rows, Tensor):
         return _pad_rows(rows, length, value)
+    if isinstance(length, dict):
+        _check_padded(rows, length)
     if isinstance(rows, dict):
         return {key: pad(part, _part(length, key), _part(value, key, 0)) for key, part in rows.items()}
     return type(rows)(
         pad(part, _part(length, place), _part(value, place, 0)) for place, part in enumerate(rows)
     )
+
+
+def _check_padded(rows: Any, length: dict[Any, Any]) -> None:
+    """Raise for a length of a part that no record has: the part that is meant would stay ragged."""
+    names = list(rows) if isinstance(rows, dict) else []
+    missing = [name for name in length if name not in names]
+    if missing:
+        parts = f"the parts {', '.join(map(repr, names))}" if names else "no names, but a place each"
+        raise DataError(
+            f"pad_to has a length for {', '.join(map(repr, missing))}, and what it is for has {parts}: "
+            "nothing would be padded to it. Name the parts that the collate function, or the data set, "
+            'gives; of inputs by name and targets, pad_to=({"words": 128}, None).'
+        )
 
 
 def _part(choice: Any, key: Any, otherwise: Any = None) -> Any:
