@@ -133,8 +133,13 @@ def test_what_is_asked_for_must_be_there() -> None:
         kept[0].sensitive("gradient")
     with pytest.raises(Unsupported, match="clipped_share is of l2 clipping"):
         kept[0].sensitive("clipped_share")
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match=r"^'loss' depends on the records.*metrics\.sensitive\('loss'\)"):
         kept[0]["loss"]
+    with pytest.raises(
+        KeyError, match="no metric 'evaluation/loss'; it has epsilon, delta, learning_rate"
+    ):
+        kept[0]["evaluation/loss"]
+    assert kept[0].get("loss") is None
 
 
 @pytest.mark.parametrize("callbacks", [print, [print, 3]])

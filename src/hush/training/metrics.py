@@ -54,6 +54,8 @@ class StepMetrics(Mapping[str, float]):
 
     def __getitem__(self, name: str) -> float:
         if name not in ("epsilon", "delta"):
+            if name not in self._released:
+                raise _NoMetric(name, self._number, tuple(self))
             return self._released[name]
         if not self._epsilon:  # composed only where somebody asks: it may take longer than a step
             self._check_newest(name)
@@ -90,6 +92,22 @@ class StepMetrics(Mapping[str, float]):
                 "ledger and the weights are no longer those of that step. Read metrics in the callback "
                 "that gets them."
             )
+
+
+class _NoMetric(InvalidValue, KeyError):
+    """A public metric that there is not: a `KeyError`, as of every mapping, that says what there is."""
+
+    def __init__(self, name: object, step: int, names: tuple[str, ...]) -> None:
+        text = (
+            f"{name!r} depends on the records, and no charge covers it: it is not among the public "
+            f"metrics. Ask for metrics.sensitive({name!r}), and keep it where the records are."
+            if name in _SENSITIVE
+            else f"step {step} has no metric {name!r}; it has {', '.join(names)}. Those of an "
+            "evaluation are there after the steps that evaluate: look with `in`."
+        )
+        super().__init__(text)
+
+    __str__ = Exception.__str__  # a KeyError shows its text in quotes
 
 
 OnStep = Callable[[int, StepMetrics], object]
