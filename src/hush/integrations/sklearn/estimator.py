@@ -1,6 +1,8 @@
 """Parameters, budget and fit that the estimators share."""
 
 import os
+import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
@@ -13,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from hush.accounting.ledger.ledger import Ledger
 from hush.clipping.norms import NORM
-from hush.core.errors import InvalidValue, Unsupported, short_repr
+from hush.core.errors import InvalidValue, PrivacyWarning, Unsupported, short_repr
 from hush.core.guarantee import Budget, Guarantee, advised_delta, check_delta
 from hush.core.ranges import check_count, number
 from hush.integrations.sklearn.fitting import FittedModel, fit
@@ -24,6 +26,17 @@ from hush.training.tuning.trial import TuningTrial
 _LEARNING_RATE = number(
     above=0, at_most=1e6, why="it is the length of a step along the noisy gradient", example=0.5
 )["range"]
+
+
+_SEVERAL_FITS = (
+    "model_selection",
+    "ensemble",
+    "multiclass",
+    "multioutput",
+    "calibration",
+    "feature_selection",
+)
+"""Parts of scikit-learn that fit clones of an estimator to the same records, several times."""
 
 
 class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -50,6 +63,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
         """Fit within the budget; everything that is kept may be published with the guarantee."""
         if trial is not None:
             return self._fit_trial(encoded, targets, trial)
+        if self.ledger is None:
+            _warn_of_other_fits(short_repr(self.epsilon))
         records = len(encoded.numeric)
         delta = advised_delta(records) if self.delta is None else self.delta
         budget = Budget(epsilon=self.epsilon, delta=delta)
@@ -156,6 +171,29 @@ def target_or_error(estimator: BaseEstimator, y: Any) -> Any:
             "nothing to fit to."
         )
     return y
+
+
+def _warn_of_other_fits(epsilon: str) -> None:
+    """Warn of a search or a cross-validation whose fits nobody adds up.
+
+    An estimator is told nothing of who fits it, and its clones share nothing but a ledger's file: the
+    callers are what there is to see.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        package, _, part = str(frame.f_globals.get("__name__")).partition(".")
+        if package == "sklearn" and part.partition(".")[0] in _SEVERAL_FITS:
+            warnings.warn(
+                f"this fit is one of several that sklearn.{part.partition('.')[0]} makes of the same "
+                f"records, each on a ledger of its own: epsilon={epsilon} is of one of them, all of "
+                "them add up, and what is chosen by scores on private records is charged to none. Pass "
+                'ledger="ledger.jsonl", and epsilon is the limit of all fits together; or search on '
+                "public records, or with hush.tune, which charges a search once.",
+                PrivacyWarning,
+                stacklevel=4,
+            )
+            return
 
 
 def _check_choice(name: str, value: object, *allowed: str) -> None:
