@@ -236,3 +236,14 @@ def test_a_collate_function_that_fails_is_where_the_error_is_looked_for() -> Non
     with pytest.raises(DataError, match="and the collate function for a batch of each") as raised:
         source[0]
     assert "alice" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "items", "collated"])
+def test_columns_of_records_that_have_none_are_refused(kind: str) -> None:
+    data = {
+        "arrays": hush.Source((torch.ones(8, 4), torch.zeros(8)), inputs=lambda record: record[0] / 255),
+        "items": hush.Source(Noisy(), targets="label"),
+        "collated": hush.Source(Noisy(), inputs=["x"], collate_fn=torch.utils.data.default_collate),
+    }
+    with pytest.raises(DataError, match=r"choose columns by name.*would be left out.*collate_fn"):
+        data[kind][0]

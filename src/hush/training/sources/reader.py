@@ -114,6 +114,7 @@ class Reader:
             rows = columns_of_table(self.records, slots, self.inputs, self.targets)
         else:
             assert isinstance(self.records, ArrayRecords)
+            self._check_no_columns("rows of arrays")
             rows = self.records.rows(slots)
         if self.present is None:
             return rows
@@ -135,11 +136,24 @@ class Reader:
             rows = self.collate_fn([record])
             if isinstance(rows, Mapping):
                 rows = columns_of_collated(rows, self.inputs, self.targets)
+            else:
+                self._check_no_columns("pairs that the collate function makes")
         elif isinstance(record, Mapping):
             rows = columns_of_record(record, self.inputs, self.targets)
         else:
+            self._check_no_columns("no dictionaries")
             rows = default_row(record)
         return pair_of_rows(rows)
+
+    def _check_no_columns(self, records: str) -> None:
+        """Raise where columns were chosen of records that have none: the choice would be left out."""
+        if self.inputs is not None or self.targets is not None:
+            raise DataError(
+                f"inputs= and targets= choose columns by name, and these records are {records}, which "
+                "have none: the choice, or a function that was passed, would be left out. Leave both "
+                "out; to change what is read, pass a collate_fn of [record] that returns (inputs, "
+                "targets), or do it in forward()."
+            )
 
 
 def slot_key(key: bytes, slot: int) -> bytes:
