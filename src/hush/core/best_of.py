@@ -8,6 +8,12 @@ from hush.core.parts import Proof, Release
 from hush.core.ranges import check_count, number
 
 TrialLaw = Literal["negative-binomial", "poisson"]
+MEAN = number(
+    at_least=1.01,
+    at_most=10_000,
+    why="it is how many runs are expected, and a number that is always 1 selects nothing",
+    example=10.0,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +47,7 @@ class BestOf(Release):
     )
 
     steps: int
-    mean: float = field(
-        default=10.0,
-        metadata=number(
-            at_least=1.01,
-            at_most=10_000,
-            why="it is how many runs are expected, and a number that is always 1 selects nothing",
-            example=10.0,
-        ),
-    )
+    mean: float = field(default=10.0, metadata=MEAN)
     law: TrialLaw = "negative-binomial"
     shape: float = field(
         default=1.0,

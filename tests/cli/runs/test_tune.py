@@ -42,6 +42,7 @@ def test_scores_on_test_records_are_said_to_be(tmp_path: Path) -> None:
         (("--clip", "0,1"), "--clip=0.0 must be"),
         (("--law", "fixed"), "costs many times as much"),
         (("--held-out", "5000"), "must be below"),
+        (("--trials", "0"), "--trials=0.0 must be a finite number >= 1.01"),
         (("--momentum", "0:0.9"), "must be one number"),
     ],
 )

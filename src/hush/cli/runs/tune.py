@@ -44,7 +44,7 @@ from hush.cli.runs.experiment import (
 )
 from hush.clipping import L2
 from hush.core.atomic_files import replace_file
-from hush.core.best_of import TrialLaw
+from hush.core.best_of import MEAN, TrialLaw
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget, Guarantee
 from hush.core.plan import Plan
@@ -119,6 +119,7 @@ def tune(
     refuse_together(rate=rate, batch_size=batch_size)
     refuse_together(steps=steps, epochs=epochs)
     budget = Budget(epsilon=epsilon, delta=delta)
+    MEAN["range"].check("--trials", trials)
     space = {
         "learning_rate": _dimension("--lr", learning_rate, LEARNING_RATE),
         "clip": _dimension("--clip", clip, _CLIP),
