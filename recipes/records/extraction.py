@@ -1,0 +1,94 @@
+"""Fixed features of a data set's images, and of the images that are drawn for it.
+
+Grey images have scattering features, colour images responses of patches (`recipes.records.patches`).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hush.data import Dataset, load
+from hush.data.features import cache_directory, cached, with_features
+from hush.data.scattering import scatter
+from recipes.records.drawings import Draw, shapes, strokes
+from recipes.records.leaves import leaves
+from recipes.records.patches import Patches, PatchResponses
+
+DRAWN = 8_000
+"""Pairs of images."""
+_AT_ONCE = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A data set of images, what is drawn for it, and which features are taken."""
+
+    dataset: str
+    draw: Draw
+    features: Patches | None = None
+    """None: scattering."""
+
+
+SOURCES: Mapping[str, Source] = {
+    "fashion-mnist": Source(dataset="fashion-mnist", draw=shapes),
+    "mnist": Source(dataset="mnist", draw=strokes),
+    "cifar10": Source(dataset="cifar10", draw=leaves, features=Patches()),
+}
+
+
+def features_of(source: Source, device: str) -> Dataset:
+    """The data set with features as inputs; computed once and cached."""
+    dataset = load(source.dataset)
+    if source.features is None:
+        return with_features(dataset, "scattering", device=device)
+    train, test = (_cached(source, images) for images in (dataset.x_train, dataset.x_test))
+    return replace(dataset, x_train=train, x_test=test)
+
+
+@lru_cache(maxsize=1)
+def drawn_features(source: Source, device: str) -> tuple[Tensor, Tensor]:
+    """Features of the pairs of images that are drawn for a data set."""
+    on = device if source.features is None else "cpu"
+    first, second = (_in_parts(_map(source), images, on) for images in _drawn(source))
+    return first.to(device), second.to(device)
+
+
+@lru_cache(maxsize=1)
+def _drawn(source: Source) -> tuple[Tensor, Tensor]:
+    return source.draw(DRAWN, torch.Generator().manual_seed(0))
+
+
+@lru_cache(maxsize=1)
+def _map(source: Source) -> Callable[[Tensor], Tensor]:
+    """The map from images to features."""
+    if source.features is None:
+        return scatter
+    responses: PatchResponses = source.features.fit(torch.cat(_drawn(source)))
+    return responses
+
+
+def _cached(source: Source, images: NDArray[Any]) -> NDArray[np.float32]:
+    extract = _map(source)
+    shape = (len(images), *extract(torch.from_numpy(images[:1])).shape[1:])
+    name = re.sub(r"\W+", "-", f"{source.features} of {DRAWN} pairs").lower()
+
+    def compute() -> NDArray[np.float32]:
+        features: NDArray[np.float32] = _in_parts(extract, torch.from_numpy(images), "cpu").numpy()
+        return features
+
+    return cached(cache_directory(), name, images, shape, compute)
+
+
+def _in_parts(extract: Callable[[Tensor], Tensor], images: Tensor, device: str) -> Tensor:
+    """Features on the CPU; into one piece of memory, as small ones kept between large ones waste it."""
+    output = torch.empty(len(images), *extract(images[:1].to(device)).shape[1:])
+    for some, place in zip(images.split(_AT_ONCE), output.split(_AT_ONCE), strict=True):
+        place.copy_(extract(some.to(device)))
+    return output
