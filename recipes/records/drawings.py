@@ -30,21 +30,21 @@ def shapes(count: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
         count: how many pairs; within one, the texture is another, and the outline almost the same.
         source: of their sizes, edges and textures.
     """
-    edge = _random_field(_uniform(count, 1.5, 3.0, source), source)
-    symmetric = _uniform(count, 0.0, 1.0, source) < 0.6
+    edge = _random_field(uniform(count, 1.5, 3.0, source), source)
+    symmetric = uniform(count, 0.0, 1.0, source) < 0.6
     edge = torch.where(symmetric, (edge + edge.flip(2)) / 2, edge)
-    edge = edge * _uniform(count, 0.2, 1.0, source)
-    width, height = _uniform(count, 0.3, 1.1, source), _uniform(count, 0.4, 1.2, source)
-    roundness = _uniform(count, 0.5, 2.0, source)
+    edge = edge * uniform(count, 0.2, 1.0, source)
+    width, height = uniform(count, 0.3, 1.1, source), uniform(count, 0.4, 1.2, source)
+    roundness = uniform(count, 0.5, 2.0, source)
     axis = torch.linspace(-1, 1, SIDE).abs()
 
     def filled() -> Tensor:
         across, down = (axis / (size * _around(1, 0.08, count, source)) for size in (width, height))
-        rough = edge + 0.1 * _random_field(_uniform(count, 1.5, 3.0, source), source)
+        rough = edge + 0.1 * _random_field(uniform(count, 1.5, 3.0, source), source)
         outline = roundness * (1 - across**3 - down.mT**3) + rough
-        texture = _random_field(_uniform(count, 0.3, 2.5, source), source)
-        brightness = texture * _uniform(count, 0.02, 0.3, source) + _uniform(count, 0.3, 0.9, source)
-        covered = torch.sigmoid(outline * _uniform(count, 3.0, 15.0, source))
+        texture = _random_field(uniform(count, 0.3, 2.5, source), source)
+        brightness = texture * uniform(count, 0.02, 0.3, source) + uniform(count, 0.3, 0.9, source)
+        covered = torch.sigmoid(outline * uniform(count, 3.0, 15.0, source))
         return (covered * brightness).clamp(0, 1)[:, None]
 
     return filled(), filled()
@@ -61,7 +61,7 @@ def strokes(count: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
     size = torch.randn(count, 2, _HARMONICS, 1, generator=source) / harmonics
     phase = 2 * math.pi * torch.rand(count, 2, _HARMONICS, 1, generator=source)
     length = 0.3 + 0.7 * torch.rand(count, 2, 1, 1, generator=source)
-    width, pen = _uniform(count, 2.0, _HALF - 0.5, source)[:, 0], _uniform(count, 0.9, 2.0, source)
+    width, pen = uniform(count, 2.0, _HALF - 0.5, source)[:, 0], uniform(count, 0.9, 2.0, source)
     time = 2 * math.pi * harmonics * torch.linspace(0, 1, _POINTS) * length
 
     def written() -> Tensor:
@@ -92,7 +92,7 @@ def _lines(x: Tensor, y: Tensor, pen: Tensor) -> Tensor:
     return images
 
 
-def _uniform(count: int, low: float, high: float, source: torch.Generator) -> Tensor:
+def uniform(count: int, low: float, high: float, source: torch.Generator) -> Tensor:
     """A number for each image, of shape N x 1 x 1."""
     return low + (high - low) * torch.rand(count, 1, 1, generator=source)
 

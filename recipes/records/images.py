@@ -137,7 +137,7 @@ def whitened(inputs: Inputs, settings: Settings, ledger: Ledger, seed: int) -> I
 
 
 _DIGITS = Features(power=0.5, between=0.25)
-_PHOTOGRAPHS = Features(power=0.5, exponent=0.5, floor=1e-4)
+_PHOTOGRAPHS = Settings(features=Features(power=0.5, exponent=0.5, floor=1e-4), steps=150, rate=130.0)
 CHOSEN = {
     "fashion-mnist": {1.0: Settings(rate=67.0), 3.0: Settings(rate=133.0)},
     "mnist": {
@@ -145,9 +145,9 @@ CHOSEN = {
         3.0: Settings(features=_DIGITS, rate=133.0),
     },
     "cifar10": {
-        1.0: Settings(features=_PHOTOGRAPHS, rate=130.0),
-        3.0: Settings(features=_PHOTOGRAPHS, rate=300.0),
-        8.0: Settings(features=_PHOTOGRAPHS, rate=500.0),
+        1.0: _PHOTOGRAPHS,
+        3.0: replace(_PHOTOGRAPHS, rate=450.0),
+        8.0: replace(_PHOTOGRAPHS, rate=600.0, features=replace(_PHOTOGRAPHS.features, floor=5e-5)),
     },
 }
 _NAME = "linear, drawn basis, whitened"

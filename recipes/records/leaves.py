@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from recipes.records.drawings import uniform
+
 SIDE = 32
 _FINE = 2
 """Images are drawn so many times larger, and averaged."""
@@ -44,12 +46,12 @@ class _Leaf:
     colour: Tensor
     light: Tensor
     stripes: Tensor
-    """Height, frequency, angle and phase; 4 x N x 1 x 1."""
+    """Numbers from 0 to 1 for height, frequency, angle and phase; 4 x N x 1 x 1."""
 
 
 def _scenes(count: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
     wide = SIDE * _FINE
-    number = _uniform(count, 8, _LEAVES, source)
+    number = uniform(count, 8, _LEAVES, source)
     base = 0.2 + 0.6 * torch.rand(count, 1, 1, 1, generator=source)
     contrast = 0.2 + 0.8 * torch.rand(count, 1, 1, 1, generator=source)
     tint = 0.1 * torch.randn(count, 3, 1, 1, generator=source)
@@ -58,9 +60,9 @@ def _scenes(count: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
         leaf = _Leaf(
             present=nearness < number,
             radius=torch.full_like(number, 2.0 * wide) if not nearness else _radii(count, wide, source),
-            flatness=_uniform(count, 0.3, 1, source),
-            angle=_uniform(count, 0, math.pi, source),
-            corners=torch.where(_uniform(count, 0, 1, source) < 0.6, 2.0, 8.0),
+            flatness=uniform(count, 0.3, 1, source),
+            angle=uniform(count, 0, math.pi, source),
+            corners=torch.where(uniform(count, 0, 1, source) < 0.6, 2.0, 8.0),
             place=wide * torch.rand(2, count, 1, 1, generator=source),
             colour=base + tint + contrast * _colours(count, source),
             light=0.25 / wide * torch.randn(2, count, 1, 1, generator=source),
@@ -80,26 +82,21 @@ def _covered(images: Tensor, leaf: _Leaf, source: torch.Generator) -> Tensor:
     along = x * leaf.angle.cos() + y * leaf.angle.sin()
     across = (y * leaf.angle.cos() - x * leaf.angle.sin()) / leaf.flatness
     inside = sum((axis.abs() / leaf.radius) ** leaf.corners for axis in (along, across)) < 1
-    chance, frequency, angle, phase = leaf.stripes
+    height, frequency, angle, phase = leaf.stripes
     wave = torch.sin(
         (0.1 + 0.8 * frequency) * (x * (math.pi * angle).cos() + y * (math.pi * angle).sin())
         + 2 * math.pi * phase
     )
-    shade = leaf.light[0] * x + leaf.light[1] * y + 0.4 * (0.4 - chance).clamp(min=0) * wave
+    shade = leaf.light[0] * x + leaf.light[1] * y + 0.4 * (0.4 - height).clamp(min=0) * wave
     painted: Tensor = torch.where((inside & leaf.present)[:, None], colour + shade[:, None], images)
     return painted
 
 
 def _radii(count: int, wide: int, source: torch.Generator) -> Tensor:
-    return (0.06 * wide / (_uniform(count, 0, 1, source) + 0.08)).clamp(max=0.6 * wide)
+    return (0.06 * wide / (uniform(count, 0, 1, source) + 0.08)).clamp(max=0.6 * wide)
 
 
 def _colours(count: int, source: torch.Generator) -> Tensor:
     """Differences of brightness, and smaller ones of hue."""
     grey, hue = (torch.randn(count, size, 1, 1, generator=source) for size in (1, 3))
     return 0.35 * grey + 0.1 * hue
-
-
-def _uniform(count: int, low: float, high: float, source: torch.Generator) -> Tensor:
-    """A number for each image, of shape N x 1 x 1."""
-    return low + (high - low) * torch.rand(count, 1, 1, generator=source)
