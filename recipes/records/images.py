@@ -5,6 +5,7 @@ directions, by the records' own noisy covariance (docs/guarantees/baselines.md, 
 after either, so that every norm is public. The weights that are scored are the mean of the last ones.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -27,7 +28,15 @@ from hush.training.step import PrivateStep
 from recipes.dpsur.inputs import Inputs
 from recipes.records.basis import AT_ONCE, Features, public_inputs, unit
 from recipes.records.extraction import SOURCES, drawn_features, features_of
-from recipes.records.protocol import DELTA, Job, Outcome, final, search, with_held_out
+from recipes.records.protocol import (
+    DELTA,
+    Job,
+    Outcome,
+    final,
+    search,
+    with_held_out,
+    with_settings,
+)
 from recipes.registry import variant
 
 HELD_OUT = {"fashion-mnist": 10_000, "mnist": 10_000, "cifar10": 5000}
@@ -182,8 +191,16 @@ def _candidates(data: str, chosen: Settings) -> dict[str, Settings]:
     return {"chosen": chosen, **{name: other for name, other in others.items() if other != chosen}}
 
 
-def _searched(data: str, *, seeds: int = 2, device: str = "cpu", processes: int | None = None) -> Figure:
-    candidates = {level: _candidates(data, chosen) for level, chosen in CHOSEN[data].items()}
+def _searched(
+    data: str,
+    *,
+    epsilons: Sequence[float] | None = None,
+    seeds: int = 2,
+    device: str = "cpu",
+    processes: int | None = None,
+) -> Figure:
+    chosen = CHOSEN[data]
+    candidates = {level: _candidates(data, chosen[level]) for level in with_settings(epsilons, chosen)}
     return search(
         f"records-{data}-search",
         run,
@@ -196,8 +213,15 @@ def _searched(data: str, *, seeds: int = 2, device: str = "cpu", processes: int 
     )
 
 
-def _final(data: str, *, seeds: int = 5, device: str = "cpu", processes: int | None = None) -> Figure:
-    chosen = {level: (_NAME, settings) for level, settings in CHOSEN[data].items()}
+def _final(
+    data: str,
+    *,
+    epsilons: Sequence[float] | None = None,
+    seeds: int = 5,
+    device: str = "cpu",
+    processes: int | None = None,
+) -> Figure:
+    chosen = {level: (_NAME, CHOSEN[data][level]) for level in with_settings(epsilons, CHOSEN[data])}
     return final(f"records-{data}", run, data, chosen, seeds=seeds, device=device, processes=processes)
 
 

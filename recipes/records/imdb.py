@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from hush.accounting.ledger.ledger import Ledger
 from hush.clipping import L2
-from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.data.dataset import Dataset
@@ -30,7 +29,15 @@ from hush.training.evaluate import evaluate
 from hush.training.step import PrivateStep
 from recipes.dpsur.runs import calibrated
 from recipes.records.bag_of_words import BagOfWords, SparseLogistic
-from recipes.records.protocol import DELTA, Job, Outcome, final, search, with_held_out
+from recipes.records.protocol import (
+    DELTA,
+    Job,
+    Outcome,
+    final,
+    search,
+    with_held_out,
+    with_settings,
+)
 
 HELD_OUT = 5000
 LENGTH = 1024
@@ -144,7 +151,7 @@ _TAKEN_AS_PUBLIC = "the ranks of words, counted on the training reviews, are tak
 
 def records_imdb_search(
     *,
-    epsilons: Sequence[float] = tuple(START),
+    epsilons: Sequence[float] | None = None,
     seeds: int = 2,
     device: str = "cpu",
     processes: int | None = None,
@@ -155,7 +162,7 @@ def records_imdb_search(
         "records-imdb-search",
         run,
         "imdb",
-        {level: named[level] for level in _checked(epsilons)},
+        {level: named[level] for level in with_settings(epsilons, START)},
         held_out=HELD_OUT,
         seeds=seeds,
         device=device,
@@ -166,7 +173,7 @@ def records_imdb_search(
 
 def records_imdb(
     *,
-    epsilons: Sequence[float] = tuple(START),
+    epsilons: Sequence[float] | None = None,
     seeds: int = 5,
     device: str = "cpu",
     processes: int | None = None,
@@ -176,20 +183,12 @@ def records_imdb(
         "records-imdb",
         run,
         "imdb",
-        {level: (_NAME, CHOSEN[level]) for level in _checked(epsilons)},
+        {level: (_NAME, CHOSEN[level]) for level in with_settings(epsilons, START)},
         seeds=seeds,
         device=device,
         processes=processes,
         notes=[_TAKEN_AS_PUBLIC],
     )
-
-
-def _checked(epsilons: Sequence[float]) -> Sequence[float]:
-    if unknown := set(epsilons) - set(START):
-        raise InvalidValue(
-            f"there are no settings for epsilon {min(unknown):g}: choose from 1, 3 and 8."
-        )
-    return epsilons
 
 
 def candidates() -> dict[float, dict[str, Settings]]:

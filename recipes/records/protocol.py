@@ -6,7 +6,7 @@ Runs of one seed draw the same noise, at whatever epsilon: each epsilon is of on
 alone, and two of one seed together would show their sums.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
 from typing import Any, Generic, TypeVar
@@ -70,6 +70,17 @@ def with_held_out(dataset: Dataset, held_out: int) -> Dataset:
         x_test=dataset.x_train[scored],
         y_test=dataset.y_train[scored],
     )
+
+
+def with_settings(epsilons: Iterable[float] | None, settings: Mapping[float, object]) -> list[float]:
+    """The epsilons that are asked for, or all that have settings; one without raises."""
+    chosen = list(settings if epsilons is None else epsilons)
+    if unknown := set(chosen) - set(settings):
+        raise InvalidValue(
+            f"there are no settings for epsilon {min(unknown):g}: choose from "
+            f"{', '.join(f'{level:g}' for level in settings)}."
+        )
+    return chosen
 
 
 def search(

@@ -14,7 +14,6 @@ from torch import nn
 
 from hush.accounting.epsilon import epsilon
 from hush.clipping import L2
-from hush.core.errors import InvalidValue
 from hush.core.plan import Plan
 from hush.data.dataset import Dataset
 from hush.gradients.rules.embedding import RowFactors
@@ -178,9 +177,3 @@ def test_the_search_never_scores_test_reviews_and_final_runs_have_fresh_seeds(
     assert min(job.seed for job in jobs) == FIRST_FINAL_SEED
     assert {(job.epsilon, job.settings) for job in jobs} <= searched, "what is used was a candidate"
     assert {job.epsilon for job in jobs} == {1.0, 3.0, 8.0}
-
-
-def test_an_epsilon_without_settings_is_refused() -> None:
-    for recipe in (imdb.records_imdb_search, imdb.records_imdb):
-        with pytest.raises(InvalidValue, match=r"no settings for epsilon 2: choose from 1, 3 and 8"):
-            recipe(epsilons=(1.0, 2.0), processes=1)

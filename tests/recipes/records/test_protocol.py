@@ -3,7 +3,16 @@ import pytest
 
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.data import load
-from recipes.records.protocol import FIRST_FINAL_SEED, Job, Outcome, final, search, with_held_out
+from recipes.records.protocol import (
+    FIRST_FINAL_SEED,
+    Job,
+    Outcome,
+    final,
+    search,
+    with_held_out,
+    with_settings,
+)
+from recipes.registry import all_recipes
 
 
 def told(job: Job[float]) -> Outcome:
@@ -44,3 +53,12 @@ def test_a_run_above_its_epsilon_is_no_record_and_searches_leave_final_seeds_alo
         final("f", told, "digits", {0.101: ("dear", 0.5)}, seeds=3, device="cpu", processes=1)
     with pytest.raises(InvalidValue, match="at most 100"):
         search("s", told, "digits", {}, held_out=9, seeds=101, device="cpu", processes=1)
+
+
+@pytest.mark.parametrize("data", ["imdb", "cifar10"])
+def test_an_epsilon_without_settings_is_refused(data: str) -> None:
+    for name in (f"records-{data}", f"records-{data}-search"):
+        with pytest.raises(InvalidValue, match=r"no settings for epsilon 2: choose from 1, 3, 8\."):
+            all_recipes()[name](epsilons=(1.0, 2.0), processes=1)
+    assert with_settings([3.0], {1.0: "a", 3.0: "b"}) == [3.0]
+    assert with_settings(None, {1.0: "a", 3.0: "b"}) == [1.0, 3.0]
