@@ -49,7 +49,7 @@ PLANS = [
 ]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("charged", PLANS, ids=str)
 def test_larger_changes_cost_more_and_bounds_agree(charged: hush.Plan) -> None:
     removed = [Adjacency(group=size) for size in (1, 2, 3)]
