@@ -19,7 +19,7 @@ class Features:
     """Public map of an image to inputs of length 1, channels x places."""
 
     power: float = 0.25
-    """To which scattering features are raised; they are averages of moduli, and not negative."""
+    """Exponent of the features, which are averages of moduli or of rectified responses: not negative."""
     normalised: bool = False
     """Whether groups of channels are normalised next, record by record."""
     directions: int = 3000
@@ -35,10 +35,10 @@ class Features:
 def public_inputs(
     parts: list[Tensor], drawn: tuple[Tensor, Tensor] | None, features: Features
 ) -> list[Tensor]:
-    """Inputs from scattering features, each record's by itself.
+    """Inputs from fixed features, each record's by itself.
 
     Args:
-        parts: scattering features of records.
+        parts: features of records.
         drawn: those of pairs of drawn images; None: without a basis of theirs.
         features: the map.
     """

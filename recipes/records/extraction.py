@@ -27,61 +27,61 @@ _AT_ONCE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """A data set of images, what is drawn for it, and which features are taken."""
+class FeatureMap:
+    """Fixed features of a data set of images, and the images that are drawn for it."""
 
     dataset: str
     draw: Draw
-    features: Patches | None = None
+    patches: Patches | None = None
     """None: scattering."""
 
 
-SOURCES: Mapping[str, Source] = {
-    "fashion-mnist": Source(dataset="fashion-mnist", draw=shapes),
-    "mnist": Source(dataset="mnist", draw=strokes),
-    "cifar10": Source(dataset="cifar10", draw=leaves, features=Patches()),
+FEATURE_MAPS: Mapping[str, FeatureMap] = {
+    "fashion-mnist": FeatureMap(dataset="fashion-mnist", draw=shapes),
+    "mnist": FeatureMap(dataset="mnist", draw=strokes),
+    "cifar10": FeatureMap(dataset="cifar10", draw=leaves, patches=Patches()),
 }
 
 
-def features_of(source: Source, device: str) -> Dataset:
+def features_of(features: FeatureMap, device: str) -> Dataset:
     """The data set with features as inputs; computed once and cached."""
-    dataset = load(source.dataset)
-    if source.features is None:
+    dataset = load(features.dataset)
+    if features.patches is None:
         return with_features(dataset, "scattering", device=device)
-    train, test = (_cached(source, images) for images in (dataset.x_train, dataset.x_test))
+    train, test = (_cached(features, images) for images in (dataset.x_train, dataset.x_test))
     return replace(dataset, x_train=train, x_test=test)
 
 
 @lru_cache(maxsize=1)
-def drawn_features(source: Source, device: str) -> tuple[Tensor, Tensor]:
+def drawn_features(features: FeatureMap, device: str) -> tuple[Tensor, Tensor]:
     """Features of the pairs of images that are drawn for a data set."""
-    on = device if source.features is None else "cpu"
-    first, second = (_in_parts(_map(source), images, on) for images in _drawn(source))
+    on = device if features.patches is None else "cpu"
+    first, second = (_in_parts(_extractor(features), images, on) for images in _drawn(features))
     return first.to(device), second.to(device)
 
 
 @lru_cache(maxsize=1)
-def _drawn(source: Source) -> tuple[Tensor, Tensor]:
-    return source.draw(DRAWN, torch.Generator().manual_seed(0))
+def _drawn(features: FeatureMap) -> tuple[Tensor, Tensor]:
+    return features.draw(DRAWN, torch.Generator().manual_seed(0))
 
 
 @lru_cache(maxsize=1)
-def _map(source: Source) -> Callable[[Tensor], Tensor]:
+def _extractor(features: FeatureMap) -> Callable[[Tensor], Tensor]:
     """The map from images to features."""
-    if source.features is None:
+    if features.patches is None:
         return scatter
-    responses: PatchResponses = source.features.fit(torch.cat(_drawn(source)))
+    responses: PatchResponses = features.patches.fit(torch.cat(_drawn(features)))
     return responses
 
 
-def _cached(source: Source, images: NDArray[Any]) -> NDArray[np.float32]:
-    extract = _map(source)
+def _cached(features: FeatureMap, images: NDArray[Any]) -> NDArray[np.float32]:
+    extract = _extractor(features)
     shape = (len(images), *extract(torch.from_numpy(images[:1])).shape[1:])
-    name = re.sub(r"\W+", "-", f"{source.features} of {DRAWN} pairs").lower()
+    name = re.sub(r"\W+", "-", f"{features.patches} of {DRAWN} pairs").lower()
 
     def compute() -> NDArray[np.float32]:
-        features: NDArray[np.float32] = _in_parts(extract, torch.from_numpy(images), "cpu").numpy()
-        return features
+        extracted: NDArray[np.float32] = _in_parts(extract, torch.from_numpy(images), "cpu").numpy()
+        return extracted
 
     return cached(cache_directory(), name, images, shape, compute)
 

@@ -27,7 +27,7 @@ from hush.training.methods.whitening import NoisyWhitening
 from hush.training.step import PrivateStep
 from recipes.dpsur.inputs import Inputs
 from recipes.records.basis import AT_ONCE, Features, public_inputs, unit
-from recipes.records.extraction import SOURCES, drawn_features, features_of
+from recipes.records.extraction import FEATURE_MAPS, drawn_features, features_of
 from recipes.records.protocol import (
     DELTA,
     Job,
@@ -111,10 +111,10 @@ def run(job: Job[Settings]) -> Outcome:
 @lru_cache(maxsize=1)
 def _inputs(data: str, held_out: int, features: Features, device: str) -> Inputs:
     """The data set's inputs on the device, kept from run to run: no run changes them."""
-    source = SOURCES[data]
-    dataset = with_held_out(features_of(source, device), held_out)
+    extracted = FEATURE_MAPS[data]
+    dataset = with_held_out(features_of(extracted, device), held_out)
     x, y, x_test, y_test = (part.to(device) for part in tensors(dataset))
-    drawn = drawn_features(source, device) if features.directions else None
+    drawn = drawn_features(extracted, device) if features.directions else None
     x, x_test = public_inputs([x, x_test], drawn, features)
     return Inputs(classes=dataset.classes, train=(x, y), test=(x_test, y_test))
 
@@ -178,7 +178,7 @@ def _candidates(data: str, chosen: Settings) -> dict[str, Settings]:
         "basis of differences and all": replace(chosen, features=replace(features, between=0.25)),
         "exponent 0.5": replace(chosen, features=replace(features, exponent=0.5)),
     }
-    if SOURCES[data].features is None:
+    if FEATURE_MAPS[data].patches is None:
         grouped = replace(features, power=1.0, normalised=True)
         channels = replace(chosen, whitened=CHANNELS)
         others |= {

@@ -219,14 +219,22 @@ def _rows(
 
 
 def _figure(name: str, title: str, rows: list[list[Any]], notes: Sequence[str]) -> Figure:
-    """The rows as a table, and as points by epsilon."""
+    """The rows as a table, and as points: a line a method, a colour an epsilon."""
 
     def draw(axes: Any) -> None:
-        for label in dict.fromkeys(row[1] for row in rows):
-            lines = [row for row in rows if row[1] == label]
+        for level in dict.fromkeys(row[0] for row in rows):
+            lines = [row for row in rows if row[0] == level]
             spreads = [row[3] or 0.0 for row in lines]
-            axes.errorbar([r[0] for r in lines], [r[2] for r in lines], spreads, fmt="o", label=label)
-        axes.set(xlabel=f"epsilon, at delta {DELTA:g}", ylabel="accuracy, %")
-        axes.legend(frameon=False, fontsize=7)
+            axes.errorbar(
+                [row[2] for row in lines],
+                [row[1] for row in lines],
+                xerr=spreads,
+                fmt="o",
+                label=f"epsilon {level:g}",
+            )
+        axes.margins(y=0.15)
+        axes.invert_yaxis()  # the table's first line is on top
+        axes.set(xlabel=f"accuracy, %, at delta {DELTA:g}")
+        axes.legend(frameon=False, fontsize=8)
 
     return Figure(name=name, title=title, header=HEADER, rows=rows, draw=draw, notes=notes)

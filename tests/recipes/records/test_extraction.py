@@ -9,7 +9,7 @@ import torch
 
 from hush.data import Dataset
 from recipes.records import extraction
-from recipes.records.extraction import SOURCES, drawn_features, features_of
+from recipes.records.extraction import FEATURE_MAPS, drawn_features, features_of
 from recipes.records.patches import Patches
 
 
@@ -17,7 +17,7 @@ from recipes.records.patches import Patches
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HUSH_CACHE", str(tmp_path))
     monkeypatch.setattr(extraction, "DRAWN", 30)
-    for kept in (extraction.drawn_features, extraction._drawn, extraction._map):
+    for kept in (extraction.drawn_features, extraction._drawn, extraction._extractor):
         kept.cache_clear()
 
 
@@ -28,23 +28,25 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_records_and_drawn_images_have_features_of_one_map(
     data: str, shape: tuple[int, ...], features: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = SOURCES[data]
+    feature_map = FEATURE_MAPS[data]
     if data == "cifar10":
-        source = replace(source, features=Patches(count=4))
-    first, _ = extraction._drawn(source)
+        feature_map = replace(feature_map, patches=Patches(count=4))
+    first, _ = extraction._drawn(feature_map)
     images, labels = first.numpy(), np.zeros(30, np.int64)
     dataset = Dataset(
         name=data, x_train=images, y_train=labels, x_test=images[:10], y_test=labels[:10], classes=10
     )
     monkeypatch.setattr(extraction, "load", lambda _: dataset)
     assert images.shape[1:] == shape
-    extracted = features_of(source, "cpu")
+    extracted = features_of(feature_map, "cpu")
     assert extracted.shape == features
-    torch.testing.assert_close(torch.from_numpy(extracted.x_train), drawn_features(source, "cpu")[0])
+    torch.testing.assert_close(
+        torch.from_numpy(extracted.x_train), drawn_features(feature_map, "cpu")[0]
+    )
     np.testing.assert_array_equal(extracted.x_test, extracted.x_train[:10])
-    assert np.array_equal(features_of(source, "cpu").x_train, extracted.x_train)  # from its file
+    assert np.array_equal(features_of(feature_map, "cpu").x_train, extracted.x_train)  # from its file
     other = replace(dataset, x_train=images[::-1].copy())
     monkeypatch.setattr(extraction, "load", lambda _: other)
     np.testing.assert_allclose(
-        features_of(source, "cpu").x_train, extracted.x_train[::-1], rtol=1e-5, atol=1e-7
+        features_of(feature_map, "cpu").x_train, extracted.x_train[::-1], rtol=1e-5, atol=1e-7
     )
