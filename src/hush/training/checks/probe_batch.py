@@ -81,7 +81,7 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
                 "move it. Freeze it with requires_grad_(False), or use it in forward()."
             )
         criterion = step.loss.loss if isinstance(step.loss, PerSampleLoss) else step.loss
-        check_labels(step.model, criterion, inputs, data)
+        check_labels(step.model, criterion, _one_view(step, inputs, targets)[0], data)
         if step.sharded is not None and step.processes is not None:
             step.processes.exchange("the labels")  # one rank's may be wrong, and all go on together
         physical = step.physical_batch or _physical_batch(step, inputs, targets, tape)
@@ -109,8 +109,18 @@ def _checked_tape(step: "PrivateStep", inputs: Any, targets: Any) -> GradientTap
     if step.trials is not None:
         step.trials.probe(inputs, targets)
     if tape.records == 2:
-        check_independent_losses(step.model, step.loss, inputs, targets)
+        check_independent_losses(step.model, step.loss, *_one_view(step, inputs, targets))
     return tape
+
+
+def _one_view(step: "PrivateStep", inputs: Any, targets: Any) -> tuple[Any, Any]:
+    """Records as the model is given them: a view of each, where there are views."""
+    if step.views is None:
+        return inputs, targets
+    records = len(next(tree_leaves(inputs)))
+    expanded = expand_views(step.views, inputs, targets)
+    count = len(next(tree_leaves(expanded[0]))) // records
+    return tree_map(expanded[0], lambda value: value[::count]), targets
 
 
 def _unused_parameters(
