@@ -19,8 +19,8 @@ from hush.gradients.tape import BranchedTape, GradientTape
 from hush.gradients.tree import Loss, tree_map
 from hush.training.data import Data, count, take
 
-_GRADIENTS_AT_ONCE = 64
-"""Records whose gradients are worked out together."""
+_GRADIENTS_AT_ONCE = {"cpu": 64, "cuda": 256}
+"""Records whose gradients are worked out together. Of few, a GPU waits for Python."""
 _DESCENT_BATCH = 250
 """Records of a pass without per-sample gradients."""
 QUANTILE = Range(above=0, below=1, why="it is a share of the records", example=0.99)
@@ -39,7 +39,8 @@ def gradient_rows(
     sizes = [trained[name].numel() for name in names]
     device = next(iter(trained.values())).device
     rows = torch.empty(count(data), sum(sizes), dtype=dtype, device=device)
-    for batch, tape in zip(rows.split(_GRADIENTS_AT_ONCE), _tapes(model, loss, data), strict=True):
+    at_once = _GRADIENTS_AT_ONCE[device.type]
+    for batch, tape in zip(rows.split(at_once), _tapes(model, loss, data), strict=True):
         for chunk, gradients in _only(tape, names).chunks():
             for part, columns in zip(gradients.values(), batch.split(sizes, 1), strict=True):
                 columns[chunk] = part.unsqueeze(-1).flatten(1).to(dtype)
@@ -49,7 +50,7 @@ def gradient_rows(
 def _tapes(model: nn.Module, loss: Loss, data: Data) -> Iterator[GradientTape | BranchedTape]:
     """Tapes of a few records at a time, in their order."""
     device = next(model.parameters()).device
-    for indices in torch.arange(count(data)).split(_GRADIENTS_AT_ONCE):
+    for indices in torch.arange(count(data)).split(_GRADIENTS_AT_ONCE[device.type]):
         inputs, targets = tree_map(take(data, indices), lambda value: value.to(device))
         yield record(model, per_sample_loss(loss), inputs, targets)
 
