@@ -12,24 +12,16 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from hush.accounting.calibrate import calibrate
 from hush.accounting.ledger.ledger import Ledger
-from hush.clipping import L2
-from hush.core.guarantee import Budget
-from hush.core.plan import Plan
 from hush.data import tensors
 from hush.data.scattering import CHANNELS
-from hush.noise import Gaussian
 from hush.report.figure import Figure
-from hush.sampling import Poisson
-from hush.training.evaluate import evaluate
 from hush.training.methods.whitening import NoisyWhitening
-from hush.training.step import PrivateStep
 from recipes.dpsur.inputs import Inputs
 from recipes.records.basis import AT_ONCE, Features, public_inputs, unit
+from recipes.records.descent import Descent
 from recipes.records.extraction import FEATURE_MAPS, drawn_features, features_of
 from recipes.records.protocol import (
-    DELTA,
     Job,
     Outcome,
     final,
@@ -43,7 +35,7 @@ HELD_OUT = {"fashion-mnist": 10_000, "mnist": 10_000, "cifar10": 5000}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Descent):
     """Settings of a run."""
 
     features: Features = field(default_factory=Features)
@@ -51,13 +43,6 @@ class Settings:
     """Leading channels that are whitened by paid statistics."""
     multiplier: float = 16.0
     """Noise of their mean and of their covariance."""
-    batch: int = 8192
-    steps: int = 300
-    rate: float
-    clip: float = 0.1
-    momentum: float = 0.9
-    tail: float = 0.3
-    """Share of the steps over whose weights the mean is taken; 0: the last weights."""
 
 
 def run(job: Job[Settings]) -> Outcome:
@@ -65,47 +50,11 @@ def run(job: Job[Settings]) -> Outcome:
     settings, ledger = job.settings, Ledger()
     public = _inputs(job.data, job.held_out, settings.features, job.device)
     inputs = whitened(public, settings, ledger, job.seed)
-    plan = calibrate(
-        Plan(
-            sampling=Poisson(rate=min(1.0, settings.batch / inputs.records)),
-            clipping=L2(norm=settings.clip),
-            noise=Gaussian(multiplier=1.0),
-        ),
-        Budget(epsilon=job.epsilon, delta=DELTA),
-        settings.steps,
-        spent=ledger.counts,
-    )
     model = nn.Sequential(nn.Flatten(), nn.Linear(inputs.train[0][0].numel(), inputs.classes))
     model.to(job.device)
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
-    loss = nn.CrossEntropyLoss()
-    step = PrivateStep(
-        model,
-        loss,
-        torch.optim.SGD(model.parameters(), lr=settings.rate, momentum=settings.momentum),
-        plan,
-        records=inputs.records,
-        ledger=ledger,
-        generator=torch.Generator(job.device).manual_seed(job.seed),
-    )
-    tail = max(1, round(settings.tail * settings.steps))
-    means = [torch.zeros_like(parameter) for parameter in model.parameters()]
-    for done, batch in enumerate(step.batches(inputs.train, steps=settings.steps), start=1):
-        step(batch)
-        if done > settings.steps - tail:
-            for mean, parameter in zip(means, model.parameters(), strict=True):
-                mean += parameter.detach() / tail
-    with torch.no_grad():
-        for mean, parameter in zip(means, model.parameters(), strict=True):
-            parameter.copy_(mean)
-    step.adopt_weights()  # a mean of released weights is post-processing
-    assert isinstance(plan.noise, Gaussian)
-    return Outcome(
-        accuracy=evaluate(model, loss, inputs.test)["accuracy"],
-        epsilon=step.spent(DELTA).epsilon.upper,
-        multiplier=plan.noise.multiplier,
-    )
+    return settings.train(model, inputs, job.epsilon, ledger, job.seed)
 
 
 @lru_cache(maxsize=1)

@@ -25,7 +25,7 @@ PUBLIC, FOR_BASES = 2000, 1200
 SHAPES = {"": 1.0, ", half-way": 0.5, ", isotropic": 0.0}
 """Powers of the deviations of least total variance."""
 STEPS = {2.0: 1500, 2.5: 2000, 4.0: 2500, 8.0: 5000}
-THIRD, HALF = 1 / 3, 1 / 2
+THIRD = 1 / 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,8 @@ SETTINGS = {
         model="resnet22",
         ranks=(250, 500, 1000, 1500),
         groups=4,
-        rates=((0.03, THIRD), (0.02, HALF)),
-        learning_rates=(0.5, 1.0, 2.0),
+        rates=((0.03, THIRD),),
+        learning_rates=(0.25, 0.5, 1.0, 2.0),
         views=6,
         every=25,
         searched=1 / 3,

@@ -59,13 +59,20 @@ def embed(model: Any, images: "Tensor") -> "Tensor":
     layer over positions.
     """
     import torch
-    from torch.nn import functional
 
     with torch.inference_mode():
-        large = functional.interpolate(images, size=_SIDE, mode="bicubic", align_corners=False)
-        large = large.sub_(_MIDDLE).div_(_SPREAD).expand(-1, 3, -1, -1)
-        last: Tensor = model.extract_features(large.contiguous(memory_format=torch.channels_last))
+        last: Tensor = model.extract_features(enlarged(images))
         return last.mean((2, 3))
+
+
+def enlarged(images: "Tensor") -> "Tensor":
+    """Images N x 1 or 3 x side x side in [0, 1] as the network takes them, N x 3 x 224 x 224."""
+    import torch
+    from torch.nn import functional
+
+    large = functional.interpolate(images, size=_SIDE, mode="bicubic", align_corners=False)
+    large = large.sub_(_MIDDLE).div_(_SPREAD).expand(-1, 3, -1, -1)
+    return large.contiguous(memory_format=torch.channels_last)
 
 
 def _package(wheel: Path) -> Any:

@@ -1,0 +1,185 @@
+"""CIFAR-10 with public ImageNet weights: the last blocks of EfficientNet-Lite0, trained privately.
+
+Its first blocks are fixed, so that what they make of an image is computed once. Batch norms keep the
+statistics of ImageNet. A test image is scored together with its mirror image.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hush.accounting.ledger.ledger import Ledger
+from hush.data import load, tensors
+from hush.data.efficientnet import FEATURES, enlarged, network
+from hush.report.figure import Figure
+from recipes.dpsur.inputs import Inputs
+from recipes.records.descent import Descent
+from recipes.records.protocol import (
+    Job,
+    Outcome,
+    final,
+    search,
+    with_held_out,
+    with_settings,
+)
+
+_AT_ONCE = 250
+_HELD_OUT = 5000
+_QUANTILES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Descent):
+    """Settings of a run."""
+
+    first: int = 11
+    """The first of the 16 blocks that is trained."""
+    scale: float = 0.7
+    """Of the features that the last layer is given, in their standard deviations over ImageNet."""
+
+
+class LastBlocks(nn.Module):
+    """What follows the fixed blocks, and a new last layer, which begins at zero."""
+
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, pretrained: Any, first: int, scale: float, classes: int) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*pretrained._blocks[first:])
+        self.widen = nn.Sequential(pretrained._conv_head, pretrained._bn1, nn.ReLU6())
+        mean, deviation = rectified_moments(pretrained._bn1)
+        self.register_buffer("mean", mean)
+        self.register_buffer("spread", scale / deviation)
+        self.head = nn.Linear(FEATURES, classes)
+        for parameter in self.head.parameters():
+            nn.init.zeros_(parameter)
+        self.requires_grad_(True)
+        for block in self.blocks:  # few weights, whose gradients take as long as all others'
+            block._depthwise_conv.requires_grad_(False)
+
+    def forward(self, activations: Tensor) -> Tensor:
+        features = self.widen(self.blocks(activations.float())).mean((2, 3))
+        scores: Tensor = self.head((features - self.mean) * self.spread)
+        return scores
+
+
+def rectified_moments(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel after ReLU6, if before it had those that the norm is for."""
+    middle = (torch.arange(_QUANTILES, dtype=torch.float64) + 0.5) / _QUANTILES
+    normal = torch.special.ndtri(middle)[:, None]
+    values = functional.relu6(norm.bias.double() + norm.weight.double().abs() * normal)
+    return values.mean(0).float(), values.std(0).float()
+
+
+class Mirrored(nn.Module):
+    """Scores of a record that is given as several images: their mean."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, records: Tensor) -> Tensor:
+        scores: Tensor = self.model(records.flatten(0, 1)).unflatten(0, records.shape[:2]).mean(1)
+        return scores
+
+
+def run(job: Job[Settings]) -> Outcome:
+    """Accuracy of one training run."""
+    settings = job.settings
+    inputs = _inputs(job.data, job.held_out, settings.first, job.device)
+    model = LastBlocks(network(), settings.first, settings.scale, inputs.classes).to(job.device)
+    model.eval()  # batch norms keep their statistics
+    return settings.train(model, inputs, job.epsilon, Ledger(), job.seed, scored=Mirrored(model))
+
+
+@lru_cache(maxsize=1)
+def _inputs(data: str, held_out: int, first: int, device: str) -> Inputs:
+    """Activations of a data set's images on the device, kept from run to run: no run changes them."""
+    dataset = with_held_out(load(data), held_out)
+    x, y, x_test, y_test = tensors(dataset)
+    fixed = network().to(device)
+    x, first_way, other_way = (
+        activations(fixed, images, first, device) for images in (x, x_test, x_test.flip(3))
+    )
+    x_test = torch.stack([first_way, other_way], 1)
+    return Inputs(classes=dataset.classes, train=(x, y.to(device)), test=(x_test, y_test.to(device)))
+
+
+@torch.no_grad()
+def activations(pretrained: Any, images: Tensor, first: int, device: str) -> Tensor:
+    """What blocks before the first trained one make of images, in half precision, on the device."""
+    parts: list[Tensor] = []
+    for some in images.split(_AT_ONCE):
+        rows = enlarged(some.to(device))
+        rows = pretrained._swish(pretrained._bn0(pretrained._conv_stem(rows)))
+        for block in pretrained._blocks[:first]:
+            rows = block(rows)
+        parts.append(rows.half().contiguous())
+    return torch.cat(parts)
+
+
+_NAME = "EfficientNet-Lite0, last blocks"
+_CHOSEN = {3.0: Settings(rate=5.0, steps=160)}
+_CANDIDATES = {
+    3.0: {
+        f"rate {rate:g}, scale {scale:g}, {steps} steps": Settings(rate=rate, scale=scale, steps=steps)
+        for rate, scale, steps in (
+            (0.3, 0.1, 100),
+            (0.3, 2.0, 60),
+            (1.0, 1.0, 60),
+            (3.0, 1.0, 60),
+            (6.0, 0.7, 60),
+            (10.0, 0.7, 60),
+            (8.0, 0.5, 120),
+            (5.0, 0.7, 120),
+            (5.0, 0.7, 160),
+        )
+    }
+}
+
+
+def records_cifar10_imagenet_search(
+    *,
+    epsilons: Sequence[float] | None = None,
+    seeds: int = 1,
+    device: str = "cuda",
+    processes: int | None = 1,
+) -> Figure:
+    """CIFAR-10 with ImageNet weights: candidates, on held-out training records."""
+    candidates = {level: _CANDIDATES[level] for level in with_settings(epsilons, _CANDIDATES)}
+    return search(
+        "records-cifar10-imagenet-search",
+        run,
+        "cifar10",
+        candidates,
+        held_out=_HELD_OUT,
+        seeds=seeds,
+        device=device,
+        processes=processes,
+    )
+
+
+def records_cifar10_imagenet(
+    *,
+    epsilons: Sequence[float] | None = None,
+    seeds: int = 5,
+    device: str = "cuda",
+    processes: int | None = 1,
+) -> Figure:
+    """CIFAR-10 with ImageNet weights: test accuracy of EfficientNet-Lite0's last blocks."""
+    chosen = {level: (_NAME, _CHOSEN[level]) for level in with_settings(epsilons, _CHOSEN)}
+    return final(
+        "records-cifar10-imagenet",
+        run,
+        "cifar10",
+        chosen,
+        seeds=seeds,
+        device=device,
+        processes=processes,
+    )

@@ -1,0 +1,118 @@
+"""The record with ImageNet weights: the published network, of which a part is trained."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hush.data.efficientnet import FEATURES, embed, network
+from recipes.dpsur.inputs import Inputs
+from recipes.records import pretrained
+from recipes.records.pretrained import LastBlocks, Settings, activations, rectified_moments
+from recipes.records.protocol import Job, Outcome
+from recipes.registry import all_recipes
+
+RECORDS, CHANNELS, CLASSES = 300, 6, 3
+
+
+class Block(nn.Module):
+    """A block of the kind that the network has, with a part that stays as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._depthwise_conv = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=CHANNELS, bias=False)
+        self._project_conv = nn.Conv2d(CHANNELS, CHANNELS, 1, bias=False)
+        self._bn2 = nn.BatchNorm2d(CHANNELS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = x + self._bn2(self._project_conv(self._depthwise_conv(x)))
+        return output
+
+
+class Pretrained(nn.Module):
+    """A small network of the same parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self._blocks = nn.ModuleList(Block() for _ in range(2))
+        self._conv_head = nn.Conv2d(CHANNELS, FEATURES, 1, bias=False)
+        self._bn1 = nn.BatchNorm2d(FEATURES)
+
+
+def made_up(*_: Any) -> Inputs:
+    """Activations of classes that differ in one channel each."""
+    torch.manual_seed(1)
+    labels = torch.arange(RECORDS) % CLASSES
+    x = 0.5 * torch.randn(RECORDS, CHANNELS, 4, 4)
+    x[torch.arange(RECORDS), labels] += 1.0
+    both = torch.stack([x, x.flip(3)], 1)
+    return Inputs(classes=CLASSES, train=(x.half(), labels), test=(both.half(), labels))
+
+
+def test_moments_after_the_last_activation_against_simulation() -> None:
+    norm = nn.BatchNorm2d(3)
+    with torch.no_grad():
+        norm.weight.copy_(torch.tensor([1.0, -2.0, 4.0]))
+        norm.bias.copy_(torch.tensor([-1.0, 0.5, 5.0]))
+    normal = torch.randn(400_000, 1, generator=torch.Generator().manual_seed(0))
+    drawn = functional.relu6(norm.bias + norm.weight * normal).detach()
+    mean, deviation = rectified_moments(norm)
+    torch.testing.assert_close(mean, drawn.mean(0), rtol=0, atol=0.02)
+    torch.testing.assert_close(deviation, drawn.std(0), rtol=0, atol=0.02)
+
+
+@pytest.mark.real_data("efficientnet-lite0")
+def test_blocks_one_after_another_are_the_published_network() -> None:
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    expected = embed(network(), images)
+    stored = activations(network(), images, 11, "cpu")
+    assert stored.shape == (2, 112, 14, 14)
+    model = LastBlocks(network(), 11, 0.7, CLASSES).eval()
+    with torch.no_grad():
+        features = model.widen(model.blocks(stored.float())).mean((2, 3))
+        assert torch.equal(model(stored), torch.zeros(2, CLASSES))
+    torch.testing.assert_close(features, expected, rtol=0, atol=0.01)
+
+
+def test_a_run_spends_its_epsilon_learns_and_keeps_what_is_fixed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trained: list[LastBlocks] = []
+
+    def kept(*arguments: Any) -> LastBlocks:
+        trained.append(LastBlocks(*arguments))
+        return trained[-1]
+
+    monkeypatch.setattr(pretrained, "_inputs", made_up)
+    monkeypatch.setattr(pretrained, "network", Pretrained)
+    monkeypatch.setattr(pretrained, "LastBlocks", kept)
+    settings = Settings(first=1, rate=1.0, batch=100, steps=20)
+    job = Job(data="made-up", held_out=0, settings=settings, epsilon=8.0, seed=3, device="cpu")
+    outcome = pretrained.run(job)
+    assert 7.9 < outcome.epsilon <= 8.0
+    assert outcome.accuracy > 0.7
+    before, after = Pretrained()._blocks[1].state_dict(), trained[0].blocks[0].state_dict()
+    moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    assert moved == {"_project_conv.weight", "_bn2.weight", "_bn2.bias"}
+
+
+def test_what_is_chosen_was_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[Job[Settings]] = []
+
+    def run(job: Job[Settings]) -> Outcome:
+        jobs.append(job)
+        return Outcome(accuracy=0.5, epsilon=job.epsilon, multiplier=1.0)
+
+    monkeypatch.setattr(pretrained, "run", run)
+    recipes = all_recipes()
+    recipes["records-cifar10-imagenet"](seeds=1)
+    (chosen,) = jobs
+    assert chosen.held_out == 0
+    jobs.clear()
+    recipes["records-cifar10-imagenet-search"](seeds=1)
+    assert {job.held_out for job in jobs} == {5000}
+    assert [job.settings for job in jobs].count(chosen.settings) == 1
+    assert len({job.settings for job in jobs}) == len(jobs)
