@@ -1,8 +1,10 @@
 """Records of every kind of source, read one at a time: what reaches a row, and what does not."""
 
+import gc
 import os
 import random
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
 import hush
 from hush.core.errors import DataError, InvalidValue
@@ -162,6 +165,24 @@ def test_workers_are_forked_before_threads_draw_noise(monkeypatch: pytest.Monkey
         assert len(torch.multiprocessing.active_children()) == 1
         step(batch)
     assert started == [threads]
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_workers_end_by_themselves_when_a_cycle_is_collected(finished: bool) -> None:
+    """Those that are not told to end look for themselves every so many seconds."""
+    source = prepare(Files([]), workers=2)
+    own: list[Any] = [source, batches(source, list(range(8)), 2)]
+    own.append(own)
+    next(own[1])
+    if finished:
+        list(own[1])
+    workers = torch.multiprocessing.active_children()
+    assert len(workers) == 2
+    del source, own
+    start = time.monotonic()
+    gc.collect()
+    assert time.monotonic() - start < MP_STATUS_CHECK_INTERVAL
+    assert [worker.exitcode for worker in workers] == [0, 0]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,5 +1,6 @@
 """DataLoader that the draws of a step drive: worker processes, prefetching and pinned memory."""
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,7 +29,12 @@ class SlotLoader:
         self._reader = reader
         self._workers = workers
         self._pin_memory = pin_memory and torch.cuda.is_available()
-        self._loader: DataLoader[Any] | None = None
+        self._at_rest = False
+        """Whether the loader has nothing left to read, and may be given more."""
+        self._kept: list[DataLoader[Any]] = []
+        """The loader. Whatever is collected in a cycle, it is not: torch waits 5 seconds for each worker
+        of one whose queues may be gone already."""
+        weakref.finalize(self, self._kept.clear)
 
     def start(self) -> None:
         """Start the workers, if there are any and they are not at work.
@@ -36,14 +42,15 @@ class SlotLoader:
         They are forks: of a process whose other threads are at work, as when noise is drawn beside
         gradients, a fork may inherit a lock that nobody will release.
         """
-        if self._workers and self._loader is None:
-            loader = self._make()
-            next(iter(loader), None)  # of no requests
-            self._loader = loader
+        if self._workers and not self._at_rest:
+            self._kept[:] = [self._make()]
+            next(iter(self._kept[0]), None)  # of no requests
+            self._at_rest = True
 
     def stop(self) -> None:
-        """End the workers now, not when Python collects cycles: torch then waits 5 seconds for each."""
-        self._loader = None
+        """End the workers now, not when Python collects cycles."""
+        self._at_rest = False
+        self._kept.clear()
 
     def read(self, parts: Sequence[Sequence[int]], key: bytes | None) -> Iterator[tuple[Any, Any]]:
         """Inputs and targets of the slots of each physical batch, one after another.
@@ -55,14 +62,17 @@ class SlotLoader:
         pieces = -(-self._workers // len(parts))  # so that all workers have something to do
         requests = [[Request(list(piece), key) for piece in _split(part, pieces)] for part in parts]
         # one list of requests at a time: where an earlier one was left unfinished, others begin anew
-        loader = self._make() if self._loader is None else self._loader
-        self._loader = None
+        if not self._at_rest:
+            self._kept[:] = [self._make()]
+        self._at_rest = False
+        (loader,) = self._kept
         loader.batch_sampler.requests = [request for part in requests for request in part]  # type: ignore
         batches = iter(loader)
         for part in requests:
             yield self._joined([_checked(_next(batches)) for _ in part])
         next(batches, None)  # the loader sees that the list is at its end, and its workers wait for more
-        self._loader = loader
+        self._kept[:] = [loader]  # another list may have been begun meanwhile
+        self._at_rest = True
 
     def _make(self) -> "DataLoader[Any]":
         return DataLoader(
