@@ -1,6 +1,7 @@
 """Fixed features of a data set's images, and of the images that are drawn for it.
 
-Grey images have scattering features, colour images responses of patches (`recipes.records.patches`).
+Grey images have scattering features; clothes and photographs responses of patches
+(`recipes.records.patches`).
 """
 
 import re
@@ -36,11 +37,16 @@ class FeatureMap:
     """None: scattering."""
 
 
-FEATURE_MAPS: Mapping[str, FeatureMap] = {
-    "fashion-mnist": FeatureMap(dataset="fashion-mnist", draw=shapes),
-    "mnist": FeatureMap(dataset="mnist", draw=strokes),
-    "cifar10": FeatureMap(dataset="cifar10", draw=leaves, patches=Patches()),
+_CLOTHES = FeatureMap(dataset="fashion-mnist", draw=shapes)
+FEATURE_MAPS: Mapping[str, tuple[FeatureMap, ...]] = {
+    "fashion-mnist": (
+        _CLOTHES,
+        replace(_CLOTHES, patches=Patches(count=384, grid=3, mirrored=False)),
+    ),
+    "mnist": (FeatureMap(dataset="mnist", draw=strokes),),
+    "cifar10": (FeatureMap(dataset="cifar10", draw=leaves, patches=Patches()),),
 }
+"""By data set; the features of several are put side by side."""
 
 
 def features_of(features: FeatureMap, device: str) -> Dataset:
@@ -52,17 +58,17 @@ def features_of(features: FeatureMap, device: str) -> Dataset:
     return replace(dataset, x_train=train, x_test=test)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def drawn_features(features: FeatureMap, device: str) -> tuple[Tensor, Tensor]:
     """Features of the pairs of images that are drawn for a data set."""
     on = device if features.patches is None else "cpu"
-    first, second = (_in_parts(_extractor(features), images, on) for images in _drawn(features))
+    first, second = (_in_parts(_extractor(features), images, on) for images in _drawn(features.draw))
     return first.to(device), second.to(device)
 
 
 @lru_cache(maxsize=1)
-def _drawn(features: FeatureMap) -> tuple[Tensor, Tensor]:
-    return features.draw(DRAWN, torch.Generator().manual_seed(0))
+def _drawn(draw: Draw) -> tuple[Tensor, Tensor]:
+    return draw(DRAWN, torch.Generator().manual_seed(0))
 
 
 @lru_cache(maxsize=1)
@@ -70,7 +76,7 @@ def _extractor(features: FeatureMap) -> Callable[[Tensor], Tensor]:
     """The map from images to features."""
     if features.patches is None:
         return scatter
-    responses: PatchResponses = features.patches.fit(torch.cat(_drawn(features)))
+    responses: PatchResponses = features.patches.fit(torch.cat(_drawn(features.draw)))
     return responses
 
 

@@ -6,8 +6,9 @@ after either, so that every norm is public. The weights that are scored are the 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from hush.training.methods.whitening import NoisyWhitening
 from recipes.dpsur.inputs import Inputs
 from recipes.records.basis import AT_ONCE, Features, public_inputs, unit
 from recipes.records.descent import Descent
-from recipes.records.extraction import FEATURE_MAPS, drawn_features, features_of
+from recipes.records.extraction import FEATURE_MAPS, FeatureMap, drawn_features, features_of
 from recipes.records.protocol import (
     Job,
     Outcome,
@@ -38,7 +39,8 @@ HELD_OUT = {"fashion-mnist": 10_000, "mnist": 10_000, "cifar10": 5000}
 class Settings(Descent):
     """Settings of a run."""
 
-    features: Features = field(default_factory=Features)
+    features: tuple[Features, ...] = (Features(),)
+    """Of each of the data set's feature maps, or of the first few."""
     whitened: int = 400
     """Leading channels that are whitened by paid statistics."""
     multiplier: float = 16.0
@@ -58,14 +60,33 @@ def run(job: Job[Settings]) -> Outcome:
 
 
 @lru_cache(maxsize=1)
-def _inputs(data: str, held_out: int, features: Features, device: str) -> Inputs:
+def _inputs(data: str, held_out: int, features: tuple[Features, ...], device: str) -> Inputs:
     """The data set's inputs on the device, kept from run to run: no run changes them."""
-    extracted = FEATURE_MAPS[data]
+    parts = [
+        _in_basis(extracted, held_out, own, device)
+        for extracted, own in zip(FEATURE_MAPS[data], features, strict=False)
+    ]
+    return replace(
+        parts[0],
+        train=(side_by_side([part.train[0] for part in parts]), parts[0].train[1]),
+        test=(side_by_side([part.test[0] for part in parts]), parts[0].test[1]),
+    )
+
+
+def _in_basis(extracted: FeatureMap, held_out: int, features: Features, device: str) -> Inputs:
+    """The inputs that one feature map gives."""
     dataset = with_held_out(features_of(extracted, device), held_out)
     x, y, x_test, y_test = (part.to(device) for part in tensors(dataset))
     drawn = drawn_features(extracted, device) if features.directions else None
     x, x_test = public_inputs([x, x_test], drawn, features)
     return Inputs(classes=dataset.classes, train=(x, y), test=(x_test, y_test))
+
+
+def side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    """Inputs of length 1 as one of length 1, whose leading channels are the leading ones of each."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.stack([part / len(parts) ** 0.5 for part in parts], 2).flatten(1, 2)
 
 
 def whitened(inputs: Inputs, settings: Settings, ledger: Ledger, seed: int) -> Inputs:
@@ -94,10 +115,18 @@ def whitened(inputs: Inputs, settings: Settings, ledger: Ledger, seed: int) -> I
     return replace(inputs, train=(whiten(x), y), test=(whiten(x_test), y_test))
 
 
-_DIGITS = Features(power=0.5, between=0.25)
-_PHOTOGRAPHS = Settings(features=Features(power=0.5, exponent=0.5, floor=1e-4), steps=150, rate=130.0)
+_CLOTHES = Settings(features=(Features(), Features(power=0.5)), steps=150, rate=100.0)
+_DIGITS = (Features(power=0.5, between=0.25),)
+_PHOTOGRAPHS = Settings(features=(Features(power=0.5, exponent=0.5, floor=1e-4),), steps=150, rate=130.0)
+
+
+def _with(settings: Settings, **changes: Any) -> Settings:
+    """The settings with other features."""
+    return replace(settings, features=tuple(replace(own, **changes) for own in settings.features))
+
+
 CHOSEN = {
-    "fashion-mnist": {1.0: Settings(rate=67.0), 3.0: Settings(rate=133.0)},
+    "fashion-mnist": {1.0: _CLOTHES, 3.0: replace(_CLOTHES, rate=450.0)},
     "mnist": {
         1.0: Settings(features=_DIGITS, rate=53.0),
         3.0: Settings(features=_DIGITS, rate=133.0),
@@ -105,7 +134,7 @@ CHOSEN = {
     "cifar10": {
         1.0: _PHOTOGRAPHS,
         3.0: replace(_PHOTOGRAPHS, rate=450.0),
-        8.0: replace(_PHOTOGRAPHS, rate=600.0, features=replace(_PHOTOGRAPHS.features, floor=5e-5)),
+        8.0: _with(replace(_PHOTOGRAPHS, rate=600.0), floor=5e-5),
     },
 }
 _NAME = "linear, drawn basis, whitened"
@@ -113,28 +142,29 @@ _NAME = "linear, drawn basis, whitened"
 
 def _candidates(data: str, chosen: Settings) -> dict[str, Settings]:
     """The chosen settings, and others that differ from them in one part."""
-    features = chosen.features
+    first = replace(chosen, features=chosen.features[:1])
     others = {  # those of the same features first: inputs are kept from one run to the next
         "100 channels whitened": replace(chosen, whitened=100),
         "last weights": replace(chosen, tail=0.0),
         "clip 1": replace(chosen, clip=1.0, rate=chosen.rate / 10),
         "rate x 2/3": replace(chosen, rate=chosen.rate * 2 / 3),
         "rate x 3/2": replace(chosen, rate=chosen.rate * 3 / 2),
-        "power 0.25": replace(chosen, features=replace(features, power=0.25)),
-        "power 0.5": replace(chosen, features=replace(features, power=0.5)),
-        "power 1": replace(chosen, features=replace(features, power=1.0)),
-        "basis of all drawn images": replace(chosen, features=replace(features, between=1.0)),
-        "basis of differences and all": replace(chosen, features=replace(features, between=0.25)),
-        "exponent 0.5": replace(chosen, features=replace(features, exponent=0.5)),
+        "twice the steps, half the rate": replace(chosen, steps=2 * chosen.steps, rate=chosen.rate / 2),
+        "power 0.25": _with(chosen, power=0.25),
+        "power 0.5": _with(chosen, power=0.5),
+        "power 1": _with(chosen, power=1.0),
+        "basis of all drawn images": _with(chosen, between=1.0),
+        "basis of differences and all": _with(chosen, between=0.25),
+        "exponent 0.5": _with(chosen, exponent=0.5),
+        "the first features alone": first,
     }
-    if FEATURE_MAPS[data].patches is None:
-        grouped = replace(features, power=1.0, normalised=True)
-        channels = replace(chosen, whitened=CHANNELS)
+    if FEATURE_MAPS[data][0].patches is None:
+        channels = replace(first, whitened=CHANNELS)
         others |= {
-            "groups normalised": replace(chosen, features=grouped),
-            "no drawn basis": replace(channels, features=replace(features, directions=0)),
-            "no drawn basis, groups normalised": replace(
-                channels, features=replace(grouped, directions=0)
+            "scattering alone, groups normalised": _with(first, power=1.0, normalised=True),
+            "scattering alone, no drawn basis": _with(channels, directions=0),
+            "scattering alone, no drawn basis, groups normalised": _with(
+                channels, power=1.0, normalised=True, directions=0
             ),
         }
     return {"chosen": chosen, **{name: other for name, other in others.items() if other != chosen}}

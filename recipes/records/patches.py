@@ -2,7 +2,7 @@
 
 As in Coates, Lee and Ng (2011), without learning from any record: the covariance that patches are
 whitened by, and those that others are compared with, are of images that a formula draws. Every image is
-mapped by itself, and its features are those of its mirror image, too.
+mapped by itself.
 """
 
 from dataclasses import dataclass
@@ -32,6 +32,8 @@ class Patches:
     threshold: float = 1.0
     """What a response must exceed, in its standard deviations over drawn images."""
     seed: int = 0
+    mirrored: bool = True
+    """Whether features are means over an image and its mirror image."""
 
     def fit(self, drawn: Tensor) -> "PatchResponses":
         """The map to features, from drawn images N x channels x side x side."""
@@ -74,12 +76,12 @@ class PatchResponses:
     least: float
 
     def __call__(self, images: Tensor) -> Tensor:
-        return torch.cat(
-            [
-                (self._responses(some) + self._responses(some.flip(3))) / 2
-                for some in images.split(_AT_ONCE)
-            ]
-        )
+        return torch.cat([self._either_way(some) for some in images.split(_AT_ONCE)])
+
+    def _either_way(self, images: Tensor) -> Tensor:
+        if not self.patches.mirrored:
+            return self._responses(images)
+        return (self._responses(images) + self._responses(images.flip(3))) / 2
 
     @torch.inference_mode()
     def _responses(self, images: Tensor) -> Tensor:

@@ -69,6 +69,7 @@ class LastBlocks(nn.Module):
         return scores
 
 
+@torch.no_grad()
 def rectified_moments(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """Mean and deviation of each channel after ReLU6, if before it had those that the norm is for."""
     middle = (torch.arange(_QUANTILES, dtype=torch.float64) + 0.5) / _QUANTILES

@@ -138,8 +138,8 @@ def twice_training(
         draw=draw,
         notes=[
             f"mean of {seeds} seed(s), {setting.views} view(s) a record; the learning rate is the best "
-            f"of {setting.learning_rates} on {HELD_OUT:,} held-out training images, in "
-            f"{setting.searched:.2g} of the steps with one view, which no epsilon here accounts for",
+            f"of {setting.learning_rates} on {HELD_OUT:,} held-out training images (with one view, "
+            f"in {setting.searched:.0%} of the steps), which no epsilon here accounts for",
             "noise on the mean, relative to the first row, plain DP-SGD at q1 q2 under tight accounting",
             "the printed ones are with six views, ImageNet as the public set, and their own accounting",
         ],

@@ -70,7 +70,7 @@ SETTINGS = {
         ranks=(50, 100, 200),
         groups=1,
         rates=((0.06, THIRD),),
-        learning_rates=(0.1, 0.3, 1.0),
+        learning_rates=(0.3, 1.0, 3.0),
         short=0.04,
     ),
 }

@@ -10,7 +10,6 @@ import torch
 from hush.data import Dataset
 from recipes.records import extraction
 from recipes.records.extraction import FEATURE_MAPS, drawn_features, features_of
-from recipes.records.patches import Patches
 
 
 @pytest.fixture(autouse=True)
@@ -23,15 +22,19 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("data", "shape", "features"),
-    [("mnist", (1, 28, 28), (81, 7, 7)), ("cifar10", (3, 32, 32), (8, 2, 2))],
+    [
+        ("mnist", (1, 28, 28), (81, 7, 7)),
+        ("fashion-mnist", (1, 28, 28), (8, 3, 3)),
+        ("cifar10", (3, 32, 32), (8, 2, 2)),
+    ],
 )
 def test_records_and_drawn_images_have_features_of_one_map(
     data: str, shape: tuple[int, ...], features: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feature_map = FEATURE_MAPS[data]
-    if data == "cifar10":
-        feature_map = replace(feature_map, patches=Patches(count=4))
-    first, _ = extraction._drawn(feature_map)
+    feature_map = FEATURE_MAPS[data][-1]
+    if feature_map.patches is not None:
+        feature_map = replace(feature_map, patches=replace(feature_map.patches, count=4))
+    first, _ = extraction._drawn(feature_map.draw)
     images, labels = first.numpy(), np.zeros(30, np.int64)
     dataset = Dataset(
         name=data, x_train=images, y_train=labels, x_test=images[:10], y_test=labels[:10], classes=10

@@ -10,7 +10,7 @@ import hush
 from recipes.dpsur.inputs import Inputs
 from recipes.records import images
 from recipes.records.basis import unit
-from recipes.records.images import Settings, whitened
+from recipes.records.images import Settings, side_by_side, whitened
 from recipes.records.protocol import Job, Outcome
 from recipes.registry import all_recipes
 
@@ -57,6 +57,15 @@ def test_the_norms_of_the_statistics_cut_nothing_off(places: int) -> None:
     flat = x.double().mean(2)
     torch.testing.assert_close(first.view(CHANNELS, places), x.double().sum(0), rtol=1e-5, atol=0)
     torch.testing.assert_close(second, flat.T @ flat, rtol=1e-5, atol=1e-5)
+
+
+def test_features_side_by_side_keep_length_and_order() -> None:
+    first, second = (unit(torch.randn(5, 4, 1, generator=seeded(seed))) for seed in (1, 2))
+    joined = side_by_side([first, second])
+    torch.testing.assert_close(joined.flatten(1).norm(dim=1), torch.ones(5))
+    torch.testing.assert_close(joined[:, ::2] * 2**0.5, first)
+    torch.testing.assert_close(joined[:, 1::2] * 2**0.5, second)
+    assert side_by_side([first]) is first
 
 
 def test_a_run_spends_its_epsilon_and_learns(monkeypatch: pytest.MonkeyPatch) -> None:

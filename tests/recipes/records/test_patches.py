@@ -1,5 +1,7 @@
 """Responses of patches against loops over images, patches and places."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,8 @@ def test_features_are_rectified_responses_averaged_by_place(drawn: torch.Tensor)
     assert features.shape == (5, 10, 2, 2)
     assert float(features[3].sum()) > 0
     np.testing.assert_allclose(features[3].permute(1, 2, 0), expected, rtol=1e-4, atol=1e-6)
+    one_way = replace(SMALL, mirrored=False).fit(drawn)(drawn[3:4])[0].permute(1, 2, 0)
+    np.testing.assert_allclose(one_way, averages(responses, image), rtol=1e-4, atol=1e-6)
 
 
 def averages(responses: PatchResponses, image: NDArray[np.float64]) -> NDArray[np.float64]:
