@@ -51,3 +51,12 @@ def test_a_picture_with_a_curve_for_each_run(tmp_path: Path) -> None:
     colours = [len(np.unique(picture.reshape(-1, 3), axis=0)) for picture in pictures]
     assert pictures[0].shape == (630, 1050, 3)
     assert colours[0] > colours[1] > 10
+
+
+def test_a_place_that_cannot_be_written_is_said_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        demo.demo(tmp_path / "file" / "runs")
+    assert "training" not in capsys.readouterr().out

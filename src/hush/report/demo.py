@@ -40,6 +40,7 @@ NOTES = (
 
 def demo(out: Path) -> None:
     """Train all runs, print the table, and write table, plot and a report of each run to `out`."""
+    out.mkdir(parents=True, exist_ok=True)  # before any work
     dataset = load("digits")
     x_train, y_train, x_test, y_test = tensors(dataset)
     loss = nn.CrossEntropyLoss()

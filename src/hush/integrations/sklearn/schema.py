@@ -169,10 +169,13 @@ def read_columns(table: Any, schema: Schema | None) -> list[tuple[str, Column, n
         missing = [name for name, _ in declared if name not in names]
         outside = [name for name in names if name not in schema]
         if missing or outside:
+            found = [
+                *([f"the schema has columns {short_repr(missing)} that X lacks"] if missing else []),
+                *([f"X has columns {short_repr(outside)} outside the schema"] if outside else []),
+            ]
             raise DataError(
-                f"the schema has columns {short_repr(missing)} that X lacks, and X has columns "
-                f"{short_repr(outside)} outside the schema: what is not declared has no bound and no "
-                "public categories. Declare them in schema=, or drop them from X."
+                f"{', and '.join(found)}: what is not declared has no bound and no public categories. "
+                "Schema and X must have the same columns: declare them in schema=, or drop them from X."
             )
         return [(name, column, np.asarray(table[name])) for name, column in declared]
     # scikit-learn's messages about dimensions and types show cells; here they are converted column by
