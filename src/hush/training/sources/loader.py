@@ -34,7 +34,7 @@ class SlotLoader:
         self._kept: list[DataLoader[Any]] = []
         """The loader. Whatever is collected in a cycle, it is not: torch waits 5 seconds for each worker
         of one whose queues may be gone already."""
-        weakref.finalize(self, self._kept.clear)
+        weakref.finalize(self, self._kept.clear).atexit = False  # torch ends them then
 
     def start(self) -> None:
         """Start the workers, if there are any and they are not at work.
