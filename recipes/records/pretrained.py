@@ -19,6 +19,7 @@ from hush.data.efficientnet import FEATURES, enlarged, network
 from hush.report.figure import Figure
 from recipes.dpsur.inputs import Inputs
 from recipes.records.descent import Descent
+from recipes.records.images import HELD_OUT
 from recipes.records.protocol import (
     Job,
     Outcome,
@@ -29,7 +30,6 @@ from recipes.records.protocol import (
 )
 
 _AT_ONCE = 250
-_HELD_OUT = 5000
 _QUANTILES = 1000
 
 
@@ -159,7 +159,7 @@ def records_cifar10_imagenet_search(
         run,
         "cifar10",
         candidates,
-        held_out=_HELD_OUT,
+        held_out=HELD_OUT["cifar10"],
         seeds=seeds,
         device=device,
         processes=processes,
