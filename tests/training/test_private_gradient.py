@@ -13,6 +13,8 @@ import hush
 from hush.core.parts import Noise
 from hush.core.randomness import Stream
 from hush.training.phases.private_gradient import (
+    _hash,
+    _place_weights,
     early_noise,
     fingerprint,
     run_in_background,
@@ -184,6 +186,14 @@ def test_order_and_arrangement_show() -> None:
         for each in ([a, b], [b, a], [a.flip(0), b], [torch.cat([a, b])], [a], [torch.zeros(2)], [])
     }
     assert len(names) == 7
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 10_000])
+def test_weights_of_places_give_the_number_that_blocks_give(size: int) -> None:
+    words = torch.randint(-(2**63), 2**63 - 1, (size,))
+    kept = _place_weights(words.device, size)
+    assert (words * kept).sum() == _hash(words)
+    assert (words.roll(1) * kept).sum() != _hash(words) or size == 1
 
 
 @pytest.mark.parametrize("phase", ["clipped_sum", "privatize"])

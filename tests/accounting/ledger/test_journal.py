@@ -52,9 +52,12 @@ def test_a_fork_does_not_keep_the_lock(path: Path) -> None:
     """As a worker that reads data does, which may outlive a run that was killed."""
     with hush.Ledger(path) as ledger:
         ledger.charge(PLAN, run="r", step=1, release="a")
+        reading, writing = os.pipe()
         child = os.fork()
         if not child:
+            os.write(writing, b".")
             signal.pause()
+        os.read(reading, 1)  # it has begun, and let go of the file
         ledger.charge(PLAN, run="r", step=2, release="b")
         with pytest.raises(LedgerError, match="is open already"):
             hush.Ledger(path)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import Unsupported
+from hush.gradients.checks.module_state import ModuleState
 
 DRAWS: dict[str, Callable[[], float]] = {
     "random": random.random,
@@ -60,3 +61,19 @@ def test_a_generator_that_a_module_keeps_is_refused(generator: object) -> None:
     )
     with pytest.raises(Unsupported, match="rng is a generator of its own"):
         step.batches((torch.randn(4, 4), torch.zeros(4, dtype=torch.long)))
+
+
+@pytest.mark.parametrize("source", DRAWS)
+def test_draws_are_seen_from_the_first_forward_pass_on(source: str) -> None:
+    state = ModuleState(nn.Linear(4, 3))
+    state.begin(later=True)
+    assert state.before is not None
+    DRAWS[source]()  # the program's own, while a graph is replayed
+    state.check()
+    state.expect_forward()
+    state.check()
+    state.begin(later=True)
+    state.expect_forward()
+    DRAWS[source]()
+    with pytest.raises(Unsupported, match="numpy or Python's random"):
+        state.check()

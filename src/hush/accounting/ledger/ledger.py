@@ -14,7 +14,6 @@ from typing import Self
 
 from hush.accounting.epsilon import compose
 from hush.accounting.ledger import checks
-from hush.accounting.ledger.hash_chain import text_of
 from hush.accounting.ledger.journal import Journal
 from hush.accounting.ledger.run_charges import another_release
 from hush.accounting.ledger.state import LedgerState, head_of
@@ -272,7 +271,7 @@ class Ledger(SingleOwner):
         notes: dict[str, str] = {} if arithmetic == "proved" else {"arithmetic": arithmetic}
         notes |= {} if randomness == "secret" else {"randomness": randomness}
         entry = {"charge": digest, "run": run, "step": step, **notes, "release": release}
-        if not self._state.fits_torn(run, step, text_of(entry)):
+        if not self._state.fits_torn(run, step, entry):
             raise another_release(run, step)
         size = checks.dimension_to_store(plan, dimension)
         if adjacency != self._state.adjacency:  # before a plan, under which a torn line would be counted

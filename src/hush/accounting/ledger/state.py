@@ -118,9 +118,12 @@ class LedgerState:
         self.chain = digest
         self.lines += 1
 
-    def fits_torn(self, run: str, step: int, text: bytes) -> bool:
+    def fits_torn(self, run: str, step: int, entry: dict[str, Any]) -> bool:
         """Whether a charge agrees with all torn charges of the same run and step."""
-        heads = tuple(head_of(plan, run, step) for plan in self.plans) if self._torn else ()
+        if not self._torn:
+            return True
+        text = text_of(entry)
+        heads = tuple(head_of(plan, run, step) for plan in self.plans)
         return all(_agree(text, torn) for torn, _ in self._torn if torn.startswith(heads))
 
     def replaced_torn(self, head: bytes) -> Counter[str]:

@@ -83,7 +83,8 @@ class ModuleState:
         self._before: dict[_Attribute, Content] | None = None
         self._begin_later = False
         """Whether the snapshot of the step at hand is taken when somebody asks for it."""
-        self._host_state: HostState = ()
+        self._host_state: HostState | None = None
+        """The host's random state before the first forward pass; None: none is known to have run."""
         self._reads_values = True
         """Whether the model turns a record into a Python number: until a tape says that it does not."""
         self._read_later: dict[_Attribute, Tensor] = {}
@@ -105,29 +106,32 @@ class ModuleState:
         Without the numbers in small buffers on a GPU, which a captured graph reads where they are.
         """
         if self._begin_later:
-            self.begin()
+            self._begin_later = False
+            self._before, self._references = self._snapshot(_COMPARED_ENTRIES)
+            self._copies = copied_there(self._read_later)
         return self._before
 
     def begin(self, *, later: bool = False) -> None:
         """Take a snapshot of the attributes, and of the host's random state.
 
         Args:
-            later: when `before` is asked for, which must be before the first forward pass.
+            later: there may be no forward pass: `expect_forward` is called before the first.
         """
-        self._begin_later = later
-        if later:
-            self._before = None
-            return
-        self._before, self._references = self._snapshot(_COMPARED_ENTRIES)
-        self._copies = copied_there(self._read_later)
-        self._host_state = host_random_state()
+        self._begin_later, self._before, self._host_state = True, None, None
+        if not later:
+            self.expect_forward()
+
+    def expect_forward(self) -> None:
+        """Take the snapshots that `begin` left for later, before a forward pass."""
+        if self.before is not None and self._host_state is None:
+            self._host_state = host_random_state()
 
     def check(self) -> None:
-        """Raise if an attribute has changed since `begin`, if that was called, before a release.
+        """Raise if a forward pass since `begin` has changed an attribute, before a release.
 
-        So too if numpy or Python's `random` was drawn from.
+        So too if it drew from numpy or Python's `random`.
         """
-        if self._before is None:
+        if self._before is None or self._host_state is None:
             return
         check_host_draws(self._host_state)
         after, _ = self._snapshot(_COMPARED_ENTRIES)

@@ -64,6 +64,7 @@ class Replay:
         most_records: int | None = None,
         required: bool = True,
         attributes: Callable[[], object] = lambda: None,
+        before_forward: Callable[[], None] = lambda: None,
         capture: Capture = capture_graph,
     ) -> None:
         """Replay of a model's clipped sums, before anything is captured.
@@ -76,6 +77,7 @@ class Replay:
             most_records: physical batch: no batch is padded beyond it.
             required: raise where a batch cannot be captured; otherwise warn once and do without.
             attributes: contents of the modules' attributes, which forward() may read.
+            before_forward: called before forward() is, as it is not in a replay.
             capture: makes graphs.
         """
         self._model = model
@@ -88,6 +90,7 @@ class Replay:
         self._most_records = most_records
         self._required = required
         self._attributes = attributes
+        self._before_forward = before_forward
         self._capture_graph = capture
         self._graphs: dict[Any, BatchGraph | None] = {}
         # one after the other, the graphs share their memory
@@ -104,8 +107,6 @@ class Replay:
         self._explained = False
         self._finite: Tensor | None = None
         """Whether all sums replayed since the last question were of finite gradients."""
-        self.ran_forward = False
-        """Whether forward() was called, as it is not in a replay; for the caller to reset."""
 
     def __call__(
         self,
@@ -194,7 +195,7 @@ class Replay:
         self, inputs: Any, targets: Any, present: Tensor, mask: CoordinateMask | None
     ) -> ClippedSum:
         """The clipped sum without a graph, of a batch that is padded already."""
-        self.ran_forward = True
+        self._before_forward()
         tape = record(self._model, self._loss, inputs, targets, self._views)
         return self._clipping.clip(MaskedTape(tape, present), mask)
 
@@ -238,7 +239,7 @@ class Replay:
                 part.masked_fill_(~finite, 0.0)
             return replace(clipped, total=total)
 
-        self.ran_forward = True
+        self._before_forward()
         try:
             captured = self._capture_graph(work, self._memory(), generator)
         except CaptureError as error:

@@ -1,6 +1,7 @@
 """Guards of released weights: moved outside of a private step, or trained further on another ledger."""
 
 import warnings
+from contextlib import nullcontext
 from weakref import WeakKeyDictionary
 
 import torch
@@ -77,7 +78,9 @@ class WeightsGuard:
         not wait for what it has just moved.
         """
         values = [local_shard(value) for value in self._tree.parameters().values()]
-        with torch.autocast(values[0].device.type, enabled=False):  # it takes norms in other precisions
+        device = values[0].device.type
+        cast = torch.is_autocast_enabled(device)  # it takes norms in other precisions
+        with torch.autocast(device, enabled=False) if cast else nullcontext():
             norms = torch._foreach_norm(values)
         if len({norm.dtype for norm in norms}) > 1:
             norms = tuple(norm.double() for norm in norms)

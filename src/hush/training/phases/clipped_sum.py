@@ -274,8 +274,6 @@ class ClippedSumStep(ResumableStep):
         if not (len(batch) if passes is None else passes):
             total.zero_()
         self.module_state.begin(later=self._verify_later)
-        if self._replay is not None:
-            self._replay.ran_forward = False
         for number, part in enumerate(parts):
             inputs, targets, present, counts = tree_map(part, self.to_device)
             clipped = self.clip_physical_batch(inputs, targets, basis, present, counts)
@@ -283,6 +281,5 @@ class ClippedSumStep(ResumableStep):
             flat = [values.reshape(-1) for values in clipped.total.values()]
             parts = total.split([len(values) for values in flat])
             (torch._foreach_add_ if number else torch._foreach_copy_)(parts, flat)
-        if self._replay is None or self._replay.ran_forward:
-            self.module_state.check()
+        self.module_state.check()
         return total

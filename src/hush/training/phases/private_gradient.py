@@ -28,6 +28,8 @@ _BACKGROUND_SIZE = 2**17
 _BLOCK = 4096
 _BLOCKS_AT_ONCE = 2**14
 """Blocks hashed at once on a GPU."""
+_KEPT_WEIGHTS = 2**22
+"""Words up to which a GPU keeps their weights: fewer launches than block by block."""
 _DOUBLE_ROUNDING = 2.0**-12
 """Share of its bound by which rounding in double precision lets a record move a sum more than that."""
 # An odd 64-bit constant (the golden ratio), written as a signed integer.
@@ -182,23 +184,25 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
     device adds. It guards against accidents, not against forgery.
     """
     total = 0
-    hashes = [_hash(tensor) for tensor in tensors]
-    for part in torch.stack(hashes).tolist() if hashes else ():
-        total = (total * _STRIDE + part) % 2**64
+    flat = [tensor.detach().reshape(-1) for tensor in tensors]
+    hashes = [_hash(tensor) for tensor in flat]
+    for tensor, part in zip(flat, torch.stack(hashes).tolist() if hashes else (), strict=True):
+        total = (total * _STRIDE + part + tensor.numel() + 1) % 2**64
     return f"{total:016x}"
 
 
-def _hash(tensor: Tensor) -> Tensor:
+def _hash(flat: Tensor) -> Tensor:
     """The bits as 64-bit words, each times a number of its own place, summed."""
-    flat = tensor.detach().reshape(-1)
     short = -flat.numel() % (8 // flat.element_size())
     words = (functional.pad(flat, (0, short)) if short else flat).view(torch.int64)
+    if words.is_cuda and len(words) <= _KEPT_WEIGHTS:
+        return (words * _place_weights(words.device, len(words))).sum()
     blocks, rest = divmod(len(words), _BLOCK)
     whole = words[: blocks * _BLOCK].view(blocks, _BLOCK)
     weights = _weights(words.device)
     tail = words[blocks * _BLOCK :] * weights[:rest]
     sums = torch.cat([_block_hashes(whole, weights), tail.sum(0, True)])
-    return (sums * _weights(words.device, blocks + 1)).sum() + flat.numel() + 1
+    return (sums * _weights(words.device, blocks + 1)).sum()
 
 
 def _block_hashes(words: Tensor, weights: Tensor) -> Tensor:
@@ -207,6 +211,14 @@ def _block_hashes(words: Tensor, weights: Tensor) -> Tensor:
         return torch.cat([(some * weights).sum(1) for some in words.split(_BLOCKS_AT_ONCE)])
     # products are added as they are made, and not written first
     return torch.from_numpy(np.einsum("ij,j->i", words.numpy(), weights.numpy()))
+
+
+@lru_cache(maxsize=2)
+def _place_weights(device: torch.device, count: int) -> Tensor:
+    """Weight of each of so many words: of its place in a block, times that of the block."""
+    place = torch.arange(count, device=device)
+    blocks = _weights(device, count // _BLOCK + 1)
+    return _weights(device)[place % _BLOCK] * blocks[place // _BLOCK]
 
 
 @lru_cache

@@ -107,6 +107,7 @@ def choose_replay(step: "PrivateStep", data: Data, physical: int, steps: int | N
         most_records=physical,
         required=step.replay is True,
         attributes=lambda: step.module_state.before,
+        before_forward=lambda: step.module_state.expect_forward(),
     )
     if step.replay:
         step.replayed = True
@@ -168,8 +169,7 @@ def _faster(step: "PrivateStep", replay: Replay, pair: tuple[Any, Any]) -> bool:
         step.module_state.begin(later=captured)  # a capture runs forward(), which may leave something
         replay(*pair, mask, generator, verify=not captured)
         replay.failed()
-        if not captured:
-            step.module_state.check()
+        step.module_state.check()
 
     two = tree_map(pair, lambda rows: rows[:2])
     few, every = seconds(lambda: clip(two)), seconds(lambda: clip(pair))
