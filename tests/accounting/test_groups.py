@@ -115,6 +115,7 @@ def test_guarantees_name_the_relation_and_the_group() -> None:
     assert hush.Guarantee.from_plain(replaced.to_plain()) == replaced
 
 
+@pytest.mark.slow
 def test_attackers_of_groups_do_better() -> None:
     counts = {GAUSSIAN: 20}
     one, five = Attacker(counts), Attacker(counts, adjacency=Adjacency(group=5))

@@ -65,7 +65,7 @@ def neighbours(scores: Array, relation: Neighbours) -> list[Array]:
     return [scores - a + b for a in votes for b in votes if not np.array_equal(a, b)]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("beta", "noise"), NOISES)
 @pytest.mark.parametrize("relation", list(Neighbours))
 def test_no_answer_tells_more_than_the_charge(beta: float, noise: Noise, relation: Neighbours) -> None:

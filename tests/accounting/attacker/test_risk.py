@@ -69,6 +69,7 @@ def test_without_sampling_the_noise_is_the_closed_form(risk: hush.Risk) -> None:
     assert exact * (1 - 1e-9) <= found <= exact * 1.002
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("risk", RISKS, ids=str)
 def test_the_risk_is_kept_nearly_used_up_and_exceeded_with_less_noise(risk: hush.Risk) -> None:
     private = hush.calibrate(plan(0.05), risk, steps=300)
@@ -97,6 +98,7 @@ def best_accuracy(rate: float, scale: float, prior: float, members: bool) -> flo
     return float(mp.quad(correct, sorted([-12 * scale, *cut, 1 + 12 * scale, 0.0, 1.0])))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("prior", [0.2, 0.5, 0.7])
 @pytest.mark.parametrize(("rate", "scale"), [(0.3, 0.7), (0.1, 1.5), (0.9, 0.4)])
 def test_the_posterior_of_one_sampled_step_against_quadrature(
@@ -107,6 +109,7 @@ def test_the_posterior_of_one_sampled_step_against_quadrature(
     assert exact * (1 - 1e-10) <= bound <= max(exact, prior, 1 - prior) * (1 + 2e-3)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("rate", "scale"), [(0.3, 0.7), (0.1, 1.5), (0.9, 0.4)])
 @pytest.mark.parametrize("fpr", [1e-4, 0.01, 0.1])
 def test_the_power_of_one_sampled_step_against_quantiles(rate: float, scale: float, fpr: float) -> None:
@@ -141,6 +144,7 @@ def test_a_bare_epsilon_is_attained_by_the_randomized_response_that_leaks(
     assert bounds.posterior(prior) == pytest.approx(accuracy, abs=1e-12)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("risk", RISKS, ids=str)
 def test_the_budget_that_implies_a_risk_is_the_largest(risk: hush.Risk) -> None:
     budget = risk.budget(1e-5)

@@ -92,6 +92,7 @@ def test_no_smaller_mu_holds(rate: float, multiplier: float, steps: int) -> None
     assert any(lower > delta for lower, delta in zip(profile.lower, smaller, strict=True))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("rate", "multiplier", "steps"), FEW_STEPS)
 def test_other_libraries_agree_where_steps_are_few(rate: float, multiplier: float, steps: int) -> None:
     loss, attacker = peer(rate, multiplier, steps), Attacker({plan(rate, multiplier): steps})

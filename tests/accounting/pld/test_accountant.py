@@ -223,7 +223,7 @@ def hockey_stick(rate: float, multiplier: float, epsilon: float) -> float:
         return float(max(remove, add))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("rate", "multiplier", "delta"),
     [

@@ -158,6 +158,7 @@ def test_a_group_of_one_is_one_record() -> None:
         assert grouped.upper == pytest.approx(alone.upper, rel=2e-3)
 
 
+@pytest.mark.slow
 @given(
     rate=st.floats(-5, -0.3).map(lambda power: 10**power),
     scale=st.floats(-0.5, 1.5).map(lambda power: 10**power),
@@ -228,6 +229,7 @@ KINDS: dict[str, tuple[Callable[[Array, Array], Array], int, One, float]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 @given(
     polar=st.lists(st.tuples(st.floats(0, 2 * math.pi), st.floats(0, 1)), min_size=4, max_size=4),
@@ -371,7 +373,7 @@ def test_masses_add_up_and_have_their_losses(
         assert (losses <= cuts[1:][inside] + slack).all()
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("delta", [1e-30, 1e-5])
 @pytest.mark.parametrize(
     ("one", "size", "steps"),

@@ -59,6 +59,7 @@ def test_laplace_against_dp_accounting(rate: float, scale: float, steps: int) ->
     assert not within_peer(step, SampledNoise(rate, 1.05, scale), steps)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0, 1e4])
 @pytest.mark.parametrize("steps", [1, 30, 1000])
 def test_laplace_without_sampling_is_pure(scale: float, steps: int) -> None:
@@ -154,6 +155,7 @@ def test_few_steps_of_rare_laplace_noise(scale: float) -> None:
     assert bound.lower >= truth / 2.8
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("delta", [1e-30, 0.5, pytest.param(1e-5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rate", [1.0, 0.01])
 @pytest.mark.parametrize("beta", [1.0, 1 + 1e-9, 4.0, pytest.param(12.0, marks=pytest.mark.slow)])

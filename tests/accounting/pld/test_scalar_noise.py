@@ -69,6 +69,7 @@ def brackets(
     return True
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("direction", BOTH)
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("beta", BETAS)
@@ -143,6 +144,7 @@ class _Broken(SampledNoise):
         return _WrongTail(self.beta, self.scale)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("direction", BOTH)
 @pytest.mark.parametrize("beta", BETAS)
 def test_another_law_is_seen(beta: float, direction: Direction) -> None:

@@ -123,7 +123,7 @@ def dense_majorant(law: CoordinateRDP, ball: SensitivitySet, order: float) -> fl
     return float(ball.dimension * mixed.max())
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0])
 @pytest.mark.parametrize("beta", [1.0, 1.5, 3.0])
 @pytest.mark.parametrize("rate", [1.0, 0.2])

@@ -139,6 +139,7 @@ def test_the_certificate_bounds_the_integrand_on_a_complex_disc(
                 assert mp.log(abs(value)) <= bound + 1e-9
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("beta", [1.0, 1.3, 2.0, 2.33, 4.0])
 def test_closed_forms_and_both_directions(beta: float) -> None:
     for order, shift, scale in [(1.5, 0.3, 1.0), (2, 1.0, 3.0), (7.5, 0.7, 2.0)]:
@@ -196,7 +197,7 @@ def test_the_quadratic_bound_with_sampling(beta: float, rate: float, order: floa
         assert bound == pytest.approx(order * rate**2 * law.fisher / 2, rel=5e-3)
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("beta", [1.0, 1.25, 2.33, 4.0, 12.0])
 @pytest.mark.parametrize("order", [1.03, 1.5, 2.0, 10.0, 32.0])
 def test_the_quadratic_bound_is_of_second_order(beta: float, order: float) -> None:

@@ -61,6 +61,7 @@ def trials(pick: Generator) -> tuple[Array, Array]:
     return first / first.sum(), second / second.sum()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("kind", "shape", "mean"), LAWS)
 def test_the_profile_is_never_below_the_exact_one(kind: str, shape: float, mean: float) -> None:
     pick, number = np.random.default_rng(1), oracle.law(kind, shape, mean)
@@ -75,6 +76,7 @@ def test_the_profile_is_never_below_the_exact_one(kind: str, shape: float, mean:
     assert closest > 0.5, "some selection comes near the bound: it is not one that says nothing"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("kind", "shape", "mean"), LAWS)
 def test_the_rdp_is_never_below_the_exact_one(kind: str, shape: float, mean: float) -> None:
     pick, number = np.random.default_rng(2), oracle.law(kind, shape, mean)

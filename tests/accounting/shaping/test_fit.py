@@ -105,6 +105,7 @@ def by_brute_force(
     return best
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("blocks", "rate", "inner", "steps"),
     [
@@ -193,6 +194,7 @@ def test_one_block_is_plain_calibration() -> None:
     assert noise.gain == pytest.approx(1.0, abs=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("inner", [0.5, 1.0])
 def test_units_and_order_of_blocks_do_not_matter(inner: float) -> None:
     noise = noise_for(FEW, inner=inner)

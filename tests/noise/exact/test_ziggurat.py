@@ -29,7 +29,7 @@ def drawn(
     return values.double().numpy()
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("beta", BETAS)
 def test_the_law_is_the_one_named_and_no_other(beta: float, dtype: torch.dtype) -> None:

@@ -30,6 +30,7 @@ def on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dpsur_attacked, "METHODS", {"digits": (LINEAR, TESTED)})
 
 
+@pytest.mark.slow
 def test_every_line_is_charged_and_drawn(tmp_path: Path) -> None:
     figure = attacked("x", "digits", "cpu", None, 1, None, TINY)
     assert [line[0] for line in figure.rows[::4]] == ["non-private", "DP-SGD", "DPSUR"]

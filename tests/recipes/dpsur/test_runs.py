@@ -51,6 +51,7 @@ def test_statistics_that_nothing_would_pay_for_are_refused(changes: dict[str, An
         run(replace(LINEAR, paid="whitening", **changes), "digits", 1.0, 0, "cpu", None)
 
 
+@pytest.mark.slow
 def test_the_selective_runs_against_the_accountant() -> None:
     """What is said of a run within the budget, and of one as the paper has it, is charged anew here."""
     method = replace(

@@ -47,6 +47,7 @@ def second_dies(folder: Path) -> None:
     dies_after_the_second_charge(folder, rank=1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("scenario", "survivor"), [(first_dies, 1), (second_dies, 0)])
 def test_the_other_rank_stops_and_the_step_is_charged(scenario: spawned.Scenario, survivor: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

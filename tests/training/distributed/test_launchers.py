@@ -92,6 +92,7 @@ def test_the_charge_that_is_looked_for_is_that_of_one_process() -> None:
     assert SCRIPTS.keys() == LEDGERS.keys()
 
 
+@pytest.mark.slow
 def test_a_script_of_the_page_is_one_run_of_two_processes(tmp_path: Path) -> None:
     """All of them in one test: they share the imports."""
     scripts = [tmp_path / name.removesuffix(".py") / name for name in (*SCRIPTS, "wrapped.py")]
