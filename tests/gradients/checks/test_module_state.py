@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import Unsupported
+from hush.core.errors import DataError, Unsupported
 from hush.gradients.checks.module_state import ModuleState
 
 PLAN = hush.Plan(
@@ -154,6 +154,57 @@ def test_what_two_records_do_not_show_is_refused_before_it_is_released() -> None
         step(batch)
     assert not step.ledger.counts
     assert torch.equal(model.linear.weight, before)
+    # nor is it taken for what was there before when the step is run again
+    with pytest.raises(Unsupported, match=r"keeps largest from .* put back what was there before"):
+        step(batch)
+    model.largest = 1e3
+    step(next(step.batches((INPUTS, TARGETS), steps=1)))
+    assert list(step.ledger.counts.values()) == [1]
+
+
+def test_what_a_stopped_pass_left_is_refused_in_the_next() -> None:
+    class Flipping(Stateful):
+        """Turns its sign for good at a record, and stops at the next one."""
+
+        sign = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            if bool((x > 1e3).any()):
+                self.sign = -1.0
+            if bool((x < -1e3).any()):
+                raise IndexError("out of range")
+            return self.sign * self.linear(x)  # type: ignore[no-any-return]
+
+    inputs = INPUTS.clone()
+    inputs[7], inputs[9] = 1e4, -1e4
+    model = Flipping()
+    step = step_of(model)
+    with pytest.raises(DataError, match="out of range"):
+        step(next(step.batches((inputs, TARGETS), steps=1)))
+    inputs[9] = 0.0
+    with pytest.raises(Unsupported, match="keeps sign from"):
+        step(next(step.batches((inputs, TARGETS), steps=1)))
+    assert not step.ledger.counts
+
+
+class InSlots:
+    __slots__ = ("seen",)
+
+
+@pytest.mark.parametrize("holder", [InSlots(), bytearray(4)], ids=["slots", "bytearray"])
+def test_slots_and_bytes_are_read(holder: Any) -> None:
+    model = Stateful()
+    model.holder = holder
+    state = ModuleState(model)
+    state.begin()
+    state.check()
+    state.begin()
+    if isinstance(holder, bytearray):
+        holder[0] = 1
+    else:
+        holder.seen = 3.0
+    with pytest.raises(Unsupported, match="keeps holder from"):
+        state.check()
 
 
 def test_a_loss_module_is_watched_too() -> None:

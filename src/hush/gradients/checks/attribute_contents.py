@@ -41,7 +41,7 @@ class AttributeReader:
             return kind, repr(value)
         if id(value) in self.visited:
             return (kind,)
-        if isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
+        if isinstance(value, (bool, int, float, complex, str, bytes, bytearray, np.generic)):
             return kind, repr(value)
         if isinstance(value, Tensor):
             return self._tensor(value)
@@ -59,7 +59,7 @@ class AttributeReader:
             parts = tuple(map(read, value))
             return kind, frozenset(parts) if isinstance(value, (set, frozenset)) else parts
         # the attributes of an object, not those of the objects in it: a trainer holds the whole program
-        return kind, self.content(vars(value), False) if objects and hasattr(value, "__dict__") else ()
+        return kind, self.content(_attributes_of(value), False) if objects else ()
 
     def _tensor(self, value: Tensor) -> Content:
         if isinstance(value, nn.Parameter):
@@ -78,6 +78,14 @@ class AttributeReader:
         content = "tensor", plain.shape, plain.dtype, _digest(numbers.tobytes())
         # a new tensor with the same numbers is computed in every pass, maybe from the parameters
         return (*content, *identity) if self.by_identity else content
+
+
+def _attributes_of(value: Any) -> dict[str, Any]:
+    """Attributes of an object, in its dictionary or in slots."""
+    declared = [base.__dict__.get("__slots__", ()) for base in type(value).__mro__]
+    slots = [name for names in declared for name in ([names] if isinstance(names, str) else names)]
+    in_slots = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return {**in_slots, **getattr(value, "__dict__", {})}
 
 
 def is_fixed(value: Any) -> bool:

@@ -86,9 +86,10 @@ def check_materialized(model: nn.Module) -> None:
         if value.is_meta:
             raise Unsupported(
                 f"{name} is on the meta device: it has a shape and no numbers, so that there is nothing "
-                "to train and nothing to add noise to. Give it memory and values before making the "
-                "optimizer and the step: model.to_empty(device=...) and load_state_dict, or build the "
-                "model outside of torch.device('meta')."
+                "to train and nothing to add noise to. Build the model outside of torch.device('meta'), "
+                "as from_pretrained does, before making the optimizer and the step. (to_empty and "
+                "load_state_dict leave buffers that are not in the state_dict as they find them in "
+                "memory: set these as well.)"
             )
 
 

@@ -6,6 +6,7 @@ or the next step, without being clipped.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import is_
@@ -87,6 +88,8 @@ class ModuleState:
         """The host's random state before the first forward pass; None: none is known to have run."""
         self._reads_values = True
         """Whether the model turns a record into a Python number: until a tape says that it does not."""
+        self._left: dict[_Attribute, Content] = {}
+        """Attributes that passes of a step which was stopped have changed, with what they were."""
         self._read_later: dict[_Attribute, Tensor] = {}
         """Small buffers on a GPU in the last snapshot, of whose contents it has none."""
         self._copies: dict[_Attribute, Tensor] = {}
@@ -111,12 +114,34 @@ class ModuleState:
             self._copies = copied_there(self._read_later)
         return self._before
 
+    @contextmanager
+    def watch(self, *, later: bool = False) -> Iterator[None]:
+        """Context of forward passes: `begin`, then `check`, or `stop` where something raised."""
+        self.begin(later=later)
+        try:
+            yield
+            self.check()
+        except BaseException:
+            self.stop()
+            raise
+
     def begin(self, *, later: bool = False) -> None:
         """Take a snapshot of the attributes, and of the host's random state.
+
+        Raises if something is still there that a step which was stopped has left: nothing would tell it
+        from what was there before, and it may be a record's.
 
         Args:
             later: there may be no forward pass: `expect_forward` is called before the first.
         """
+        if self._left:
+            now, _ = self._snapshot(_COMPARED_ENTRIES)
+            self._left = {key: was for key, was in self._left.items() if now.get(key) != was}
+        if self._left:
+            raise Unsupported(
+                f"{self._reason(self._left)} A step that was stopped has left it so: put back what was "
+                "there before."
+            )
         self._begin_later, self._before, self._host_state = True, None, None
         if not later:
             self.expect_forward()
@@ -134,18 +159,30 @@ class ModuleState:
         if self._before is None or self._host_state is None:
             return
         check_host_draws(self._host_state)
-        after, _ = self._snapshot(_COMPARED_ENTRIES)
-        copies = copied_there(self._read_later)
-        differing = dict.fromkeys(
-            [*_differing(self._before, after), *differing_copies(self._copies, copies)]
-        )
-        changed = [key for key in differing if key not in self._record_independent]
-        if any(key in self._constant for key in changed):
-            full, _ = self._snapshot()
-            changed = [key for key in changed if full.get(key) != self._constant.get(key)]
+        changed = self._changed(self._before)
         if changed:
             raise Unsupported(self._reason(changed))
         self._before = None
+
+    def stop(self) -> None:
+        """Note what forward passes since `begin` have changed, where the step is not to be finished."""
+        if self._before is not None and self._host_state is not None:
+            self._left |= self._changed(self._before)
+        self._before = None
+
+    def _changed(self, before: dict[_Attribute, Content]) -> dict[_Attribute, Content]:
+        """Attributes that have changed and may not have, with what they were."""
+        after, _ = self._snapshot(_COMPARED_ENTRIES)
+        copies = differing_copies(self._copies, copied_there(self._read_later))
+        changed = {key: before.get(key) for key in _differing(before, after)}
+        changed |= {key: ("on a device", object()) for key in copies}  # which nothing is equal to
+        changed = {key: was for key, was in changed.items() if key not in self._record_independent}
+        if any(key in self._constant for key in changed):
+            full, _ = self._snapshot()
+            changed = {
+                key: was for key, was in changed.items() if full.get(key) != self._constant.get(key)
+            }
+        return changed
 
     def probe(self, run: Callable[[Any, Any], Any], inputs: Any, targets: Any) -> Any:
         """The value of `run` for a few records, after a check that the model keeps nothing of them.

@@ -185,20 +185,19 @@ class AdaptiveDescent:
         step, clip = self.step, self.settings.loss_clip
         start = [parameter.clone() for parameter in step.trainable().values()]
         total = torch.zeros(len(lengths), dtype=torch.float64, device=step.device)
-        step.module_state.begin()
-        for part in self._full_batch.physical_batches(step.generator):
-            inputs, targets, present, _ = tree_map(part, step.to_device)
-            losses = []
-            for length in lengths:
-                self._move(direction, length)
-                with own_randomness(step.generator, step.device):
-                    values = per_sample_losses(step.model, step.loss, inputs, targets)
-                losses.append(values.double())
-                for parameter, value in zip(step.trainable().values(), start, strict=True):
-                    parameter.copy_(value)
-            changes = clip_loss_changes(torch.stack(losses, 1), clip)
-            total += (changes if present is None else zero_rows(changes, present)).sum(0)
-        step.module_state.check()
+        with step.module_state.watch():
+            for part in self._full_batch.physical_batches(step.generator):
+                inputs, targets, present, _ = tree_map(part, step.to_device)
+                losses = []
+                for length in lengths:
+                    self._move(direction, length)
+                    with own_randomness(step.generator, step.device):
+                        values = per_sample_losses(step.model, step.loss, inputs, targets)
+                    losses.append(values.double())
+                    for parameter, value in zip(step.trainable().values(), start, strict=True):
+                        parameter.copy_(value)
+                changes = clip_loss_changes(torch.stack(losses, 1), clip)
+                total += (changes if present is None else zero_rows(changes, present)).sum(0)
         return total
 
     @torch.no_grad()

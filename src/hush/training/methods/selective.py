@@ -116,10 +116,8 @@ class Trials:
         """Per-sample losses at the present weights, in double precision, without dropout (sensitive)."""
         step = self.step
         source = rank_source(step.generator, step.processes, "losses of the test")
-        step.module_state.begin()
-        with _evaluating(step.model):
+        with step.module_state.watch(), _evaluating(step.model):
             values = [self._per_sample_losses(source, *part) for part in tested]
-        step.module_state.check()
         empty = torch.zeros(0, dtype=torch.float64, device=step.device)
         return torch.cat([empty, *(value.double().reshape(-1) for value in values)])
 

@@ -273,13 +273,12 @@ class ClippedSumStep(ResumableStep):
             parts = padded_batches(parts, passes, batch.data)
         if not (len(batch) if passes is None else passes):
             total.zero_()
-        self.module_state.begin(later=self._verify_later)
-        for number, part in enumerate(parts):
-            inputs, targets, present, counts = tree_map(part, self.to_device)
-            clipped = self.clip_physical_batch(inputs, targets, basis, present, counts)
-            self._skipped = self._skipped + clipped.skipped
-            flat = [values.reshape(-1) for values in clipped.total.values()]
-            parts = total.split([len(values) for values in flat])
-            (torch._foreach_add_ if number else torch._foreach_copy_)(parts, flat)
-        self.module_state.check()
+        with self.module_state.watch(later=self._verify_later):
+            for number, part in enumerate(parts):
+                inputs, targets, present, counts = tree_map(part, self.to_device)
+                clipped = self.clip_physical_batch(inputs, targets, basis, present, counts)
+                self._skipped = self._skipped + clipped.skipped
+                flat = [values.reshape(-1) for values in clipped.total.values()]
+                parts = total.split([len(values) for values in flat])
+                (torch._foreach_add_ if number else torch._foreach_copy_)(parts, flat)
         return total

@@ -133,8 +133,8 @@ def _pays(step: "PrivateStep", replay: Replay, data: Data, physical: int) -> boo
     records = tree_map(take(data, torch.arange(min(2, count(data)))), step.to_device)
     generator = step.generator if isinstance(step.generator, torch.Generator) else None
     state = None if generator is None else generator.get_state()
-    step.module_state.begin()
-    with torch.random.fork_rng([step.device] if step.device.type == "cuda" else []):
+    devices = [step.device] if step.device.type == "cuda" else []
+    with step.module_state.watch(), torch.random.fork_rng(devices):
         try:
             pair = stand_ins(*records)
             try:
@@ -150,7 +150,6 @@ def _pays(step: "PrivateStep", replay: Replay, data: Data, physical: int) -> boo
             if step.device.type == "cuda":
                 # what the measurement took: the graphs' own memory would come on top of it
                 torch.cuda.empty_cache()
-            step.module_state.check()
 
 
 def _faster(step: "PrivateStep", replay: Replay, pair: tuple[Any, Any]) -> bool:
@@ -160,16 +159,14 @@ def _faster(step: "PrivateStep", replay: Replay, pair: tuple[Any, Any]) -> bool:
 
     def clip(pair: tuple[Any, Any]) -> None:
         # the GPU waits for these comparisons, which it does not when it replays
-        step.module_state.begin()
-        replay.clip_padded(*pair, _all(pair, step.device), mask)
-        step.module_state.check()
+        with step.module_state.watch():
+            replay.clip_padded(*pair, _all(pair, step.device), mask)
 
     def clip_again() -> None:
         captured = replay.captured
-        step.module_state.begin(later=captured)  # a capture runs forward(), which may leave something
-        replay(*pair, mask, generator, verify=not captured)
-        replay.failed()
-        step.module_state.check()
+        with step.module_state.watch(later=captured):  # a capture runs forward()
+            replay(*pair, mask, generator, verify=not captured)
+            replay.failed()
 
     two = tree_map(pair, lambda rows: rows[:2])
     few, every = seconds(lambda: clip(two)), seconds(lambda: clip(pair))
