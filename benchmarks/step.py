@@ -122,6 +122,15 @@ def resident(field: str) -> float:
     return int(status.split(f"{field}:")[1].split()[0]) / 2**10
 
 
+def missing(method: str) -> str | None:
+    """What a method would need that is not here; None: nothing."""
+    if method in PEER and not find_spec("opacus"):
+        return "Opacus is not installed"
+    if DEVICE.type == "cpu" and method.endswith(("replayed", "launched")):
+        return "there is no GPU"
+    return None
+
+
 def elsewhere(model: str, method: str, options: argparse.Namespace) -> float:
     """`peak` in a fresh process."""
     arguments = [
@@ -136,13 +145,20 @@ def elsewhere(model: str, method: str, options: argparse.Namespace) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--models", type=names_among(MODELS, ","), default=list(MODELS))
-    parser.add_argument("--methods", type=names_among(STEPS), default=list(STEPS))
-    parser.add_argument("--no-memory", action="store_true")
-    parser.add_argument("--clock", choices=CLOCKS, default="wall")
+    parser.add_argument("--batch", type=int, default=256, help="records of a step")
+    parser.add_argument("--threads", type=int, default=1, help="torch's, on the CPU")
+    parser.add_argument("--repeats", type=int, default=9, help="rounds, of which a median is taken")
+    parser.add_argument(
+        "--models", type=names_among(MODELS, ","), default=list(MODELS), help="with , between them"
+    )
+    parser.add_argument(
+        "--methods",
+        type=names_among(STEPS),
+        default=list(STEPS),
+        help='columns, with ; between them; "plain" is always run',
+    )
+    parser.add_argument("--no-memory", action="store_true", help="times alone")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="what is timed by")
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -150,14 +166,19 @@ def main() -> None:
     if options.peak:
         print(json.dumps(peak(*options.peak, options.batch)))
         return
-    methods = [method for method in options.methods if method not in PEER or find_spec("opacus")]
-    if DEVICE.type == "cpu":
-        methods = [method for method in methods if not method.endswith(("replayed", "launched"))]
+    if options.batch < 1:
+        parser.error(f"--batch {options.batch}: a step is of one record at least")
+    asked = list(dict.fromkeys(["plain", *options.methods]))
+    methods = [method for method in asked if missing(method) is None]
     print(
         f"batch {options.batch}, {options.threads} thread(s), {DEVICE.type}, torch {torch.__version__}\n"
     )
-    print("| model | step | ms | times plain | peak MiB | times plain |")
-    print("|---|---|---|---|---|---|")
+    for method in asked:
+        if method not in methods:
+            print(f"{method}: left out, {missing(method)}")
+    header = ["model", "step", "ms", "times plain"]
+    header += [] if options.no_memory else ["peak MiB", "times plain"]
+    print(f"| {' | '.join(header)} |\n{'|---' * len(header)}|")
     for model in options.models:
         steps = {method: ready(model, method, options.batch) for method in methods}
         for step in steps.values():

@@ -11,6 +11,7 @@ import hush
 from hush.core.errors import PerformanceWarning, Unsupported
 from hush.core.parts import Clipping
 from hush.core.tape import ClippedSum
+from hush.gradients.checks.models import PerSampleLoss, per_sample_loss
 from hush.gradients.cuda_graphs import captured_state
 from hush.gradients.cuda_graphs.cuda_graph import (
     CapturedGraph,
@@ -184,11 +185,15 @@ def test_graphs_are_captured_anew_for_what_they_took_as_given(monkeypatch: pytes
     layer = nn.Linear(4, 3)
     model, batch = nn.Sequential(layer), (torch.randn(5, 4), torch.zeros(5).long())
     clipping = hush.L2(norm=0.1)
-    replay = Replay(model, LOSS, clipping, attributes=lambda: dict(attributes), capture=counted)
+    weighed = nn.CrossEntropyLoss(torch.ones(3))
+    loss = per_sample_loss(weighed)
+    assert isinstance(loss, PerSampleLoss)
+    weighed = loss.loss
+    replay = Replay(model, loss, clipping, attributes=lambda: dict(attributes), capture=counted)
 
     def captures() -> int:
         before = len(captured)
-        expected = flat(clipping.clip(record(model, LOSS, *batch)))
+        expected = flat(clipping.clip(record(model, loss, *batch)))
         torch.testing.assert_close(flat(replay(*batch)), expected, rtol=1e-5, atol=1e-7)
         return len(captured) - before
 
@@ -203,6 +208,8 @@ def test_graphs_are_captured_anew_for_what_they_took_as_given(monkeypatch: pytes
     layer.bias.requires_grad_(False)
     assert captures() == 1
     attributes["temperature"] = 2.0
+    assert captures() == 1
+    weighed.weight = torch.tensor([1.0, 2.0, 3.0])
     assert captures() == 1
     monkeypatch.setattr(captured_state, "replaced_generators", lambda: 1)
     assert captures() == 1

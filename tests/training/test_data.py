@@ -154,3 +154,21 @@ def test_presence_is_said_of_each_slot(wrong: object) -> None:
     with pytest.raises(DataError, match="boolean tensor with 10 entries"):
         check_present(wrong, 10)
     assert check_present(None, 10) is None
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({"x": X, "use_cache": False}, "'use_cache' is a bool, which has no row for each record"),
+        ({"x": X, "mask": None}, "'mask' is a NoneType"),
+        ((X, None), "part of the data is a NoneType"),
+    ],
+)
+def test_what_has_no_rows_is_named(inputs: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        count((inputs, Y))
+
+
+def test_lists_of_a_tokenizer_are_named() -> None:
+    with pytest.raises(DataError, match=r"\('ids' without tensors\).*return_tensors=\"pt\""):
+        count(({"ids": X.tolist(), "mask": X}, Y.tolist()))

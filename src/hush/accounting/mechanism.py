@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from hush.accounting.selection.step import Selection
 from hush.accounting.selection.trial_count import trial_count
@@ -21,7 +20,7 @@ from hush.accounting.steps import (
 from hush.clipping import L2, Entries, Importance, Lp
 from hush.core.best_of import BestOf
 from hush.core.errors import InvalidValue, Unproved
-from hush.core.parts import Always, Clipping
+from hush.core.parts import Always
 from hush.core.plan import Plan, names, proof_note
 from hush.core.release import Selective
 from hush.core.sensitivity import SensitivitySet
@@ -141,13 +140,7 @@ def _uncharged(plan: Plan) -> Unproved:
 
 def grows_with_dimension(plan: Plan) -> bool:
     """Whether the l2 sensitivity of a step of `plan` grows with the number of parameters, unbounded."""
-    return _unbounded(plan.clipping)
-
-
-@lru_cache(maxsize=256)
-def _unbounded(clipping: Clipping) -> bool:
-    """Asked for in every step; found again by the clipping's content."""
-    return any(math.isinf(block.l2_radius) for block in clipping.sensitivity(None))
+    return any(math.isinf(block.l2_radius) for block in plan.clipping.sensitivity(None))
 
 
 def _tested(train: SampledGaussian, release: Selective) -> Mechanism:

@@ -6,7 +6,6 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any, Self
@@ -82,14 +81,8 @@ class Plan(Value):
     @property
     def digest(self) -> str:
         """Hash of the plan's content: equal plans have equal digests."""
-        return _digest(self)
-
-
-@lru_cache(maxsize=256)
-def _digest(plan: Plan) -> str:
-    """Asked for in every step; found again by the plan's content."""
-    text = json.dumps(plan.to_plain(), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+        text = json.dumps(self.to_plain(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 STAGES: dict[str, type[Part]] = {

@@ -159,3 +159,21 @@ def test_statistics_that_a_function_writes_unsaid_do_not_reach_other_records() -
     check_one_record_at_a_time(UpdatingStatistics(kept=False), (3,), torch.float64, "cpu")
     with pytest.raises(Unsupported, match="that all records share"):
         record(UpdatingStatistics(kept=True), lambda o, t: o.sum(1), torch.randn(4, 3), torch.zeros(4))
+
+
+@pytest.mark.parametrize("where", DEVICES)
+@pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.GroupNorm(2, 8)], ids=str)
+def test_weights_in_half_precision_under_autocast_too(norm: nn.Module, where: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), copy.deepcopy(norm), nn.Linear(8, 3)).to(
+        where, torch.bfloat16
+    )
+    x, target = torch.randn(5, 4, device=where).bfloat16(), torch.randn(5, 3, device=where)
+    with torch.autocast(where, torch.bfloat16):
+        tape = record(model, lambda o, t: (o.float() * t).sum(1), x, target)
+        for i in range(5):
+            value = (model(x[i : i + 1]).float() * target[i : i + 1]).sum()
+            expected = torch.autograd.grad(value, list(model.parameters()))
+            alone = tape.weighted_sum((torch.arange(5, device=where) == i).double())
+            for ours, theirs in zip(alone.values(), expected, strict=True):
+                assert float((ours - theirs).norm()) <= 0.02 * float(theirs.norm() + 1)

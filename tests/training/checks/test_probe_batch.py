@@ -323,3 +323,15 @@ def test_units_that_fill_batches_by_half_are_in_what_is_said_of_rounding(
     )
     step.probe((torch.ones(slots, 1, dtype=torch.float64), torch.arange(slots) % 2))
     assert step.rounding_bounded is bounded
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_no_numbers_are_refused_before_anything_is_spent(value: float) -> None:
+    last = nn.Linear(4, 2)
+    model = nn.Sequential(nn.Linear(3, 4), last)
+    with torch.no_grad():
+        last.bias[0] = value
+    step = step_of(model)
+    with pytest.raises(Unsupported, match=r"1\.bias has a weight that is NaN or infinite"):
+        step.batches((torch.randn(RECORDS, 3), TARGETS))
+    assert not step.ledger.counts

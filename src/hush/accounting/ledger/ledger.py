@@ -273,7 +273,9 @@ class Ledger(SingleOwner):
         entry = {"charge": digest, "run": run, "step": step, **notes, "release": release}
         if not self._state.fits_torn(run, step, entry):
             raise another_release(run, step)
-        size = checks.dimension_to_store(plan, dimension)
+        # that a plan's cost does not grow was looked into when it was stored
+        bounded = digest in self._state.plans and digest not in self._state.dimensions
+        size = 0 if bounded else checks.dimension_to_store(plan, dimension)
         if adjacency != self._state.adjacency:  # before a plan, under which a torn line would be counted
             self._journal.append(self._state.adjacency_entry(adjacency))
         known = self._state.dimensions.get(digest, 0), self._state.records.get(digest, 0)

@@ -20,9 +20,10 @@ def signature(value: Any) -> Any:
     return repr(value)
 
 
-def given(model: nn.Module) -> tuple[Any, ...]:
+def given(model: nn.Module, loss: Any) -> tuple[Any, ...]:
     """What a captured graph takes as given, apart from the modules' attributes."""
-    modules = submodules(model)
+    criterion = getattr(loss, "loss", loss)
+    modules = submodules(model) + (submodules(criterion) if isinstance(criterion, nn.Module) else [])
     own = [table for m in modules for table in (m._parameters, m._buffers) if table]
     values = [value for table in own for value in table.values() if value is not None]
     backends = torch.backends

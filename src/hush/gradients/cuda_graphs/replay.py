@@ -275,7 +275,7 @@ class Replay:
     def _forget_if_changed(self) -> None:
         """Drop all graphs if something that they take as given has changed."""
         unconfirmed, self._unconfirmed = self._unconfirmed, False
-        now = (*given(self._model), self._generator, self._attributes())
+        now = (*given(self._model, self._loss), self._generator, self._attributes())
         if now == self._given:
             return
         if unconfirmed:

@@ -33,7 +33,7 @@ class LayerNorm:
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         x = _float(x).contiguous()
         output, mean, scale = torch.native_layer_norm(
-            x, self.shape, _value(self.weight), _value(self.bias), self.eps
+            x, self.shape, _value(self.weight, x), _value(self.bias, x), self.eps
         )
         return output, (x, mean, scale)
 
@@ -43,7 +43,7 @@ class LayerNorm:
         inputs: Tensor | None = None
         if needed[0]:
             inputs = torch.ops.aten.native_layer_norm_backward.default(
-                grad, x, self.shape, mean, scale, _value(self.weight), None, [True, False, False]
+                grad, x, self.shape, mean, scale, _value(self.weight, x), None, [True, False, False]
             )[0]
         return (inputs,)
 
@@ -71,8 +71,9 @@ class GroupNorm:
     eps: float
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        wide = _float(x)
         output, mean, scale = torch.native_group_norm(
-            _float(x), _value(self.weight), _value(self.bias), *_sizes(x), self.groups, self.eps
+            wide, _value(self.weight, wide), _value(self.bias, wide), *_sizes(x), self.groups, self.eps
         )
         return output, (x, mean, scale)  # the input as it came: in half precision half as large
 
@@ -89,8 +90,9 @@ class GroupNorm:
             value = self.weight.value
             return (input_gradient(grad, x, mean, scale, value, by_image, self.groups),)
         sizes, wide = _sizes(x), x.to(grad.dtype)
+        weight = _value(self.weight, wide)
         inputs: Tensor = torch.ops.aten.native_group_norm_backward.default(
-            grad, wide, mean, scale, _value(self.weight), *sizes, self.groups, [True, False, False]
+            grad, wide, mean, scale, weight, *sizes, self.groups, [True, False, False]
         )[0]
         return (inputs.to(x.dtype),)
 
@@ -108,7 +110,7 @@ class FrozenBatchNorm:
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         output = functional.batch_norm(
-            x, self.mean, self.variance, _value(self.weight), _value(self.bias), eps=self.eps
+            x, self.mean, self.variance, _value(self.weight, x), _value(self.bias, x), eps=self.eps
         )
         return output, (x, self.mean, self.variance)
 
@@ -276,8 +278,12 @@ def _float(x: Tensor) -> Tensor:
     return x.float() if torch.is_autocast_enabled(x.device.type) else x
 
 
-def _value(weight: "Weight | None") -> Tensor | None:
-    return None if weight is None else weight.value
+def _value(weight: "Weight | None", x: Tensor) -> Tensor | None:
+    """Scale or shift; one in half precision as autocast has it, in that of what it is applied to."""
+    if weight is None:
+        return None
+    half = weight.value.dtype in (torch.bfloat16, torch.float16)
+    return weight.value.float() if half and x.dtype == torch.float32 else weight.value
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int]:

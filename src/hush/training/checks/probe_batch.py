@@ -56,6 +56,7 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
     made-up records, two of the data's decide.
     """
     check_own_generators(step.model)
+    _check_weights(step)
     check_some_number(data)
     records = tree_map(take(data, torch.arange(min(2, count(data)))), step.to_device)
     check_arguments(step.model, records[0])
@@ -99,6 +100,18 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
         pair = unit_tape(tape, torch.tensor([2]), step.units.reduction, None)
         bounded = bounded and pair.rounding_bounded(together)
     return physical, bounded
+
+
+@torch.no_grad()
+def _check_weights(step: "PrivateStep") -> None:
+    """Raise if a weight is not finite: weights are released, or public, and tell of no record."""
+    for name, value in step.trainable().items():
+        if not bool(local_shard(value).isfinite().all()):
+            raise Unsupported(
+                f"{name} has a weight that is NaN or infinite: no gradient would be finite, every "
+                "record would be left out, and the budget spent on noise alone. Initialise or load it "
+                "anew; after private steps, lower the learning rate."
+            )
 
 
 def _checked_tape(step: "PrivateStep", inputs: Any, targets: Any) -> GradientTape | BranchedTape:

@@ -99,6 +99,14 @@ def numbered(data: Any) -> MapStyle:
     if isinstance(data, tuple) and len(data) == 2:
         kinds = " and ".join(type(part).__name__ for part in data)
         way_out = "(torch.as_tensor(inputs), torch.as_tensor(targets))"
+        if isinstance(data[0], Mapping):
+            listed = [repr(name) for name, part in data[0].items() if not _numeric(part)]
+            kinds += f" ({', '.join(listed)} without tensors)" if listed else ""
+            way_out = (
+                "a tensor for each name, and one of targets: of a tokenizer "
+                'tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt"), with '
+                "max_length= a public number"
+            )
         if hasattr(data[0], "iloc"):
             way_out = 'one table: hush.Source(frame, inputs=["age", "hours"], targets="income")'
         raise DataError(
@@ -139,7 +147,9 @@ def uncut(data: "Subset[Any]") -> tuple[Any, list[int]]:
 
 
 def check_lengths(inputs: Any, targets: Any) -> None:
-    """Raise unless every tensor or array has a row for each record."""
+    """Raise unless every tensor or array has a row for each record, and nothing else is there."""
+    for part in (inputs, targets):
+        _check_rows(part)
     parts = [[rows for rows in leaves(part) if hasattr(rows, "ndim")] for part in (inputs, targets)]
     if any(getattr(rows, "is_nested", False) for rows in (*parts[0], *parts[1])):
         raise DataError(f"data with a nested tensor, of records of several lengths: {_ONE_SHAPE}")
@@ -162,6 +172,21 @@ def check_lengths(inputs: Any, targets: Any) -> None:
     raise DataError(
         f"{' and '.join(map(str, counts[0]))} inputs and {counts[1][0]} targets: each record needs one "
         "of each, or one record's influence is not bounded. Pass tensors with the same number of rows."
+    )
+
+
+def _check_rows(part: Any) -> None:
+    """Raise if a tree of tensors holds something that has no rows: a flag, a number, None."""
+    others = [value for value in leaves(part) if not hasattr(value, "ndim")]
+    if not others:
+        return
+    named = part.items() if isinstance(part, Mapping) else ()
+    names = [repr(name) for name, value in named if any(value is other for other in others)]
+    kind = with_article(type(others[0]).__name__)
+    raise DataError(
+        f"{', '.join(names) or 'part of the data'} is {kind}, which has no row for each record: records "
+        "are worked on one by one, each with its own rows. Leave it out, and set it in the model "
+        "(model.config.use_cache = False), or in a forward() of your own that passes it on."
     )
 
 
