@@ -335,3 +335,20 @@ def test_weights_that_are_no_numbers_are_refused_before_anything_is_spent(value:
     with pytest.raises(Unsupported, match=r"1\.bias has a weight that is NaN or infinite"):
         step.batches((torch.randn(RECORDS, 3), TARGETS))
     assert not step.ledger.counts
+
+
+def test_training_where_there_are_no_gradients_is_refused() -> None:
+    step = step_of(nn.Linear(3, 2))
+    with torch.inference_mode(), pytest.raises(Unsupported, match="there are no gradients"):
+        step.batches((torch.randn(RECORDS, 3), TARGETS))
+
+
+def test_of_many_parameters_that_are_not_used_a_few_are_named() -> None:
+    class Unused(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 2)
+            self.others = nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
+
+    step = step_of(Unused())
+    with pytest.raises(Unsupported, match=r", others\.1\.weight and 5 others: noise"):
+        step.batches((torch.randn(RECORDS, 3), TARGETS))

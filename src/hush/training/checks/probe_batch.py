@@ -55,6 +55,11 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
     Raises if the model and loss cannot be trained privately on the data. Where the model does not take
     made-up records, two of the data's decide.
     """
+    if torch.is_inference_mode_enabled():
+        raise Unsupported(
+            "the step is inside torch.inference_mode(), where there are no gradients to clip. Train "
+            "outside of it."
+        )
     check_own_generators(step.model)
     _check_weights(step)
     check_some_number(data)
@@ -77,9 +82,10 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
             tape = _checked_tape(step, inputs, targets)
             unused = _unused_parameters(step, inputs, targets, tape)
         if unused:
+            more = f" and {len(unused) - 3} others" if len(unused) > 3 else ""
             raise Unsupported(
-                f"the loss does not depend on {', '.join(unused)}: noise alone would "
-                "move it. Freeze it with requires_grad_(False), or use it in forward()."
+                f"the loss does not depend on {', '.join(unused[:3])}{more}: noise alone would move "
+                "what it does not use. Freeze that with requires_grad_(False), or use it in forward()."
             )
         criterion = step.loss.loss if isinstance(step.loss, PerSampleLoss) else step.loss
         check_labels(step.model, criterion, _one_view(step, inputs, targets)[0], data)
