@@ -64,7 +64,7 @@ def _inputs(data: str, held_out: int, features: tuple[Features, ...], device: st
     """The data set's inputs on the device, kept from run to run: no run changes them."""
     parts = [
         _in_basis(extracted, held_out, own, device)
-        for extracted, own in zip(FEATURE_MAPS[data], features, strict=False)
+        for extracted, own in zip(FEATURE_MAPS[data][: len(features)], features, strict=True)
     ]
     return replace(
         parts[0],
@@ -117,7 +117,9 @@ def whitened(inputs: Inputs, settings: Settings, ledger: Ledger, seed: int) -> I
 
 _CLOTHES = Settings(features=(Features(), Features(power=0.5)), steps=150, rate=100.0)
 _DIGITS = (Features(power=0.5, between=0.25),)
-_PHOTOGRAPHS = Settings(features=(Features(power=0.5, exponent=0.5, floor=1e-4),), steps=150, rate=130.0)
+_PHOTOGRAPHS = Settings(
+    features=(Features(power=0.5, exponent=0.5, floor=1e-4), Features()), steps=150, rate=100.0
+)
 
 
 def _with(settings: Settings, **changes: Any) -> Settings:
@@ -133,8 +135,8 @@ CHOSEN = {
     },
     "cifar10": {
         1.0: _PHOTOGRAPHS,
-        3.0: replace(_PHOTOGRAPHS, rate=450.0),
-        8.0: _with(replace(_PHOTOGRAPHS, rate=600.0), floor=5e-5),
+        3.0: replace(_PHOTOGRAPHS, rate=400.0),
+        8.0: replace(_PHOTOGRAPHS, rate=600.0),
     },
 }
 _NAME = "linear, drawn basis, whitened"

@@ -21,17 +21,22 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "shape", "features"),
+    ("data", "number", "shape", "features"),
     [
-        ("mnist", (1, 28, 28), (81, 7, 7)),
-        ("fashion-mnist", (1, 28, 28), (8, 3, 3)),
-        ("cifar10", (3, 32, 32), (8, 2, 2)),
+        ("mnist", 0, (1, 28, 28), (81, 7, 7)),
+        ("fashion-mnist", 1, (1, 28, 28), (8, 3, 3)),
+        ("cifar10", 0, (3, 32, 32), (8, 2, 2)),
+        ("cifar10", 1, (3, 32, 32), (243, 8, 4)),
     ],
 )
 def test_records_and_drawn_images_have_features_of_one_map(
-    data: str, shape: tuple[int, ...], features: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    data: str,
+    number: int,
+    shape: tuple[int, ...],
+    features: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    feature_map = FEATURE_MAPS[data][-1]
+    feature_map = FEATURE_MAPS[data][number]
     if feature_map.patches is not None:
         feature_map = replace(feature_map, patches=replace(feature_map.patches, count=4))
     first, _ = extraction._drawn(feature_map.draw)
@@ -53,3 +58,15 @@ def test_records_and_drawn_images_have_features_of_one_map(
     np.testing.assert_allclose(
         features_of(feature_map, "cpu").x_train, extracted.x_train[::-1], rtol=1e-5, atol=1e-7
     )
+
+
+def test_opponent_colours_forget_left_and_right_and_keep_hue() -> None:
+    images = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    extracted = extraction._opponent_scatter(images)
+    torch.testing.assert_close(extraction._opponent_scatter(images.flip(3)), extracted)
+    grey = images.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+    without_hue = extraction._opponent_scatter(grey)
+    torch.testing.assert_close(without_hue[:, :81], extracted[:, :81])
+    # the average of a colour that is not there is in the middle, and its wavelets are silent
+    torch.testing.assert_close(without_hue[:, [81, 162]], torch.full_like(extracted[:, :2], 0.5))
+    assert float(without_hue[:, 82:162].abs().max()) < 1e-5 < float(extracted[:, 82:162].max())
