@@ -59,7 +59,8 @@ class AttributeReader:
             parts = tuple(map(read, value))
             return kind, frozenset(parts) if isinstance(value, (set, frozenset)) else parts
         # the attributes of an object, not those of the objects in it: a trainer holds the whole program
-        return kind, self.content(_attributes_of(value), False) if objects else ()
+        attributes = _attributes_of(value) if objects else {}
+        return kind, tuple((name, self.content(part, False)) for name, part in attributes.items())
 
     def _tensor(self, value: Tensor) -> Content:
         if isinstance(value, nn.Parameter):
@@ -81,11 +82,14 @@ class AttributeReader:
 
 
 def _attributes_of(value: Any) -> dict[str, Any]:
-    """Attributes of an object, in its dictionary or in slots."""
+    """Attributes of an object: in its dictionary, or in slots where it has none."""
+    if hasattr(value, "__dict__"):
+        return dict(vars(value))
     declared = [base.__dict__.get("__slots__", ()) for base in type(value).__mro__]
     slots = [name for names in declared for name in ([names] if isinstance(names, str) else names)]
-    in_slots = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    return {**in_slots, **getattr(value, "__dict__", {})}
+    return {
+        name: getattr(value, name) for name in slots if name != "__weakref__" and hasattr(value, name)
+    }
 
 
 def is_fixed(value: Any) -> bool:
