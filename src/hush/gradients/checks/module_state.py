@@ -7,9 +7,7 @@ or the next step, without being clipped.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from operator import is_
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,44 +19,22 @@ from hush.gradients.checks.attribute_contents import (
     copied_there,
     differing_copies,
     holds_record,
-    is_fixed,
     read_later,
     restorer,
 )
 from hush.gradients.checks.data_dependence import same_draws
+from hush.gradients.checks.fixed_attributes import (
+    NOT_WATCHED,
+    Attribute,
+    FixedAttributes,
+    fixed_attributes,
+)
 from hush.gradients.checks.host_randomness import HostState, check_host_draws, host_random_state
 from hush.gradients.forward.module_tree import ModuleTree
 from hush.gradients.tree import tree_leaves, tree_map
 
-_Attribute = tuple[int, str]
-"""A module, by its number, and the name of an attribute or buffer."""
-
-_NOT_WATCHED = frozenset(nn.Module().__dict__)
-"""Parameters (which the tape covers), hooks, and the training flag; buffers are watched one by one."""
 _COMPARED_ENTRIES = 4096
 """The largest tensor whose contents are compared in every step."""
-
-
-@dataclass(frozen=True, eq=False)
-class _FixedAttributes:
-    """Attributes of a module that are numbers, names or functions, with their contents.
-
-    Most attributes are, and are the very objects that they were in the snapshot before.
-    """
-
-    names: tuple[str, ...]
-    """All attributes of the module, also those that are not watched."""
-    fixed: tuple[str, ...]
-    values: tuple[Any, ...]
-    contents: dict[_Attribute, Content]
-    others: tuple[str, ...]
-    """Watched attributes that are read in every snapshot: tensors, containers and objects."""
-
-    def current(self, attributes: dict[str, Any]) -> bool:
-        """Whether a module that has these attributes now has the same contents in the fixed ones."""
-        return self.names == tuple(attributes) and all(
-            map(is_, self.values, [attributes[name] for name in self.fixed])
-        )
 
 
 class ModuleState:
@@ -75,24 +51,24 @@ class ModuleState:
         self._trees = {"": ModuleTree(model)}
         if isinstance(loss, nn.Module):
             self._trees["loss"] = ModuleTree(loss)
-        self._fixed: dict[int, _FixedAttributes] = {}
+        self._fixed: dict[int, FixedAttributes] = {}
         """By the number of the module, as of the last snapshot."""
-        self._record_independent: set[_Attribute] = set()
+        self._record_independent: set[Attribute] = set()
         """Attributes that forward passes change in a way that does not depend on a record."""
-        self._constant: dict[_Attribute, Content] = {}
+        self._constant: dict[Attribute, Content] = {}
         """The same, where the model reads values: their contents for both records, which must stay."""
-        self._before: dict[_Attribute, Content] | None = None
+        self._before: dict[Attribute, Content] | None = None
         self._begin_later = False
         """Whether the snapshot of the step at hand is taken when somebody asks for it."""
         self._host_state: HostState | None = None
         """The host's random state before the first forward pass; None: none is known to have run."""
         self._reads_values = True
         """Whether the model turns a record into a Python number: until a tape says that it does not."""
-        self._left: dict[_Attribute, Content] = {}
+        self._left: dict[Attribute, Content] = {}
         """Attributes that passes of a step which was stopped have changed, with what they were."""
-        self._read_later: dict[_Attribute, Tensor] = {}
+        self._read_later: dict[Attribute, Tensor] = {}
         """Small buffers on a GPU in the last snapshot, of whose contents it has none."""
-        self._copies: dict[_Attribute, Tensor] = {}
+        self._copies: dict[Attribute, Tensor] = {}
         """Their bytes when the step began."""
         self._references: list[Tensor] = []
         """Tensors compared by identity: referenced, so that no other one can get it."""
@@ -170,7 +146,7 @@ class ModuleState:
             self._left |= self._changed(self._before)
         self._before = None
 
-    def _changed(self, before: dict[_Attribute, Content]) -> dict[_Attribute, Content]:
+    def _changed(self, before: dict[Attribute, Content]) -> dict[Attribute, Content]:
         """Attributes that have changed and may not have, with what they were."""
         after, _ = self._snapshot(_COMPARED_ENTRIES)
         copies = differing_copies(self._copies, copied_there(self._read_later))
@@ -222,7 +198,7 @@ class ModuleState:
                 self._restore(_differing(before, self._snapshot(by_identity=True)[0]), restore)
         return result
 
-    def _compare(self, changed: list[_Attribute], after: list[dict[_Attribute, Content]]) -> None:
+    def _compare(self, changed: list[Attribute], after: list[dict[Attribute, Content]]) -> None:
         """Raise if a changed attribute depends on the record."""
         dependent = [
             key
@@ -232,7 +208,7 @@ class ModuleState:
         if dependent or len(after) == 1:
             raise Unsupported(self._reason(dependent or changed))
 
-    def _allow(self, changed: list[_Attribute], after: dict[_Attribute, Content]) -> None:
+    def _allow(self, changed: list[Attribute], after: dict[Attribute, Content]) -> None:
         """Let these attributes change, to the same contents only where the model reads values.
 
         Buffers are closed by the tape itself once a value was read.
@@ -248,27 +224,27 @@ class ModuleState:
         """All modules; an attribute knows its own by its place here."""
         return [module for tree in self._trees.values() for module in tree.modules().values()]
 
-    def _values(self, modules: list[nn.Module]) -> Iterator[tuple[_Attribute, Any]]:
+    def _values(self, modules: list[nn.Module]) -> Iterator[tuple[Attribute, Any]]:
         for number, module in enumerate(modules):
             for name, value in module.__dict__.items():
-                if name not in _NOT_WATCHED:
+                if name not in NOT_WATCHED:
                     yield (number, name), value
             for name, value in module._buffers.items():
                 yield (number, name), value
 
     def _snapshot(
         self, max_entries: int | None = None, *, by_identity: bool = False
-    ) -> tuple[dict[_Attribute, Content], list[Tensor]]:
+    ) -> tuple[dict[Attribute, Content], list[Tensor]]:
         """Contents of all watched attributes, and the tensors that were compared by identity."""
         modules = self._modules()
         reader = AttributeReader(max_entries, by_identity, set(map(id, modules)))
         self._read_later = {}
-        contents: dict[_Attribute, Content] = {}
+        contents: dict[Attribute, Content] = {}
         for number, module in enumerate(modules):
             attributes = module.__dict__
             fixed = self._fixed.get(number)
             if fixed is None or not fixed.current(attributes):
-                fixed = self._fixed[number] = _fixed_attributes(number, attributes, reader)
+                fixed = self._fixed[number] = fixed_attributes(number, attributes, reader)
             if fixed.contents:
                 contents.update(fixed.contents)
             for name in fixed.others:
@@ -282,7 +258,7 @@ class ModuleState:
         return contents, reader.references
 
     def _restore(
-        self, attributes: Iterable[_Attribute], restore: dict[_Attribute, Callable[[], Any]]
+        self, attributes: Iterable[Attribute], restore: dict[Attribute, Callable[[], Any]]
     ) -> None:
         modules = self._modules()
         for number, name in attributes:
@@ -294,7 +270,7 @@ class ModuleState:
             owner = module._buffers if name in module._buffers else module.__dict__
             owner[name] = restore[number, name]()
 
-    def _reason(self, attributes: Iterable[_Attribute]) -> str:
+    def _reason(self, attributes: Iterable[Attribute]) -> str:
         paths = [f"{root}.{path}" for root, tree in self._trees.items() for path in tree.modules()]
         names = [f"{paths[number].strip('.')}.{name}".lstrip(".") for number, name in attributes]
         return (
@@ -304,23 +280,9 @@ class ModuleState:
         )
 
 
-def _fixed_attributes(
-    number: int, attributes: dict[str, Any], reader: AttributeReader
-) -> _FixedAttributes:
-    watched = {name: value for name, value in attributes.items() if name not in _NOT_WATCHED}
-    fixed = {name: value for name, value in watched.items() if is_fixed(value)}
-    return _FixedAttributes(
-        tuple(attributes),
-        tuple(fixed),
-        tuple(fixed.values()),
-        {(number, name): reader.content(value) for name, value in fixed.items()},
-        tuple(name for name in watched if name not in fixed),
-    )
-
-
 def _row(row: int, rows: Tensor) -> Tensor:
     return rows[row : row + 1]
 
 
-def _differing(before: dict[_Attribute, Content], after: dict[_Attribute, Content]) -> list[_Attribute]:
+def _differing(before: dict[Attribute, Content], after: dict[Attribute, Content]) -> list[Attribute]:
     return [key for key in before | after if before.get(key) != after.get(key)]
