@@ -26,7 +26,7 @@ a GPU busy."""
 MATERIALISE_CHUNK = {"cpu": 2**20, "cuda": 2**28}
 """Entries of a parameter's gradients that are materialised at once to be clamped and summed."""
 
-_NORM_CHUNK = 2**22
+_NORM_CHUNK = {"cpu": 2**22, "cuda": 2**26}
 """Entries of factored gradients that are materialised at once to be measured."""
 
 _UNDERFLOW = 2.0**-501
@@ -171,9 +171,9 @@ def by_unit(positions: Tensor, count: int) -> Tensor:
     return stacked
 
 
-def materialised_norms(term: Term, order: float) -> Tensor:
+def materialised_norms(term: Term, order: float, device: torch.device) -> Tensor:
     """The l_order norms of a term's materialised gradients, some records at a time."""
-    step = max(1, _NORM_CHUNK // max(1, math.prod(term.shape)))
+    step = max(1, _NORM_CHUNK[device.type] // max(1, math.prod(term.shape)))
     starts = range(0, max(1, term.records), step)
     parts = [vector_norms(term.take(slice(start, start + step)).dense(), order) for start in starts]
     return torch.cat(parts)

@@ -105,7 +105,7 @@ class ConvolutionFactors:
     def _kernel_norms(self, order: float) -> Tensor:
         """Norms of what `weighted_sum` adds, formed by the same program: nothing to allow for."""
         if order != 2:
-            return materialised_norms(self, order)
+            return materialised_norms(self, order, self.x.device)
         from hush.gradients.kernels.convolution_kernel import squared_norms
 
         return squared_norms(self.grad, self.x, self.geometry, tf32=self.tf32).sqrt().float()

@@ -123,7 +123,7 @@ class OuterFactors:
         if order != 2:
             # materialised to be measured, and multiplied anew to be added: off twice
             lengths = product_bound(self.left, self.right, order)
-            norms = materialised_norms(self, order).double() + 2 * error * lengths
+            norms = materialised_norms(self, order, self.left.device).double() + 2 * error * lengths
             return finite_norms(norms, product_bound(self.left, self.right), dtype)
         squares = gram_squares(self.left, self.right)
         return finite_norms(squares.norms(error), squares.lengths, dtype)

@@ -70,7 +70,7 @@ class TiedFactors:
         outer = self.outer.left, self.outer.right
         lengths = self.rows.lengths(order) + product_bound(*outer, order)
         # the product is materialised to be measured, and multiplied anew to be added: off twice
-        norms = materialised_norms(self, order).double() + 2 * error * lengths
+        norms = materialised_norms(self, order, self.rows.right.device).double() + 2 * error * lengths
         norms = norms.maximum(self.outer.norms(order).double())
         bound = self.rows.lengths(2) + product_bound(*outer)
         return finite_norms(norms.maximum(CANCELLED * lengths), bound, dtype)
