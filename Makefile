@@ -8,8 +8,9 @@ READY := .venv/ready
 demo: $(READY)
 	$(BIN)/hush demo
 
-# Two workers of one thread each: small tensors gain nothing from more, and workers would fight.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+# Two workers of one thread each: small tensors gain nothing from more, and workers would fight. Compiled
+# modules are kept, whatever the environment says: tests start many processes that import them.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
 
 test: lint types
 	$(PYTEST) -m "not slow"
