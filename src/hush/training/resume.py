@@ -160,7 +160,7 @@ def _load(step: "StepState", state: dict[str, Any]) -> None:
 
 def _noise_layout(ranks: int, *, sharded: bool) -> str:
     """Who draws the noise of which coordinates, in words."""
-    return f"{ranks} processes{' with sharded parameters' * sharded}"
+    return f"{ranks} process{'es' * (ranks > 1)}{' with sharded parameters' * sharded}"
 
 
 def _charged_since(step: "StepState") -> bool:
