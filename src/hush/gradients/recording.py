@@ -21,7 +21,7 @@ from hush.gradients.checks.data_dependence import (
     run_by_branch,
     set_random_state,
 )
-from hush.gradients.checks.isolation import translate_vmap_errors
+from hush.gradients.checks.torch_errors import translate_vmap_errors
 from hush.gradients.forward.interception import Recording
 from hush.gradients.rules.tied_embedding import merge_terms
 from hush.gradients.tape import BranchedTape, GradientTape

@@ -32,7 +32,8 @@ from hush.gradients.checks.data_dependence import (
     Path,
     SharedWrite,
 )
-from hush.gradients.checks.isolation import check_call, shares_memory, translate_vmap_errors
+from hush.gradients.checks.isolation import check_call, shares_memory
+from hush.gradients.checks.torch_errors import translate_vmap_errors
 from hush.gradients.forward.checkpointing import checkpointed_segments
 from hush.gradients.forward.layer_function import Operands, apply_layer
 from hush.gradients.forward.value_reads import VALUE_READS
