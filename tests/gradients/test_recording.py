@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import DataError, Unsupported
-from hush.gradients.checks.models import per_sample_loss
+from hush.gradients.checks.losses import per_sample_loss
 from hush.gradients.recording import per_sample_losses, record
 from hush.gradients.rules import Casts, Weight
 from hush.gradients.tape import GradientTape

@@ -11,7 +11,7 @@ import hush
 from hush.core.errors import PerformanceWarning, Unsupported
 from hush.core.parts import Clipping
 from hush.core.tape import ClippedSum
-from hush.gradients.checks.models import PerSampleLoss, per_sample_loss
+from hush.gradients.checks.losses import PerSampleLoss, per_sample_loss
 from hush.gradients.cuda_graphs import captured_state
 from hush.gradients.cuda_graphs.cuda_graph import (
     CapturedGraph,

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.core.errors import DataError, Unsupported
-from hush.gradients.checks.models import per_sample_loss
+from hush.gradients.checks.losses import per_sample_loss
 from hush.gradients.recording import record
 from hush.gradients.tree import check_arguments, submodules
 

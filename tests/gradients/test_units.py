@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.clipping import L2, L2Linf
-from hush.gradients.checks.models import per_sample_loss
+from hush.gradients.checks.losses import per_sample_loss
 from hush.gradients.recording import record
 from hush.gradients.tape import BranchedTape
 from hush.gradients.units import unit_tape

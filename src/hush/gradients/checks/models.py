@@ -1,18 +1,14 @@
-"""Models, losses and optimizers that a private step supports, and why not the others."""
+"""Models and optimizers that a private step supports, and why not the others."""
 
-import copy
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
-from hush.core.errors import DataError, Unsupported
+from hush.core.errors import Unsupported
 from hush.core.ranges import with_article
 from hush.gradients.forward.module_tree import ModuleTree
-from hush.gradients.tree import Loss
 
 _DISTRIBUTED = {
     "DataParallel",
@@ -207,92 +203,3 @@ def _has_scaler(optimizer: torch.optim.Optimizer) -> bool:
     """Whether steps of an optimizer that Accelerate or Lightning has wrapped go through a GradScaler."""
     plugin = getattr(getattr(optimizer, "_strategy", None), "precision_plugin", None)
     return any(getattr(owner, "scaler", None) is not None for owner in (optimizer, plugin))
-
-
-def per_sample_loss(loss: Any) -> Loss:
-    """The per-sample loss: a loss module's reduction over the batch is undone.
-
-    Args:
-        loss: a loss module, or a function that returns one value per record.
-    """
-    if not callable(loss):
-        raise Unsupported(
-            f"loss={loss!r} cannot be called: it is to give one value for each record of a batch. Pass "
-            "e.g. torch.nn.CrossEntropyLoss()."
-        )
-    reduction = getattr(loss, "reduction", "none")
-    if reduction == "none" and not isinstance(loss, CLASS_LOSSES + _ELEMENTWISE_LOSSES):
-        return loss  # type: ignore[no-any-return]
-    unreduced = loss
-    if reduction != "none":
-        unreduced = copy.copy(loss)
-        unreduced.reduction = "none"
-    return PerSampleLoss(unreduced, reduction)
-
-
-@dataclass(frozen=True)
-class PerSampleLoss:
-    """A loss module without reduction over the batch; within a record it reduces as before."""
-
-    loss: Any
-    record_reduction: str
-    """none, mean or sum; not named `reduction`, by which `per_sample_loss` knows a loss that reduces."""
-
-    def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        if isinstance(self.loss, CLASS_LOSSES) and getattr(targets, "dtype", None) == torch.uint8:
-            targets = targets.long()  # torch takes bytes as classes, but not under vmap
-        if isinstance(self.loss, _ELEMENTWISE_LOSSES):
-            _check_same_shape(outputs, targets)
-        if isinstance(self.loss, CLASS_LOSSES):
-            _check_labels_shape(outputs, targets)
-        values: Tensor = self.loss(outputs, targets)
-        if self.record_reduction == "none":
-            return values
-        flat = values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
-        if self.record_reduction == "sum":
-            return flat.sum(1)
-        if isinstance(self.loss, CLASS_LOSSES) and not targets.is_floating_point():
-            # as torch has it within a batch: the mean over positions that are not ignored
-            counted: Tensor = (targets != self.loss.ignore_index).reshape(flat.shape).sum(1)
-            return flat.sum(1) / counted.clamp(min=1)
-        return flat.mean(1)
-
-
-CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
-_ELEMENTWISE_LOSSES = (
-    nn.BCELoss,
-    nn.BCEWithLogitsLoss,
-    nn.HuberLoss,
-    nn.L1Loss,
-    nn.MSELoss,
-    nn.SmoothL1Loss,
-)
-"""Losses of outputs and targets of one shape; torch lets some of them broadcast, also over records."""
-
-
-def _check_labels_shape(outputs: Any, targets: Any) -> None:
-    """Raise if there is not one class number for each vector of scores."""
-    numbers = isinstance(targets, Tensor) and not targets.is_floating_point()
-    if not numbers or not isinstance(outputs, Tensor) or outputs.dim() < 2:
-        return  # probabilities, or what torch or the tape has a better word for
-    scores, labels = tuple(outputs.shape), tuple(targets.shape)
-    fitting = (scores[0], *scores[2:])
-    if labels != fitting:
-        way_out = "targets.squeeze(-1)" if labels == (*fitting, 1) else "targets of that shape"
-        raise DataError(
-            f"a record has scores of shape {scores[1:]} and labels of shape {labels[1:]}: the loss "
-            f"takes one class number for each vector of scores, labels of shape {fitting[1:]}. "
-            f"Pass {way_out}."
-        )
-
-
-def _check_same_shape(outputs: Any, targets: Any) -> None:
-    if not isinstance(outputs, Tensor):
-        return  # the loss says so when it is called
-    shapes = [tuple(getattr(part, "shape", ())) for part in (outputs, targets)]
-    if len(shapes[0]) != len(shapes[1]):
-        raise DataError(
-            f"outputs of shape {shapes[0]} and targets of shape {shapes[1]}: broadcast against each "
-            "other, one record's output would be compared with another's target. Pass targets of the "
-            "outputs' shape, e.g. targets.unsqueeze(1) for outputs of shape (records, 1)."
-        )

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from hush.core.errors import DataError, Unsupported
 from hush.gradients.checks.host_randomness import check_own_generators
 from hush.gradients.checks.isolation import check_independent_losses
-from hush.gradients.checks.models import PerSampleLoss
+from hush.gradients.checks.losses import PerSampleLoss
 from hush.gradients.forward.checkpointing import CheckpointCall, checkpoints_replaced
 from hush.gradients.recording import record
 from hush.gradients.tape import BranchedTape, GradientTape

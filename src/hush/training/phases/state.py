@@ -21,12 +21,12 @@ from hush.core.ranges import check_count, check_kind
 from hush.core.release import Selective
 from hush.core.sensitivity import SensitivitySet
 from hush.core.value import SingleOwner
+from hush.gradients.checks.losses import per_sample_loss
 from hush.gradients.checks.models import (
     check_materialized,
     check_model,
     check_optimizer,
     is_sharded,
-    per_sample_loss,
 )
 from hush.gradients.checks.module_state import ModuleState
 from hush.gradients.cuda_graphs.replay import Replay
