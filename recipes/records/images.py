@@ -128,7 +128,7 @@ def _with(settings: Settings, **changes: Any) -> Settings:
 
 
 CHOSEN = {
-    "fashion-mnist": {1.0: _CLOTHES, 3.0: replace(_CLOTHES, rate=450.0)},
+    "fashion-mnist": {1.0: _CLOTHES, 3.0: replace(_CLOTHES, rate=225.0, steps=300)},
     "mnist": {
         1.0: Settings(features=_DIGITS, rate=53.0),
         3.0: Settings(features=_DIGITS, rate=133.0),
