@@ -87,7 +87,8 @@ def gg_table1(
         draw=draw,
         notes=[
             f"mean and deviation of {seeds} seeds, {setting.epochs} epochs, batches of {setting.batch}; "
-            "the clip is the first seed's best of a few by test accuracy, which no epsilon accounts for",
+            f"the clip is the best of a few on {setting.held_out:,} held-out training records, which no "
+            "epsilon accounts for",
             "true epsilon is the proved upper end; published noise has more than it says",
             "the paper's second row is its best beta: 2.33, 2.33 and 2",
         ],

@@ -3,11 +3,14 @@
 import csv
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from recipes.gg import beta_sgd, fig4, table1
-from recipes.gg.beta_sgd import Noise, Setting
+from recipes.gg.beta_sgd import Run, Setting
 
 SMALL = Setting(
     data="digits",
@@ -30,24 +33,46 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_learns_and_is_charged_soundly() -> None:
     noise = beta_sgd.enough((4.0, 4.0, 0.02, 30))
     assert noise.published < 0.7 * noise.budget.epsilon, "one dimension is not enough above beta 2"
-    accuracy = beta_sgd.accuracy((fig4.ADULT, noise, 2.0, 0))
+    accuracy = beta_sgd.accuracy(Run(setting=fig4.ADULT, noise=noise, clip=2.0, seed=0))
     assert accuracy > 0.77, "more than always answering no, which is right for 76.4%"
 
 
-def test_the_first_seed_chooses_the_clipping_norm_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    def made_up(run: tuple[Setting, Noise, float, int]) -> float:
-        _, _, clip, seed = run
-        assert not seed or clip == 2.0, "the others are not run again"
-        return clip / 10 + seed / 100
+def test_held_out_records_choose_the_clipping_norm_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made_up(run: Run) -> float:
+        assert run.held_out == (0 if run.seed else 5000), "no seed that chooses is scored"
+        assert run.held_out or run.clip == 0.5, "the others are not run to their end"
+        return {0.1: 0.2, 0.5: 0.6, 2.0: 0.3}[run.clip] + run.seed / 100
 
     monkeypatch.setattr(beta_sgd, "accuracy", made_up)
     setting = replace(fig4.ADULT, data="digits")
     figure = fig4.gg_fig4(setting, betas=(1.0, 2.0), epsilons=(2.0,), processes=1)
     assert [row[1] for row in figure.rows] == [1.0, 2.0]
     for row in figure.rows:
-        assert row[3] == 2.0
-        assert row[4] == pytest.approx(0.21)
+        assert row[3] == 0.5
+        assert row[4] == pytest.approx(0.62)
         assert row[6] == pytest.approx(2.0, rel=0.01), "up to beta 2 one dimension is nearly enough"
+
+
+def test_a_run_that_chooses_sees_no_test_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def kept(*arguments: Any, **named: Any) -> Any:
+        seen.update(named, data=arguments[4])
+        return SimpleNamespace(metrics=[{"accuracy": 0.5}])
+
+    monkeypatch.setattr(beta_sgd, "train", kept)
+    setting = replace(SMALL, held_out=300, searched=0.25)
+    noise = beta_sgd.enough((2.0, 4.0, 0.1, 8))
+    beta_sgd.accuracy(Run(setting=setting, noise=noise, clip=0.5, seed=0, held_out=300))
+    _, x, y, x_test, _ = beta_sgd._tensors_on("digits", "scattering", "cpu")
+    assert torch.equal(seen["evaluation"][0], x[:300])
+    assert torch.equal(seen["data"][0], x[300:])
+    assert torch.equal(seen["data"][1], y[300:])
+    assert seen["steps"] == seen["evaluate_every"] == 2
+    beta_sgd.accuracy(Run(setting=setting, noise=noise, clip=0.5, seed=1))
+    assert torch.equal(seen["evaluation"][0], x_test)
+    assert torch.equal(seen["data"][0], x)
+    assert seen["steps"] == 8
 
 
 def test_the_table_says_what_published_noise_truly_costs(tmp_path: Path) -> None:
@@ -67,4 +92,4 @@ def test_the_table_says_what_published_noise_truly_costs(tmp_path: Path) -> None
 def test_the_recurrent_network_runs() -> None:
     setting = replace(fig4.IMDB, batch=25)
     noise = replace(beta_sgd.enough((2.0, 4.0, 1e-3, 2)), steps=2)
-    assert 0.4 < beta_sgd.accuracy((setting, noise, 0.1, 0)) < 0.6
+    assert 0.4 < beta_sgd.accuracy(Run(setting=setting, noise=noise, clip=0.1, seed=0)) < 0.6
