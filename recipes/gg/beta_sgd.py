@@ -1,8 +1,8 @@
 """beta-DP-SGD of the generalized Gaussian paper: training runs by the shape of their noise.
 
 Gradients are clipped in l_beta up to beta 2 and in l2 above, and the noise is calibrated soundly. The
-clipping norm is the best of a few on held-out training records, in a shorter run, which no epsilon here
-accounts for.
+clipping norm is the best of a few on held-out training records, in runs as long as the others (a shorter
+one prefers larger norms), which no epsilon here accounts for.
 """
 
 from collections.abc import Sequence
@@ -49,8 +49,6 @@ class Setting:
     """Euclidean norms; in l_beta, what gradients of these lengths typically have."""
     held_out: int = 5000
     """Training records that choose among the clipping norms."""
-    searched: float = 0.2
-    """Share of the steps that a clipping norm is tried with."""
     seeds: int = 3
     device: str = "cpu"
 
@@ -97,12 +95,6 @@ class Run:
     held_out: int = 0
     """Training records that are scored in place of the test records, and not trained on."""
 
-    @property
-    def steps(self) -> int:
-        """One to choose a clipping norm is shorter: it has the same noise, and spends less."""
-        share = self.setting.searched if self.held_out else 1.0
-        return max(1, round(share * self.noise.steps))
-
 
 def accuracy(run: Run) -> float:
     """Share of the test records, or of those held out, that a training run classifies correctly."""
@@ -126,9 +118,9 @@ def accuracy(run: Run) -> float:
         clipped_at(noise.plan, run.clip, dimension),
         (x, y),
         budget=noise.budget,
-        steps=run.steps,
+        steps=noise.steps,
         evaluation=(x_test, y_test),
-        evaluate_every=run.steps,
+        evaluate_every=noise.steps,
         generator=torch.Generator(setting.device).manual_seed(run.seed),
     )
     return float(result.metrics[-1]["accuracy"])

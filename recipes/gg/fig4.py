@@ -28,7 +28,7 @@ CIFAR10 = Setting(
     epochs=40,
     learning_rate=2.0,
     momentum=0.9,
-    clips=(0.05, 0.2, 0.8),
+    clips=(0.05, 0.1, 0.2),
 )
 # Adam forgets the size of what it is given, so one clipping norm will do.
 IMDB = Setting(

@@ -10,6 +10,7 @@ from hush.accounting.ledger.ledger import Ledger
 from hush.clipping import L2
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
+from hush.gradients.tree import Views
 from hush.noise import Gaussian
 from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
@@ -27,12 +28,14 @@ class Descent:
     rate: float
     """Learning rate."""
     batch: int = 8192
-    """Expected size."""
+    """Expected size; of all records at most."""
     steps: int = 300
     clip: float = 0.1
     momentum: float = 0.9
     tail: float = 0.3
     """Share of the steps over whose weights the mean is taken; 0: the last weights."""
+    bfloat16: bool = False
+    """Whether steps are under autocast."""
 
     def train(
         self,
@@ -43,6 +46,7 @@ class Descent:
         seed: int,
         *,
         scored: nn.Module | None = None,
+        views: Views | None = None,
     ) -> Outcome:
         """Train what is not frozen of a model, and score it.
 
@@ -53,6 +57,7 @@ class Descent:
             ledger: what was spent before.
             seed: of draws and noise.
             scored: made of the model, to score in its place.
+            views: of a record, as in `PrivateStep`.
         """
         plan = calibrate(
             Plan(
@@ -64,6 +69,7 @@ class Descent:
             self.steps,
             spent=ledger.counts,
         )
+        device = inputs.train[0].device
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         step = PrivateStep(
             model,
@@ -72,15 +78,17 @@ class Descent:
             plan,
             records=inputs.records,
             ledger=ledger,
-            generator=torch.Generator(inputs.train[0].device).manual_seed(seed),
+            generator=torch.Generator(device).manual_seed(seed),
+            views=views,
         )
         tail = max(1, round(self.tail * self.steps))
         means = [torch.zeros_like(parameter) for parameter in trained]
-        for done, batch in enumerate(step.batches(inputs.train, steps=self.steps), start=1):
-            step(batch)
-            if done > self.steps - tail:
-                for mean, parameter in zip(means, trained, strict=True):
-                    mean += parameter.detach() / tail
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
+            for done, batch in enumerate(step.batches(inputs.train, steps=self.steps), start=1):
+                step(batch)
+                if done > self.steps - tail:
+                    for mean, parameter in zip(means, trained, strict=True):
+                        mean += parameter.detach() / tail
         with torch.no_grad():
             for mean, parameter in zip(means, trained, strict=True):
                 parameter.copy_(mean)

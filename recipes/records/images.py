@@ -45,6 +45,8 @@ class Settings(Descent):
     """Leading channels that are whitened by paid statistics."""
     multiplier: float = 16.0
     """Noise of their mean and of their covariance."""
+    bias: bool = False
+    """Inputs have length 1, so that a bias would have half of each clipped gradient's squared norm."""
 
 
 def run(job: Job[Settings]) -> Outcome:
@@ -52,7 +54,8 @@ def run(job: Job[Settings]) -> Outcome:
     settings, ledger = job.settings, Ledger()
     public = _inputs(job.data, job.held_out, settings.features, job.device)
     inputs = whitened(public, settings, ledger, job.seed)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(inputs.train[0][0].numel(), inputs.classes))
+    numbers = inputs.train[0][0].numel()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(numbers, inputs.classes, bias=settings.bias))
     model.to(job.device)
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
@@ -149,6 +152,8 @@ def _candidates(data: str, chosen: Settings) -> dict[str, Settings]:
         "100 channels whitened": replace(chosen, whitened=100),
         "last weights": replace(chosen, tail=0.0),
         "clip 1": replace(chosen, clip=1.0, rate=chosen.rate / 10),
+        "with a bias": replace(chosen, bias=True, rate=chosen.rate * 2**0.5),
+        "batches of 8,192": replace(chosen, batch=8192),
         "rate x 2/3": replace(chosen, rate=chosen.rate * 2 / 3),
         "rate x 3/2": replace(chosen, rate=chosen.rate * 3 / 2),
         "twice the steps, half the rate": replace(chosen, steps=2 * chosen.steps, rate=chosen.rate / 2),

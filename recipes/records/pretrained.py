@@ -41,6 +41,8 @@ class Settings(Descent):
     """The first of the 16 blocks that is trained."""
     scale: float = 0.7
     """Of the features that the last layer is given, in their standard deviations over ImageNet."""
+    mirrored: bool = False
+    """Whether a record's gradient is the mean over its image and its mirror image."""
 
 
 class LastBlocks(nn.Module):
@@ -93,22 +95,38 @@ class Mirrored(nn.Module):
 def run(job: Job[Settings]) -> Outcome:
     """Accuracy of one training run."""
     settings = job.settings
-    inputs = _inputs(job.data, job.held_out, settings.first, job.device)
+    inputs = _inputs(job.data, job.held_out, settings.first, settings.mirrored, job.device)
     model = LastBlocks(network(), settings.first, settings.scale, inputs.classes).to(job.device)
     model.eval()  # batch norms keep their statistics
-    return settings.train(model, inputs, job.epsilon, Ledger(), job.seed, scored=Mirrored(model))
+    return settings.train(
+        model,
+        inputs,
+        job.epsilon,
+        Ledger(),
+        job.seed,
+        scored=Mirrored(model),
+        views=stored_views if settings.mirrored else None,
+    )
+
+
+def stored_views(record: Tensor) -> Tensor:
+    """Views of a record that is stored as several."""
+    return record
 
 
 @lru_cache(maxsize=1)
-def _inputs(data: str, held_out: int, first: int, device: str) -> Inputs:
+def _inputs(data: str, held_out: int, first: int, mirrored: bool, device: str) -> Inputs:
     """Activations of a data set's images on the device, kept from run to run: no run changes them."""
     dataset = with_held_out(load(data), held_out)
     x, y, x_test, y_test = tensors(dataset)
     fixed = network().to(device)
-    x, first_way, other_way = (
-        activations(fixed, images, first, device) for images in (x, x_test, x_test.flip(3))
-    )
-    x_test = torch.stack([first_way, other_way], 1)
+
+    def either_way(images: Tensor) -> Tensor:
+        both = (activations(fixed, each, first, device) for each in (images, images.flip(3)))
+        return torch.stack([*both], 1)
+
+    x = either_way(x) if mirrored else activations(fixed, x, first, device)
+    x_test = either_way(x_test)
     return Inputs(classes=dataset.classes, train=(x, y.to(device)), test=(x_test, y_test.to(device)))
 
 

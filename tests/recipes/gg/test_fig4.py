@@ -61,14 +61,14 @@ def test_a_run_that_chooses_sees_no_test_record(monkeypatch: pytest.MonkeyPatch)
         return SimpleNamespace(metrics=[{"accuracy": 0.5}])
 
     monkeypatch.setattr(beta_sgd, "train", kept)
-    setting = replace(SMALL, held_out=300, searched=0.25)
+    setting = replace(SMALL, held_out=300)
     noise = beta_sgd.enough((2.0, 4.0, 0.1, 8))
     beta_sgd.accuracy(Run(setting=setting, noise=noise, clip=0.5, seed=0, held_out=300))
     _, x, y, x_test, _ = beta_sgd._tensors_on("digits", "scattering", "cpu")
     assert torch.equal(seen["evaluation"][0], x[:300])
     assert torch.equal(seen["data"][0], x[300:])
     assert torch.equal(seen["data"][1], y[300:])
-    assert seen["steps"] == seen["evaluate_every"] == 2
+    assert seen["steps"] == seen["evaluate_every"] == 8, "a shorter run prefers larger norms"
     beta_sgd.accuracy(Run(setting=setting, noise=noise, clip=0.5, seed=1))
     assert torch.equal(seen["evaluation"][0], x_test)
     assert torch.equal(seen["data"][0], x)
