@@ -1,11 +1,12 @@
 """Images: one linear layer on fixed features in a public basis, whitened twice.
 
 First by the covariance of images that are drawn by a formula, which costs nothing; then, in the leading
-directions, by the records' own noisy covariance (docs/guarantees/baselines.md, 1). Records have length 1
-after either, so that every norm is public. The weights that are scored are the mean of the last ones.
+directions, by the records' own noisy covariance (docs/guarantees/baselines.md, 1). Then products of the
+leading inputs may be put beside them. Records have length 1 after each, so that every norm is public.
+The weights that are scored are the mean of the last ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -45,6 +46,10 @@ class Settings(Descent):
     """Leading channels that are whitened by paid statistics."""
     multiplier: float = 16.0
     """Noise of their mean and of their covariance."""
+    multiplied: int = 0
+    """Leading inputs, whitened, whose products are put beside them."""
+    share: float = 0.2
+    """Of the products in the squared length of a record."""
     bias: bool = False
     """Inputs have length 1, so that a bias would have half of each clipped gradient's squared norm."""
 
@@ -53,7 +58,7 @@ def run(job: Job[Settings]) -> Outcome:
     """Accuracy of one training run, whose statistics and steps are on one ledger."""
     settings, ledger = job.settings, Ledger()
     public = _inputs(job.data, job.held_out, settings.features, job.device)
-    inputs = whitened(public, settings, ledger, job.seed)
+    inputs = with_products(whitened(public, settings, ledger, job.seed), settings)
     numbers = inputs.train[0][0].numel()
     model = nn.Sequential(nn.Flatten(), nn.Linear(numbers, inputs.classes, bias=settings.bias))
     model.to(job.device)
@@ -107,22 +112,42 @@ def whitened(inputs: Inputs, settings: Settings, ledger: Ledger, seed: int) -> I
     layer.matrix /= torch.linalg.matrix_norm(layer.matrix, 2)
 
     def whiten(part: Tensor) -> Tensor:
-        return torch.cat(
-            [
-                unit(torch.cat([layer(some[:, :leading]), some[:, leading:]], 1))
-                for some in part.split(AT_ONCE)
-            ]
-        )
+        return unit(torch.cat([layer(part[:, :leading]), part[:, leading:]], 1))
 
     (x, y), (x_test, y_test) = inputs.train, inputs.test
-    return replace(inputs, train=(whiten(x), y), test=(whiten(x_test), y_test))
+    return replace(inputs, train=(in_parts(whiten, x), y), test=(in_parts(whiten, x_test), y_test))
+
+
+def in_parts(function: Callable[[Tensor], Tensor], records: Tensor) -> Tensor:
+    """A function of records applied to a few of them at a time."""
+    return torch.cat([function(some) for some in records.split(AT_ONCE)])
+
+
+def with_products(inputs: Inputs, settings: Settings) -> Inputs:
+    """The inputs beside products of the leading ones, each record's by itself, of length 1 again."""
+    if not settings.multiplied:
+        return inputs
+    first, second = torch.triu_indices(settings.multiplied, settings.multiplied)
+    alone, share = (1 - settings.share) ** 0.5, settings.share**0.5
+
+    def widen(part: Tensor) -> Tensor:
+        leading = unit(part[:, : settings.multiplied])
+        products = unit(leading[:, first] * leading[:, second])
+        return torch.cat([alone * part, share * products], 1)
+
+    (x, y), (x_test, y_test) = inputs.train, inputs.test
+    return replace(inputs, train=(in_parts(widen, x), y), test=(in_parts(widen, x_test), y_test))
 
 
 _CLOTHES = Settings(features=(Features(), Features(power=0.5)), steps=150, rate=100.0)
 _DIGITS = (Features(power=0.5, between=0.25),)
 _PHOTOGRAPHS = Settings(
-    features=(Features(power=0.5, exponent=0.5, floor=1e-4), Features()), steps=150, rate=100.0
+    features=(Features(power=0.5, exponent=0.5, floor=1e-4), Features()),
+    multiplied=100,
+    steps=150,
+    rate=100.0,
 )
+_ALL = 50_000
 
 
 def _with(settings: Settings, **changes: Any) -> Settings:
@@ -138,8 +163,8 @@ CHOSEN = {
     },
     "cifar10": {
         1.0: _PHOTOGRAPHS,
-        3.0: replace(_PHOTOGRAPHS, rate=400.0),
-        8.0: replace(_PHOTOGRAPHS, rate=600.0),
+        3.0: replace(_PHOTOGRAPHS, rate=400.0, steps=100, batch=_ALL),
+        8.0: replace(_PHOTOGRAPHS, rate=900.0, steps=100, batch=_ALL),
     },
 }
 _NAME = "linear, drawn basis, whitened"
@@ -156,6 +181,7 @@ def _candidates(data: str, chosen: Settings) -> dict[str, Settings]:
         "batches of 8,192": replace(chosen, batch=8192),
         "rate x 2/3": replace(chosen, rate=chosen.rate * 2 / 3),
         "rate x 3/2": replace(chosen, rate=chosen.rate * 3 / 2),
+        "no products": replace(chosen, multiplied=0),
         "twice the steps, half the rate": replace(chosen, steps=2 * chosen.steps, rate=chosen.rate / 2),
         "power 0.25": _with(chosen, power=0.25),
         "power 0.5": _with(chosen, power=0.5),

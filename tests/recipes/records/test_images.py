@@ -12,7 +12,7 @@ from hush.gradients.recording import record
 from recipes.dpsur.inputs import Inputs
 from recipes.records import images
 from recipes.records.basis import unit
-from recipes.records.images import Settings, side_by_side, whitened
+from recipes.records.images import Settings, side_by_side, whitened, with_products
 from recipes.records.protocol import Job, Outcome
 from recipes.registry import all_recipes
 
@@ -68,6 +68,20 @@ def test_features_side_by_side_keep_length_and_order() -> None:
     torch.testing.assert_close(joined[:, ::2] * 2**0.5, first)
     torch.testing.assert_close(joined[:, 1::2] * 2**0.5, second)
     assert side_by_side([first]) is first
+
+
+def test_products_of_leading_inputs_are_a_record_s_own_and_keep_its_length() -> None:
+    inputs, settings = made_up(), replace(SMALL, multiplied=3, share=0.25)
+    wide = with_products(inputs, settings)
+    x, (row, *_) = inputs.train[0][:, :, 0], wide.train[0][:, :, 0]
+    torch.testing.assert_close(wide.train[0].flatten(1).norm(dim=1), torch.ones(RECORDS))
+    a, b, c = (float(value) for value in x[0, :3])
+    products = torch.tensor([a * a, a * b, a * c, b * b, b * c, c * c])
+    torch.testing.assert_close(row, torch.cat([0.75**0.5 * x[0], 0.5 * products / products.norm()]))
+    alone = with_products(replace(inputs, train=(inputs.train[0][:1], inputs.train[1])), settings)
+    assert torch.equal(alone.train[0][0], wide.train[0][0])
+    assert torch.equal(wide.train[0][:300], wide.test[0])
+    assert with_products(inputs, SMALL) is inputs
 
 
 def test_a_bias_would_take_half_of_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
