@@ -4,8 +4,8 @@ Its first blocks are fixed, so that what they make of an image is computed once.
 statistics of ImageNet. A test image is scored together with its mirror image.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -43,6 +43,8 @@ class Settings(Descent):
     """Of the features that the last layer is given, in their standard deviations over ImageNet."""
     mirrored: bool = False
     """Whether a record's gradient is the mean over its image and its mirror image."""
+    shifted: bool = False
+    """Whether a test image is also scored moved by a pixel along both axes, all four ways."""
 
 
 class LastBlocks(nn.Module):
@@ -95,7 +97,9 @@ class Mirrored(nn.Module):
 def run(job: Job[Settings]) -> Outcome:
     """Accuracy of one training run."""
     settings = job.settings
-    inputs = _inputs(job.data, job.held_out, settings.first, settings.mirrored, job.device)
+    inputs = _inputs(
+        job.data, job.held_out, settings.first, settings.mirrored, settings.shifted, job.device
+    )
     model = LastBlocks(network(), settings.first, settings.scale, inputs.classes).to(job.device)
     model.eval()  # batch norms keep their statistics
     return settings.train(
@@ -115,19 +119,26 @@ def stored_views(record: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=1)
-def _inputs(data: str, held_out: int, first: int, mirrored: bool, device: str) -> Inputs:
+def _inputs(data: str, held_out: int, first: int, mirrored: bool, shifted: bool, device: str) -> Inputs:
     """Activations of a data set's images on the device, kept from run to run: no run changes them."""
     dataset = with_held_out(load(data), held_out)
     x, y, x_test, y_test = tensors(dataset)
     fixed = network().to(device)
 
-    def either_way(images: Tensor) -> Tensor:
-        both = (activations(fixed, each, first, device) for each in (images, images.flip(3)))
-        return torch.stack([*both], 1)
+    def side_by_side(views: Iterable[Tensor]) -> Tensor:
+        return torch.stack([activations(fixed, images, first, device) for images in views], 1)
 
-    x = either_way(x) if mirrored else activations(fixed, x, first, device)
-    x_test = either_way(x_test)
+    x = side_by_side((x, x.flip(3))) if mirrored else activations(fixed, x, first, device)
+    scored = [x_test, *(one_pixel_away(x_test) if shifted else ())]
+    x_test = side_by_side(view for images in scored for view in (images, images.flip(3)))
     return Inputs(classes=dataset.classes, train=(x, y.to(device)), test=(x_test, y_test.to(device)))
+
+
+def one_pixel_away(images: Tensor) -> list[Tensor]:
+    """Images moved by a pixel along both axes, all four ways; their edges are repeated."""
+    padded = functional.pad(images, [1, 1, 1, 1], mode="replicate")
+    height, width = images.shape[2:]
+    return [padded[:, :, top : top + height, left : left + width] for top in (0, 2) for left in (0, 2)]
 
 
 @torch.no_grad()
@@ -145,6 +156,7 @@ def activations(pretrained: Any, images: Tensor, first: int, device: str) -> Ten
 
 _NAME = "EfficientNet-Lite0, last blocks"
 _CHOSEN = {3.0: Settings(rate=5.0, steps=160)}
+_MIRRORED = Settings(rate=5.0, steps=160, bfloat16=True, mirrored=True)
 _CANDIDATES = {
     3.0: {
         f"rate {rate:g}, scale {scale:g}, {steps} steps": Settings(rate=rate, scale=scale, steps=steps)
@@ -159,6 +171,10 @@ _CANDIDATES = {
             (5.0, 0.7, 120),
             (5.0, 0.7, 160),
         )
+    }
+    | {
+        "mirror images, bfloat16": _MIRRORED,
+        "mirror images, bfloat16, moved test images": replace(_MIRRORED, shifted=True),
     }
 }
 

@@ -1,12 +1,15 @@
 """The record with ImageNet weights: the published network, of which a part is trained."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hush.data.dataset import Dataset
 from hush.data.efficientnet import FEATURES, embed, network
 from recipes.dpsur.inputs import Inputs
 from recipes.records import pretrained
@@ -97,6 +100,43 @@ def test_a_run_spends_its_epsilon_learns_and_keeps_what_is_fixed(
     before, after = Pretrained()._blocks[1].state_dict(), trained[0].blocks[0].state_dict()
     moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
     assert moved == {"_project_conv.weight", "_bn2.weight", "_bn2.bias"}
+
+
+def test_views_of_a_test_image_are_it_moved_and_mirrored(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = torch.arange(32.0).expand(2, 3, 32, 32) + 100 * torch.arange(32.0)[:, None]
+    dataset = Dataset(
+        name="made-up",
+        x_train=pixels.numpy(),
+        y_train=np.array([0, 1]),
+        x_test=pixels.numpy(),
+        y_test=np.array([0, 1]),
+        classes=2,
+    )
+    monkeypatch.setattr(pretrained, "load", lambda _: dataset)
+    monkeypatch.setattr(pretrained, "network", nn.Identity)
+    monkeypatch.setattr(pretrained, "activations", lambda _, images, *__: images)
+    pretrained._inputs.cache_clear()
+    plain, moved = (pretrained._inputs("", 0, 11, views, views, "cpu") for views in (False, True))
+    assert torch.equal(plain.train[0], pixels)
+    assert torch.equal(moved.train[0], torch.stack([pixels, pixels.flip(3)], 1))
+    assert torch.equal(plain.test[0], torch.stack([pixels, pixels.flip(3)], 1))
+    assert torch.equal(moved.test[0][:, :2], plain.test[0])
+    centres = [
+        float(view[0, 0, 16, 16]) - float(pixels[0, 0, 16, 16]) for view in moved.test[0].unbind(1)
+    ]
+    assert centres[2::2] == [-101, -99, 99, 101], "a pixel up or down, and left or right"
+    assert torch.equal(moved.test[0][:, 3::2], moved.test[0][:, 2::2].flip(4))
+
+
+def test_both_views_of_a_record_count_in_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = replace(made_up(), train=made_up().test)
+    monkeypatch.setattr(pretrained, "network", Pretrained)
+    monkeypatch.setattr(pretrained, "_inputs", lambda *_: both)
+    settings = Settings(first=1, rate=1.0, batch=100, steps=20, mirrored=True, bfloat16=True)
+    job = Job(data="made-up", held_out=0, settings=settings, epsilon=8.0, seed=3, device="cpu")
+    outcome = pretrained.run(job)
+    assert outcome.epsilon <= 8.0
+    assert outcome.accuracy > 0.7
 
 
 def test_what_is_chosen_was_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
