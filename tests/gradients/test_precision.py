@@ -1,9 +1,18 @@
 """Norms and sums over records, against double precision."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 
-from hush.gradients.precision import SUM_BLOCK, blocked_product, full_precision, vector_norms
+from hush.gradients.precision import (
+    SUM_BLOCK,
+    blocked_product,
+    double_norms,
+    full_precision,
+    vector_norms,
+)
 
 
 @pytest.mark.parametrize("width", [8, 2000])
@@ -14,6 +23,29 @@ def test_norms_beyond_the_root_of_the_largest_number_are_finite(size: float, wid
     norms = vector_norms(rows, 2.0)
     assert norms.tolist() == pytest.approx([size * width**0.5, width**0.5], rel=1e-6)
     assert vector_norms(torch.full((1, width), torch.inf), 2.0).isinf()
+
+
+@pytest.mark.parametrize("order", [1.0, 2.0, 3.5, math.inf])
+@pytest.mark.parametrize("shape", [(0, 2, 5), (3, 0, 5), (3, 2, 1), (90, 6, 2000), (2, 1, 600_000)])
+def test_double_norms_equal_those_of_doubles(order: float, shape: tuple[int, ...]) -> None:
+    sizes = 10.0 ** torch.linspace(
+        -44, 38, max(1, math.prod(shape[:-1]))
+    )  # subnormal, and near the largest
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).clamp(-3, 3)
+    values = values * sizes[: math.prod(shape[:-1])].view(*shape[:-1], 1)
+    for some in (values, values.mT.contiguous().mT):  # rows that do not lie together, too
+        norms = double_norms(some, order)
+        expected = some.double().numpy()
+        assert norms.dtype == torch.float64
+        with np.errstate(under="ignore"):
+            largest = np.abs(expected).max(-1, initial=0.0, keepdims=True)
+            scaled = np.divide(expected, largest, out=np.zeros_like(expected), where=largest > 0)
+            oracle = (
+                largest[..., 0] * np.linalg.norm(scaled, order, axis=-1)
+                if scaled.size
+                else scaled.sum(-1)
+            )
+        np.testing.assert_allclose(norms, oracle, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("records", [1, SUM_BLOCK - 1, SUM_BLOCK, 3 * SUM_BLOCK, 3 * SUM_BLOCK + 5])

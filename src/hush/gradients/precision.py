@@ -27,6 +27,9 @@ _PRODUCTS = 2**26
 _NORM_RUN = 1024
 """Entries of a gradient whose norm is taken in their own precision."""
 
+_CONVERTED = 2**20
+"""Entries that are converted to double precision at once on a CPU, in the cache."""
+
 
 @contextmanager
 def full_precision(device: torch.device, *, autograd: bool = False) -> Iterator[None]:
@@ -88,6 +91,22 @@ def precise_dtype(values: Tensor) -> torch.dtype:
     return torch.promote_types(values.dtype, torch.float32)
 
 
+def double_norms(values: Tensor, order: float) -> Tensor:
+    """The l_order norms over the last dimension, in double precision.
+
+    torch converts all of the values before it adds them up: on a CPU a few rows at a time, which stay in
+    the cache.
+    """
+    norms: Callable[[Tensor], Tensor] = partial(
+        torch.linalg.vector_norm, ord=order, dim=-1, dtype=torch.float64
+    )
+    if values.device.type != "cpu" or values.numel() <= _CONVERTED:
+        return norms(values)
+    rows = values.flatten(0, -2)
+    at_once = max(1, _CONVERTED // values.shape[-1])
+    return torch.cat([norms(part) for part in rows.split(at_once)]).view(values.shape[:-1])
+
+
 def vector_norms(values: Tensor, order: float) -> Tensor:
     """The l_order norm over all dimensions but the first.
 
@@ -97,9 +116,6 @@ def vector_norms(values: Tensor, order: float) -> Tensor:
     rows = values.reshape(len(values), math.prod(values.shape[1:]))
     if rows.shape[1] == 0:
         return rows.new_zeros(len(rows))
-    double_norms: Callable[[Tensor], Tensor] = partial(
-        torch.linalg.vector_norm, ord=order, dim=1, dtype=torch.float64
-    )
     if order in (1, 2, math.inf):
         count = rows.shape[1] // _NORM_RUN
         whole = count * _NORM_RUN
@@ -107,17 +123,17 @@ def vector_norms(values: Tensor, order: float) -> Tensor:
         sizes = [
             torch.linalg.vector_norm(run, ord=order, dim=2) for run in runs if run.shape[1:].numel()
         ]
-        norms = double_norms(torch.cat(sizes, dim=1))
+        norms = double_norms(torch.cat(sizes, dim=1), order)
         # A gradient whose square overflows in single precision is clipped to nearly nothing; taken for
         # infinite it would jump to nothing.
         if rows.dtype != torch.float64 and not capturing_cuda_graph():
             overflowed = ~norms.isfinite()
             if bool(overflowed.any()):
-                norms[overflowed] = double_norms(rows[overflowed])
+                norms[overflowed] = double_norms(rows[overflowed], order)
         return norms.to(values.dtype)
     largest = rows.abs().amax(1, keepdim=True).double()
     shares = rows / largest.clamp(min=torch.finfo(torch.float64).tiny)
-    return (largest[:, 0] * double_norms(shares)).to(values.dtype)
+    return (largest[:, 0] * double_norms(shares, order)).to(values.dtype)
 
 
 def blocked_product(left: Tensor, right: Tensor) -> Tensor:

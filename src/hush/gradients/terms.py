@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hush.core.tape import CoordinateMask
-from hush.gradients.precision import blocked_product, precise, vector_norms
+from hush.gradients.precision import blocked_product, double_norms, precise, vector_norms
 
 CHUNK_ENTRIES = {"cpu": 2**22, "cuda": 2**28}
 """Entries that a chunk of the tape holds unless one record has more: near the caches, or enough to keep
@@ -217,9 +217,7 @@ def product_bound(left: Tensor, right: Tensor, order: float = 2) -> Tensor:
         order: of the norm.
     """
     factors = precise(left), precise(right)
-    norms: list[Tensor] = [
-        torch.linalg.vector_norm(part, order, dim=-1, dtype=torch.float64) for part in factors
-    ]
+    norms = [double_norms(part, order) for part in factors]
     beyond = torch.maximum(*norms) > torch.finfo(factors[0].dtype).max ** 0.5
     bounds = norms[0] * norms[1]
     if factors[0].dtype == torch.float64:

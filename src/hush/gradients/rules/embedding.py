@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from hush.core.errors import Unsupported
 from hush.core.tape import CoordinateMask
-from hush.gradients.precision import precise, precise_dtype, vector_norms
+from hush.gradients.precision import double_norms, precise, precise_dtype, vector_norms
 from hush.gradients.products import (
     GramSquares,
     compare_grams,
@@ -106,8 +106,7 @@ class RowFactors:
 
     def lengths(self, order: float) -> Tensor:
         """The sum over positions of the norms of their gradients."""
-        norms: Tensor = torch.linalg.vector_norm(precise(self.right), order, dim=-1, dtype=torch.float64)
-        return norms.sum(1)
+        return double_norms(precise(self.right), order).sum(1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total = torch.zeros(self.shape, dtype=torch.float64, device=weights.device)
