@@ -97,10 +97,8 @@ def assert_same_end(directory: Path, whole: Path) -> None:
     assert [step for step, _ in charges(directory)] == list(range(1, STEPS + 1))
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "point", [*range(2), *(pytest.param(point, marks=pytest.mark.slow) for point in range(2, 10))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("point", range(10))
 def test_a_killed_run_ends_like_one_that_was_not(
     tmp_path: Path, undisturbed: tuple[Path, int], point: int
 ) -> None:
