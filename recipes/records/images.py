@@ -139,7 +139,7 @@ def with_products(inputs: Inputs, settings: Settings) -> Inputs:
     return replace(inputs, train=(in_parts(widen, x), y), test=(in_parts(widen, x_test), y_test))
 
 
-_CLOTHES = Settings(features=(Features(), Features(power=0.5)), steps=150, rate=100.0)
+_CLOTHES = Settings(features=(Features(), Features(power=0.5)), steps=150, rate=100.0, bias=True)
 _DIGITS = (Features(power=0.5, between=0.25),)
 _PHOTOGRAPHS = Settings(
     features=(Features(power=0.5, exponent=0.5, floor=1e-4), Features()),
@@ -158,8 +158,8 @@ def _with(settings: Settings, **changes: Any) -> Settings:
 CHOSEN = {
     "fashion-mnist": {1.0: _CLOTHES, 3.0: replace(_CLOTHES, rate=225.0, steps=300)},
     "mnist": {
-        1.0: Settings(features=_DIGITS, rate=53.0),
-        3.0: Settings(features=_DIGITS, rate=133.0),
+        1.0: Settings(features=_DIGITS, rate=53.0, bias=True),
+        3.0: Settings(features=_DIGITS, rate=133.0, bias=True),
     },
     "cifar10": {
         1.0: _PHOTOGRAPHS,
@@ -177,7 +177,9 @@ def _candidates(data: str, chosen: Settings) -> dict[str, Settings]:
         "100 channels whitened": replace(chosen, whitened=100),
         "last weights": replace(chosen, tail=0.0),
         "clip 1": replace(chosen, clip=1.0, rate=chosen.rate / 10),
-        "with a bias": replace(chosen, bias=True, rate=chosen.rate * 2**0.5),
+        "no bias" if chosen.bias else "with a bias": replace(
+            chosen, bias=not chosen.bias, rate=chosen.rate * (0.5 if chosen.bias else 2) ** 0.5
+        ),
         "batches of 8,192": replace(chosen, batch=8192),
         "rate x 2/3": replace(chosen, rate=chosen.rate * 2 / 3),
         "rate x 3/2": replace(chosen, rate=chosen.rate * 3 / 2),
