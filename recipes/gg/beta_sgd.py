@@ -21,12 +21,12 @@ from hush.clipping import L2, Lp
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.data import Dataset, load, tensors
-from hush.data.dataset import public_order
 from hush.data.features import with_features
 from hush.models import build
 from hush.noise import GeneralizedGaussian
 from hush.sampling import Poisson
 from hush.training.loop import train
+from recipes.records.protocol import with_held_out
 from recipes.workers import Map
 
 DELTA = 1e-6
@@ -98,12 +98,10 @@ class Run:
 
 def accuracy(run: Run) -> float:
     """Share of the test records, or of those held out, that a training run classifies correctly."""
-    setting, noise, held_out = run.setting, run.noise, run.held_out
+    setting, noise = run.setting, run.noise
     torch.set_num_threads(1)
     torch.manual_seed(run.seed)
-    classes, x, y, x_test, y_test = _tensors_on(setting.data, setting.features, setting.device)
-    if held_out:
-        x, y, x_test, y_test = x[held_out:], y[held_out:], x[:held_out], y[:held_out]
+    classes, (x, y), scored = _tensors_on(setting.data, setting.features, setting.device, run.held_out)
     model = build(setting.model, classes=classes, shape=x.shape[1:]).to(setting.device)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(
         model.parameters(), lr=setting.learning_rate, momentum=setting.momentum
@@ -119,7 +117,7 @@ def accuracy(run: Run) -> float:
         (x, y),
         budget=noise.budget,
         steps=noise.steps,
-        evaluation=(x_test, y_test),
+        evaluation=scored,
         evaluate_every=noise.steps,
         generator=torch.Generator(setting.device).manual_seed(run.seed),
     )
@@ -163,15 +161,22 @@ def inputs(setting: Setting) -> Dataset:
     return with_features(data, setting.features, device=setting.device) if setting.features else data
 
 
-@lru_cache(maxsize=1)
-def _tensors_on(
-    data: str, features: str | None, device: str
-) -> tuple[int, Tensor, Tensor, Tensor, Tensor]:
-    """The classes and the tensors of a data set on the device, kept from run to run.
+Part = tuple[Tensor, Tensor]
 
-    Training records are in a public order, so that any few of them have all classes.
-    """
+
+@lru_cache(maxsize=1)
+def _tensors_on(data: str, features: str | None, device: str, held_out: int) -> tuple[int, Part, Part]:
+    """The classes, and the training and the scored records on the device, kept from run to run."""
     dataset = inputs(Setting(data=data, title="", model="", features=features, device=device))
-    x, y, x_test, y_test = (tensor.to(device) for tensor in tensors(dataset))
-    order = torch.from_numpy(public_order(len(y))).to(device)
-    return dataset.classes, x[order], y[order], x_test, y_test
+    x, y, x_test, y_test = (part.to(device) for part in tensors(with_held_out(dataset, held_out)))
+    return dataset.classes, (x, y), (x_test, y_test)
+
+
+def clip_note(setting: Setting) -> str:
+    """How the clipping norm was chosen."""
+    if len(setting.clips) == 1:
+        return f"clipping norm {setting.clips[0]:g}"
+    return (
+        f"the clipping norm is the best of {len(setting.clips)} on {setting.held_out:,} held-out "
+        "training records, which no epsilon accounts for"
+    )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hush.report.figure import Figure
-from recipes.gg.beta_sgd import DELTA, Setting, best_clips, enough, inputs
+from recipes.gg.beta_sgd import DELTA, Setting, best_clips, clip_note, enough, inputs
 from recipes.registry import variant
 from recipes.workers import workers
 
@@ -92,7 +92,7 @@ def gg_fig4(
         draw=draw,
         notes=[
             f"mean and deviation of {seeds} seeds, {setting.epochs} epochs, batches of {setting.batch}; "
-            f"the clip is the best of a few on {setting.held_out:,} held-out training records",
+            + clip_note(setting),
             "published epsilon: what the one-dimensional accounting says of the same noise",
             "the paper prints no numbers here: it states that beta hardly matters, and that beta from 3 "
             "on does worse",

@@ -17,7 +17,7 @@ from hush.models import build
 from hush.noise import GeneralizedGaussian
 from hush.report.figure import Figure
 from hush.sampling import Poisson
-from recipes.gg.beta_sgd import DELTA, Noise, Setting, best_clips, enough, inputs
+from recipes.gg.beta_sgd import DELTA, Noise, Setting, best_clips, clip_note, enough, inputs
 from recipes.gg.fig4 import CIFAR10
 from recipes.workers import workers
 
@@ -87,8 +87,7 @@ def gg_table1(
         draw=draw,
         notes=[
             f"mean and deviation of {seeds} seeds, {setting.epochs} epochs, batches of {setting.batch}; "
-            f"the clip is the best of a few on {setting.held_out:,} held-out training records, which no "
-            "epsilon accounts for",
+            + clip_note(setting),
             "true epsilon is the proved upper end; published noise has more than it says",
             "the paper's second row is its best beta: 2.33, 2.33 and 2",
         ],

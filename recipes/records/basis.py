@@ -4,6 +4,7 @@ The basis has seen no record, and each record is mapped by itself: nothing here 
 norm of every input is public.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from recipes.dpsur.inputs import normalised
 
-AT_ONCE = 2000
+_AT_ONCE = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +49,11 @@ def public_inputs(
         return normalised(raised) if features.normalised else raised
 
     if drawn is None:
-        return [
-            torch.cat([unit(powers(some)).flatten(2) for some in part.split(AT_ONCE)]) for part in parts
-        ]
+        return [in_parts(lambda some: unit(powers(some)).flatten(2), part) for part in parts]
     first, second = (powers(values).flatten(1) for values in drawn)
     mean, basis = principal_scaling(first, second, features)
     return [
-        torch.cat(
-            [unit((powers(some).flatten(1) - mean) @ basis)[:, :, None] for some in part.split(AT_ONCE)]
-        )
+        in_parts(lambda some: unit((powers(some).flatten(1) - mean) @ basis)[:, :, None], part)
         for part in parts
     ]
 
@@ -79,6 +76,11 @@ def principal_scaling(first: Tensor, second: Tensor, features: Features) -> tupl
     kept = variances.flip(0).clamp(min=0)[: features.directions]
     scales = (kept + features.floor * variances.sum()) ** -features.exponent
     return mean, (directions.flip(1)[:, : features.directions] * scales).float()
+
+
+def in_parts(function: Callable[[Tensor], Tensor], records: Tensor) -> Tensor:
+    """A function of records applied to a few of them at a time."""
+    return torch.cat([function(some) for some in records.split(_AT_ONCE)])
 
 
 def unit(values: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ class Descent:
     rate: float
     """Learning rate."""
     batch: int = 8192
-    """Expected size; of all records at most."""
+    """Expected size; at most the number of records (full batch)."""
     steps: int = 300
     clip: float = 0.1
     momentum: float = 0.9

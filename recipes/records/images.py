@@ -6,7 +6,7 @@ leading inputs may be put beside them. Records have length 1 after each, so that
 The weights that are scored are the mean of the last ones.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -20,7 +20,7 @@ from hush.data.scattering import CHANNELS
 from hush.report.figure import Figure
 from hush.training.methods.whitening import NoisyWhitening
 from recipes.dpsur.inputs import Inputs
-from recipes.records.basis import AT_ONCE, Features, public_inputs, unit
+from recipes.records.basis import Features, in_parts, public_inputs, unit
 from recipes.records.descent import Descent
 from recipes.records.extraction import FEATURE_MAPS, FeatureMap, drawn_features, features_of
 from recipes.records.protocol import (
@@ -47,7 +47,7 @@ class Settings(Descent):
     multiplier: float = 16.0
     """Noise of their mean and of their covariance."""
     multiplied: int = 0
-    """Leading inputs, whitened, whose products are put beside them."""
+    """Leading inputs, whitened, whose products (quadratic features) are put beside them."""
     share: float = 0.2
     """Of the products in the squared length of a record."""
     bias: bool = False
@@ -118,22 +118,17 @@ def whitened(inputs: Inputs, settings: Settings, ledger: Ledger, seed: int) -> I
     return replace(inputs, train=(in_parts(whiten, x), y), test=(in_parts(whiten, x_test), y_test))
 
 
-def in_parts(function: Callable[[Tensor], Tensor], records: Tensor) -> Tensor:
-    """A function of records applied to a few of them at a time."""
-    return torch.cat([function(some) for some in records.split(AT_ONCE)])
-
-
 def with_products(inputs: Inputs, settings: Settings) -> Inputs:
     """The inputs beside products of the leading ones, each record's by itself, of length 1 again."""
     if not settings.multiplied:
         return inputs
     first, second = torch.triu_indices(settings.multiplied, settings.multiplied)
-    alone, share = (1 - settings.share) ** 0.5, settings.share**0.5
+    scale, product_scale = (1 - settings.share) ** 0.5, settings.share**0.5
 
     def widen(part: Tensor) -> Tensor:
         leading = unit(part[:, : settings.multiplied])
         products = unit(leading[:, first] * leading[:, second])
-        return torch.cat([alone * part, share * products], 1)
+        return torch.cat([scale * part, product_scale * products], 1)
 
     (x, y), (x_test, y_test) = inputs.train, inputs.test
     return replace(inputs, train=(in_parts(widen, x), y), test=(in_parts(widen, x_test), y_test))

@@ -42,9 +42,11 @@ class Settings(Descent):
     scale: float = 0.7
     """Of the features that the last layer is given, in their standard deviations over ImageNet."""
     mirrored: bool = False
-    """Whether a record's gradient is the mean over its image and its mirror image."""
+    """Whether a record's gradient is the mean over its image and its mirror image (augmentation
+    multiplicity 2)."""
     shifted: bool = False
-    """Whether a test image is also scored moved by a pixel along both axes, all four ways."""
+    """Whether a test image is also scored moved by a pixel along both axes, the four diagonal ways
+    (test-time augmentation)."""
 
 
 class LastBlocks(nn.Module):
@@ -82,7 +84,7 @@ def rectified_moments(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     return values.mean(0).float(), values.std(0).float()
 
 
-class Mirrored(nn.Module):
+class MeanOverViews(nn.Module):
     """Scores of a record that is given as several images: their mean."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -108,7 +110,7 @@ def run(job: Job[Settings]) -> Outcome:
         job.epsilon,
         Ledger(),
         job.seed,
-        scored=Mirrored(model),
+        scored=MeanOverViews(model),
         views=stored_views if settings.mirrored else None,
     )
 
@@ -135,7 +137,7 @@ def _inputs(data: str, held_out: int, first: int, mirrored: bool, shifted: bool,
 
 
 def one_pixel_away(images: Tensor) -> list[Tensor]:
-    """Images moved by a pixel along both axes, all four ways; their edges are repeated."""
+    """Images moved by a pixel along both axes, the four diagonal ways; their edges are repeated."""
     padded = functional.pad(images, [1, 1, 1, 1], mode="replicate")
     height, width = images.shape[2:]
     return [padded[:, :, top : top + height, left : left + width] for top in (0, 2) for left in (0, 2)]

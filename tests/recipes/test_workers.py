@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes.workers import KEPT, _share, result_of, workers
+from recipes import workers as module
+from recipes.workers import CACHE, _share, cached_result, workers
 
 
 def test_processes_take_a_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +28,7 @@ def test_a_map_over_processes_is_a_map(processes: int) -> None:
 def test_runs_that_ended_are_not_run_again(
     processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(KEPT, str(tmp_path / "runs"))
+    monkeypatch.setenv(CACHE, str(tmp_path / "runs"))
     ran = tmp_path / "ran"
     ran.mkdir()
     for _ in range(2):  # the first is stopped by its third run
@@ -38,18 +39,25 @@ def test_runs_that_ended_are_not_run_again(
                 next(results)
     assert sorted(path.name for path in ran.iterdir()) == ["0", "1", "2"]
     assert [len((ran / name).read_text()) for name in "012"] == [2, 1, 1]
-    assert not list((tmp_path / "runs").glob("*.*")), "nothing half written"
+    assert len(list((tmp_path / "runs").iterdir())) == 2, "nothing half written"
 
 
-def test_results_are_kept_by_function_and_argument(
+def test_results_are_cached_by_code_function_and_argument(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert result_of(abs, -3) == 3
+    def local(number: int) -> int:
+        return number + len(list(tmp_path.iterdir()))
+
+    assert cached_result(abs, -3) == 3
     assert not list(tmp_path.iterdir()), "only where it is asked for"
-    monkeypatch.setenv(KEPT, str(tmp_path))
-    assert [result_of(abs, -3), result_of(abs, -4), result_of(str, -3)] == [3, 4, "-3"]
-    assert len(list(tmp_path.iterdir())) == 3
-    assert [result_of(abs, -3), result_of(abs, -4), result_of(str, -3)] == [3, 4, "-3"]
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    for _ in range(2):
+        assert [cached_result(abs, -3), cached_result(abs, -4), cached_result(str, -3)] == [3, 4, "-3"]
+        assert len(list(tmp_path.iterdir())) == 3
+        assert cached_result(local, 1) == 4, "what it refers to is not in its name"
+    monkeypatch.setattr(module, "_code", lambda: "another version")
+    assert cached_result(abs, -3) == 3
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def counted(run: tuple[Path, int]) -> float:

@@ -102,7 +102,7 @@ def double_norms(values: Tensor, order: float) -> Tensor:
     )
     if values.device.type != "cpu" or values.numel() <= _CONVERTED:
         return norms(values)
-    rows = values.flatten(0, -2)
+    rows = values.reshape(-1, values.shape[-1])
     at_once = max(1, _CONVERTED // values.shape[-1])
     return torch.cat([norms(part) for part in rows.split(at_once)]).view(values.shape[:-1])
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from hush.data import tensors
+from hush.data.dataset import public_order
 from recipes.gg import beta_sgd, fig4, table1
 from recipes.gg.beta_sgd import Run, Setting
 
@@ -51,6 +53,8 @@ def test_held_out_records_choose_the_clipping_norm_of_a_row(monkeypatch: pytest.
         assert row[3] == 0.5
         assert row[4] == pytest.approx(0.62)
         assert row[6] == pytest.approx(2.0, rel=0.01), "up to beta 2 one dimension is nearly enough"
+    assert "the best of 3 on 5,000 held-out" in figure.notes[0]
+    assert "clipping norm 0.1" in beta_sgd.clip_note(fig4.IMDB)
 
 
 def test_a_run_that_chooses_sees_no_test_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,13 +68,17 @@ def test_a_run_that_chooses_sees_no_test_record(monkeypatch: pytest.MonkeyPatch)
     setting = replace(SMALL, held_out=300)
     noise = beta_sgd.enough((2.0, 4.0, 0.1, 8))
     beta_sgd.accuracy(Run(setting=setting, noise=noise, clip=0.5, seed=0, held_out=300))
-    _, x, y, x_test, _ = beta_sgd._tensors_on("digits", "scattering", "cpu")
-    assert torch.equal(seen["evaluation"][0], x[:300])
-    assert torch.equal(seen["data"][0], x[300:])
-    assert torch.equal(seen["data"][1], y[300:])
+    dataset = beta_sgd.inputs(setting)
+    x, y, x_test, y_test = tensors(dataset)
+    order = torch.from_numpy(public_order(len(y)))
+    assert torch.equal(seen["evaluation"][0], x[order[:300]])
+    assert torch.equal(seen["evaluation"][1], y[order[:300]])
+    assert torch.equal(seen["data"][0], x[order[300:]])
+    assert torch.equal(seen["data"][1], y[order[300:]])
     assert seen["steps"] == seen["evaluate_every"] == 8, "a shorter run prefers larger norms"
     beta_sgd.accuracy(Run(setting=setting, noise=noise, clip=0.5, seed=1))
     assert torch.equal(seen["evaluation"][0], x_test)
+    assert torch.equal(seen["evaluation"][1], y_test)
     assert torch.equal(seen["data"][0], x)
     assert seen["steps"] == 8
 

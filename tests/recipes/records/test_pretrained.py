@@ -128,10 +128,16 @@ def test_views_of_a_test_image_are_it_moved_and_mirrored(monkeypatch: pytest.Mon
     assert torch.equal(moved.test[0][:, 3::2], moved.test[0][:, 2::2].flip(4))
 
 
-def test_both_views_of_a_record_count_in_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = replace(made_up(), train=made_up().test)
+@pytest.mark.parametrize("blank", [0, 1])
+def test_either_view_of_a_record_counts_in_its_gradient(
+    monkeypatch: pytest.MonkeyPatch, blank: int
+) -> None:
+    views, labels = made_up().test
+    seen = views.clone()
+    seen[:, blank] = 0
+    inputs = replace(made_up(), train=(seen, labels))
     monkeypatch.setattr(pretrained, "network", Pretrained)
-    monkeypatch.setattr(pretrained, "_inputs", lambda *_: both)
+    monkeypatch.setattr(pretrained, "_inputs", lambda *_: inputs)
     settings = Settings(first=1, rate=1.0, batch=100, steps=20, mirrored=True, bfloat16=True)
     job = Job(data="made-up", held_out=0, settings=settings, epsilon=8.0, seed=3, device="cpu")
     outcome = pretrained.run(job)
