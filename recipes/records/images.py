@@ -29,6 +29,7 @@ from recipes.records.protocol import (
     final,
     search,
     with_held_out,
+    with_names,
     with_settings,
 )
 from recipes.registry import variant
@@ -206,10 +207,14 @@ def _searched(
     epsilons: Sequence[float] | None = None,
     seeds: int = 2,
     device: str = "cpu",
+    only: str = "",
     processes: int | None = None,
 ) -> Figure:
     chosen = CHOSEN[data]
-    candidates = {level: _candidates(data, chosen[level]) for level in with_settings(epsilons, chosen)}
+    candidates = {
+        level: with_names(_candidates(data, chosen[level]), only)
+        for level in with_settings(epsilons, chosen)
+    }
     return search(
         f"records-{data}-search",
         run,
