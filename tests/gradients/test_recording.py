@@ -510,3 +510,13 @@ def test_a_tokenizers_dictionary_is_one() -> None:
     inputs = UserDict({"words": torch.randn(3, 4), "mask": torch.ones(3, 4)})
     step = hush.PrivateStep(model, LOSS, optimizer(model.parameters(), lr=0.1), plan, records=3)
     assert step(next(step.batches((inputs, torch.arange(3)))))
+
+
+def test_a_bias_has_half_of_the_squared_norm_beside_inputs_of_length_one() -> None:
+    inputs = nn.functional.normalize(torch.randn(5, 7, generator=torch.Generator().manual_seed(0)))
+    targets = torch.tensor([0, 1, 2, 0, 1])
+    model = nn.Linear(7, 3)
+    both = record(model, LOSS, inputs, targets).norms(2)
+    model.bias.requires_grad_(False)
+    weights = record(model, LOSS, inputs, targets).norms(2)
+    torch.testing.assert_close(both**2, 2 * weights**2)

@@ -1,14 +1,12 @@
 """Records on images: what is public stays so, what is paid is on the ledger, and runs learn."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import hush
-from hush.gradients.recording import record
 from recipes.dpsur.inputs import Inputs
 from recipes.records import images
 from recipes.records.basis import unit
@@ -82,27 +80,6 @@ def test_products_of_leading_inputs_are_a_record_s_own_and_keep_its_length() -> 
     assert torch.equal(alone.train[0][0], wide.train[0][0])
     assert torch.equal(wide.train[0][:300], wide.test[0])
     assert with_products(inputs, SMALL) is inputs
-
-
-def test_a_bias_would_take_half_of_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs, models = made_up(), list[nn.Module]()
-
-    def kept(_: Settings, model: nn.Module, *__: Any) -> Outcome:
-        models.append(model)
-        return Outcome(accuracy=0.5, epsilon=8.0, multiplier=1.0)
-
-    monkeypatch.setattr(images, "_inputs", lambda *_: inputs)
-    monkeypatch.setattr(Settings, "train", kept)
-    job = Job(data="made-up", held_out=0, settings=SMALL, epsilon=8.0, seed=3, device="cpu")
-    images.run(job)
-    images.run(replace(job, settings=replace(SMALL, bias=True)))
-    without, with_bias = models
-    x, labels = inputs.train
-    norms = [
-        record(model, nn.CrossEntropyLoss(reduction="none"), x, labels).norms(2)
-        for model in (without, with_bias)
-    ]
-    torch.testing.assert_close(norms[1] ** 2, 2 * norms[0] ** 2)
 
 
 def test_a_run_spends_its_epsilon_and_learns(monkeypatch: pytest.MonkeyPatch) -> None:
