@@ -1,9 +1,11 @@
 """Records on images: what is public stays so, what is paid is on the ledger, and runs learn."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
+from scipy.stats import norm
 from torch import Tensor
 
 import hush
@@ -11,7 +13,7 @@ from recipes.dpsur.inputs import Inputs
 from recipes.records import images
 from recipes.records.basis import unit
 from recipes.records.images import Settings, side_by_side, whitened, with_products
-from recipes.records.protocol import Job, Outcome
+from recipes.records.protocol import DELTA, Job, Outcome
 from recipes.registry import all_recipes
 
 RECORDS, CHANNELS = 600, 12
@@ -91,6 +93,19 @@ def test_a_run_spends_its_epsilon_and_learns(monkeypatch: pytest.MonkeyPatch) ->
     assert images.run(job) == outcome
     cheaper = images.run(replace(job, settings=replace(SMALL, multiplier=100.0)))
     assert cheaper.multiplier < outcome.multiplier
+
+
+def test_a_full_batch_costs_what_the_gaussian_mechanism_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "_inputs", lambda *_: made_up())
+    settings = replace(SMALL, batch=10 * RECORDS)
+    job = Job(data="made-up", held_out=0, settings=settings, epsilon=8.0, seed=3, device="cpu")
+    outcome = images.run(job)
+    # two statistics and the steps are one Gaussian mechanism: its delta at epsilon 8 in closed form
+    mu = math.sqrt(2 / settings.multiplier**2 + settings.steps / outcome.multiplier**2)
+    delta = norm.cdf(mu / 2 - 8 / mu) - math.exp(8) * norm.cdf(-mu / 2 - 8 / mu)
+    assert 0.9 * DELTA < delta <= DELTA
+    fewer = images.run(replace(job, settings=replace(settings, batch=RECORDS)))
+    assert fewer == outcome, "no more than all records"
 
 
 @pytest.mark.parametrize("data", ["fashion-mnist", "mnist", "cifar10"])
