@@ -182,6 +182,13 @@ def partly_frozen() -> nn.Module:
     return model
 
 
+def frozen_convolutions() -> nn.Module:
+    between = nn.Sequential(
+        *(nn.Conv2d(3, 3, 3, padding=1, groups=3), nn.GroupNorm(3, 3), nn.Conv2d(3, 4, 2, bias=False))
+    )
+    return nn.Sequential(nn.Conv2d(2, 3, 1), between.requires_grad_(False), nn.Conv2d(4, 2, 1))
+
+
 def normed(kind: Callable[[nn.Module], nn.Module]) -> nn.Module:
     return nn.Sequential(kind(nn.Linear(6, 5)), nn.Tanh(), kind(nn.Linear(5, 4)))
 
@@ -254,6 +261,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
     "convolution used twice": (convolution_twice, SIGNAL),
     "tied": (tied, (6,)),
     "partly frozen": (partly_frozen, (6,)),
+    "frozen convolutions": (frozen_convolutions, IMAGE),
     "low-rank update": (LowRank, (4, 6)),
     "in-place": (lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)), (6,)),
     "weight norm": (lambda: normed(parametrizations.weight_norm), (6,)),

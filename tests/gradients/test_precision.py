@@ -25,6 +25,24 @@ def test_norms_beyond_the_root_of_the_largest_number_are_finite(size: float, wid
     assert vector_norms(torch.full((1, width), torch.inf), 2.0).isinf()
 
 
+@pytest.mark.parametrize("order", [1.0, 1.5, 2.0, 2.33, 4.0, 40.0, math.inf])
+@pytest.mark.parametrize("width", [5, 1024, 300_001])
+def test_norms_are_within_what_the_tape_allows_for(order: float, width: int) -> None:
+    """docs/guarantees/tape.md, 5: a relative 2^-14 of the same norm in double precision."""
+    values = torch.randn(4, width, generator=torch.Generator().manual_seed(0))
+    values[1] = 1.0  # as many equal ones as there are
+    values[2] *= 1e-42  # subnormal: it may count as nothing
+    values[3] *= 1e37 / width
+    norms = vector_norms(values, order)
+    expected = np.abs(values.double().numpy())
+    tops = expected.max(1)
+    oracle = [top * np.linalg.norm(row / top, order) for row, top in zip(expected, tops, strict=True)]
+    assert norms.tolist() == pytest.approx(oracle, rel=2**-14, abs=1e-36)
+    assert vector_norms(torch.zeros(1, width), order).item() == 0
+    assert not vector_norms(torch.full((1, width), torch.inf), order).isfinite()
+    assert not vector_norms(torch.full((1, width), torch.nan), order).isfinite()
+
+
 @pytest.mark.parametrize("order", [1.0, 2.0, 3.5, math.inf])
 @pytest.mark.parametrize(
     "shape", [(0, 2, 5), (3, 0, 5), (3, 2, 1), (90, 6, 2000), (2, 1, 600_000), (1_100_000,)]

@@ -21,6 +21,7 @@ def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
         *(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ELU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 16, 1), nn.GroupNorm(4, 16, affine=False), nn.Conv2d(16, 8, 1, bias=False)),
         *(nn.Conv2d(8, 8, 3), nn.Flatten(), nn.LayerNorm(32), nn.Linear(32, 20), nn.Linear(20, 4)),
     )
 

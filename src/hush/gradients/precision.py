@@ -110,30 +110,34 @@ def double_norms(values: Tensor, order: float) -> Tensor:
 def vector_norms(values: Tensor, order: float) -> Tensor:
     """The l_order norm over all dimensions but the first.
 
-    Single precision loses several per cent over millions of entries, and underflows in high powers: long
-    rows are measured a run at a time, and the runs together in double precision.
+    Single precision loses several per cent over millions of entries: long rows are measured a run at a
+    time, and the runs together in double precision. Of other orders than 1, 2 and infinity what is
+    measured is shares of the largest entry, whose powers may underflow but not matter then.
     """
     rows = values.reshape(len(values), math.prod(values.shape[1:]))
     if rows.shape[1] == 0:
         return rows.new_zeros(len(rows))
-    if order in (1, 2, math.inf):
-        count = rows.shape[1] // _NORM_RUN
-        whole = count * _NORM_RUN
-        runs = rows[:, :whole].unflatten(1, (count, _NORM_RUN)), rows[:, whole:].unsqueeze(1)
-        sizes = [
-            torch.linalg.vector_norm(run, ord=order, dim=2) for run in runs if run.shape[1:].numel()
-        ]
-        norms = double_norms(torch.cat(sizes, dim=1), order)
-        # A gradient whose square overflows in single precision is clipped to nearly nothing; taken for
-        # infinite it would jump to nothing.
-        if rows.dtype != torch.float64 and not capturing_cuda_graph():
-            overflowed = ~norms.isfinite()
-            if bool(overflowed.any()):
-                norms[overflowed] = double_norms(rows[overflowed], order)
-        return norms.to(values.dtype)
-    largest = rows.abs().amax(1, keepdim=True).double()
-    shares = rows / largest.clamp(min=torch.finfo(torch.float64).tiny)
-    return (largest[:, 0] * double_norms(shares, order)).to(values.dtype)
+    if order not in (1, 2, math.inf):
+        largest: Tensor = torch.linalg.vector_norm(rows, ord=math.inf, dim=1, keepdim=True)
+        largest = largest.clamp(min=torch.finfo(rows.dtype).tiny)
+        return (largest[:, 0] * _norms_in_runs(rows / largest, order)).to(values.dtype)
+    norms = _norms_in_runs(rows, order)
+    # A gradient whose square overflows in single precision is clipped to nearly nothing; taken for
+    # infinite it would jump to nothing.
+    if rows.dtype != torch.float64 and not capturing_cuda_graph():
+        overflowed = ~norms.isfinite()
+        if bool(overflowed.any()):
+            norms[overflowed] = double_norms(rows[overflowed], order)
+    return norms.to(values.dtype)
+
+
+def _norms_in_runs(rows: Tensor, order: float) -> Tensor:
+    """The l_order norms of rows in double precision, from those of runs in their own."""
+    count = rows.shape[1] // _NORM_RUN
+    whole = count * _NORM_RUN
+    runs = rows[:, :whole].unflatten(1, (count, _NORM_RUN)), rows[:, whole:].unsqueeze(1)
+    sizes = [torch.linalg.vector_norm(run, ord=order, dim=2) for run in runs if run.shape[1:].numel()]
+    return double_norms(torch.cat(sizes, dim=1), order)
 
 
 def blocked_product(left: Tensor, right: Tensor) -> Tensor:

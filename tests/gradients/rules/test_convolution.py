@@ -1,9 +1,11 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from hush.gradients.precision import full_precision
 from hush.gradients.products import gram
 from hush.gradients.rules import convolution_shape
 from hush.gradients.rules.convolution import ConvolutionFactors, convolution_term
@@ -46,6 +48,64 @@ def example(geometry: ConvolutionShape, x: Tensor) -> tuple[ConvolutionFactors, 
         for i in range(len(x))
     ]
     return ConvolutionFactors(grad, x, geometry), torch.stack(gradients)
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+
+
+@pytest.mark.parametrize(
+    ("geometry", "sizes"),
+    [
+        (ConvolutionShape(torch.Size((6, 1, 5, 5)), (1, 1), (2, 2), (1, 1), 6), (7, 7)),
+        (ConvolutionShape(torch.Size((6, 1, 5, 3)), (2, 1), (2, 0), (1, 2), 6), (14, 9)),
+        (ConvolutionShape(torch.Size((6, 1, 3)), (2,), (1,), (1,), 6), (20,)),
+    ],
+)
+def test_a_depthwise_convolution_is_a_product_for_each_channel(
+    geometry: ConvolutionShape, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 6, *sizes, dtype=torch.float64)
+    weight, bias = torch.randn(geometry.shape).double(), torch.randn(6).double()
+    expected = geometry.forward(x, weight, bias)
+    grad = torch.randn_like(expected)
+    gradient = geometry.input_gradient(grad, x, weight)
+    assert not geometry._multiplies(x), "torch's own kernels"
+    monkeypatch.setattr(ConvolutionShape, "_multiplies", lambda self, x: True)
+    torch.testing.assert_close(geometry.forward(x, weight, bias), expected)
+    torch.testing.assert_close(geometry.input_gradient(grad, x, weight), gradient)
+
+
+@GPU
+def test_small_depthwise_convolutions_alone_are_products() -> None:
+    by_channel = ConvolutionShape(torch.Size((6, 1, 5, 5)), (1, 1), (2, 2), (1, 1), 6)
+    assert by_channel._multiplies(torch.empty(2, 6, 7, 7, device="cuda"))
+    assert not by_channel._multiplies(torch.empty(2, 6, 14, 14, device="cuda"))
+    halved = replace(by_channel, stride=(2, 2))
+    assert halved._multiplies(torch.empty(2, 6, 14, 14, device="cuda"))
+    grouped = replace(by_channel, shape=torch.Size((6, 2, 5, 5)), groups=3)
+    assert not grouped._multiplies(torch.empty(2, 6, 7, 7, device="cuda"))
+
+
+@pytest.mark.parametrize("where", DEVICES)
+@pytest.mark.parametrize(("geometry", "sizes"), SHAPES)
+def test_a_record_of_several_images_has_the_sum_of_their_gradients(
+    geometry: ConvolutionShape, sizes: tuple[int, ...], where: str
+) -> None:
+    torch.manual_seed(0)
+    images, by_image = example(geometry, torch.randn(6, 2, *sizes, dtype=torch.float64))
+    gradients = by_image.unflatten(0, (2, 3)).sum(1).float()
+    grad, x = images.grad.float().to(where), images.x.float().to(where)
+    with full_precision(grad.device):
+        term = convolution_term(grad, x, geometry, records=2)
+        assert term.records == 2
+        torch.testing.assert_close(term.dense().cpu(), gradients, rtol=1e-4, atol=1e-4)
+        lengths = gradients.flatten(1).norm(dim=1)
+        torch.testing.assert_close(term.norms(2.0).cpu(), lengths, rtol=1e-4, atol=0)
+        only = torch.tensor([0.0, 1.0], device=where)
+        torch.testing.assert_close(
+            term.weighted_sum(only).float().cpu(), gradients[1], rtol=1e-4, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize(("geometry", "sizes"), SHAPES)

@@ -145,6 +145,8 @@ def convolution_term(grad: Tensor, x: Tensor, geometry: ConvolutionShape, record
 
     Several images may belong to a record.
     """
+    if len(x) != records and geometry.pointwise:
+        grad, x = (_side_by_side(part, records) for part in (grad, x))
     outputs = grad.shape[2:]
     if geometry.splits_input and not (geometry.has_kernel(x) and math.prod(geometry.shape[2:]) == 1):
         left, right = grad.flatten(2).mT, geometry.patches(x, outputs)
@@ -158,6 +160,12 @@ def convolution_term(grad: Tensor, x: Tensor, geometry: ConvolutionShape, record
         return ConvolutionFactors(grad, x, geometry, tf32)
     by_image = geometry.per_sample_weight_gradients(grad, x, tf32=tf32)
     return Dense(by_image if len(x) == records else by_image.view(records, -1, *geometry.shape).sum(1))
+
+
+def _side_by_side(images: Tensor, records: int) -> Tensor:
+    """Each record's images as one: what looks at one position at a time does not tell the difference."""
+    stacked: Tensor = images.unflatten(0, (records, -1)).movedim(1, 2).flatten(2, 3)
+    return stacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +207,7 @@ def convolution(
 ) -> Any:
     """The rule for `torch.conv1d`, `conv2d` and `conv3d`."""
     weights = recording.as_weights(weight, bias)
-    if weights is None or weights[0] is None:
+    if weights is None and not recording.of_records_and_constants(x, weight, bias):
         return NotImplemented
     axes = weight.dim() - 2
     dilations, paddings = _per_axis(dilation, axes), (0,) * axes
@@ -212,13 +220,19 @@ def convolution(
     elif padding != "valid":
         paddings = _per_axis(padding, axes)
     geometry = ConvolutionShape(weight.shape, _per_axis(stride, axes), paddings, dilations, groups)
-    layer = Convolution(recording.records, weights[0], weights[1], geometry)
 
     def work(x: Tensor) -> Tensor:
         lead = x.dim() - axes - 1
         images = to_autocast_dtype(x).flatten(0, lead - 1)
-        output: Tensor = recording.capture(layer, images).unflatten(0, x.shape[:lead])
-        return output
+        if weights is None:
+            shift = None if bias is None else to_autocast_dtype(bias)
+            output = geometry.forward(images, to_autocast_dtype(weight), shift)
+        else:
+            assert weights[0] is not None
+            layer = Convolution(recording.records, weights[0], weights[1], geometry)
+            output = recording.capture(layer, images)
+        by_record: Tensor = output.unflatten(0, x.shape[:lead])
+        return by_record
 
     return recording.run_batched(work, x)
 

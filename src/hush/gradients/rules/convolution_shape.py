@@ -14,6 +14,9 @@ from hush.gradients.terms import CHUNK_ENTRIES
 _LARGE, _FEW_CHANNELS = 2**16, 4
 """From this many weights on, or below this many channels, unfolding beats one grouped convolution."""
 
+_MATRIX = 2**14
+"""Entries of a matrix up to which a depthwise convolution is a matrix product for each channel."""
+
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionShape:
@@ -27,11 +30,15 @@ class ConvolutionShape:
     groups: int
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return torch.convolution(
-            x, weight, bias, self.stride, self.padding, self.dilation, False, self._zero, self.groups
-        )
+        if not self._multiplies(x):
+            return self._convolve(x, weight, bias)
+        matrices, outputs = self._matrices(weight, x)
+        output: Tensor = _by_channel(x, matrices).unflatten(2, outputs)
+        return output if bias is None else output + bias.view(-1, *(1 for _ in outputs))
 
     def input_gradient(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        if self._multiplies(x):
+            return _by_channel(grad, self._matrices(weight, x)[0].mT).view(x.shape)
         return self._backward(grad, x, weight, self.groups, [True, False, False])[0]
 
     def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
@@ -116,6 +123,33 @@ class ConvolutionShape:
         apart = self.stride == tuple(self.shape[2:]) and not any(self.padding)
         return apart and self.groups == 1 and set(self.dilation) == {1}
 
+    @property
+    def pointwise(self) -> bool:
+        """Whether it is a linear layer on the channels of each position."""
+        return self.splits_input and math.prod(self.stride) == 1
+
+    def _multiplies(self, x: Tensor) -> bool:
+        """Whether it is depthwise, on images so small that a product with all pixels of each is faster.
+
+        torch's own kernels for depthwise convolutions take several times as long there.
+        """
+        small = math.prod(x.shape[2:]) ** 2 <= _MATRIX * math.prod(self.stride)
+        return x.is_cuda and 1 < self.groups == self.shape[0] == x.shape[1] and small
+
+    def _matrices(self, weight: Tensor, x: Tensor) -> tuple[Tensor, torch.Size]:
+        """A depthwise convolution as a matrix a channel, (channels, pixels, positions), and its output's
+        shape."""
+        pixels = math.prod(x.shape[2:])
+        ones = torch.eye(pixels, dtype=weight.dtype, device=weight.device)
+        images = ones.view(pixels, 1, *x.shape[2:]).expand(-1, self.groups, *x.shape[2:])
+        answers = self._convolve(images, weight, None)
+        return answers.flatten(2).movedim(0, 1), answers.shape[2:]
+
+    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.convolution(
+            x, weight, bias, self.stride, self.padding, self.dilation, False, self._zero, self.groups
+        )
+
     def _windows(self, x: Tensor, outputs: torch.Size) -> Tensor:
         """View of the padded input: (images, in, *kernel, *positions)."""
         padded = functional.pad(x, self._sides)
@@ -156,3 +190,8 @@ class ConvolutionShape:
             mask,
         )
         return parts
+
+
+def _by_channel(images: Tensor, matrices: Tensor) -> Tensor:
+    """Products of a matrix (channels, before, after) with each channel: (images, channels, after)."""
+    return torch.bmm(images.flatten(2).transpose(0, 1), matrices).transpose(0, 1).contiguous()

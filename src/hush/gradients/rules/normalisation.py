@@ -1,7 +1,7 @@
 """Normalisation within a record, with a trained scale and shift."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -146,6 +146,13 @@ def layer_norm(
     return recording.run_batched(partial(recording.capture, layer), x)
 
 
+def _on_images(recording: "Recording", work: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+    """What `work` makes of the images of all records, a record's after another's."""
+    return recording.run_batched(
+        lambda x: work(x.flatten(0, 1).contiguous()).unflatten(0, x.shape[:2]), x
+    )
+
+
 def group_norm(
     recording: "Recording",
     x: Tensor,
@@ -156,16 +163,12 @@ def group_norm(
 ) -> Any:
     """The rule for `F.group_norm`."""
     weights = recording.as_weights(weight, bias)
-    if weights is None:
+    if weights is not None:
+        layer = GroupNorm(recording.records, num_groups, weights[0], weights[1], eps)
+        return _on_images(recording, partial(recording.capture, layer), x)
+    if not recording.of_records_and_constants(x, weight, bias):
         return NotImplemented
-    layer = GroupNorm(recording.records, num_groups, weights[0], weights[1], eps)
-
-    def work(x: Tensor) -> Tensor:
-        images = x.flatten(0, 1).contiguous()
-        output: Tensor = recording.capture(layer, images).unflatten(0, x.shape[:2])
-        return output
-
-    return recording.run_batched(work, x)
+    return _on_images(recording, lambda x: functional.group_norm(x, num_groups, weight, bias, eps), x)
 
 
 def batch_norm(
@@ -186,20 +189,14 @@ def batch_norm(
     if not recording.of_records_and_constants(x, mean, variance):
         return NotImplemented
     weights = recording.as_weights(weight, bias)
-    if weights is None and not recording.of_records_and_constants(x, weight, bias):
+    if weights is not None:
+        layer = FrozenBatchNorm(recording.records, weights[0], weights[1], mean, variance, eps)
+        return _on_images(recording, partial(recording.capture, layer), x)
+    if not recording.of_records_and_constants(x, weight, bias):
         return NotImplemented
-
-    def work(x: Tensor) -> Tensor:
-        images = x.flatten(0, 1).contiguous()
-        if weights is None:
-            output = functional.batch_norm(images, mean, variance, weight, bias, eps=eps)
-        else:
-            layer = FrozenBatchNorm(recording.records, weights[0], weights[1], mean, variance, eps)
-            output = recording.capture(layer, images)
-        by_record: Tensor = output.unflatten(0, x.shape[:2])
-        return by_record
-
-    return recording.run_batched(work, x)
+    return _on_images(
+        recording, lambda x: functional.batch_norm(x, mean, variance, weight, bias, eps=eps), x
+    )
 
 
 def instance_norm(
