@@ -14,6 +14,7 @@ from hush.report.figure import Figure, cell
 from recipes.dpsur.methods import METHODS
 from recipes.dpsur.runs import DELTA, EPSILONS, Method, Outcome, outcomes
 from recipes.registry import variant
+from recipes.selection import select
 from recipes.workers import workers
 
 _SHORT = 10
@@ -36,11 +37,8 @@ def table2(
     """Every method at every epsilon, and the best of those that stay within it."""
     short = device == "cpu"
     levels = tuple(epsilons or ((1.0, 3.0) if short else EPSILONS))
-    named = [method for method in METHODS[data] if only in method.name]
-    if not named:
-        names = "; ".join(method.name for method in METHODS[data])
-        raise InvalidValue(f"no method has {only!r} in its name. There are: {names}.")
-    methods = [method for method in named if method.quick or not short]
+    named = select({method.name: method for method in METHODS[data]}, only)
+    methods = [method for method in named.values() if method.quick or not short]
     if not methods:
         raise InvalidValue(f"a CPU trains none of this on {data} in good time: pass --device cuda.")
     length = epochs or (_SHORT if short else None)

@@ -29,10 +29,10 @@ from recipes.records.protocol import (
     final,
     search,
     with_held_out,
-    with_names,
     with_settings,
 )
 from recipes.registry import variant
+from recipes.selection import select
 
 HELD_OUT = {"fashion-mnist": 10_000, "mnist": 10_000, "cifar10": 5000}
 
@@ -212,7 +212,7 @@ def _searched(
 ) -> Figure:
     chosen = CHOSEN[data]
     candidates = {
-        level: with_names(_candidates(data, chosen[level]), only)
+        level: select(_candidates(data, chosen[level]), only)
         for level in with_settings(epsilons, chosen)
     }
     return search(

@@ -83,24 +83,6 @@ def with_settings(epsilons: Iterable[float] | None, settings: Mapping[float, obj
     return chosen
 
 
-def with_names(candidates: Mapping[str, Settings], only: str) -> dict[str, Settings]:
-    """The candidates that have one of some words in their name; all, if there are no words.
-
-    Args:
-        candidates: settings by name.
-        only: the words, with ; between them.
-    """
-    words = [word.strip() for word in only.split(";") if word.strip()]
-    chosen = {
-        name: settings
-        for name, settings in candidates.items()
-        if not words or any(word in name for word in words)
-    }
-    if not chosen:
-        raise InvalidValue(f"no candidate has {only!r} in its name. There are: {'; '.join(candidates)}.")
-    return chosen
-
-
 def search(
     name: str,
     run: Run[Settings],

@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from hush.clipping import Subspaces
-from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from hush.data.views import flips_and_shifts
 from hush.report.figure import Figure
 from hush.sampling import Twice
 from hush.training.loop import train
+from recipes.selection import select
 from recipes.twice.ways import (
     DELTA,
     SETTINGS,
@@ -85,7 +85,8 @@ def twice_training(
     first = {
         way.epsilon: variance_of_mean(way.plan, start) for way in reversed(ways) if way.name == "plain"
     }
-    ways = _named(ways, only)
+    named = select(dict.fromkeys(way.name for way in ways), only)
+    ways = [way for way in ways if way.name in named]
     rows: list[list[Any]] = []
     with workers(processes, device) as over:
         chosen = _learning_rates(setting, ways, over)
@@ -142,19 +143,6 @@ def twice_training(
             "the printed ones are with six views, ImageNet as the public set, and their own accounting",
         ],
     )
-
-
-def _named(ways: list[Way], only: str) -> list[Way]:
-    """Ways of the names that are asked for, with ; between them; all, if none is."""
-    names = [name.strip() for name in only.split(";") if name.strip()]
-    known = dict.fromkeys(way.name for way in ways)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise InvalidValue(
-            f"there is no way called {unknown[0]!r}: choose from {'; '.join(known)}, with ; between "
-            "them. Leave out --only, and all are run."
-        )
-    return [way for way in ways if not names or way.name in names]
 
 
 def _learning_rates(setting: Setting, ways: Sequence[Way], over: Any) -> list[float]:

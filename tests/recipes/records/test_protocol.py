@@ -10,7 +10,6 @@ from recipes.records.protocol import (
     final,
     search,
     with_held_out,
-    with_names,
     with_settings,
 )
 from recipes.registry import all_recipes
@@ -63,11 +62,3 @@ def test_an_epsilon_without_settings_is_refused(data: str) -> None:
             all_recipes()[name](epsilons=(1.0, 2.0), processes=1)
     assert with_settings([3.0], {1.0: "a", 3.0: "b"}) == [3.0]
     assert with_settings(None, {1.0: "a", 3.0: "b"}) == [1.0, 3.0]
-
-
-def test_candidates_are_chosen_by_words_in_their_names() -> None:
-    candidates = {"chosen": 1, "no bias": 2, "with a bias": 3}
-    assert with_names(candidates, "") == candidates
-    assert with_names(candidates, "chosen; no") == {"chosen": 1, "no bias": 2}
-    with pytest.raises(InvalidValue, match=r"no candidate has 'momentum'.*chosen; no bias; with a bias"):
-        with_names(candidates, "momentum")

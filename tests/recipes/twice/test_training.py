@@ -5,10 +5,8 @@ import torch
 from torch import nn
 
 import hush
-from hush.core.errors import InvalidValue
 from recipes.twice.section6 import _noise
-from recipes.twice.training import _named
-from recipes.twice.ways import Way, shaped, variance_of_mean
+from recipes.twice.ways import shaped, variance_of_mean
 
 
 def test_noise_has_one_deviation_in_the_subspace_and_another_outside() -> None:
@@ -57,15 +55,3 @@ def test_shapes_lie_between_isotropic_and_least_variance_at_the_same_epsilon(pow
 
     assert ratio(between) == pytest.approx(ratio(least) ** power)
     assert ratio(least) > 2
-
-
-def test_ways_are_chosen_by_their_whole_names() -> None:
-    plan = hush.Plan(
-        sampling=hush.Poisson(rate=0.1), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-    )
-    names = ["plain", "plain, larger batch", "twice"]
-    ways = [Way(name=name, epsilon=2.0, steps=1, plan=plan) for name in names]
-    assert _named(ways, "") == ways
-    assert _named(ways, "plain; twice") == [ways[0], ways[2]]
-    with pytest.raises(InvalidValue, match="no way called 'plai': choose from plain; plain, larger"):
-        _named(ways, "plai")
