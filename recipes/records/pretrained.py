@@ -41,9 +41,10 @@ class Settings(Descent):
     """The first of the 16 blocks that is trained."""
     scale: float = 0.7
     """Of the features that the last layer is given, in their standard deviations over ImageNet."""
-    mirrored: bool = False
-    """Whether a record's gradient is the mean over its image and its mirror image (augmentation
-    multiplicity 2)."""
+    pairs: int = 0
+    """Pairs of an image and a mirror image that a record has, 0 (its image alone), 1 or 2. A step takes
+    one at random, and the mean gradient of both (augmentation multiplicity 2). Images of the second are
+    moved by a pixel along both axes."""
     shifted: bool = False
     """Whether a test image is also scored moved by a pixel along both axes, the four diagonal ways
     (test-time augmentation)."""
@@ -100,7 +101,7 @@ def run(job: Job[Settings]) -> Outcome:
     """Accuracy of one training run."""
     settings = job.settings
     inputs = _inputs(
-        job.data, job.held_out, settings.first, settings.mirrored, settings.shifted, job.device
+        job.data, job.held_out, settings.first, settings.pairs, settings.shifted, job.device
     )
     model = LastBlocks(network(), settings.first, settings.scale, inputs.classes).to(job.device)
     model.eval()  # batch norms keep their statistics
@@ -111,17 +112,19 @@ def run(job: Job[Settings]) -> Outcome:
         Ledger(),
         job.seed,
         scored=MeanOverViews(model),
-        views=stored_views if settings.mirrored else None,
+        views=random_pair if settings.pairs else None,
     )
 
 
-def stored_views(record: Tensor) -> Tensor:
-    """Views of a record that is stored as several."""
-    return record
+def random_pair(record: Tensor) -> Tensor:
+    """One of the pairs of views that a record is stored as."""
+    pairs: Tensor = record.unflatten(0, (-1, 2))
+    chosen = torch.randint(len(pairs), (1,), device=record.device)
+    return pairs.index_select(0, chosen).squeeze(0)
 
 
 @lru_cache(maxsize=1)
-def _inputs(data: str, held_out: int, first: int, mirrored: bool, shifted: bool, device: str) -> Inputs:
+def _inputs(data: str, held_out: int, first: int, pairs: int, shifted: bool, device: str) -> Inputs:
     """Activations of a data set's images on the device, kept from run to run: no run changes them."""
     dataset = with_held_out(load(data), held_out)
     x, y, x_test, y_test = tensors(dataset)
@@ -130,13 +133,17 @@ def _inputs(data: str, held_out: int, first: int, mirrored: bool, shifted: bool,
     def side_by_side(views: Iterable[Tensor]) -> Tensor:
         return torch.stack([activations(fixed, images, first, device) for images in views], 1)
 
-    x = side_by_side((x, x.flip(3))) if mirrored else activations(fixed, x, first, device)
-    scored = [x_test, *(one_pixel_away(x_test) if shifted else ())]
+    if pairs:
+        moved = diagonal_shifts(x) if pairs > 1 else [x]
+        x = side_by_side((x, x.flip(3), moved[0], moved[-1].flip(3))[: 2 * pairs])
+    else:
+        x = activations(fixed, x, first, device)
+    scored = [x_test, *(diagonal_shifts(x_test) if shifted else ())]
     x_test = side_by_side(view for images in scored for view in (images, images.flip(3)))
     return Inputs(classes=dataset.classes, train=(x, y.to(device)), test=(x_test, y_test.to(device)))
 
 
-def one_pixel_away(images: Tensor) -> list[Tensor]:
+def diagonal_shifts(images: Tensor) -> list[Tensor]:
     """Images moved by a pixel along both axes, the four diagonal ways; their edges are repeated."""
     padded = functional.pad(images, [1, 1, 1, 1], mode="replicate")
     height, width = images.shape[2:]
@@ -157,8 +164,8 @@ def activations(pretrained: Any, images: Tensor, first: int, device: str) -> Ten
 
 
 _NAME = "EfficientNet-Lite0, last blocks"
-_CHOSEN = {3.0: Settings(rate=5.0, steps=160)}
-_MIRRORED = Settings(rate=5.0, steps=160, bfloat16=True, mirrored=True)
+_MIRRORED = Settings(rate=5.0, steps=160, bfloat16=True, pairs=1)
+_CHOSEN = {3.0: replace(_MIRRORED, pairs=2, shifted=True)}
 _CANDIDATES = {
     3.0: {
         f"rate {rate:g}, scale {scale:g}, {steps} steps": Settings(rate=rate, scale=scale, steps=steps)
@@ -177,6 +184,7 @@ _CANDIDATES = {
     | {
         "mirror images, bfloat16": _MIRRORED,
         "mirror images, bfloat16, moved test images": replace(_MIRRORED, shifted=True),
+        "mirror images, bfloat16, moved images": _CHOSEN[3.0],
     }
 }
 

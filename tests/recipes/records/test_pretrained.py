@@ -102,7 +102,7 @@ def test_a_run_spends_its_epsilon_learns_and_keeps_what_is_fixed(
     assert moved == {"_project_conv.weight", "_bn2.weight", "_bn2.bias"}
 
 
-def test_views_of_a_test_image_are_it_moved_and_mirrored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_views_of_an_image_are_it_moved_and_mirrored(monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = torch.arange(32.0).expand(2, 3, 32, 32) + 100 * torch.arange(32.0)[:, None]
     dataset = Dataset(
         name="made-up",
@@ -116,9 +116,15 @@ def test_views_of_a_test_image_are_it_moved_and_mirrored(monkeypatch: pytest.Mon
     monkeypatch.setattr(pretrained, "network", nn.Identity)
     monkeypatch.setattr(pretrained, "activations", lambda _, images, *__: images)
     pretrained._inputs.cache_clear()
-    plain, moved = (pretrained._inputs("", 0, 11, views, views, "cpu") for views in (False, True))
+    plain, mirrored, moved = (
+        pretrained._inputs("", 0, 11, pairs, pairs > 0, "cpu") for pairs in (0, 1, 2)
+    )
     assert torch.equal(plain.train[0], pixels)
-    assert torch.equal(moved.train[0], torch.stack([pixels, pixels.flip(3)], 1))
+    assert torch.equal(mirrored.train[0], torch.stack([pixels, pixels.flip(3)], 1))
+    assert torch.equal(moved.train[0][:, :2], mirrored.train[0])
+    assert torch.equal(moved.train[0][:, 2], moved.test[0][:, 2])
+    assert torch.equal(moved.train[0][:, 3], moved.test[0][:, 9])
+    assert torch.equal(mirrored.test[0], moved.test[0])
     assert torch.equal(plain.test[0], torch.stack([pixels, pixels.flip(3)], 1))
     assert torch.equal(moved.test[0][:, :2], plain.test[0])
     centres = [
@@ -128,21 +134,31 @@ def test_views_of_a_test_image_are_it_moved_and_mirrored(monkeypatch: pytest.Mon
     assert torch.equal(moved.test[0][:, 3::2], moved.test[0][:, 2::2].flip(4))
 
 
+@pytest.mark.parametrize("pairs", [1, 2])
 @pytest.mark.parametrize("blank", [0, 1])
 def test_either_view_of_a_record_counts_in_its_gradient(
-    monkeypatch: pytest.MonkeyPatch, blank: int
+    monkeypatch: pytest.MonkeyPatch, blank: int, pairs: int
 ) -> None:
     views, labels = made_up().test
-    seen = views.clone()
-    seen[:, blank] = 0
+    seen = views.repeat(1, pairs, 1, 1, 1)
+    seen[:, blank::2] = 0
     inputs = replace(made_up(), train=(seen, labels))
     monkeypatch.setattr(pretrained, "network", Pretrained)
     monkeypatch.setattr(pretrained, "_inputs", lambda *_: inputs)
-    settings = Settings(first=1, rate=1.0, batch=100, steps=20, mirrored=True, bfloat16=True)
+    settings = Settings(first=1, rate=1.0, batch=100, steps=20, pairs=pairs, bfloat16=True)
     job = Job(data="made-up", held_out=0, settings=settings, epsilon=8.0, seed=3, device="cpu")
     outcome = pretrained.run(job)
     assert outcome.epsilon <= 8.0
     assert outcome.accuracy > 0.7
+
+
+def test_a_step_takes_one_of_the_pairs_of_each_record() -> None:
+    torch.manual_seed(0)
+    records = torch.arange(4).expand(200, 4)
+    taken = torch.vmap(pretrained.random_pair, randomness="different")(records)
+    first = taken[:, 0] == 0
+    assert torch.equal(taken, torch.where(first[:, None], torch.tensor([0, 1]), torch.tensor([2, 3])))
+    assert 60 < int(first.sum()) < 140, "either as often"
 
 
 def test_what_is_chosen_was_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
