@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import InvalidValue, LedgerError
+from hush.training.methods import adaptive
 from hush.training.methods.adaptive import Adaptive, AdaptiveDescent, clip_loss_changes
 from tests.gradients.oracle import one_at_a_time
 
@@ -145,6 +146,35 @@ def test_where_no_step_helps_the_same_gradient_is_measured_again() -> None:
     plain = (first[3] + repeated[3]) / 2
     assert not any(torch.allclose(one, plain, rtol=1e-2) for one in run.directions)
     assert sum(entry[2] for entry in run.seen) <= run.filter.precision
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_trials_of_step_sizes_leave_the_released_weights(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run may end after one, as where more of the budget is asked for than there is."""
+    run = descent(*data())
+    next(run.run())
+    before = [parameter.clone() for parameter in run.step.model.parameters()]
+    direction = torch.ones(10, dtype=torch.float64)
+    if fails:
+        monkeypatch.setattr(adaptive, "per_sample_losses", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run.loss_changes(direction, [1.0, 0.0])
+    else:
+        assert float(run.loss_changes(direction, [1.0, 0.0])[1]) != 0
+    assert all(map(torch.equal, before, run.step.model.parameters()))
+    assert run.spent(1e-5).epsilon.upper <= BUDGET.epsilon
+
+
+def test_weights_that_were_moved_between_steps_void_the_run() -> None:
+    run = descent(*data(600))
+    moves = run.run()
+    next(moves)
+    with torch.no_grad():
+        next(run.step.model.parameters()).add_(1.0)
+    with pytest.raises(LedgerError, match="changed outside of the private step"):
+        next(moves)
 
 
 def test_the_whole_budget_is_on_the_ledger_before_anything_is_drawn() -> None:

@@ -5,7 +5,8 @@ their noisy losses; if the best is not to move, the same gradient is measured ag
 budget.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -183,30 +184,52 @@ class AdaptiveDescent:
     def loss_changes(self, direction: Tensor, lengths: list[float]) -> Tensor:
         """Loss change of each step size along a direction, clipped per record and summed (sensitive)."""
         step, clip = self.step, self.settings.loss_clip
-        start = [parameter.clone() for parameter in step.trainable().values()]
         total = torch.zeros(len(lengths), dtype=torch.float64, device=step.device)
-        with step.module_state.watch():
+        with step.module_state.watch(), self._weights_restored() as restore:
             for part in self._full_batch.physical_batches(step.generator):
                 inputs, targets, present, _ = tree_map(part, step.to_device)
                 losses = []
                 for length in lengths:
-                    self._move(direction, length)
+                    self._shift(direction, length)
                     with own_randomness(step.generator, step.device):
                         values = per_sample_losses(step.model, step.loss, inputs, targets)
                     losses.append(values.double())
-                    for parameter, value in zip(step.trainable().values(), start, strict=True):
-                        parameter.copy_(value)
+                    restore()
                 changes = clip_loss_changes(torch.stack(losses, 1), clip)
                 total += (changes if present is None else zero_rows(changes, present)).sum(0)
         return total
 
-    @torch.no_grad()
+    @contextmanager
+    def _weights_restored(self) -> Iterator[Callable[[], None]]:
+        """Context for trials of other weights; what it gives restores those of before, as its end does.
+
+        A run may end after a trial, and `spent` must find the weights that were released.
+        """
+        self.step._weights.check(self.step.ledger)
+        parameters = list(self.step.trainable().values())
+        start = [parameter.clone() for parameter in parameters]
+
+        def restore() -> None:
+            for parameter, value in zip(parameters, start, strict=True):
+                parameter.copy_(value)
+
+        try:
+            yield restore
+        finally:
+            with torch.no_grad():
+                restore()
+            self.step.adopt_weights()
+
     def _move(self, direction: Tensor, length: float) -> None:
+        self._shift(direction, length)
+        self.step.adopt_weights()
+
+    @torch.no_grad()
+    def _shift(self, direction: Tensor, length: float) -> None:
         unit = direction / torch.linalg.vector_norm(direction)
         parameters = list(self.step.trainable().values())
         for parameter, part in zip(parameters, split_like(unit, parameters), strict=True):
             parameter.sub_((length * part).to(parameter.dtype))
-        self.step.adopt_weights()
 
 
 def clip_loss_changes(losses: Tensor, clip: float) -> Tensor:
