@@ -1,9 +1,11 @@
 """The same examples every time, none without its data: a red build means that the code changed."""
 
+import gc
 import os
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 from torch import Tensor
 
@@ -12,6 +14,12 @@ from hush.noise import Gaussian
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+# `torch.manual_seed` keeps the text of its callers' lines for each device that may be used later, which
+# takes longer than many a test; no device comes while tests run.
+for absent in (torch.cuda, torch.xpu, torch.mtia):
+    if not absent.is_available():
+        setattr(absent, "manual_seed_all", lambda seed: None)  # noqa: B010
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,6 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number, item in enumerate(group):
             if number not in kept:
                 item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what importing has made, which stays, out of every later search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

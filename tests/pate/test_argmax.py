@@ -1,5 +1,6 @@
 """Private argmax: its law, what it costs, and what someone who guesses can find."""
 
+import functools
 import math
 from dataclasses import replace
 
@@ -33,10 +34,16 @@ def chances(scores: Array, beta: float, scale: float = 3.0) -> Array:
     density = beta / (2 * scale * float(gamma(1 / beta))) * np.exp(-(np.abs(x / scale) ** beta))
     probabilities = np.empty(len(scores))
     for i, score in enumerate(scores):
-        lead = x[:, None] + score - np.delete(scores, i)
-        below = (1 + np.sign(lead) * gammainc(1 / beta, np.abs(lead / scale) ** beta)) / 2
-        probabilities[i] = (density * below.prod(1)).sum() * (x[1] - x[0])
+        below = [chance_below(score - other, beta, scale) for other in np.delete(scores, i)]
+        probabilities[i] = (density * np.prod(below, axis=0)).sum() * (x[1] - x[0])
     return probabilities
+
+
+@functools.cache  # leads are whole numbers, and few
+def chance_below(lead: float, beta: float, scale: float) -> Array:
+    """The noise's distribution function at every point of integration, moved by a lead."""
+    x = np.linspace(-40 * scale, 40 * scale, 12_001) + lead
+    return np.asarray((1 + np.sign(x) * gammainc(1 / beta, np.abs(x / scale) ** beta)) / 2)
 
 
 @pytest.mark.parametrize(("beta", "noise"), NOISES)

@@ -1,5 +1,6 @@
 """The data-dependent charge against the divergences that integration finds."""
 
+import functools
 import math
 
 import numpy as np
@@ -16,7 +17,8 @@ from hush.pate.per_instance import divergences, per_instance, runner_up
 
 Array = NDArray[np.float64]
 ORDERS = np.array([1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0, 35.0, 60.0, 100.0])
-POINTS = np.linspace(-45.0, 45.0, 3001)
+POINTS = np.linspace(-45.0, 45.0, 901)
+"""A tenth apart: for smooth integrands the error of the sum is below that of its rounding."""
 
 
 def log_chances(scores: Array, deviation: float) -> Array:
@@ -49,6 +51,12 @@ def divergence(log_p: Array, log_q: Array) -> Array:
 
 def truth(scores: Array, deviation: float, *, reverse: bool = True) -> Array:
     """The largest divergence to a neighbour, and from one."""
+    return _truth(tuple(scores), deviation, reverse)
+
+
+@functools.cache  # two tests look at the same histograms
+def _truth(votes: tuple[float, ...], deviation: float, reverse: bool) -> Array:
+    scores = np.array(votes)
     log_p = log_chances(scores, deviation)
     neighbours = [log_chances(log_q, deviation) for log_q in replaced(scores)]
     values = [divergence(log_p, log_q) for log_q in neighbours]

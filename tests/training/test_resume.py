@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
+
 STEPS = 12
 
 SCRIPT = """
@@ -72,9 +74,8 @@ print(events)
 """.replace("STEPS", str(STEPS))
 
 
-def run(directory: Path, kill_at: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SCRIPT, str(directory), str(kill_at)]
-    return subprocess.run(command, capture_output=True, text=True)
+def run(directory: Path, kill_at: int = 0) -> forked.Ended:
+    return forked.run(SCRIPT, str(directory), str(kill_at))
 
 
 def charges(directory: Path) -> list[tuple[int, str]]:

@@ -166,12 +166,12 @@ def test_sums_of_many_physical_batches_do_not_lose_a_record() -> None:
     seed = torch.Generator().manual_seed(0)
     inputs = (torch.rand(records, width, generator=seed) * 0.2 + 0.9) * 0.45
     model = nn.Linear(width, 1, bias=False)
-    step = step_of(model, plan_of(), records, loss=lambda out, _: out[:, 0], physical_batch=8)
+    step = step_of(model, plan_of(), records, loss=lambda out, _: out[:, 0], physical_batch=20)
     actual = step.clipped_sum(next(step.batches((inputs, torch.zeros(records)))))
     exact = inputs.double().sum(0)
     assert float((actual - exact).norm()) < 1e-3
     single = torch.zeros(width)
-    for part in inputs.split(8):
+    for part in inputs.split(20):
         single += part.sum(0)
     assert float((single.double() - exact).norm()) > 3e-3, "added up in single precision"
 

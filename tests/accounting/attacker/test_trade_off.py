@@ -1,5 +1,6 @@
 """The trade-off curve and mu of Gaussian DP: closed forms, other libraries, and a mu too small."""
 
+import functools
 import math
 
 import numpy as np
@@ -27,6 +28,12 @@ def plan(rate: float, multiplier: float) -> hush.Plan:
     )
 
 
+@functools.cache  # many tests ask of the same runs
+def profile_of(rate: float, multiplier: float, steps: int) -> PrivacyProfile:
+    return privacy_profile({plan(rate, multiplier): steps})
+
+
+@functools.cache
 def peer(rate: float, multiplier: float, steps: int) -> PrivacyLossDistribution:
     one = from_gaussian_mechanism(
         multiplier, sampling_prob=rate, use_connect_dots=True, value_discretization_interval=1e-4
@@ -62,7 +69,7 @@ def test_both_ends_hold_the_curve_and_the_gaussian_is_below(
     rate: float, multiplier: float, steps: int
 ) -> None:
     counts = {plan(rate, multiplier): steps}
-    curve = trade_off_curve(privacy_profile(counts))
+    curve = trade_off_curve(profile_of(rate, multiplier, steps))
     inside = np.array(curve.false_positive_rates) >= 1e-6
     lower, upper, gaussian = (
         np.array(side)[inside] for side in (curve.lower, curve.upper, curve.gaussian)
@@ -81,8 +88,7 @@ def test_both_ends_hold_the_curve_and_the_gaussian_is_below(
 
 @pytest.mark.parametrize(("rate", "multiplier", "steps"), [*FEW_STEPS, (0.01, 1.0, 1000), (0.1, 0.5, 9)])
 def test_no_smaller_mu_holds(rate: float, multiplier: float, steps: int) -> None:
-    counts = {plan(rate, multiplier): steps}
-    profile = privacy_profile(counts)
+    profile = profile_of(rate, multiplier, steps)
     mu = gaussian_mu(profile)
     # delta of mu-GDP is above what is certain of delta at every epsilon, but for the rarest tests
     for epsilon, lower in zip(profile.epsilons, profile.lower, strict=True):
@@ -104,7 +110,7 @@ def test_other_libraries_agree_where_steps_are_few(rate: float, multiplier: floa
     for prior in (0.5, 0.6, 0.75):
         right = 1 - get_bayes_risk_from_pld(loss, prior)
         assert attacker.posterior(prior) == pytest.approx(right, rel=1e-3)
-    curve = trade_off_curve(privacy_profile({plan(rate, multiplier): steps}))
+    curve = trade_off_curve(profile_of(rate, multiplier, steps))
     rates = np.geomspace(1e-10, 0.3, 50)
     mus = norm.isf(rates) - norm.isf(best_powers(loss, rates))
     assert curve.mu == pytest.approx(mus.max(), rel=1e-3)

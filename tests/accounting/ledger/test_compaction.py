@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 import hush
 from hush.accounting.ledger import ledger as module
 from hush.core.errors import LedgerError
+from tests import forked
 from tests.accounting.ledger.charged import PLAN, STEEP
 
 
@@ -187,7 +186,7 @@ pathlib.Path.replace = watched(pathlib.Path.replace)
 ledger.compact("r", 18)
 ledger.charge(plan, run="r", step=21, release="15")
 """
-    result = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    result = forked.run(code)
     assert result.returncode == -signal.SIGKILL, result.stderr
     with hush.Ledger(path) as ledger:
         assert ledger.counts == {PLAN: 20}

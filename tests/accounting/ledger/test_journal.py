@@ -11,6 +11,7 @@ import pytest
 
 import hush
 from hush.core.errors import LedgerError
+from tests import forked
 from tests.accounting.ledger.charged import PLAN, charge, counts
 
 
@@ -32,7 +33,7 @@ os.write, os.fsync = dying(os.write), dying(os.fsync)
 plan = hush.Plan.from_plain({PLAN.to_plain()!r})
 hush.Ledger({str(path)!r}).charge(plan, run="r", step=1, release="1")
 """
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert forked.run(code).returncode == -signal.SIGKILL
     assert not path.exists() or hush.Ledger(path, read_only=True).counts == {}
     charge(path, PLAN, range(1, 2))
     assert counts(path) == {PLAN: 1}
@@ -43,9 +44,8 @@ def test_two_processes_cannot_open_it(path: Path) -> None:
     with hush.Ledger(path):
         with pytest.raises(LedgerError, match="is open already"):
             hush.Ledger(path)
-        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert "is open already" in result.stderr
-    subprocess.run([sys.executable, "-c", code], check=True)
+        assert "is open already" in forked.run(code).stderr
+    assert forked.run(code).returncode == 0
 
 
 def test_a_fork_does_not_keep_the_lock(path: Path) -> None:
@@ -100,7 +100,8 @@ with hush.Ledger({str(path)!r}) as ledger:
             print(error)
     assert ledger.counts == {{plan: 1}}
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = forked.run(code)
+    assert result.returncode == 0, result.stderr
     assert "was not applied" in result.stdout
     assert "Open it again" in result.stdout
     assert counts(path) == {PLAN: 2}, "what was half written counts"

@@ -3,7 +3,6 @@
 import datetime
 import fcntl
 import functools
-import multiprocessing
 import os
 import tempfile
 import warnings
@@ -15,21 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
+from tests import forked as forked  # decides what forks begin with
+
 Scenario = Callable[[Path], Any]
 """A function of an empty folder, which all ranks share, run by each of them at the same time."""
-
-
-# forked from a process that has imported these and done nothing: importing takes the longest, and an
-# optimizer imports the last
-multiprocessing.set_forkserver_preload(
-    [
-        "hush.audit",
-        "hush.training.loop",
-        "cryptography.hazmat.primitives.ciphers",
-        "torch.distributed",
-        "torch._dynamo",
-    ]
-)
 
 shared_folder: Path | None = None
 """Where the workers of one test run keep results for each other; None: there is one worker."""
