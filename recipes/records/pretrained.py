@@ -1,12 +1,13 @@
 """CIFAR-10 with public ImageNet weights: the last blocks of EfficientNet-Lite0, trained privately.
 
 Its first blocks are fixed, so that what they make of an image is computed once. Batch norms keep the
-statistics of ImageNet. A test image is scored together with its mirror image.
+statistics of ImageNet, and by these what is trained is given centred inputs: otherwise most of a
+gradient's length is the mean of the inputs. A test image is scored together with its mirror image.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -41,10 +42,16 @@ class Settings(Descent):
     """The first of the 16 blocks that is trained."""
     scale: float = 0.7
     """Of the features that the last layer is given, in their standard deviations over ImageNet."""
+    projections: bool = False
+    """Whether of the convolutions only those are trained that close a block (its projections)."""
+    centred: bool = False
+    """Whether projections are given their inputs less the mean over ImageNet."""
     pairs: int = 0
-    """Pairs of an image and a mirror image that a record has, 0 (its image alone), 1 or 2. A step takes
-    one at random, and the mean gradient of both (augmentation multiplicity 2). Images of the second are
-    moved by a pixel along both axes."""
+    """Pairs of an image and a mirror image that a record has, 0 (its image alone), 1 or 2. Images of the
+    second are moved by a pixel along both axes."""
+    multiplicity: int = 2
+    """How many of them a step takes, and the mean of their gradients (augmentation multiplicity): a pair
+    at random, or with 1 any image."""
     shifted: bool = False
     """Whether a test image is also scored moved by a pixel along both axes, the four diagonal ways
     (test-time augmentation)."""
@@ -56,24 +63,58 @@ class LastBlocks(nn.Module):
     mean: Tensor
     spread: Tensor
 
-    def __init__(self, pretrained: Any, first: int, scale: float, classes: int) -> None:
+    def __init__(self, pretrained: Any, settings: Settings, classes: int) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*pretrained._blocks[first:])
+        self.blocks = nn.Sequential(*pretrained._blocks[settings.first :])
         self.widen = nn.Sequential(pretrained._conv_head, pretrained._bn1, nn.ReLU6())
         mean, deviation = rectified_moments(pretrained._bn1)
         self.register_buffer("mean", mean)
-        self.register_buffer("spread", scale / deviation)
+        self.register_buffer("spread", settings.scale / deviation)
         self.head = nn.Linear(FEATURES, classes)
         for parameter in self.head.parameters():
             nn.init.zeros_(parameter)
         self.requires_grad_(True)
         for block in self.blocks:  # few weights, whose gradients take as long as all others'
             block._depthwise_conv.requires_grad_(False)
+        if settings.projections:
+            for convolution in (self.widen[0], *(block._expand_conv for block in self.blocks)):
+                convolution.requires_grad_(False)
+        if settings.centred:
+            for block in self.blocks:
+                centre_projection(block)
 
     def forward(self, activations: Tensor) -> Tensor:
         features = self.widen(self.blocks(activations.float())).mean((2, 3))
         scores: Tensor = self.head((features - self.mean) * self.spread)
         return scores
+
+
+class Centred(nn.Module):
+    """A convolution of 1 x 1 whose inputs are given less a mean."""
+
+    mean: Tensor
+
+    def __init__(self, convolution: nn.Conv2d, mean: Tensor) -> None:
+        super().__init__()
+        self.convolution = convolution
+        self.register_buffer("mean", mean[:, None, None])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.convolution(inputs - self.mean.to(inputs.dtype))
+        return outputs
+
+
+@torch.no_grad()
+def centre_projection(block: Any) -> None:
+    """Centre what a block's projection is given, by the moments of the norm before it.
+
+    The norm after it makes up for that: the block computes what it did. A gradient of the projection no
+    longer has the mean of its inputs in it, which is most of its length, and which that norm's bias can
+    learn.
+    """
+    mean, _ = rectified_moments(block._bn1)
+    block._bn2.running_mean -= block._project_conv.weight.flatten(1) @ mean
+    block._project_conv = Centred(block._project_conv, mean)
 
 
 @torch.no_grad()
@@ -103,7 +144,7 @@ def run(job: Job[Settings]) -> Outcome:
     inputs = _inputs(
         job.data, job.held_out, settings.first, settings.pairs, settings.shifted, job.device
     )
-    model = LastBlocks(network(), settings.first, settings.scale, inputs.classes).to(job.device)
+    model = LastBlocks(network(), settings, inputs.classes).to(job.device)
     model.eval()  # batch norms keep their statistics
     return settings.train(
         model,
@@ -112,15 +153,15 @@ def run(job: Job[Settings]) -> Outcome:
         Ledger(),
         job.seed,
         scored=MeanOverViews(model),
-        views=random_pair if settings.pairs else None,
+        views=partial(random_views, multiplicity=settings.multiplicity) if settings.pairs else None,
     )
 
 
-def random_pair(record: Tensor) -> Tensor:
-    """One of the pairs of views that a record is stored as."""
-    pairs: Tensor = record.unflatten(0, (-1, 2))
-    chosen = torch.randint(len(pairs), (1,), device=record.device)
-    return pairs.index_select(0, chosen).squeeze(0)
+def random_views(record: Tensor, multiplicity: int) -> Tensor:
+    """So many of the views that a record is stored as, neighbours there."""
+    choices: Tensor = record.unflatten(0, (-1, multiplicity))
+    chosen = torch.randint(len(choices), (1,), device=record.device)
+    return choices.index_select(0, chosen).squeeze(0)
 
 
 @lru_cache(maxsize=1)
@@ -165,7 +206,9 @@ def activations(pretrained: Any, images: Tensor, first: int, device: str) -> Ten
 
 _NAME = "EfficientNet-Lite0, last blocks"
 _MIRRORED = Settings(rate=5.0, steps=160, bfloat16=True, pairs=1)
-_CHOSEN = {3.0: replace(_MIRRORED, pairs=2, shifted=True)}
+_MOVED = replace(_MIRRORED, pairs=2, shifted=True)
+_CHOSEN = {3.0: replace(_MOVED, projections=True, centred=True)}
+_ONE_VIEW = replace(_MOVED, multiplicity=1)
 _CANDIDATES = {
     3.0: {
         f"rate {rate:g}, scale {scale:g}, {steps} steps": Settings(rate=rate, scale=scale, steps=steps)
@@ -184,8 +227,19 @@ _CANDIDATES = {
     | {
         "mirror images, bfloat16": _MIRRORED,
         "mirror images, bfloat16, moved test images": replace(_MIRRORED, shifted=True),
-        "mirror images, bfloat16, moved images": _CHOSEN[3.0],
+        "mirror images, bfloat16, moved images": _MOVED,
     }
+    | {
+        f"one view of four: {name}": settings
+        for name, settings in {
+            "all": _ONE_VIEW,
+            "all, centred": replace(_ONE_VIEW, centred=True),
+            "projections": replace(_ONE_VIEW, projections=True),
+            "projections, centred": replace(_ONE_VIEW, projections=True, centred=True),
+            "projections, centred, rate 8": replace(_ONE_VIEW, projections=True, centred=True, rate=8.0),
+        }.items()
+    }
+    | {"chosen: projections, centred, a pair of views": _CHOSEN[3.0]}
 }
 
 

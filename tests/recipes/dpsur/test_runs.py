@@ -121,8 +121,11 @@ def test_the_table_and_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [line[1] for line in figure.rows] == ["linear"]
     assert figure.rows[0][10] == "best"
     assert all(path.exists() for path in figure.save(tmp_path))
-    with pytest.raises(InvalidValue, match="cuda"):
-        table2("none")
+    named = table2("digits", epsilons=(1.0,), epochs=1, only="slow")
+    assert [line[1] for line in named.rows] == ["slow"]
+    for data, part in (("none", ""), ("digits", "slo")):
+        with pytest.raises(InvalidValue, match=r"cuda.*slow"):
+            table2(data, only=part)
     with pytest.raises(InvalidValue, match="not in the table"):
         run(LINEAR, "digits", 5.0, 0, "cpu", 1)
 

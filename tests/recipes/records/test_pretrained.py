@@ -1,6 +1,7 @@
 """The record with ImageNet weights: the published network, of which a part is trained."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,14 @@ from hush.data.dataset import Dataset
 from hush.data.efficientnet import FEATURES, embed, network
 from recipes.dpsur.inputs import Inputs
 from recipes.records import pretrained
-from recipes.records.pretrained import LastBlocks, Settings, activations, rectified_moments
+from recipes.records.pretrained import (
+    LastBlocks,
+    Settings,
+    activations,
+    centre_projection,
+    random_views,
+    rectified_moments,
+)
 from recipes.records.protocol import Job, Outcome
 from recipes.registry import all_recipes
 
@@ -25,12 +33,15 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self._expand_conv = nn.Conv2d(CHANNELS, CHANNELS, 1, bias=False)
         self._depthwise_conv = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=CHANNELS, bias=False)
+        self._bn1 = nn.BatchNorm2d(CHANNELS)
         self._project_conv = nn.Conv2d(CHANNELS, CHANNELS, 1, bias=False)
         self._bn2 = nn.BatchNorm2d(CHANNELS)
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = x + self._bn2(self._project_conv(self._depthwise_conv(x)))
+        inner = functional.relu6(self._bn1(self._depthwise_conv(self._expand_conv(x))))
+        output: Tensor = x + self._bn2(self._project_conv(inner))
         return output
 
 
@@ -73,15 +84,43 @@ def test_blocks_one_after_another_are_the_published_network() -> None:
     expected = embed(network(), images)
     stored = activations(network(), images, 11, "cpu")
     assert stored.shape == (2, 112, 14, 14)
-    model = LastBlocks(network(), 11, 0.7, CLASSES).eval()
+    for centred in (False, True):
+        model = LastBlocks(network(), Settings(rate=1.0, centred=centred), CLASSES).eval()
+        with torch.no_grad():
+            features = model.widen(model.blocks(stored.float())).mean((2, 3))
+            assert torch.equal(model(stored), torch.zeros(2, CLASSES))
+        torch.testing.assert_close(features, expected, rtol=0, atol=0.01)
+
+
+def test_a_centred_projection_computes_what_it_did_from_inputs_around_zero() -> None:
+    torch.manual_seed(2)
+    plain: Any = Block().eval()
+    centred: Any = Block().eval()
     with torch.no_grad():
-        features = model.widen(model.blocks(stored.float())).mean((2, 3))
-        assert torch.equal(model(stored), torch.zeros(2, CLASSES))
-    torch.testing.assert_close(features, expected, rtol=0, atol=0.01)
+        for norm in (plain._bn1, plain._bn2):
+            norm.running_mean.normal_()
+            norm.weight.uniform_(0.5, 1.5)
+            norm.bias.uniform_(1.0, 2.0)
+    centred.load_state_dict(plain.state_dict())
+    centre_projection(centred)
+    seen: list[Tensor] = []
+    centred._project_conv.convolution.register_forward_hook(lambda _, x, __: seen.append(x[0]))
+    # each channel as the norm before the projection expects it: its mean, and variance 1
+    mixed = torch.randn(4000, CHANNELS, 4, 4)
+    before = mixed + plain._bn1.running_mean[:, None, None]
+    with torch.no_grad():
+        for block in (plain, centred):
+            block._expand_conv = block._depthwise_conv = nn.Identity()
+        torch.testing.assert_close(centred(before), plain(before), rtol=1e-4, atol=1e-4)
+        inner = functional.relu6(plain._bn1(before))
+    assert float(seen[0].mean((0, 2, 3)).abs().max()) < 0.03
+    assert float(inner.mean((0, 2, 3)).min()) > 0.5, "without centring the mean is far from zero"
 
 
+@pytest.mark.parametrize("projections", [False, True])
+@pytest.mark.parametrize("centred", [False, True])
 def test_a_run_spends_its_epsilon_learns_and_keeps_what_is_fixed(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, projections: bool, centred: bool
 ) -> None:
     trained: list[LastBlocks] = []
 
@@ -92,14 +131,21 @@ def test_a_run_spends_its_epsilon_learns_and_keeps_what_is_fixed(
     monkeypatch.setattr(pretrained, "_inputs", made_up)
     monkeypatch.setattr(pretrained, "network", Pretrained)
     monkeypatch.setattr(pretrained, "LastBlocks", kept)
-    settings = Settings(first=1, rate=1.0, batch=100, steps=20)
+    settings = Settings(first=1, rate=1.0, batch=100, steps=20, projections=projections, centred=centred)
     job = Job(data="made-up", held_out=0, settings=settings, epsilon=8.0, seed=3, device="cpu")
     outcome = pretrained.run(job)
     assert 7.9 < outcome.epsilon <= 8.0
     assert outcome.accuracy > 0.7
-    before, after = Pretrained()._blocks[1].state_dict(), trained[0].blocks[0].state_dict()
-    moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
-    assert moved == {"_project_conv.weight", "_bn2.weight", "_bn2.bias"}
+    start = LastBlocks(Pretrained(), settings, CLASSES).state_dict()
+    after = trained[0].state_dict()
+    moved = {name for name, value in start.items() if not torch.equal(value, after[name])}
+    projection = "_project_conv.convolution" if centred else "_project_conv"
+    expected = {"head.weight", "head.bias", "widen.1.weight", "widen.1.bias"}
+    expected |= {f"blocks.0.{name}" for name in (f"{projection}.weight", "_bn1.weight", "_bn1.bias")}
+    expected |= {"blocks.0._bn2.weight", "blocks.0._bn2.bias"}
+    assert moved == expected | (
+        set() if projections else {"blocks.0._expand_conv.weight", "widen.0.weight"}
+    )
 
 
 def test_views_of_an_image_are_it_moved_and_mirrored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,13 +198,16 @@ def test_either_view_of_a_record_counts_in_its_gradient(
     assert outcome.accuracy > 0.7
 
 
-def test_a_step_takes_one_of_the_pairs_of_each_record() -> None:
+@pytest.mark.parametrize("multiplicity", [1, 2])
+def test_a_step_takes_neighbouring_views_of_each_record(multiplicity: int) -> None:
     torch.manual_seed(0)
-    records = torch.arange(4).expand(200, 4)
-    taken = torch.vmap(pretrained.random_pair, randomness="different")(records)
-    first = taken[:, 0] == 0
-    assert torch.equal(taken, torch.where(first[:, None], torch.tensor([0, 1]), torch.tensor([2, 3])))
-    assert 60 < int(first.sum()) < 140, "either as often"
+    records, choices = torch.arange(4).expand(400, 4), 4 // multiplicity
+    chosen = torch.vmap(partial(random_views, multiplicity=multiplicity), randomness="different")
+    taken = chosen(records)
+    assert torch.equal(taken, taken[:, :1] + torch.arange(multiplicity))
+    counts = torch.bincount(taken[:, 0], minlength=4)[::multiplicity]
+    assert int(counts.sum()) == 400
+    assert float((counts - 400 / choices).abs().max()) < 40, "each as often"
 
 
 def test_what_is_chosen_was_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
