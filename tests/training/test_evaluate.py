@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hush.training.evaluate import evaluate
 
@@ -79,3 +79,37 @@ def test_weights_that_moved_inside_autocast_are_the_ones_evaluated() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         afresh = evaluate(model, loss, data)["loss"]
     assert inside == afresh != before
+
+
+class Recalling(nn.Linear):
+    """Keeps the last outputs of an evaluation, in a buffer that was there and in a new one."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+        self.register_buffer("last", torch.zeros(2))
+        self.register_buffer("none", None)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = super().forward(inputs)
+        if not self.training:
+            self.last = outputs[-1]
+            self.register_buffer("new", outputs[0])
+        return outputs
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_evaluating_leaves_modes_and_buffers(fails: bool) -> None:
+    model = nn.Sequential(Recalling(), nn.Dropout())
+    model[1].eval()
+    before = dict(model.named_buffers())
+    targets = torch.zeros(3, dtype=torch.long)
+    if fails:
+        with pytest.raises((RuntimeError, IndexError)):
+            evaluate(model, nn.CrossEntropyLoss(), (torch.ones(3, 4), targets + 5))
+    else:
+        evaluate(model, nn.CrossEntropyLoss(), (torch.ones(3, 4), targets))
+    after = dict(model.named_buffers())
+    assert after.keys() == before.keys() == {"0.last"}
+    assert after["0.last"] is before["0.last"]
+    assert torch.equal(after["0.last"], torch.zeros(2))
+    assert [module.training for module in model] == [True, False]

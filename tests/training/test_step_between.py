@@ -26,17 +26,19 @@ class Network(nn.Module):
         self.instance = nn.InstanceNorm1d(4, track_running_stats=True).eval()
         self.scores = nn.Linear(4, 3)
         self.register_buffer("offset", torch.zeros(4))
+        self.register_buffer("counts", torch.zeros(3, dtype=torch.long))
         self.factor = 1
 
     def forward(self, words: Tensor) -> Tensor:
         hidden = self.first(self.words(words).mean(1)) * self.factor
-        scores: Tensor = self.scores(self.norm(hidden) + self.offset)
+        shifted = self.norm(hidden) if self.offset is None else self.norm(hidden) + self.offset
+        scores: Tensor = self.scores(shifted.to(hidden.dtype))
         return scores
 
 
-def after_steps(steps: int = 3) -> tuple[Any, PrivateStep, Any]:
+def after_steps(steps: int = 3, model: Any = None) -> tuple[Any, PrivateStep, Any]:
     torch.manual_seed(0)
-    model = Network()
+    model = model or Network()
     plan = hush.Plan(
         sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
     )
@@ -142,10 +144,9 @@ def test_parameters_that_are_frozen_are_left_out_and_come_back() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda model: setattr(model, "offset", torch.ones(4)),
-        lambda model: model.offset.data.add_(1.0),
         lambda model: setattr(model, "factor", 2),
         lambda model: setattr(model, "colour", "red"),
+        lambda model: setattr(model, "offset", model.offset.clone()),
         lambda model: model.eval(),
     ],
 )
@@ -154,6 +155,77 @@ def test_what_is_public_may_be_set_between_steps(change: Callable[[Any], object]
     change(model)
     step(next(batches))
     assert step.steps == 4
+
+
+def run_in_training_mode(model: Any) -> None:
+    model.norm.train()
+    with torch.no_grad():
+        model(torch.randint(0, 10, (8, 5)))
+    model.norm.eval()
+
+
+BUFFERS: list[tuple[str, Callable[[Any], object]]] = [
+    ("norm.num_batches_tracked, norm.running_mean, norm.running_var", run_in_training_mode),
+    ("norm.running_mean", lambda model: model.norm.running_mean.copy_(torch.ones(4))),
+    ("norm.running_mean", lambda model: model.norm.running_mean.data.add_(1e-3)),
+    ("offset", lambda model: setattr(model, "offset", torch.ones(4))),
+    ("offset", lambda model: setattr(model, "offset", None)),
+    ("offset", lambda model: setattr(model, "offset", torch.full((4,), torch.nan))),
+    ("offset", lambda model: setattr(model, "offset", torch.zeros(4).double())),
+    ("counts", lambda model: model.counts.add_(1)),
+    ("extra", lambda model: model.register_buffer("extra", torch.ones(2) * 1j)),
+]
+
+
+@pytest.mark.parametrize(("names", "change"), BUFFERS)
+def test_buffers_that_were_changed_are_neither_trained_with_nor_vouched_for(
+    names: str, change: Callable[[Any], object]
+) -> None:
+    model, step, batches = after_steps()
+    batch = next(batches)
+    before = [(module, dict(module._buffers)) for module in model.modules()]
+    kept = {name: value.clone() for name, value in model.named_buffers()}
+    change(model)
+    for ask in (lambda: step(batch), lambda: step.spent(1e-5)):
+        with pytest.raises(LedgerError, match=f"buffers {names} were changed outside"):
+            ask()
+    assert step.steps == 3
+    assert step.update is None
+    for module, buffers in before:  # put back: nothing is lost
+        module._buffers.clear()
+        module._buffers.update(buffers)
+    model.load_state_dict(kept, strict=False)
+    assert step(batch)
+    change(model)
+    step.adopt_weights()
+    assert step(next(batches))
+    assert step.spent(1e-5).epsilon.upper > 0
+
+
+class Recalling(Network):
+    """Has buffers that a forward pass changes whatever the record is: calls, and a power iteration."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.utils.parametrizations.spectral_norm(self.first)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, words: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return super().forward(words)
+
+
+def test_buffers_that_forward_passes_change_for_all_records_alike_may_change() -> None:
+    model, step, batches = after_steps(model=Recalling())
+    for _ in range(2):
+        calls = float(model.calls)
+        with torch.no_grad():
+            model(torch.randint(0, 10, (3, 5)))
+        assert float(model.calls) == calls + 1
+        step(next(batches))
+    assert step.spent(1e-5).epsilon.upper > 0
 
 
 class Keeping(Network):
@@ -272,8 +344,8 @@ def test_weights_that_are_loaded_before_the_first_step_can_be_adopted() -> None:
 def test_weights_of_two_precisions_are_recognised_under_autocast(where: str) -> None:
     """Autocast on a GPU takes the norms of bfloat16 weights in single precision."""
     model = nn.Sequential(nn.Linear(4, 3).bfloat16(), nn.Linear(3, 2)).to(where)
-    guard = WeightsGuard(model)
-    versions, norms = guard.read()
+    guard = WeightsGuard(model, ModuleState(model))
+    versions, norms, _ = guard.read()
     with torch.autocast(where, torch.bfloat16):
         read_again = guard.read()
     assert read_again[0] == versions

@@ -1,6 +1,8 @@
 """Loss and accuracy on records that need no protection."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -49,17 +51,15 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
 
     A loss of classes has torch's mean: weighted by class, without the targets of `ignore_index`, which
     are not counted in the accuracy either. Nothing here is charged: pass public or held-out records, not
-    the training set.
+    the training set. The model is left as it was.
     """
     unreduced = per_sample_loss(loss)
     ignored = getattr(loss, "ignore_index", None)
     device = next(model.parameters()).device
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     # inside a longer autocast context, copies of the weights before they were last moved
     torch.clear_autocast_cache()
     total_loss, total_weight, right, classified_records, classified = 0.0, 0.0, 0, 0, True
-    try:
+    with _evaluated(model):
         for inputs, targets, _, _ in Batch(torch.arange(count(data)), data, _BATCH):
             inputs, targets = tree_map((inputs, targets), lambda rows: rows.to(device))
             outputs = call_model(model, inputs)
@@ -77,11 +77,25 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
                 )
                 right += int(((outputs.argmax(1) == targets) & counts).sum())
                 classified_records += int(counts.sum())
-    finally:
-        for module, mode in modes:
-            module.training = mode
     result = {"loss": _ratio(total_loss, total_weight)}
     return {**result, "accuracy": _ratio(right, classified_records)} if classified else result
+
+
+@contextmanager
+def _evaluated(model: nn.Module) -> Iterator[None]:
+    """Context of a model in evaluation mode; modes and buffers are then what they were."""
+    before = [(module, module.training, dict(module._buffers)) for module in model.modules()]
+    contents = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode, buffers in before:
+            module.training = mode
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        for buffer, value in contents:
+            buffer.copy_(value)
 
 
 def _summed(unreduced: Loss, outputs: Any, targets: Any) -> tuple[float, float]:

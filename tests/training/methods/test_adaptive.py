@@ -177,6 +177,41 @@ def test_weights_that_were_moved_between_steps_void_the_run() -> None:
         next(moves)
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_buffers_that_records_get_into_between_steps_are_refused(last: bool) -> None:
+    inputs, targets = data()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
+    run = AdaptiveDescent(
+        model, nn.CrossEntropyLoss(), (inputs, targets), BUDGET, SETTINGS, generator=seeded()
+    )
+    moves = run.run()
+    next(moves)
+    if last:
+        for _ in moves:
+            pass
+    model.train()
+    model(inputs)
+    model.eval()
+    with pytest.raises(LedgerError, match=r"running_mean.* were changed outside"):
+        run.spent(1e-5) if last else next(moves)
+
+
+def test_a_move_that_is_stopped_half_way_is_a_released_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = descent(*data())
+    monkeypatch.setattr(run, "_choose_length", lambda *_: 0.1)
+    shift = run._shift
+
+    def stopped(direction: Tensor, length: float) -> None:
+        shift(direction, length / 2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "_shift", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        next(run.run())
+    assert 0 < run.spent(1e-5).epsilon.upper <= BUDGET.epsilon
+
+
 def test_the_whole_budget_is_on_the_ledger_before_anything_is_drawn() -> None:
     ledger = hush.Ledger()
     run = descent(*data(), ledger=ledger)

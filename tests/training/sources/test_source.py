@@ -164,7 +164,8 @@ def test_workers_are_forked_before_threads_draw_noise(monkeypatch: pytest.Monkey
     for batch in step.batches(Files([]), steps=2, workers=1):
         assert len(torch.multiprocessing.active_children()) == 1
         step(batch)
-    assert started == [threads]
+    assert len(started) == 1
+    assert started[0] <= threads, "others may have ended meanwhile"
 
 
 @pytest.mark.parametrize("finished", [True, False])

@@ -78,6 +78,10 @@ class ModuleState:
         """Whether forward passes change attributes: known after `probe`."""
         return bool(self._record_independent or self._constant)
 
+    def changing_names(self) -> set[str]:
+        """Names of what forward passes change in a way that does not depend on a record."""
+        return set(self._names(self._record_independent))
+
     @property
     def before(self) -> object:
         """Contents of the attributes when the step began; None outside of one.
@@ -270,13 +274,16 @@ class ModuleState:
             owner = module._buffers if name in module._buffers else module.__dict__
             owner[name] = restore[number, name]()
 
-    def _reason(self, attributes: Iterable[Attribute]) -> str:
+    def _names(self, attributes: Iterable[Attribute]) -> list[str]:
         paths = [f"{root}.{path}" for root, tree in self._trees.items() for path in tree.modules()]
-        names = [f"{paths[number].strip('.')}.{name}".lstrip(".") for number, name in attributes]
+        return [f"{paths[number].strip('.')}.{name}".lstrip(".") for number, name in attributes]
+
+    def _reason(self, attributes: Iterable[Attribute]) -> str:
+        names = ", ".join(self._names(attributes)[:3])
         return (
-            f"the model keeps {', '.join(names[:3])} from its forward pass: what one record leaves "
-            "there enters the gradients of others without being clipped, or is released without "
-            "noise. Compute it anew in every call, or set it between steps from what is public."
+            f"the model keeps {names} from its forward pass: what one record leaves there enters "
+            "the gradients of others without being clipped, or is released without noise. Compute "
+            "it anew in every call, or set it between steps from what is public."
         )
 
 

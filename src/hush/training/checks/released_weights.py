@@ -1,7 +1,8 @@
-"""Guards of released weights: moved outside of a private step, or trained further on another ledger."""
+"""Guards of a released model: changed outside of a step, or trained further on another ledger."""
 
 import warnings
 from contextlib import nullcontext
+from typing import NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -9,11 +10,29 @@ from torch import Tensor, nn
 
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.errors import LedgerError, PrivacyWarning
+from hush.gradients.checks.module_state import ModuleState
 from hush.gradients.forward.module_tree import ModuleTree
 from hush.gradients.tree import local_shard
+from hush.training.checks.released_buffers import (
+    BufferNorms,
+    changed_buffers,
+    read_buffers,
+    refuse_changed_buffers,
+)
 
-Reading = tuple[list[tuple[int, int]], Tensor]
-"""Address and version of each parameter, and the bits of their norms."""
+
+class Reading(NamedTuple):
+    """What weights and buffers are recognised by."""
+
+    versions: list[tuple[int, int]]
+    """Address and version of each parameter."""
+    norms: Tensor
+    """Bits of the parameters' norms."""
+    buffers: BufferNorms
+
+    def same_weights(self, other: "Reading") -> bool:
+        return self.versions == other.versions and torch.equal(self.norms, other.norms)
+
 
 _RELEASED: "WeakKeyDictionary[nn.Module, dict[str, tuple[Tensor, Tensor]]]" = WeakKeyDictionary()
 """Norms of the weights of each model that still exists, before the first step and after the last one on
@@ -26,17 +45,27 @@ steps on one ledger train a model in turns, each charge covers what the others g
 
 
 class WeightsGuard:
-    """Recognises weights that changed other than by a private step, where nothing is charged."""
+    """Recognises weights and buffers that were changed by no private step, where nothing is charged.
 
-    def __init__(self, model: nn.Module) -> None:
+    Buffers that forward passes change in a way that does not depend on a record (`module_state` knows
+    which) may change.
+    """
+
+    def __init__(self, model: nn.Module, module_state: ModuleState) -> None:
         self._model = model
         self._tree = ModuleTree(model)
-        self._versions, self.norms = self.read()
+        self._module_state = module_state
+        self._accepted = self.read()
+
+    @property
+    def norms(self) -> Tensor:
+        """Bits of the norms of the weights that were last accepted."""
+        return self._accepted.norms
 
     def adopt(self, ledger: Ledger) -> None:
         """Take the weights as they are now for released or public ones, in all steps on the ledger."""
-        self._versions, self.norms = self.read()
-        _ACCEPTED.setdefault(self._model, {})[ledger.identity] = self._versions, self.norms
+        self._accepted = self.read()
+        _ACCEPTED.setdefault(self._model, {})[ledger.identity] = self._accepted
 
     def applied(self, ledger: Ledger) -> None:
         """Take the weights as they are now for those that a step charged to the ledger has made."""
@@ -47,19 +76,29 @@ class WeightsGuard:
         released[ledger.identity] = start, self.norms
 
     def check(self, ledger: Ledger, reading: Reading | None = None) -> None:
-        """Raise, and void a ledger with charges, if the weights were moved by no step on it.
+        """Raise if weights or buffers were changed by no step on the ledger.
+
+        If weights were, a ledger with charges is void.
 
         Args:
             ledger: the one that the step is charged to.
-            reading: of the weights when the step began, to be compared once the GPU has done other
-                work too; None: as they are now.
+            reading: of the model when the step began, to be compared once the GPU has done other work
+                too; None: as it is now.
         """
-        versions, norms = reading or self.read()
-        accepted = _ACCEPTED.get(self._model, {}).get(ledger.identity)
-        for reading in ((self._versions, self.norms), accepted):
-            if reading is not None and versions == reading[0] and torch.equal(norms, reading[1]):
-                self._versions, self.norms = reading
-                return
+        now = reading or self.read()
+        other = _ACCEPTED.get(self._model, {}).get(ledger.identity)
+        changed: set[str] | None = None
+        for accepted in (self._accepted, other):
+            if accepted is not None and now.same_weights(accepted):
+                changed = set(changed_buffers(accepted.buffers, now.buffers))
+                if not changed or not (changed := changed - self._module_state.changing_names()):
+                    self._accepted = accepted
+                    return
+        if changed is None:
+            self._refuse_weights(ledger)
+        refuse_changed_buffers(changed)
+
+    def _refuse_weights(self, ledger: Ledger) -> NoReturn:
         reason = "the model's weights were changed outside of the private step, where nothing is charged"
         if ledger.counts:  # otherwise nothing was released on it, and nothing is lost
             ledger.void(reason)
@@ -71,7 +110,7 @@ class WeightsGuard:
 
     @torch.no_grad()
     def read(self) -> Reading:
-        """Address and version of each parameter, and the bits of their norms.
+        """Address and version of each parameter, and the bits of norms.
 
         Writes by way of `.data` are not counted by torch; they change the norm. The bits, of which those
         of a NaN are equal to themselves, stay on the device until they are compared, so that a step does
@@ -82,10 +121,11 @@ class WeightsGuard:
         cast = torch.is_autocast_enabled(device)  # it takes norms in other precisions
         with torch.autocast(device, enabled=False) if cast else nullcontext():
             norms = torch._foreach_norm(values)
+            buffers = read_buffers(self._tree)
         if len({norm.dtype for norm in norms}) > 1:
             norms = tuple(norm.double() for norm in norms)
         versions = [(value.data_ptr(), value._version) for value in values]
-        return versions, torch.stack(norms).view(torch.uint8)
+        return Reading(versions, torch.stack(norms).view(torch.uint8), buffers)
 
 
 def warn_of_other_ledger(norms: Tensor, ledger: Ledger) -> None:

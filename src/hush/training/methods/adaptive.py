@@ -221,8 +221,10 @@ class AdaptiveDescent:
             self.step.adopt_weights()
 
     def _move(self, direction: Tensor, length: float) -> None:
-        self._shift(direction, length)
-        self.step.adopt_weights()
+        try:
+            self._shift(direction, length)
+        finally:  # where it is stopped in between, it is a function of what was released all the same
+            self.step.adopt_weights()
 
     @torch.no_grad()
     def _shift(self, direction: Tensor, length: float) -> None:

@@ -195,7 +195,7 @@ class StepState(SingleOwner):
             """Whether rounding is within what is paid for, by what is public: known after `probe`."""
             self._adopted = False
             """Whether weights were set outside of the step since ranks last compared theirs."""
-            self._weights = WeightsGuard(model)
+            self._weights = WeightsGuard(model, self.module_state)
             warn_of_other_ledger(self._weights.norms, self.ledger)
 
     @property
@@ -250,7 +250,7 @@ class StepState(SingleOwner):
             neighbours: adjacency relation; None: the one that is charged.
 
         Returns:
-            The guarantee. Raises if the weights were changed outside of the step since it last ran.
+            The guarantee. Raises if weights or buffers were changed outside of the step since then.
         """
         self.free_whole_weights()
         self._weights.check(self.ledger)
@@ -258,7 +258,7 @@ class StepState(SingleOwner):
         return self.ledger.epsilon(checked, group=group, neighbours=neighbours, uncharged=self.adjacency)
 
     def adopt_weights(self) -> None:
-        """Declare that the model's weights were set outside of this step without looking at the records.
+        """Declare that weights or buffers were set outside of this step without looking at the records.
 
         It holds for all steps on the model that share the ledger. For weights that were
         loaded, averaged or clamped: functions of what was released before, or of public data.
