@@ -30,6 +30,26 @@ def test_reproduce_prints_a_table_and_leaves_its_files(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"gg-fig10.csv", "gg-fig10.png"}
 
 
+def test_a_folder_that_takes_no_files_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worked: list[str] = []
+    monkeypatch.setattr("hush.cli.reproduce._recipes", lambda: {"gg-fig10": lambda: worked.append("")})
+    (tmp_path / "file").write_text("")
+    result = call("reproduce", "gg-fig10", "--out", tmp_path / "file" / "out")
+    assert result.returncode == 2
+    assert re.search(r"--out=\S+/file/out must be .* \(Not a directory\): .*another one", result.stderr)
+    assert not worked
+
+
+def test_a_table_is_printed_though_its_file_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "gg-fig10.csv").mkdir()
+    result = call("reproduce", "gg-fig10", "--out", tmp_path)
+    assert result.returncode == 2
+    assert "| Laplace, order 2, epsilon 0.1" in result.stdout
+    assert re.search(r"gg-fig10.csv cannot be written \(Is a directory\): the table", result.stderr)
+
+
 def test_a_recipe_without_a_network_takes_no_model() -> None:
     with pytest.raises(InvalidValue, match="has no choice of model"):
         reproduce(["gg-fig2"], model="mlp")

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from hush.core import atomic_files
+from hush.core.errors import InvalidValue
 
 
 def test_the_new_content_replaces_the_old(tmp_path: Path) -> None:
@@ -27,3 +28,12 @@ def test_a_crash_while_writing_leaves_the_old_content(
     with pytest.raises(OSError, match="no space"):
         atomic_files.replace_file(path, b"new")
     assert path.read_bytes() == b"old"
+
+
+def test_a_folder_is_made_and_left_empty_or_refused_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "some" / "folder"
+    atomic_files.check_folder("--out", folder)
+    assert not list(folder.iterdir())
+    (folder / "file").write_text("")
+    with pytest.raises(InvalidValue, match=r"--out=.*/file must be a folder .* \(File exists\)"):
+        atomic_files.check_folder("--out", folder / "file")

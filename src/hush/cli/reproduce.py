@@ -4,12 +4,16 @@ import sys
 from collections.abc import Callable
 from inspect import getdoc, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hush.cli.options import Device, Quiet, device_of
+from hush.core.atomic_files import check_folder
 from hush.core.errors import DataError, InvalidValue
+
+if TYPE_CHECKING:
+    from hush.report.figure import Figure
 
 
 def reproduce(
@@ -67,14 +71,27 @@ def reproduce(
         unknown = [choice for choice in chosen if choice not in signature(recipes[name]).parameters]
         if unknown:
             raise InvalidValue(f"{name} has no choice of {', '.join(unknown)}: leave that out.")
+    check_folder("--out", out)
     for name in names:
         with Progress(f"computing {name}", visible=not quiet):
             figure = recipes[name](**chosen)
+        _show(name, figure, out)
+
+
+def _show(name: str, figure: "Figure", out: Path) -> None:
+    """Print a figure's table, then write its files: what fails there loses no numbers."""
+    print(f"{name}: {figure.title}\n\n{figure.table().markdown()}\n")
+    for note in figure.notes:
+        print(f"  {note}")
+    try:
         files = figure.save(out)
-        print(f"{name}: {figure.title}\n\n{figure.table().markdown()}\n")
-        for note in figure.notes:
-            print(f"  {note}")
-        print(f"  written: {', '.join(map(str, files))}\n")
+    except OSError as error:
+        raise InvalidValue(
+            f"--out={out}: {error.filename or figure.name} cannot be written ({error.strerror}): the "
+            "table above is all that is left of the work. Copy it from there; the next time permit the "
+            "file, make room, or pass another --out."
+        ) from error
+    print(f"  written: {', '.join(map(str, files))}\n")
 
 
 def _recipes() -> dict[str, Callable[..., Any]]:

@@ -4,6 +4,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from hush.core.errors import InvalidValue
 
 
 def replace_file(path: Path, content: bytes, *, secret: bool = False) -> None:
@@ -50,6 +53,26 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
         sync_folder(path.parent)
+
+
+def check_folder(name: str, folder: Path) -> None:
+    """Create the folder and raise if no file can be written there: before the work, not after it.
+
+    Args:
+        name: of the option or environment variable that the folder is the value of.
+        folder: where files will go.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=folder) as file:
+            file.write(b"0")
+            file.flush()  # a full disk is noticed here
+    except OSError as error:
+        raise InvalidValue(
+            f"{name}={folder} must be a folder that files can be written to ({error.strerror}): what is "
+            f"computed would be lost. Permit it, make room, or name another one, as {name}=/tmp/hush.",
+            key=name,
+        ) from error
 
 
 def sync_folder(folder: Path) -> None:
