@@ -39,6 +39,10 @@ def test_a_folder_that_takes_no_files_is_refused_before_the_work(
     result = call("reproduce", "gg-fig10", "--out", tmp_path / "file" / "out")
     assert result.returncode == 2
     assert re.search(r"--out=\S+/file/out must be .* \(Not a directory\): .*another one", result.stderr)
+    monkeypatch.setenv("HUSH_RUNS", str(tmp_path / "file" / "runs"))
+    result = call("reproduce", "gg-fig10", "--out", tmp_path / "out")
+    assert result.returncode == 2
+    assert re.search(r"HUSH_RUNS=\S+/file/runs must be a folder", result.stderr)
     assert not worked
 
 

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from hush.core.errors import InvalidValue, PerformanceWarning
 from recipes import workers as module
-from recipes.workers import CACHE, _share, cached_result, workers
+from recipes.workers import CACHE, _share, cached_result, code_digest, workers
 
 
 def test_processes_take_a_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,9 +56,90 @@ def test_results_are_cached_by_code_function_and_argument(
         assert [cached_result(abs, -3), cached_result(abs, -4), cached_result(str, -3)] == [3, 4, "-3"]
         assert len(list(tmp_path.iterdir())) == 3
         assert cached_result(local, 1) == 4, "what it refers to is not in its name"
-    monkeypatch.setattr(module, "_code", lambda: "another version")
+    monkeypatch.setattr(module, "_IMPORTED", "another version")
+    monkeypatch.setattr(module, "code_digest", lambda: "another version")
     assert cached_result(abs, -3) == 3
     assert len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.parametrize("damage", [b"", b"0" * 10, b"0" * 100])
+def test_a_damaged_result_is_computed_again(
+    damage: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    assert cached_result(abs, -3) == 3
+    (path,) = tmp_path.iterdir()
+    intact = path.read_bytes()
+    path.write_bytes(damage)
+    assert cached_result(abs, -3) == 3
+    assert path.read_bytes() == intact
+
+
+def test_a_cache_that_takes_no_files_is_refused_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(CACHE, str(tmp_path / "file" / "runs"))
+    with (
+        pytest.raises(InvalidValue, match=r"HUSH_RUNS=.*file/runs must be a folder"),
+        workers(1, "cpu"),
+    ):
+        pytest.fail("it began")
+
+
+def test_a_result_that_cannot_be_kept_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE, str(tmp_path / "removed"))
+    with pytest.warns(PerformanceWarning, match=r"not kept .* \(No such file or directory\)"):
+        assert cached_result(abs, -3) == 3
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of the code that results follow from."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "a.py").write_text("one\ntwo\n")
+    (folder / "b.py").write_text("three\n")
+    monkeypatch.setattr(module, "_CODE", (folder,))
+    return folder
+
+
+def test_the_digest_tells_where_a_line_is_and_which_torch(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = {code_digest(), code_digest()}
+    assert len(digests) == 1
+    (code / "a.py").write_text("one\n")
+    (code / "b.py").write_text("two\nthree\n")
+    digests.add(code_digest())
+    (code / "b.py").rename(code / "c.py")
+    digests.add(code_digest())
+    monkeypatch.setattr("torch.__version__", "1.0")
+    assert len(digests | {code_digest()}) == 4
+
+
+def test_results_of_code_that_has_changed_since_its_import_are_not_kept(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    monkeypatch.setenv(CACHE, str(runs))
+    monkeypatch.setattr(module, "_IMPORTED", code_digest())
+    with pytest.warns(PerformanceWarning, match="was edited since it was imported"):
+        assert cached_result(edited, code / "a.py") == 8
+    assert not list(runs.iterdir()), "edited while it ran"
+    with pytest.warns(PerformanceWarning, match="was edited since it was imported"):
+        assert cached_result(abs, -3) == 3
+    assert not list(runs.iterdir()), "edited before it ran"
+
+
+def edited(path: Path) -> int:
+    """The length of a file before a line is added to it."""
+    before = path.read_text()
+    path.write_text(before + "more\n")
+    return len(before)
 
 
 def counted(run: tuple[Path, int]) -> float:

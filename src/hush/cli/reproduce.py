@@ -71,7 +71,10 @@ def reproduce(
         unknown = [choice for choice in chosen if choice not in signature(recipes[name]).parameters]
         if unknown:
             raise InvalidValue(f"{name} has no choice of {', '.join(unknown)}: leave that out.")
+    from recipes.workers import check_cache
+
     check_folder("--out", out)
+    check_cache()
     for name in names:
         with Progress(f"computing {name}", visible=not quiet):
             figure = recipes[name](**chosen)
