@@ -6,7 +6,6 @@ Hand-picked: the best of a grid by test accuracy, as the literature does, on all
 is not charged. Drawn: settings drawn once from the same ranges, the budget for a single run.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -40,9 +39,8 @@ GRID = {"learning_rate": (0.3, 1.0, 3.0, 10.0), "clip": (0.3, 1.0, 3.0)}
 Settings = dict[str, Any]
 
 
-def tuning_fashion(*, seeds: int = 5, steps: Sequence[int] | None = None, device: str = "cpu") -> Figure:
+def tuning_fashion(*, seeds: int = 5, steps: int = STEPS, device: str = "cpu") -> Figure:
     """Accuracy of tuned, hand-picked and drawn settings at epsilon 3 on Fashion-MNIST."""
-    (length,) = steps or (STEPS,)
     data = _Data(*_tensors(device))
     rows: list[list[Any]] = []
 
@@ -51,15 +49,15 @@ def tuning_fashion(*, seeds: int = 5, steps: Sequence[int] | None = None, device
         print("  " + "; ".join(map(str, row)), flush=True)
 
     for seed in range(seeds):
-        add(["tuned, all charged", seed, *_tuned(data, length, seed)])
+        add(["tuned, all charged", seed, *_tuned(data, steps, seed)])
     candidates = [dict(zip(GRID, values, strict=True)) for values in product(*GRID.values())]
-    accuracies = [_single(data, length, settings, seed=0)[-1] for settings in candidates]
+    accuracies = [_single(data, steps, settings, seed=0)[-1] for settings in candidates]
     best = candidates[accuracies.index(max(accuracies))]
     for seed in range(1, seeds + 1):
-        add(["hand-picked, choice not charged", seed, *_single(data, length, best, seed)])
+        add(["hand-picked, choice not charged", seed, *_single(data, steps, best, seed)])
     for seed in range(seeds):
         drawn = draw_settings(SPACE, Random(seed))
-        add(["drawn once", seed, *_single(data, length, drawn, seed)])
+        add(["drawn once", seed, *_single(data, steps, drawn, seed)])
     kinds = list(dict.fromkeys(row[0] for row in rows))
     scores = {kind: [row[-1] for row in rows if row[0] == kind] for kind in kinds}
     spread = {kind: stdev(each) if len(each) > 1 else 0.0 for kind, each in scores.items()}

@@ -51,13 +51,13 @@ def units_fashion(
     *,
     device: str = "cpu",
     seeds: int = 1,
-    steps: Sequence[int] | None = None,
+    steps: int | None = None,
     learning_rates: Sequence[float] = (0.1, 0.2, 0.5),
     per_unit: Sequence[int] = (1, 5, 20),
     processes: int = 1,
 ) -> Figure:
     """Accuracy at epsilon 3 for one image, and for one owner of up to 50 images."""
-    lengths = tuple(steps or ((30,) if device == "cpu" else (300, 1000)))
+    lengths = (steps,) if steps else (30,) if device == "cpu" else (300, 1000)
     batches: dict[int | None, int] = {None: 2048, **dict.fromkeys(per_unit, 1024)}
     rows: list[list[Any]] = []
     with workers(processes, device) as over:

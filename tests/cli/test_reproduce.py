@@ -2,7 +2,12 @@
 
 import ast
 import re
+from collections.abc import Sequence
+from functools import partial
+from inspect import signature
 from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -52,6 +57,57 @@ def test_a_table_is_printed_though_its_file_cannot_be_written(tmp_path: Path) ->
     assert result.returncode == 2
     assert "| Laplace, order 2, epsilon 0.1" in result.stdout
     assert re.search(r"gg-fig10.csv cannot be written \(Is a directory\): the table", result.stderr)
+
+
+@pytest.mark.parametrize("name", all_recipes())
+def test_options_have_the_types_that_a_recipe_takes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = all_recipes()[name]
+    given: dict[str, object] = {}
+
+    def recorded(**options: object) -> None:
+        given.update(options)
+
+    recorded.__signature__ = signature(recipe)  # type: ignore[attr-defined]
+    monkeypatch.setattr("hush.cli.reproduce._recipes", lambda: {name: recorded})
+    monkeypatch.setattr("hush.cli.reproduce._show", lambda *_: None)
+    options = {key: text for key, text in OPTIONS.items() if key in signature(recipe).parameters}
+    arguments = [f"--{key.replace('_', '-')}={text}" for key, text in options.items()]
+    result = call("reproduce", name, *arguments, "--out", tmp_path)
+    assert result.returncode == 0, result.stderr
+    types = get_type_hints(recipe.func if isinstance(recipe, partial) else recipe)
+    assert given.keys() == options.keys()
+    assert all(fits(value, types[key]) for key, value in given.items()), given
+
+
+OPTIONS = {
+    "model": "mnist-cnn",
+    "device": "cpu",
+    "betas": "1.5,2",
+    "epsilons": "2,4",
+    "seeds": "2",
+    "epochs": "3",
+    "steps": "5",
+    "learning_rates": "0.1,1",
+    "only": "plain",
+    "processes": "1",
+}
+
+
+def fits(value: object, hint: Any) -> bool:
+    """Whether a value is of a type, one of several, or a sequence of one."""
+    if isinstance(hint, UnionType):
+        return any(fits(value, member) for member in get_args(hint))
+    if get_origin(hint) is Sequence:
+        (member,) = get_args(hint)
+        return isinstance(value, Sequence) and all(fits(item, member) for item in value)
+    return isinstance(value, hint)
+
+
+def test_every_option_of_a_recipe_is_tried_above() -> None:
+    own = {"names", "out", "quiet"}
+    assert signature(reproduce).parameters.keys() - own == OPTIONS.keys()
 
 
 def test_a_recipe_without_a_network_takes_no_model() -> None:

@@ -19,7 +19,7 @@ def test_all_rows_cost_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fashion, "BATCH", 60)
     monkeypatch.setattr(fashion, "TRIALS", 1.5)
     monkeypatch.setattr(fashion, "GRID", {"learning_rate": (1.0,), "clip": (1.0,)})
-    figure = fashion.tuning_fashion(seeds=1, steps=(2,))
+    figure = fashion.tuning_fashion(seeds=1, steps=2)
     assert [row[0] for row in figure.rows] == [
         *("tuned, all charged", "hand-picked, choice not charged", "drawn once")
     ]
