@@ -26,13 +26,14 @@ from hush.training.loop import train
 from recipes.selection import select
 from recipes.twice.ways import (
     DELTA,
-    SETTINGS,
+    NAMES,
     STEPS,
     Setting,
     Way,
     inputs_on,
     new_model,
     rows_of,
+    setting_of,
     variance_of_mean,
     ways_of,
 )
@@ -77,15 +78,15 @@ def twice_training(
     processes: int = 1,
 ) -> Figure:
     """Test accuracy and noise of each way at the same epsilon."""
-    setting = replace(SETTINGS[model], device=device)
+    named = select(dict.fromkeys(NAMES), only)
+    setting = replace(setting_of(model), device=device)
     if learning_rates:
         setting = replace(setting, learning_rates=tuple(learning_rates))
-    ways = ways_of(setting, epsilons, steps)
+    ways = ways_of(setting, epsilons, steps, {"plain", *named})  # the noise of others is relative to it
     start = new_model(setting, seed=0)
     first = {
         way.epsilon: variance_of_mean(way.plan, start) for way in reversed(ways) if way.name == "plain"
     }
-    named = select(dict.fromkeys(way.name for way in ways), only)
     ways = [way for way in ways if way.name in named]
     rows: list[list[Any]] = []
     with workers(processes, device) as over:

@@ -1,6 +1,6 @@
 """Ways to spend a budget, as the twice-sampling paper compares them, each with the least noise."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hush.accounting.calibrate import calibrate
 from hush.accounting.shaping.fit import fit_noise
 from hush.clipping import L2, L2Linf, Principal, Subspaces
+from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from hush.core.parts import Clipping, Sampling
 from hush.core.plan import Plan
@@ -26,6 +27,12 @@ SHAPES = {"": 1.0, ", half-way": 0.5, ", isotropic": 0.0}
 """Powers of the deviations of least total variance."""
 STEPS = {2.0: 1500, 2.5: 2000, 4.0: 2500, 8.0: 5000}
 THIRD = 1 / 3
+_IN_SUBSPACES = ("subspaces, larger batch", "subspaces, twice")
+NAMES = (
+    *("plain", "plain, larger batch", "twice"),
+    *(f"{name}{suffix}" for name in _IN_SUBSPACES for suffix in SHAPES),
+)
+"""Of all ways."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,18 +93,46 @@ class Way:
     plan: Plan
 
 
-def ways_of(setting: Setting, epsilons: Sequence[float], steps: int | None) -> list[Way]:
-    """All ways at all epsilons; one that two pairs of rates share is there once."""
+def setting_of(model: str) -> Setting:
+    """The setting of a network; one without raises."""
+    if model not in SETTINGS:
+        raise InvalidValue(
+            f"model={model!r} must be one of {', '.join(SETTINGS)}: subspaces and rates are chosen for "
+            "these networks. Pass e.g. --model mnist-cnn."
+        )
+    return SETTINGS[model]
+
+
+def ways_of(
+    setting: Setting, epsilons: Sequence[float], steps: int | None, names: Collection[str]
+) -> list[Way]:
+    """The named ways at all epsilons; one that two pairs of rates share is there once.
+
+    Args:
+        setting: data, network and rates.
+        epsilons: budgets.
+        steps: of a run; None: the setting's share of the paper's, by epsilon.
+        names: of `NAMES`; no others are calibrated.
+    """
+    lengths = [steps or _paper_steps(setting, level) for level in epsilons]
     _, public, _ = inputs_on(setting)
     start = new_model(setting, seed=0)
     ways: dict[tuple[float, Plan], Way] = {}
-    for level in epsilons:
-        length = steps or max(1, round(STEPS[level] * setting.short))
+    for level, length in zip(epsilons, lengths, strict=True):
         budget = Budget(epsilon=level, delta=DELTA)
         for rates in setting.rates:
-            for name, plan in _plans(setting, rates, start, public, budget, length).items():
+            for name, plan in _plans(setting, rates, start, public, budget, length, names).items():
                 ways.setdefault((level, plan), Way(name=name, epsilon=level, steps=length, plan=plan))
     return list(ways.values())
+
+
+def _paper_steps(setting: Setting, epsilon: float) -> int:
+    if epsilon not in STEPS:
+        raise InvalidValue(
+            f"there is no number of steps for epsilon {epsilon:g}: choose from "
+            f"{', '.join(f'{level:g}' for level in STEPS)}, or pass --steps as well, e.g. --steps 60."
+        )
+    return max(1, round(STEPS[epsilon] * setting.short))
 
 
 Data = tuple[Tensor, Tensor]
@@ -124,30 +159,30 @@ def _plans(
     public: Data,
     budget: Budget,
     steps: int,
+    names: Collection[str],
 ) -> dict[str, Plan]:
-    """The ways to spend the budget, each with as little noise as it allows."""
+    """The named ways to spend the budget, each with as little noise as it allows."""
     rate, inner = rates
     twice = Twice(rate=rate, coordinate_rate=inner)
     low, high = Poisson(rate=round(rate * inner, 9)), Poisson(rate=rate)
-
-    def plain(sampling: Sampling, clipping: Clipping) -> Plan:
-        plan = Plan(sampling=sampling, clipping=clipping, noise=Gaussian(multiplier=1.0))
-        return calibrate(plan, budget, steps)
-
-    def fitted(sampling: Sampling) -> dict[float, Plan]:
-        clipping = _subspaces(setting, model, public, capped=sampling is twice)
-        plan = Plan(sampling=sampling, clipping=clipping, noise=Gaussian(multiplier=1.0))
-        least = fit_noise(plan, budget, steps)
-        return {power: shaped(least, power, budget, steps) for power in SHAPES.values()}
-
-    plans = {
-        "plain": plain(low, L2(norm=1.0)),
-        "plain, larger batch": plain(high, L2(norm=1.0)),
-        "twice": plain(twice, L2Linf(l2=1.0, linf=CAP)),
+    without: dict[str, tuple[Sampling, Clipping]] = {
+        "plain": (low, L2(norm=1.0)),
+        "plain, larger batch": (high, L2(norm=1.0)),
+        "twice": (twice, L2Linf(l2=1.0, linf=CAP)),
     }
-    for name, sampling in (("subspaces, larger batch", high), ("subspaces, twice", twice)):
-        by_power = fitted(sampling)
-        plans |= {f"{name}{suffix}": by_power[power] for suffix, power in SHAPES.items()}
+    plans = {}
+    for name, (sampling, clipping) in without.items():
+        if name in names:
+            plan = Plan(sampling=sampling, clipping=clipping, noise=Gaussian(multiplier=1.0))
+            plans[name] = calibrate(plan, budget, steps)
+    for name, sampling in zip(_IN_SUBSPACES, (high, twice), strict=True):
+        powers = {f"{name}{suffix}": power for suffix, power in SHAPES.items()}
+        powers = {full: power for full, power in powers.items() if full in names}
+        if powers:
+            clipping = _subspaces(setting, model, public, capped=sampling is twice)
+            plan = Plan(sampling=sampling, clipping=clipping, noise=Gaussian(multiplier=1.0))
+            least = fit_noise(plan, budget, steps)
+            plans |= {full: shaped(least, power, budget, steps) for full, power in powers.items()}
     return plans
 
 

@@ -1,11 +1,16 @@
 """The parts of the trained twice-sampling recipes that a broken one would get wrong."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import hush
+from hush.core.errors import InvalidValue
+from recipes.twice import training, ways
 from recipes.twice.section6 import _noise
+from recipes.twice.training import twice_training
 from recipes.twice.ways import shaped, variance_of_mean
 
 
@@ -55,3 +60,45 @@ def test_shapes_lie_between_isotropic_and_least_variance_at_the_same_epsilon(pow
 
     assert ratio(between) == pytest.approx(ratio(least) ** power)
     assert ratio(least) > 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"model": "nope"}, "model='nope' must be one of resnet22, mnist-cnn"),
+        ({"epsilons": (2.0, 3.0)}, "no number of steps for epsilon 3: choose from 2, 2.5, 4, 8, or"),
+        ({"only": "nope"}, "nothing here has 'nope' in its name: choose from plain; "),
+    ],
+)
+def test_wrong_options_are_refused_before_any_work(
+    wrong: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ways, "load", lambda _: pytest.fail("it began"))
+    with pytest.raises(InvalidValue, match=message):
+        twice_training(**wrong)
+
+
+def test_only_the_named_ways_are_calibrated_and_the_first_plain_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calibrated: list[hush.Plan] = []
+
+    def recorded(plan: hush.Plan, *_: object) -> hush.Plan:
+        calibrated.append(plan)
+        return plan
+
+    images = torch.zeros(2100, 1, 28, 28), torch.zeros(2100, dtype=torch.int64)
+    monkeypatch.setattr(ways, "inputs_on", lambda _: (images, images, images))
+    monkeypatch.setattr(ways, "calibrate", recorded)
+    monkeypatch.setattr(training, "_accuracy", lambda run: 0.5)
+    figure = twice_training(only="twice", learning_rates=(1.0,))
+    assert [type(plan.sampling) for plan in calibrated] == [hush.Poisson, hush.Twice]
+    assert [row[2] for row in figure.rows] == ["twice"]
+    plain, twice = (plan.sampling.expected(1) for plan in calibrated)
+    assert figure.rows[0][5] == pytest.approx(100 * (plain / twice) ** 2), "relative to the plain way"
+    monkeypatch.setattr(ways, "fit_noise", recorded)
+    monkeypatch.setattr(ways, "shaped", recorded)
+    clipping = hush.Subspaces(ranks=(10, 980), l2=(3.0, 1.0), bases=hush.Principal())
+    monkeypatch.setattr(ways, "_subspaces", lambda *_, capped: clipping)
+    made = ways._plans(ways.SETTINGS["mnist-cnn"], (0.1, 0.5), Any, Any, Any, 1, ways.NAMES)  # type: ignore[arg-type]
+    assert tuple(made) == ways.NAMES
