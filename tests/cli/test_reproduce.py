@@ -115,6 +115,26 @@ def test_a_recipe_without_a_network_takes_no_model() -> None:
         reproduce(["gg-fig2"], model="mlp")
 
 
+@pytest.mark.parametrize("asked", [(), ("--device", "cuda")])
+def test_a_device_that_is_not_there_is_refused_before_the_work(
+    asked: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_a_gpu(*, device: str = "cuda") -> None:
+        pytest.fail(f"it began on {device}")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("hush.cli.reproduce._recipes", lambda: {"on-a-gpu": on_a_gpu})
+    result = call("reproduce", "on-a-gpu", *asked, cwd=tmp_path)
+    assert result.returncode == 2
+    assert "on-a-gpu: --device cuda: torch finds 0 CUDA device(s)" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_help_says_whose_device_it_is() -> None:
+    text = " ".join(call("reproduce", "--help").stdout.replace("│", " ").split())
+    assert "cpu, cuda or cuda:N; the recipe's own by default" in text
+
+
 def test_an_installed_package_says_where_the_recipes_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,7 +51,8 @@ def one_of(option: str, *names: str, why: str) -> Callable[[str | None], str | N
     return check
 
 
-def _device_named(value: str | None) -> str | None:
+def device_named(value: str | None) -> str | None:
+    """Callback of --device: raises for what is none, before the command imports torch."""
     if value is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", value):
         raise InvalidValue(
             f"--device {value} must be cpu, cuda or cuda:N: noise is exact in double precision and "
@@ -76,7 +77,7 @@ Model = Annotated[
 ]
 Device = Annotated[
     str | None,
-    typer.Option(help="cpu, cuda or cuda:N; cuda if there is one.", callback=_device_named),
+    typer.Option(help="cpu, cuda or cuda:N; cuda if there is one.", callback=device_named),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress on standard error.")]
@@ -306,7 +307,7 @@ def device_of(name: str | None) -> "torch.device":
     import torch
 
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    device = torch.device(_device_named(name) or ("cuda" if available else "cpu"))
+    device = torch.device(device_named(name) or ("cuda" if available else "cpu"))
     if device.type == "cuda" and (device.index or 0) >= available:
         raise InvalidValue(
             f"--device {name}: torch finds {available} CUDA device(s), numbered from 0. Pass e.g. "

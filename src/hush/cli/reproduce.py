@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hush.cli.options import Device, Quiet, device_of
+from hush.cli.options import Quiet, device_named, device_of
 from hush.core.atomic_files import check_folder
 from hush.core.errors import DataError, InvalidValue
 
@@ -24,7 +24,10 @@ def reproduce(
     model: Annotated[
         str | None, typer.Option(help="Network in place of the recipe's own, where it has one.")
     ] = None,
-    device: Device = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu, cuda or cuda:N; the recipe's own by default.", callback=device_named),
+    ] = None,
     betas: Annotated[str | None, typer.Option(help="Only these shapes, as 1,2,3.")] = None,
     epsilons: Annotated[str | None, typer.Option(help="Only these epsilons, as 1,3.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Number of runs of each kind.", min=1)] = None,
@@ -64,13 +67,12 @@ def reproduce(
         "only": only,
         "processes": processes,
     }
-    if device is not None:
-        device_of(device)
     chosen = {name: value for name, value in choices.items() if value is not None}
     for name in names:
         unknown = [choice for choice in chosen if choice not in signature(recipes[name]).parameters]
         if unknown:
             raise InvalidValue(f"{name} has no choice of {', '.join(unknown)}: leave that out.")
+        _check_device(name, recipes[name], device)
     from recipes.workers import check_cache
 
     check_folder("--out", out)
@@ -95,6 +97,17 @@ def _show(name: str, figure: "Figure", out: Path) -> None:
             "file, make room, or pass another --out."
         ) from error
     print(f"  written: {', '.join(map(str, files))}\n")
+
+
+def _check_device(name: str, recipe: Callable[..., Any], device: str | None) -> None:
+    """Raise if the device that is asked for, or else the recipe's own, is not there."""
+    own = signature(recipe).parameters.get("device")
+    if own is None:
+        return
+    try:
+        device_of(device or own.default)
+    except InvalidValue as error:
+        raise InvalidValue(f"{name}: {error}") from error
 
 
 def _recipes() -> dict[str, Callable[..., Any]]:
