@@ -135,6 +135,22 @@ def test_the_help_says_whose_device_it_is() -> None:
     assert "cpu, cuda or cuda:N; the recipe's own by default" in text
 
 
+@pytest.mark.parametrize("wrong", ["0", "-1", "nan", "2,inf", "2,1e999"])
+@pytest.mark.parametrize("option", ["--betas", "--epsilons", "--learning-rates"])
+def test_numbers_without_a_meaning_are_refused_before_the_work(
+    option: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def recipe(**_: object) -> None:
+        pytest.fail("it began")
+
+    monkeypatch.setattr("hush.cli.reproduce._recipes", lambda: {"recipe": recipe})
+    result = call("reproduce", "recipe", f"{option}={wrong}", cwd=tmp_path)
+    assert result.returncode == 2
+    refused = float(wrong.split(",")[-1])
+    assert f"hush: {option}={refused} must be a finite number >" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_installed_package_says_where_the_recipes_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,9 +11,16 @@ import typer
 from hush.cli.options import Quiet, device_named, device_of
 from hush.core.atomic_files import check_folder
 from hush.core.errors import DataError, InvalidValue
+from hush.core.ranges import Range
 
 if TYPE_CHECKING:
     from hush.report.figure import Figure
+
+_BETAS = Range(
+    at_least=1, why="below 1 the density is not log-concave, and no bound is proved of it", example=1.5
+)
+_EPSILONS = Range(above=0, why="a budget of zero buys no information about the data", example=3.0)
+_LEARNING_RATES = Range(above=0, why="nothing is learned without a step downhill", example=0.3)
 
 
 def reproduce(
@@ -58,12 +65,12 @@ def reproduce(
     choices = {
         "model": model,
         "device": device,
-        "betas": _numbers("--betas", betas),
-        "epsilons": _numbers("--epsilons", epsilons),
+        "betas": _numbers("--betas", betas, _BETAS),
+        "epsilons": _numbers("--epsilons", epsilons, _EPSILONS),
         "seeds": seeds,
         "epochs": epochs,
         "steps": steps,
-        "learning_rates": _numbers("--learning-rates", learning_rates),
+        "learning_rates": _numbers("--learning-rates", learning_rates, _LEARNING_RATES),
         "only": only,
         "processes": processes,
     }
@@ -126,13 +133,14 @@ def _recipes() -> dict[str, Callable[..., Any]]:
     return all_recipes()
 
 
-def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
-    """The numbers of a comma-separated list."""
+def _numbers(option: str, text: str | None, allowed: Range) -> tuple[float, ...] | None:
+    """The numbers of a comma-separated list, each within its range."""
     if text is None:
         return None
     try:
-        return tuple(float(number) for number in text.split(","))
+        numbers = tuple(float(number) for number in text.split(","))
     except ValueError:
         raise InvalidValue(
             f"{option} {text} must be numbers with commas between them, as 1,2.5."
         ) from None
+    return tuple(allowed.check(option, number) for number in numbers)
