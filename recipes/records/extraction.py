@@ -92,8 +92,11 @@ def _opponent_scatter(images: Tensor) -> Tensor:
 
 
 def _cached(features: FeatureMap, images: NDArray[Any], device: str) -> NDArray[np.float32]:
-    shape = (len(images), *_extractor(features)(torch.from_numpy(images[:1])).shape[1:])
-    of = f"{features.patches} of {DRAWN} pairs" if features.patches else "opponent scattering"
+    extract = _extractor(features)
+    shape = (len(images), *extract(torch.from_numpy(images[:1])).shape[1:])
+    of = "opponent scattering"
+    if isinstance(extract, PatchResponses):
+        of = f"{extract.patches} of {DRAWN} pairs of {features.draw.__name__} {extract.digest()}"
 
     def compute() -> NDArray[np.float32]:
         extracted: NDArray[np.float32] = _in_parts(features, torch.from_numpy(images), device).numpy()

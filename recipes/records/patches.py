@@ -5,6 +5,7 @@ whitened by, and those that others are compared with, are of images that a formu
 mapped by itself.
 """
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -77,6 +78,10 @@ class PatchResponses:
 
     def __call__(self, images: Tensor) -> Tensor:
         return torch.cat([self._either_way(some) for some in images.split(_AT_ONCE)])
+
+    def digest(self) -> str:
+        """Tells filters apart, which the images that they are drawn from decide beside the settings."""
+        return hashlib.sha256(self.filters.numpy().tobytes()).hexdigest()[:16]
 
     def _either_way(self, images: Tensor) -> Tensor:
         if not self.patches.mirrored:
