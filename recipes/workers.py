@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pickle
+import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -38,7 +39,7 @@ def workers(processes: int | None, device: str) -> Iterator[Map]:
         yield _cached(map)
         return
     context = get_context("spawn")
-    with ProcessPoolExecutor(count, context, initializer=_share, initargs=(count, device)) as pool:
+    with ProcessPoolExecutor(count, context, initializer=_prepare, initargs=(count, device)) as pool:
         yield _cached(pool.map)
 
 
@@ -120,6 +121,12 @@ def code_digest() -> str:
 
 _IMPORTED = code_digest()
 """Taken here and not at the first job: code that is edited in between is not what runs."""
+
+
+def _prepare(processes: int, device: str) -> None:
+    """End at Ctrl-C, which Python would take for an error of one run, and begin the next."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _share(processes, device)
 
 
 def _share(processes: int, device: str) -> None:

@@ -151,6 +151,31 @@ def test_numbers_without_a_meaning_are_refused_before_the_work(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("cached", "folder", "said"),
+    [
+        (True, "", "recipe was stopped. Nothing of it is kept. Set the environment variable HUSH_RUNS"),
+        (True, "runs", "recipe was stopped. Its runs that ended are kept in HUSH_RUNS=runs: the same"),
+        (False, "runs", "recipe was stopped. Nothing of it is kept.\n"),
+    ],
+)
+def test_a_recipe_that_is_stopped_says_what_is_kept(
+    cached: bool, folder: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alone() -> None:
+        raise KeyboardInterrupt
+
+    def in_processes(*, processes: int = 1) -> None:
+        raise KeyboardInterrupt
+
+    recipe = in_processes if cached else alone
+    monkeypatch.setenv("HUSH_RUNS", folder)
+    monkeypatch.setattr("hush.cli.reproduce._recipes", lambda: {"recipe": recipe})
+    result = call("reproduce", "recipe", cwd=tmp_path)
+    assert result.returncode == 130
+    assert said in result.stderr
+
+
 def test_an_installed_package_says_where_the_recipes_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

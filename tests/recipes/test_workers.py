@@ -1,3 +1,4 @@
+import signal
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,12 @@ def test_processes_take_a_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_map_over_processes_is_a_map(processes: int) -> None:
     with workers(processes, "cpu") as over:
         assert list(over(abs, [-1, 2, -3])) == [1, 2, 3]
+
+
+def test_processes_end_with_the_recipe_that_is_stopped() -> None:
+    with workers(2, "cpu") as over:
+        assert list(over(signal.getsignal, [signal.SIGINT])) == [signal.SIG_DFL]
+    assert signal.getsignal(signal.SIGINT) is not signal.SIG_DFL
 
 
 @pytest.mark.parametrize("processes", [1, 2])

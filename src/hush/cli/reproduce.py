@@ -1,5 +1,6 @@
 """`hush reproduce`: figures and tables of papers, computed again beside the printed numbers."""
 
+import os
 import sys
 from collections.abc import Callable
 from inspect import getdoc, signature
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hush.cli.options import Quiet, device_named, device_of
+from hush.cli.output import print_error
 from hush.core.atomic_files import check_folder
 from hush.core.errors import DataError, InvalidValue
 from hush.core.ranges import Range
@@ -85,8 +87,12 @@ def reproduce(
     check_folder("--out", out)
     check_cache()
     for name in names:
-        with Progress(f"computing {name}", visible=not quiet):
-            figure = recipes[name](**chosen)
+        try:
+            with Progress(f"computing {name}", visible=not quiet):
+                figure = recipes[name](**chosen)
+        except KeyboardInterrupt:
+            print_error(f"{name} was stopped. {_kept(recipes[name])}")
+            raise
         _show(name, figure, out)
 
 
@@ -104,6 +110,20 @@ def _show(name: str, figure: "Figure", out: Path) -> None:
             "file, make room, or pass another --out."
         ) from error
     print(f"  written: {', '.join(map(str, files))}\n")
+
+
+def _kept(recipe: Callable[..., Any]) -> str:
+    """What is left of a recipe that was stopped: results of the jobs that it gave to its processes."""
+    from recipes.workers import CACHE
+
+    if "processes" not in signature(recipe).parameters:
+        return "Nothing of it is kept."
+    if folder := os.environ.get(CACHE):
+        return f"Its runs that ended are kept in {CACHE}={folder}: the same command does the others."
+    return (
+        f"Nothing of it is kept. Set the environment variable {CACHE} to a folder, and runs that ended "
+        "are kept there for the next time."
+    )
 
 
 def _check_device(name: str, recipe: Callable[..., Any], device: str | None) -> None:
