@@ -43,7 +43,10 @@ def reproduce(
     epochs: Annotated[int | None, typer.Option(help="Number of passes over the data.", min=1)] = None,
     steps: Annotated[int | None, typer.Option(help="Number of training steps.", min=1)] = None,
     learning_rates: Annotated[str | None, typer.Option(help="The best of these only, as 0.3,1.")] = None,
-    only: Annotated[str | None, typer.Option(help="Only methods with this in their name.")] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Only these methods, with ; between names or parts of names."),
+    ] = None,
     processes: Annotated[int | None, typer.Option(help="Number of runs at once.", min=1)] = None,
     quiet: Quiet = False,
 ) -> None:
