@@ -172,6 +172,7 @@ def test_the_search_never_scores_test_reviews_and_final_runs_have_fresh_seeds(
     jobs.clear()
     last = imdb.records_imdb(seeds=2, processes=1)
     assert any("counted on the training reviews" in note for note in last.notes)
+    assert any("cut to, 1,024 words, which was chosen knowing theirs" in note for note in last.notes)
     assert any("of one run that is released alone" in note for note in last.notes)
     assert {job.held_out for job in jobs} == {0}
     assert min(job.seed for job in jobs) == FIRST_FINAL_SEED
