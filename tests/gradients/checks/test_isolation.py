@@ -286,3 +286,22 @@ class Tripled(nn.Module):
 def test_a_derived_value_may_not_be_changed_in_place_after_its_use() -> None:
     with pytest.raises(Unsupported, match=r"in place .* Make a new tensor"):
         record(Tripled(), LOSS, INPUTS, TARGETS)
+
+
+def test_a_tensor_that_is_kept_outside_of_modules_is_explained() -> None:
+    kept = [torch.zeros(1)]
+
+    class Keeping(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs = super().forward(inputs) + kept[-1].sum()
+            kept.append(inputs)
+            return outputs
+
+    model = Keeping(4, 3)
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, records=4)
+    with pytest.raises(Unsupported, match="outside of its modules"):
+        next(step.batches((torch.randn(4, 4), torch.zeros(4, dtype=torch.long))))

@@ -30,6 +30,13 @@ def translate_data_errors(model: nn.Module) -> Iterator[None]:
                 "in the embedding, or a sequence longer than its positions (the value is private and "
                 "not shown). Check the labels and inputs against the model's sizes."
             ) from None
+        if "escaped from inside a function being vmapped" in str(error):
+            raise Unsupported(
+                "the model or the loss keeps a tensor of a record from one pass to the next, outside of "
+                "its modules (in a global list, a closure or a cache): what one record leaves there "
+                "would enter the gradients of others without being clipped. Compute it anew in every "
+                "call."
+            ) from error
         text = str(error).split("\n", maxsplit=1)[0]
         reasons = [reason for pattern, reason in _MISMATCHES.items() if re.search(pattern, text)]
         if not reasons:
