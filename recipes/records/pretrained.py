@@ -90,7 +90,7 @@ class LastBlocks(nn.Module):
 
 
 class Centred(nn.Module):
-    """A convolution of 1 x 1 whose inputs are given less a mean."""
+    """A 1 x 1 convolution of centred inputs: a fixed mean is subtracted from them."""
 
     mean: Tensor
 
@@ -106,11 +106,11 @@ class Centred(nn.Module):
 
 @torch.no_grad()
 def centre_projection(block: Any) -> None:
-    """Centre what a block's projection is given, by the moments of the norm before it.
+    """Centre the inputs of a block's projection, by the moments of the batch norm before it.
 
-    The norm after it makes up for that: the block computes what it did. A gradient of the projection no
-    longer has the mean of its inputs in it, which is most of its length, and which that norm's bias can
-    learn.
+    The batch norm after it makes up for that: the block computes what it did. A gradient of the
+    projection no longer has the mean of its inputs in it, which is most of its length, and which that
+    norm's bias can learn.
     """
     mean, _ = rectified_moments(block._bn1)
     block._bn2.running_mean -= block._project_conv.weight.flatten(1) @ mean
@@ -158,7 +158,7 @@ def run(job: Job[Settings]) -> Outcome:
 
 
 def random_views(record: Tensor, multiplicity: int) -> Tensor:
-    """So many of the views that a record is stored as, neighbours there."""
+    """Augmented views of a record for one step: `multiplicity` consecutive ones, chosen at random."""
     choices: Tensor = record.unflatten(0, (-1, multiplicity))
     chosen = torch.randint(len(choices), (1,), device=record.device)
     return choices.index_select(0, chosen).squeeze(0)

@@ -70,7 +70,7 @@ def check_folder(name: str, folder: Path) -> None:
     except OSError as error:
         raise InvalidValue(
             f"{name}={folder} must be a folder that files can be written to ({error.strerror}): what is "
-            f"computed would be lost. Permit it, make room, or name another one, as {name}=/tmp/hush.",
+            f"computed would be lost. Permit it, make room, or name another one, as {name}=results.",
             key=name,
         ) from error
 

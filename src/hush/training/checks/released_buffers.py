@@ -70,7 +70,7 @@ def _by_name(buffers: BufferNorms) -> dict[str, list[int]]:
 
 
 def refuse_changed_buffers(names: Iterable[str]) -> NoReturn:
-    """Raise. Nothing is lost: the step has not run, and the ledger stays valid."""
+    """Raise `LedgerError` for changed buffers; the ledger stays valid: nothing was released yet."""
     changed = sorted(names)
     several = f" and {len(changed) - 3} others" if len(changed) > 3 else ""
     raise LedgerError(
