@@ -138,7 +138,7 @@ def final(
     device: Device = "cpu",
     seconds: Seconds = 1e9,
     out: Out = Path("runs/finetune"),
-    seeds: Annotated[int, typer.Option(help="Runs of each kind.")] = 3,
+    seeds: Annotated[int, typer.Option(help="Runs of each kind.")] = 5,
 ) -> None:
     """Train on all training reviews and evaluate on the test reviews: three epsilons, several seeds."""
     begin = time.perf_counter()
