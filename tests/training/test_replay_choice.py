@@ -356,6 +356,20 @@ def test_what_cannot_be_replayed_is_quietly_computed_without(options: dict[str, 
         private_step(**options, replay=True)
 
 
+def test_passes_that_change_buffers_are_not_replayed(as_if_on_a_gpu: Any) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)))
+
+    as_if_on_a_gpu([9.0, 10.0, 3.0])
+    step = private_step(model())
+    step.batches(BATCH)
+    assert step.replayed is False
+    with pytest.raises(
+        Unsupported, match=r"forward passes change 0\.parametrizations.* Leave out replay"
+    ):
+        private_step(model(), replay=True).batches(BATCH)
+
+
 @needs_cuda
 @pytest.mark.parametrize("clipping", [hush.L2(norm=1.0), hush.Linf(norm=0.1)])
 def test_on_a_gpu_a_small_model_is_replayed_by_itself(clipping: Any) -> None:

@@ -27,6 +27,7 @@ class Network(nn.Module):
         self.scores = nn.Linear(4, 3)
         self.register_buffer("offset", torch.zeros(4))
         self.register_buffer("counts", torch.zeros(3, dtype=torch.long))
+        self.register_buffer("positions", torch.arange(5000))
         self.factor = 1
 
     def forward(self, words: Tensor) -> Tensor:
@@ -172,7 +173,12 @@ BUFFERS: list[tuple[str, Callable[[Any], object]]] = [
     ("offset", lambda model: setattr(model, "offset", None)),
     ("offset", lambda model: setattr(model, "offset", torch.full((4,), torch.nan))),
     ("offset", lambda model: setattr(model, "offset", torch.zeros(4).double())),
+    # of the norm that it had, of ones
+    ("norm.running_var", lambda model: model.norm.running_var.copy_(torch.tensor([2.0, 0, 0, 0]))),
+    ("norm.running_var", lambda model: model.norm.running_var.neg_()),
+    ("norm.running_var", lambda model: setattr(model.norm, "running_var", -torch.ones(4))),
     ("counts", lambda model: model.counts.add_(1)),
+    ("positions", lambda model: model.positions.__setitem__(slice(0, 2), torch.tensor([1, 0]))),
     ("extra", lambda model: model.register_buffer("extra", torch.ones(2) * 1j)),
 ]
 

@@ -154,10 +154,10 @@ def test_what_two_records_do_not_show_is_refused_before_it_is_released() -> None
         step(batch)
     assert not step.ledger.counts
     assert torch.equal(model.linear.weight, before)
-    # nor is it taken for what was there before when the step is run again
-    with pytest.raises(Unsupported, match=r"keeps largest from .* put back what was there before"):
+    # it was put back, and shows again when the step is run again
+    assert model.largest == 1e3
+    with pytest.raises(Unsupported, match="keeps largest from"):
         step(batch)
-    model.largest = 1e3
     step(next(step.batches((INPUTS, TARGETS), steps=1)))
     assert list(step.ledger.counts.values()) == [1]
 
@@ -182,7 +182,34 @@ def test_what_a_stopped_pass_left_is_refused_in_the_next() -> None:
     with pytest.raises(DataError, match="out of range"):
         step(next(step.batches((inputs, TARGETS), steps=1)))
     inputs[9] = 0.0
-    with pytest.raises(Unsupported, match="keeps sign from"):
+    for ask in (lambda: step(next(step.batches((inputs, TARGETS), steps=1))), lambda: step.spent(1e-5)):
+        with pytest.raises(Unsupported, match=r"keeps sign from .* put back what was there before"):
+            ask()
+    assert not step.ledger.counts
+
+
+def test_a_record_s_trace_is_noticed_though_the_next_pass_begins_without_it() -> None:
+    class Late(Stateful):
+        """Sets a scale in every pass, and keeps to another one after a large record."""
+
+        scale = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.scale = max(self.scale, 2.0 if bool((x > 1e3).any()) else 1.0)
+            return self.linear(x) / self.scale  # type: ignore[no-any-return]
+
+    inputs = INPUTS.clone()
+    inputs[2] = 1e4
+    model = Late()
+    step = hush.PrivateStep(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        PLAN,
+        records=len(INPUTS),
+        physical_batch=3,
+    )
+    with pytest.raises(Unsupported, match="keeps scale from"):
         step(next(step.batches((inputs, TARGETS), steps=1)))
     assert not step.ledger.counts
 

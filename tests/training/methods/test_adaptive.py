@@ -1,6 +1,7 @@
 """DPAGD: what one record can change, what is charged, and when it ends."""
 
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,18 @@ def test_the_noise_is_that_of_the_precision_asked_for() -> None:
     assert len(pooled) > 2000
     # five deviations of the mean square of so many standard normal numbers
     assert float(pooled.square().mean()) == pytest.approx(1, abs=5 * math.sqrt(2 / len(pooled)))
+
+
+def test_a_fork_draws_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole budget is charged before the first draw: no charge would stop a fork later."""
+    run = watched(*data())
+    moves = run.run()
+    next(moves)
+    drawn = len(run.seen)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(LedgerError, match="is a fork of it"):
+        next(moves)
+    assert len(run.seen) == drawn
 
 
 def test_the_first_sum_against_one_record_at_a_time() -> None:

@@ -73,6 +73,10 @@ class Journal:
                 f"{self.title} is closed or could not be written: without a charge on "
                 "record the step must not be applied. Open it again to go on."
             )
+        self.check_process()
+
+    def check_process(self) -> None:
+        """Raise in a fork of the process that opened it."""
         if os.getpid() != self._process:
             raise LedgerError(
                 f"{self.title} was opened by process {self._process} and this is a fork of "

@@ -283,6 +283,10 @@ class Ledger(SingleOwner):
             self._journal.append(self._state.plan_entry(digest, plan, size, slots))
         self._journal.append(entry)
 
+    def check_process(self) -> None:
+        """Raise in a fork of the process that opened it, where the same noise would be drawn again."""
+        self._journal.check_process()
+
     @property
     def mirrored(self) -> bool:
         """Whether this is a copy in memory of the ledger that rank 0 of a process group writes."""

@@ -20,16 +20,11 @@ from hush.gradients.checks.attribute_contents import (
     differing_copies,
     holds_record,
     read_later,
-    restorer,
 )
 from hush.gradients.checks.data_dependence import same_draws
-from hush.gradients.checks.fixed_attributes import (
-    NOT_WATCHED,
-    Attribute,
-    FixedAttributes,
-    fixed_attributes,
-)
+from hush.gradients.checks.fixed_attributes import Attribute, FixedAttributes, fixed_attributes
 from hush.gradients.checks.host_randomness import HostState, check_host_draws, host_random_state
+from hush.gradients.checks.rewind import Restorers, restore, restorers
 from hush.gradients.forward.module_tree import ModuleTree
 from hush.gradients.tree import tree_leaves, tree_map
 
@@ -40,10 +35,11 @@ _COMPARED_ENTRIES = 4096
 class ModuleState:
     """Watches the plain attributes and the buffers of a model, and of a loss that is a module.
 
-    **Guarantee.** Where `check` does not raise, no watched attribute has changed since `begin`, except
-    those that took the same value for two different records in `probe` (a cache of masks or positions, a
-    counter of calls). Of a model that turned values into Python numbers there, these too must stay what
-    they were. State outside of modules, such as a global dictionary, is not seen.
+    **Guarantee.** Where `check` does not raise, no watched attribute has changed since `begin`. Those
+    that took the same value for two different records in `probe` (a cache of masks or positions, a
+    counter of calls) are put back as they were; of a model that turned values into Python numbers there,
+    they must have taken that value again. State outside of modules, such as a global dictionary, is not
+    seen.
     """
 
     def __init__(self, model: nn.Module, loss: Any = None) -> None:
@@ -70,17 +66,23 @@ class ModuleState:
         """Small buffers on a GPU in the last snapshot, of whose contents it has none."""
         self._copies: dict[Attribute, Tensor] = {}
         """Their bytes when the step began."""
+        self._rewound: Restorers | None = None
+        """Of what passes may change, as it was when the step began; None: before the first pass."""
         self._references: list[Tensor] = []
         """Tensors compared by identity: referenced, so that no other one can get it."""
 
     @property
     def changing(self) -> bool:
         """Whether forward passes change attributes: known after `probe`."""
-        return bool(self._record_independent or self._constant)
+        return bool(self._may_change)
+
+    @property
+    def _may_change(self) -> set[Attribute]:
+        return self._record_independent | self._constant.keys()
 
     def changing_names(self) -> set[str]:
         """Names of what forward passes change in a way that does not depend on a record."""
-        return set(self._names(self._record_independent))
+        return set(self._names(self._may_change)) if self.changing else set()
 
     @property
     def before(self) -> object:
@@ -106,13 +108,44 @@ class ModuleState:
             raise
 
     def begin(self, *, later: bool = False) -> None:
-        """Take a snapshot of the attributes, and of the host's random state.
-
-        Raises if something is still there that a step which was stopped has left: nothing would tell it
-        from what was there before, and it may be a record's.
+        """Take a snapshot of the attributes, and of the host's random state, after `check_left`.
 
         Args:
             later: there may be no forward pass: `expect_forward` is called before the first.
+        """
+        self.check_left()
+        self._begin_later, self._before, self._host_state, self._rewound = True, None, None, None
+        if not later:
+            self.expect_forward()
+
+    def expect_forward(self) -> None:
+        """Take the snapshots that `begin` left for later, before a forward pass."""
+        if self.before is not None and self._host_state is None:
+            self._host_state = host_random_state()
+            if self.changing:
+                self._rewound = restorers(self._modules(), self._may_change)
+
+    def rewind(self) -> None:
+        """Put back what passes since `begin` may have changed: called before each of them.
+
+        Raises if one of them has changed it to what it may not be: nothing would tell afterwards.
+        """
+        if self._constant:
+            self._refuse_changed()
+        self._put_back()
+
+    def _put_back(self) -> None:
+        if self._rewound is not None:
+            restore(self._modules(), self._may_change, self._rewound)
+
+    def _refuse_changed(self) -> None:
+        if self._before is not None and (changed := self._changed(self._before)):
+            raise Unsupported(self._reason(changed))
+
+    def check_left(self) -> None:
+        """Raise if something is still there that a step which was stopped has left.
+
+        Nothing would tell it from what was there before, and it may be a record's.
         """
         if self._left:
             now, _ = self._snapshot(_COMPARED_ENTRIES)
@@ -122,14 +155,6 @@ class ModuleState:
                 f"{self._reason(self._left)} A step that was stopped has left it so: put back what was "
                 "there before."
             )
-        self._begin_later, self._before, self._host_state = True, None, None
-        if not later:
-            self.expect_forward()
-
-    def expect_forward(self) -> None:
-        """Take the snapshots that `begin` left for later, before a forward pass."""
-        if self.before is not None and self._host_state is None:
-            self._host_state = host_random_state()
 
     def check(self) -> None:
         """Raise if a forward pass since `begin` has changed an attribute, before a release.
@@ -139,15 +164,15 @@ class ModuleState:
         if self._before is None or self._host_state is None:
             return
         check_host_draws(self._host_state)
-        changed = self._changed(self._before)
-        if changed:
-            raise Unsupported(self._reason(changed))
+        self._refuse_changed()
+        self._put_back()
         self._before = None
 
     def stop(self) -> None:
         """Note what forward passes since `begin` have changed, where the step is not to be finished."""
         if self._before is not None and self._host_state is not None:
             self._left |= self._changed(self._before)
+            self._put_back()
         self._before = None
 
     def _changed(self, before: dict[Attribute, Content]) -> dict[Attribute, Content]:
@@ -176,7 +201,8 @@ class ModuleState:
         Raises:
             Unsupported: an attribute took a value that depends on a record. It is put back.
         """
-        restore = {key: restorer(value) for key, value in self._values(self._modules())}
+        modules = self._modules()
+        were = restorers(modules)
         before, _ = self._snapshot(by_identity=True)
         host_state = host_random_state()
         refused = True
@@ -186,20 +212,20 @@ class ModuleState:
             self._reads_values = getattr(result, "reads_values", self._reads_values)
             changed = _differing(before, self._snapshot(by_identity=True)[0])
             if changed:
-                self._restore(changed, restore)
+                restore(modules, changed, were)
                 after = []
                 for row in range(len(next(tree_leaves(inputs)))):
                     only_row = partial(_row, row)
                     with same_draws(self._model):
                         run(tree_map(inputs, only_row), tree_map(targets, only_row))
                     after.append(self._snapshot()[0])
-                    self._restore(changed, restore)
+                    restore(modules, changed, were)
                 self._compare(changed, after)
                 self._allow(changed, after[0])
             refused = False
         finally:
             if refused:
-                self._restore(_differing(before, self._snapshot(by_identity=True)[0]), restore)
+                restore(modules, _differing(before, self._snapshot(by_identity=True)[0]), were)
         return result
 
     def _compare(self, changed: list[Attribute], after: list[dict[Attribute, Content]]) -> None:
@@ -228,14 +254,6 @@ class ModuleState:
         """All modules; an attribute knows its own by its place here."""
         return [module for tree in self._trees.values() for module in tree.modules().values()]
 
-    def _values(self, modules: list[nn.Module]) -> Iterator[tuple[Attribute, Any]]:
-        for number, module in enumerate(modules):
-            for name, value in module.__dict__.items():
-                if name not in NOT_WATCHED:
-                    yield (number, name), value
-            for name, value in module._buffers.items():
-                yield (number, name), value
-
     def _snapshot(
         self, max_entries: int | None = None, *, by_identity: bool = False
     ) -> tuple[dict[Attribute, Content], list[Tensor]]:
@@ -260,19 +278,6 @@ class ModuleState:
                 else:
                     contents[number, name] = reader.content(value)
         return contents, reader.references
-
-    def _restore(
-        self, attributes: Iterable[Attribute], restore: dict[Attribute, Callable[[], Any]]
-    ) -> None:
-        modules = self._modules()
-        for number, name in attributes:
-            module = modules[number]
-            if (number, name) not in restore:
-                module._buffers.pop(name, None)
-                module.__dict__.pop(name, None)
-                continue
-            owner = module._buffers if name in module._buffers else module.__dict__
-            owner[name] = restore[number, name]()
 
     def _names(self, attributes: Iterable[Attribute]) -> list[str]:
         paths = [f"{root}.{path}" for root, tree in self._trees.items() for path in tree.modules()]

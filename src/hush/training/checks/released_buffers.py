@@ -4,38 +4,91 @@ A batch norm that runs on records in training mode between two steps, or after t
 and variance, which are released with the weights, without noise.
 """
 
-from collections.abc import Iterable
-from typing import NoReturn
+from collections.abc import Iterable, Mapping, Set
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from hush.core.errors import LedgerError
+from hush.gradients.checks.attribute_contents import AttributeReader, Content
 from hush.gradients.forward.module_tree import ModuleTree
 from hush.gradients.tree import local_shard
 
 _MOST_ENTRIES = 4096
-"""Of a buffer of integers that is read: larger ones are masks and positions."""
+"""Of a buffer of integers that has a norm: larger ones are masks and positions."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-BufferNorms = dict[tuple[torch.device, torch.dtype], tuple[list[str], Tensor]]
+Norms = dict[tuple[torch.device, torch.dtype], tuple[list[str], Tensor]]
 """Names and the bits of the norms of buffers, by device and precision."""
 
 
-def read_buffers(tree: ModuleTree) -> BufferNorms:
-    """Norms of a model's buffers, on their devices: those of real numbers, and small ones of others."""
+class Version(NamedTuple):
+    """A buffer as it was at one of torch's counts of writes."""
+
+    value: Tensor
+    """Referenced, so that no other one can have its identity."""
+    address: int
+    writes: int | None
+    """None: they are not counted."""
+    content: Content
+
+    def is_of(self, value: Tensor) -> bool:
+        """Whether it is this buffer, and torch has counted no writes since."""
+        same = value is self.value and _address(value) == self.address
+        return same and self.writes is not None and self.writes == value._version
+
+
+class Buffers(NamedTuple):
+    """What a model's buffers are recognised by."""
+
+    versions: dict[str, Version]
+    norms: Norms
+    """On their devices, of real numbers and small ones of others: writes that torch does not count."""
+
+
+def read_buffers(
+    tree: ModuleTree, before: Buffers | None = None, left_out: Set[str] = frozenset()
+) -> Buffers:
+    """The buffers of a model as they are now.
+
+    Contents are read where there is another buffer or torch has counted writes, so that a step does not
+    wait for them.
+
+    Args:
+        tree: of the model.
+        before: an earlier reading.
+        left_out: names of buffers that are not to be read.
+    """
     kinds: dict[tuple[torch.device, torch.dtype], tuple[list[str], list[Tensor]]] = {}
+    versions: dict[str, Version] = {}
     for path, module in tree.modules().items():
         for name, buffer in module._buffers.items():
-            value = None if buffer is None else _comparable(local_shard(buffer))
-            if value is not None:
-                names, values = kinds.setdefault((value.device, value.dtype), ([], []))
-                names.append(f"{path}.{name}".lstrip("."))
-                values.append(value)
-    return {
+            key = f"{path}.{name}".lstrip(".")
+            if buffer is None or key in left_out:
+                continue
+            value = local_shard(buffer)
+            versions[key] = _version(value, None if before is None else before.versions.get(key))
+            if (number := _comparable(value)) is not None:
+                names, values = kinds.setdefault((number.device, number.dtype), ([], []))
+                names.append(key)
+                values.append(number)
+    norms = {
         kind: (names, torch.stack(torch._foreach_norm(values)).unsqueeze(1).view(torch.uint8))
         for kind, (names, values) in kinds.items()
     }
+    return Buffers(versions, norms)
+
+
+def _version(value: Tensor, before: Version | None) -> Version:
+    if before is not None and before.is_of(value):
+        return before
+    writes = None if value.is_inference() else value._version
+    return Version(value, _address(value), writes, AttributeReader(None, False, set()).content(value))
+
+
+def _address(value: Tensor) -> int:
+    return value.data_ptr() if value.layout is torch.strided and not value.is_meta else 0
 
 
 def _comparable(buffer: Tensor) -> Tensor | None:
@@ -50,18 +103,23 @@ def _comparable(buffer: Tensor) -> Tensor | None:
     return buffer.double() if small else None
 
 
-def changed_buffers(before: BufferNorms, after: BufferNorms) -> list[str]:
+def changed_buffers(before: Buffers, after: Buffers) -> set[str]:
     """Names of the buffers that are not what they were, or are not there any more."""
-    if before.keys() == after.keys() and all(
-        before[kind][0] == names and torch.equal(before[kind][1], norms)
-        for kind, (names, norms) in after.items()
+    contents = [{key: one.content for key, one in each.versions.items()} for each in (before, after)]
+    changed = _differing(*contents)
+    if before.norms.keys() == after.norms.keys() and all(
+        before.norms[kind][0] == names and torch.equal(before.norms[kind][1], norms)
+        for kind, (names, norms) in after.norms.items()
     ):
-        return []
-    was, now = _by_name(before), _by_name(after)
-    return [name for name in was | now if was.get(name) != now.get(name)]
+        return changed
+    return changed | _differing(_by_name(before.norms), _by_name(after.norms))
 
 
-def _by_name(buffers: BufferNorms) -> dict[str, list[int]]:
+def _differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
+    return {name for name in was.keys() | now.keys() if was.get(name) != now.get(name)}
+
+
+def _by_name(buffers: Norms) -> dict[str, list[int]]:
     return {
         name: bits
         for names, norms in buffers.values()

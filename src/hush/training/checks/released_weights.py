@@ -14,7 +14,7 @@ from hush.gradients.checks.module_state import ModuleState
 from hush.gradients.forward.module_tree import ModuleTree
 from hush.gradients.tree import local_shard
 from hush.training.checks.released_buffers import (
-    BufferNorms,
+    Buffers,
     changed_buffers,
     read_buffers,
     refuse_changed_buffers,
@@ -28,7 +28,7 @@ class Reading(NamedTuple):
     """Address and version of each parameter."""
     norms: Tensor
     """Bits of the parameters' norms."""
-    buffers: BufferNorms
+    buffers: Buffers
 
     def same_weights(self, other: "Reading") -> bool:
         return self.versions == other.versions and torch.equal(self.norms, other.norms)
@@ -76,7 +76,7 @@ class WeightsGuard:
         released[ledger.identity] = start, self.norms
 
     def check(self, ledger: Ledger, reading: Reading | None = None) -> None:
-        """Raise if weights or buffers were changed by no step on the ledger.
+        """Raise if weights or buffers were changed by no step on the ledger, or one that was stopped.
 
         If weights were, a ledger with charges is void.
 
@@ -85,12 +85,13 @@ class WeightsGuard:
             reading: of the model when the step began, to be compared once the GPU has done other work
                 too; None: as it is now.
         """
+        self._module_state.check_left()
         now = reading or self.read()
         other = _ACCEPTED.get(self._model, {}).get(ledger.identity)
         changed: set[str] | None = None
         for accepted in (self._accepted, other):
             if accepted is not None and now.same_weights(accepted):
-                changed = set(changed_buffers(accepted.buffers, now.buffers))
+                changed = changed_buffers(accepted.buffers, now.buffers)
                 if not changed or not (changed := changed - self._module_state.changing_names()):
                     self._accepted = accepted
                     return
@@ -110,18 +111,20 @@ class WeightsGuard:
 
     @torch.no_grad()
     def read(self) -> Reading:
-        """Address and version of each parameter, and the bits of norms.
+        """Address and version of each parameter, the bits of norms, and the buffers.
 
         Writes by way of `.data` are not counted by torch; they change the norm. The bits, of which those
         of a NaN are equal to themselves, stay on the device until they are compared, so that a step does
         not wait for what it has just moved.
         """
+        accepted: Reading | None = getattr(self, "_accepted", None)
+        may_change = self._module_state.changing_names()
         values = [local_shard(value) for value in self._tree.parameters().values()]
         device = values[0].device.type
         cast = torch.is_autocast_enabled(device)  # it takes norms in other precisions
         with torch.autocast(device, enabled=False) if cast else nullcontext():
             norms = torch._foreach_norm(values)
-            buffers = read_buffers(self._tree)
+            buffers = read_buffers(self._tree, accepted and accepted.buffers, may_change)
         if len({norm.dtype for norm in norms}) > 1:
             norms = tuple(norm.double() for norm in norms)
         versions = [(value.data_ptr(), value._version) for value in values]

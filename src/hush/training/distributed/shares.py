@@ -177,7 +177,14 @@ def padded_batches(
         own += 1
         yield batch
     if own < passes:
-        some = take(data, torch.arange(1), Stream(torch.device("cpu"), bytes(32)))
-        inputs, targets = tree_map(some, torch.zeros_like)
+        inputs, targets = made_up_record(data)
         for _ in range(passes - own):
             yield inputs, targets, torch.zeros(1, dtype=torch.bool), None
+
+
+def made_up_record(data: Data) -> tuple[Any, Any]:
+    """Inputs and targets of one record of zeros, of the data's shapes and types."""
+    inputs, targets = tree_map(
+        take(data, torch.arange(1), Stream(torch.device("cpu"), bytes(32))), torch.zeros_like
+    )
+    return inputs, targets

@@ -163,6 +163,7 @@ class AdaptiveDescent:
 
     def _privatize(self, total: Tensor, norm: float, precision: float) -> Tensor:
         """Noisy sum, of l2 sensitivity `norm` and noise of a precision that the filter admitted."""
+        self.step.ledger.check_process()  # the charge, which checks it too, was before the first draw
         noise = Gaussian(multiplier=precision**-0.5)
         sensitivity = norm / (1 - self.step.rounding)
         return noise.privatize(total.clone(), norm=sensitivity, generator=self.step.generator)
@@ -191,6 +192,7 @@ class AdaptiveDescent:
                 losses = []
                 for length in lengths:
                     self._shift(direction, length)
+                    step.module_state.rewind()
                     with own_randomness(step.generator, step.device):
                         values = per_sample_losses(step.model, step.loss, inputs, targets)
                     losses.append(values.double())

@@ -133,6 +133,7 @@ class Trials:
 
         Where units own the records, the mean over those of each unit that are present.
         """
+        self.step.module_state.rewind()
         with own_randomness(source, self.step.device):
             losses = per_sample_losses(self.step.model, self.step.loss, inputs, targets)
         if present is not None:

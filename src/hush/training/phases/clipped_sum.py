@@ -23,7 +23,7 @@ from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import forward_modes, weights_digest
 from hush.training.distributed.noise_slices import whole_sum
 from hush.training.distributed.same_records import check_unmoved
-from hush.training.distributed.shares import Placement, padded_batches, place, share_of
+from hush.training.distributed.shares import Placement, made_up_record, padded_batches, place, share_of
 from hush.training.distributed.streams import step_streams
 from hush.training.phases.private_gradient import Layout, fingerprint, rounding_of
 from hush.training.phases.resumable import ResumableStep
@@ -276,9 +276,15 @@ class ClippedSumStep(ResumableStep):
         with self.module_state.watch(later=self._verify_later):
             for number, part in enumerate(parts):
                 inputs, targets, present, counts = tree_map(part, self.to_device)
+                self.module_state.rewind()
                 clipped = self.clip_physical_batch(inputs, targets, basis, present, counts)
                 self._skipped = self._skipped + clipped.skipped
                 flat = [values.reshape(-1) for values in clipped.total.values()]
                 parts = total.split([len(values) for values in flat])
                 (torch._foreach_add_ if number else torch._foreach_copy_)(parts, flat)
+        if self.module_state.changing:
+            # what passes change moves on by one in every step, however many slots were drawn
+            inputs, targets = tree_map(made_up_record(batch.data), self.to_device)
+            with own_randomness(self._mask_stream, self.device):
+                record(self.model, self.loss, inputs, targets, self.views)
         return total

@@ -96,7 +96,13 @@ def choose_replay(step: "PrivateStep", data: Data, physical: int, steps: int | N
         physical: records of a physical batch.
         steps: how many are to come; None: many.
     """
-    if step.replay is False or why_not(step) is not None:
+    if step.replay and step.module_state.changing:
+        names = ", ".join(sorted(step.module_state.changing_names())[:3])
+        raise Unsupported(
+            f"replay=True is for work on the GPU alone, and forward passes change {names}: "
+            "Python puts that back, so that each begins from the same state. Leave out replay."
+        )
+    if step.replay is False or step.module_state.changing or why_not(step) is not None:
         step.replayed = False
         return None
     replay = Replay(
@@ -113,8 +119,8 @@ def choose_replay(step: "PrivateStep", data: Data, physical: int, steps: int | N
         step.replayed = True
     elif step.replayed is None and (steps is None or steps >= _FEWEST_STEPS):
         # what Python does in forward() beside launching kernels is not in a graph
-        at_work = step.module_state.changing or _hooked(step)
-        step.replayed = not at_work and (not held_slots(data) or _pays(step, replay, data, physical))
+        hooked = _hooked(step)
+        step.replayed = not hooked and (not held_slots(data) or _pays(step, replay, data, physical))
     if step.processes is not None and step.replayed is not None:
         # one decision for all ranks goes into the checkpoint: a repeated step must round alike
         step.replayed = all(step.processes.exchange("the choice of replays", step.replayed))

@@ -1,0 +1,179 @@
+"""What forward passes change for all records alike: nothing of it tells how many slots were drawn."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hush
+from hush.gradients.checks.module_state import ModuleState
+from hush.training.methods.adaptive import Adaptive, AdaptiveDescent
+
+RECORDS = 20
+INPUTS = torch.randn(RECORDS, 4, generator=torch.Generator().manual_seed(0))
+TARGETS = torch.arange(RECORDS) % 3
+
+
+class Counting(nn.Module):
+    """Counts its passes, in a buffer and in an attribute, and turns its sign with each."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        nn.init.zeros_(self.linear.weight)  # before the first step the sign shows in gradients alone
+        nn.init.zeros_(self.linear.bias)
+        self.register_buffer("calls", torch.zeros(()))
+        self.passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.passes += 1
+        return self.linear(x) * (1 - 2 * torch.remainder(self.calls, 2))  # type: ignore[no-any-return]
+
+
+def power_iteration() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)))
+
+
+MODELS: list[Callable[[], nn.Module]] = [
+    Counting,
+    power_iteration,
+    lambda: nn.utils.spectral_norm(nn.Linear(4, 3)),
+]
+
+
+def step_of(
+    model: nn.Module, physical_batch: int | None, release: hush.Selective | None = None
+) -> hush.PrivateStep:
+    plan = hush.Plan(
+        sampling=hush.Poisson(rate=0.05),
+        clipping=hush.L2(norm=1.0),
+        noise=hush.Gaussian(multiplier=1.0),
+        release=release or hush.Always(),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return hush.PrivateStep(
+        model,
+        nn.CrossEntropyLoss(),
+        optimizer,
+        plan,
+        records=RECORDS,
+        physical_batch=physical_batch,
+        generator=torch.Generator().manual_seed(3),
+    )
+
+
+def buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.named_buffers()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.allclose(one[name], other[name], atol=1e-6) for name in one | other)
+
+
+@pytest.mark.parametrize("physical_batch", [1, None])
+@pytest.mark.parametrize("make", MODELS, ids=["counter", "parametrized", "spectral norm"])
+def test_a_step_moves_such_state_on_by_one_pass_whoever_was_drawn(
+    make: Callable[[], nn.Module], physical_batch: int | None
+) -> None:
+    torch.manual_seed(0)
+    model = make()
+    step = step_of(model, physical_batch)
+    drawn = set()
+    for batch in step.batches((INPUTS, TARGETS), steps=12):
+        once = make()
+        once.load_state_dict(model.state_dict())
+        once(torch.zeros(1, 4))
+        passes = getattr(model, "passes", -1)
+        step(batch)
+        drawn.add(len(batch))
+        assert same(buffers(model), buffers(once))
+        assert getattr(model, "passes", 0) == passes + 1
+    assert 0 in drawn
+    assert max(drawn) > 1
+    assert step.spent(1e-3).epsilon.upper > 0
+
+
+def test_without_putting_it_back_the_number_drawn_is_read_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModuleState, "_put_back", lambda self: None)
+    model = Counting()
+    step = step_of(model, 1)
+    read, drawn = [], []
+    for batch in step.batches((INPUTS, TARGETS), steps=12):
+        before = float(model.calls)
+        step(batch)
+        read.append(float(model.calls) - before - 1)
+        drawn.append(len(batch))
+    assert read == drawn
+
+
+def test_a_record_s_gradient_does_not_depend_on_the_passes_before_it() -> None:
+    """The model turns its sign with every pass: sums in one pass and in several are the same."""
+    sums = []
+    for physical_batch in (RECORDS, 1, 3):
+        torch.manual_seed(0)
+        step = step_of(Counting(), physical_batch)
+        batch = next(step.batches((INPUTS, TARGETS), steps=1))
+        full = type(batch)(torch.arange(RECORDS), batch.data, physical_batch)
+        sums.append(step.clipped_sum(full).clone())
+    assert float(sums[0].norm()) > 1
+    for other in sums[1:]:
+        assert torch.allclose(sums[0], other, atol=1e-6)
+
+
+def test_trials_of_a_selective_step_leave_no_count() -> None:
+    torch.manual_seed(0)
+    model = Counting()
+    release = hush.Selective(rate=0.2, clip=1.0, multiplier=2.0)
+    step = step_of(model, 1, release)
+    for batch in step.batches((INPUTS, TARGETS), steps=6):
+        before = float(model.calls)
+        step(batch)
+        assert float(model.calls) == before + 1
+    assert step.spent(1e-3).epsilon.upper > 0
+
+
+def test_an_adaptive_descent_counts_gradients_and_no_trials() -> None:
+    torch.manual_seed(0)
+    model = Counting()
+    descent = AdaptiveDescent(
+        model,
+        nn.CrossEntropyLoss(),
+        (INPUTS, TARGETS),
+        hush.Budget(epsilon=2.0, delta=1e-3),
+        Adaptive(clip=1.0, sizes=3, splits=6),
+        generator=torch.Generator().manual_seed(0),
+        physical_batch=7,
+    )
+    before = model.passes  # of the probe, on made-up records
+    moves = sum(1 for _ in descent.run())
+    assert moves > 1
+    assert float(model.calls) == model.passes == before + moves + 1
+
+
+def test_a_step_that_is_stopped_leaves_no_count() -> None:
+    class Stopping(Counting):
+        def forward(self, x: Tensor) -> Tensor:
+            scores = super().forward(x)
+            if self.stops:
+                raise KeyboardInterrupt
+            return scores
+
+        stops = False
+
+    model = Stopping()
+    step = step_of(model, 1)
+    for batch in step.batches((INPUTS, TARGETS)):
+        if len(batch) > 1:
+            break
+        step(batch)
+    before = float(model.calls)
+    model.stops = True
+    with pytest.raises(KeyboardInterrupt):
+        step(batch)
+    assert float(model.calls) == before
+    model.stops = False
+    assert step(batch)
