@@ -16,6 +16,10 @@ from examples.finetune.experiment import Experiment, Outcome
 from examples.finetune.reviews import read_reviews, save_reviews
 from examples.finetune.search import HELD_OUT, Log, search
 from examples.finetune.training import Settings, accuracy
+from hush.cli.options import device_of
+from hush.cli.output import run_app
+from hush.core.atomic_files import check_folder
+from hush.core.errors import InvalidValue
 
 START = Settings(learning_rate=0.003, batch=2048, steps=64)
 """Where the search for settings begins."""
@@ -46,10 +50,38 @@ def _private(epsilon: float) -> Settings:
 
 
 def _settings(defaults: Settings, text: str) -> Settings:
-    values = json.loads(text)
+    """The settings with those that are given in place of theirs, of the same kinds."""
+    names = asdict(defaults)
+    try:
+        values = json.loads(text)
+        wrong = [name for name in values if name not in names or not _like(values[name], names[name])]
+    except (ValueError, TypeError) as error:
+        raise InvalidValue(
+            f"settings {text!r} must be a JSON object ({error}): pass e.g. '{{\"steps\": 64}}'."
+        ) from error
+    if wrong:
+        raise InvalidValue(
+            f"settings {', '.join(map(repr, wrong))} are not of the names and kinds that there are: "
+            f"{json.dumps(names)}."
+        )
     if "targets" in values:
         values["targets"] = tuple(values["targets"])
     return replace(defaults, **values)
+
+
+def _like(value: object, example: object) -> bool:
+    """Whether a value from JSON can take the place of an example; an integer is a number too."""
+    if isinstance(example, bool) or isinstance(value, bool):
+        return isinstance(example, bool) and isinstance(value, bool)
+    if isinstance(example, tuple):
+        return isinstance(value, list) and all(isinstance(part, str) for part in value)
+    return isinstance(value, int | float if isinstance(example, float) else type(example))
+
+
+def _read(model: Path, reviews: Path | None, device: str, out: Path) -> Experiment:
+    """Everything from disk, after a check that results can be written."""
+    check_folder("--out", out)
+    return Experiment.read(model, reviews, str(device_of(device)))
 
 
 def _say_what_is_private(experiment: Experiment) -> None:
@@ -71,15 +103,16 @@ def train(
     settings: Override = "{}",
 ) -> None:
     """Train a LoRA and a head with differential privacy; save the adapter in PEFT's format."""
-    experiment = Experiment.read(model, reviews, device)
+    chosen, budget = _settings(_private(epsilon), settings), hush.Budget(epsilon=epsilon, delta=delta)
+    experiment = _read(model, reviews, device, out)
     _say_what_is_private(experiment)
-    chosen = _settings(_private(epsilon), settings)
-    outcome = experiment.run(chosen, hush.Budget(epsilon=epsilon, delta=delta), None)
+    outcome = experiment.run(chosen, budget, None)
+    print(f"private: {outcome.accuracy:.2f} % right, {outcome.guarantee}", flush=True)
     outcome.model.save_pretrained(out)
-    print(f"private: {outcome.accuracy:.2f} % right, {outcome.guarantee}")
     plain = experiment.run(PLAIN, None, 0)
     print(f"not private: {plain.accuracy:.2f} % right")
-    frozen = experiment.run_frozen(FROZEN, hush.Budget(epsilon=epsilon, delta=delta), None)
+    head = replace(FROZEN, batch=min(FROZEN.batch, len(experiment.train)))
+    frozen = experiment.run_frozen(head, budget, None)
     print(f"head on frozen features, private: {frozen.accuracy:.2f} % right")
     print(f"adapter: {out}")
 
@@ -87,8 +120,8 @@ def train(
 @app.command()
 def prepare(model: Model, out: Out = Path("data/finetune")) -> None:
     """Write the tokenized reviews for a machine without the published files."""
+    check_folder("--out", out)
     _, tokenizer = load_encoder(model)
-    out.mkdir(parents=True, exist_ok=True)
     save_reviews(out / "reviews.npz", *(part.cut(128, 256) for part in read_reviews(tokenizer)))
 
 
@@ -106,22 +139,25 @@ def validate(
 ) -> None:
     """Choose settings on held-out training reviews, one run after another."""
     begin = time.perf_counter()
-    experiment = Experiment.read(model, reviews, device).held_out(held_out)
+    starts = [
+        _settings(defaults, text)
+        for defaults, text in ((START, settings), (PLAIN, plain), (FROZEN, frozen))
+    ]
+    experiment = _read(model, reviews, device, out).held_out(held_out)
     print(
         f"{len(experiment.train)} reviews to train on; evaluated on {held_out} of the private reviews: "
         "what is printed here is not charged",
         flush=True,
     )
-    out.mkdir(parents=True, exist_ok=True)
     log = Log(out / "validate.json", begin + seconds)
     middle, small = (hush.Budget(epsilon=epsilon, delta=DELTA) for epsilon in (3.0, 1.0))
     for rate in (0.03, 0.1, 0.3):
-        head = replace(_settings(FROZEN, frozen), learning_rate=rate)
+        head = replace(starts[2], learning_rate=rate)
         log.add(f"frozen, rate {rate:g}", head, experiment.run_frozen(head, middle, 0), epsilon=3.0)
     for rate in (0.001, 0.003):
-        other = replace(_settings(PLAIN, plain), learning_rate=rate)
+        other = replace(starts[1], learning_rate=rate)
         log.add(f"not private, rate {rate:g}", other, experiment.run(other, None, 0))
-    best = search(experiment, _settings(START, settings), middle, log)
+    best = search(experiment, starts[0], middle, log)
     print("best", json.dumps(asdict(best)), flush=True)
     for factor in (1.0, 0.6):
         if log.time_left():
@@ -138,13 +174,12 @@ def final(
     device: Device = "cpu",
     seconds: Seconds = 1e9,
     out: Out = Path("runs/finetune"),
-    seeds: Annotated[int, typer.Option(help="Runs of each kind.")] = 5,
+    seeds: Annotated[int, typer.Option(help="Runs of each kind.", min=1)] = 5,
 ) -> None:
     """Train on all training reviews and evaluate on the test reviews: three epsilons, several seeds."""
     begin = time.perf_counter()
-    experiment = Experiment.read(model, reviews, device)
+    experiment = _read(model, reviews, device, out)
     _say_what_is_private(experiment)
-    out.mkdir(parents=True, exist_ok=True)
     log = Log(out / "final.json", begin + seconds)
     _, test = experiment.data(PRIVATE)
     print(f"not trained at all: {accuracy(experiment.classifier(PRIVATE), test):.2f} %", flush=True)
@@ -185,4 +220,4 @@ def final(
 
 
 if __name__ == "__main__":
-    app()
+    run_app(app)

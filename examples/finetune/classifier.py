@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hush.core.errors import Unsupported
+from hush.core.errors import DataError, Unsupported
 
 PADDING = 0
 CONTRAST = 10.0
@@ -96,6 +96,11 @@ def pretrained(encoder: nn.Module, tokenizer: Any, *, scale: float) -> TextClass
 
 def load_encoder(folder: Path) -> tuple[nn.Module, Any]:
     """Encoder and tokenizer from a folder in the transformers library's format, without dropout."""
+    if not (folder / "config.json").is_file():
+        raise DataError(
+            f"{folder} has no config.json: it is not a model in the transformers library's format. Pass "
+            "the folder of an encoder and its tokenizer that is on disk (docs/finetune.md)."
+        )
     from transformers import AutoModel, AutoTokenizer
 
     encoder = AutoModel.from_pretrained(

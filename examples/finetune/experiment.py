@@ -20,6 +20,7 @@ from examples.finetune.training import (
     train_plain,
     train_private,
 )
+from hush.core.errors import InvalidValue
 
 Pair = tuple[Tensor, Tensor]
 
@@ -60,6 +61,11 @@ class Experiment:
 
     def held_out(self, count: int) -> "Experiment":
         """The same on training reviews alone: the first `count` take the place of the test reviews."""
+        if not 1 <= count < len(self.train):
+            raise InvalidValue(
+                f"{count} reviews are to be held out, and must be at least 1 and fewer than the "
+                f"{len(self.train)} there are, as others are trained on. Pass --held-out 1000, say."
+            )
         return replace(self, test=self.train.part(0, count), train=self.train.part(count, None))
 
     @cached_property

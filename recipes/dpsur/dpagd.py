@@ -19,6 +19,7 @@ from scipy.optimize import brentq
 from torch import Tensor, nn
 
 from hush.accounting.filters import GaussianFilter
+from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from hush.report.figure import Figure
 from hush.training.evaluate import evaluate
@@ -28,6 +29,8 @@ from recipes.dpsur.runs import DELTA
 
 RECORDS, ALL = 5000, 60_000
 CLIP = 0.1
+_LARGEST = 1e4
+"""Epsilon of the few records."""
 LONGEST = (1.0, 0.1)
 """Largest step size at first: Table 2's, and one whose twentieth is short enough."""
 
@@ -102,7 +105,12 @@ def equal_noise(level: float, few: int, many: int) -> float:
         return GaussianFilter(Budget(epsilon=epsilon, delta=DELTA)).precision
 
     target = precision(level) * (many / few) ** 2
-    return float(brentq(lambda epsilon: precision(epsilon) / target - 1, level, 1e4, rtol=1e-4))
+    if precision(_LARGEST) < target:
+        raise InvalidValue(
+            f"epsilon {level:g} of {many:,} records is more than {_LARGEST:g} of {few:,} with the same "
+            "noise: there is hardly any. Pass e.g. --epsilons 1,3."
+        )
+    return float(brentq(lambda epsilon: precision(epsilon) / target - 1, level, _LARGEST, rtol=1e-4))
 
 
 def descend(inputs: Inputs, budget: Budget, longest: float, seed: int, device: str) -> Descent:

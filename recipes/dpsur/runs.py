@@ -4,6 +4,7 @@ Everything is charged on one ledger a run. "published" is the one exception: it 
 updates are accepted as the paper's accounting allows, and reports what its trials cost.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -80,10 +81,16 @@ class Outcome:
     accepted: int | None = None
 
 
+def check_levels(levels: Sequence[float]) -> None:
+    """Raise unless the paper's table has all of these epsilons, for which there are settings."""
+    for level in levels:
+        if level not in EPSILONS:
+            raise InvalidValue(f"epsilon {level:g} is not in the table: choose from 1, 2, 3, 4.")
+
+
 def run(method: Method, data: str, level: float, seed: int, device: str, epochs: int | None) -> Outcome:
     """One training run of a method at an epsilon."""
-    if level not in EPSILONS:
-        raise InvalidValue(f"epsilon {level:g} is not in the table: choose from 1, 2, 3, 4.")
+    check_levels([level])
     if method.paid is not None and (method.noise is not None or method.kind == "adaptive"):
         raise InvalidValue(
             f"{method.name}: statistics are paid for by more noise in training, and here that is fixed, "

@@ -12,7 +12,7 @@ from typing import Any
 from hush.core.errors import InvalidValue
 from hush.report.figure import Figure, cell
 from recipes.dpsur.methods import METHODS
-from recipes.dpsur.runs import DELTA, EPSILONS, Method, Outcome, outcomes
+from recipes.dpsur.runs import DELTA, EPSILONS, Method, Outcome, check_levels, outcomes
 from recipes.registry import variant
 from recipes.selection import select
 from recipes.workers import workers
@@ -37,6 +37,7 @@ def table2(
     """Every method at every epsilon, and the best of those that stay within it."""
     short = device == "cpu"
     levels = tuple(epsilons or ((1.0, 3.0) if short else EPSILONS))
+    check_levels(levels)
     named = select({method.name: method for method in METHODS[data]}, only)
     asked = {part.strip() for part in only.split(";")}
     methods = [method for method in named.values() if method.quick or not short or method.name in asked]

@@ -211,9 +211,12 @@ def _searched(
     processes: int | None = None,
 ) -> Figure:
     chosen = CHOSEN[data]
+    by_level = {level: _candidates(data, chosen[level]) for level in with_settings(epsilons, chosen)}
+    # a candidate may be the chosen one at some epsilons, and is not there then
+    names = select(dict.fromkeys(name for named in by_level.values() for name in named), only)
     candidates = {
-        level: select(_candidates(data, chosen[level]), only)
-        for level in with_settings(epsilons, chosen)
+        level: {name: settings for name, settings in named.items() if name in names}
+        for level, named in by_level.items()
     }
     return search(
         f"records-{data}-search",

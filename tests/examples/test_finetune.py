@@ -30,7 +30,7 @@ from examples.finetune.reviews import (
 )
 from examples.finetune.search import Log, search
 from examples.finetune.training import Settings
-from hush.core.errors import DataError, Unsupported
+from hush.core.errors import DataError, HushError, Unsupported
 
 BUDGET = hush.Budget(epsilon=8.0, delta=1e-3)
 TINY = Settings(learning_rate=0.05, batch=30, steps=2, rank=2, alpha=8.0, length=8)
@@ -211,6 +211,36 @@ def test_the_command_trains_compares_and_saves(command: Callable[..., str], tmp_
         assert line in printed
     assert json.loads((tmp_path / "adapter_config.json").read_text())["r"] == 2
     assert (tmp_path / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("train", ["--settings", "{bad"], "must be a JSON object"),
+        ("train", ["--settings", "[1]"], "are not of the names and kinds"),
+        ("train", ["--settings", '{"nosuch": 1}'], "'nosuch' are not of the names and kinds"),
+        ("train", ["--settings", '{"learning_rate": "x"}'], "'learning_rate' are not of"),
+        ("train", ["--settings", '{"steps": true}'], "'steps' are not of"),
+        ("train", ["--epsilon", "0"], "epsilon"),
+        ("train", ["--delta", "0"], "delta"),
+        ("train", ["--device", "tpu"], "tpu"),
+        ("train", ["--model", "/nonexistent"], "has no config.json"),
+        ("final", ["--out", __file__], "must be a folder that files can be written to"),
+        ("validate", ["--held-out", "0"], "at least 1 and fewer than the 90"),
+        ("validate", ["--held-out", "90"], "at least 1 and fewer than the 90"),
+    ],
+)
+def test_what_is_wrong_is_said_before_any_training(
+    name: str,
+    options: list[str],
+    reason: str,
+    command: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Experiment, "run", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(Experiment, "run_frozen", lambda *_: pytest.fail("trained"))
+    with pytest.raises(HushError, match=reason):
+        command(name, *options)
 
 
 def test_settings_are_chosen_on_training_reviews(command: Callable[..., str], tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """`hush`: the command line, and its two commands of a few lines, `claims` and `demo`."""
 
-import sys
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +8,7 @@ import typer
 
 from hush import __version__
 from hush.cli.options import AsJson
-from hush.cli.output import print_error, print_json, print_warning
+from hush.cli.output import print_json, run_app
 from hush.cli.probe import probe
 from hush.cli.questions.accounting import account, calibrate
 from hush.cli.questions.compare import compare, tune_selective
@@ -21,7 +19,6 @@ from hush.cli.runs.pate import pate
 from hush.cli.runs.report import report
 from hush.cli.runs.train import train
 from hush.cli.runs.tune import tune
-from hush.core.errors import HushError
 
 app = typer.Typer(
     name="hush",
@@ -74,13 +71,5 @@ for command in (
 
 
 def main() -> None:
-    """Run the command line; errors of hush and warnings are printed as a line, without a traceback."""
-    warnings.showwarning = print_warning
-    try:
-        app()
-    except (HushError, OSError) as error:
-        print_error(error)
-        sys.exit(2)
-    except RecursionError:
-        print_error("a file is nested too deeply to be read, as no file that hush wrote is: damaged.")
-        sys.exit(2)
+    """Run the command line."""
+    run_app(app)

@@ -92,7 +92,7 @@ ReportedDelta = Annotated[
 ]
 Noise = Annotated[float | None, typer.Option(help="Noise multiplier, in units of the clip norm.")]
 Rate = Annotated[float | None, typer.Option(help="Chance that a record takes part in a step.")]
-Records = Annotated[int | None, typer.Option(help="Number of records in the data set.")]
+Records = Annotated[int | None, typer.Option(help="Number of records in the data set.", min=1)]
 BatchSize = Annotated[int | None, typer.Option(help="Expected batch size, in place of the rate.")]
 Steps = Annotated[int | None, typer.Option(help="Number of steps.")]
 Group = Annotated[int, typer.Option(help="Number of records that change together: group privacy.")]

@@ -2,9 +2,11 @@
 
 import json
 import sys
+import warnings
+from collections.abc import Callable
 from typing import Any, TextIO
 
-from hush.core.errors import shorten
+from hush.core.errors import HushError, shorten
 from hush.core.ranges import finite_or_none
 
 SEED_NOTICE = (
@@ -21,6 +23,19 @@ def counted(number: int, noun: str) -> str:
 def print_json(value: dict[str, Any]) -> None:
     """Print one JSON object; infinities become null, which every reader understands."""
     print(json.dumps(finite_or_none(value)))
+
+
+def run_app(app: Callable[[], object]) -> None:
+    """Run a command line; errors of hush and warnings are printed as a line, without a traceback."""
+    warnings.showwarning = print_warning
+    try:
+        app()
+    except (HushError, OSError) as error:
+        print_error(error)
+        sys.exit(2)
+    except RecursionError:
+        print_error("a file is nested too deeply to be read, as no file that hush wrote is: damaged.")
+        sys.exit(2)
 
 
 def print_error(message: object) -> None:

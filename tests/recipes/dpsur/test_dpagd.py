@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hush.accounting.filters import GaussianFilter
+from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from recipes.dpsur import dpagd
 from recipes.dpsur.inputs import Inputs
@@ -18,6 +19,11 @@ def test_fewer_records_have_the_same_noise_each() -> None:
         for level in (1.0, dpagd.equal_noise(1.0, 500, 2000))
     ]
     assert precisions[1] == pytest.approx(16 * precisions[0], rel=2e-3)
+
+
+def test_an_epsilon_with_hardly_any_noise_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="there is hardly any"):
+        dpagd.equal_noise(1000.0, 5000, 60_000)
 
 
 @pytest.mark.slow

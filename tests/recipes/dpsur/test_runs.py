@@ -128,6 +128,9 @@ def test_the_table_and_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             table2(data, only=part)
     with pytest.raises(InvalidValue, match="not in the table"):
         run(LINEAR, "digits", 5.0, 0, "cpu", 1)
+    monkeypatch.setattr("recipes.dpsur.runs.run", lambda *_: pytest.fail("trained"))
+    with pytest.raises(InvalidValue, match="epsilon 5 is not in the table"):
+        table2("digits", epsilons=(1.0, 5.0), epochs=1)
 
 
 def test_every_method_of_the_paper_is_there_beside_what_it_printed() -> None:

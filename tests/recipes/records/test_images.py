@@ -130,3 +130,9 @@ def test_candidates_are_the_chosen_settings_and_others(
     assert {job.held_out for job in jobs} == {images.HELD_OUT[data]}
     assert all(tried.count(pair) == 1 for pair in chosen)
     assert len(tried) == len(set(tried))
+    # what is a candidate at one epsilon may be chosen at another, and is asked for by one name
+    names = [set(images._candidates(data, settings)) for settings in images.CHOSEN[data].values()]
+    for name in set.union(*names):
+        jobs.clear()
+        recipes[f"records-{data}-search"](seeds=1, processes=1, only=name)
+        assert len(jobs) == sum(name in named for named in names)
