@@ -139,10 +139,8 @@ def validate(
 ) -> None:
     """Choose settings on held-out training reviews, one run after another."""
     begin = time.perf_counter()
-    starts = [
-        _settings(defaults, text)
-        for defaults, text in ((START, settings), (PLAIN, plain), (FROZEN, frozen))
-    ]
+    start, without_privacy = _settings(START, settings), _settings(PLAIN, plain)
+    head_alone = _settings(FROZEN, frozen)
     experiment = _read(model, reviews, device, out).held_out(held_out)
     print(
         f"{len(experiment.train)} reviews to train on; evaluated on {held_out} of the private reviews: "
@@ -152,12 +150,12 @@ def validate(
     log = Log(out / "validate.json", begin + seconds)
     middle, small = (hush.Budget(epsilon=epsilon, delta=DELTA) for epsilon in (3.0, 1.0))
     for rate in (0.03, 0.1, 0.3):
-        head = replace(starts[2], learning_rate=rate)
+        head = replace(head_alone, learning_rate=rate)
         log.add(f"frozen, rate {rate:g}", head, experiment.run_frozen(head, middle, 0), epsilon=3.0)
     for rate in (0.001, 0.003):
-        other = replace(starts[1], learning_rate=rate)
+        other = replace(without_privacy, learning_rate=rate)
         log.add(f"not private, rate {rate:g}", other, experiment.run(other, None, 0))
-    best = search(experiment, starts[0], middle, log)
+    best = search(experiment, start, middle, log)
     print("best", json.dumps(asdict(best)), flush=True)
     for factor in (1.0, 0.6):
         if log.time_left():

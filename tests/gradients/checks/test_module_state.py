@@ -112,9 +112,11 @@ KEPT: dict[type[Stateful], str] = {
 }
 
 
-def step_of(model: nn.Module, loss: Any = None) -> hush.PrivateStep:
+def step_of(model: nn.Module, loss: Any = None, **options: Any) -> hush.PrivateStep:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return hush.PrivateStep(model, loss or nn.CrossEntropyLoss(), optimizer, PLAN, records=len(INPUTS))
+    return hush.PrivateStep(
+        model, loss or nn.CrossEntropyLoss(), optimizer, PLAN, records=len(INPUTS), **options
+    )
 
 
 def run(model: nn.Module, loss: Any = None, steps: int = 3) -> hush.PrivateStep:
@@ -200,15 +202,7 @@ def test_a_record_s_trace_is_noticed_though_the_next_pass_begins_without_it() ->
 
     inputs = INPUTS.clone()
     inputs[2] = 1e4
-    model = Late()
-    step = hush.PrivateStep(
-        model,
-        nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        PLAN,
-        records=len(INPUTS),
-        physical_batch=3,
-    )
+    step = step_of(Late(), physical_batch=3)
     with pytest.raises(Unsupported, match="keeps scale from"):
         step(next(step.batches((inputs, TARGETS), steps=1)))
     assert not step.ledger.counts

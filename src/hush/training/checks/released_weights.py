@@ -55,7 +55,7 @@ class WeightsGuard:
         self._model = model
         self._tree = ModuleTree(model)
         self._module_state = module_state
-        self._accepted = self.read()
+        self._accepted = self._read(None)
 
     @property
     def norms(self) -> Tensor:
@@ -109,22 +109,25 @@ class WeightsGuard:
             "were loaded, averaged or clamped), call step.adopt_weights() right after it."
         )
 
-    @torch.no_grad()
     def read(self) -> Reading:
+        """Weights and buffers as they are now."""
+        return self._read(self._accepted.buffers)
+
+    @torch.no_grad()
+    def _read(self, before: Buffers | None) -> Reading:
         """Address and version of each parameter, the bits of norms, and the buffers.
 
         Writes by way of `.data` are not counted by torch; they change the norm. The bits, of which those
         of a NaN are equal to themselves, stay on the device until they are compared, so that a step does
         not wait for what it has just moved.
         """
-        accepted: Reading | None = getattr(self, "_accepted", None)
         may_change = self._module_state.changing_names()
         values = [local_shard(value) for value in self._tree.parameters().values()]
         device = values[0].device.type
         cast = torch.is_autocast_enabled(device)  # it takes norms in other precisions
         with torch.autocast(device, enabled=False) if cast else nullcontext():
             norms = torch._foreach_norm(values)
-            buffers = read_buffers(self._tree, accepted and accepted.buffers, may_change)
+            buffers = read_buffers(self._tree, before, may_change)
         if len({norm.dtype for norm in norms}) > 1:
             norms = tuple(norm.double() for norm in norms)
         versions = [(value.data_ptr(), value._version) for value in values]
