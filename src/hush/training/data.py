@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from hush.core.errors import DataError, InvalidValue
-from hush.core.randomness import Randomness, fill_state, substream
+from hush.core.randomness import Randomness, Stream, fill_state, substream
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.training.sources.reader import CollateFn
 from hush.training.sources.records import MapStyle, check_lengths, check_present, leaves
@@ -110,6 +110,14 @@ def take(data: Data, indices: Tensor, source: "Randomness | None" = None) -> tup
     # indices on their way to a GPU are not waited for
     inputs, targets = tree_map(
         pair, lambda rows: rows[indices.to(rows.device, non_blocking=rows.is_cuda)]
+    )
+    return inputs, targets
+
+
+def made_up_record(data: Data) -> tuple[Any, Any]:
+    """Inputs and targets of one record of zeros, of the data's shapes and types."""
+    inputs, targets = tree_map(
+        take(data, torch.arange(1), Stream(torch.device("cpu"), bytes(32))), torch.zeros_like
     )
     return inputs, targets
 

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import DataError, InvalidValue, Unsupported, short_repr
-from hush.core.randomness import Stream
-from hush.gradients.tree import tree_map
-from hush.training.data import Batch, Data, count, describe_record, held_slots, take
+from hush.training.data import Batch, Data, count, describe_record, held_slots, made_up_record
 from hush.training.distributed.group import Processes
 from hush.training.distributed.process_group import group_initialized
 from hush.training.distributed.same_records import Names, check_apart, data_digest, record_names
@@ -180,11 +178,3 @@ def padded_batches(
         inputs, targets = made_up_record(data)
         for _ in range(passes - own):
             yield inputs, targets, torch.zeros(1, dtype=torch.bool), None
-
-
-def made_up_record(data: Data) -> tuple[Any, Any]:
-    """Inputs and targets of one record of zeros, of the data's shapes and types."""
-    inputs, targets = tree_map(
-        take(data, torch.arange(1), Stream(torch.device("cpu"), bytes(32))), torch.zeros_like
-    )
-    return inputs, targets

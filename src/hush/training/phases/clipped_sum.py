@@ -18,12 +18,12 @@ from hush.gradients.recording import record
 from hush.gradients.tape import BranchedTape, GradientTape, MaskedTape
 from hush.gradients.tree import tree_map
 from hush.gradients.units import UnitTape, unit_tape
-from hush.training.data import Batch, Data, count, own_randomness
+from hush.training.data import Batch, Data, count, made_up_record, own_randomness
 from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import forward_modes, weights_digest
 from hush.training.distributed.noise_slices import whole_sum
 from hush.training.distributed.same_records import check_unmoved
-from hush.training.distributed.shares import Placement, made_up_record, padded_batches, place, share_of
+from hush.training.distributed.shares import Placement, padded_batches, place, share_of
 from hush.training.distributed.streams import step_streams
 from hush.training.phases.private_gradient import Layout, fingerprint, rounding_of
 from hush.training.phases.resumable import ResumableStep
