@@ -24,10 +24,16 @@ from hush.core.errors import InvalidValue
 START = Settings(learning_rate=0.003, batch=2048, steps=64)
 """Where the search for settings begins."""
 PRIVATE = Settings(
-    learning_rate=0.005, batch=4096, steps=48, clip=1.0, alpha=64.0, head_rate=2.0, warmup=8
+    learning_rate=0.0025,
+    batch=4096,
+    steps=48,
+    clip=1.0,
+    alpha=128.0,
+    targets=("query", "value", "dense"),
+    head_rate=4.0,
+    first=64,
+    warmup=8,
 )
-SMALL_BUDGET = replace(PRIVATE, learning_rate=0.004)
-"""For epsilon below 2."""
 PLAIN = Settings(learning_rate=0.001, batch=256, steps=400, warmup=20)
 FROZEN = Settings(learning_rate=0.1, batch=4096, steps=64, head_scale=5.0, clip=1.0)
 DELTA = 1e-5
@@ -43,10 +49,6 @@ Override = Annotated[str, typer.Option(help="Settings as JSON, in place of the d
 
 
 Run = Callable[[Settings, hush.Budget | None, int | None], Outcome]
-
-
-def _private(epsilon: float) -> Settings:
-    return SMALL_BUDGET if epsilon < 2 else PRIVATE
 
 
 def _settings(defaults: Settings, text: str) -> Settings:
@@ -103,7 +105,7 @@ def train(
     settings: Override = "{}",
 ) -> None:
     """Train a LoRA and a head with differential privacy; save the adapter in PEFT's format."""
-    chosen, budget = _settings(_private(epsilon), settings), hush.Budget(epsilon=epsilon, delta=delta)
+    chosen, budget = _settings(PRIVATE, settings), hush.Budget(epsilon=epsilon, delta=delta)
     experiment = _read(model, reviews, device, out)
     _say_what_is_private(experiment)
     outcome = experiment.run(chosen, budget, None)
@@ -136,11 +138,12 @@ def validate(
     plain: Override = "{}",
     frozen: Override = "{}",
     held_out: Annotated[int, typer.Option(help="Training reviews to evaluate on.")] = HELD_OUT,
+    epsilon: Annotated[float, typer.Option(help="Privacy budget of each run.")] = 3.0,
 ) -> None:
     """Choose settings on held-out training reviews, one run after another."""
     begin = time.perf_counter()
     start, without_privacy = _settings(START, settings), _settings(PLAIN, plain)
-    head_alone = _settings(FROZEN, frozen)
+    head_alone, budget = _settings(FROZEN, frozen), hush.Budget(epsilon=epsilon, delta=DELTA)
     experiment = _read(model, reviews, device, out).held_out(held_out)
     print(
         f"{len(experiment.train)} reviews to train on; evaluated on {held_out} of the private reviews: "
@@ -148,21 +151,17 @@ def validate(
         flush=True,
     )
     log = Log(out / "validate.json", begin + seconds)
-    middle, small = (hush.Budget(epsilon=epsilon, delta=DELTA) for epsilon in (3.0, 1.0))
-    for rate in (0.03, 0.1, 0.3):
-        head = replace(head_alone, learning_rate=rate)
-        log.add(f"frozen, rate {rate:g}", head, experiment.run_frozen(head, middle, 0), epsilon=3.0)
-    for rate in (0.001, 0.003):
-        other = replace(without_privacy, learning_rate=rate)
-        log.add(f"not private, rate {rate:g}", other, experiment.run(other, None, 0))
-    best = search(experiment, start, middle, log)
+    best = search(experiment, start, budget, log)
     print("best", json.dumps(asdict(best)), flush=True)
-    for factor in (1.0, 0.6):
+    for rate in (0.03, 0.1, 0.3):
         if log.time_left():
-            slower = replace(best, learning_rate=factor * best.learning_rate)
-            log.add(
-                f"epsilon 1, rate x {factor:g}", slower, experiment.run(slower, small, 0), epsilon=1.0
-            )
+            head = replace(head_alone, learning_rate=rate)
+            outcome = experiment.run_frozen(head, budget, 0)
+            log.add(f"frozen, rate {rate:g}", head, outcome, epsilon=epsilon)
+    for rate in (0.001, 0.003):
+        if log.time_left():
+            other = replace(without_privacy, learning_rate=rate)
+            log.add(f"not private, rate {rate:g}", other, experiment.run(other, None, 0))
 
 
 @app.command()
@@ -197,7 +196,7 @@ def final(
             print(f"  adapter saved and loaded: {accuracy(again, test):.2f} %", flush=True)
 
     def note_private(epsilon: float, seed: int) -> None:
-        note(f"private, epsilon {epsilon:g}", experiment.run, _private(epsilon), epsilon, seed)
+        note(f"private, epsilon {epsilon:g}", experiment.run, PRIVATE, epsilon, seed)
 
     # what is asked for most comes first, in case that time runs out
     for epsilon in (3.0, 1.0, 8.0):

@@ -63,8 +63,7 @@ def _rate(factor: float) -> Change:
 
 
 CHANGES: tuple[Change, ...] = (
-    _with("B alone", train_a=False),
-    _with("first 64", first=64),
+    ("a quarter from the beginning", lambda best: replace(best, first=best.length // 4)),
     _with("dense too", targets=("query", "value", "dense")),
     (
         "larger share of the LoRA",
@@ -75,6 +74,7 @@ CHANGES: tuple[Change, ...] = (
             head_rate=2 * best.head_rate,
         ),
     ),
+    ("half as many steps again", lambda best: replace(best, steps=best.steps * 3 // 2)),
     (
         "double batch, half as many steps",
         lambda best: replace(
@@ -86,6 +86,7 @@ CHANGES: tuple[Change, ...] = (
     ("double rank", lambda best: replace(best, rank=2 * best.rank, alpha=2 * best.alpha)),
     _rate(1.5),
     _with("head of zeros", sentences=False),
+    _with("B alone", train_a=False),
 )
 
 

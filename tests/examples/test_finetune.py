@@ -187,7 +187,7 @@ def test_a_search_takes_what_is_better_and_ends_in_time(
 @pytest.fixture
 def command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Runs a command of the example with tiny settings; returns what it prints."""
-    for name in ("START", "PRIVATE", "SMALL_BUDGET", "PLAIN", "FROZEN"):
+    for name in ("START", "PRIVATE", "PLAIN", "FROZEN"):
         monkeypatch.setattr(commands, name, TINY)
     monkeypatch.setattr(commands, "DELTA", 1e-3)
     files = ["--model", str(folder / "model"), "--reviews", str(folder / "reviews.npz")]
@@ -248,7 +248,11 @@ def test_settings_are_chosen_on_training_reviews(command: Callable[..., str], tm
     assert "60 reviews to train on" in printed
     assert "30 of the private reviews" in printed
     rows = json.loads((tmp_path / "validate.json").read_text())
-    assert [row["run"] for row in rows][-1] == "start"
+    assert [row["run"] for row in rows] == ["start"], "no time for another"
+    command("validate", "--held-out", "30", "--epsilon", "8")
+    rows = json.loads((tmp_path / "validate.json").read_text())
+    assert {row["epsilon"] for row in rows if row["guarantee"] != "none"} == {8.0}
+    assert [row["run"] for row in rows][-2:] == ["not private, rate 0.001", "not private, rate 0.003"]
 
 
 def test_final_runs_are_summed_up(command: Callable[..., str], tmp_path: Path) -> None:
