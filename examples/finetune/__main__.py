@@ -20,6 +20,7 @@ from hush.cli.options import device_of
 from hush.cli.output import run_app
 from hush.core.atomic_files import check_folder
 from hush.core.errors import InvalidValue
+from hush.core.ranges import Range
 
 START = Settings(learning_rate=0.003, batch=2048, steps=64)
 """Where the search for settings begins."""
@@ -43,7 +44,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 Model = Annotated[Path, typer.Option(help="Folder of the pretrained encoder: public.")]
 ReviewFile = Annotated[Path | None, typer.Option(help="File of `prepare`; else HUSH_DATA.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Seconds = Annotated[float, typer.Option(help="No run begins after so many.")]
+Seconds = Annotated[float, typer.Option(help="No further run begins after so many.")]
 Out = Annotated[Path, typer.Option(help="Folder for the results.")]
 Override = Annotated[str, typer.Option(help="Settings as JSON, in place of the defaults.")]
 
@@ -56,11 +57,13 @@ def _settings(defaults: Settings, text: str) -> Settings:
     names = asdict(defaults)
     try:
         values = json.loads(text)
-        wrong = [name for name in values if name not in names or not _like(values[name], names[name])]
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
+        values = error
+    if not isinstance(values, dict):
         raise InvalidValue(
-            f"settings {text!r} must be a JSON object ({error}): pass e.g. '{{\"steps\": 64}}'."
-        ) from error
+            f"settings {text!r} must be a JSON object, not {values}: pass e.g. '{{\"steps\": 64}}'."
+        )
+    wrong = [name for name in values if name not in names or not _like(values[name], names[name])]
     if wrong:
         raise InvalidValue(
             f"settings {', '.join(map(repr, wrong))} are not of the names and kinds that there are: "
@@ -86,6 +89,11 @@ def _read(model: Path, reviews: Path | None, device: str, out: Path) -> Experime
     return Experiment.read(model, reviews, str(device_of(device)))
 
 
+def _end(seconds: float) -> float:
+    allowed = Range(at_least=0, why="it is a time to work", example=600)
+    return time.perf_counter() + allowed.check("--seconds", seconds)
+
+
 def _say_what_is_private(experiment: Experiment) -> None:
     print(
         "public: the pretrained encoder, its tokenizer, and the reviews to evaluate on\n"
@@ -107,13 +115,23 @@ def train(
     """Train a LoRA and a head with differential privacy; save the adapter in PEFT's format."""
     chosen, budget = _settings(PRIVATE, settings), hush.Budget(epsilon=epsilon, delta=delta)
     experiment = _read(model, reviews, device, out)
+    without_privacy, head = (
+        replace(
+            other,
+            batch=min(other.batch, len(experiment.train)),
+            targets=chosen.targets,
+            length=chosen.length,
+            first=chosen.first,
+        )
+        for other in (PLAIN, FROZEN)
+    )
+    experiment.check(chosen, without_privacy, head)
     _say_what_is_private(experiment)
     outcome = experiment.run(chosen, budget, None)
     print(f"private: {outcome.accuracy:.2f} % right, {outcome.guarantee}", flush=True)
     outcome.model.save_pretrained(out)
-    plain = experiment.run(PLAIN, None, 0)
+    plain = experiment.run(without_privacy, None, 0)
     print(f"not private: {plain.accuracy:.2f} % right")
-    head = replace(FROZEN, batch=min(FROZEN.batch, len(experiment.train)))
     frozen = experiment.run_frozen(head, budget, None)
     print(f"head on frozen features, private: {frozen.accuracy:.2f} % right")
     print(f"adapter: {out}")
@@ -124,7 +142,7 @@ def prepare(model: Model, out: Out = Path("data/finetune")) -> None:
     """Write the tokenized reviews for a machine without the published files."""
     check_folder("--out", out)
     _, tokenizer = load_encoder(model)
-    save_reviews(out / "reviews.npz", *(part.cut(128, 256) for part in read_reviews(tokenizer)))
+    save_reviews(out / "reviews.npz", *read_reviews(tokenizer))
 
 
 @app.command()
@@ -141,16 +159,17 @@ def validate(
     epsilon: Annotated[float, typer.Option(help="Privacy budget of each run.")] = 3.0,
 ) -> None:
     """Choose settings on held-out training reviews, one run after another."""
-    begin = time.perf_counter()
+    end = _end(seconds)
     start, without_privacy = _settings(START, settings), _settings(PLAIN, plain)
     head_alone, budget = _settings(FROZEN, frozen), hush.Budget(epsilon=epsilon, delta=DELTA)
     experiment = _read(model, reviews, device, out).held_out(held_out)
+    experiment.check(start, without_privacy, head_alone)
     print(
         f"{len(experiment.train)} reviews to train on; evaluated on {held_out} of the private reviews: "
         "what is printed here is not charged",
         flush=True,
     )
-    log = Log(out / "validate.json", begin + seconds)
+    log = Log(out / "validate.jsonl", end)
     best = search(experiment, start, budget, log)
     print("best", json.dumps(asdict(best)), flush=True)
     for rate in (0.03, 0.1, 0.3):
@@ -174,10 +193,10 @@ def final(
     seeds: Annotated[int, typer.Option(help="Runs of each kind.", min=1)] = 5,
 ) -> None:
     """Train on all training reviews and evaluate on the test reviews: three epsilons, several seeds."""
-    begin = time.perf_counter()
+    log = Log(out / "final.jsonl", _end(seconds))
     experiment = _read(model, reviews, device, out)
+    experiment.check(PRIVATE, PLAIN, FROZEN)
     _say_what_is_private(experiment)
-    log = Log(out / "final.json", begin + seconds)
     _, test = experiment.data(PRIVATE)
     print(f"not trained at all: {accuracy(experiment.classifier(PRIVATE), test):.2f} %", flush=True)
     accuracies: dict[str, list[float]] = {}

@@ -103,15 +103,18 @@ def load_encoder(folder: Path) -> tuple[nn.Module, Any]:
         )
     from transformers import AutoModel, AutoTokenizer
 
-    encoder = AutoModel.from_pretrained(
-        folder,
-        dtype=torch.float32,
-        add_pooling_layer=False,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        local_files_only=True,
-    )
-    return encoder, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    try:
+        encoder = AutoModel.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            add_pooling_layer=False,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            local_files_only=True,
+        )
+        return encoder, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{folder} does not load as an encoder and its tokenizer: {error}") from error
 
 
 def _peft() -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import hush
 from examples.finetune.classifier import TextClassifier, load_encoder, pretrained, with_lora
@@ -67,6 +67,28 @@ class Experiment:
                 f"{len(self.train)} there are, as others are trained on. Pass --held-out 1000, say."
             )
         return replace(self, test=self.train.part(0, count), train=self.train.part(count, None))
+
+    def check(self, *runs: Settings) -> None:
+        """Refuse settings that do not fit these reviews and this encoder, before any work."""
+        names = [name for name, part in self.encoder.named_modules() if isinstance(part, nn.Linear)]
+        longest = self.encoder.config.max_position_embeddings
+        for settings in runs:
+            if settings.batch > len(self.train):
+                raise InvalidValue(
+                    f"batch={settings.batch} must be at most {len(self.train)}, the reviews to train "
+                    "on: each is drawn with the probability batch / reviews. Pass a smaller batch."
+                )
+            if settings.length > longest:
+                raise InvalidValue(
+                    f"length={settings.length} must be at most {longest}, the positions that the "
+                    "encoder knows. Pass a smaller length."
+                )
+            for target in settings.targets:
+                if not any(f".{name}".endswith(f".{target}") for name in names):
+                    raise InvalidValue(
+                        f"targets has {target!r}, and no linear layer of the encoder has that name: "
+                        f"they are {sorted({name.split('.')[-1] for name in names})}."
+                    )
 
     @cached_property
     def _rows(self) -> Any:

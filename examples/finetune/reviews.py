@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hush.core.errors import DataError
-from hush.core.ranges import check_count
 from hush.data.dataset import public_order
 from hush.data.formats import parse_npz
 from hush.data.published import find_directory, read_published
@@ -45,10 +44,7 @@ class Reviews:
             length: tokens a row, [CLS] and [SEP] included.
             first: pieces taken from the beginning of a longer review; the others are its last ones.
         """
-        check_count("length", length, "a row has [CLS], [SEP] and a piece at least", 3)
         room = length - 2
-        if not 0 <= check_count("first", first, "it is a number of pieces") <= room:
-            raise DataError(f"first={first} pieces do not fit a row of {length}. Pass at most {room}.")
         rows = np.full((len(self), length), PADDING, dtype=np.int64)
         rows[:, 0] = START
         ends = np.cumsum(self.lengths)
@@ -65,15 +61,6 @@ class Reviews:
         return Reviews(
             self.pieces[edges[begin] : edges[stop]], self.lengths[begin:stop], self.labels[begin:stop]
         )
-
-    def cut(self, first: int, last: int) -> "Reviews":
-        """The first and last pieces of each review: all that rows of such lengths need."""
-        ends = np.cumsum(self.lengths)
-        kept = [
-            _cut(self.pieces[end - count : end], first, last)
-            for end, count in zip(ends, self.lengths, strict=True)
-        ]
-        return Reviews(np.concatenate(kept), np.array([len(each) for each in kept]), self.labels)
 
 
 def _cut(pieces: NDArray[np.int16], first: int, last: int) -> NDArray[np.int16]:

@@ -7,26 +7,26 @@ search with hush.tune (docs/tune.md).
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import hush
 from examples.finetune.experiment import Experiment, Outcome
 from examples.finetune.training import Settings
+from hush.core.errors import InvalidValue
 
 HELD_OUT = 5000
 GAIN = 0.1
 """Points of accuracy by which a change has to be better to be taken."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Log:
-    """Lines of finished runs, printed and written at once: what is cut short leaves its results."""
+    """Finished runs, printed and added to a file of JSON lines at once: what is cut short is kept."""
 
     path: Path | None
     end: float
     """Time after which no further run begins."""
-    rows: list[dict[str, object]] = field(default_factory=list)
 
     def time_left(self) -> bool:
         """Whether another run may begin."""
@@ -42,13 +42,13 @@ class Log:
             "guarantee": str(outcome.guarantee) if outcome.guarantee else "none",
             "settings": asdict(settings),
         }
-        self.rows.append(row)
         print(
             f"{name:<34} {outcome.accuracy:6.2f} %  {outcome.seconds:5.1f} s  {json.dumps(extra)}",
             flush=True,
         )
         if self.path is not None:
-            self.path.write_text(json.dumps(self.rows, indent=1))
+            with self.path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
 
 
 Change = tuple[str, Callable[[Settings], Settings]]
@@ -105,8 +105,13 @@ def search(
 
     def better(best: Settings, change: Change) -> Settings:
         name, apply = change
-        candidate = apply(best)
         if not log.time_left():
+            return best
+        try:
+            candidate = apply(best)
+            experiment.check(candidate)
+        except InvalidValue as error:
+            print(f"{name}: left out, as {error}", flush=True)
             return best
         return candidate if score(name, candidate) > score("start", best) + GAIN else best
 

@@ -2,32 +2,37 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import hush
+from hush.core.errors import InvalidValue
+from hush.core.ranges import check_count, number
+from hush.core.value import Value
 from hush.training.evaluate import evaluate
+
+_POSITIVE = number(above=0, at_most=1e12, why="nothing would be trained by it", example=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Value):
     """Choices of a run, made on validation records or on public data."""
 
-    learning_rate: float
+    learning_rate: float = field(metadata=_POSITIVE)
     batch: int
     """Records a step: expected, where drawn by chance."""
     steps: int
-    clip: float = 0.1
+    clip: float = field(default=0.1, metadata=_POSITIVE)
     rank: int = 8
-    alpha: float = 32.0
+    alpha: float = field(default=32.0, metadata=_POSITIVE)
     targets: tuple[str, ...] = ("query", "value")
     train_a: bool = True
     """Whether both factors of a LoRA are trained; else the one that begins with zeros alone."""
-    head_scale: float = 2.0
-    head_rate: float = 1.0
+    head_scale: float = field(default=2.0, metadata=_POSITIVE)
+    head_rate: float = field(default=1.0, metadata=_POSITIVE)
     """Factor on the head's learning rate."""
     sentences: bool = True
     """Whether the head begins with public sentences; else with zeros."""
@@ -35,6 +40,22 @@ class Settings:
     first: int = 0
     """Tokens from the beginning of a review that is longer than `length`."""
     warmup: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("batch", "steps", "rank", "warmup"):
+            check_count(name, getattr(self, name), "nothing would be trained", at_least=1)
+        check_count("length", self.length, "a row has [CLS], [SEP] and a token at least", at_least=3)
+        room = self.length - 2
+        if check_count("first", self.first, "it is a number of tokens") > room:
+            raise InvalidValue(
+                f"first={self.first} tokens and [CLS] and [SEP] do not fit a length of {self.length}. "
+                f"Pass first={room} at most, or a larger length."
+            )
+        if not self.targets:
+            raise InvalidValue(
+                'targets=[] has no matrix to train a LoRA on. Pass e.g. targets=["query", "value"].'
+            )
 
 
 def low_precision(device: torch.device) -> AbstractContextManager[Any]:

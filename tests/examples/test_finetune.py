@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import hush
 from examples.finetune import __main__ as commands
-from examples.finetune.classifier import NEGATIVE, POSITIVE, load_adapter, with_lora
+from examples.finetune.classifier import NEGATIVE, POSITIVE, load_adapter, load_encoder, with_lora
 from examples.finetune.experiment import Experiment
 from examples.finetune.reviews import (
     END,
@@ -143,10 +143,6 @@ def test_long_reviews_keep_their_first_and_last_pieces() -> None:
     assert long == [START, 202, 203, 208, 209, 210, END]
     assert reviews.rows(7)[1].tolist() == [START, *range(206, 211), END]
     assert reviews.part(1, 2).rows(7).tolist() == reviews.rows(7)[1:].tolist()
-    for first in (0, 2):
-        assert torch.equal(reviews.cut(2, 5).rows(7, first), reviews.rows(7, first))
-    with pytest.raises(DataError, match="at most 5"):
-        reviews.rows(7, first=6)
 
 
 @pytest.mark.real_data("imdb")
@@ -157,6 +153,12 @@ def test_published_reviews_are_words_of_the_tokenizer(experiment: Experiment) ->
     assert train.labels.mean() == 0.5
     assert 0 < train.labels[:100].mean() < 1, "published sorted by class"
     assert len(train.pieces) == train.lengths.sum()
+
+
+def test_a_folder_that_holds_no_encoder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(DataError, match="does not load as an encoder"):
+        load_encoder(tmp_path)
 
 
 def test_reviews_that_are_not_there_are_named(tmp_path: Path) -> None:
@@ -217,10 +219,26 @@ def test_the_command_trains_compares_and_saves(command: Callable[..., str], tmp_
     ("name", "options", "reason"),
     [
         ("train", ["--settings", "{bad"], "must be a JSON object"),
-        ("train", ["--settings", "[1]"], "are not of the names and kinds"),
+        ("train", ["--settings", "[]"], "must be a JSON object"),
         ("train", ["--settings", '{"nosuch": 1}'], "'nosuch' are not of the names and kinds"),
         ("train", ["--settings", '{"learning_rate": "x"}'], "'learning_rate' are not of"),
         ("train", ["--settings", '{"steps": true}'], "'steps' are not of"),
+        ("train", ["--settings", '{"steps": 0}'], "steps=0 must be a whole number >= 1"),
+        ("train", ["--settings", '{"warmup": 0}'], "warmup=0 must be"),
+        ("train", ["--settings", '{"rank": -1}'], "rank=-1 must be"),
+        ("train", ["--settings", '{"learning_rate": NaN}'], "learning_rate=nan must be a finite"),
+        ("train", ["--settings", '{"head_scale": 0}'], "head_scale=0 must be a finite number > 0"),
+        ("train", ["--settings", '{"first": 7}'], "first=7 tokens .* do not fit a length of 8"),
+        ("train", ["--settings", '{"length": 2}'], "length=2 must be"),
+        ("train", ["--settings", '{"length": 64}'], "length=64 must be at most 32"),
+        ("train", ["--settings", '{"targets": []}'], "targets=.. has no matrix"),
+        ("train", ["--settings", '{"targets": ["query", "nosuch"]}'], "targets has 'nosuch'"),
+        ("train", ["--settings", '{"targets": ["LayerNorm"]}'], "they are .'dense', 'key'"),
+        ("train", ["--settings", '{"batch": 91}'], "batch=91 must be at most 90"),
+        ("validate", ["--plain", '{"rank": 0}'], "rank=0 must be"),
+        ("validate", ["--frozen", '{"batch": 90}', "--held-out", "30"], "batch=90 must be at most 60"),
+        ("validate", ["--seconds", "nan"], "--seconds=nan must be a finite number >= 0"),
+        ("final", ["--seconds", "-5"], "--seconds=-5.0 must be"),
         ("train", ["--epsilon", "0"], "epsilon"),
         ("train", ["--delta", "0"], "delta"),
         ("train", ["--device", "tpu"], "tpu"),
@@ -243,22 +261,31 @@ def test_what_is_wrong_is_said_before_any_training(
         command(name, *options)
 
 
+def noted(path: Path) -> list[dict[str, Any]]:
+    """Runs that a command has noted in a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def test_settings_are_chosen_on_training_reviews(command: Callable[..., str], tmp_path: Path) -> None:
     printed = command("validate", "--held-out", "30", "--seconds", "0")
     assert "60 reviews to train on" in printed
     assert "30 of the private reviews" in printed
-    rows = json.loads((tmp_path / "validate.json").read_text())
-    assert [row["run"] for row in rows] == ["start"], "no time for another"
-    command("validate", "--held-out", "30", "--epsilon", "8")
-    rows = json.loads((tmp_path / "validate.json").read_text())
+    assert [row["run"] for row in noted(tmp_path / "validate.jsonl")] == ["start"], "no time for more"
+    printed = command("validate", "--held-out", "30", "--epsilon", "8", "--settings", '{"steps": 1}')
+    assert "half as many steps: left out, as steps=0 must be" in printed
+    first, *rows = noted(tmp_path / "validate.jsonl")
+    assert first["epsilon"] == 3.0, "what was there is kept"
     assert {row["epsilon"] for row in rows if row["guarantee"] != "none"} == {8.0}
     assert [row["run"] for row in rows][-2:] == ["not private, rate 0.001", "not private, rate 0.003"]
+    assert "double batch: left out, as batch=80 must be at most 60" in command(
+        "validate", "--held-out", "30", "--settings", '{"batch": 40}'
+    )
 
 
 def test_final_runs_are_summed_up(command: Callable[..., str], tmp_path: Path) -> None:
     printed = command("final", "--seeds", "2")
     assert "adapter saved and loaded" in printed
-    rows = json.loads((tmp_path / "final.json").read_text())
+    rows = noted(tmp_path / "final.jsonl")
     assert len(rows) == 2 * (3 + 1 + 3 + 1)
     for name in {row["run"] for row in rows}:
         right = [row["accuracy"] for row in rows if row["run"] == name]

@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import Unsupported
+from hush.core.errors import InvalidValue, Unsupported
 from hush.gradients.checks import models
 from hush.gradients.forward.module_tree import ModuleTree
 from hush.gradients.recording import record
@@ -74,6 +75,16 @@ def test_an_optimizer_holds_exactly_the_trainable_parameters() -> None:
     next(model.parameters()).grad = torch.ones(2, 2)
     with pytest.raises(Unsupported, match="not trainable"):
         check_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf])
+def test_a_learning_rate_that_is_no_number_is_refused(rate: float) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    check_optimizer(optimizer, model)
+    optimizer.param_groups[0]["lr"] = rate
+    with pytest.raises(InvalidValue, match="must be finite: a step would be charged"):
+        check_optimizer(optimizer, model)
 
 
 def test_an_optimizer_that_evaluates_more_than_once_is_refused() -> None:

@@ -1,12 +1,13 @@
 """Models and optimizers that a private step supports, and why not the others."""
 
+import math
 from functools import lru_cache
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from hush.core.errors import Unsupported
+from hush.core.errors import InvalidValue, Unsupported
 from hush.core.ranges import with_article
 from hush.gradients.forward.module_tree import ModuleTree
 
@@ -167,6 +168,12 @@ def check_optimizer(optimizer: torch.optim.Optimizer, tree: ModuleTree) -> None:
         raise Unsupported(
             "the optimizer has differentiable=True: its steps would be recorded for a gradient through "
             "them, which would be one of the records without noise. Leave it out."
+        )
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    if not all(math.isfinite(rate) for rate in rates if isinstance(rate, float)):  # a tensor may wait
+        raise InvalidValue(
+            f"the optimizer's learning rates are {rates}, and must be finite: a step would be charged, "
+            "and leave weights that are not numbers. Pass e.g. lr=0.1, or mend their schedule."
         )
     if _has_scaler(optimizer):
         raise Unsupported(
