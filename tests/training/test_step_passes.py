@@ -9,8 +9,10 @@ from scipy.stats import binom, norm
 from torch import Tensor, nn
 
 import hush
+from hush.core.errors import Unsupported
 from hush.gradients.checks.module_state import ModuleState
 from hush.training.methods.adaptive import Adaptive, AdaptiveDescent
+from hush.training.methods.selective import Trials
 
 RECORDS = 20
 INPUTS = torch.randn(RECORDS, 4, generator=torch.Generator().manual_seed(0))
@@ -87,10 +89,11 @@ def test_a_step_moves_such_state_on_by_one_pass_whoever_was_drawn(
     drawn = set()
     for batch in step.batches((INPUTS, TARGETS), steps=12):
         once = make()
-        once.load_state_dict(model.state_dict())
-        once(torch.zeros(1, 4))
+        before = buffers(model)
         passes = getattr(model, "passes", -1)
         step(batch)
+        once.load_state_dict({**model.state_dict(), **before})
+        once(torch.zeros(1, 4))
         drawn.add(len(batch))
         assert same(buffers(model), buffers(once))
         assert getattr(model, "passes", 0) == passes + 1
@@ -161,6 +164,66 @@ def test_trials_of_a_selective_step_leave_no_count() -> None:
         step(batch)
         assert float(model.calls) == before + 1
     assert step.spent(1e-3).epsilon.upper > 0
+
+
+@pytest.mark.parametrize("make", MODELS, ids=["counter", "parametrized", "spectral norm"])
+def test_hidden_trials_of_an_update_are_not_counted(
+    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many there were is secret (docs/guarantees/selective.md): state moves on once an update."""
+    verdicts: list[bool] = []
+    verdict = Trials.noisy_verdict
+
+    def noted(trials: Trials, rise: Tensor) -> bool:
+        verdicts.append(verdict(trials, rise))
+        return verdicts[-1]
+
+    monkeypatch.setattr(Trials, "noisy_verdict", noted)
+    torch.manual_seed(0)
+    model = make()
+    release = hush.Selective(
+        rate=1.0, clip=1.0, multiplier=0.8, accounting="per-acceptance", test="mean"
+    )
+    step = step_of(model, None, release)
+    for batch in step.batches((INPUTS, TARGETS), steps=4):
+        before = buffers(model)
+        step(batch)
+        once = make()
+        once.load_state_dict({**model.state_dict(), **before})
+        once(torch.zeros(1, 4))
+        assert same(buffers(model), buffers(once))
+    assert len(verdicts) > 8
+
+
+def test_a_run_that_goes_on_moves_such_state_as_one_that_was_not_stopped() -> None:
+    """The probe before the first draw of each leaves it where it was."""
+    released = []
+    for parts in ([8], [5, 3]):
+        torch.manual_seed(0)
+        model = power_iteration()
+        step = step_of(model, None)
+        for steps in parts:
+            for batch in step.batches((INPUTS, TARGETS), steps=steps):
+                step(batch)
+        released.append(model.state_dict())
+    assert all(torch.equal(released[0][name], released[1][name]) for name in released[0])
+
+
+def test_a_model_that_takes_no_record_of_zeros_is_refused_before_any_draw() -> None:
+    class Particular(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = power_iteration()
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores: Tensor = self.linear(x)
+            if not bool(x.any()):
+                raise ValueError("an empty record")
+            return scores
+
+    step = step_of(Particular(), None)
+    with pytest.raises(Unsupported, match=r"changes linear.* fails for a record of zeros \(an empty"):
+        step.batches((INPUTS, TARGETS))
 
 
 def test_an_adaptive_descent_counts_gradients_and_no_trials() -> None:

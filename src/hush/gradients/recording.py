@@ -29,6 +29,7 @@ from hush.gradients.terms import Dense, Term
 from hush.gradients.tree import (
     Loss,
     Views,
+    pass_watchers,
     sharded_models,
     submodules,
     tree_leaves,
@@ -55,7 +56,8 @@ def record(
     if model in sharded_models:
         return _record_sharded(model, loss, inputs, targets, views)
     before = random_state()
-    run = partial(run_by_branch, partial(_record_branch, model, loss, views), inputs, targets)
+    branch, watcher = partial(_record_branch, model, loss, views), pass_watchers.get(model)
+    run = partial(run_by_branch, branch, inputs, targets, watcher)
     parts = run()
     if parts[0][1].reads_values and model not in value_readers:
         # that it does is no matter of the records: it may do without from now on (`uncompiled`)
@@ -83,7 +85,7 @@ def per_sample_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -
 
     shards = sharded_models.get(model)
     with nullcontext() if shards is None else shards.gathering():
-        return gather_records(run_by_branch(losses, inputs, targets))
+        return gather_records(run_by_branch(losses, inputs, targets, pass_watchers.get(model)))
 
 
 def _record_sharded(
@@ -104,7 +106,7 @@ def _record_sharded(
     before = random_state()
     with sharded_models[model].gathering():
         for _ in range(2):
-            ((_, tape),) = run_by_branch(in_one_pass, inputs, targets)
+            ((_, tape),) = run_by_branch(in_one_pass, inputs, targets, pass_watchers.get(model))
             if tape is not None:
                 return tape
             value_readers.add(model)  # as in `record`: it may do without

@@ -79,6 +79,9 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
 value_readers: WeakSet[nn.Module] = WeakSet()
 """Models that were seen to read a value of a record."""
 
+pass_watchers: "WeakKeyDictionary[nn.Module, Callable[[bool], None]]" = WeakKeyDictionary()
+"""What is called after each pass of a model, with whether it has read a value of a record."""
+
 sharded_models: "WeakKeyDictionary[nn.Module, ShardedModules]" = WeakKeyDictionary()
 """Models that a step trains with parameters split over ranks (`fully_shard`)."""
 

@@ -198,14 +198,17 @@ class PrivateStep(NoisyMeanStep):
         if self.trials is not None:
             self._weights.check(self.ledger, self._reading)
             with self._say_how_to_go_on():
-                return self.trials(batch)
-        with self._say_how_to_go_on():
-            update = self.private_gradient(batch)
-        # compared when the GPU is waited for anyway: nothing leaves the step before it is charged
-        self._weights.check(self.ledger, self._check_model())
-        self.charge(self.release_name(update))
-        self.apply(update)
-        return True
+                moved = self.trials(batch)
+        else:
+            with self._say_how_to_go_on():
+                update = self.private_gradient(batch)
+            # compared when the GPU is waited for anyway: nothing leaves the step before it is charged
+            self._weights.check(self.ledger, self._check_model())
+            self.charge(self.release_name(update))
+            self.apply(update)
+            moved = True
+        self.move_state_on(batch.data)
+        return moved
 
     @contextmanager
     def _say_how_to_go_on(self) -> Iterator[None]:

@@ -196,7 +196,10 @@ class Path:
 
 
 def run_by_branch(
-    run: Callable[[Any, Any, Path], T], inputs: Any, targets: Any
+    run: Callable[[Any, Any, Path], T],
+    inputs: Any,
+    targets: Any,
+    after_pass: Callable[[bool], None] | None = None,
 ) -> "list[tuple[SubBatch, T]]":
     """Results of `run` for sub-batches whose records take the same branches; they partition the batch.
 
@@ -209,7 +212,10 @@ def run_by_branch(
         run: computes something for a batch; reads truth values and numbers by way of the path.
         inputs: of the batch.
         targets: of the batch.
+        after_pass: called after every run, with whether it has read a value: whoever comes next must
+            find nothing of these records.
     """
+    after_pass = after_pass or (lambda reads_values: None)
     first = next(tree_leaves(inputs))
     indices = torch.arange(len(first), device=first.device)
     states = random_state()
@@ -224,15 +230,18 @@ def run_by_branch(
         path.begin()
         try:
             result = run(some_inputs, some_targets, path)
+            after_pass(path.reads_values)
             results.append((SubBatch(path.rows, path.rows), result))
         except SharedWrite as error:
             if error.constant is None:
                 raise
+            after_pass(path.reads_values)
             # a copy may be read where the constant was: decisions are not known before
             pending.append(Path(path.rows, states, own_constants=path.own_constants | {error.constant}))
         except DataDependentBranch as branch:
+            after_pass(path.reads_values)
             if branch.values is None:
-                results += _run_alone(run, inputs, targets, path)
+                results += _run_alone(run, inputs, targets, path, after_pass)
                 continue
             for decision in (False, True):
                 rows = path.rows[branch.values[path.rows] == decision]
@@ -242,13 +251,18 @@ def run_by_branch(
 
 
 def _run_alone(
-    run: Callable[[Any, Any, Path], T], inputs: Any, targets: Any, path: Path
+    run: Callable[[Any, Any, Path], T],
+    inputs: Any,
+    targets: Any,
+    path: Path,
+    after_pass: Callable[[bool], None],
 ) -> "list[tuple[SubBatch, T]]":
     """Results of `run` for each record of a path in a batch of one, with random numbers of its own."""
     results = []
     for row in path.rows.split(1):
         path.reseed(int(row))
-        alone = run_by_branch(run, *tree_map((inputs, targets), partial(_take_rows, row)))
+        some_inputs, some_targets = tree_map((inputs, targets), partial(_take_rows, row))
+        alone = run_by_branch(run, some_inputs, some_targets, after_pass)
         results += [(SubBatch(row, part.places), result) for part, result in alone]
     return results
 

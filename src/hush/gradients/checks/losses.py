@@ -34,6 +34,11 @@ def per_sample_loss(loss: Any) -> Loss:
     return PerSampleLoss(unreduced, reduction)
 
 
+def criterion_of(loss: Loss) -> Any:
+    """The loss that `per_sample_loss` was given, or a copy of it that does not reduce."""
+    return loss.loss if isinstance(loss, PerSampleLoss) else loss
+
+
 def _check_arguments(loss: Any) -> None:
     """Raise if the loss cannot be called with outputs and targets alone, where that can be told."""
     try:

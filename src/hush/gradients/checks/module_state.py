@@ -26,7 +26,7 @@ from hush.gradients.checks.fixed_attributes import Attribute, FixedAttributes, f
 from hush.gradients.checks.host_randomness import HostState, check_host_draws, host_random_state
 from hush.gradients.checks.rewind import Restorers, restore, restorers
 from hush.gradients.forward.module_tree import ModuleTree
-from hush.gradients.tree import tree_leaves, tree_map
+from hush.gradients.tree import pass_watchers, tree_leaves, tree_map
 
 _COMPARED_ENTRIES = 4096
 """The largest tensor whose contents are compared in every step."""
@@ -37,9 +37,9 @@ class ModuleState:
 
     **Guarantee.** Where `check` does not raise, no watched attribute has changed since `begin`. Those
     that took the same value for two different records in `probe` (a cache of masks or positions, a
-    counter of calls) are put back as they were; of a model that turned values into Python numbers there,
-    they must have taken that value again. State outside of modules, such as a global dictionary, is not
-    seen.
+    counter of calls) are put back as they were. After a pass that turned values of records into Python
+    numbers, none has changed, or to the value that it took in `probe` alone, before the next pass
+    begins. State outside of modules, such as a global dictionary, is not seen.
     """
 
     def __init__(self, model: nn.Module, loss: Any = None) -> None:
@@ -52,14 +52,12 @@ class ModuleState:
         self._record_independent: set[Attribute] = set()
         """Attributes that forward passes change in a way that does not depend on a record."""
         self._constant: dict[Attribute, Content] = {}
-        """The same, where the model reads values: their contents for both records, which must stay."""
+        """The same, where passes read values: their contents for both records, which must stay."""
         self._before: dict[Attribute, Content] | None = None
         self._begin_later = False
         """Whether the snapshot of the step at hand is taken when somebody asks for it."""
         self._host_state: HostState | None = None
         """The host's random state before the first forward pass; None: none is known to have run."""
-        self._reads_values = True
-        """Whether the model turns a record into a Python number: until a tape says that it does not."""
         self._left: dict[Attribute, Content] = {}
         """Attributes that passes of a step which was stopped have changed, with what they were."""
         self._read_later: dict[Attribute, Tensor] = {}
@@ -101,11 +99,40 @@ class ModuleState:
         """Context of forward passes: `begin`, then `check`, or `stop` where something raised."""
         self.begin(later=later)
         try:
-            yield
+            with self._told(self._after_pass):
+                yield
             self.check()
         except BaseException:
             self.stop()
             raise
+
+    @contextmanager
+    def _told(self, watcher: Callable[[bool], None]) -> Iterator[None]:
+        """Context in which the model's passes are told of."""
+        before = pass_watchers.get(self._model)
+        pass_watchers[self._model] = watcher
+        try:
+            yield
+        finally:
+            del pass_watchers[self._model]
+            if before is not None:
+                pass_watchers[self._model] = before
+
+    def _after_pass(self, reads_values: bool) -> None:
+        """Raise if a pass has left something of a record, which only one that reads values can."""
+        if reads_values:
+            self._refuse_reads_where_state_changes()
+            self._refuse_changed()
+            self._put_back()
+
+    def _refuse_reads_where_state_changes(self) -> None:
+        if self._record_independent:
+            names = ", ".join(self._names(self._record_independent)[:3])
+            raise Unsupported(
+                "the model reads values of records as Python numbers in some of its passes, and changes "
+                f"{names} in others, which read none: what it changes in those could be a record's. "
+                "Compute without reading values (torch.where for if), or keep no state."
+            )
 
     def begin(self, *, later: bool = False) -> None:
         """Take a snapshot of the attributes, and of the host's random state, after `check_left`.
@@ -126,12 +153,7 @@ class ModuleState:
                 self._rewound = restorers(self._modules(), self._may_change)
 
     def rewind(self) -> None:
-        """Put back what passes since `begin` may have changed: called before each of them.
-
-        Raises if one of them has changed it to what it may not be: nothing would tell afterwards.
-        """
-        if self._constant:
-            self._refuse_changed()
+        """Put back what passes since `begin` may have changed: called before each physical batch."""
         self._put_back()
 
     def _put_back(self) -> None:
@@ -193,8 +215,7 @@ class ModuleState:
         """The value of `run` for a few records, after a check that the model keeps nothing of them.
 
         Args:
-            run: One forward and backward pass over inputs and targets; a tape says whether it reads
-                values, and other results are taken to be of the model of the tape before.
+            run: Forward passes over inputs and targets, recorded.
             inputs: Inputs of one or two records.
             targets: Their targets.
 
@@ -206,10 +227,13 @@ class ModuleState:
         before, _ = self._snapshot(by_identity=True)
         host_state = host_random_state()
         refused = True
+        reads: list[bool] = []
         try:
-            result = run(inputs, targets)
+            with self._told(reads.append):
+                result = run(inputs, targets)
             check_host_draws(host_state)
-            self._reads_values = getattr(result, "reads_values", self._reads_values)
+            if any(reads):
+                self._refuse_reads_where_state_changes()
             changed = _differing(before, self._snapshot(by_identity=True)[0])
             if changed:
                 restore(modules, changed, were)
@@ -221,7 +245,7 @@ class ModuleState:
                     after.append(self._snapshot()[0])
                     restore(modules, changed, were)
                 self._compare(changed, after)
-                self._allow(changed, after[0])
+                self._allow(changed, after[0], reads_values=any(reads))
             refused = False
         finally:
             if refused:
@@ -238,17 +262,21 @@ class ModuleState:
         if dependent or len(after) == 1:
             raise Unsupported(self._reason(dependent or changed))
 
-    def _allow(self, changed: list[Attribute], after: dict[Attribute, Content]) -> None:
-        """Let these attributes change, to the same contents only where the model reads values.
+    def _allow(
+        self, changed: list[Attribute], after: dict[Attribute, Content], *, reads_values: bool
+    ) -> None:
+        """Let these attributes change, to the same contents only where passes read values."""
+        if reads_values:
+            self._constant |= {key: after.get(key) for key in changed}
+        else:
+            self._record_independent |= set(changed)
 
-        Buffers are closed by the tape itself once a value was read.
-        """
-        modules = self._modules()
-        for number, name in changed:
-            if self._reads_values and name not in modules[number]._buffers:
-                self._constant[number, name] = after.get((number, name))
-            else:
-                self._record_independent.add((number, name))
+    @contextmanager
+    def unmoved(self) -> Iterator[None]:
+        """Context at whose end what passes may change, as is known then, is put back."""
+        were = restorers(self._modules())
+        yield
+        restore(self._modules(), self._may_change, were)
 
     def _modules(self) -> list[nn.Module]:
         """All modules; an attribute knows its own by its place here."""

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from hush.core.errors import DataError, Unsupported
 from hush.gradients.checks.host_randomness import check_own_generators
 from hush.gradients.checks.isolation import check_independent_losses
-from hush.gradients.checks.losses import PerSampleLoss
+from hush.gradients.checks.losses import criterion_of
 from hush.gradients.forward.checkpointing import CheckpointCall, checkpoints_replaced
 from hush.gradients.recording import record
 from hush.gradients.tape import BranchedTape, GradientTape
@@ -31,7 +31,7 @@ from hush.gradients.tree import (
     uncompiled,
 )
 from hush.gradients.units import unit_tape
-from hush.training.data import Data, count, pair_of, take
+from hush.training.data import Data, count, made_up_record, pair_of, take
 
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
@@ -53,8 +53,16 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
     """Physical batch size, and whether the rounding of a clipped sum is within what is paid for.
 
     Raises if the model and loss cannot be trained privately on the data. Where the model does not take
-    made-up records, two of the data's decide.
+    made-up records, two of the data's decide. What passes change is as it was before.
     """
+    with step.module_state.unmoved():
+        found = _try_records(step, data)
+        if step.module_state.changing:
+            _try_zeros(step, data)
+    return found
+
+
+def _try_records(step: "PrivateStep", data: Data) -> tuple[int, bool]:
     if torch.is_inference_mode_enabled():
         raise Unsupported(
             "the step is inside torch.inference_mode(), where there are no gradients to clip. Train "
@@ -87,8 +95,7 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
                 f"the loss does not depend on {', '.join(unused[:3])}{more}: noise alone would move "
                 "what it does not use. Freeze that with requires_grad_(False), or use it in forward()."
             )
-        criterion = step.loss.loss if isinstance(step.loss, PerSampleLoss) else step.loss
-        check_labels(step.model, criterion, _one_view(step, inputs, targets)[0], data)
+        check_labels(step.model, criterion_of(step.loss), _one_view(step, inputs, targets)[0], data)
         if step.sharded is not None and step.processes is not None:
             step.processes.exchange("the labels")  # one rank's may be wrong, and all go on together
         physical = step.physical_batch or _physical_batch(step, inputs, targets, tape)
@@ -106,6 +113,22 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
         pair = unit_tape(tape, torch.tensor([2]), step.units.reduction, None)
         bounded = bounded and pair.rounding_bounded(together)
     return physical, bounded
+
+
+def _try_zeros(step: "PrivateStep", data: Data) -> None:
+    """Raise if the model does not take the record of zeros that moves its state on in every step."""
+    inputs, targets = tree_map(made_up_record(data), step.to_device)
+    devices = [step.device] if step.device.type == "cuda" else []
+    try:
+        with uncompiled(step.model), torch.random.fork_rng(devices):
+            record(step.model, step.loss, inputs, targets, step.views)
+    except Exception as error:
+        names = ", ".join(sorted(step.module_state.changing_names())[:3])
+        raise Unsupported(
+            f"the model changes {names} in its forward passes, and fails for a record of zeros "
+            f"({error}): one moves that on in every step, so that it does not tell how many were drawn. "
+            "Let it take one, or keep no state."
+        ) from error
 
 
 @torch.no_grad()

@@ -170,7 +170,9 @@ class AdaptiveDescent:
 
     def gradient_sum(self) -> Tensor:
         """Sum of all clipped per-sample gradients (sensitive)."""
-        return self.step.clipped_sum(self._full_batch).clone()
+        total = self.step.clipped_sum(self._full_batch).clone()
+        self.step.move_state_on(self._full_batch.data)
+        return total
 
     def _choose_length(self, direction: Tensor, longest: float) -> float | None:
         """Step size of the least noisy loss, 0 if none helps; None if there is no budget to ask."""

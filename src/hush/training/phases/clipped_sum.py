@@ -282,9 +282,15 @@ class ClippedSumStep(ResumableStep):
                 flat = [values.reshape(-1) for values in clipped.total.values()]
                 parts = total.split([len(values) for values in flat])
                 (torch._foreach_add_ if number else torch._foreach_copy_)(parts, flat)
+        return total
+
+    def move_state_on(self, data: Data) -> None:
+        """Let what passes change move on by one pass: once a step, whatever was drawn or rejected.
+
+        Args:
+            data: whose shapes and types a made-up record has.
+        """
         if self.module_state.changing:
-            # what passes change moves on by one in every step, however many slots were drawn
-            inputs, targets = tree_map(made_up_record(batch.data), self.to_device)
+            inputs, targets = tree_map(made_up_record(data), self.to_device)
             with own_randomness(self._mask_stream, self.device):
                 record(self.model, self.loss, inputs, targets, self.views)
-        return total

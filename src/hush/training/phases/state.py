@@ -21,7 +21,7 @@ from hush.core.ranges import check_count, check_kind
 from hush.core.release import Selective
 from hush.core.sensitivity import SensitivitySet
 from hush.core.value import SingleOwner
-from hush.gradients.checks.losses import per_sample_loss
+from hush.gradients.checks.losses import criterion_of, per_sample_loss
 from hush.gradients.checks.models import (
     check_materialized,
     check_model,
@@ -122,7 +122,7 @@ class StepState(SingleOwner):
             check_model(self._tree, sharded=self.processes is not None)
             check_optimizer(check_kind("optimizer", optimizer, torch.optim.Optimizer), self._tree)
             self.loss = per_sample_loss(loss)
-            self.module_state = ModuleState(model, getattr(self.loss, "loss", self.loss))
+            self.module_state = ModuleState(model, criterion_of(self.loss))
             """Watches that forward passes keep nothing of a record in the model's attributes."""
             self.optimizer = optimizer
             self.optimizer_settings = settings_of(optimizer)
