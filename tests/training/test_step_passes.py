@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom, norm
+from scipy.stats import binom, nbinom, norm
 from torch import Tensor, nn
 
 import hush
@@ -193,6 +193,25 @@ def test_hidden_trials_of_an_update_are_not_counted(
         once(torch.zeros(1, 4))
         assert same(buffers(model), buffers(once))
     assert len(verdicts) > 8
+
+
+def test_who_knows_the_hidden_trials_learns_more_than_is_charged() -> None:
+    """A record that moves the clipped mean from one end to the other: trials until 30 are accepted."""
+    updates, delta = 30, 1e-5
+    plan = hush.Plan(
+        sampling=hush.Poisson(rate=0.001),
+        clipping=hush.L2(norm=1.0),
+        noise=hush.Gaussian(multiplier=50.0),
+        release=hush.Selective(
+            rate=1.0, clip=1.0, multiplier=0.8, threshold=8.0, accounting="per-acceptance", test="mean"
+        ),
+    )
+    assert isinstance(plan.release, hush.Selective)
+    seldom, often = plan.release.acceptance(RECORDS)
+    assert hush.epsilon(plan, updates, delta).epsilon.upper < 0.004
+    rejected = np.arange(10_000)
+    with_it, without = (nbinom.pmf(rejected, updates, accepted) for accepted in (seldom, often))
+    assert np.maximum(with_it - np.exp(6.4) * without, 0).sum() > delta
 
 
 def test_a_run_that_goes_on_moves_such_state_as_one_that_was_not_stopped() -> None:
