@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 
 HERE = Path(__file__).parent
 LEFT_OUT = ("as published", "pixels", "DPAGD")
+COLORS = plt.colormaps["tab20"].colors
 
 
 def cells(line: str) -> list[str]:
@@ -28,7 +29,7 @@ def tables(text: str) -> dict[str, list[list[str]]]:
     return found
 
 
-def draw(axes: plt.Axes, name: str, lines: list[list[str]]) -> None:
+def draw(axes: plt.Axes, name: str, lines: list[list[str]], colors: dict[str, int]) -> None:
     header, *methods = lines
     columns = [place for place, title in enumerate(header) if title.startswith("epsilon")]
     for line in methods:
@@ -38,7 +39,9 @@ def draw(axes: plt.Axes, name: str, lines: list[list[str]]) -> None:
         pairs = [(header[place], line[place]) for place in columns if line[place] not in ("-", "")]
         ours = [(float(title.split()[1]), float(value)) for title, value in pairs]
         style = "o-" if "whitened" in line[0] else "s--" if "DPSUR" in line[0] else ".:"
-        axes.plot(*zip(*ours, strict=True), style, ms=4, lw=1, label=line[0] + network)
+        label = line[0] + network
+        color = COLORS[colors.setdefault(label, len(colors))]
+        axes.plot(*zip(*ours, strict=True), style, ms=4, lw=1, color=color, label=label)
     said = next(line for line in methods if "as published" in line[0])
     printed = [(float(header[place].split()[1]), float(said[place + 1])) for place in columns]
     axes.plot(*zip(*printed, strict=True), "kx", label="DPSUR, printed (its epsilon does not hold)")
@@ -51,8 +54,9 @@ def draw(axes: plt.Axes, name: str, lines: list[list[str]]) -> None:
 def main() -> None:
     found = tables((HERE / "dpsur.md").read_text())
     _, panels = plt.subplots(2, 2, figsize=(11, 9), layout="constrained")
+    colors: dict[str, int] = {}  # a method has one in all panels
     for axes, (name, lines) in zip(panels.flat, found.items(), strict=True):
-        draw(axes, name, lines)
+        draw(axes, name, lines, colors)
     plt.savefig(HERE / "dpsur.png", dpi=110)
 
 

@@ -95,7 +95,8 @@ def demo(out: Path) -> None:
     plot_accuracy(
         out / "plot.png", curves, baseline=("no privacy", baseline), title=title, spent=meaning
     )
-    print(f"\n{table.markdown()}\n\n{meaning}\n\nreports, to open in a browser:")
+    print(f"\n{table.markdown()}\n\n{meaning}\nin {out / 'table.md'}, drawn in {out / 'plot.png'}")
+    print("\nreports, to open in a browser:")
     for epsilon in EPSILONS:
         print(f"  {out / f'epsilon-{epsilon:g}' / 'report.html'}")
     print("\nwhere to look next:")
