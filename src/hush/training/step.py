@@ -18,7 +18,11 @@ from hush.training.checks.probe_batch import check_some_number, probe_batch
 from hush.training.data import Batch, Data, count, held_slots, occupied, prepare, same_slots
 from hush.training.distributed.charge import charge_together
 from hush.training.distributed.group import propagate_errors
-from hush.training.distributed.handshake import check_same_end, check_same_weights
+from hush.training.distributed.handshake import (
+    check_all_move_on,
+    check_same_end,
+    check_same_weights,
+)
 from hush.training.distributed.streams import draw_shared
 from hush.training.methods.selective import Trials
 from hush.training.phases.noisy_mean import NoisyMeanStep
@@ -75,8 +79,12 @@ class PrivateStep(NoisyMeanStep):
                 self.sharded.check_records(held_slots(data))
             # a rank without records has nothing to try, and will have nothing to work on
             with self.gathering():
-                physical_batch, bounded = probe_batch(self, data) if held_slots(data) else (1, True)
-            self.rounding_bounded = all(self.processes.exchange("the probe", bounded))
+                held = held_slots(data) > 0
+                physical_batch, bounded = probe_batch(self, data) if held else (1, True)
+            changing = held and self.module_state.changing
+            said = self.processes.exchange("the probe", [bounded, held, changing])
+            self.rounding_bounded = all(bounded for bounded, _, _ in said)
+            check_all_move_on([held for _, held, _ in said], changing=any(each for _, _, each in said))
         return physical_batch
 
     def batches(

@@ -130,6 +130,27 @@ def no_items_on_rank_0(folder: Path) -> dict[str, Any]:
     return trained_in_parts(folder, data=Listed(own))
 
 
+def passes_counted(folder: Path, cut: int) -> list[float]:
+    """Counts of a model that counts its passes, after each of two runs."""
+    model, calls = model_of(), torch.zeros(())
+    model.register_buffer("calls", calls)
+    model.register_forward_pre_hook(lambda *_: (calls.add_(1), None)[1])
+    step, counts = step_of(model, shard=True, generator=seeded()), []
+    for steps in (3, 2):
+        for batch in step.batches(part_of(cut), steps=steps):
+            step(batch)
+        counts.append(float(model.get_buffer("calls")))
+    return counts
+
+
+def passes_counted_on_both(folder: Path) -> list[float]:
+    return passes_counted(folder, 7)
+
+
+def passes_counted_on_rank_0(folder: Path) -> list[float]:
+    return passes_counted(folder, RECORDS)
+
+
 def nothing_anywhere(folder: Path) -> None:
     inputs, targets = data_of()
     step_of(shard=True).batches((inputs[:0], targets[:0]))
@@ -250,6 +271,8 @@ SCENARIOS = (
     nothing_on_rank_1,
     no_verdict_of_rank_1,
     no_items_on_rank_0,
+    passes_counted_on_both,
+    passes_counted_on_rank_0,
     nothing_anywhere,
     nothing_anywhere_trained,
     nothing_to_read,
@@ -289,9 +312,14 @@ def test_a_rank_without_records_adds_its_noise_and_moves_with_the_others(name: s
     assert first["records"] == second["records"] == RECORDS
 
 
+def test_what_passes_change_is_the_same_on_all_ranks() -> None:
+    assert result("passes_counted_on_both") == [[3.0, 5.0], [3.0, 5.0]]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("passes_counted_on_rank_0", "rank 1 has no records, and the model changes buffers"),
         ("nothing_anywhere", "no rank has a record"),
         ("nothing_anywhere_trained", "no rank has a record"),
         ("nothing_to_read", "the data has no records"),

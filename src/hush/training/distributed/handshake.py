@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hush.core.errors import InvalidValue, Unsupported
+from hush.core.errors import DataError, InvalidValue, Unsupported
 from hush.core.plan import plan_text
 from hush.core.randomness import SystemSource, cryptographic
 from hush.gradients.forward.module_tree import ModuleTree
@@ -98,6 +98,21 @@ def check_same_end(steps: int | None, processes: Processes) -> None:
                 "was drawn or charged. Pass every rank the same steps.",
                 key="steps",
             )
+
+
+def check_all_move_on(held: list[bool], *, changing: bool) -> None:
+    """Raise on every rank if one could not move on what forward passes change, as the others do.
+
+    Args:
+        held: whether each rank has records, of whose shapes one is made up for that.
+        changing: whether passes change buffers or attributes.
+    """
+    if changing and not all(held):
+        raise DataError(
+            f"rank {held.index(False)} has no records, and the model changes buffers or attributes in "
+            "its forward passes: a pass over a made-up record moves them on in every step, and without "
+            "a record's shapes the ranks would part. Give every rank some records, or keep no state."
+        )
 
 
 def weights_digest(model: nn.Module) -> str:
