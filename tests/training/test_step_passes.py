@@ -214,12 +214,15 @@ def test_who_knows_the_hidden_trials_learns_more_than_is_charged() -> None:
     assert np.maximum(with_it - np.exp(6.4) * without, 0).sum() > delta
 
 
-def test_a_run_that_goes_on_moves_such_state_as_one_that_was_not_stopped() -> None:
+@pytest.mark.parametrize("make", MODELS, ids=["counter", "parametrized", "spectral norm"])
+def test_a_run_that_goes_on_moves_such_state_as_one_that_was_not_stopped(
+    make: Callable[[], nn.Module],
+) -> None:
     """The probe before the first draw of each leaves it where it was."""
     released = []
     for parts in ([8], [5, 3]):
         torch.manual_seed(0)
-        model = power_iteration()
+        model = make()
         step = step_of(model, None)
         for steps in parts:
             for batch in step.batches((INPUTS, TARGETS), steps=steps):

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import Any
 
@@ -98,7 +98,11 @@ def shares_memory(value: Tensor, protected: Tensor) -> bool:
 
 @torch.no_grad()
 def check_independent_losses(
-    model: nn.Module, loss: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
+    model: nn.Module,
+    loss: Callable[[Any, Any], Tensor],
+    inputs: Any,
+    targets: Any,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> None:
     """Raise if the loss of a record depends on which other record is beside it.
 
@@ -114,10 +118,17 @@ def check_independent_losses(
         loss: One value per record.
         inputs: Inputs of at least two records.
         targets: Their targets.
+        around: Context of each pass, so that all begin from the same state of the model.
     """
+
+    def values(*rows: int) -> Tensor:
+        """The loss of these records in one batch."""
+        chosen = partial(_rows, list(rows))
+        with around():
+            return loss(call_model(model, tree_map(inputs, chosen)), tree_map(targets, chosen))
+
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    values = partial(_losses, model, loss, inputs, targets)
     try:
         with translate_data_errors(model), _without_autocast(model, partial(values, 0)):
             before = random_state()
@@ -150,14 +161,6 @@ By Assumption K not at all; a kernel that adds in an order of its own, or for wh
 (experts), leaves roundings."""
 _OTHER_SIZE = {torch.float64: 1e-2, torch.float32: 1e-2, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 """The same between batches of one and of two, for which kernels differ, some in TensorFloat-32."""
-
-
-def _losses(
-    model: nn.Module, loss: Callable[[Any, Any], Tensor], inputs: Any, targets: Any, *rows: int
-) -> Tensor:
-    """The loss of these records in one batch."""
-    chosen = partial(_rows, list(rows))
-    return loss(call_model(model, tree_map(inputs, chosen)), tree_map(targets, chosen))
 
 
 @contextmanager

@@ -275,8 +275,10 @@ class ModuleState:
     def unmoved(self) -> Iterator[None]:
         """Context at whose end what passes may change, as is known then, is put back."""
         were = restorers(self._modules())
-        yield
-        restore(self._modules(), self._may_change, were)
+        try:
+            yield
+        finally:
+            restore(self._modules(), self._may_change, were)
 
     def _modules(self) -> list[nn.Module]:
         """All modules; an attribute knows its own by its place here."""

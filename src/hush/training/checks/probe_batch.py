@@ -151,7 +151,8 @@ def _checked_tape(step: "PrivateStep", inputs: Any, targets: Any) -> GradientTap
     if step.trials is not None:
         step.trials.probe(inputs, targets)
     if tape.records == 2:
-        check_independent_losses(step.model, step.loss, *_one_view(step, inputs, targets))
+        one_view = _one_view(step, inputs, targets)
+        check_independent_losses(step.model, step.loss, *one_view, step.module_state.unmoved)
     return tape
 
 
