@@ -87,6 +87,19 @@ sharded_models: "WeakKeyDictionary[nn.Module, ShardedModules]" = WeakKeyDictiona
 
 
 @contextmanager
+def passes_told(model: nn.Module, watcher: Callable[[bool], None]) -> Iterator[None]:
+    """Context in which a model's passes are told to a watcher, and to no other."""
+    before = pass_watchers.get(model)
+    pass_watchers[model] = watcher
+    try:
+        yield
+    finally:
+        del pass_watchers[model]
+        if before is not None:
+            pass_watchers[model] = before
+
+
+@contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
     """Context in which what `torch.compile` has compiled runs as it was written, so that it is recorded.
 

@@ -26,7 +26,7 @@ from hush.gradients.checks.fixed_attributes import Attribute, FixedAttributes, f
 from hush.gradients.checks.host_randomness import HostState, check_host_draws, host_random_state
 from hush.gradients.checks.rewind import Restorers, restore, restorers
 from hush.gradients.forward.module_tree import ModuleTree
-from hush.gradients.tree import pass_watchers, tree_leaves, tree_map
+from hush.gradients.tree import passes_told, tree_leaves, tree_map
 
 _COMPARED_ENTRIES = 4096
 """The largest tensor whose contents are compared in every step."""
@@ -99,24 +99,12 @@ class ModuleState:
         """Context of forward passes: `begin`, then `check`, or `stop` where something raised."""
         self.begin(later=later)
         try:
-            with self._told(self._after_pass):
+            with passes_told(self._model, self._after_pass):
                 yield
             self.check()
         except BaseException:
             self.stop()
             raise
-
-    @contextmanager
-    def _told(self, watcher: Callable[[bool], None]) -> Iterator[None]:
-        """Context in which the model's passes are told of."""
-        before = pass_watchers.get(self._model)
-        pass_watchers[self._model] = watcher
-        try:
-            yield
-        finally:
-            del pass_watchers[self._model]
-            if before is not None:
-                pass_watchers[self._model] = before
 
     def _after_pass(self, reads_values: bool) -> None:
         """Raise if a pass has left something of a record, which only one that reads values can."""
@@ -229,7 +217,7 @@ class ModuleState:
         refused = True
         reads: list[bool] = []
         try:
-            with self._told(reads.append):
+            with passes_told(self._model, reads.append):
                 result = run(inputs, targets)
             check_host_draws(host_state)
             if any(reads):
