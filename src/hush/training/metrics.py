@@ -83,7 +83,8 @@ class StepMetrics(Mapping[str, float]):
         """
         check_sensitive([name])
         self._check_newest(name)
-        return _SENSITIVE[name](self._step, self._batch)
+        with self._step.module_state.unmoved():
+            return _SENSITIVE[name](self._step, self._batch)
 
     def _check_newest(self, name: str) -> None:
         if self._step.steps != self._number:

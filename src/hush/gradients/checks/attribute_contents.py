@@ -25,8 +25,9 @@ _OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType
 class AttributeReader:
     """Reads numbers, tensors, containers and the attributes of objects; each object once.
 
-    Tensors and containers of more than `max_entries` are compared by identity or length alone;
-    `by_identity` tells a tensor from another one with the same numbers.
+    Tensors and containers of more than `max_entries` are compared by identity or that of their parts
+    alone; `by_identity` tells a tensor from another one with the same numbers. `visited` has the modules
+    and parameters of the model to begin with, which are watched otherwise.
     """
 
     max_entries: int | None
@@ -39,23 +40,31 @@ class AttributeReader:
         kind = type(value)
         if kind in _PLAIN or _is_plain_tuple(value):
             return kind, repr(value)
-        if id(value) in self.visited:
+        if isinstance(value, nn.Parameter) and id(value) in self.visited:
+            return "parameter", id(value)
+        # an object within another is read less deeply, and may be met again where more is read of it
+        place = id(value) if objects else ~id(value)
+        if {id(value), place} & self.visited:
             return (kind,)
         if isinstance(value, (bool, int, float, complex, str, bytes, bytearray, np.generic)):
             return kind, repr(value)
         if isinstance(value, Tensor):
             return self._tensor(value)
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             return kind, value.shape, value.dtype.str, _digest(np.ascontiguousarray(value).tobytes())
         if isinstance(value, _OPAQUE):
             return (kind,)
-        self.visited.add(id(value))
+        self.visited.add(place)
         read = partial(self.content, objects=objects)
+        if isinstance(value, np.ndarray):
+            return kind, value.shape, tuple(map(read, value.flat))
         if isinstance(value, (list, tuple, deque, set, frozenset, dict)):
             if self.max_entries is not None and len(value) > self.max_entries:
-                return kind, len(value)
+                parts = [*value, *value.values()] if isinstance(value, dict) else value
+                return kind, len(value), hash(tuple(map(id, parts)))
             if isinstance(value, dict):
-                return kind, tuple((read(key), read(part)) for key, part in value.items())
+                own = tuple((name, read(part)) for name, part in getattr(value, "__dict__", {}).items())
+                return kind, own, tuple((read(key), read(part)) for key, part in value.items())
             parts = tuple(map(read, value))
             return kind, frozenset(parts) if isinstance(value, (set, frozenset)) else parts
         # the attributes of an object, not those of the objects in it: a trainer holds the whole program
@@ -63,8 +72,6 @@ class AttributeReader:
         return kind, tuple((name, self.content(part, False)) for name, part in attributes.items())
 
     def _tensor(self, value: Tensor) -> Content:
-        if isinstance(value, nn.Parameter):
-            return "parameter", id(value)
         if is_functorch_wrapped_tensor(value):
             return (_RECORD,)
         plain = value.detach()
@@ -72,6 +79,9 @@ class AttributeReader:
         if self.max_entries is not None and value.grad_fn is not None:
             return "derived", plain.shape  # from the parameters, as a normalised weight is in every pass
         large = self.max_entries is not None and plain.numel() > self.max_entries
+        if plain.layout == torch.sparse_coo and not large and not plain.is_meta:
+            parts = [_numbers(part.cpu()).numpy() for part in (plain._indices(), plain._values())]
+            return "sparse", plain.shape, *(_digest(part.tobytes()) for part in parts)
         if large or not _in_memory(plain):
             self.references.append(value)
             return "tensor", plain.shape, *identity
@@ -82,14 +92,12 @@ class AttributeReader:
 
 
 def _attributes_of(value: Any) -> dict[str, Any]:
-    """Attributes of an object: in its dictionary, or in slots where it has none."""
-    if hasattr(value, "__dict__"):
-        return dict(vars(value))
+    """Attributes of an object: in its dictionary and in slots."""
     declared = [base.__dict__.get("__slots__", ()) for base in type(value).__mro__]
     slots = [name for names in declared for name in ([names] if isinstance(names, str) else names)]
-    return {
-        name: getattr(value, name) for name in slots if name != "__weakref__" and hasattr(value, name)
-    }
+    own = ("__weakref__", "__dict__")
+    in_slots = {name: getattr(value, name) for name in slots if name not in own and hasattr(value, name)}
+    return {**in_slots, **getattr(value, "__dict__", {})}
 
 
 def is_fixed(value: Any) -> bool:
@@ -156,15 +164,50 @@ def restorer(value: Any, objects: bool = True) -> Callable[[], Any]:
         return partial(_refill, value, value, {k: restorer(part, objects) for k, part in value.items()})
     if isinstance(value, (list, deque)):
         return partial(_refill, value, value, [restorer(part, objects) for part in value])
-    if objects and hasattr(value, "__dict__") and not isinstance(value, (nn.Module, *_OPAQUE)):
-        parts = {key: restorer(part, False) for key, part in vars(value).items()}
-        return partial(_refill, value, vars(value), parts)
+    if isinstance(value, tuple):
+        return partial(_restore_parts, value, [restorer(part, objects) for part in value])
+    if isinstance(value, (set, bytearray)):
+        return partial(_restore_plain, value, value.copy())
+    if isinstance(value, np.ndarray):
+        return partial(_restore_array, value, value.copy())
+    if objects and not isinstance(value, (nn.Module, nn.Parameter, *_OPAQUE)) and not is_fixed(value):
+        own = getattr(value, "__dict__", {})
+        parts = {key: restorer(part, False) for key, part in own.items()}
+        slots = {key: part for key, part in _attributes_of(value).items() if key not in own}
+        return partial(_restore_object, value, partial(_refill, value, own, parts), slots)
     return lambda: value
 
 
+def _restore_parts(value: tuple[Any, ...], parts: list[Callable[[], Any]]) -> tuple[Any, ...]:
+    for restored in parts:
+        restored()
+    return value
+
+
+def _restore_plain(value: Any, copy: Any) -> Any:
+    value.clear()
+    (value.update if isinstance(value, set) else value.extend)(copy)
+    return value
+
+
+def _restore_array(value: Any, copy: Any) -> Any:
+    value[...] = copy
+    return value
+
+
+def _restore_object(value: Any, dictionary: Callable[[], Any], slots: dict[str, Any]) -> Any:
+    dictionary()
+    for name, part in slots.items():
+        object.__setattr__(value, name, part)
+    return value
+
+
 def _restore_tensor(value: Tensor, copy: Tensor) -> Tensor:
+    same = torch.equal(value, copy)
+    if same and _in_memory(value):  # zeros of another sign are equal
+        same = torch.equal(_numbers(value), _numbers(copy))
     with torch.no_grad():
-        if not torch.equal(value, copy):
+        if not same:
             value.copy_(copy)
     return value
 

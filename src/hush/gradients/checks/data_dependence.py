@@ -81,6 +81,8 @@ class Path:
         """Whether a truth value or number of a record was read, or decided on a shape."""
         self.lockstep = False
         """Whether the pass ends where a value is read, whatever it is: other ranks end theirs there."""
+        self.failed = False
+        """Whether a call has raised, which values may decide on: known to the model if it goes on."""
         self.interruption: DataDependentBranch | SharedWrite | None = None
         """Why the pass is computed again, even if the model catches it."""
         self._states = states
@@ -140,6 +142,21 @@ class Path:
         self._note_read()
         if records > 1:
             self.interrupt(DataDependentBranch(None))
+
+    def fail(self, records: int) -> None:
+        """Note that a call has raised: for one of several records it may be, and each is run alone.
+
+        A model that catches the error would decide by it for all of them.
+        """
+        self.failed = True
+        if records > 1 and not self.lockstep:
+            self.interrupt(DataDependentBranch(None))
+
+    def go_on(self) -> None:
+        """Take an error for a value that was read, where the model has caught it."""
+        if self.failed:
+            self.failed = False
+            self._note_read()
 
     def _note_read(self) -> None:
         self.reads_values = True

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._C import _dispatch_has_kernel_for_dispatch_key
 from torch._C._functorch import is_batchedtensor, is_functorch_wrapped_tensor
 from torch._functorch.autograd_function import custom_function_call
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 from hush.core.errors import Unsupported
 from hush.gradients.checks.data_dependence import SharedWrite, random_state, same_draws
@@ -33,6 +33,19 @@ def _written(name: str) -> slice | None:
     return None if place is None else slice(place, place + 2)
 
 
+def is_custom(func: Any) -> bool:
+    """Whether a function is an operator that is not torch's own (`torch.ops.library.name`)."""
+    return isinstance(func, OpOverload | OpOverloadPacket) and not _overloads(func)[0].name().startswith(
+        ("aten::", "prims::", "prim::")
+    )
+
+
+def _overloads(func: OpOverload | OpOverloadPacket) -> list[OpOverload]:
+    if isinstance(func, OpOverload):
+        return [func]
+    return [getattr(func, name) for name in func.overloads()]
+
+
 def check_call(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read_only: Sequence[Tensor]
 ) -> None:
@@ -51,9 +64,10 @@ def check_call(
     name, has_rule = getattr(func, "__name__", ""), False
     if func is custom_function_call:
         has_rule, name = args[0].vmap is not torch.autograd.Function.vmap, args[0].__name__
-    elif isinstance(func, OpOverload) and func.namespace not in ("aten", "prims", "prim"):
-        has_rule = _dispatch_has_kernel_for_dispatch_key(func.name(), "FuncTorchBatched")
-        name = func.name()
+    elif is_custom(func):
+        names = [each.name() for each in _overloads(func)]
+        has_rule = any(_dispatch_has_kernel_for_dispatch_key(each, "FuncTorchBatched") for each in names)
+        name = names[0]
     if has_rule:
         raise Unsupported(
             f"{name} has a batching rule of its own (vmap): it is given all records of a batch at "

@@ -33,7 +33,7 @@ _COMPARED_ENTRIES = 4096
 
 
 class ModuleState:
-    """Watches the plain attributes and the buffers of a model, and of a loss that is a module.
+    """Watches the plain attributes and the buffers of a model, and of a loss and views that are modules.
 
     **Guarantee.** Where `check` does not raise, no watched attribute has changed since `begin`. Those
     that took the same value for two different records in `probe` (a cache of masks or positions, a
@@ -42,11 +42,12 @@ class ModuleState:
     begins. State outside of modules, such as a global dictionary, is not seen.
     """
 
-    def __init__(self, model: nn.Module, loss: Any = None) -> None:
+    def __init__(self, model: nn.Module, loss: Any = None, views: Any = None) -> None:
         self._model = model
-        self._trees = {"": ModuleTree(model)}
-        if isinstance(loss, nn.Module):
-            self._trees["loss"] = ModuleTree(loss)
+        parts = {"": model, "loss": loss, "views": views}
+        self._trees = {
+            name: ModuleTree(part) for name, part in parts.items() if isinstance(part, nn.Module)
+        }
         self._fixed: dict[int, FixedAttributes] = {}
         """By the number of the module, as of the last snapshot."""
         self._record_independent: set[Attribute] = set()
@@ -257,16 +258,20 @@ class ModuleState:
         if reads_values:
             self._constant |= {key: after.get(key) for key in changed}
         else:
-            self._record_independent |= set(changed)
+            known = {key for key in changed if key in self._constant}
+            self._record_independent |= {
+                key for key in changed if key not in known or self._constant[key] != after.get(key)
+            }
 
     @contextmanager
     def unmoved(self) -> Iterator[None]:
-        """Context at whose end what passes may change, as is known then, is put back."""
-        were = restorers(self._modules())
+        """Context at whose end attributes and buffers are put back."""
+        were, (before, _) = restorers(self._modules()), self._snapshot(by_identity=True)
         try:
             yield
         finally:
-            restore(self._modules(), self._may_change, were)
+            changed = _differing(before, self._snapshot(by_identity=True)[0])
+            restore(self._modules(), self._may_change.union(changed), were)
 
     def _modules(self) -> list[nn.Module]:
         """All modules; an attribute knows its own by its place here."""
@@ -277,7 +282,8 @@ class ModuleState:
     ) -> tuple[dict[Attribute, Content], list[Tensor]]:
         """Contents of all watched attributes, and the tensors that were compared by identity."""
         modules = self._modules()
-        reader = AttributeReader(max_entries, by_identity, set(map(id, modules)))
+        known = {id(value) for module in modules for value in module._parameters.values()}
+        reader = AttributeReader(max_entries, by_identity, known.union(map(id, modules)))
         self._read_later = {}
         contents: dict[Attribute, Content] = {}
         for number, module in enumerate(modules):

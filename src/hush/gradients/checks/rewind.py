@@ -12,6 +12,9 @@ from torch import nn
 from hush.gradients.checks.attribute_contents import restorer
 from hush.gradients.checks.fixed_attributes import NOT_WATCHED, Attribute
 
+HOOKS = frozenset(name for name in nn.Module().__dict__ if "_hooks" in name)
+"""Tables of hooks: what a pass adds to them goes with the attribute that says that they are there."""
+
 Restorers = dict[Attribute, Callable[[], Any]]
 """What gives an attribute the contents it had."""
 
@@ -20,7 +23,7 @@ def watched_values(modules: list[nn.Module]) -> Iterator[tuple[Attribute, Any]]:
     """Plain attributes and buffers of modules."""
     for number, module in enumerate(modules):
         for name, value in module.__dict__.items():
-            if name not in NOT_WATCHED:
+            if name not in NOT_WATCHED or name in HOOKS:
                 yield (number, name), value
         for name, value in module._buffers.items():
             yield (number, name), value
@@ -30,12 +33,17 @@ def restorers(modules: list[nn.Module], attributes: Iterable[Attribute] | None =
     """Restorers of all watched attributes that are there, or of those that are named."""
     named = None if attributes is None else set(attributes)
     return {
-        key: restorer(value) for key, value in watched_values(modules) if named is None or key in named
+        key: restorer(value)
+        for key, value in watched_values(modules)
+        if named is None or key in named or key[1] in HOOKS
     }
 
 
 def restore(modules: list[nn.Module], attributes: Iterable[Attribute], before: Restorers) -> None:
-    """Put attributes back as they were, and take away those that were not there."""
+    """Put attributes back as they were, and take away those that were not there; hooks with them."""
+    for (_, name), table in before.items():
+        if name in HOOKS:
+            table()
     for number, name in attributes:
         module = modules[number]
         if (number, name) not in before:

@@ -32,7 +32,7 @@ from hush.gradients.checks.data_dependence import (
     Path,
     SharedWrite,
 )
-from hush.gradients.checks.isolation import check_call, shares_memory
+from hush.gradients.checks.isolation import check_call, is_custom, shares_memory
 from hush.gradients.checks.torch_errors import translate_vmap_errors
 from hush.gradients.forward.checkpointing import checkpointed_segments
 from hush.gradients.forward.layer_function import Operands, apply_layer
@@ -114,6 +114,7 @@ class Recording(TorchFunctionMode):
         ):
             try:
                 losses = torch.vmap(one_loss, randomness="different")(inputs, targets)
+                self.path.go_on()
                 self.path.check_not_seeded()
                 return losses
             finally:
@@ -185,6 +186,18 @@ class Recording(TorchFunctionMode):
             check_call(func, args, kwargs, self._state if self.path.reads_values else ())
         except SharedWrite as error:
             self.interrupt(error)
+        if self.path.failed:
+            self.path.go_on()
+        try:
+            return self._call(func, args, kwargs)
+        except (torch.OutOfMemoryError, NotImplementedError, Unsupported):
+            raise  # whatever the values are
+        except (RuntimeError, IndexError, ValueError):
+            if any(map(is_batchedtensor, tree_leaves((args, kwargs)))):
+                self.path.fail(self.records)
+            raise
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rule = VALUE_READS.get(func)
         if rule is None and (self.losses_only or torch.is_grad_enabled()):
             rule = RULES.get(func)
@@ -194,6 +207,8 @@ class Recording(TorchFunctionMode):
             output = rule(self, *args, **kwargs)
             if output is not NotImplemented:
                 return output
+        if is_custom(func) and any(map(is_batchedtensor, tree_leaves((args, kwargs)))):
+            self.path.check_alone(self.records)  # it sees plain tensors, and may read what it likes
         return general.call(self, func, args, kwargs)
 
     def interrupt(self, error: SharedWrite) -> NoReturn:

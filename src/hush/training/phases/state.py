@@ -122,7 +122,7 @@ class StepState(SingleOwner):
             check_model(self._tree, sharded=self.processes is not None)
             check_optimizer(check_kind("optimizer", optimizer, torch.optim.Optimizer), self._tree)
             self.loss = per_sample_loss(loss)
-            self.module_state = ModuleState(model, criterion_of(self.loss))
+            self.module_state = ModuleState(model, criterion_of(self.loss), views)
             """Watches that forward passes keep nothing of a record in the model's attributes."""
             self.optimizer = optimizer
             self.optimizer_settings = settings_of(optimizer)
