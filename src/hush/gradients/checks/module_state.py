@@ -108,11 +108,14 @@ class ModuleState:
             raise
 
     def _after_pass(self, reads_values: bool) -> None:
-        """Raise if a pass has left something of a record, which only one that reads values can."""
+        """Put back what a pass may have changed; raise if it has left something of a record.
+
+        Only one that reads values can.
+        """
         if reads_values:
             self._refuse_reads_where_state_changes()
             self._refuse_changed()
-            self._put_back()
+        self._put_back()
 
     def _refuse_reads_where_state_changes(self) -> None:
         if self._record_independent:

@@ -181,13 +181,13 @@ class Recording(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.path.failed:
+            self.path.go_on()
         # once a value was read, it could be what is written into the model's own tensors
         try:
             check_call(func, args, kwargs, self._state if self.path.reads_values else ())
         except SharedWrite as error:
             self.interrupt(error)
-        if self.path.failed:
-            self.path.go_on()
         try:
             return self._call(func, args, kwargs)
         except (torch.OutOfMemoryError, NotImplementedError, Unsupported):
