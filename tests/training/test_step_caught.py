@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import Unsupported
+from hush.gradients.checks import rewind
 from hush.gradients.checks.data_dependence import Path
+from hush.gradients.forward.value_reads import VALUE_READS
 
 RECORDS = 20
 TARGETS = torch.arange(RECORDS) % 3
@@ -118,6 +120,15 @@ def test_an_error_of_one_record_that_is_caught_for_all_moves_them_all(
     assert moved(make) > 5
 
 
+@pytest.mark.parametrize("make", [AllTrue, AnyTrue])
+def test_a_reduction_over_all_records_lets_one_decide(
+    make: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for function in (torch._is_all_true, torch._is_any_true):
+        monkeypatch.delitem(VALUE_READS, function)
+    assert moved(make) > 5
+
+
 @torch.library.custom_op("hush_tests::of_all", mutates_args=())
 def of_all(x: Tensor) -> Tensor:
     return x * 1.0
@@ -173,7 +184,7 @@ class Lazy(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.installed:
-            self.inner.register_forward_hook(lambda module, args, output: output / 2)
+            self.inner.register_forward_hook(lambda *_: None)
             self.installed = True
         return self.linear(self.inner(x))  # type: ignore[no-any-return]
 
@@ -187,6 +198,14 @@ def test_hooks_that_a_pass_installs_are_there_once_whoever_was_drawn() -> None:
         drawn.add(len(batch))
         assert len(model.inner._forward_hooks) == 1
     assert len(drawn) > 1
+
+
+def test_hooks_pile_up_where_they_are_not_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewind, "HOOKS", frozenset())
+    model = Lazy()
+    step = step_of(model, physical_batch=1)
+    step(next(step.batches((torch.randn(RECORDS, 4), TARGETS), steps=1)))
+    assert len(model.inner._forward_hooks) > RECORDS
 
 
 @pytest.mark.parametrize("name", ["loss", "clipped_share"])
