@@ -116,7 +116,7 @@ def test_one_record_decides_for_itself_alone(make: type[nn.Module]) -> None:
 def test_an_error_of_one_record_that_is_caught_for_all_moves_them_all(
     make: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Path, "fail", lambda self, records: None)
+    monkeypatch.setattr(Path, "note_error", lambda self, records: None)
     assert moved(make) > 5
 
 

@@ -103,7 +103,7 @@ def test_a_step_moves_such_state_on_by_one_pass_whoever_was_drawn(
 
 
 def test_without_putting_it_back_the_number_drawn_is_read_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ModuleState, "_put_back", lambda self: None)
+    monkeypatch.setattr(ModuleState, "rewind", lambda self: None)
     model = Counting()
     step = step_of(model, 1)
     read, drawn = [], []

@@ -87,8 +87,8 @@ sharded_models: "WeakKeyDictionary[nn.Module, ShardedModules]" = WeakKeyDictiona
 
 
 @contextmanager
-def passes_told(model: nn.Module, watcher: Callable[[bool], None]) -> Iterator[None]:
-    """Context in which a model's passes are told to a watcher, and to no other."""
+def watched_passes(model: nn.Module, watcher: Callable[[bool], None]) -> Iterator[None]:
+    """Context in which a watcher is called after each forward pass of a model, and no other is."""
     before = pass_watchers.get(model)
     pass_watchers[model] = watcher
     try:

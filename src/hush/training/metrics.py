@@ -83,7 +83,7 @@ class StepMetrics(Mapping[str, float]):
         """
         check_sensitive([name])
         self._check_newest(name)
-        with self._step.module_state.unmoved():
+        with self._step.module_state.preserved():
             return _SENSITIVE[name](self._step, self._batch)
 
     def _check_newest(self, name: str) -> None:

@@ -19,9 +19,9 @@ from hush.training.data import Batch, Data, count, held_slots, occupied, prepare
 from hush.training.distributed.charge import charge_together
 from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import (
-    check_all_move_on,
     check_same_end,
     check_same_weights,
+    check_state_advances,
 )
 from hush.training.distributed.streams import draw_shared
 from hush.training.methods.selective import Trials
@@ -84,7 +84,9 @@ class PrivateStep(NoisyMeanStep):
             changing = held and self.module_state.changing
             said = self.processes.exchange("the probe", [bounded, held, changing])
             self.rounding_bounded = all(bounded for bounded, _, _ in said)
-            check_all_move_on([held for _, held, _ in said], changing=any(each for _, _, each in said))
+            check_state_advances(
+                [held for _, held, _ in said], changing=any(each for _, _, each in said)
+            )
         return physical_batch
 
     def batches(
@@ -215,7 +217,7 @@ class PrivateStep(NoisyMeanStep):
             self.charge(self.release_name(update))
             self.apply(update)
             moved = True
-        self.move_state_on(batch.data)
+        self.advance_state(batch.data)
         return moved
 
     @contextmanager

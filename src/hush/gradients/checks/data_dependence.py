@@ -81,7 +81,7 @@ class Path:
         """Whether a truth value or number of a record was read, or decided on a shape."""
         self.lockstep = False
         """Whether the pass ends where a value is read, whatever it is: other ranks end theirs there."""
-        self.failed = False
+        self.error_raised = False
         """Whether a call has raised, which values may decide on: known to the model if it goes on."""
         self.interruption: DataDependentBranch | SharedWrite | None = None
         """Why the pass is computed again, even if the model catches it."""
@@ -143,19 +143,19 @@ class Path:
         if records > 1:
             self.interrupt(DataDependentBranch(None))
 
-    def fail(self, records: int) -> None:
-        """Note that a call has raised: for one of several records it may be, and each is run alone.
+    def note_error(self, records: int) -> None:
+        """Note an error of a call, which one record's values may have caused: each record is run alone.
 
         A model that catches the error would decide by it for all of them.
         """
-        self.failed = True
+        self.error_raised = True
         if records > 1 and not self.lockstep:
             self.interrupt(DataDependentBranch(None))
 
-    def go_on(self) -> None:
-        """Take an error for a value that was read, where the model has caught it."""
-        if self.failed:
-            self.failed = False
+    def note_caught_error(self) -> None:
+        """Count an error as a value read, where the model has caught it and goes on."""
+        if self.error_raised:
+            self.error_raised = False
             self._note_read()
 
     def _note_read(self) -> None:

@@ -33,7 +33,7 @@ def _written(name: str) -> slice | None:
     return None if place is None else slice(place, place + 2)
 
 
-def is_custom(func: Any) -> bool:
+def is_custom_operator(func: Any) -> bool:
     """Whether a function is an operator that is not torch's own (`torch.ops.library.name`)."""
     return isinstance(func, OpOverload | OpOverloadPacket) and not _overloads(func)[0].name().startswith(
         ("aten::", "prims::", "prim::")
@@ -64,7 +64,7 @@ def check_call(
     name, has_rule = getattr(func, "__name__", ""), False
     if func is custom_function_call:
         has_rule, name = args[0].vmap is not torch.autograd.Function.vmap, args[0].__name__
-    elif is_custom(func):
+    elif is_custom_operator(func):
         names = [each.name() for each in _overloads(func)]
         has_rule = any(_dispatch_has_kernel_for_dispatch_key(each, "FuncTorchBatched") for each in names)
         name = names[0]

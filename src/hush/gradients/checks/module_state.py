@@ -26,7 +26,7 @@ from hush.gradients.checks.fixed_attributes import Attribute, FixedAttributes, f
 from hush.gradients.checks.host_randomness import HostState, check_host_draws, host_random_state
 from hush.gradients.checks.rewind import Restorers, restore, restorers
 from hush.gradients.forward.module_tree import ModuleTree
-from hush.gradients.tree import passes_told, tree_leaves, tree_map
+from hush.gradients.tree import tree_leaves, tree_map, watched_passes
 
 _COMPARED_ENTRIES = 4096
 """The largest tensor whose contents are compared in every step."""
@@ -100,7 +100,7 @@ class ModuleState:
         """Context of forward passes: `begin`, then `check`, or `stop` where something raised."""
         self.begin(later=later)
         try:
-            with passes_told(self._model, self._after_pass):
+            with watched_passes(self._model, self._after_pass):
                 yield
             self.check()
         except BaseException:
@@ -115,7 +115,7 @@ class ModuleState:
         if reads_values:
             self._refuse_reads_where_state_changes()
             self._refuse_changed()
-        self._put_back()
+        self.rewind()
 
     def _refuse_reads_where_state_changes(self) -> None:
         if self._record_independent:
@@ -145,10 +145,7 @@ class ModuleState:
                 self._rewound = restorers(self._modules(), self._may_change)
 
     def rewind(self) -> None:
-        """Put back what passes since `begin` may have changed: called before each physical batch."""
-        self._put_back()
-
-    def _put_back(self) -> None:
+        """Put back what passes since `begin` may have changed: after each, and before each batch."""
         if self._rewound is not None:
             restore(self._modules(), self._may_change, self._rewound)
 
@@ -179,14 +176,14 @@ class ModuleState:
             return
         check_host_draws(self._host_state)
         self._refuse_changed()
-        self._put_back()
+        self.rewind()
         self._before = None
 
     def stop(self) -> None:
         """Note what forward passes since `begin` have changed, where the step is not to be finished."""
         if self._before is not None and self._host_state is not None:
             self._left |= self._changed(self._before)
-            self._put_back()
+            self.rewind()
         self._before = None
 
     def _changed(self, before: dict[Attribute, Content]) -> dict[Attribute, Content]:
@@ -221,7 +218,7 @@ class ModuleState:
         refused = True
         reads: list[bool] = []
         try:
-            with passes_told(self._model, reads.append):
+            with watched_passes(self._model, reads.append):
                 result = run(inputs, targets)
             check_host_draws(host_state)
             if any(reads):
@@ -267,8 +264,8 @@ class ModuleState:
             }
 
     @contextmanager
-    def unmoved(self) -> Iterator[None]:
-        """Context at whose end attributes and buffers are put back."""
+    def preserved(self) -> Iterator[None]:
+        """Context of forward passes that leave attributes and buffers as they were."""
         were, (before, _) = restorers(self._modules()), self._snapshot(by_identity=True)
         try:
             yield

@@ -32,7 +32,7 @@ from hush.gradients.checks.data_dependence import (
     Path,
     SharedWrite,
 )
-from hush.gradients.checks.isolation import check_call, is_custom, shares_memory
+from hush.gradients.checks.isolation import check_call, is_custom_operator, shares_memory
 from hush.gradients.checks.torch_errors import translate_vmap_errors
 from hush.gradients.forward.checkpointing import checkpointed_segments
 from hush.gradients.forward.layer_function import Operands, apply_layer
@@ -114,7 +114,7 @@ class Recording(TorchFunctionMode):
         ):
             try:
                 losses = torch.vmap(one_loss, randomness="different")(inputs, targets)
-                self.path.go_on()
+                self.path.note_caught_error()
                 self.path.check_not_seeded()
                 return losses
             finally:
@@ -181,8 +181,8 @@ class Recording(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.path.failed:
-            self.path.go_on()
+        if self.path.error_raised:
+            self.path.note_caught_error()
         # once a value was read, it could be what is written into the model's own tensors
         try:
             check_call(func, args, kwargs, self._state if self.path.reads_values else ())
@@ -194,7 +194,7 @@ class Recording(TorchFunctionMode):
             raise  # whatever the values are
         except (RuntimeError, IndexError, ValueError):
             if any(map(is_batchedtensor, tree_leaves((args, kwargs)))):
-                self.path.fail(self.records)
+                self.path.note_error(self.records)
             raise
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -207,7 +207,7 @@ class Recording(TorchFunctionMode):
             output = rule(self, *args, **kwargs)
             if output is not NotImplemented:
                 return output
-        if is_custom(func) and any(map(is_batchedtensor, tree_leaves((args, kwargs)))):
+        if is_custom_operator(func) and any(map(is_batchedtensor, tree_leaves((args, kwargs)))):
             self.path.check_alone(self.records)  # it sees plain tensors, and may read what it likes
         return general.call(self, func, args, kwargs)
 

@@ -46,7 +46,7 @@ def set_item(recording: "Recording", values: Tensor, index: Any, new: Any) -> An
     return None
 
 
-def over_a_record(function: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+def reduce_per_record(function: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
     """The rule for a reduction that torch's batching rule takes over all records together."""
 
     def rule(recording: "Recording", value: Tensor) -> Any:
@@ -58,17 +58,19 @@ def over_a_record(function: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
     return rule
 
 
-_ALL, _ANY = (
-    (*(getattr(space, name) for space in (torch, Tensor, operators)), getattr(operators, name).default)
-    for operators in (torch.ops.aten,)
-    for name in ("_is_all_true", "_is_any_true")
+_ALL_TRUE, _ANY_TRUE = (
+    (getattr(torch, name), getattr(Tensor, name), operator, operator.default)
+    for name, operator in (
+        ("_is_all_true", torch.ops.aten._is_all_true),
+        ("_is_any_true", torch.ops.aten._is_any_true),
+    )
 )
 _NUMBERS = (Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.item, Tensor.tolist)
 VALUE_READS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero), truth_value),
     **{function: number(function) for function in _NUMBERS},
-    **dict.fromkeys(_ALL, over_a_record(torch.all)),
-    **dict.fromkeys(_ANY, over_a_record(torch.any)),
+    **dict.fromkeys(_ALL_TRUE, reduce_per_record(torch.all)),
+    **dict.fromkeys(_ANY_TRUE, reduce_per_record(torch.any)),
     Tensor.__setitem__: set_item,
 }
 """Torch function to rule; one that returns NotImplemented leaves the call to the general way."""

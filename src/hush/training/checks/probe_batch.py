@@ -55,14 +55,14 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
     Raises if the model and loss cannot be trained privately on the data. Where the model does not take
     made-up records, two of the data's decide. What passes change is as it was before.
     """
-    with step.module_state.unmoved():
-        found = _try_records(step, data)
+    with step.module_state.preserved():
+        found = _probe_records(step, data)
         if step.module_state.changing:
-            _try_zeros(step, data)
+            _probe_zero_record(step, data)
     return found
 
 
-def _try_records(step: "PrivateStep", data: Data) -> tuple[int, bool]:
+def _probe_records(step: "PrivateStep", data: Data) -> tuple[int, bool]:
     if torch.is_inference_mode_enabled():
         raise Unsupported(
             "the step is inside torch.inference_mode(), where there are no gradients to clip. Train "
@@ -115,7 +115,7 @@ def _try_records(step: "PrivateStep", data: Data) -> tuple[int, bool]:
     return physical, bounded
 
 
-def _try_zeros(step: "PrivateStep", data: Data) -> None:
+def _probe_zero_record(step: "PrivateStep", data: Data) -> None:
     """Raise if the model does not take the record of zeros that moves its state on in every step."""
     inputs, targets = tree_map(made_up_record(data), step.to_device)
     devices = [step.device] if step.device.type == "cuda" else []
@@ -152,7 +152,7 @@ def _checked_tape(step: "PrivateStep", inputs: Any, targets: Any) -> GradientTap
         step.trials.probe(inputs, targets)
     if tape.records == 2:
         one_view = _one_view(step, inputs, targets)
-        check_independent_losses(step.model, step.loss, *one_view, step.module_state.unmoved)
+        check_independent_losses(step.model, step.loss, *one_view, step.module_state.preserved)
     return tape
 
 

@@ -100,7 +100,7 @@ def check_same_end(steps: int | None, processes: Processes) -> None:
             )
 
 
-def check_all_move_on(held: list[bool], *, changing: bool) -> None:
+def check_state_advances(held: list[bool], *, changing: bool) -> None:
     """Raise on every rank if one could not move on what forward passes change, as the others do.
 
     Args:

@@ -171,7 +171,7 @@ class AdaptiveDescent:
     def gradient_sum(self) -> Tensor:
         """Sum of all clipped per-sample gradients (sensitive)."""
         total = self.step.clipped_sum(self._full_batch).clone()
-        self.step.move_state_on(self._full_batch.data)
+        self.step.advance_state(self._full_batch.data)
         return total
 
     def _choose_length(self, direction: Tensor, longest: float) -> float | None:

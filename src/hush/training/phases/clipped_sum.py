@@ -284,8 +284,8 @@ class ClippedSumStep(ResumableStep):
                 (torch._foreach_add_ if number else torch._foreach_copy_)(parts, flat)
         return total
 
-    def move_state_on(self, data: Data) -> None:
-        """Let what passes change move on by one pass: once a step, whatever was drawn or rejected.
+    def advance_state(self, data: Data) -> None:
+        """Advance the state that forward passes change by one pass: once a step, whatever was drawn.
 
         Args:
             data: whose shapes and types a made-up record has.
