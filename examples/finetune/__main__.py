@@ -20,7 +20,7 @@ from hush.cli.options import device_of
 from hush.cli.output import run_app
 from hush.core.atomic_files import check_folder
 from hush.core.errors import InvalidValue
-from hush.core.ranges import Range
+from hush.core.value import Range
 
 START = Settings(learning_rate=0.003, batch=2048, steps=64)
 """Where the search for settings begins."""

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import InvalidValue
-from hush.core.ranges import check_count, number
-from hush.core.value import Value
+from hush.core.value import Value, check_count, number
 from hush.training.evaluate import evaluate
 
 _POSITIVE = number(above=0, at_most=1e12, why="nothing would be trained by it", example=1.0)

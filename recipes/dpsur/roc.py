@@ -9,7 +9,7 @@ from hush.audit.canaries.many_runs import best_threshold, roc_curve
 from hush.audit.lower_bound import Array, clopper_pearson
 from hush.core.errors import DataError
 from hush.core.guarantee import DELTA
-from hush.core.ranges import Range
+from hush.core.value import Range
 
 _FALSE = Range(at_least=0, at_most=1, why="it is the share of others that are accused", example=0.01)
 _EPSILON = Range(at_least=0, why="a privacy loss below zero is none", example=1.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from hush.accounting.rdp.allocation import worst_allocation
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import SensitivitySet
 from hush.report.figure import Figure
 
 BETAS = (2.33, 3.0, 4.0)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hush.accounting.shaping.fit import least_variance_noise
 from hush.core.guarantee import Budget
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import SensitivitySet
 from hush.data import load, tensors
 from hush.models import build, models_for
 from hush.report.figure import Figure

@@ -14,7 +14,7 @@ from hush.accounting.rdp.subsampling import AdjacentPair
 from hush.accounting.shaping.block_cost import BlockCost
 from hush.accounting.shaping.least_variance import least_variance
 from hush.core.guarantee import Budget
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import SensitivitySet
 
 DELTA = 1e-5
 PARAMETERS = 291_898

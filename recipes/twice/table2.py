@@ -19,7 +19,7 @@ from hush.accounting.shaping.fit import (
     least_variance_noise,
 )
 from hush.core.guarantee import Budget
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import SensitivitySet
 from hush.report.figure import Figure
 from recipes.twice.settings import DELTA, PARAMETERS, plain, published_variance, sampled
 from recipes.twice.table1 import STEPS

@@ -9,8 +9,7 @@ import hush
 from hush.accounting.mechanism import mechanism
 from hush.accounting.steps import Block, CoordinateWise, SampledGaussian, SampledNoise, ellipsoid
 from hush.core.errors import Unproved
-from hush.core.parts import Clipping, Noise
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import Clipping, Noise, SensitivitySet
 
 
 def plan(**parts: object) -> hush.Plan:

@@ -9,8 +9,8 @@ import pytest
 import hush
 from hush.clipping.blocks import Principal
 from hush.core.errors import InvalidValue
+from hush.core.parts import SensitivitySet
 from hush.core.plan import plan_text
-from hush.core.sensitivity import SensitivitySet
 
 
 def test_each_knows_its_set() -> None:

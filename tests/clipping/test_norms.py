@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.clipping.norms import clipping_weights
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.recording import record
 

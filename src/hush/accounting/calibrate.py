@@ -12,7 +12,7 @@ from hush.accounting.mechanism import mechanism
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import RECORD, Adjacency
 from hush.core.plan import Plan
-from hush.core.ranges import check_count, check_kind
+from hush.core.value import check_count, check_kind
 from hush.sampling import Poisson
 
 # Multipliers and step counts beyond these are of no practical use.

@@ -21,10 +21,9 @@ from hush.accounting.steps import SampledGaussian
 from hush.clipping import L2, Lp
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import Budget, check_delta
-from hush.core.parts import Clipping, Noise
+from hush.core.parts import Clipping, Noise, SensitivitySet
 from hush.core.plan import Plan
-from hush.core.ranges import Range, check_count
-from hush.core.sensitivity import SensitivitySet
+from hush.core.value import Range, check_count
 from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 from hush.sampling import FullBatch, Poisson
 

@@ -18,8 +18,8 @@ from hush.clipping import L2, Entries, Lp
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import DELTA, RECORD, Adjacency, Arithmetic, Bound, Guarantee, Neighbours
 from hush.core.plan import Plan, names
-from hush.core.ranges import Range, as_floats, check_count, check_kind
 from hush.core.release import Selective
+from hush.core.value import Range, as_floats, check_count, check_kind
 
 _MAX_ORDERS = 10_000
 _ORDER = Range(

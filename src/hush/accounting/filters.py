@@ -18,7 +18,7 @@ from hush.clipping import L2
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import DELTA, Bound, Budget, Guarantee
 from hush.core.plan import Plan
-from hush.core.ranges import check_count
+from hush.core.value import check_count
 from hush.noise import Gaussian
 from hush.sampling import FullBatch
 

@@ -20,10 +20,9 @@ from hush.accounting.steps import (
 from hush.clipping import L2, Entries, Importance, Lp
 from hush.core.best_of import BestOf
 from hush.core.errors import InvalidValue, Unproved
-from hush.core.parts import Always
+from hush.core.parts import Always, SensitivitySet
 from hush.core.plan import Plan, names, proof_note
 from hush.core.release import Selective
-from hush.core.sensitivity import SensitivitySet
 from hush.noise import Gaussian
 
 

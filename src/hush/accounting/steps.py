@@ -21,7 +21,7 @@ from hush.accounting.rdp.dominated_step import dominated_step
 from hush.accounting.rdp.gaussian import renyi_divergence
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.core.errors import InvalidValue
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import SensitivitySet
 
 # With less noise than this losses exceed MAX_LOSS, and fit no grid.
 MIN_MULTIPLIER, MAX_LOSS = 1e-3, 5e5

@@ -9,7 +9,7 @@ from scipy.special import betaincinv
 
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import DELTA
-from hush.core.ranges import Range, check_count
+from hush.core.value import Range, check_count
 
 Array = npt.NDArray[np.float64]
 CONFIDENCE = Range(

@@ -13,8 +13,8 @@ from hush.core.errors import InvalidPlan, InvalidValue
 from hush.core.guarantee import Neighbours
 from hush.core.parts import Always, Release, Sampling
 from hush.core.plan import Plan
-from hush.core.ranges import check_count, with_article
 from hush.core.release import Selective
+from hush.core.value import check_count, with_article
 from hush.data.features import FEATURES
 from hush.data.registry import NAMES
 from hush.noise import Gaussian

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from hush.core.errors import HushError, shorten
-from hush.core.ranges import finite_or_none
+from hush.core.value import finite_or_none
 
 SEED_NOTICE = (
     "the noise came from a known seed: the guarantee holds only while the seed stays secret and serves "

@@ -10,7 +10,7 @@ from hush.cli.options import MODELS, AsJson, DataDir, Device, LearningRate, Quie
 from hush.cli.output import print_json
 from hush.cli.runs.experiment import LEARNING_RATE
 from hush.core.errors import InvalidValue
-from hush.core.ranges import check_count
+from hush.core.value import check_count
 from hush.data.registry import NAMES
 
 if TYPE_CHECKING:

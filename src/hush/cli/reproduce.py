@@ -13,7 +13,7 @@ from hush.cli.options import Quiet, device_named, device_of
 from hush.cli.output import print_error
 from hush.core.atomic_files import check_folder
 from hush.core.errors import DataError, InvalidValue
-from hush.core.ranges import Range
+from hush.core.value import Range
 
 if TYPE_CHECKING:
     from hush.report.figure import Figure

@@ -7,11 +7,9 @@ from typing import Any, cast
 
 from hush.clipping.norms import NORM
 from hush.core.errors import HushError, InvalidValue, short_repr
-from hush.core.parts import Clipping
-from hush.core.ranges import check_count
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import Clipping, SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask, Tape
-from hush.core.value import Value
+from hush.core.value import Value, check_count
 
 
 @dataclass(frozen=True, kw_only=True)

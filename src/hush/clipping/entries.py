@@ -6,10 +6,9 @@ from typing import ClassVar
 
 from hush.clipping.norms import NORM
 from hush.core.errors import Unsupported
-from hush.core.parts import Clipping, Proof
-from hush.core.ranges import check_count
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import Clipping, Proof, SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask, Tape
+from hush.core.value import check_count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hush.core.errors import Unsupported
-from hush.core.parts import Clipping
-from hush.core.ranges import number
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import Clipping, SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask, Tape
+from hush.core.value import number
 
 if TYPE_CHECKING:
     import torch

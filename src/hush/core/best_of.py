@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, get_args
 
 from hush.core.errors import InvalidPlan, short_repr
 from hush.core.parts import Proof, Release
-from hush.core.ranges import check_count, number
+from hush.core.value import check_count, number
 
 TrialLaw = Literal["negative-binomial", "poisson"]
 MEAN = number(

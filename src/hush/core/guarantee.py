@@ -8,8 +8,7 @@ from enum import StrEnum
 from typing import Any, Literal, Self
 
 from hush.core.errors import InvalidValue, PrivacyWarning, short_repr
-from hush.core.ranges import as_float, check_count, number
-from hush.core.value import Value
+from hush.core.value import Value, as_float, check_count, number
 
 DELTA = number(
     above=0,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hush.core.errors import InvalidValue, Unsupported
 from hush.core.guarantee import Arithmetic
-from hush.core.ranges import check_kind
+from hush.core.value import check_kind
 
 if TYPE_CHECKING:
     import torch

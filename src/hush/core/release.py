@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, get_args
 
 from hush.core.errors import InvalidPlan, short_repr
 from hush.core.parts import Proof, Release
-from hush.core.ranges import number
+from hush.core.value import number
 
 Accounting = Literal["per-trial", "per-acceptance", "published"]
 Test = Literal["mean", "summed"]

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from hush.core.sensitivity import SensitivitySet
-
 if TYPE_CHECKING:
     import torch
+
+    from hush.core.parts import SensitivitySet
 
 
 class CoordinateMask(Protocol):
@@ -41,7 +41,7 @@ class Tape(Protocol):
         """
 
     def clip_entrywise(
-        self, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None
+        self, sensitivity: "Sequence[SensitivitySet]", mask: CoordinateMask | None
     ) -> "ClippedSum":
         """Sum of the per-sample gradients, each clipped to the sensitivity sets and then masked.
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hush.core.errors import DataError
-from hush.core.ranges import check_count
+from hush.core.value import check_count
 from hush.data.dataset import Dataset, public_order
 from hush.data.formats import parse_npz
 from hush.data.published import read_published

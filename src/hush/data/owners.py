@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hush.core.errors import DataError, shorten
-from hush.core.ranges import as_path
+from hush.core.value import as_path
 
 _SEPARATORS = (",", ";", "\t", "|")
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hush.core.ranges import check_count
+from hush.core.value import check_count
 
 if TYPE_CHECKING:
     import torch

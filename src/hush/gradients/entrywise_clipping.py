@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hush.clipping.norms import clipping_weights
 from hush.core.errors import Unsupported
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.precision import full_precision, vector_norms
 from hush.gradients.terms import zero_rows

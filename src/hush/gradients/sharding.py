@@ -18,7 +18,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.distributed.fsdp import FSDPModule
 
 from hush.core.errors import Unsupported
-from hush.core.ranges import with_article
+from hush.core.value import with_article
 
 
 class ShardedModules:

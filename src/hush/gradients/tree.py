@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.core.errors import DataError, Unsupported
-from hush.core.ranges import with_article
+from hush.core.value import with_article
 
 if TYPE_CHECKING:
     from hush.gradients.sharding import ShardedModules

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from hush.core.errors import Unsupported
-from hush.core.ranges import with_article
+from hush.core.value import with_article
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.training.data import Data, pair_of
 from hush.training.sources.reader import CollateFn

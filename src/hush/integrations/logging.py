@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from hush.core.ranges import as_path, check_count
+from hush.core.value import as_path, check_count
 from hush.integrations.extras import require
 from hush.training.metrics import StepMetrics, check_sensitive
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hush.core.errors import Unsupported
-from hush.core.ranges import check_count
+from hush.core.value import check_count
 from hush.data import efficientnet
 from hush.data.scattering import CHANNELS
 from hush.models.networks import (

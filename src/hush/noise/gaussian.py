@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hush.core.errors import InvalidValue, Unsupported, short_repr
-from hush.core.parts import Noise, Proof
+from hush.core.parts import Noise, Proof, SensitivitySet
 from hush.core.randomness import Randomness, cryptographic
-from hush.core.ranges import number
-from hush.core.sensitivity import SensitivitySet
+from hush.core.value import number
 from hush.noise.exact import ziggurat
 
 if TYPE_CHECKING:

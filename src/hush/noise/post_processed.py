@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from hush.core.errors import InvalidValue
 from hush.core.parts import Noise, Proof
 from hush.core.randomness import Randomness
-from hush.core.ranges import check_count, number
+from hush.core.value import check_count, number
 from hush.noise.gaussian import Gaussian
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from hush.core.errors import InvalidValue
 from hush.core.guarantee import Arithmetic
 from hush.core.parts import Noise
 from hush.core.randomness import source_for
-from hush.core.ranges import Range, check_kind
+from hush.core.value import Range, check_kind
 
 if TYPE_CHECKING:
     import torch

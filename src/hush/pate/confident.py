@@ -15,8 +15,7 @@ from hush.core.errors import BudgetExceeded
 from hush.core.guarantee import Budget, Guarantee
 from hush.core.parts import Noise
 from hush.core.plan import Plan
-from hush.core.ranges import check_count, number
-from hush.core.value import Value
+from hush.core.value import Value, check_count, number
 from hush.pate.argmax import NoisyMax, as_scores, charged, check_additive, noisy
 from hush.sampling import FullBatch
 

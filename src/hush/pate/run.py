@@ -13,7 +13,7 @@ from hush.accounting.ledger.ledger import Ledger
 from hush.core.atomic_files import replace_file
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError, Unproved
 from hush.core.guarantee import Adjacency, Guarantee, Neighbours, check_delta
-from hush.core.ranges import check_count
+from hush.core.value import check_count
 from hush.noise import Gaussian
 from hush.pate.argmax import NoisyMax, charged, covers_a_vote
 from hush.pate.ask import ask

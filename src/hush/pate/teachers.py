@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.core.errors import CheckpointError, DataError
-from hush.core.ranges import check_count, number
-from hush.core.value import Value
+from hush.core.value import Value, check_count, number
 from hush.training import checkpoint
 from hush.training.units import Owners, owner_ids
 

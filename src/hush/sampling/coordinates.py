@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hush.core.parts import Proof, Sampling
 from hush.core.randomness import Randomness, random_bits
-from hush.core.ranges import Range
+from hush.core.value import Range
 from hush.sampling.poisson import RATE, FullBatch, Poisson
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from hush.core.parts import Sampling
 from hush.core.randomness import Randomness, bernoulli
-from hush.core.ranges import number
+from hush.core.value import number
 
 if TYPE_CHECKING:
     import torch

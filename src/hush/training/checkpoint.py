@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hush.core.atomic_files import replace_file
 from hush.core.errors import CheckpointError
-from hush.core.ranges import with_article
+from hush.core.value import with_article
 
 
 def save(path: Path, state: dict[str, Any]) -> None:

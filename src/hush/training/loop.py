@@ -15,8 +15,8 @@ from hush.accounting.ledger.ledger import Ledger
 from hush.core.errors import Unsupported
 from hush.core.guarantee import Arithmetic, Budget, Guarantee, Neighbours, check_delta, check_neighbours
 from hush.core.plan import Plan
-from hush.core.ranges import as_path, check_count, check_kind
 from hush.core.release import Selective
+from hush.core.value import as_path, check_count, check_kind
 from hush.gradients.tree import Views
 from hush.gradients.units import Reduction
 from hush.training import checkpoint

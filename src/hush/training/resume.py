@@ -11,8 +11,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hush.core.errors import CheckpointError, PrivacyWarning
 from hush.core.randomness import SystemSource, cryptographic
-from hush.core.ranges import check_kind
 from hush.core.release import Selective
+from hush.core.value import check_kind
 from hush.training import checkpoint
 from hush.training.checks.same_run import check_same_origin, origin_of
 from hush.training.data import Data

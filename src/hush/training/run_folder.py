@@ -13,7 +13,7 @@ from hush.core.atomic_files import file_named, replace_file
 from hush.core.errors import CheckpointError, HushError, InvalidPlan, InvalidValue, LedgerError
 from hush.core.guarantee import Adjacency, Guarantee
 from hush.core.plan import Plan, read_plan, write_plan
-from hush.core.ranges import check_kind, finite_or_none
+from hush.core.value import check_kind, finite_or_none
 
 ANCHOR = "anchor.json"
 SETTINGS = "settings.json"

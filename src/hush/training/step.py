@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hush.core.errors import DataError, ProcessFailed, Unsupported
 from hush.core.parts import Sampling
-from hush.core.ranges import check_count
 from hush.core.release import Selective
+from hush.core.value import check_count
 from hush.training.checks.disjoint import check_distinct, check_public
 from hush.training.checks.probe_batch import check_some_number, probe_batch
 from hush.training.data import Batch, Data, count, held_slots, occupied, prepare, same_slots

@@ -14,7 +14,7 @@ from torch import Tensor
 from hush.core.errors import DataError, InvalidValue, PrivacyWarning
 from hush.core.guarantee import Adjacency, Neighbours
 from hush.core.randomness import Randomness, random_bits
-from hush.core.ranges import check_count
+from hush.core.value import check_count
 from hush.gradients.units import Reduction
 
 _FAR = 0.05

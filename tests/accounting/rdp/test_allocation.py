@@ -12,7 +12,7 @@ from hush.accounting.rdp.allocation import sum_over_blocks, worst_allocation
 from hush.accounting.rdp.concave_majorant import ConcaveMajorant
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.core.errors import InvalidValue
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import SensitivitySet
 
 
 def noise(beta: float, scale: float = 1.0, rate: float = 1.0) -> CoordinateRDP:

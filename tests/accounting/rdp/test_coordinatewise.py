@@ -13,7 +13,7 @@ from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.accounting.steps import SampledGaussian
 from hush.core.errors import InvalidValue
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import SensitivitySet
 
 ORDERS = np.arange(2, 40)
 

@@ -8,7 +8,7 @@ from scipy.stats import binom, norm
 
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.dominated_step import dominated_step
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import SensitivitySet
 
 
 def true_errors(levels: Array, count: int, cap: float, rate: float, coordinate_rate: float) -> Array:

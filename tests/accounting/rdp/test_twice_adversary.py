@@ -18,7 +18,7 @@ from scipy.special import gammaln
 
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.steps import Block, CoordinateWise
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import SensitivitySet
 
 RATES = st.floats(-1.7, -0.02).map(lambda power: 10**power)
 ORDERS = (2, 3, 4, 5, 6)

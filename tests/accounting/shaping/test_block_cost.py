@@ -15,7 +15,7 @@ from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.accounting.rdp.subsampling import AdjacentPair
 from hush.accounting.shaping.block_cost import BlockCost
 from hush.accounting.steps import ellipsoid
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import SensitivitySet
 
 HIGHEST = 12
 RATES = st.floats(-2, -0.05).map(lambda power: 10**power)

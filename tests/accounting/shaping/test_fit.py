@@ -21,7 +21,7 @@ from hush.accounting.shaping.fit import (
 from hush.accounting.shaping.least_variance import least_variance
 from hush.accounting.steps import Block, CoordinateWise, ellipsoid
 from hush.core.errors import BudgetExceeded, InvalidValue
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import SensitivitySet
 
 
 def ball(rank: int, l2: float, linf: float | None = None) -> SensitivitySet:

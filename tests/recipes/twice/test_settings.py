@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hush
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import SensitivitySet
 from recipes.twice.fig4 import critical_points, sampling_costs
 from recipes.twice.fig5 import tight
 from recipes.twice.section6 import twice_section6

@@ -18,7 +18,7 @@ from hush.accounting.epsilon import Dimension, upper_epsilon
 from hush.accounting.numerics import UNIT, Array
 from hush.core.guarantee import RECORD, Adjacency
 from hush.core.plan import Plan
-from hush.core.ranges import Range, check_kind
+from hush.core.value import Range, check_kind
 
 _CHANCE = Range(at_least=0, at_most=1, why="it is a probability", example=0.01)
 _PRIOR = Range(

@@ -10,8 +10,7 @@ from hush.accounting.numerics import bisect
 from hush.core.errors import InvalidValue, short_repr
 from hush.core.guarantee import RECORD, Adjacency, Budget
 from hush.core.plan import Plan
-from hush.core.ranges import Range, with_article
-from hush.core.value import Value
+from hush.core.value import Range, Value, with_article
 
 _CHANCE = Range(above=0, below=1, why="it is a probability, and 0 and 1 bound nothing", example=0.05)
 _MAX_EPSILON = 700.0

@@ -6,7 +6,7 @@ from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import InvalidValue, LedgerError, Unproved
 from hush.core.guarantee import Adjacency, Neighbours, advised_delta, check_neighbours
 from hush.core.plan import Plan
-from hush.core.ranges import check_count, check_kind
+from hush.core.value import check_count, check_kind
 
 
 def check_choice(name: str, value: str, *choices: str) -> None:

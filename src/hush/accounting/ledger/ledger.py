@@ -20,8 +20,7 @@ from hush.accounting.ledger.state import LedgerState, head_of
 from hush.core.errors import LedgerError
 from hush.core.guarantee import DELTA, RECORD, Adjacency, Arithmetic, Guarantee, Neighbours, Secrecy
 from hush.core.plan import Plan
-from hush.core.ranges import as_path, check_count, check_kind
-from hush.core.value import SingleOwner
+from hush.core.value import SingleOwner, as_path, check_count, check_kind
 
 _MIN_FOLDED = 1000
 """Fewer lines than this are read in less time than it takes to replace a file."""

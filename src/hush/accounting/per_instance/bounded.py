@@ -19,8 +19,8 @@ from hush.clipping import L2, L2Linf, Linf
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.parts import Always, Noise, Release
 from hush.core.plan import Plan
-from hush.core.ranges import as_floats, check_kind
 from hush.core.release import Selective
+from hush.core.value import as_floats, check_kind
 from hush.noise import Gaussian, Quantized, Rectified, StochasticSign, Truncated
 from hush.sampling import FullBatch
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from hush.accounting.numerics import Array
 from hush.core.errors import InvalidValue
-from hush.core.ranges import check_count
+from hush.core.value import check_count
 from hush.sampling.poisson import RATE
 
 

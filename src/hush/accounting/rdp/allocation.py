@@ -11,7 +11,7 @@ from hush.accounting.numerics import OUTWARD, Array
 from hush.accounting.rdp.concave_majorant import ConcaveMajorant
 from hush.accounting.rdp.profile import CoordinateRDP, checked
 from hush.core.errors import InvalidValue
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import SensitivitySet
 
 _TOLERANCE = 2e-4
 _MAX_REFINEMENTS = 30

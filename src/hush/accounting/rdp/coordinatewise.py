@@ -11,7 +11,7 @@ from hush.accounting.rdp.allocation import sum_over_blocks
 from hush.accounting.rdp.profile import PARTICIPATION, CoordinateRDP
 from hush.accounting.rdp.subsampling import AdjacentPair, subsampled_rdp
 from hush.core.errors import InvalidValue
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import SensitivitySet
 
 Blocks = tuple[tuple[CoordinateRDP, SensitivitySet], ...]
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from scipy.stats import binom
 
 from hush.accounting.numerics import OUTWARD
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import SensitivitySet
 
 # Where to look for the number of coordinates that take part: a handful of its quantiles.
 _QUANTILES = (1e-6, 1e-3, 0.05, 0.2, 0.5, 0.8, 0.95, 0.999, 1 - 1e-6)

@@ -10,8 +10,7 @@ from scipy.special import gammaln
 
 from hush.accounting.numerics import OUTWARD, Array, log1mexp, log_binomial, log_weights_numpy
 from hush.accounting.rdp.quadrature import log_moment_minus_one
-from hush.core.ranges import Range, number
-from hush.core.value import Value
+from hush.core.value import Range, Value, number
 
 _ORDER = Range(
     above=1,

@@ -18,8 +18,8 @@ from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import Budget, Guarantee, check_delta
 from hush.core.parts import Always
 from hush.core.plan import Plan
-from hush.core.ranges import Range, check_count, check_kind
 from hush.core.release import Selective, Test
+from hush.core.value import Range, check_count, check_kind
 
 _ACCEPTANCE = Range(above=0, below=1, why="it is the share of trials that are accepted", example=0.5)
 _SIGNAL = Range(above=0, at_most=10, why="a test without a signal accepts by chance", example=0.1)

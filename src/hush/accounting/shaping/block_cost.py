@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from hush.accounting.numerics import Array, log_binomial_in_turn, log_expm1, log_sum_exp, log_weights
 from hush.accounting.rdp.subsampling import AdjacentPair, removal_surcharge
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import SensitivitySet
 
 
 class BlockCost:

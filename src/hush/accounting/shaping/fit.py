@@ -23,9 +23,9 @@ from hush.accounting.steps import Block, ComposableStep, CoordinateWise
 from hush.clipping import L2
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import Budget
+from hush.core.parts import SensitivitySet
 from hush.core.plan import Plan
-from hush.core.ranges import check_count, check_kind
-from hush.core.sensitivity import SensitivitySet
+from hush.core.value import check_count, check_kind
 from hush.noise import BlockGaussian, Gaussian
 from hush.sampling import FullBatch, Poisson
 

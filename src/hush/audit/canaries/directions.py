@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hush.core.errors import DataError, InvalidValue
 from hush.core.plan import Plan
-from hush.core.ranges import check_count
+from hush.core.value import check_count
 from hush.gradients.recording import record
 from hush.gradients.tree import Loss
 from hush.training.data import Data, count, take

@@ -16,7 +16,7 @@ from hush.accounting.pld import analytic_gaussian
 from hush.audit.lower_bound import CONFIDENCE
 from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import DELTA
-from hush.core.ranges import check_count
+from hush.core.value import check_count
 
 # Finer than what chance leaves of any such bound.
 _STEP = 0.01

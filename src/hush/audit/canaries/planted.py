@@ -15,8 +15,8 @@ from hush.audit.canaries.directions import Directions, Spikes
 from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import Guarantee
 from hush.core.plan import Plan
-from hush.core.ranges import check_count
 from hush.core.tape import ClippedSum, CoordinateMask
+from hush.core.value import check_count
 from hush.gradients.checks.losses import per_sample_loss
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.tape import GradientTape

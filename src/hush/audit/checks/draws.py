@@ -14,7 +14,7 @@ from hush.clipping import Linf
 from hush.core.errors import Unsupported
 from hush.core.parts import Sampling
 from hush.core.plan import Plan
-from hush.core.ranges import check_count, check_kind
+from hush.core.value import check_count, check_kind
 from hush.noise import Gaussian
 from hush.training.checks.rehearsal import rehearsal
 from hush.training.data import Batch, Data

@@ -20,8 +20,8 @@ from hush.clipping import Subspaces
 from hush.core.errors import Unsupported
 from hush.core.parts import Noise
 from hush.core.randomness import SystemSource
-from hush.core.ranges import check_count
 from hush.core.release import Selective
+from hush.core.value import check_count
 from hush.training.checks.rehearsal import rehearsal
 from hush.training.data import Batch, Data
 from hush.training.step import PrivateStep

@@ -13,7 +13,7 @@ from hush.audit.checks.draws import drawn_as_charged
 from hush.audit.checks.noise import Check
 from hush.audit.checks.units import number_of_units, units_drawn
 from hush.core.errors import Unsupported
-from hush.core.ranges import check_count
+from hush.core.value import check_count
 from hush.gradients.tree import tree_leaves
 from hush.training.checks.rehearsal import rehearsal
 from hush.training.data import Batch, Data

@@ -15,7 +15,7 @@ from hush.audit.checks.units import number_of_units
 from hush.core.errors import PrivacyWarning, Unsupported
 from hush.core.guarantee import Neighbours
 from hush.core.randomness import SystemSource
-from hush.core.ranges import check_count
+from hush.core.value import check_count
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.training.checks.rehearsal import rehearsal
 from hush.training.data import Batch, Data, count, pair_of, take

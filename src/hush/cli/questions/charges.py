@@ -33,7 +33,7 @@ from hush.core.guarantee import (
     check_delta,
 )
 from hush.core.plan import Plan, read_plan
-from hush.core.ranges import check_count
+from hush.core.value import check_count
 
 
 @dataclass(frozen=True, kw_only=True)

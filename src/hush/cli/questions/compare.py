@@ -22,7 +22,7 @@ from hush.cli.output import print_json
 from hush.core.errors import HushError, InvalidValue
 from hush.core.guarantee import RECORD, Budget
 from hush.core.plan import plan_text
-from hush.core.ranges import check_count
+from hush.core.value import check_count
 from hush.noise import Gaussian
 from hush.report.bars import bars, room
 from hush.report.figure import Table

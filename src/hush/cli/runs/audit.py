@@ -9,7 +9,7 @@ from hush.cli.options import AsJson, DataDir, Device, Quiet, Seed, device_of, on
 from hush.cli.output import counted, print_json
 from hush.core.errors import InvalidValue, LedgerError, Unsupported
 from hush.core.plan import read_plan
-from hush.core.ranges import check_count
+from hush.core.value import check_count
 
 _FEW_RUNS = 32
 _FEW_CANARIES = 8

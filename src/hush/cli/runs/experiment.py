@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hush.core.errors import CheckpointError, InvalidPlan, InvalidValue, shorten
 from hush.core.guarantee import DELTA, Adjacency, Budget, Neighbours, check_neighbours
 from hush.core.plan import Plan, read_plan
-from hush.core.ranges import Range, check_count, check_kind
-from hush.core.value import Value
+from hush.core.value import Range, Value, check_count, check_kind
 
 if TYPE_CHECKING:
     import torch

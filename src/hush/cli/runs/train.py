@@ -57,7 +57,7 @@ from hush.cli.runs.experiment import (
 )
 from hush.core.guarantee import Adjacency, Arithmetic, Budget, Neighbours
 from hush.core.plan import read_plan
-from hush.core.ranges import Range, check_count
+from hush.core.value import Range, check_count
 
 _VIEWS = Range(
     at_least=1,

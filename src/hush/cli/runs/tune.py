@@ -48,7 +48,7 @@ from hush.core.best_of import MEAN, TrialLaw
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget, Guarantee
 from hush.core.plan import Plan
-from hush.core.ranges import Range, check_count
+from hush.core.value import Range, check_count
 
 if TYPE_CHECKING:
     from torch import nn

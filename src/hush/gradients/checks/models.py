@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hush.core.errors import InvalidValue, Unsupported
-from hush.core.ranges import with_article
+from hush.core.value import with_article
 from hush.gradients.forward.module_tree import ModuleTree
 
 _DISTRIBUTED = {

@@ -10,7 +10,7 @@ from hush.accounting.ledger.ledger import Ledger
 from hush.core.errors import Unsupported
 from hush.core.guarantee import Budget, Guarantee, check_delta
 from hush.core.plan import Plan
-from hush.core.ranges import check_kind
+from hush.core.value import check_kind
 from hush.integrations.batch_loss import BatchLoss, batch_data, own_loss
 from hush.integrations.step_file import load_step, save_step
 from hush.training.data import Batch, Data, count

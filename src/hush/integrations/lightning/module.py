@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hush.core.errors import CheckpointError, PrivacyWarning, Unsupported
-from hush.core.ranges import with_article
+from hush.core.value import with_article
 from hush.integrations.batch_loss import BatchLoss
 from hush.integrations.extras import require
 from hush.integrations.lightning.checks import check_gradients, check_trainer, one_optimizer

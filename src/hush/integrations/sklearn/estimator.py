@@ -17,7 +17,7 @@ from hush.accounting.ledger.ledger import Ledger
 from hush.clipping.norms import NORM
 from hush.core.errors import InvalidValue, PrivacyWarning, Unsupported, short_repr
 from hush.core.guarantee import Budget, Guarantee, advised_delta, check_delta
-from hush.core.ranges import check_count, number
+from hush.core.value import check_count, number
 from hush.integrations.sklearn.fitting import FittedModel, fit
 from hush.integrations.sklearn.schema import Array, Encoded, Schema, encode
 from hush.integrations.sklearn.solvers import Descent, NumberTargets, Targets, precise_statistics

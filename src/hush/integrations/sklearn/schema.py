@@ -10,8 +10,7 @@ import numpy.typing as npt
 from sklearn.utils import check_array
 
 from hush.core.errors import DataError, InvalidValue, short_repr
-from hush.core.ranges import check_kind, number
-from hush.core.value import Value
+from hush.core.value import Value, check_kind, number
 
 Array = npt.NDArray[np.float64]
 

@@ -11,7 +11,7 @@ from hush.clipping.norms import L2
 from hush.core.errors import DataError, InvalidValue, Unsupported
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
-from hush.core.ranges import check_kind, with_article
+from hush.core.value import check_kind, with_article
 from hush.noise import Gaussian
 from hush.sampling import Poisson
 from hush.training.checks.disjoint import check_held_out

@@ -16,8 +16,8 @@ from hush.core.best_of import BestOf
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError, shorten
 from hush.core.guarantee import Guarantee
 from hush.core.plan import Plan, proof_note
-from hush.core.ranges import Range
 from hush.core.release import Selective
+from hush.core.value import Range
 from hush.report.run.facts import AuditFacts, PlanCharge, PublicFile, RunFacts, RunKind, Spent
 from hush.training.checks.run import checked_ledger, holds_pate, ledger_at
 from hush.training.run_folder import SETTINGS, read_metrics, step_file

@@ -9,7 +9,7 @@ from hush.accounting.attacker.explanation import FALSE_POSITIVE_RATES, PRIORS, E
 from hush.accounting.attacker.trade_off import MIN_ERROR_RATE
 from hush.core.guarantee import Adjacency, Bound, Guarantee
 from hush.core.plan import Plan
-from hush.core.ranges import as_float, finite_or_none
+from hush.core.value import as_float, finite_or_none
 
 Trained = Literal["training", "selective training"]
 RunKind = Trained | Literal["private selection", "PATE", "ledger"]

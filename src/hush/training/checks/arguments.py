@@ -6,7 +6,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.errors import CheckpointError, InvalidValue, Unsupported
-from hush.core.ranges import check_kind
+from hush.core.value import check_kind
 from hush.training.resume import Scheduler
 
 

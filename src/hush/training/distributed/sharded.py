@@ -19,8 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from hush.clipping.norms import L2
 from hush.core.errors import DataError, Unsupported
-from hush.core.parts import Always
-from hush.core.sensitivity import SensitivitySet
+from hush.core.parts import Always, SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.sharding import ShardedModules
 from hush.gradients.tape import GradientTape, MaskedTape

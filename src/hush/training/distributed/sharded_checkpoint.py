@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
 from hush.core.errors import CheckpointError, shorten
-from hush.core.ranges import as_path
+from hush.core.value import as_path
 from hush.training import checkpoint
 from hush.training.distributed.group import Processes, propagate_errors
 from hush.training.resume import load_state, state_of

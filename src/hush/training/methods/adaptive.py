@@ -18,8 +18,7 @@ from hush.accounting.ledger.ledger import Ledger
 from hush.clipping import L2
 from hush.clipping.norms import NORM
 from hush.core.guarantee import Budget, Guarantee, Neighbours, check_delta
-from hush.core.ranges import check_count, number
-from hush.core.value import Value
+from hush.core.value import Value, check_count, number
 from hush.gradients.recording import per_sample_losses
 from hush.gradients.terms import zero_rows
 from hush.gradients.tree import tree_map

@@ -25,7 +25,7 @@ from hush.core.guarantee import Guarantee, Neighbours, Secrecy, check_delta
 from hush.core.parts import Always
 from hush.core.plan import Plan
 from hush.core.randomness import derive_source, source_for
-from hush.core.ranges import check_count
+from hush.core.value import check_count
 from hush.sampling import FullBatch
 from hush.training.distributed.process_group import check_first_rank
 from hush.training.phases.private_gradient import fingerprint

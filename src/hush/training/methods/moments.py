@@ -17,8 +17,7 @@ from hush.core.errors import DataError
 from hush.core.guarantee import Guarantee
 from hush.core.plan import Plan
 from hush.core.randomness import derive_source, source_for
-from hush.core.ranges import check_kind, number
-from hush.core.value import Value
+from hush.core.value import Value, check_kind, number
 from hush.gradients.precision import vector_norms
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense, Term

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hush.clipping.norms import NORM
 from hush.core.errors import DataError
-from hush.core.ranges import Range
+from hush.core.value import Range
 from hush.gradients.checks.losses import per_sample_loss
 from hush.gradients.geometry import Geometry, geometry
 from hush.gradients.precision import vector_norms

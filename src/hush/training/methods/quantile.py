@@ -13,8 +13,7 @@ from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import Guarantee
 from hush.core.plan import Plan
 from hush.core.randomness import derive_source, source_for
-from hush.core.ranges import check_count, check_kind, number
-from hush.core.value import Value
+from hush.core.value import Value, check_count, check_kind, number
 from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import ProcessFailed, Unsupported
+from hush.core.parts import SensitivitySet
 from hush.core.randomness import Stream, SystemSource
-from hush.core.sensitivity import SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import record

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hush.core.parts import SensitivitySet
 from hush.core.plan import Plan
 from hush.core.randomness import Randomness
-from hush.core.sensitivity import SensitivitySet
 from hush.gradients.public_basis import PublicBasis
 from hush.gradients.terms import ROUNDING
 

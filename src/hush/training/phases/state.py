@@ -14,13 +14,11 @@ from hush.accounting.ledger.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import Arithmetic, Guarantee, Neighbours, Secrecy, check_delta, check_neighbours
-from hush.core.parts import Clipping
+from hush.core.parts import Clipping, SensitivitySet
 from hush.core.plan import Plan
 from hush.core.randomness import SystemSource, cryptographic, derive_source, source_for
-from hush.core.ranges import check_count, check_kind
 from hush.core.release import Selective
-from hush.core.sensitivity import SensitivitySet
-from hush.core.value import SingleOwner
+from hush.core.value import SingleOwner, check_count, check_kind
 from hush.gradients.checks.losses import criterion_of, per_sample_loss
 from hush.gradients.checks.models import (
     check_materialized,

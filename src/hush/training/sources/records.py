@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from hush.core.errors import DataError
-from hush.core.ranges import with_article
+from hush.core.value import with_article
 
 
 @runtime_checkable

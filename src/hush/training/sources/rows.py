@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from hush.core.errors import DataError
-from hush.core.ranges import with_article
+from hush.core.value import with_article
 from hush.training.sources.records import leaves, map_leaves
 
 

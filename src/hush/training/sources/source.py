@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import DataError, InvalidValue
-from hush.core.ranges import check_count
+from hush.core.value import check_count
 from hush.training.sources.columns import Columns
 from hush.training.sources.loader import SlotLoader
 from hush.training.sources.reader import CollateFn, Reader, Request, Unreadable

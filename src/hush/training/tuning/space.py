@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from hush.core.errors import InvalidValue, short_repr
-from hush.core.ranges import as_float
+from hush.core.value import as_float
 
 Settings = dict[str, Any]
 

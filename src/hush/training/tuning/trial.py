@@ -13,7 +13,7 @@ from hush.clipping import L2
 from hush.core.errors import DataError, InvalidValue, LedgerError, Unproved, short_repr
 from hush.core.guarantee import Adjacency, Arithmetic, Budget, Neighbours, Secrecy
 from hush.core.plan import Plan
-from hush.core.ranges import as_float, with_article
+from hush.core.value import as_float, with_article
 from hush.noise import Gaussian
 from hush.sampling import FullBatch
 from hush.training.methods.mean import mean

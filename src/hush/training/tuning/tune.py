@@ -28,7 +28,7 @@ from hush.core.errors import CheckpointError, InvalidValue, Unproved
 from hush.core.guarantee import Budget, Guarantee, check_delta
 from hush.core.parts import Always
 from hush.core.plan import Plan, write_plan
-from hush.core.ranges import as_path, check_count, check_kind, finite_or_none
+from hush.core.value import as_path, check_count, check_kind, finite_or_none
 from hush.training import checkpoint
 from hush.training.phases.private_gradient import fingerprint
 from hush.training.progress import Progress

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from hush.core.errors import InvalidValue
-from hush.core.ranges import Range, check_count
+from hush.core.value import Range, check_count
 
 
 def test_anything_that_is_a_number_becomes_a_float() -> None:
