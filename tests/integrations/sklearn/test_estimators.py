@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.ensemble import AdaBoostRegressor, BaggingClassifier
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -188,13 +189,28 @@ def test_clones_pipelines_and_searches() -> None:
         FunctionTransformer(np.tanh),
         PrivateClassifier(UNIT, (0, 1), epsilon=5.0, solver="least_squares"),
     )
-    with pytest.warns(hush.PrivacyWarning, match=r"epsilon=5\.0 is of one of them, all of them add up"):
+    with pytest.warns(hush.PrivacyWarning, match=r"epsilon=5\.0 covers one of them, not their sum"):
         assert cross_val_score(pipeline, rows, labels, cv=3).mean() > 0.8
     with pytest.warns(hush.PrivacyWarning, match=r"sklearn\.model_selection.*hush\.tune"):
         search = GridSearchCV(model, {"epsilon": [0.01, 100.0]}, cv=2).fit(rows, target)
     assert search.best_params_ == {"epsilon": 100.0}
     pipeline.set_params(privateclassifier__epsilon=1.0)
     assert pipeline[-1].epsilon == 1.0
+
+
+@pytest.mark.parametrize("jobs", [None, 2])
+def test_an_ensemble_that_draws_records_several_times_is_refused(
+    jobs: int | None, tmp_path: Path
+) -> None:
+    rows, target, labels = numbers(600)
+    model = PrivateClassifier(UNIT, (0, 1), epsilon=3.0, solver="least_squares")
+    with pytest.raises(Unsupported, match="with replacement before this fit: one record then counts"):
+        BaggingClassifier(make_pipeline(model), 2, n_jobs=jobs).fit(rows, labels)
+    with pytest.raises(Unsupported, match="_weight_boosting draws records with replacement"):
+        AdaBoostRegressor(PrivateRegressor(UNIT, UNIT, ledger=tmp_path / "l")).fit(rows, target)
+    model.set_params(ledger=tmp_path / "ledger.jsonl", epsilon=6.0)
+    halves = BaggingClassifier(model, 1, bootstrap=False, max_samples=0.5, n_jobs=jobs)
+    assert halves.fit(rows, labels).score(rows, labels) > 0.8
 
 
 def test_a_pickled_model_keeps_its_guarantee_and_not_the_ledger() -> None:
@@ -257,7 +273,7 @@ def test_parameters_out_of_range_are_named(name: str, value: Any) -> None:
 
 def test_least_squares_has_no_hidden_layers() -> None:
     model = PrivateClassifier(UNIT, (0, 1), solver="least_squares", hidden_layer_sizes=(8,))
-    with pytest.raises(InvalidValue, match="sufficient statistics are of linear models"):
+    with pytest.raises(InvalidValue, match="sufficient statistics are for linear models"):
         model.fit(*numbers(300)[::2])
 
 

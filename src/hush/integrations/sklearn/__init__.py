@@ -1,7 +1,6 @@
 """scikit-learn estimators whose fit is differentially private: docs/sklearn.md."""
 
-from hush.integrations.sklearn.classifier import PrivateClassifier
-from hush.integrations.sklearn.regressor import PrivateRegressor
+from hush.integrations.sklearn.estimators import PrivateClassifier, PrivateRegressor
 from hush.integrations.sklearn.schema import Categorical, Numeric
 
 __all__ = ["Categorical", "Numeric", "PrivateClassifier", "PrivateRegressor"]

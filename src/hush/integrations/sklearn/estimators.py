@@ -1,0 +1,392 @@
+"""`PrivateClassifier` and `PrivateRegressor`: scikit-learn estimators with a guarantee."""
+
+import os
+import sys
+import warnings
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from hush.accounting.ledger.ledger import Ledger
+from hush.clipping.norms import NORM
+from hush.core.errors import InvalidValue, PrivacyWarning, Unsupported, short_repr
+from hush.core.guarantee import Budget, Guarantee, advised_delta, check_delta
+from hush.core.value import check_count, number
+from hush.integrations.sklearn.fitting import (
+    ClassTargets,
+    Descent,
+    FittedModel,
+    NumberTargets,
+    Targets,
+    fit,
+    precise_statistics,
+)
+from hush.integrations.sklearn.schema import (
+    Array,
+    Encoded,
+    Numeric,
+    Schema,
+    distinct,
+    encode,
+    indices,
+    numbers,
+)
+from hush.training.tuning.trial import TuningTrial
+
+_LEARNING_RATE = number(
+    above=0, at_most=1e6, why="it is the length of a step along the noisy gradient", example=0.5
+)["range"]
+_SMALL = 0.01
+"""Probability below which least-squares outputs are mapped to positive numbers, keeping their order."""
+_SEVERAL_FITS = (
+    "model_selection",
+    "ensemble",
+    "multiclass",
+    "multioutput",
+    "calibration",
+    "feature_selection",
+)
+"""Modules of scikit-learn that fit several clones of an estimator to the same records."""
+_RESAMPLING = ("sklearn.ensemble._bagging", "sklearn.ensemble._weight_boosting")
+"""Modules of scikit-learn that draw records with replacement before they call `fit`."""
+
+
+@dataclass(repr=False, eq=False)
+class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Parameters and fit that both estimators share."""
+
+    schema: Schema | None = None
+    epsilon: float = field(default=1.0, kw_only=True)
+    delta: float | None = field(default=None, kw_only=True)
+    solver: Literal["auto", "least_squares", "sgd"] = field(default="auto", kw_only=True)
+    scaling: Literal["bounds", "paid"] = field(default="bounds", kw_only=True)
+    hidden_layer_sizes: Sequence[int] = field(default=(), kw_only=True)
+    steps: int = field(default=100, kw_only=True)
+    rate: float = field(default=0.25, kw_only=True)
+    clip_norm: float = field(default=0.5, kw_only=True)
+    learning_rate: float = field(default=1.0, kw_only=True)
+    ledger: str | os.PathLike[str] | None = field(default=None, kw_only=True)
+    random_state: int | np.random.RandomState | None = field(default=None, kw_only=True)
+
+    guarantee_: Guarantee = field(init=False)
+    ledger_: Ledger = field(init=False)
+    model_: FittedModel = field(init=False)
+    solver_: str = field(init=False)
+
+    def _fit(self, encoded: Encoded, targets: Targets, trial: TuningTrial | None) -> Self:
+        """Fit within the budget, or fit one trial of a selection by its plan, on its ledger."""
+        _check_callers(self.epsilon, own_ledger=self.ledger is None and trial is None)
+        descent = self._descent()
+        if trial is not None:
+            if self.solver == "least_squares" or self.scaling == "paid":
+                raise Unsupported(
+                    f"solver={self.solver!r} and scaling={self.scaling!r} in a trial of hush.tune: a "
+                    "trial is charged for its steps of DP-SGD only. Leave both at their defaults."
+                )
+            descent, solver = replace(descent, steps=trial.steps), "sgd"
+            paid, budget, generator, plan = False, trial.budget, trial.generator, trial.plan
+        else:
+            records, generator, plan = len(encoded.numeric), None, None
+            delta = advised_delta(records) if self.delta is None else self.delta
+            budget = Budget(epsilon=self.epsilon, delta=delta)
+            check_delta(budget.delta, records)
+            solver = self._chosen_solver(encoded, targets, budget, descent.hidden)
+            _check_choice("scaling", self.scaling, "bounds", "paid")
+            paid = self.scaling == "paid"
+            if self.random_state is not None:
+                seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+                generator = torch.Generator().manual_seed(seed)
+        ledger = Ledger(self.ledger) if trial is None else trial.ledger
+        try:
+            self.model_ = fit(
+                encoded,
+                targets,
+                descent=descent if solver == "sgd" else None,
+                paid=paid,
+                budget=budget,
+                ledger=ledger,
+                generator=generator,
+                plan=plan,
+            )
+            self.guarantee_ = ledger.epsilon(budget.delta)
+        finally:
+            if trial is None:
+                ledger.close()
+        self.ledger_, self.solver_ = ledger, solver
+        return self
+
+    def _chosen_solver(
+        self, encoded: Encoded, targets: Targets, budget: Budget, hidden: tuple[int, ...]
+    ) -> str:
+        """Solver by the parameters, the budget and the numbers of records and columns, all public."""
+        _check_choice("solver", self.solver, "auto", "least_squares", "sgd")
+        if self.solver == "least_squares" and hidden:
+            raise InvalidValue(
+                f'hidden_layer_sizes={short_repr(hidden)} with solver="least_squares": sufficient '
+                'statistics are for linear models. Pass solver="sgd", or hidden_layer_sizes=().',
+                key="solver",
+            )
+        if self.solver != "auto":
+            return self.solver
+        linear = isinstance(targets, NumberTargets) and not hidden
+        precise = linear and precise_statistics(encoded, budget)
+        return "least_squares" if precise else "sgd"
+
+    def _descent(self) -> Descent:
+        """Validated settings of DP-SGD."""
+        sizes = self.hidden_layer_sizes
+        if isinstance(sizes, str | bytes) or not isinstance(sizes, Sequence | np.ndarray):
+            raise InvalidValue(
+                f"hidden_layer_sizes={short_repr(sizes)} must be a list of widths, one per layer; an "
+                "empty list is a linear model. Pass e.g. hidden_layer_sizes=(16,).",
+                key="hidden_layer_sizes",
+            )
+        widths = [check_count("hidden_layer_sizes", size, "it is a width", 1, 16) for size in sizes]
+        return Descent(
+            steps=check_count("steps", self.steps, "steps are counted", 1, 100),
+            rate=self.rate,
+            clip_norm=NORM["range"].check("clip_norm", self.clip_norm),
+            learning_rate=_LEARNING_RATE.check("learning_rate", self.learning_rate),
+            hidden=tuple(widths),
+        )
+
+    def _encode(self, table: Any, *, reset: bool) -> Encoded:
+        """Features by the public schema. The number and names of columns are stored or compared."""
+        encoded = encode(table, self.schema)
+        validate_data(self, table, "no_validation", reset=reset, skip_check_array=True)
+        return encoded
+
+    def _target_column(self, y: Any) -> npt.NDArray[Any]:
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+        column: npt.NDArray[Any] = column_or_1d(y, warn=True)
+        return column
+
+    def _outputs(self, table: Any) -> Array:
+        """Outputs of the fitted model, of shape (records, outputs)."""
+        check_is_fitted(self)
+        return self.model_(self._encode(table, reset=False))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a ledger has one owner; copies keep the guarantee
+        return {key: value for key, value in super().__getstate__().items() if key != "ledger_"}
+
+
+@dataclass(repr=False, eq=False)
+class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[misc]
+    """Linear classifier or small network whose fit is differentially private.
+
+    Args:
+        schema: Declared bounds and categories of the columns: `{"age": Numeric(low=0, high=100), ...}`,
+            a list by position, or one `Numeric` for all columns.
+        classes: Every label that may occur.
+        epsilon: Epsilon of the budget.
+        delta: Delta of the budget; None: 0.1 / number of records, which is public.
+        solver: "least_squares" releases noisy sufficient statistics once (linear models, classes as
+            targets), "sgd" is DP-SGD on the cross-entropy; "auto" is "sgd", which was better in every
+            measurement (docs/results/estimators.md).
+        scaling: "bounds" scales columns by their declared bounds, "paid" by a noisy mean and variance,
+            for a tenth of epsilon.
+        hidden_layer_sizes: Widths of hidden layers with tanh activations; empty: a linear model.
+        steps: Number of DP-SGD steps.
+        rate: Poisson sampling rate of DP-SGD.
+        clip_norm: l2 clipping norm of DP-SGD.
+        learning_rate: Learning rate of DP-SGD with momentum 0.9.
+        ledger: File that all fits are charged to and whose total stays within the budget; None: each
+            fit has its own ledger in memory.
+        random_state: Seed of all draws, for tests; the guarantee records it.
+
+    Attributes:
+        guarantee_: Guarantee of everything on the ledger after the fit.
+        ledger_: The ledger, closed.
+        classes_: The declared classes, sorted.
+        solver_: The solver that ran.
+
+    **Guarantee.** All fitted attributes satisfy `guarantee_` for zero-out neighbours. The number of
+    records, the schema, the classes and all parameters are public: docs/guarantees/least-squares.md and
+    poisson-gaussian.md. Scores on the training records are not covered.
+    """
+
+    classes: Sequence[Hashable] | None = None
+
+    classes_: npt.NDArray[Any] = field(init=False)
+
+    def fit(self, X: Any, y: Any, *, trial: TuningTrial | None = None) -> Self:  # noqa: N803
+        """Fit the classifier within its budget.
+
+        Args:
+            X: Data frame or matrix with the schema's columns.
+            y: Labels, all of them declared in `classes`.
+            trial: Trial of `hush.tune`, whose plan, steps and ledger replace the estimator's own.
+
+        Returns:
+            The estimator, with `guarantee_` and `ledger_`.
+        """
+        declared = np.unique(np.asarray(distinct("classes", self.classes, (0, 1))))
+        encoded = self._encode(X, reset=True)
+        labels = self._target_column(y)
+        check_classification_targets(labels)
+        check_consistent_length(encoded.numeric, labels)
+        places = indices(labels, declared.tolist(), "y", "classes")
+        self._fit(encoded, ClassTargets(places, len(declared)), trial)
+        self.classes_ = declared
+        return self
+
+    def decision_function(self, X: Any) -> Array:  # noqa: N803
+        """Model outputs, one column per class. For two classes, the difference second minus first.
+
+        Args:
+            X: Data frame or matrix with the schema's columns.
+        """
+        outputs = self._outputs(X)
+        return outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs
+
+    def predict_proba(self, X: Any) -> Array:  # noqa: N803
+        """Probabilities of the classes, one column each in the order of `classes_`.
+
+        DP-SGD uses the softmax. Least-squares outputs estimate probabilities directly: those below 0.01
+        are mapped to (0, 0.01), and each row is normalised.
+
+        Args:
+            X: Data frame or matrix with the schema's columns.
+        """
+        outputs = self._outputs(X)
+        if self.solver_ == "sgd":
+            weights = np.exp(outputs - outputs.max(1, keepdims=True))
+        else:
+            shares = outputs + 1 / outputs.shape[1]
+            weights = np.where(
+                shares < _SMALL, _SMALL * np.exp(np.minimum(shares / _SMALL - 1, 0)), shares
+            )
+        probabilities: Array = weights / weights.sum(1, keepdims=True)
+        return probabilities
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
+        """Class with the largest output for each record.
+
+        Args:
+            X: Data frame or matrix with the schema's columns.
+        """
+        places = self._outputs(X).argmax(1)
+        labels: npt.NDArray[Any] = self.classes_[places]
+        return labels
+
+
+@dataclass(repr=False, eq=False)
+class PrivateRegressor(RegressorMixin, _PrivateEstimator):  # type: ignore[misc]
+    """Linear regression or small network whose fit is differentially private.
+
+    Args:
+        schema: Declared bounds and categories of the columns, as in `PrivateClassifier`.
+        target: Declared bounds of the target, to which it is clamped.
+        epsilon: Epsilon of the budget.
+        delta: Delta of the budget; None: 0.1 / number of records, which is public.
+        solver: "least_squares" releases noisy sufficient statistics once (linear models), "sgd" is
+            DP-SGD on the squared error; "auto" chooses by the budget and the numbers of records and
+            columns (docs/results/estimators.md).
+        scaling: "bounds" scales columns and target by their declared bounds, "paid" by a noisy mean and
+            variance, for a tenth of epsilon.
+        hidden_layer_sizes: Widths of hidden layers with tanh activations; empty: a linear model.
+        steps: Number of DP-SGD steps.
+        rate: Poisson sampling rate of DP-SGD.
+        clip_norm: l2 clipping norm of DP-SGD.
+        learning_rate: Learning rate of DP-SGD with momentum 0.9.
+        ledger: File that all fits are charged to, as in `PrivateClassifier`.
+        random_state: Seed of all draws, for tests; the guarantee records it.
+
+    Attributes:
+        guarantee_: Guarantee of everything on the ledger after the fit.
+        ledger_: The ledger, closed.
+        solver_: The solver that ran.
+
+    **Guarantee.** As for `PrivateClassifier`.
+    """
+
+    target: Numeric | None = None
+    learning_rate: float = field(default=0.1, kw_only=True)
+
+    def fit(self, X: Any, y: Any, *, trial: TuningTrial | None = None) -> Self:  # noqa: N803
+        """Fit the regressor within its budget.
+
+        Args:
+            X: Data frame or matrix with the schema's columns.
+            y: Finite numbers.
+            trial: Trial of `hush.tune`, whose plan, steps and ledger replace the estimator's own.
+
+        Returns:
+            The estimator, with `guarantee_` and `ledger_`.
+        """
+        target = self._target()
+        encoded = self._encode(X, reset=True)
+        values = numbers("y", self._target_column(y))
+        check_consistent_length(encoded.numeric, values)
+        return self._fit(encoded, NumberTargets(target.scale(values)[:, None]), trial)
+
+    def predict(self, X: Any) -> Array:  # noqa: N803
+        """Predicted target of each record, within the declared bounds.
+
+        Args:
+            X: Data frame or matrix with the schema's columns.
+        """
+        return self._target().unscale(self._outputs(X)[:, 0])
+
+    def _target(self) -> Numeric:
+        if not isinstance(self.target, Numeric):
+            raise InvalidValue(
+                f"target={short_repr(self.target)} must declare the target's bounds: the largest value "
+                "among the records is private. Pass e.g. target=Numeric(low=0, high=100).",
+                key="target",
+            )
+        return self.target
+
+
+def _check_callers(epsilon: float, *, own_ledger: bool) -> None:
+    """Raise if scikit-learn has resampled the records, and warn if it fits them several times.
+
+    `fit` receives no information about its caller, so that the call stack is the only sign: bagging
+    passes the rows it has drawn, and clones share nothing but the path of a ledger.
+
+    Args:
+        epsilon: Epsilon of this fit.
+        own_ledger: Whether this fit has a ledger of its own.
+    """
+    several = None
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        module = str(frame.f_globals.get("__name__"))
+        ensemble = frame.f_locals.get("ensemble", frame.f_locals.get("self"))
+        if module in _RESAMPLING and ensemble is not None and getattr(ensemble, "bootstrap", True):
+            raise Unsupported(
+                f"{module} draws records with replacement before this fit: one record then counts "
+                "several times, and the privacy cost is higher than what is charged. Pass "
+                "bootstrap=False to a bagging ensemble, and ledger= to the estimator to limit all fits "
+                "together."
+            )
+        package, _, part = module.partition(".")
+        if package == "sklearn" and part.partition(".")[0] in _SEVERAL_FITS:
+            several = several or part.partition(".")[0]
+    if several is not None and own_ledger:
+        warnings.warn(
+            f"sklearn.{several} fits the same records several times, and each fit has a ledger of its "
+            f"own: epsilon={short_repr(epsilon)} covers one of them, not their sum, and a choice by "
+            'scores on private records is not covered. Pass ledger="ledger.jsonl" to limit all fits '
+            "together; or search on public records, or with hush.tune, which charges a search once.",
+            PrivacyWarning,
+            stacklevel=4,
+        )
+
+
+def _check_choice(name: str, value: object, *allowed: str) -> None:
+    if value not in allowed:
+        raise InvalidValue(
+            f"{name}={short_repr(value)} must be one of {', '.join(map(repr, allowed))}.", key=name
+        )
