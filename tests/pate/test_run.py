@@ -25,7 +25,7 @@ from hush.pate.argmax import NoisyMax
 from hush.pate.confident import Confident, planned
 from hush.pate.run import PateRun, pate
 from hush.pate.teachers import Lesson
-from hush.report.run.collect import run_facts
+from hush.report.facts import run_facts
 
 X, Y, X_TEST, Y_TEST = tensors(load("digits"))
 VOTE = NoisyMax.of_teachers(noise=hush.Gaussian(multiplier=4.0))

@@ -14,9 +14,9 @@ from hush.core.plan import Plan
 from hush.data import load, tensors
 from hush.models import build
 from hush.noise import Gaussian
+from hush.report.facts import run_facts
 from hush.report.figure import Table
-from hush.report.run.collect import run_facts
-from hush.report.run.page import write_report
+from hush.report.page import write_report
 from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
 from hush.training.loop import train

@@ -35,8 +35,8 @@ def report(
 
     Example: hush report runs/digits-1
     """
-    from hush.report.run.collect import run_facts
-    from hush.report.run.page import report_json, write_report
+    from hush.report.facts import run_facts
+    from hush.report.page import report_json, write_report
     from hush.training.progress import Progress
 
     if out is not None and out.suffix not in (".html", ".htm"):

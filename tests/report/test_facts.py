@@ -9,16 +9,15 @@ import pytest
 import hush
 from hush.accounting.epsilon import compose
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError
-from hush.report.run.collect import audit_facts, run_facts
-from hush.report.run.facts import RunFacts
-from hush.report.run.wording import protection
+from hush.report.facts import RunFacts, audit_facts, run_facts
+from hush.report.wording import protection
 from hush.training.run_folder import step_file
-from tests.report.run.conftest import STATISTICS, TRAINING, charge
+from tests.report.conftest import STATISTICS, TRAINING, charge
 
 
 def test_the_guarantee_is_of_everything_on_the_ledger(facts: RunFacts) -> None:
     assert facts.guarantee.epsilon == compose({STATISTICS: 2, TRAINING: 30}, 1e-5).epsilon
-    assert (facts.kind, facts.name, facts.charges) == ("ledger", "whitened", 32)
+    assert (facts.kind, facts.name) == ("ledger", "whitened")
     alone = {each.plan: each.alone for each in facts.plans}
     assert alone[STATISTICS] == hush.epsilon(STATISTICS, steps=2, delta=1e-5).epsilon
     assert [each.proof for each in facts.plans] == ["poisson-gaussian.md"] * 2
@@ -26,15 +25,14 @@ def test_the_guarantee_is_of_everything_on_the_ledger(facts: RunFacts) -> None:
 
 
 def test_the_charge_builds_up_in_the_order_of_the_ledger(facts: RunFacts) -> None:
-    charges = [spent.charges for spent in facts.build_up]
-    assert (charges[0], charges[-1]) == (1, 32)
-    assert charges == sorted(set(charges))
-    first = facts.build_up[0].epsilon
-    assert first == hush.epsilon(STATISTICS, steps=1, delta=1e-5).epsilon, "statistics came first"
-    later = next(spent for spent in facts.build_up if spent.charges > 2)
-    assert later.epsilon == compose({STATISTICS: 2, TRAINING: later.charges - 2}, 1e-5).epsilon
-    assert facts.build_up[-1].epsilon == facts.epsilon
-    uppers = [spent.epsilon.upper for spent in facts.build_up]
+    counts, bounds = zip(*facts.build_up, strict=True)
+    assert (counts[0], counts[-1]) == (1, 32)
+    assert list(counts) == sorted(set(counts))
+    assert bounds[0] == hush.epsilon(STATISTICS, steps=1, delta=1e-5).epsilon, "statistics came first"
+    count, later = next(point for point in facts.build_up if point[0] > 2)
+    assert later == compose({STATISTICS: 2, TRAINING: count - 2}, 1e-5).epsilon
+    assert bounds[-1] == facts.epsilon
+    uppers = [bound.upper for bound in bounds]
     assert uppers == sorted(uppers)
 
 
@@ -73,7 +71,7 @@ def test_pate_is_reported_for_all_that_was_planned(tmp_path: Path) -> None:
     facts = run_facts(pate_folder(tmp_path / "run", planned))
     assert facts.kind == "PATE"
     assert facts.epsilon == hush.epsilon(STATISTICS, steps=3, delta=1e-5).epsilon
-    assert facts.build_up[-1].epsilon == hush.epsilon(STATISTICS, steps=2, delta=1e-5).epsilon
+    assert facts.build_up[-1][1] == hush.epsilon(STATISTICS, steps=2, delta=1e-5).epsilon
     assert not facts.finished
 
 
@@ -116,7 +114,7 @@ def test_a_damaged_or_void_ledger_is_not_reported_on(tmp_path: Path) -> None:
 COUNTS = {STATISTICS: 2, TRAINING: 30}
 
 
-def said_by_audit(plan: hush.Plan, steps: int, bound: float) -> dict[str, object]:
+def audit_output(plan: hush.Plan, steps: int, bound: float) -> dict[str, object]:
     return {
         "lower_bound": bound,
         "charge": hush.epsilon(plan, steps=steps, delta=1e-5).to_plain(),
@@ -133,16 +131,16 @@ def test_an_audit_belongs_to_its_run_and_makes_the_report_sensitive(
     facts: RunFacts, tmp_path: Path
 ) -> None:
     path = tmp_path / "audit.json"
-    path.write_text(json.dumps(said_by_audit(TRAINING, 30, 0.4)))
+    path.write_text(json.dumps(audit_output(TRAINING, 30, 0.4)))
     found = audit_facts(path, COUNTS)
     assert (found.lower_bound, found.exceeded) == (0.4, False)
     assert replace(facts, audit=found).to_plain()["sensitive"] is True
     assert facts.to_plain()["sensitive"] is False
-    path.write_text(json.dumps(said_by_audit(TRAINING, 30, 99.0)))
+    path.write_text(json.dumps(audit_output(TRAINING, 30, 99.0)))
     assert audit_facts(path, COUNTS).exceeded
-    path.write_text(json.dumps(said_by_audit(TRAINING, 29, 0.4)))
-    with pytest.raises(InvalidValue, match="its bound says nothing of this run"):
+    path.write_text(json.dumps(audit_output(TRAINING, 29, 0.4)))
+    with pytest.raises(InvalidValue, match="its bound does not apply to this run"):
         audit_facts(path, COUNTS)
     path.write_text("{}")
-    with pytest.raises(InvalidValue, match="not what an audit printed"):
+    with pytest.raises(InvalidValue, match="is not the result of an audit"):
         audit_facts(path, COUNTS)

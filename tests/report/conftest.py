@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 import hush
-from hush.report.run.collect import run_facts
-from hush.report.run.facts import RunFacts
+from hush.report.facts import RunFacts, run_facts
 
 STATISTICS = hush.Plan(
     sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=8.0)

@@ -1,0 +1,347 @@
+"""Facts of a privacy report: collected from a run's ledger and the files beside it, without torch."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from hush import __version__
+from hush.accounting.attacker.explanation import FALSE_POSITIVE_RATES, PRIORS, Explanation, explain
+from hush.accounting.attacker.trade_off import MIN_ERROR_RATE
+from hush.accounting.epsilon import compose
+from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger.reported_delta import reported_delta
+from hush.core.best_of import BestOf
+from hush.core.errors import CheckpointError, InvalidValue, LedgerError, shorten
+from hush.core.guarantee import Adjacency, Bound, Guarantee
+from hush.core.plan import Plan, proof_note
+from hush.core.release import Selective
+from hush.core.value import Range, as_float, finite_or_none
+from hush.training.checks.run import checked_ledger, holds_pate, ledger_at
+from hush.training.run_folder import SETTINGS, read_metrics, step_file
+
+RunKind = Literal["training", "selective training", "private selection", "PATE", "ledger"]
+
+_ACCURACY = Range(at_least=0, at_most=1, why="it is a share of correct answers", example=0.95)
+_POINTS = 24
+_KEY = "the key of the noise: as secret as the records"
+_FILES = {
+    "model.safetensors": (True, "weights of the trained model"),
+    "student.safetensors": (True, "weights of the student"),
+    "plan.toml": (True, "the plan: sampling, clipping, noise, release"),
+    "settings.json": (True, "settings that are not in the plan"),
+    "tuned.json": (True, "the chosen settings, their noisy score and the guarantee"),
+    "ledger.jsonl": (True, "every charge, with a fingerprint or the value of the release"),
+    "anchor.json": (True, "identity of the run's ledger"),
+    "metrics.jsonl": (True, "epsilon so far, and metrics of records without protection"),
+    "checkpoint.safetensors": (False, _KEY),
+    "private.json": (False, "the number of private records"),
+    "teachers": (False, "models trained without noise: as secret as the records"),
+    "unfinished.secret": (False, "trials of an unfinished selection"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCharge:
+    """Steps charged for one plan, and their epsilon without the other plans."""
+
+    plan: Plan
+    steps: int
+    alone: Bound
+    proof: str
+    """Page of docs/guarantees."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditFacts:
+    """Result of `hush audit` (sensitive)."""
+
+    lower_bound: float
+    confidence: float
+    charge: float
+    """Epsilon charged for the audited steps."""
+    exceeded: bool
+    kind: str
+    canaries: int
+    runs: int
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFile:
+    """A file in the run's folder, and whether it may be published."""
+
+    name: str
+    publishable: bool
+    holds: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """Contents of a report: the page and the JSON are written from this value."""
+
+    name: str
+    kind: RunKind
+    version: str
+    guarantee: Guarantee
+    adjacency: Adjacency
+    explanation: Explanation
+    plans: tuple[PlanCharge, ...]
+    build_up: tuple[tuple[int, Bound], ...]
+    """Number of charges, and epsilon of that many first charges."""
+    metrics: tuple[Mapping[str, Any], ...]
+    """Lines of metrics.jsonl: measured on records without protection."""
+    baseline: float | None
+    """Accuracy without privacy."""
+    settings: Mapping[str, Any]
+    tuned: Mapping[str, Any]
+    """Settings and score chosen by a private selection."""
+    secure: bool | None
+    """Whether all randomness came from the operating system; None: not recorded."""
+    finished: bool
+    notes: tuple[str, ...]
+    """Checks of the ledger."""
+    files: tuple[RunFile, ...]
+    audit: AuditFacts | None
+
+    @property
+    def epsilon(self) -> Bound:
+        """Certified interval for epsilon."""
+        return self.guarantee.epsilon
+
+    @property
+    def one(self) -> str:
+        """Unit of privacy in a word: "record" or "user"."""
+        return "record" if self.adjacency.per_unit is None else "user"
+
+    @property
+    def measured(self) -> list[tuple[float, float]]:
+        """Epsilon so far and accuracy, for each evaluation."""
+        pairs = [
+            (as_float(line.get("epsilon")), as_float(line.get("accuracy"))) for line in self.metrics
+        ]
+        return [pair for pair in pairs if all(map(math.isfinite, pair))]
+
+    @property
+    def accuracy(self) -> float | None:
+        """Latest accuracy on records without protection."""
+        return self.measured[-1][1] if self.measured else None
+
+    def to_plain(self) -> dict[str, Any]:
+        """The facts as plain data; numbers that are not finite become None."""
+        meaning = self.explanation
+        curve = asdict(meaning.trade_off)
+        gaussian = {"mu": curve.pop("mu"), "regret": curve.pop("regret")}
+        plain = {
+            "name": self.name,
+            "kind": self.kind,
+            "hush": self.version,
+            "sensitive": self.audit is not None,
+            "guarantee": self.guarantee.to_plain(),
+            "adjacency": self.adjacency.to_plain(),
+            "false_positive_rates": list(FALSE_POSITIVE_RATES),
+            "attack": _listed(asdict(meaning.attack)),
+            "from_epsilon": _listed(asdict(meaning.from_epsilon)),
+            "posteriors": {"priors": list(PRIORS), "posteriors": list(meaning.posteriors)},
+            "gaussian": {**gaussian, "min_error_rate": MIN_ERROR_RATE},
+            "privacy_profile": _listed(asdict(meaning.profile)),
+            "trade_off": _listed(curve),
+            "plans": [
+                {
+                    "plan": charge.plan.to_plain(),
+                    "steps": charge.steps,
+                    "epsilon_alone": charge.alone.to_plain(),
+                    "proof": charge.proof,
+                }
+                for charge in self.plans
+            ],
+            "build_up": [
+                {"charges": count, "epsilon": bound.to_plain()} for count, bound in self.build_up
+            ],
+            "metrics": [dict(line) for line in self.metrics],
+            "accuracy": {"private": self.accuracy, "without_privacy": self.baseline},
+            "settings": dict(self.settings),
+            "tuned": dict(self.tuned),
+            "secure": self.secure,
+            "finished": self.finished,
+            "ledger_notes": list(self.notes),
+            "files": [asdict(file) for file in self.files],
+            "audit": None if self.audit is None else asdict(self.audit),
+        }
+        checked: dict[str, Any] = finite_or_none(plain)
+        return checked
+
+
+def _listed(values: dict[str, Any]) -> dict[str, Any]:
+    """Plain data with lists instead of tuples, as in JSON."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def run_facts(
+    path: Path, *, delta: float | None = None, baseline: float | None = None, audit: Path | None = None
+) -> RunFacts:
+    """Collect the facts of a run's report.
+
+    Args:
+        path: Folder of a run, or a ledger file.
+        delta: Delta of the guarantee; None: the run's own.
+        baseline: Accuracy without privacy on the same evaluation records.
+        audit: Output of `hush audit --json` for this run. It makes the report sensitive.
+
+    Raises:
+        LedgerError: The ledger is missing, damaged, void, empty, or does not match the files beside it.
+    """
+    if baseline is not None:
+        baseline = _ACCURACY.check("baseline", baseline)
+    if not path.exists():
+        raise LedgerError(
+            f"there is no {path}: the privacy cost is unknown. Name the folder of a run, or a ledger."
+        )
+    folder = path if path.is_dir() else None
+    ledger, notes = ledger_at(path) if folder is None else checked_ledger(folder)
+    if not ledger.counts:
+        raise LedgerError(
+            f"the ledger of {path} has no charge: nothing was released, so there is no guarantee to "
+            "report. Name a run that has taken a step."
+        )
+    chosen, reason = reported_delta(ledger, delta)
+    settings = {} if folder is None else _read_object(folder / SETTINGS)
+    tuned = {} if folder is None else _read_object(folder / "tuned.json", ("settings",))
+    metrics = [] if folder is None else read_metrics(folder / "metrics.jsonl")
+    pate = folder is not None and holds_pate(folder)
+    counts = _planned(folder, settings) if folder is not None and pate else dict(ledger.counts)
+    audited = None if audit is None else audit_facts(audit, counts)
+
+    def epsilon(of: Mapping[Plan, int]) -> Bound:
+        return compose(of, chosen, ledger.dimensions, ledger.adjacency).epsilon
+
+    guarantee = replace(ledger.epsilon(chosen), epsilon=epsilon(counts))
+    secure = settings.get("secure")
+    results = ("student.safetensors",) if pate else ("model.safetensors", "tuned.json")
+    return RunFacts(
+        name=(folder or path.parent).resolve().name or str(path),
+        kind="PATE" if pate else _kind(counts, folder),
+        version=__version__,
+        guarantee=guarantee,
+        adjacency=ledger.adjacency,
+        explanation=explain(guarantee, counts, ledger.dimensions, ledger.adjacency),
+        plans=tuple(
+            PlanCharge(plan=plan, steps=steps, alone=epsilon({plan: steps}), proof=proof_note(plan))
+            for plan, steps in counts.items()
+        ),
+        build_up=tuple((sum(first.values()), epsilon(first)) for first in _first_charges(ledger)),
+        metrics=tuple(metrics),
+        baseline=baseline,
+        settings=settings,
+        tuned=tuned,
+        secure=secure if isinstance(secure, bool) else None,
+        finished=folder is None or any((folder / name).exists() for name in results),
+        notes=(reason, *notes),
+        files=tuple(_files(path)),
+        audit=audited,
+    )
+
+
+def _kind(counts: Mapping[Plan, int], folder: Path | None) -> RunKind:
+    if any(isinstance(plan.release, BestOf) for plan in counts):
+        return "private selection"
+    if folder is None:
+        return "ledger"
+    selective = any(isinstance(plan.release, Selective) for plan in counts)
+    return "selective training" if selective else "training"
+
+
+def _planned(folder: Path, settings: Mapping[str, Any]) -> dict[Plan, int]:
+    """Planned tests and answers of a PATE run.
+
+    The number of answers depends on the records, so the guarantee covers the whole plan
+    (docs/guarantees/argmax.md, 3).
+    """
+    try:
+        return {Plan.from_plain(each["plan"]): int(each["steps"]) for each in settings["planned"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder / SETTINGS} does not list the planned tests and answers "
+            f"({shorten(str(error), 200)}), and the charges may be less than the guarantee is for. Run "
+            f"`hush pate` anew with this version, or report the charges alone: hush account {folder}"
+        ) from None
+
+
+def _first_charges(ledger: Ledger) -> list[Counter[Plan]]:
+    """The first charges on a ledger, at up to `_POINTS` evenly spaced numbers of charges."""
+    total = sum(ledger.counts.values())
+    points = sorted({max(1, round(total * k / _POINTS)) for k in range(_POINTS + 1)})
+    found, counts, done = list[Counter[Plan]](), Counter[Plan](), 0
+    for plan, steps in ledger.sequence:
+        inside = [point for point in points if done < point <= done + steps]
+        found += [counts + Counter({plan: point - done}) for point in inside]
+        counts[plan] += steps
+        done += steps
+    return found
+
+
+def _files(path: Path) -> list[RunFile]:
+    """Files of the run that hush writes, in the order of `_FILES`."""
+    if not path.is_dir():
+        secret = step_file(path)
+        states = [RunFile(name=secret.name, publishable=False, holds=_KEY)] if secret.exists() else []
+        return [RunFile(name=path.name, publishable=True, holds=_FILES["ledger.jsonl"][1]), *states]
+    return [
+        RunFile(name=name + "/" * (path / name).is_dir(), publishable=publishable, holds=holds)
+        for name, (publishable, holds) in _FILES.items()
+        if (path / name).exists()
+    ]
+
+
+def _read_object(path: Path, needed: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The JSON object in a file, with objects under the names it needs; empty if there is no file."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+        if isinstance(value, dict) and all(isinstance(value.get(name), dict) for name in needed):
+            return value
+        reason = " and ".join(("it holds no object", *needed))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = shorten(str(error), 200)
+    raise CheckpointError(
+        f"{path} cannot be read ({reason}), so the report would omit the settings of the run. Restore "
+        "it, or move it away to report on the charges alone."
+    )
+
+
+def audit_facts(path: Path, counts: Mapping[Plan, int]) -> AuditFacts:
+    """The result of an audit of this run.
+
+    Args:
+        path: Output of `hush audit --json`.
+        counts: Steps of each plan that the run was charged for.
+    """
+    found = _read_object(path)
+    try:
+        charge = Guarantee.from_plain(found["charge"]).epsilon.upper
+        audit = AuditFacts(
+            lower_bound=float(found["lower_bound"]),
+            confidence=float(found["confidence"]),
+            charge=charge,
+            exceeded=float(found["lower_bound"]) > charge,
+            kind=str(found["kind"]),
+            canaries=int(found["canaries"]),
+            runs=int(found["runs"]),
+            steps=int(found["steps"]),
+        )
+        plan = Plan.from_plain(found["plan"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidValue(
+            f"{path} is not the result of an audit ({shorten(str(error), 200)}). Write it with "
+            "`hush audit RUN_DIR --json > audit.json`."
+        ) from None
+    if counts.get(plan) != audit.steps:
+        raise InvalidValue(
+            f"{path} is an audit of {audit.steps} steps of {plan}, and this run was charged for other "
+            "steps, so its bound does not apply to this run. Audit this run, or omit --audit."
+        )
+    return audit

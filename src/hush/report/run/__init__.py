@@ -1,1 +1,0 @@
-"""The report of a run: its facts, the words for them, and the page."""

@@ -1,0 +1,159 @@
+"""The page: complete, escaped, and in need of nothing beside it."""
+
+import math
+import re
+from base64 import b64decode
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from hush.accounting.attacker.attacker import Attacker
+from hush.accounting.epsilon import compose
+from hush.report.facts import AuditFacts, RunFacts, run_facts
+from hush.report.page import charts, render, report_json
+from tests.report.conftest import STATISTICS, TRAINING, charge
+
+
+class Page(HTMLParser):
+    """Elements of a page, and the text of those with an id or a class."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, str] = {}
+        self._open: list[tuple[str, str]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = dict(attributes)
+        self.elements.append((tag, found))
+        if tag not in ("meta", "link", "img"):
+            self._open.append((tag, found.get("id") or ""))
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop()[0] == tag, "every element is closed in its turn"
+
+    def handle_data(self, data: str) -> None:
+        for _, name in self._open:
+            self.texts[name] = self.texts.get(name, "") + data
+
+
+def test_everything_is_said(facts: RunFacts) -> None:
+    page, plain = Page(render(facts)), report_json(facts)
+    ids = {attributes.get("id") for _, attributes in page.elements}
+    assert {"guarantee", "protected", "attacks", "spent", "caveats", "audit", "reporting-lists"} <= ids
+    said = plain["statements"]
+    for text in (said["for_lawyers"], said["for_engineers"]):
+        assert text in page.texts["guarantee"]
+    for item in (*said["protection"], *said["caveats"], *said["reporting_lists"]):
+        assert item["text"] in "".join(page.texts.values())
+    assert page.texts["card"] == said["model_card"]
+    assert f"{facts.guarantee.delta:g}" in page.texts["guarantee"]
+    assert all(chart.caption in page.texts[name] for name, chart in charts(facts).items())
+
+
+def test_an_audit_is_shown_and_makes_the_page_sensitive(facts: RunFacts) -> None:
+    assert "hush audit RUN_DIR --json" in Page(render(facts)).texts["audit"]
+    found = AuditFacts(
+        lower_bound=0.4375,
+        confidence=0.95,
+        charge=2.5,
+        exceeded=False,
+        kind="gradient",
+        canaries=256,
+        runs=1,
+        steps=30,
+    )
+    page = Page(render(replace(facts, audit=found)))
+    assert "Epsilon is at least 0.4375 with confidence 0.95" in page.texts["audit"]
+    assert "Do not publish" in "".join(page.texts.values())
+    refuted = render(replace(facts, audit=replace(found, exceeded=True)))
+    assert "THE BOUND IS ABOVE THE CHARGE" in refuted
+
+
+def test_nothing_is_fetched(facts: RunFacts) -> None:
+    text = render(facts)
+    page = Page(text)
+    for _, found in page.elements:
+        for name in ("src", "href", "action", "data", "srcset"):
+            assert (found.get(name) or "data:").startswith("data:")
+    policies = [found["content"] for _, found in page.elements if found.get("http-equiv")]
+    assert policies[0] is not None
+    assert policies[0].startswith("default-src 'none'")
+    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|WebSocket", text)
+
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>'\"&"
+
+
+def test_strings_of_a_run_are_text(facts: RunFacts) -> None:
+    hostile = replace(
+        facts,
+        name=HOSTILE,
+        settings={HOSTILE: HOSTILE, "features": HOSTILE, "public_records": 3},
+        tuned={"settings": {HOSTILE: HOSTILE}, "score": HOSTILE},
+        notes=(HOSTILE,),
+        metrics=({"step": 1, "epsilon": 1.0, "accuracy": 0.5, HOSTILE: HOSTILE},),
+    )
+    plain, page = Page(render(facts)), Page(render(hostile))
+    for tag in ("script", "img", "style"):
+        assert sum(each == tag for each, _ in page.elements) == sum(e == tag for e, _ in plain.elements)
+    assert not any("onerror" in found for _, found in page.elements)
+    assert HOSTILE in page.texts["caveats"]
+    assert HOSTILE in page.texts["settings"]
+
+
+def test_a_seeded_run_on_too_few_records_says_so(tmp_path: Path) -> None:
+    path = charge(tmp_path / "ledger.jsonl", (TRAINING, 1), seeded=True)
+    facts = run_facts(path, delta=1e-2)
+    caveats = {item["term"]: item for item in report_json(facts)["statements"]["caveats"]}
+    assert caveats["Randomness"]["state"] == "attention"
+    assert "nobody knows the seed" in caveats["Randomness"]["text"]
+    assert caveats["Delta"]["state"] == "attention"
+    assert "seeded" in report_json(facts)["statements"]["for_engineers"]
+
+
+COUNTS = {STATISTICS: 2, TRAINING: 30}
+
+
+def points(facts: RunFacts, chart: str, label: str) -> list[tuple[float, float]]:
+    """Points of the curve with this label."""
+    return list(next(points for name, _, points in charts(facts)[chart].curves if name == label))
+
+
+def test_epsilon_at_a_delta_is_between_the_certified_ends(facts: RunFacts) -> None:
+    small = [(delta, epsilon) for delta, epsilon in points(facts, "epsilon-at-delta", "guarantee")]
+    assert len(small) > 60
+    for delta, epsilon in [point for point in small if point[0] <= 0.1][::15]:
+        bound = compose(COUNTS, delta).epsilon
+        assert bound.lower <= epsilon <= bound.upper * 1.01, "valid, and within 1% of the least"
+    assert points(facts, "epsilon-at-delta", "this run") == [(1e-5, facts.epsilon.upper)]
+
+
+def test_the_rates_of_attacks_are_the_attackers(facts: RunFacts) -> None:
+    attacker = Attacker(COUNTS)
+    for rate, power in points(facts, "power", "10%, 1% and 0.1%"):
+        assert power == pytest.approx(attacker.true_positive_rate(rate))
+    assert dict(points(facts, "posterior", "after, at most"))[0.5] == pytest.approx(
+        attacker.posterior(0.5), rel=1e-3
+    )
+
+
+def test_charts_are_the_same_each_time_and_need_two_points(facts: RunFacts) -> None:
+    assert set(charts(facts)) == {"power", "posterior", "epsilon-at-delta", "trade-off", "build-up"}
+    image = charts(facts)["power"].image()
+    assert image == charts(facts)["power"].image()
+    drawn = b64decode(image.partition("base64,")[2]).decode()
+    assert "<svg" in drawn
+    assert "true positive rate" in drawn
+    measured = [{"step": k, "epsilon": 0.1 * k, "accuracy": 0.5 + 0.1 * k} for k in (1, 2, 3)]
+    with_accuracy = replace(facts, metrics=tuple(measured), baseline=0.96)
+    assert points(with_accuracy, "accuracy", "without privacy") == [(0.0, 0.96), (0.1 * 3, 0.96)]
+    assert "Accuracy 80% at epsilon 0.3001" in charts(with_accuracy)["accuracy"].caption
+    unmeasured = [{**entry, "accuracy": math.nan} for entry in measured]
+    assert "accuracy" not in charts(replace(facts, metrics=tuple(unmeasured)))
