@@ -12,7 +12,7 @@ from torch import nn
 import hush
 from hush.accounting.filters import RenyiFilter
 from hush.training.methods.linear import LinearDescent
-from hush.training.methods.mean import individual_mean
+from hush.training.methods.statistics import individual_mean
 
 SOURCE = Path(hush.__file__).parent
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -23,7 +23,7 @@ MADE_HERE = {
     "hush/accounting/filters.py",
     "hush/accounting/per_instance/sampled.py",
     "hush/training/methods/linear.py",
-    "hush/training/methods/mean.py",
+    "hush/training/methods/statistics.py",
     # attacks on made-up records
     "hush/audit/mechanisms/distinguisher.py",
     # recipes on made-up records

@@ -14,10 +14,9 @@ from hush.core.guarantee import Budget, Neighbours
 from hush.core.plan import Plan
 from hush.pate.argmax import NoisyMax
 from hush.pate.confident import Confident
-from hush.training.methods.adaptive import Adaptive, AdaptiveDescent
-from hush.training.methods.mean import clipped_row_sum, mean
 from hush.training.methods.moments import NoisyMoments
-from hush.training.methods.quantile import NoisyQuantile
+from hush.training.methods.statistics import NoisyQuantile, clipped_row_sum, mean
+from recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 
 _ROWS = 500
 """Runs side by side: a record for each, written out in as many numbers."""

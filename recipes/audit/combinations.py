@@ -24,7 +24,7 @@ from hush.pate.argmax import NoisyMax
 from hush.pate.confident import Confident
 from hush.sampling import Coordinate, FullBatch, Poisson, Twice
 from hush.training.methods.moments import NoisyMoments
-from hush.training.methods.quantile import NoisyQuantile
+from hush.training.methods.statistics import NoisyQuantile
 from recipes.audit import answers
 
 DEVIATION = 0.8

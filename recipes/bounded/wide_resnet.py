@@ -21,7 +21,7 @@ from hush.core.parts import Noise
 from hush.gradients.fisher import FisherInformationTable, spectrum
 from hush.training.data import Batch
 from hush.training.evaluate import evaluate
-from hush.training.methods.public_gradients import gradient_rows
+from hush.training.methods.public_bases import gradient_rows
 from hush.training.step import PrivateStep
 
 

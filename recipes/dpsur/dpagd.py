@@ -23,7 +23,7 @@ from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from hush.report.figure import Figure
 from hush.training.evaluate import evaluate
-from hush.training.methods.adaptive import Adaptive, AdaptiveDescent
+from recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 from recipes.dpsur.inputs import Inputs, inputs_on, network
 from recipes.dpsur.runs import DELTA
 

@@ -15,8 +15,7 @@ from hush.accounting.ledger.ledger import Ledger
 from hush.data import load, tensors
 from hush.data.features import with_features
 from hush.models import build
-from hush.training.methods.moments import NoisyMoments
-from hush.training.methods.whitening import NoisyWhitening
+from hush.training.methods.moments import NoisyMoments, NoisyWhitening
 
 GROUPS = 27
 _BATCH = 1000

@@ -23,8 +23,8 @@ from hush.core.release import Selective
 from hush.noise import Gaussian
 from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
-from hush.training.methods.adaptive import Adaptive, AdaptiveDescent
 from hush.training.step import PrivateStep
+from recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 from recipes.dpsur.inputs import Statistics, inputs_on, network, normalised_by
 
 DELTA = 1e-5

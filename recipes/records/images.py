@@ -18,7 +18,7 @@ from hush.accounting.ledger.ledger import Ledger
 from hush.data import tensors
 from hush.data.scattering import CHANNELS
 from hush.report.figure import Figure
-from hush.training.methods.whitening import NoisyWhitening
+from hush.training.methods.moments import NoisyWhitening
 from recipes.dpsur.inputs import Inputs
 from recipes.records.basis import Features, in_parts, public_inputs, unit
 from recipes.records.descent import Descent

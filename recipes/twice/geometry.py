@@ -16,7 +16,7 @@ from hush.gradients.geometry import geometry
 from hush.models import build, models_for
 from hush.report.figure import Figure
 from hush.report.geometry import geometry_figure
-from hush.training.methods.public_gradients import probe
+from hush.training.methods.public_bases import probe
 
 RAW_RECORDS = 400
 MODEL = "mnist-cnn"

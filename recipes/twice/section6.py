@@ -21,8 +21,7 @@ from hush.core.parts import SensitivitySet
 from hush.data import load, tensors
 from hush.models import build, models_for
 from hush.report.figure import Figure
-from hush.training.methods.principal import principal_directions
-from hush.training.methods.public_gradients import descend, gradient_rows
+from hush.training.methods.public_bases import descend, gradient_rows, principal_directions
 from recipes.twice.geometry import LEARNING_RATE, MODEL, RECORDS
 from recipes.twice.geometry import STEPS as DESCENT_STEPS
 from recipes.twice.settings import PARAMETERS

@@ -18,8 +18,8 @@ from hush.data import load, tensors
 from hush.models import build
 from hush.noise import BlockGaussian, Gaussian
 from hush.sampling import Poisson, Twice
-from hush.training.methods.principal import principal_basis
-from hush.training.methods.public_gradients import Norms, public_thresholds
+from hush.training.methods.public_bases import principal_basis
+from recipes.twice.thresholds import Norms, public_thresholds
 
 DELTA, CAP = 1e-5, 0.1
 PUBLIC, FOR_BASES = 2000, 1200

@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from hush.pate.confident import Confident
     from hush.training.loop import train
     from hush.training.methods.least_squares import NoisyLeastSquares
-    from hush.training.methods.mean import individual_mean, mean
-    from hush.training.methods.moments import NoisyMoments
-    from hush.training.methods.quantile import NoisyQuantile
-    from hush.training.methods.whitening import NoisyWhitening
+    from hush.training.methods.moments import NoisyMoments, NoisyWhitening
+    from hush.training.methods.statistics import NoisyQuantile, individual_mean, mean
     from hush.training.sources.source import Source
     from hush.training.step import PrivateStep
     from hush.training.tuning.space import Choice, LogUniform, Uniform
@@ -94,8 +92,8 @@ _LAZY = {
     "LogUniform": "training.tuning.space",
     "NoisyMax": "pate.argmax",
     "NoisyMoments": "training.methods.moments",
-    "NoisyQuantile": "training.methods.quantile",
-    "NoisyWhitening": "training.methods.whitening",
+    "NoisyQuantile": "training.methods.statistics",
+    "NoisyWhitening": "training.methods.moments",
     "PrivateStep": "training.step",
     "RenyiFilter": "accounting.filters",
     "Risk": "accounting.attacker.risk",
@@ -105,9 +103,9 @@ _LAZY = {
     "epsilon": "accounting.epsilon",
     "fisher": "accounting.per_instance.bounded",
     "fit_noise": "accounting.shaping.fit",
-    "individual_mean": "training.methods.mean",
+    "individual_mean": "training.methods.statistics",
     "individual_rdp": "accounting.per_instance.bounded",
-    "mean": "training.methods.mean",
+    "mean": "training.methods.statistics",
     "rdp": "accounting.epsilon",
     "train": "training.loop",
     "tune": "training.tuning.tune",

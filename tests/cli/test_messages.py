@@ -54,7 +54,7 @@ PATE = ("pate", "--teachers", "5", "--queries", "10", "--epochs", "1", "--model"
     [
         (
             ("probe", "--records", "20", "--steps", "1"),
-            "hush.training.methods.public_gradients.probe",
+            "hush.training.methods.public_bases.probe",
             "measuring the grad",
         ),
         (

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import hush
 from hush.core.errors import Unsupported
 from hush.gradients.checks.module_state import ModuleState
-from hush.training.methods.adaptive import Adaptive, AdaptiveDescent
 from hush.training.methods.selective import Trials
+from recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 
 RECORDS = 20
 INPUTS = torch.randn(RECORDS, 4, generator=torch.Generator().manual_seed(0))

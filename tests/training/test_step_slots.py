@@ -15,8 +15,8 @@ from hush.core.randomness import Stream
 from hush.data.views import flips_and_shifts
 from hush.gradients.recording import record
 from hush.training.data import Batch
-from hush.training.methods.adaptive import Adaptive, AdaptiveDescent
 from hush.training.step import PrivateStep
+from recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 
 LOSS = nn.CrossEntropyLoss()
 

@@ -13,10 +13,10 @@ from torch import nn
 
 import hush
 from hush.data.views import flips_and_shifts
-from hush.training.methods.adaptive import Adaptive, AdaptiveDescent
 from hush.training.methods.linear import LinearDescent
-from hush.training.methods.quantile import NoisyQuantile
-from hush.training.methods.whitening import NoisyWhitening
+from hush.training.methods.moments import NoisyWhitening
+from hush.training.methods.statistics import NoisyQuantile
+from recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 from tests.unchanged.entry import Entries, entries
 from tests.unchanged.networks import (
     CLASSES,

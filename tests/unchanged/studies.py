@@ -12,9 +12,8 @@ from hush.accounting.selective.tune import tune_selective
 from hush.pate.argmax import NoisyMax
 from hush.pate.confident import Confident, with_noise
 from hush.pate.per_instance import per_instance
-from hush.training.methods.mean import individual_mean
 from hush.training.methods.moments import NoisyMoments
-from hush.training.methods.quantile import NoisyQuantile
+from hush.training.methods.statistics import NoisyQuantile, individual_mean
 from tests.unchanged.entry import Entries, asked, entries
 from tests.unchanged.numbers import FRACTIONAL, WHOLE
 

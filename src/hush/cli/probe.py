@@ -61,7 +61,7 @@ def probe(
     from hush.data import load, tensors
     from hush.models import build
     from hush.report.geometry import geometry_figure, numbers
-    from hush.training.methods.public_gradients import probe as measure
+    from hush.training.methods.public_bases import probe as measure
     from hush.training.progress import Progress
 
     LEARNING_RATE.check("--lr", learning_rate)

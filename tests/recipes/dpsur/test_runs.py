@@ -10,10 +10,9 @@ import torch
 
 import hush
 from hush.core.errors import InvalidValue
-from hush.training.methods.adaptive import Adaptive
-from hush.training.methods.moments import NoisyMoments, finite_records
-from hush.training.methods.whitening import NoisyWhitening
+from hush.training.methods.moments import NoisyMoments, NoisyWhitening, finite_records
 from recipes.dpsur import table2 as dpsur_table2
+from recipes.dpsur.adaptive import Adaptive
 from recipes.dpsur.inputs import Statistics, normalised
 from recipes.dpsur.methods import METHODS
 from recipes.dpsur.runs import DELTA, Kind, Method, Outcome, plan_for, run

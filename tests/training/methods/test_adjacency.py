@@ -15,8 +15,8 @@ from torch import nn
 import hush
 from hush.core.errors import LedgerError
 from hush.core.guarantee import Adjacency, Neighbours
-from hush.training.methods.adaptive import Adaptive, AdaptiveDescent
 from hush.training.methods.linear import LinearDescent
+from recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 
 PLAN = hush.Plan(
     sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=5.0)

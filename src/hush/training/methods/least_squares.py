@@ -1,7 +1,6 @@
 """Differentially private linear least squares from noisy sufficient statistics."""
 
 import math
-import secrets
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,28 +15,24 @@ from hush.clipping.norms import clipping_weights
 from hush.core.errors import DataError
 from hush.core.guarantee import Guarantee
 from hush.core.plan import Plan
-from hush.core.randomness import derive_source, source_for
 from hush.core.value import Value, check_kind, number
 from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch
-from hush.training.phases.private_gradient import fingerprint
+from hush.training.methods.statistics import ROUNDING, release
 
 Array = npt.NDArray[np.float64]
 
 _AT_ONCE = 1024
-_ROUNDING, _MOST_RECORDS = 2.0**-16, 2**21
-"""Share of a record's bound that rounding in double precision may add, in sums of so many records:
-docs/guarantees/least-squares.md, "Rounding"."""
 _PRIORS = np.concatenate([[0.0], np.geomspace(1e-8, 1e4, 97)])
 """Variances of the coefficients to choose from, in squared target norms."""
 _RESIDUALS = np.geomspace(1e-8, 1.0, 25)
-"""Variances of what is left of the targets, in squared target norms."""
+"""Residual variances to choose from, in squared target norms."""
 _NORM = number(
     at_least=1e-3,
     at_most=1e3,
-    why="with no bound on a record's influence no noise level gives privacy, and its fourth power is "
-    "formed: scale columns by their declared bounds first",
+    why="it bounds a record's influence, and its fourth power is computed: scale columns by their "
+    "declared bounds first",
     example=1.0,
 )
 
@@ -46,14 +41,14 @@ _NORM = number(
 class SufficientStatistics:
     """Noisy Gram matrix X^T W X and moments X^T W T of weighted records; both may be published.
 
-    The first column of X is 1, so that the first row holds the weights' sum and weighted sums of the
-    columns and targets.
+    The first column of X is 1, so the first row holds the sum of the weights and the weighted sums of
+    the columns and targets.
     """
 
     gram: Array
     """Symmetric, of shape (1 + columns, 1 + columns); with noise it need not be positive definite."""
     moments: Array
-    """Of shape (1 + columns, targets)."""
+    """Array of shape (1 + columns, targets)."""
     gram_deviation: float
     """Standard deviation of the noise on the diagonal; off it, smaller by sqrt(2)."""
     moment_deviation: float
@@ -79,8 +74,8 @@ class NoisyLeastSquares(Value):
     """Linear least squares by one Gaussian release of the sufficient statistics.
 
     A record x (with a constant 1 in front) and t adds x x^T to one sum and x t^T to another, with one
-    weight in both: 1 while sqrt(|x|^2 (|x|^2 + (row_norm / target_norm)^2 |t|^2)) is at most
-    sqrt(2) row_norm^2, and less beyond. Records within both norms always count 1.
+    weight in both: 1 if sqrt(|x|^2 (|x|^2 + (row_norm / target_norm)^2 |t|^2)) is at most
+    sqrt(2) row_norm^2, and smaller otherwise. Records within both norms have weight 1.
 
     Args:
         multiplier: noise multiplier.
@@ -88,8 +83,8 @@ class NoisyLeastSquares(Value):
         target_norm: Euclidean norm of a record's targets up to which it counts in full.
 
     **Guarantee.** One full-batch Gaussian mechanism, and post-processing of its release:
-    docs/guarantees/least-squares.md. The norms must not depend on the records, nor may the scale of the
-    columns: bounds read off the records are not public.
+    docs/guarantees/least-squares.md. Neither the norms nor the scale of the columns may depend on the
+    records.
 
     >>> solver = NoisyLeastSquares(multiplier=4.0, row_norm=2.0)
     >>> print(solver.guarantee(delta=1e-5).epsilon)
@@ -126,13 +121,13 @@ class NoisyLeastSquares(Value):
         generator: torch.Generator | None = None,
         secure: bool = False,
     ) -> LinearFit:
-        """Empirical-Bayes fit of the noisy statistics, charged before they are known.
+        """Empirical-Bayes fit of the noisy statistics, charged before it is returned.
 
         Args:
-            inputs: of shape (records, columns), without a constant.
-            targets: of shape (records, targets).
+            inputs: records of shape (records, columns), without a constant.
+            targets: targets of shape (records, targets).
             ledger: ledger to charge, once.
-            generator: seeds the noise, so that it can be repeated: for tests.
+            generator: seed of the noise, for tests.
             secure: draw noise from the operating system.
 
         Returns:
@@ -151,43 +146,24 @@ class NoisyLeastSquares(Value):
         generator: torch.Generator | None = None,
         secure: bool = False,
     ) -> SufficientStatistics:
-        """Noisy sufficient statistics, charged before they are known.
-
-        Args:
-            inputs: of shape (records, columns), without a constant.
-            targets: of shape (records, targets).
-            ledger: ledger to charge, once.
-            generator: seeds the noise, so that it can be repeated: for tests.
-            secure: draw noise from the operating system.
+        """Noisy sufficient statistics, charged before they are returned; arguments as in `__call__`.
 
         Returns:
             Gram matrix and moments that may be published with the guarantee.
         """
-        check_kind("ledger", ledger, Ledger).check_adjacency()
         rows, values = _checked(inputs, targets)
         size, outputs = rows.shape[1] + 1, values.shape[1]
-        source = source_for(torch.device("cpu"), generator, secure=secure)
-        source = derive_source(source, ledger.stream_label())
-        plan = self.plan
-        norm = plan.clipping.reference_norm
-        noisy = plan.noise.privatize(
-            self.clipped_sum(rows, values), norm=norm * (1 + _ROUNDING), generator=source
-        )
-        ledger.charge(
-            plan,
-            run=secrets.token_hex(8),
-            step=1,
-            release=fingerprint([noisy]),
-            arithmetic="proved" if len(rows) <= _MOST_RECORDS else "assumed",
-            randomness="secret" if generator is None else "seeded",
-            records=len(rows),
+        norm = self.plan.clipping.reference_norm * (1 + ROUNDING)
+        sums = ((norm, self.clipped_sum(*part)) for part in [(rows, values)])
+        (noisy,) = release(
+            self, self.plan, sums, ledger, records=len(rows), generator=generator, secure=secure
         )
         released = noisy.numpy()
         triangle, moments = np.split(released, [size * (size + 1) // 2])
         upper = np.zeros((size, size))
         upper[np.triu_indices(size)] = triangle
         gram = np.triu(upper, 1) / math.sqrt(2)
-        deviation = self.multiplier * norm * (1 + _ROUNDING)
+        deviation = self.multiplier * norm
         return SufficientStatistics(
             gram=gram + gram.T + np.diag(np.diag(upper)),
             moments=moments.reshape(size, outputs) / self._target_weight,
@@ -229,20 +205,20 @@ class NoisyLeastSquares(Value):
 
     @property
     def _target_weight(self) -> float:
-        """Factor of the targets, by which both halves of a record's vector have the same bound."""
+        """Factor of the targets that gives both halves of a record's vector the same bound."""
         return self.row_norm / self.target_norm
 
 
 def posterior_mean(statistics: SufficientStatistics) -> LinearFit:
     """Posterior mean of the coefficients given noisy sufficient statistics (post-processing).
 
-    The columns and targets are centred by their noisy means, so that the intercept is not shrunk. In the
+    The columns and targets are centred by their noisy means, so the intercept is not shrunk. In the
     eigenbasis of the centred Gram matrix, with eigenvalues a (negative ones count 0), the moments are
     a beta plus noise of variance `residual` a (of the sample), `moment_noise` (of the moments' release)
     and `gram_noise` columns `prior` (of the Gram matrix, times coefficients). With coefficients of
-    variance `prior` the posterior mean of beta is prior a / (prior a^2 + noise) times the moment: ridge
-    regression where there is no privacy noise, and nothing where there is nothing else. Both variances
-    are those of the largest marginal likelihood of the released moments (empirical Bayes).
+    variance `prior` the posterior mean of beta is prior a / (prior a^2 + noise) times the moment, which
+    is ridge regression without privacy noise. Both variances maximise the marginal likelihood of the
+    released moments (empirical Bayes).
 
     Args:
         statistics: as released.
@@ -280,13 +256,12 @@ def _checked(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     if not matrices or not inputs.numel() or not targets.numel():
         raise DataError(
             f"inputs of shape {shapes[0]} and targets of shape {shapes[1]} must be two matrices with a "
-            "row a record: one record's influence is bounded by its row in both. Pass e.g. "
-            "targets[:, None] for one target."
+            "row per record. Pass e.g. targets[:, None] for one target."
         )
     rows, values = (part.detach().to("cpu", torch.float64) for part in parts)
     if not bool(rows.isfinite().all()) or not bool(values.isfinite().all()):
         raise DataError(
-            "inputs or targets are not all finite (which is private and not shown): what is no number "
-            "has no bounded influence. Mend or drop such records, each by itself."
+            "inputs or targets are not all finite (which is private and not shown), and their influence "
+            "is not bounded. Fix or drop such records, each independently."
         )
     return rows, values

@@ -1,13 +1,13 @@
-"""Differentially private mean and variance of the inputs, to normalise by."""
+"""Private first and second moments of the inputs: normalisation and whitening."""
 
-import secrets
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hush.accounting.epsilon import epsilon
 from hush.accounting.ledger.ledger import Ledger
@@ -16,49 +16,37 @@ from hush.clipping.norms import NORM
 from hush.core.errors import DataError
 from hush.core.guarantee import Guarantee
 from hush.core.plan import Plan
-from hush.core.randomness import derive_source, source_for
 from hush.core.value import Value, check_kind, number
 from hush.gradients.precision import vector_norms
+from hush.gradients.rules.linear import outer_product_term
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense, Term
 from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch
-from hush.training.distributed.process_group import check_first_rank
-from hush.training.phases.private_gradient import fingerprint
+from hush.training.methods.statistics import ROUNDING, release
 
 Statistics = TypeVar("Statistics")
 Pair = tuple[Term, Term]
 """Vectors that each record adds to the two sums."""
 
 _AT_ONCE = 1024
-_ROUNDING, _MOST_RECORDS = 2.0**-16, 2**21
-"""Share of a record's bound that rounding in double precision may add, in sums of so many records."""
 _CANCELLING = 2.0**10
-"""Terms of a mean, in clipping norms, from which on rounding of what cancels may count."""
+"""Length of the terms of a mean, in clipping norms, above which the rounding of their sum may count."""
 _FLOOR = number(
     above=0,
     at_most=1e12,
-    why="noise can take a variance below zero, and nothing can be divided by its root",
+    why="noise can make a variance negative, which has no square root",
     example=1e-5,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moments:
-    """Mean and variance of each channel, which may be published."""
-
-    mean: Tensor
-    variance: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
 class NoisySums(Value, ABC, Generic[Statistics]):
-    """Two sums of clipped vectors over the records, released under Gaussian noise.
+    """Two sums of clipped vectors over the records, released with Gaussian noise.
 
     **Guarantee.** Two full-batch Gaussian mechanisms, and post-processing of their releases:
-    docs/guarantees/baselines.md. The clipping norms must not depend on the records: a quantile of their
-    norms is not public.
+    docs/guarantees/baselines.md. The clipping norms must not depend on the records.
 
     Args:
         multiplier: noise multiplier of either sum.
@@ -72,7 +60,7 @@ class NoisySums(Value, ABC, Generic[Statistics]):
 
     @property
     def plan(self) -> Plan:
-        """Plan of one of the two releases; they cost the same, whatever their norms."""
+        """Plan of one of the two releases, which cost the same."""
         return Plan(
             sampling=FullBatch(),
             clipping=L2(norm=1.0),
@@ -83,7 +71,7 @@ class NoisySums(Value, ABC, Generic[Statistics]):
         """(epsilon, delta) guarantee of both releases, on their own.
 
         Args:
-            delta: of the guarantee.
+            delta: delta of the guarantee.
         """
         return epsilon(self.plan, 2, delta)
 
@@ -92,7 +80,7 @@ class NoisySums(Value, ABC, Generic[Statistics]):
         """Vectors that each record adds to the two sums (sensitive).
 
         Args:
-            values: of shape (records, channels, places), finite.
+            values: finite records of shape (records, channels, places).
         """
 
     @abstractmethod
@@ -101,7 +89,7 @@ class NoisySums(Value, ABC, Generic[Statistics]):
 
         Args:
             means: noisy means of the records' vectors.
-            shape: of the inputs.
+            shape: shape of the inputs.
         """
 
     def __call__(
@@ -112,42 +100,34 @@ class NoisySums(Value, ABC, Generic[Statistics]):
         generator: torch.Generator | None = None,
         secure: bool = False,
     ) -> Statistics:
-        """Statistics of the inputs, charged before they are known.
+        """Statistics of the inputs, charged before they are returned.
 
         Args:
-            inputs: of shape (records, channels, places...).
+            inputs: records of shape (records, channels, places...).
             ledger: ledger to charge, twice.
-            generator: seeds the noise, so that it can be repeated: for tests.
+            generator: seed of the noise, for tests.
             secure: draw noise from the operating system.
 
         Returns:
             Statistics that may be published with the guarantee.
         """
-        check_first_rank(type(self).__name__)
-        check_kind("ledger", ledger, Ledger).check_adjacency()
         check_kind("inputs", inputs, Tensor)
         if inputs.ndim < 2 or not inputs.numel() or not inputs.is_floating_point():
             raise DataError(
                 f"inputs of shape {tuple(inputs.shape)} and type {inputs.dtype} must be floating-point "
-                "numbers, records x channels x places, one at least of each: each record's own channels "
-                "are what is bounded. Pass e.g. inputs.float()."
+                "numbers, records x channels x places, at least one of each. Pass e.g. inputs.float()."
             )
-        run, means = secrets.token_hex(8), []
-        source = source_for(torch.device("cpu"), generator, secure=secure)
-        source = derive_source(source, ledger.stream_label())
-        for step, (norm, total) in enumerate(self.clipped_sums(inputs), start=1):
-            noisy = self.plan.noise.privatize(total, norm=norm * (1 + _ROUNDING), generator=source)
-            noisy.div_(len(inputs))
-            ledger.charge(
-                self.plan,
-                run=run,
-                step=step,
-                release=fingerprint([noisy]),
-                arithmetic="proved" if len(inputs) <= _MOST_RECORDS else "assumed",
-                randomness="secret" if generator is None else "seeded",
-                records=len(inputs),
-            )
-            means.append(noisy)
+        sums = ((norm * (1 + ROUNDING), total) for norm, total in self.clipped_sums(inputs))
+        means = release(
+            self,
+            self.plan,
+            sums,
+            ledger,
+            records=len(inputs),
+            generator=generator,
+            secure=secure,
+            divisor=len(inputs),
+        )
         return self.statistics(means, inputs.shape)
 
     def clipped_sums(self, inputs: Tensor) -> Iterator[tuple[float, Tensor]]:
@@ -158,7 +138,23 @@ class NoisySums(Value, ABC, Generic[Statistics]):
             for place, rows in enumerate(self.vectors(values)):
                 tape = GradientTape({"rows": rows}, values.device)
                 totals[place] = totals[place] + L2(norm=norms[place]).clip(tape).total["rows"].cpu()
-        return zip(norms, totals, strict=True)
+        yield from zip(norms, totals, strict=True)
+
+
+def finite_records(inputs: Tensor) -> Iterator[Tensor]:
+    """Some records at a time, channels x places each; a record that is not finite counts 0."""
+    for some in inputs.split(_AT_ONCE):
+        flat = some.to(torch.float64).reshape(*some.shape[:2], -1)
+        whole = flat.flatten(1).isfinite().all(1)
+        yield flat.where(whole[:, None, None], 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moments:
+    """Mean and variance of each channel, which may be published."""
+
+    mean: Tensor
+    variance: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,12 +165,12 @@ class NoisyMoments(NoisySums[Moments]):
     second, clipped to l2 norms of `norm` and `square_norm`.
 
     Args:
-        multiplier: Noise of both sums, in units of their clipping norms.
+        multiplier: Noise multiplier of both sums.
         norm: Clipping norm of a record's means.
         square_norm: Clipping norm of a record's mean squares.
-        floor: Variances below it are set to it.
+        floor: Smallest variance that is returned.
 
-    **Guarantee.** As of `NoisySums`; the floor must not depend on the records either.
+    **Guarantee.** That of `NoisySums`; the floor must not depend on the records either.
 
     >>> print(NoisyMoments(multiplier=8.0).guarantee(delta=1e-5).epsilon)
     <= 0.63398 (and >= 0.63398)
@@ -185,11 +181,11 @@ class NoisyMoments(NoisySums[Moments]):
     def vectors(self, values: Tensor) -> Pair:
         """Mean of each channel of each record, and mean of its squares.
 
-        Places that cancel leave rounding in a mean, in an order that may depend on the other records.
-        The means of a record fall to 0 where their terms are more than a thousand times `norm` long.
+        The rounding of a mean whose terms cancel may depend on the other records. The means of a record
+        fall to 0 if their terms are more than a thousand times `norm` long.
 
         Args:
-            values: of shape (records, channels, places), finite.
+            values: finite records of shape (records, channels, places).
         """
         terms = vector_norms(values.abs().mean(2), 2.0)
         trust = (2 - terms / (_CANCELLING * self.norm)).clamp(min=0.0, max=1.0).nan_to_num()
@@ -200,15 +196,72 @@ class NoisyMoments(NoisySums[Moments]):
 
         Args:
             means: noisy means of the records' channel means, and of their squares.
-            shape: of the inputs.
+            shape: shape of the inputs.
         """
         first, second = means
         return Moments(mean=first, variance=(second - first**2).clamp(min=self.floor))
 
 
-def finite_records(inputs: Tensor) -> Iterator[Tensor]:
-    """Some records at a time, channels x places each; one that is not finite counts 0."""
-    for some in inputs.split(_AT_ONCE):
-        flat = some.to(torch.float64).reshape(*some.shape[:2], -1)
-        whole = flat.flatten(1).isfinite().all(1)
-        yield flat.where(whole[:, None, None], 0.0)
+class FrozenWhitening(nn.Module):
+    """Affine whitening layer: features minus a mean, channels times a matrix; not trained.
+
+    Mean and matrix must be public or privately estimated (`NoisyWhitening`).
+    """
+
+    mean: Tensor
+    matrix: Tensor
+
+    def __init__(self, mean: Tensor, matrix: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean.to(torch.float32))
+        self.register_buffer("matrix", matrix.to(torch.float32))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        centred = (inputs - self.mean).reshape(*inputs.shape[:2], -1)
+        return (self.matrix.to(centred.dtype) @ centred).view(inputs.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyWhitening(NoisySums[FrozenWhitening]):
+    """Whitening with a differentially private mean and covariance.
+
+    A record adds its features to the first sum. It adds the outer products of its channels, averaged
+    over its places, to the second. The two are clipped to l2 norms of `norm` and `square_norm`.
+
+    Args:
+        multiplier: Noise multiplier of both sums.
+        norm: Clipping norm of a record's features.
+        square_norm: Clipping norm of a record's mean outer product.
+
+    **Guarantee.** That of `NoisySums`: the layer is post-processing of the two noisy sums.
+
+    Eigenvalues of the covariance below the noise level are raised to it, so that their directions are
+    not amplified.
+    """
+
+    def vectors(self, values: Tensor) -> Pair:
+        """Features of each record, and the outer products of its channels averaged over its places.
+
+        Args:
+            values: finite records of shape (records, channels, places).
+        """
+        channels, places = values.shape[1:]
+        products = outer_product_term(values.mT, values.mT / places, torch.Size([channels, channels]))
+        return Dense(values.flatten(1)), products
+
+    def statistics(self, means: list[Tensor], shape: torch.Size) -> FrozenWhitening:
+        """Whitening layer for inputs of a shape.
+
+        Args:
+            means: noisy means of the records' features, and of their channels' outer products.
+            shape: shape of the inputs.
+        """
+        mean, products = means
+        records, channels, places = shape[0], shape[1], shape[2:].numel()
+        centre = mean.view(channels, places)
+        covariance = (products + products.T) / 2 - centre @ centre.T / places
+        variances, directions = torch.linalg.eigh(covariance)
+        # the largest eigenvalue of a symmetric noise matrix, asymptotically
+        noise = math.sqrt(2 * channels) * self.multiplier * self.square_norm / records
+        matrix = directions * variances.clamp(min=noise).rsqrt() @ directions.T
+        return FrozenWhitening(mean.view(shape[1:]), matrix)

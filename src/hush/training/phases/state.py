@@ -39,7 +39,7 @@ from hush.training.distributed.handshake import check_same_step, sharded_paramet
 from hush.training.distributed.process_group import Group, process_group
 from hush.training.distributed.shares import Placement, check_shard
 from hush.training.distributed.streams import StepStreams, shared_source
-from hush.training.methods.public_basis import basis_schedule
+from hush.training.methods.public_bases import basis_schedule
 from hush.training.methods.selective import check_release
 from hush.training.phases.replay_choice import check_replay
 from hush.training.resume import settings_of

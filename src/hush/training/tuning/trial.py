@@ -16,7 +16,7 @@ from hush.core.plan import Plan
 from hush.core.value import as_float, with_article
 from hush.noise import Gaussian
 from hush.sampling import FullBatch
-from hush.training.methods.mean import mean
+from hush.training.methods.statistics import mean
 from hush.training.tuning.space import Settings
 
 

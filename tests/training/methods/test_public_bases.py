@@ -1,4 +1,4 @@
-"""Principal subspaces against a singular value decomposition in double precision."""
+"""Gradients of public records, and their principal subspaces against singular value decompositions."""
 
 import copy
 import math
@@ -13,8 +13,12 @@ from hush.clipping.blocks import Principal
 from hush.core.errors import DataError, InvalidValue
 from hush.core.randomness import SystemSource
 from hush.gradients.public_basis import RESIDUAL, PublicBasis
-from hush.training.methods.principal import principal_basis, principal_directions
-from hush.training.methods.public_gradients import gradient_rows
+from hush.training.methods.public_bases import (
+    finite_rows,
+    gradient_rows,
+    principal_basis,
+    principal_directions,
+)
 from tests.gradients.oracle import one_at_a_time
 
 LOSS = nn.CrossEntropyLoss()
@@ -243,7 +247,7 @@ def test_on_a_gpu_nothing_is_rounded_even_where_tensor_float_is_allowed(
 
 LARGE = """
 import resource, torch
-from hush.training.methods.principal import principal_directions
+from hush.training.methods.public_bases import principal_directions
 
 generator = torch.Generator().manual_seed(0)
 columns = [(62, 125, 250, 375), (63, 125, 250, 375), (62, 125, 250, 375), (63, 125, 250, 375)]
@@ -265,3 +269,35 @@ def test_the_largest_ranks_of_the_paper_fit_into_five_gigabytes() -> None:
     crooked, used = map(float, result.stdout.split())
     assert crooked < 1e-6
     assert used < 5e9
+
+
+class Deciding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.a(x) * self.b(x) if x.sum() > 0 else self.a(x) - self.b(x)
+        return torch.as_tensor(outputs)
+
+
+def test_rows_are_in_the_order_of_the_records_and_columns_in_that_of_the_names() -> None:
+    torch.manual_seed(0)
+    model, x, y = Deciding(), torch.randn(150, 3), torch.randint(0, 2, (150,))
+    expected = one_at_a_time(model, EACH, x, y, 150)
+    torch.testing.assert_close(gradient_rows(model, nn.CrossEntropyLoss(), (x, y)), expected)
+    some = gradient_rows(model, EACH, (x, y), ["a.bias", "b.weight"])
+    torch.testing.assert_close(some, expected[:, 6:14])
+
+
+def test_low_precision_is_written_out_in_single() -> None:
+    model = nn.Sequential(nn.Linear(3, 2)).bfloat16()
+    rows = gradient_rows(model, EACH, (torch.randn(4, 3).bfloat16(), torch.tensor([0, 1, 0, 1])))
+    assert rows.dtype == torch.float32
+
+
+def test_rows_that_are_not_finite_are_left_out() -> None:
+    rows = torch.tensor([[1.0, 2.0], [math.nan, 0.0], [3.0, math.inf], [5.0, 6.0]])
+    assert finite_rows(rows).tolist() == [[1.0, 2.0], [5.0, 6.0]]
+    whole = torch.ones(3, 2)
+    assert finite_rows(whole) is whole

@@ -1,19 +1,37 @@
-"""The private mean with every mechanism there is."""
+"""The private mean under every mechanism; the noisy histogram, its noise and its charge."""
 
+import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
 
 import hush
-from hush.core.errors import DataError, HushError, InvalidPlan, Unsupported
+from hush.core.errors import (
+    DataError,
+    HushError,
+    InvalidPlan,
+    InvalidValue,
+    LedgerError,
+    Unsupported,
+)
 from hush.core.parts import Clipping, Noise, Sampling
-from hush.training.methods.mean import individual_mean
+from hush.training.methods.statistics import NoisyQuantile, individual_mean
 
 ROWS = np.random.default_rng(0).uniform(-0.2, 1.0, size=(4000, 5))
 TRUTH = ROWS.mean(0)
+NORMS = st.floats(allow_nan=True, allow_infinity=True)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def plan(clipping: Clipping, noise: Noise, sampling: Sampling | None = None) -> hush.Plan:
@@ -36,7 +54,7 @@ EVERY = [
 
 @pytest.mark.parametrize("each", EVERY, ids=lambda each: type(each.noise).__name__)
 def test_every_mechanism_is_close_and_charged(each: hush.Plan) -> None:
-    actual = hush.mean(ROWS, each, delta=1e-5, generator=torch.Generator().manual_seed(3))
+    actual = hush.mean(ROWS, each, delta=1e-5, generator=seeded(3))
     assert actual.value.shape == (5,)
     assert np.abs(actual.value - TRUTH).max() < 0.05
     assert actual.guarantee == replace(hush.epsilon(each, 1, 1e-5, dimension=5), randomness="seeded")
@@ -45,7 +63,7 @@ def test_every_mechanism_is_close_and_charged(each: hush.Plan) -> None:
 
 def test_the_noise_has_the_deviation_that_is_charged() -> None:
     each = plan(hush.L2(norm=3.0), hush.Gaussian(multiplier=5.0))
-    generator = torch.Generator().manual_seed(4)
+    generator = seeded(4)
     draws = np.array([hush.mean(ROWS, each, delta=1e-5, generator=generator).value for _ in range(400)])
     assert draws.std(0) == pytest.approx([15 / 4000] * 5, rel=0.12)
     assert draws.mean(0) == pytest.approx(TRUTH, abs=5 * 15 / 4000 / 20)
@@ -151,3 +169,132 @@ def test_a_mean_cannot_be_told_by_the_uniforms_its_noise_came_from() -> None:
     assert abs(off() - 0.25) < 0.1
     assert hush.mean(rows, noisy, delta=1e-5).guarantee.arithmetic == "proved"
     assert hush.mean(rows, noisy, delta=1e-5, arithmetic="assumed").guarantee.arithmetic == "assumed"
+
+
+@given(st.lists(st.tuples(NORMS, NORMS), min_size=1, max_size=6), st.data())
+def test_one_record_changes_one_count_of_each_block_by_one(
+    rows: list[tuple[float, float]], data: st.DataObject
+) -> None:
+    quantile = NoisyQuantile(multiplier=1.0, bins=data.draw(st.integers(2, 30)))
+    norms = torch.tensor(rows, dtype=torch.float64)
+    gone = data.draw(st.integers(0, len(rows) - 1))
+    fewer = torch.cat([norms[:gone], norms[gone + 1 :]])
+    change = quantile.counts(norms) - quantile.counts(fewer)
+    assert change.shape == (2, quantile.bins)
+    for block in change:
+        assert sorted(block.tolist()) == [0.0] * (quantile.bins - 1) + [1.0]
+
+
+def test_counts_against_numpy() -> None:
+    quantile = NoisyQuantile(multiplier=1.0, low=0.1, high=10.0, bins=8)
+    values = np.random.default_rng(0).lognormal(0, 1.5, (500, 2))
+    edges = np.geomspace(0.1, 10.0, 9)
+    edges[0], edges[-1] = 0, np.inf
+    expected = [np.histogram(column, edges)[0] for column in values.T]
+    assert quantile.counts(torch.from_numpy(values)).numpy() == pytest.approx(np.array(expected))
+
+
+def noise_of(multiplier: float, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """What is added to the counts, as it is released."""
+    released: list[Tensor] = []
+
+    def observed(values: list[Tensor]) -> str:
+        released.extend(values)
+        return "seen"
+
+    monkeypatch.setattr("hush.training.methods.statistics.fingerprint", observed)
+    quantile = NoisyQuantile(multiplier=multiplier, bins=8000)
+    norms = torch.ones(50, 3)
+    quantile(norms, 0.5, hush.Ledger(), generator=seeded())
+    return (released[0] - quantile.counts(norms)).flatten()
+
+
+def test_the_noise_is_the_noise_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = noise_of(7.0, monkeypatch).numpy()
+    assert stats.kstest(noise, stats.norm(scale=7.0).cdf).pvalue > 1e-3
+    assert stats.kstest(noise, stats.norm(scale=0.9 * 7.0).cdf).pvalue < 1e-6
+
+
+def test_what_is_charged_is_one_gaussian_of_all_blocks_together() -> None:
+    # k counts that move by 1 under noise of deviation m: a Gaussian of multiplier m / sqrt(k)
+    quantile, delta = NoisyQuantile(multiplier=8.0), 1e-5
+    ledger = hush.Ledger()
+    quantile(torch.rand(100, 4), 0.9, ledger, generator=seeded())
+    spent = ledger.epsilon(delta).epsilon
+    assert list(ledger.counts.values()) == [1]
+    assert quantile.guarantee(4, delta).epsilon.upper == spent.upper
+    assert quantile.guarantee(4, delta).epsilon.lower == 0
+
+    def exact(eps: float, mu: float = math.sqrt(4) / 8.0) -> float:
+        low = stats.norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu)
+        return float(low)
+
+    assert exact(spent.upper) <= delta <= exact(0.999 * spent.upper)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
+def test_quantiles_are_off_by_a_bin_and_the_noise_of_the_counts(share: float) -> None:
+    values = np.random.default_rng(1).lognormal(0.3, 0.8, (50_000, 2)) * [1, 20]
+    quantile = NoisyQuantile(multiplier=10.0)
+    actual = quantile(torch.from_numpy(values), share, hush.Ledger(), generator=seeded(3))
+    factor = (quantile.high / quantile.low) ** (1 / quantile.bins)
+    off = 4 * 10.0 * math.sqrt(2 * quantile.bins) / 50_000
+    for column, value in zip(values.T, actual, strict=True):
+        low, high = np.quantile(column, [share - off, min(1.0, share + off)])
+        assert low <= value <= high * factor
+    # as a guess it would not be known to depend on the noise
+    wild = NoisyQuantile(multiplier=3000.0)(
+        torch.from_numpy(values), share, hush.Ledger(), generator=seeded(3)
+    )
+    assert wild != actual
+
+
+def test_the_charge_is_on_disk_even_if_the_caller_fails_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    quantile = NoisyQuantile(multiplier=8.0)
+    ledger = hush.Ledger(path)
+    with pytest.raises(ZeroDivisionError):
+        quantile(torch.rand(10, 2), 0.5, ledger)[0] / 0
+    ledger.close()
+    repeated = hush.Ledger(path, read_only=True)
+    assert repeated.counts == {quantile.plan(2): 1}
+
+
+def test_nothing_is_known_where_nothing_can_be_charged(tmp_path: Path) -> None:
+    ledger = hush.Ledger(tmp_path / "ledger.jsonl")
+    ledger.close()
+    with pytest.raises(LedgerError, match="closed"):
+        NoisyQuantile(multiplier=8.0)(torch.rand(10, 2), 0.5, ledger)
+
+
+def test_every_estimate_is_charged() -> None:
+    ledger, quantile = hush.Ledger(), NoisyQuantile(multiplier=8.0)
+    for seed in (0, 0, 1):
+        quantile(torch.rand(10, 2), 0.5, ledger, generator=seeded(seed))
+    assert ledger.counts == {quantile.plan(2): 3}
+
+
+def test_a_generator_repeats_it_and_secure_noise_does_not() -> None:
+    quantile, norms = NoisyQuantile(multiplier=50.0), torch.rand(200, 5) + 0.5
+    first, repeated = (quantile(norms, 0.5, hush.Ledger(), generator=seeded()) for _ in range(2))
+    assert first == repeated
+    secure = {quantile(norms, 0.5, hush.Ledger(), secure=True) for _ in range(5)}
+    assert len(secure) > 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"multiplier": 0}, {"low": 0}, {"low": 2, "high": 1}, {"bins": 1}, {"high": math.inf}]
+)
+def test_values_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidValue):
+        NoisyQuantile(**{"multiplier": 1.0, **wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(10,), (10, 0), (2, 3, 4)])
+def test_norms_have_a_row_a_record(shape: tuple[int, ...]) -> None:
+    ledger = hush.Ledger()
+    with pytest.raises(DataError, match="one row a record"):
+        NoisyQuantile(multiplier=1.0)(torch.ones(shape), 0.5, ledger)
+    with pytest.raises(InvalidValue, match="quantile"):
+        NoisyQuantile(multiplier=1.0)(torch.ones(3, 1), 1.5, ledger)
+    assert not ledger.counts

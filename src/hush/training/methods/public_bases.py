@@ -1,0 +1,349 @@
+"""Public bases for clipping: principal subspaces of the gradients of public records.
+
+Block power iteration with deflation (Algorithm 4 of the twice-sampling paper), for each group of
+parameters on its own. The only inputs are public records and released weights: new bases are free.
+"""
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hush.clipping import Subspaces
+from hush.clipping.blocks import Principal
+from hush.core.errors import DataError, InvalidValue
+from hush.core.parts import Clipping
+from hush.core.randomness import Randomness, seed_from
+from hush.gradients.checks.losses import per_sample_loss
+from hush.gradients.geometry import Geometry, geometry
+from hush.gradients.precision import full_precision
+from hush.gradients.public_basis import Group, PublicBasis, webster_apportionment
+from hush.gradients.recording import record
+from hush.gradients.tape import BranchedTape, GradientTape
+from hush.gradients.tree import Loss, tree_map
+from hush.training.data import Data, count, own_randomness, take
+
+_ROWS_AT_ONCE = 4096
+"""Rows of a basis that are in double precision at a time."""
+_GRADIENTS_AT_ONCE = {"cpu": 64, "cuda": 256}
+"""Records per pass with per-sample gradients; a GPU needs more to be busy."""
+_DESCENT_BATCH = 250
+"""Records per pass without per-sample gradients."""
+_PERTURBATIONS = (1e-7, 1e-5)
+"""Relative random perturbations of each column, tried in turn: the smallest that gives columns which
+depend on each other, or on the basis, a Cholesky factor in double precision."""
+_NOT_ORTHONORMAL = 1e-6
+
+
+class BasisSchedule:
+    """Public basis of each step; the same one for `every` steps.
+
+    It depends on public values only: the public records, released weights, and a seed of its own.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, public: Data, clipping: Subspaces) -> None:
+        assert clipping.bases is not None
+        self.public = public
+        self._model = model
+        self._loss = loss
+        self._ranks = clipping.ranks
+        self._principal = clipping.bases
+        self.current: PublicBasis | None = None
+        self._inputs: dict[str, Any] = {}
+
+    def at(self, step: int, generator: Randomness) -> PublicBasis:
+        """Public basis of a step, counted from 0; a new one draws its seed from the generator."""
+        if self.current is None or (
+            step % self._principal.every == 0 and step != self._inputs.get("step")
+        ):
+            weights = {name: value.detach().clone() for name, value in self._parameters().items()}
+            seed = seed_from(generator)
+            self._inputs = {"step": step, "seed": seed, "weights": weights}
+            self.current = self._compute(seed)
+        return self.current
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step, seed and weights that the current basis was computed from."""
+        return self._inputs
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Recompute the basis of a state, whatever the weights are now."""
+        self._inputs, self.current = state, None
+        if not state:
+            return
+        current = {name: value.detach().clone() for name, value in self._parameters().items()}
+        try:
+            self._set(state["weights"])
+            self.current = self._compute(state["seed"])
+        finally:
+            self._set(current)
+
+    def _compute(self, seed: int) -> PublicBasis:
+        device = next(self._model.parameters()).device
+        own = torch.Generator(device).manual_seed(seed)
+        return principal_basis(self._model, self._loss, self.public, self._ranks, self._principal, own)
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        return dict(self._model.named_parameters())
+
+    def _set(self, weights: dict[str, Tensor]) -> None:
+        for name, value in self._parameters().items():
+            value.copy_(weights[name])
+
+
+def basis_schedule(
+    model: nn.Module, loss: Loss, public: Data | None, clipping: Clipping
+) -> BasisSchedule | None:
+    """Schedule of the public bases that a clipping asks for; None if it asks for none."""
+    needed = isinstance(clipping, Subspaces) and clipping.bases is not None
+    if needed and public is None:
+        raise DataError(
+            "the clipping takes its subspaces from public gradients, and public=None. Pass "
+            "public=(inputs, targets), records that need no protection and are not in the private set "
+            "(hush train: --public-records N)."
+        )
+    if not needed and public is not None:
+        raise DataError(
+            "public records were passed, and the clipping does not use them. Clip with "
+            "Subspaces(..., bases=Principal()), or leave them out."
+        )
+    if public is None or not isinstance(clipping, Subspaces):
+        return None
+    assert clipping.bases is not None
+    check_enough(model, public, clipping.ranks, clipping.bases)
+    return BasisSchedule(model, loss, public, clipping)
+
+
+def principal_basis(
+    model: nn.Module,
+    loss: Loss,
+    public: Data,
+    ranks: Sequence[int],
+    principal: Principal,
+    generator: Randomness,
+) -> PublicBasis:
+    """Public basis: principal directions of the public records' gradients at the present weights.
+
+    The ranks are those of the subspaces, then of the residual; they add up to the number of parameters.
+    Deterministic for a given model and generator state. Only one group's gradients are in memory.
+    """
+    groups, columns = check_enough(model, public, ranks, principal)
+    needed = max(map(sum, columns))
+    seed = seed_from(generator)
+    own = torch.Generator(next(model.parameters()).device).manual_seed(seed)
+    parts = []
+    for group, split in zip(groups, columns, strict=True):
+        with own_randomness(own, own.device):
+            rows = finite_rows(gradient_rows(model, loss, public, group))
+        if len(rows) < sum(split):
+            raise _too_few(len(rows), needed, len(groups))
+        with full_precision(own.device):
+            basis = principal_directions(rows, split, principal.iterations, own)
+        parts.append(Group(group, basis, split))
+    return PublicBasis(tuple(parts))
+
+
+def check_enough(
+    model: nn.Module, public: Data, ranks: Sequence[int], principal: Principal
+) -> tuple[list[tuple[str, ...]], list[tuple[int, ...]]]:
+    """The groups of parameters and the ranks in each; raise if the records are too few for them."""
+    sizes = {name: value.numel() for name, value in model.named_parameters() if value.requires_grad}
+    ranks = _checked(ranks, sum(sizes.values()))
+    groups = _groups_of(list(sizes), list(sizes.values()), principal.groups)
+    totals = [sum(sizes[name] for name in group) for group in groups]
+    shares = [webster_apportionment(total, totals) for total in accumulate(ranks[:-1], initial=0)]
+    needed = max(shares[-1])
+    if count(public) < needed:
+        raise _too_few(count(public), needed, len(groups))
+    return groups, [tuple(b - a for a, b in pairwise(own)) for own in zip(*shares, strict=True)]
+
+
+def principal_directions(
+    rows: Tensor, ranks: Sequence[int], iterations: int, generator: torch.Generator
+) -> Tensor:
+    """Orthonormal basis of the rows' principal subspaces, a column per direction, the largest first.
+
+    `rows` is overwritten by its residual.
+    """
+    length = rows.shape[1]
+    basis = rows.new_zeros(length, 0)
+    scale = float(rows.abs().max()) if rows.numel() else 0.0
+    if 0 < scale < math.inf:
+        rows /= scale  # products of very small or large numbers would leave the range
+    for rank in ranks:
+        block = torch.randn(length, rank, generator=generator, device=rows.device, dtype=rows.dtype)
+        for _ in range(iterations):
+            block = _orthonormal(rows.T @ (rows @ block), basis, generator)
+        rows.addmm_(rows @ block, block.T, alpha=-1)
+        basis = torch.cat([basis, block], 1)
+    if 0 < scale < math.inf:
+        rows *= scale
+    identity = torch.eye(basis.shape[1], dtype=torch.float64, device=basis.device)
+    if not bool(((_gram(basis) - identity).abs() < _NOT_ORTHONORMAL).all()):
+        raise DataError(
+            "no orthonormal basis was found for the public gradients: they are not finite, or lie in "
+            "fewer directions than the ranks ask for. Check the public records, or lower the ranks."
+        )
+    return basis
+
+
+def _orthonormal(block: Tensor, basis: Tensor, generator: torch.Generator) -> Tensor:
+    """Orthonormal columns that span the block's and are orthogonal to the basis.
+
+    Random directions complete a block of lower rank. Uses Cholesky factors in double precision: on a
+    GPU the QR decomposition of such columns gave NaN.
+    """
+    perturbation = torch.randn(block.shape, generator=generator, device=block.device, dtype=block.dtype)
+    unit = _normalized(block)
+    for share in _PERTURBATIONS:
+        block = unit + share / math.sqrt(len(block)) * perturbation
+        for _ in range(3):  # a column that lies in the basis leaves its rounding, which does too
+            block = _normalized(block - basis @ (basis.T @ block))
+        factor, failed = torch.linalg.cholesky_ex(_gram(block))
+        if not bool(failed):
+            break
+    block = _orthonormalized(block, factor)
+    for _ in range(2):
+        block = block - basis @ (basis.T @ block)
+        block = _orthonormalized(block, torch.linalg.cholesky_ex(_gram(block)).L)
+    return block
+
+
+def _normalized(block: Tensor) -> Tensor:
+    """Columns scaled to l2 norm 1."""
+    length: Tensor = torch.linalg.vector_norm(block, dim=0)
+    return block / length.clamp(min=torch.finfo(block.dtype).tiny)
+
+
+def _orthonormalized(columns: Tensor, factor: Tensor) -> Tensor:
+    """Columns times the inverse of the Cholesky factor of their Gram matrix."""
+    return torch.cat(
+        [
+            torch.linalg.solve_triangular(factor.T, run.double(), upper=True, left=False).to(run.dtype)
+            for run in columns.split(_ROWS_AT_ONCE)
+        ]
+    )
+
+
+def _gram(columns: Tensor) -> Tensor:
+    """Gram matrix of the columns, in double precision."""
+    count = columns.shape[1]
+    total = torch.zeros(count, count, dtype=torch.float64, device=columns.device)
+    for run in columns.split(_ROWS_AT_ONCE):
+        total.addmm_(run.T.double(), run.double())
+    return total
+
+
+def _groups_of(names: list[str], sizes: list[int], groups: int) -> list[tuple[str, ...]]:
+    """Names in `groups` consecutive groups of about equal total size, or in fewer."""
+    ends = list(accumulate(sizes, initial=0))
+    middles = [(a + b) / 2 for a, b in pairwise(ends)]
+    members: dict[int, list[str]] = {}
+    for name, middle in zip(names, middles, strict=True):
+        members.setdefault(min(groups - 1, int(groups * middle / max(1, ends[-1]))), []).append(name)
+    return [tuple(run) for run in members.values()]
+
+
+def _checked(ranks: Sequence[int], dimension: int) -> tuple[int, ...]:
+    if len(ranks) < 2 or min(ranks) < 1 or sum(ranks) != dimension:
+        raise InvalidValue(
+            f"ranks={tuple(ranks)} must be the ranks of the subspaces and, last, of the residual, each "
+            f"at least 1, and add up to the {dimension} trained numbers. Pass e.g. ranks=(1, "
+            f"{dimension - 1}).",
+            key="ranks",
+        )
+    return tuple(ranks)
+
+
+def _too_few(records: int, needed: int, groups: int) -> DataError:
+    return DataError(
+        f"{records} public records with finite gradients cannot span the {needed} directions that the "
+        f"ranks ask for in the largest of {groups} groups of parameters. Pass at least {needed} public "
+        "records, or lower the ranks, or split into more groups."
+    )
+
+
+def gradient_rows(
+    model: nn.Module, loss: Loss, data: Data, names: Sequence[str] | None = None
+) -> Tensor:
+    """Per-sample gradients of the named parameters, or of all, at the present weights, a row each.
+
+    In the precision of the parameters, at least single. Without noise: as sensitive as the records.
+    """
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    names = list(trained) if names is None else names
+    dtype = functools.reduce(torch.promote_types, (v.dtype for v in trained.values()), torch.float32)
+    sizes = [trained[name].numel() for name in names]
+    device = next(iter(trained.values())).device
+    rows = torch.empty(count(data), sum(sizes), dtype=dtype, device=device)
+    at_once = _GRADIENTS_AT_ONCE[device.type]
+    for batch, tape in zip(rows.split(at_once), tapes(model, loss, data), strict=True):
+        for chunk, gradients in _only(tape, names).chunks():
+            for part, columns in zip(gradients.values(), batch.split(sizes, 1), strict=True):
+                columns[chunk] = part.unsqueeze(-1).flatten(1).to(dtype)
+    return rows
+
+
+def tapes(model: nn.Module, loss: Loss, data: Data) -> Iterator[GradientTape | BranchedTape]:
+    """Tapes of a few records at a time, in their order."""
+    device = next(model.parameters()).device
+    for indices in torch.arange(count(data)).split(_GRADIENTS_AT_ONCE[device.type]):
+        inputs, targets = tree_map(take(data, indices), lambda value: value.to(device))
+        yield record(model, per_sample_loss(loss), inputs, targets)
+
+
+def finite_rows(rows: Tensor) -> Tensor:
+    """Rows all of whose entries are finite."""
+    usable = rows.isfinite().all(1)
+    return rows if bool(usable.all()) else rows[usable]
+
+
+def _only(tape: GradientTape | BranchedTape, names: Sequence[str]) -> GradientTape | BranchedTape:
+    """The tape of some of the parameters."""
+    if isinstance(tape, BranchedTape):
+        return BranchedTape([(part, _only(own, names)) for part, own in tape.parts])  # type: ignore
+    return replace(tape, terms={name: tape.terms[name] for name in names})
+
+
+def probe(
+    model: nn.Module,
+    loss: nn.Module,
+    reference: tuple[Tensor, Tensor],
+    measured: tuple[Tensor, Tensor],
+    *,
+    steps: int,
+    learning_rate: float,
+    momentum: float = 0.9,
+) -> Geometry:
+    """Gradient geometry of `measured` beside `reference`, after training on `measured` without privacy.
+
+    The result has no noise: both sets must be public.
+    """
+    descend(model, loss, measured, steps=steps, learning_rate=learning_rate, momentum=momentum)
+    return geometry(*(finite_rows(gradient_rows(model, loss, part)) for part in (reference, measured)))
+
+
+def descend(
+    model: nn.Module,
+    loss: nn.Module,
+    data: tuple[Tensor, Tensor],
+    *,
+    steps: int,
+    learning_rate: float,
+    momentum: float = 0.9,
+) -> None:
+    """Take full-batch gradient descent steps, without privacy."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=momentum)
+    inputs, targets = data
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for x, y in zip(inputs.split(_DESCENT_BATCH), targets.split(_DESCENT_BATCH), strict=True):
+            (loss(model(x), y) * (len(x) / len(inputs))).backward()
+        optimizer.step()
+    optimizer.zero_grad()

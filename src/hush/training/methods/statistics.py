@@ -1,0 +1,326 @@
+"""Private mean of the records under any plan, and private quantiles of norms."""
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hush.accounting.epsilon import epsilon
+from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.per_instance.bounded import individual_rdp
+from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
+from hush.clipping import Entries
+from hush.core.errors import DataError, InvalidPlan, InvalidValue, Unsupported
+from hush.core.guarantee import Arithmetic, Bound, Guarantee, Secrecy, check_delta
+from hush.core.parts import Always
+from hush.core.plan import Plan
+from hush.core.randomness import Randomness, cryptographic, derive_source, source_for
+from hush.core.value import Range, Value, check_count, check_kind, number
+from hush.gradients.tape import GradientTape
+from hush.gradients.terms import Dense
+from hush.noise import Gaussian
+from hush.noise.gaussian import MULTIPLIER
+from hush.sampling import FullBatch
+from hush.training.data import own_randomness
+from hush.training.distributed.process_group import check_first_rank
+from hush.training.phases.private_gradient import fingerprint
+
+ROUNDING, MOST_RECORDS = 2.0**-16, 2**21
+"""Relative rounding slack on the sensitivity of a sum in double precision, and the number of records up
+to which it holds: docs/guarantees/tape.md."""
+_EDGE = number(above=0, at_most=1e12, why="norms are sorted by their logarithm", example=1.0)
+QUANTILE = Range(above=0, below=1, why="it is a share of the records", example=0.99)
+_WANTED = (
+    "must be a row of finite real numbers each: the influence of any other row is not bounded. Pass "
+    "e.g. an array of shape (records, numbers)."
+)
+
+
+def release(
+    owner: object,
+    plan: Plan,
+    sums: Iterable[tuple[float, Tensor]],
+    ledger: Ledger,
+    *,
+    records: int,
+    generator: torch.Generator | None,
+    secure: bool,
+    divisor: float = 1.0,
+) -> list[Tensor]:
+    """Noisy sums, each charged to the ledger before it is returned.
+
+    Args:
+        owner: Statistic that is computed, for messages.
+        plan: Plan of one release.
+        sums: Norm that the noise is scaled for, and the clipped sum, of each release.
+        ledger: Ledger to charge, once per sum.
+        records: Number of records.
+        generator: Seed of the noise; None: fresh randomness.
+        secure: Draw noise from the operating system.
+        divisor: Public number that each noisy sum is divided by.
+    """
+    check_first_rank(type(owner).__name__)
+    check_kind("ledger", ledger, Ledger).check_adjacency()
+    source = source_for(torch.device("cpu"), generator, secure=secure)
+    source = derive_source(source, ledger.stream_label())
+    run, released = secrets.token_hex(8), []
+    for step, (norm, total) in enumerate(sums, start=1):
+        noisy = plan.noise.privatize(total, norm=norm, generator=source).div_(divisor)
+        ledger.charge(
+            plan,
+            run=run,
+            step=step,
+            release=fingerprint([noisy]),
+            arithmetic="proved" if records <= MOST_RECORDS else "assumed",
+            randomness="secret" if generator is None else "seeded",
+            records=records,
+        )
+        released.append(noisy)
+    return released
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateMean:
+    """A noisy mean and the guarantee of its release; both may be published."""
+
+    value: npt.NDArray[np.float64]
+    guarantee: Guarantee
+
+
+def mean(
+    records: npt.ArrayLike,
+    plan: Plan,
+    *,
+    delta: float,
+    generator: torch.Generator | None = None,
+    secure: bool = False,
+    arithmetic: Arithmetic = "proved",
+) -> PrivateMean:
+    """Differentially private mean of the records, a row each, under any plan.
+
+    Rows are subsampled, clipped and summed. The noisy sum is divided by the expected number of rows.
+    Noise on a fixed support bounds the *sum*: its `scale` and `bound` are in units of the sum.
+
+    **Guarantee.** `hush.epsilon(plan, steps=1, delta=delta)`: the value may be published with it. The
+    number of rows is public; the row of an absent record is zero.
+
+    Args:
+        records: a row of finite numbers each.
+        plan: sampling and clipping of the rows, and the noise.
+        delta: delta of the guarantee.
+        generator: seed of the draws, for tests.
+        secure: draw from the operating system.
+        arithmetic: `assumed` draws noise with torch's own, faster generator.
+
+    Returns:
+        The noisy mean and its guarantee.
+
+    >>> import hush, torch
+    >>> rows = torch.rand(1000, 3, generator=torch.Generator().manual_seed(0))
+    >>> plan = hush.Plan(
+    ...     sampling=hush.FullBatch(),
+    ...     clipping=hush.L2(norm=2.0),
+    ...     noise=hush.Gaussian(multiplier=4.0),
+    ... )
+    >>> found = hush.mean(rows, plan, delta=1e-5, generator=torch.Generator().manual_seed(1))
+    >>> print(found.value.round(2).tolist(), found.guarantee.epsilon)
+    [0.5, 0.5, 0.49] <= 0.92634 (and >= 0.92634)
+    """
+    rows = _mean_rows(records, plan)
+    check_delta(delta, len(rows))
+    guarantee = epsilon(plan, 1, delta, dimension=rows.shape[1])
+    source = source_for(rows.device, generator, secure=secure, arithmetic=arithmetic)
+    if not cryptographic(source) or len(rows) > MOST_RECORDS:
+        guarantee = replace(guarantee, arithmetic="assumed")
+    secrecy: Secrecy = "secret" if generator is None else "seeded"
+    guarantee = replace(guarantee, randomness=secrecy, records=len(rows))
+    taken = rows[plan.sampling.draw(len(rows), source).to(rows.device)]
+    with own_randomness(source, rows.device):
+        total = clipped_row_sum(taken, plan, source).mul_(1 - ROUNDING)
+    balls = plan.clipping.sensitivity(len(total))
+    blocks = total.split([ball.dimension or len(total) for ball in balls])
+    for block, (noise, norm) in zip(
+        blocks, plan.noise.per_block(balls, plan.clipping.reference_norm), strict=True
+    ):
+        block.copy_(noise.privatize(block, norm=norm, generator=source))
+    share = 1 - ROUNDING if plan.noise.additive else 1.0
+    value = total.div_(share * plan.sampling.expected(len(rows))).cpu().numpy()
+    return PrivateMean(value=value, guarantee=guarantee)
+
+
+def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guarantee:
+    """Per-instance guarantee of `mean` for these records and any one added or removed (sensitive).
+
+    **Guarantee** (per-instance). docs/guarantees/bounded.md; for full batches.
+
+    Args:
+        records: a row of finite numbers each.
+        plan: full-batch plan of the mean.
+        delta: delta of the guarantee.
+    """
+    rows = _mean_rows(records, plan)
+    delta = check_delta(delta, len(rows))
+    location = clipped_row_sum(rows, plan, None).numpy()
+    upper = rdp_to_epsilon(individual_rdp(plan, location, ORDERS), ORDERS, delta)
+    at_worst = epsilon(plan, 1, delta, dimension=len(location)).epsilon.upper
+    return Guarantee(
+        epsilon=Bound(lower=0.0, upper=min(upper, at_worst)),
+        delta=delta,
+        notion="per-instance",
+        arithmetic="assumed",  # its bound is for the unrounded law
+        records=len(rows),
+        sensitive=True,
+    )
+
+
+def clipped_row_sum(rows: Tensor, plan: Plan, source: "Randomness | None") -> Tensor:
+    """Sum of the clipped rows, coordinates masked from the source if there is one (sensitive)."""
+    tape = GradientTape(terms={"rows": Dense(rows)}, device=rows.device)
+    if source is None or plan.sampling.coordinate_participation == 1:
+        return plan.clipping.clip(tape).total["rows"]
+
+    def mask(values: Tensor) -> Tensor:
+        return plan.sampling.mask_coordinates(values, source)
+
+    return plan.clipping.clip(tape, mask).total["rows"]
+
+
+def _mean_rows(records: npt.ArrayLike, plan: Plan) -> Tensor:
+    """Copy of the records in double precision, for a plan that can release a mean."""
+    if not isinstance(plan, Plan):
+        raise InvalidPlan(
+            f"plan={plan!r} is not a plan. Pass hush.Plan(sampling=..., clipping=..., noise=...)."
+        )
+    if type(plan.release) is not Always or getattr(plan.clipping, "bases", None) is not None:
+        raise Unsupported(
+            f"{plan} is for training: a mean is always shown, and has no loss to test and no gradients "
+            "for public bases. Leave out release=, and clip without bases=."
+        )
+    values: Any = records
+    try:
+        rows = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
+    except (TypeError, ValueError):
+        raise DataError(f"records of type {type(values).__name__} {_WANTED}") from None
+    if rows.is_complex():
+        raise DataError(f"records of type {rows.dtype} {_WANTED}")
+    rows = rows.detach().cpu().double().clone()
+    rows = rows[:, None] if rows.ndim == 1 else rows
+    if rows.ndim != 2 or not rows.numel() or not bool(rows.isfinite().all()):
+        raise DataError(f"records of shape {tuple(rows.shape)} {_WANTED}")
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyQuantile(Value):
+    """Quantiles of per-record norms, one per block, from counts with Gaussian noise.
+
+    Norms are counted in `bins` that grow geometrically from `low` to `high`; norms outside count in the
+    first or the last bin. A quantile is the upper edge of its bin.
+
+    Args:
+        multiplier: noise multiplier of the counts.
+        low: lower end of the first bin.
+        high: upper end of the last bin.
+        bins: number of bins.
+
+    **Guarantee.** One record adds 1 to one count of each block, whatever its norm, so the noisy counts
+    cost what `plan(blocks)` costs, and the quantiles are functions of them:
+    docs/guarantees/public-basis.md. The bins and the quantile must not depend on the data.
+
+    >>> quantile = NoisyQuantile(multiplier=20.0)
+    >>> print(quantile.guarantee(blocks=1, delta=1e-5))
+    epsilon <= 0.16004 (and >= 0) at delta 1e-05 (dp, zero-out one record, proved, publishable)
+    """
+
+    multiplier: float = field(metadata=MULTIPLIER)
+    low: float = field(default=1e-3, metadata=_EDGE)
+    high: float = field(default=1e3, metadata=_EDGE)
+    bins: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "bins", check_count("bins", self.bins, "norms are sorted into them", 2))
+        if self.low >= self.high:
+            raise InvalidValue(f"low={self.low:g} must be below high={self.high:g}.", key="low")
+
+    @property
+    def edges(self) -> Tensor:
+        """Upper edge of each bin."""
+        ends = torch.tensor([self.low, self.high], dtype=torch.float64).log()
+        shares = torch.arange(1, self.bins + 1, dtype=torch.float64) / self.bins
+        return (ends[0] + (ends[1] - ends[0]) * shares).exp()
+
+    def plan(self, blocks: int) -> Plan:
+        """Plan of the noisy histogram, as charged to a ledger.
+
+        Args:
+            blocks: number of norms per record.
+        """
+        return Plan(
+            sampling=FullBatch(),
+            clipping=Entries(changed=blocks),
+            noise=Gaussian(multiplier=self.multiplier),
+        )
+
+    def guarantee(self, blocks: int, delta: float) -> Guarantee:
+        """(epsilon, delta) guarantee of the quantiles of all blocks together, on their own.
+
+        Args:
+            blocks: number of norms per record.
+            delta: delta of the guarantee.
+        """
+        return epsilon(self.plan(blocks), 1, delta)
+
+    def counts(self, norms: Tensor) -> Tensor:
+        """Histogram of each block's norms (blocks, bins): each record in exactly one bin (sensitive).
+
+        Args:
+            norms: a row per record, a column per block.
+        """
+        # a NaN would be in no bin, and its count would be missing
+        numbers = norms.to("cpu", torch.float64).nan_to_num(nan=self.high)
+        bins = torch.bucketize(numbers, self.edges).clamp(max=self.bins - 1)
+        counts = torch.zeros(norms.shape[1], self.bins, dtype=torch.float64)
+        return counts.scatter_add_(1, bins.T, torch.ones(bins.T.shape, dtype=torch.float64))
+
+    def __call__(
+        self,
+        norms: Tensor,
+        quantile: float,
+        ledger: Ledger,
+        *,
+        generator: torch.Generator | None = None,
+        secure: bool = False,
+    ) -> tuple[float, ...]:
+        """Noisy quantile of each block's norms, charged before it is returned.
+
+        Args:
+            norms: norms of shape (records, blocks).
+            quantile: share of the records below it.
+            ledger: ledger to charge, once for all blocks.
+            generator: seed of the noise, for tests.
+            secure: draw noise from the operating system.
+
+        Returns:
+            One quantile per block, which may be published with the guarantee.
+        """
+        quantile = QUANTILE.check("quantile", quantile)
+        if norms.dim() != 2 or norms.shape[1] == 0:
+            raise DataError(
+                f"norms of shape {tuple(norms.shape)} need one row a record and one column a block: "
+                "a record may count once in each block only."
+            )
+        plan = self.plan(norms.shape[1])
+        sums = [(plan.clipping.reference_norm, self.counts(norms))]
+        (noisy,) = release(
+            self, plan, sums, ledger, records=len(norms), generator=generator, secure=secure
+        )
+        below = noisy.cumsum(1)
+        reached = below >= quantile * below[:, -1:]
+        reached[:, -1] = True
+        return tuple(self.edges[reached.int().argmax(1)].tolist())
