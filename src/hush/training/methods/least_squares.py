@@ -146,7 +146,14 @@ class NoisyLeastSquares(Value):
         generator: torch.Generator | None = None,
         secure: bool = False,
     ) -> SufficientStatistics:
-        """Noisy sufficient statistics, charged before they are returned; arguments as in `__call__`.
+        """Noisy sufficient statistics, charged before they are returned.
+
+        Args:
+            inputs: records of shape (records, columns), without a constant.
+            targets: targets of shape (records, targets).
+            ledger: ledger to charge, once.
+            generator: seed of the noise, for tests.
+            secure: draw noise from the operating system.
 
         Returns:
             Gram matrix and moments that may be published with the guarantee.
