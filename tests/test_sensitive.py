@@ -15,7 +15,7 @@ from hush.training.methods.linear import LinearDescent
 from hush.training.methods.statistics import individual_mean
 
 SOURCE = Path(hush.__file__).parent
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(__file__).parents[1] / "recipes" / "hush_recipes"
 NAMES = r"\b(individual_rdp|individual_mean|sampled_rdp|odometer|FisherLoss|charges)\b"
 MADE_HERE = {
     "hush/accounting/per_instance/bounded.py",
@@ -27,13 +27,13 @@ MADE_HERE = {
     # attacks on made-up records
     "hush/audit/mechanisms/distinguisher.py",
     # recipes on made-up records
-    "recipes/bounded/fig1.py",
-    "recipes/bounded/mean.py",
+    "hush_recipes/bounded/fig1.py",
+    "hush_recipes/bounded/mean.py",
     # and on published data sets
-    "recipes/bounded/fig3_cifar10.py",
-    "recipes/bounded/fig4.py",
-    "recipes/bounded/probe.py",
-    "recipes/bounded/wide_resnet.py",
+    "hush_recipes/bounded/fig3_cifar10.py",
+    "hush_recipes/bounded/fig4.py",
+    "hush_recipes/bounded/probe.py",
+    "hush_recipes/bounded/wide_resnet.py",
 }
 
 
@@ -54,7 +54,7 @@ def asking() -> dict[str, str]:
 def test_nothing_else_in_the_library_asks_for_them() -> None:
     files = set(asking())
     assert "hush/accounting/per_instance/bounded.py" in files, "the search finds what is there"
-    assert "recipes/bounded/probe.py" in files
+    assert "hush_recipes/bounded/probe.py" in files
     assert files <= MADE_HERE, "whoever prints, logs or stores must not compute per-instance numbers"
 
 

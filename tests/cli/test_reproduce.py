@@ -14,7 +14,7 @@ import pytest
 import hush
 from hush.cli.reproduce import reproduce
 from hush.core.errors import DataError, InvalidValue
-from recipes.registry import all_recipes
+from hush_recipes.registry import all_recipes
 from tests.cli.command import call
 
 
@@ -192,6 +192,6 @@ def test_nothing_else_in_the_package_needs_the_recipes() -> None:
     importing = set()
     for path in source.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "recipes":
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "hush_recipes":
                 importing.add(path.relative_to(source).as_posix())
     assert importing == {"cli/reproduce.py"}

@@ -11,7 +11,7 @@ from hush.core.errors import DataError
 from hush.data import NAMES, load
 from hush.data.efficientnet import network
 from hush.data.published import FILES, Published, read_published
-from recipes.gg.fig3 import read_votes
+from hush_recipes.gg.fig3 import read_votes
 
 IMAGES = bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 2]) + bytes([0, 255, 51, 0])
 LABELS = bytes([0, 0, 8, 1, 0, 0, 0, 2]) + bytes([3, 9])

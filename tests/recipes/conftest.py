@@ -1,6 +1,6 @@
 import pytest
 
-from recipes.workers import CACHE
+from hush_recipes.workers import CACHE
 
 
 @pytest.fixture(autouse=True)

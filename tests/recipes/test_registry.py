@@ -8,9 +8,9 @@ import pytest
 from scipy.integrate import quad
 from scipy.special import gamma
 
-from recipes.gg.dimension import gg_dimension
-from recipes.gg.noisy_votes import gg_fig10, histogram, laplace_scale, utility
-from recipes.registry import all_recipes
+from hush_recipes.gg.dimension import gg_dimension
+from hush_recipes.gg.noisy_votes import gg_fig10, histogram, laplace_scale, utility
+from hush_recipes.registry import all_recipes
 
 
 def spread(beta: float, coordinates: int) -> float:

@@ -1,7 +1,7 @@
 import pytest
 
 from hush.core.errors import InvalidValue
-from recipes.selection import select
+from hush_recipes.selection import select
 
 WAYS = {"twice": 1, "plain": 2, "plain, larger batch": 3, "subspaces, twice": 4}
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from hush.core.errors import InvalidValue, PerformanceWarning
-from recipes import workers as module
-from recipes.workers import CACHE, _share, cached_result, code_digest, workers
+from hush_recipes import workers as module
+from hush_recipes.workers import CACHE, _share, cached_result, code_digest, workers
 
 
 def test_processes_take_a_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import hush
 from hush.core.errors import Unsupported
 from hush.gradients.checks.module_state import ModuleState
 from hush.training.methods.selective import Trials
-from recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
+from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 
 RECORDS = 20
 INPUTS = torch.randn(RECORDS, 4, generator=torch.Generator().manual_seed(0))

@@ -16,7 +16,7 @@ from hush.data.views import flips_and_shifts
 from hush.gradients.recording import record
 from hush.training.data import Batch
 from hush.training.step import PrivateStep
-from recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
+from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 
 LOSS = nn.CrossEntropyLoss()
 

@@ -16,7 +16,7 @@ from hush.data.views import flips_and_shifts
 from hush.training.methods.linear import LinearDescent
 from hush.training.methods.moments import NoisyWhitening
 from hush.training.methods.statistics import NoisyQuantile
-from recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
+from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 from tests.unchanged.entry import Entries, entries
 from tests.unchanged.networks import (
     CLASSES,

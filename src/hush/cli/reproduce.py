@@ -85,7 +85,7 @@ def reproduce(
         if unknown:
             raise InvalidValue(f"{name} has no choice of {', '.join(unknown)}: leave that out.")
         _check_device(name, recipes[name], device)
-    from recipes.workers import check_cache
+    from hush_recipes.workers import check_cache
 
     check_folder("--out", out)
     check_cache()
@@ -117,7 +117,7 @@ def _show(name: str, figure: "Figure", out: Path) -> None:
 
 def _kept(recipe: Callable[..., Any]) -> str:
     """What is left of a recipe that was stopped: results of the jobs that it gave to its processes."""
-    from recipes.workers import CACHE
+    from hush_recipes.workers import CACHE
 
     if "processes" not in signature(recipe).parameters:
         return "Nothing of it is kept."
@@ -142,16 +142,16 @@ def _check_device(name: str, recipe: Callable[..., Any], device: str | None) -> 
 
 def _recipes() -> dict[str, Callable[..., Any]]:
     """Recipes by name; they come with a clone of the repository, not with the package."""
-    clone = Path(__file__).resolve().parents[3]
-    if not (clone / "recipes" / "registry.py").is_file():
+    recipes = Path(__file__).resolve().parents[3] / "recipes"
+    if not (recipes / "hush_recipes" / "registry.py").is_file():
         raise DataError(
             "the recipes of the papers' tables and figures are not part of the installed package: "
             "they train for hours and are read, not imported. Clone the repository of hush, install it "
             "with `pip install --editable .`, and run this there."
         )
-    if str(clone) not in sys.path:
-        sys.path.insert(0, str(clone))
-    from recipes.registry import all_recipes
+    if str(recipes) not in sys.path:
+        sys.path.insert(0, str(recipes))
+    from hush_recipes.registry import all_recipes
 
     return all_recipes()
 

@@ -15,7 +15,7 @@ from hush.audit.mechanisms.whole_steps import audit_steps
 from hush.core.errors import HushError, InvalidPlan, Unproved
 from hush.core.parts import Clipping, Noise, Release, Sampling
 from hush.training.methods.selective import Trials
-from recipes.audit.combinations import RELEASES, SAMPLINGS, Attack, attacks, plans, refused
+from hush_recipes.audit.combinations import RELEASES, SAMPLINGS, Attack, attacks, plans, refused
 
 ATTACKS = attacks()
 CONFIDENCE = 1 - 0.05 / len(ATTACKS)

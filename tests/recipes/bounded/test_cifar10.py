@@ -10,10 +10,10 @@ from torch import Tensor
 
 import hush
 from hush.accounting.rdp.conversion import rdp_to_epsilon
-from recipes.bounded import fig3_cifar10 as fig3
-from recipes.bounded import fig4_cifar10 as fig4
-from recipes.bounded.probe import GridPoint
-from recipes.bounded.wide_resnet import Training
+from hush_recipes.bounded import fig3_cifar10 as fig3
+from hush_recipes.bounded import fig4_cifar10 as fig4
+from hush_recipes.bounded.probe import GridPoint
+from hush_recipes.bounded.wide_resnet import Training
 
 
 def records(device: str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from recipes.bounded.fig1 import NOISES, bounded_fig1
-from recipes.bounded.mean import _best, _trials
+from hush_recipes.bounded.fig1 import NOISES, bounded_fig1
+from hush_recipes.bounded.mean import _best, _trials
 
 
 def numbers(row: object) -> list[float]:

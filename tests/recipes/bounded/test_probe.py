@@ -7,9 +7,9 @@ from torch import Tensor
 
 import hush
 from hush.accounting.rdp.conversion import rdp_to_epsilon
-from recipes.bounded import fig3, fig3_cifar10, fig4
-from recipes.bounded import probe as bounded_probe
-from recipes.bounded.probe import CLIP, ORDERS, GridPoint, accuracy, descent
+from hush_recipes.bounded import fig3, fig3_cifar10, fig4
+from hush_recipes.bounded import probe as bounded_probe
+from hush_recipes.bounded.probe import CLIP, ORDERS, GridPoint, accuracy, descent
 
 Data = tuple[Tensor, Tensor, Tensor, Tensor]
 

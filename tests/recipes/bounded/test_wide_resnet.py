@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import hush
 from hush.gradients.fisher import power_iteration_error
 from hush.training.data import Batch
-from recipes.bounded.wide_resnet import Training, Watch, WatchedStep, passed_on, train
+from hush_recipes.bounded.wide_resnet import Training, Watch, WatchedStep, passed_on, train
 
 CLIP, WATCHED, STEPS, ITERATIONS = 0.05, 4, 5, 40
 BOUNDS = {"Gaussian": None, "rectified": 0.5, "truncated": 1.5}

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import InvalidValue, LedgerError
-from recipes.dpsur import adaptive
-from recipes.dpsur.adaptive import Adaptive, AdaptiveDescent, clip_loss_changes
+from hush_recipes.dpsur import adaptive
+from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent, clip_loss_changes
 from tests.gradients.oracle import one_at_a_time
 
 BUDGET = hush.Budget(epsilon=2.0, delta=1e-5)

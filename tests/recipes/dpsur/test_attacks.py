@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from hush.core.errors import BudgetExceeded, InvalidValue
-from recipes.dpsur import attacked as dpsur_attacked
-from recipes.dpsur.attacked import Case, pooled
-from recipes.dpsur.attacks import CPU, attack, attacked, dpsur_table4, row
-from recipes.dpsur.runs import Method
+from hush_recipes.dpsur import attacked as dpsur_attacked
+from hush_recipes.dpsur.attacked import Case, pooled
+from hush_recipes.dpsur.attacks import CPU, attack, attacked, dpsur_table4, row
+from hush_recipes.dpsur.runs import Method
 
 LINEAR = Method(name="DPSGD-HF", model="scattering-linear", batch=100, rates=(4.0, 4.0, 4.0, 4.0))
 TESTED = replace(

@@ -8,9 +8,9 @@ import torch
 from hush.accounting.filters import GaussianFilter
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
-from recipes.dpsur import dpagd
-from recipes.dpsur.inputs import Inputs
-from recipes.dpsur.runs import DELTA
+from hush_recipes.dpsur import dpagd
+from hush_recipes.dpsur.inputs import Inputs
+from hush_recipes.dpsur.runs import DELTA
 
 
 def test_fewer_records_have_the_same_noise_each() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipes.dpsur.acceptance import dpsur_fig5, dpsur_fig6
-from recipes.dpsur.fig9 import STUDIES, dpsur_fig9, start, varied
-from recipes.dpsur.runs import Method, Outcome
+from hush_recipes.dpsur.acceptance import dpsur_fig5, dpsur_fig6
+from hush_recipes.dpsur.fig9 import STUDIES, dpsur_fig9, start, varied
+from hush_recipes.dpsur.runs import Method, Outcome
 
 
 def test_acceptance_against_draws_and_against_what_is_printed() -> None:
@@ -40,7 +40,7 @@ def test_the_studies_as_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def reached(method: Method, *_: object) -> Outcome:
         return Outcome(accuracy=method.test_batch / 1000, sound=2.9, published=2.0, trials=8, accepted=2)
 
-    monkeypatch.setattr("recipes.dpsur.runs.run", reached)
+    monkeypatch.setattr("hush_recipes.dpsur.runs.run", reached)
     figure = dpsur_fig9(seeds=2)
     assert len(figure.rows) == 10
     assert figure.rows[-1] == ["test batch", 256.0, pytest.approx(25.6), None, 8, 0.25]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hush.core.errors import DataError
-from recipes.dpsur.membership import (
+from hush_recipes.dpsur.membership import (
     Candidates,
     Verdict,
     black_box_shadow,

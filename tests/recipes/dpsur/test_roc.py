@@ -7,7 +7,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from hush.accounting.pld import analytic_gaussian
 from hush.core.errors import DataError, InvalidValue
-from recipes.dpsur.roc import Roc, ceiling
+from hush_recipes.dpsur.roc import Roc, ceiling
 
 
 @pytest.mark.parametrize("ties", [False, True])

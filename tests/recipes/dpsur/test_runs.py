@@ -11,12 +11,12 @@ import torch
 import hush
 from hush.core.errors import InvalidValue
 from hush.training.methods.moments import NoisyMoments, NoisyWhitening, finite_records
-from recipes.dpsur import table2 as dpsur_table2
-from recipes.dpsur.adaptive import Adaptive
-from recipes.dpsur.inputs import Statistics, normalised
-from recipes.dpsur.methods import METHODS
-from recipes.dpsur.runs import DELTA, Kind, Method, Outcome, plan_for, run
-from recipes.dpsur.table2 import marked, row, table2
+from hush_recipes.dpsur import table2 as dpsur_table2
+from hush_recipes.dpsur.adaptive import Adaptive
+from hush_recipes.dpsur.inputs import Statistics, normalised
+from hush_recipes.dpsur.methods import METHODS
+from hush_recipes.dpsur.runs import DELTA, Kind, Method, Outcome, plan_for, run
+from hush_recipes.dpsur.table2 import marked, row, table2
 
 LINEAR = Method(
     name="linear", model="scattering-linear", batch=400, epochs=5, rates=(4.0, 4.0, 4.0, 4.0)
@@ -78,7 +78,7 @@ def test_the_selective_runs_against_the_accountant() -> None:
 
 def test_the_adaptive_run_stays_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     # fewer and cheaper steps than by default, out of the same budget
-    monkeypatch.setattr("recipes.dpsur.runs.Adaptive", partial(Adaptive, splits=15, sizes=10))
+    monkeypatch.setattr("hush_recipes.dpsur.runs.Adaptive", partial(Adaptive, splits=15, sizes=10))
     method = replace(LINEAR, kind="adaptive", clip=1.0, rates=(1.0, 1.0, 1.0, 1.0))
     outcome = run(method, "digits", 4.0, 0, "cpu", None)
     assert 3.99 <= outcome.sound <= 4.0
@@ -127,7 +127,7 @@ def test_the_table_and_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             table2(data, only=part)
     with pytest.raises(InvalidValue, match="not in the table"):
         run(LINEAR, "digits", 5.0, 0, "cpu", 1)
-    monkeypatch.setattr("recipes.dpsur.runs.run", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr("hush_recipes.dpsur.runs.run", lambda *_: pytest.fail("trained"))
     with pytest.raises(InvalidValue, match="epsilon 5 is not in the table"):
         table2("digits", epsilons=(1.0, 5.0), epochs=1)
 

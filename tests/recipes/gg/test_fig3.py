@@ -7,8 +7,8 @@ import pytest
 
 from hush.core.errors import DataError
 from hush.data import load
-from recipes.gg import fig3
-from recipes.gg.fig3 import TEACHERS, read_votes
+from hush_recipes.gg import fig3
+from hush_recipes.gg.fig3 import TEACHERS, read_votes
 
 
 @pytest.mark.real_data("pate-votes", "mnist")

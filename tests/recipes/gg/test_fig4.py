@@ -11,8 +11,8 @@ import torch
 
 from hush.data import tensors
 from hush.data.dataset import public_order
-from recipes.gg import beta_sgd, fig4, table1
-from recipes.gg.beta_sgd import Run, Setting
+from hush_recipes.gg import beta_sgd, fig4, table1
+from hush_recipes.gg.beta_sgd import Run, Setting
 
 SMALL = Setting(
     data="digits",

@@ -5,8 +5,8 @@ import pytest
 
 import hush
 from hush.core.guarantee import Budget
-from recipes.gg.beta_sgd import DELTA, Noise
-from recipes.gg.orders import best_order, least_scale, sampled_divergence
+from hush_recipes.gg.beta_sgd import DELTA, Noise
+from hush_recipes.gg.orders import best_order, least_scale, sampled_divergence
 
 RATE, STEPS = 256 / 32_561, 1271
 

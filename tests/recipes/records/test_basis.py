@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recipes.records.basis import Features, principal_scaling, public_inputs
+from hush_recipes.records.basis import Features, principal_scaling, public_inputs
 
 
 def seeded(seed: int = 0) -> torch.Generator:

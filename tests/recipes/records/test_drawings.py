@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from recipes.records.drawings import Draw, shapes, strokes
-from recipes.records.leaves import leaves
+from hush_recipes.records.drawings import Draw, shapes, strokes
+from hush_recipes.records.leaves import leaves
 
 
 def seeded(seed: int = 0) -> torch.Generator:

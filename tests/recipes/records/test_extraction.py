@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from hush.data import Dataset
-from recipes.records import extraction
-from recipes.records.drawings import shapes, strokes
-from recipes.records.extraction import FEATURE_MAPS, FeatureMap, drawn_features, features_of
-from recipes.records.patches import Patches
+from hush_recipes.records import extraction
+from hush_recipes.records.drawings import shapes, strokes
+from hush_recipes.records.extraction import FEATURE_MAPS, FeatureMap, drawn_features, features_of
+from hush_recipes.records.patches import Patches
 
 
 @pytest.fixture(autouse=True)

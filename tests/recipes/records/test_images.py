@@ -9,12 +9,12 @@ from scipy.stats import norm
 from torch import Tensor
 
 import hush
-from recipes.dpsur.inputs import Inputs
-from recipes.records import images
-from recipes.records.basis import unit
-from recipes.records.images import Settings, side_by_side, whitened, with_products
-from recipes.records.protocol import DELTA, Job, Outcome
-from recipes.registry import all_recipes
+from hush_recipes.dpsur.inputs import Inputs
+from hush_recipes.records import images
+from hush_recipes.records.basis import unit
+from hush_recipes.records.images import Settings, side_by_side, whitened, with_products
+from hush_recipes.records.protocol import DELTA, Job, Outcome
+from hush_recipes.registry import all_recipes
 
 RECORDS, CHANNELS = 600, 12
 SMALL = Settings(rate=20.0, whitened=5, multiplier=4.0, batch=200, steps=20)

@@ -20,10 +20,10 @@ from hush.gradients.rules.embedding import RowFactors
 from hush.noise import Gaussian
 from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
-from recipes.records import imdb
-from recipes.records.bag_of_words import BagOfWords, SparseLogistic
-from recipes.records.imdb import Settings
-from recipes.records.protocol import DELTA, FIRST_FINAL_SEED, Job, Outcome
+from hush_recipes.records import imdb
+from hush_recipes.records.bag_of_words import BagOfWords, SparseLogistic
+from hush_recipes.records.imdb import Settings
+from hush_recipes.records.protocol import DELTA, FIRST_FINAL_SEED, Job, Outcome
 
 SMALL = BagOfWords(words=40, pairs=12, last=4, most_words=20, most_pairs=10)
 SETTINGS = Settings(features=SMALL, learning_rate=20.0, steps=20)

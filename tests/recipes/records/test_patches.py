@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from recipes.records.leaves import leaves
-from recipes.records.patches import Patches, PatchResponses
+from hush_recipes.records.leaves import leaves
+from hush_recipes.records.patches import Patches, PatchResponses
 
 SMALL = Patches(count=5, side=4, grid=2)
 

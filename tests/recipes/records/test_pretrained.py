@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from hush.data.dataset import Dataset
 from hush.data.efficientnet import FEATURES, embed, network
-from recipes.dpsur.inputs import Inputs
-from recipes.records import pretrained
-from recipes.records.pretrained import (
+from hush_recipes.dpsur.inputs import Inputs
+from hush_recipes.records import pretrained
+from hush_recipes.records.pretrained import (
     LastBlocks,
     Settings,
     activations,
@@ -22,8 +22,8 @@ from recipes.records.pretrained import (
     random_views,
     rectified_moments,
 )
-from recipes.records.protocol import Job, Outcome
-from recipes.registry import all_recipes
+from hush_recipes.records.protocol import Job, Outcome
+from hush_recipes.registry import all_recipes
 
 RECORDS, CHANNELS, CLASSES = 300, 6, 3
 

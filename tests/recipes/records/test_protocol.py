@@ -3,7 +3,7 @@ import pytest
 
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.data import load
-from recipes.records.protocol import (
+from hush_recipes.records.protocol import (
     FIRST_FINAL_SEED,
     Job,
     Outcome,
@@ -12,7 +12,7 @@ from recipes.records.protocol import (
     with_held_out,
     with_settings,
 )
-from recipes.registry import all_recipes
+from hush_recipes.registry import all_recipes
 
 
 def told(job: Job[float]) -> Outcome:

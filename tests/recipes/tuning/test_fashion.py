@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recipes.tuning import fashion
+from hush_recipes.tuning import fashion
 
 
 def test_all_rows_cost_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from hush.data import load
 from hush.report.figure import Figure
-from recipes.twice.geometry import twice_fig2, twice_fig3
+from hush_recipes.twice.geometry import twice_fig2, twice_fig3
 
 
 def check(figure: Figure, folder: Path) -> dict[str, list[tuple[float, float]]]:

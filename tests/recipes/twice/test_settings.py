@@ -7,11 +7,11 @@ import pytest
 
 import hush
 from hush.core.parts import SensitivitySet
-from recipes.twice.fig4 import critical_points, sampling_costs
-from recipes.twice.fig5 import tight
-from recipes.twice.section6 import twice_section6
-from recipes.twice.settings import plain, published_epsilon, published_variance, sampled, unit_block
-from recipes.twice.table2 import closed_form, subspaces
+from hush_recipes.twice.fig4 import critical_points, sampling_costs
+from hush_recipes.twice.fig5 import tight
+from hush_recipes.twice.section6 import twice_section6
+from hush_recipes.twice.settings import plain, published_epsilon, published_variance, sampled, unit_block
+from hush_recipes.twice.table2 import closed_form, subspaces
 
 
 @pytest.mark.parametrize(

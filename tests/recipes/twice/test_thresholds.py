@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hush.clipping.blocks import Principal
 from hush.core.errors import DataError, InvalidValue
 from hush.training.methods.public_bases import principal_basis
-from recipes.twice.thresholds import Norms, public_thresholds
+from hush_recipes.twice.thresholds import Norms, public_thresholds
 from tests.gradients.oracle import one_at_a_time
 
 EACH = nn.CrossEntropyLoss(reduction="none")

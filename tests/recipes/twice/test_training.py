@@ -8,10 +8,10 @@ from torch import nn
 
 import hush
 from hush.core.errors import InvalidValue
-from recipes.twice import training, ways
-from recipes.twice.section6 import _noise
-from recipes.twice.training import twice_training
-from recipes.twice.ways import shaped, variance_of_mean
+from hush_recipes.twice import training, ways
+from hush_recipes.twice.section6 import _noise
+from hush_recipes.twice.training import twice_training
+from hush_recipes.twice.ways import shaped, variance_of_mean
 
 
 def test_noise_has_one_deviation_in_the_subspace_and_another_outside() -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from recipes.units.owners import LARGEST, made_up_owners
+from hush_recipes.units.owners import LARGEST, made_up_owners
 
 
 def test_owners_have_zipf_sizes_and_preferred_classes() -> None:

@@ -12,7 +12,7 @@ import hush
 from hush.audit.checks.noise import noise_scale, observe
 from hush.audit.checks.selective import fresh_test_batches, no_change_measured, noisy_verdicts
 from hush.training.data import Batch
-from recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
+from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 from tests.training.distributed import spawned
 from tests.training.distributed.problems import (
     RECORDS,

@@ -16,7 +16,7 @@ import hush
 from hush.core.errors import LedgerError
 from hush.core.guarantee import Adjacency, Neighbours
 from hush.training.methods.linear import LinearDescent
-from recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
+from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 
 PLAN = hush.Plan(
     sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=5.0)

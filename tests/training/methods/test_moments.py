@@ -16,7 +16,7 @@ from hush.training.methods.moments import (
     NoisyWhitening,
     finite_records,
 )
-from recipes.dpsur.inputs import FrozenNorm
+from hush_recipes.dpsur.inputs import FrozenNorm
 
 MIXING = torch.tensor([[2.0, 0.0, 0.0], [1.9, 0.3, 0.0], [-1.0, 0.5, 0.7]])
 
