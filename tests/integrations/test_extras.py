@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from hush.integrations.extras import require
+from hush.integrations import require
 
 
 @pytest.mark.parametrize(

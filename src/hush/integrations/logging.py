@@ -5,20 +5,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from hush.core.value import as_path, check_count
-from hush.integrations.extras import require
+from hush.integrations import require
 from hush.training.metrics import StepMetrics, check_sensitive
 
 PREFIX = "sensitive/"
-"""What the key of a number begins with that depends on the records and is covered by no charge."""
+"""Key prefix of metrics that depend on the records and are not covered by the guarantee."""
 
 
 class MetricsLogger:
-    """Callback that writes the public metrics of every so many steps, and sensitive ones by name.
+    """Callback that writes the public metrics every few steps, and sensitive ones by name.
 
     Args:
-        every: steps between lines; composing epsilon takes some milliseconds.
-        sensitive: names for `StepMetrics.sensitive`; their keys begin with `sensitive/`. A log that has
-            one is as secret as the records.
+        every: Steps between two writes. Computing epsilon takes some milliseconds.
+        sensitive: Names for `StepMetrics.sensitive`, logged with the prefix `sensitive/`. Keep such a
+            log as secret as the records.
     """
 
     def __init__(self, *, every: int = 10, sensitive: Sequence[str] = ()) -> None:
@@ -26,11 +26,11 @@ class MetricsLogger:
         self._sensitive = check_sensitive(sensitive)
 
     def __call__(self, step: int, metrics: StepMetrics) -> None:
-        """Write the metrics of a step.
+        """Write the metrics of a step. Evaluations are always written.
 
         Args:
-            step: its number.
-            metrics: of that step. Evaluations are always written.
+            step: Step number.
+            metrics: Metrics of that step.
         """
         if step % self._every and not any(name.startswith("evaluation/") for name in metrics):
             return
@@ -39,11 +39,11 @@ class MetricsLogger:
         self.write(step, values)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Put the numbers where the log is.
+        """Write values to the log.
 
         Args:
-            step: that they are of.
-            values: by key.
+            step: Step number.
+            values: Values by key.
         """
         raise NotImplementedError
 
@@ -52,9 +52,9 @@ class TensorBoardLogger(MetricsLogger):
     """Scalars in event files of TensorBoard.
 
     Args:
-        directory: where the files are written.
-        every: as in `MetricsLogger`, and so is `sensitive`.
-        sensitive: names of sensitive metrics.
+        directory: Folder of the event files.
+        every: Steps between two writes.
+        sensitive: Names of sensitive metrics.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class TensorBoardLogger(MetricsLogger):
         self._writer: Any = tensorboard.SummaryWriter(str(as_path("directory", directory)))
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """One scalar a key, on disk when this returns."""
+        """Write one scalar per key and flush."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
@@ -79,9 +79,9 @@ class MLflowLogger(MetricsLogger):
     """Metrics of an MLflow run.
 
     Args:
-        run_id: of the run; None: the active one, which MLflow begins if there is none.
-        every: as in `MetricsLogger`, and so is `sensitive`.
-        sensitive: names of sensitive metrics.
+        run_id: Run to log to; None: the active run, which MLflow starts if there is none.
+        every: Steps between two writes.
+        sensitive: Names of sensitive metrics.
     """
 
     def __init__(
@@ -92,5 +92,5 @@ class MLflowLogger(MetricsLogger):
         self._run_id = run_id
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """All keys at once."""
+        """Log all keys in one call."""
         self._mlflow.log_metrics(values, step=step, run_id=self._run_id)

@@ -1,6 +1,7 @@
-"""`PrivateTrainer`: a Trainer of the transformers library whose step is private."""
+"""`PrivateTrainer`: a Trainer of the transformers library with a private step."""
 
 import inspect
+import json
 import math
 import os
 import warnings
@@ -13,23 +14,19 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hush.accounting.ledger.ledger import Ledger
-from hush.core.errors import LedgerError, PrivacyWarning, Unsupported
+from hush.core.errors import CheckpointError, LedgerError, PrivacyWarning, Unsupported
 from hush.core.guarantee import Guarantee, check_delta
 from hush.core.plan import Plan
-from hush.integrations.batch_loss import BatchLoss, batch_data, own_loss
-from hush.integrations.extras import require
-from hush.integrations.step_file import load_step, save_step
+from hush.integrations import require
+from hush.integrations.host_loop import BatchLoss, batch_data, load_step, own_loss, save_step
 from hush.integrations.transformers.arguments import (
     Privacy,
     check_arguments,
+    check_columns,
     check_evaluation,
-    check_inputs_left,
-    check_overrides,
     check_records,
     pad_values,
 )
-from hush.integrations.transformers.checkpoints import SaveStep, read_name, write_name
-from hush.integrations.transformers.trainer_state import check_state_unchanged, state_of_trainer
 from hush.training.data import Batch, Data
 from hush.training.resume import settings_of
 from hush.training.sources.source import Source
@@ -37,44 +34,49 @@ from hush.training.step import PrivateStep
 from hush.training.stopping import last_step
 
 if TYPE_CHECKING:
-    from transformers import Trainer
+    from transformers import Trainer, TrainerCallback
     from transformers.trainer_utils import get_last_checkpoint
 else:
     _transformers = require("transformers", "transformers")
     require("accelerate", "transformers")
-    Trainer = _transformers.Trainer
+    Trainer, TrainerCallback = _transformers.Trainer, _transformers.TrainerCallback
     get_last_checkpoint = _transformers.trainer_utils.get_last_checkpoint
 
-_OF_RECORDS = ("loss", "grad_norm", "train_loss")
-"""Logs of a Trainer that are computed from training records; here nothing is computed for them."""
+_NOT_CHARGED = ("loss", "grad_norm", "total_flos")
+"""Metrics of training records that Trainer logs, beside those with the prefix "train_"."""
+_STEP = ("training_step", "get_train_dataloader", "_get_train_sampler")
+"""Methods of a Trainer that draw records and apply gradients."""
+_NAME = "private_step.json"
+"""File in a checkpoint with the public name of the private step's state."""
 
 
 class PrivateTrainer(Trainer):
     """Trainer whose training is differentially private: `PrivateTrainer(..., epsilon=3.0)`.
 
-    TrainingArguments keep their meaning: `per_device_train_batch_size` records are worked on at a time,
-    times `gradient_accumulation_steps` (and processes) is the expected size of a batch; epochs or
-    `max_steps`, the optimizer and the learning-rate schedule are as they say; `max_grad_norm` is the
-    norm that each record's gradient is clipped to. Callbacks, evaluation, logging, checkpoints and
-    adapters are the Trainer's own.
+    TrainingArguments keep their meaning. `per_device_train_batch_size` records are processed at once,
+    and that number times `gradient_accumulation_steps` (and processes) is the expected batch size.
+    Epochs or `max_steps`, the optimizer and the learning-rate schedule are unchanged. `max_grad_norm` is
+    the clipping norm of each record's gradient. Callbacks, evaluation, logging, checkpoints and adapters
+    are the Trainer's own.
 
-    **Guarantee.** `spent()`, for the weights, for everything in checkpoints and for what is logged:
-    training losses are not, `epsilon` is. Evaluation records have no protection. The loss of a record
-    is `compute_loss` of a batch of it alone.
+    **Guarantee.** `spent()` covers the weights, everything in checkpoints and everything that is logged:
+    `epsilon` replaces training losses and timings. Evaluation records are not protected. The loss of a
+    record is `compute_loss` for a batch of that record alone.
 
     Args:
-        args: positional arguments of Trainer.
-        epsilon: limit of everything on the ledger; noise is calibrated to it for the steps of the
-            TrainingArguments, on a ledger without other runs. With others on it training stops earlier:
-            pass a plan of `hush.calibrate(..., spent=ledger.counts)` instead.
-        delta: of the limit; None: a tenth of one over the number of records, which is public.
-        plan: in place of calibrated noise; its batch and norm must be those of the TrainingArguments.
-            With `epsilon`, training stops where that is used up.
-        pad_to: public length that the data collator's output is padded or cut to, or a dictionary of
-            lengths by name. None: the collator makes every record the same shape.
-        ledger: ledger or path of one; None: `ledger.jsonl` in `output_dir`. All runs on it add up.
-        generator: seeds draws and noise, for tests; the guarantee says so.
-        options: keyword arguments of Trainer.
+        args: Positional arguments of Trainer.
+        epsilon: Limit of the total cost on the ledger. Noise is calibrated to it for the steps of the
+            TrainingArguments, assuming a ledger without other runs. With other runs on the ledger,
+            training stops earlier: pass a plan of `hush.calibrate(..., spent=ledger.counts)` instead.
+        delta: Delta of the guarantee; None: 0.1 / number of records, which is public.
+        plan: Plan in place of calibrated noise. Its batch and norm must be those of the
+            TrainingArguments. With `epsilon`, training stops when that is used up.
+        pad_to: Public length to which the data collator's output is padded or cut, or a dictionary of
+            lengths by name; None: the collator makes every record the same shape.
+        ledger: Ledger or path of one; None: `ledger.jsonl` in `output_dir`. The costs of all runs on a
+            ledger add up.
+        generator: Seeded source of draws and noise, for tests; the guarantee records it.
+        options: Keyword arguments of Trainer.
     """
 
     def __init__(
@@ -88,18 +90,14 @@ class PrivateTrainer(Trainer):
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> None:
-        self._privacy = Privacy(epsilon=epsilon, delta=delta, plan=plan)
+        self._asked = {"epsilon": epsilon, "delta": delta, "plan": plan}
         self._recording = False
         """Whether the loss of a record is being computed."""
         passed = {**dict(zip(inspect.signature(Trainer).parameters, args, strict=False)), **options}
         check_records(passed.get("train_dataset"))  # before Trainer asks for the max_steps of a stream
         super().__init__(*args, **options)
         check_arguments(self.args, self.train_dataset, self.eval_dataset)
-        self._privacy.check(
-            records=self._records,
-            batch=self.get_total_train_batch_size(self.args),
-            clip_norm=self.args.max_grad_norm,
-        )
+        self._privacy()
         self.private_step: PrivateStep | None = None
         """The private step, once training has begun."""
         self._pad_to, self._generator = pad_to, generator
@@ -107,42 +105,47 @@ class PrivateTrainer(Trainer):
         self._ledger = Path(folder, "ledger.jsonl") if ledger is None else ledger
         self._resumed: Path | None = None
         self._settings: list[dict[str, Any]] = []
+        self._data: Data | None = None
         self._batches: Iterator[Batch] = iter(())
         self._end = 0
-        self.add_callback(SaveStep(self.save_step))
+        self.add_callback(_SaveStep(self))
 
     def spent(self, delta: float | None = None) -> Guarantee:
-        """(epsilon, delta) guarantee of everything on the ledger, for what the steps on it released.
+        """(epsilon, delta) guarantee of all releases on the ledger.
 
         Args:
-            delta: of the guarantee; None: that of the run.
-
-        Returns:
-            The guarantee.
+            delta: Delta of the guarantee; None: that of the run.
         """
         if self.private_step is not None:
             return self.private_step.ledger.epsilon(delta)
         if isinstance(self._ledger, Ledger):
             return self._ledger.epsilon(delta)
         if not Path(self._ledger).exists():
-            raise LedgerError(f"nothing is charged yet, and there is no {self._ledger}: train() first.")
+            raise LedgerError(
+                f"no step has been charged yet, and {self._ledger} does not exist: call train() first."
+            )
         with Ledger(self._ledger, read_only=True) as ledger:
             return ledger.epsilon(delta)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
-        """Train privately; as in Trainer.
+        """Train privately, as in Trainer.
 
         Args:
-            resume_from_checkpoint: a checkpoint, or True for the last one: the run goes on as if it had
+            resume_from_checkpoint: Checkpoint, or True for the last one. The run continues as if it had
                 not stopped, on the same ledger, and steps that it repeats are not charged again.
-            args: as in Trainer.
-            options: likewise.
+            args: As in Trainer.
+            options: As in Trainer.
 
         Returns:
-            As in Trainer, without a training loss.
+            Output of Trainer, without the training loss and timings.
         """
         check_arguments(self.args, self.train_dataset, self.eval_dataset)
-        check_overrides(type(self), PrivateTrainer, Trainer)
+        for name in _STEP:
+            if getattr(type(self), name) is not getattr(PrivateTrainer, name):
+                raise Unsupported(
+                    f"{type(self).__name__} overrides {name}: its gradients would be neither clipped "
+                    "nor charged. Override compute_loss, the collator or the data set instead."
+                )
         resumed: Any = resume_from_checkpoint
         if resumed is True:
             resumed = get_last_checkpoint(self.args.output_dir)  # type: ignore[no-untyped-call]
@@ -153,23 +156,21 @@ class PrivateTrainer(Trainer):
             if self.private_step is not None:
                 if self.args.load_best_model_at_end:
                     self.private_step.adopt_weights()  # released before, chosen by evaluation records
-                self.private_step.spent()  # raises if anything else has moved them
+                self.private_step.spent()  # raises if anything else has changed them
         finally:
             self._batches = iter(())
-            data = getattr(self, "_data", None)
-            if isinstance(data, Source):
-                data.stop_workers()
+            if isinstance(self._data, Source):
+                self._data.stop_workers()
             if self.private_step is not None and not isinstance(self._ledger, Ledger):
                 self.private_step.ledger.close()
-        metrics = {name: value for name, value in output.metrics.items() if name not in _OF_RECORDS}
-        return output._replace(training_loss=math.nan, metrics=metrics)
+        return output._replace(training_loss=math.nan, metrics=_charged(output.metrics))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Loader of one empty item a physical batch: the records are drawn by the private step."""
+        """Loader with one empty item per physical batch. The private step draws the records."""
         own = super().get_train_dataloader()
         records: Any = own.dataset
-        check_inputs_left(records, self.train_dataset, self.label_names)
-        self._data: Data = batch_data(
+        check_columns(records, self.train_dataset, self.label_names)
+        self._data = batch_data(
             records,
             collate_fn=own.collate_fn,
             workers=own.num_workers,
@@ -178,20 +179,20 @@ class PrivateTrainer(Trainer):
         )
         accumulated = self.args.gradient_accumulation_steps
         items = math.ceil(len(own) / accumulated) * accumulated
-        return DataLoader(range(items), batch_size=1, collate_fn=_nothing)  # type: ignore[arg-type]
+        return DataLoader(range(items), batch_size=1, collate_fn=_empty)  # type: ignore[arg-type]
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
-        """Number of records: of the training data, whose loader has none."""
+        """Number of records; for the empty training loader, that of the training data."""
         if isinstance(dataloader.dataset, range):
             return self._records
         return int(super().num_examples(dataloader))
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Zero: it is counted from the records that were drawn."""
+        """Zero: the count would depend on the drawn records."""
         return 0
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """The schedule, as in Trainer; the optimizer's settings before it are those of the run."""
+        """The schedule, as in Trainer, after recording the optimizer's settings without it."""
         made: Any = self.optimizer if optimizer is None else optimizer
         self._settings = settings_of(made)
         return super().create_scheduler(num_training_steps, optimizer)
@@ -199,13 +200,13 @@ class PrivateTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **options: Any
     ) -> Tensor:
-        """One private step, charged before the weights move, where accumulation would end.
+        """One private step when accumulation ends, charged before the weights change.
 
         Args:
-            model: as it was prepared.
-            inputs: empty.
-            args: not used.
-            options: not used.
+            model: Prepared model.
+            inputs: Empty.
+            args: Not used.
+            options: Not used.
 
         Returns:
             Zero: no loss of the records is released.
@@ -222,71 +223,55 @@ class PrivateTrainer(Trainer):
         return torch.zeros((), device=self.args.device)
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
-        """Log as Trainer does: epsilon in the place of the training loss.
+        """Log as Trainer does, with epsilon in place of metrics of the training records.
 
         Args:
-            logs: of Trainer; those that would be of training records are left out.
-            args: as in Trainer.
-            options: likewise.
+            logs: Metrics of Trainer. Those of training records, and training times, are dropped.
+            args: As in Trainer.
+            options: As in Trainer.
         """
         if self._recording:
             warnings.warn(
                 f"compute_loss logs {', '.join(logs)} of private records, which no charge covers: it is "
-                "left out. Log metrics of evaluation records, which need no protection.",
+                "dropped. Log metrics of evaluation records, which need no protection.",
                 PrivacyWarning,
                 stacklevel=2,
             )
             return
-        kept = {name: value for name, value in logs.items() if name not in _OF_RECORDS}
+        kept = _charged(logs)
         if "learning_rate" in kept and self.private_step is not None:
             kept["epsilon"] = self.private_step.spent().epsilon.upper
-        super().log(kept, *args, **options)
+        if kept:
+            super().log(kept, *args, **options)
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> Any:
-        """Evaluate and log the metrics; of training records they would be released uncharged.
+        """Evaluate and log metrics, as in Trainer; rejects training records, whose metrics are private.
 
         Args:
-            eval_dataset: records that need no protection; as in Trainer.
-            args: as in Trainer.
-            options: likewise.
-
-        Returns:
-            As in Trainer.
+            eval_dataset: Records that need no protection, as in Trainer.
+            args: As in Trainer.
+            options: As in Trainer.
         """
         check_evaluation(eval_dataset, self.train_dataset)
         return super().evaluate(eval_dataset, *args, **options)
 
     def predict(self, test_dataset: Any, *args: Any, **options: Any) -> Any:
-        """Predictions and their metrics; of training records they would be released uncharged.
+        """Predictions and metrics, as in Trainer; rejects training records, whose metrics are private.
 
         Args:
-            test_dataset: records that need no protection; as in Trainer.
-            args: as in Trainer.
-            options: likewise.
-
-        Returns:
-            As in Trainer.
+            test_dataset: Records that need no protection, as in Trainer.
+            args: As in Trainer.
+            options: As in Trainer.
         """
         check_evaluation(test_dataset, self.train_dataset)
         return super().predict(test_dataset, *args, **options)
 
     def hyperparameter_search(self, *args: Any, **options: Any) -> Any:
-        """Refused: the best of several runs depends on the records beyond the charge of one."""
+        """Raise: the choice among several runs depends on the records beyond the charge of each."""
         raise Unsupported(
-            "hyperparameter_search releases the best of several runs, each of them charged alone, and "
-            "which one it is depends on all. Use hush.tune, which charges the whole search once."
+            "hyperparameter_search releases the best of several runs, and the charge of each run does "
+            "not cover that choice. Use hush.tune, which charges the whole search once."
         )
-
-    def save_step(self, folder: Path) -> None:
-        """Name the private step's state in a checkpoint, and keep it beside the ledger (secret).
-
-        Args:
-            folder: of the checkpoint.
-        """
-        assert self.private_step is not None
-        name = save_step(self.private_step, self._data, self._generator)
-        if self.args.should_save:
-            write_name(folder, name)
 
     @property
     def _records(self) -> int:
@@ -294,54 +279,120 @@ class PrivateTrainer(Trainer):
         dataset: Any = self.train_dataset
         return len(dataset)
 
-    def _begin(self) -> None:
-        """Make the step on the weights and the optimizer as they are, resumed or new."""
-        records = self._records
-        plan = self._privacy.plan_for(
-            records=records,
+    def _privacy(self) -> Privacy:
+        """Budget and plan, verified against the current TrainingArguments."""
+        return Privacy(
+            **self._asked,  # type: ignore[arg-type]
+            records=self._records,
             batch=self.get_total_train_batch_size(self.args),
             clip_norm=self.args.max_grad_norm,
-            steps=self.state.max_steps,
         )
+
+    def _begin(self) -> None:
+        """Make the step with the current weights and optimizer, resumed or new."""
+        privacy = self._privacy()
         if isinstance(self._ledger, Path):
             self._ledger.parent.mkdir(parents=True, exist_ok=True)
         optimizer: Any = self.optimizer
         model: Any = self.model
+        assert self._data is not None
         step = PrivateStep(
             BatchLoss(model, self._loss_of_record),
             own_loss,
-            getattr(optimizer, "optimizer", optimizer),  # Accelerate's holds the real one
-            plan,
-            records=records,
+            getattr(optimizer, "optimizer", optimizer),  # Accelerate wraps it
+            privacy.plan_for(self.state.max_steps),
+            records=privacy.records,
             ledger=self._ledger,
             generator=self._generator,
             physical_batch=self.args.per_device_train_batch_size,
         )
         self.private_step = step
-        delta = check_delta(self._privacy.delta_for(records), step.records, step.adjacency.unit)
+        delta = check_delta(privacy.delta_or_default, step.records, step.adjacency.unit)
         step.optimizer_settings = self._settings
         if self._resumed is not None:
-            load_step(step, read_name(self._resumed), self._data, self._generator)
-        budget = self._privacy.budget(records)
+            load_step(step, _read_name(self._resumed), self._data, self._generator)
         self._end = self.state.max_steps
-        if budget is not None:
-            self._end, _ = last_step(step, budget, self.state.max_steps)
+        if privacy.budget is not None:
+            self._end, _ = last_step(step, privacy.budget, self.state.max_steps)
         self._batches = step.batches(self._data)
         step.ledger.store_delta(delta)
 
     def _loss_of_record(self, batch: dict[str, Any]) -> Any:
-        """What compute_loss says of a batch of one record."""
+        """Result of compute_loss for a batch of one record."""
         model: Any = self.model
-        before = state_of_trainer(self)
+        before = _contents(self)
         self._recording = True
         try:
             loss = self.compute_loss(model, dict(batch))
         finally:
             self._recording = False
-        check_state_unchanged(before, state_of_trainer(self))
+        after = _contents(self)
+        changed = sorted(name for name in before | after if before.get(name) != after.get(name))
+        if changed:
+            raise Unsupported(
+                f"compute_loss changes {', '.join(changed[:3])} of the Trainer: a metric of private "
+                "records that it stores there would be logged or saved without a charge. Compute "
+                "metrics of evaluation records, and store nothing between calls."
+            )
         return loss
 
 
-def _nothing(_: list[int]) -> dict[str, Any]:
-    """An item of the loader: it holds no record."""
+class _SaveStep(TrainerCallback):
+    """Saves the private step with each checkpoint."""
+
+    def __init__(self, trainer: PrivateTrainer) -> None:
+        self._trainer = trainer
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        step, data = self._trainer.private_step, self._trainer._data
+        assert step is not None
+        assert data is not None
+        name = save_step(step, data, self._trainer._generator)
+        if args.should_save:
+            path = Path(args.output_dir, f"checkpoint-{state.global_step}", _NAME)
+            path.write_text(json.dumps(name) + "\n")
+
+
+def _read_name(folder: Path) -> dict[str, Any]:
+    """Public name of the step's state in a checkpoint."""
+    try:
+        name: dict[str, Any] = json.loads((folder / _NAME).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder} is not a complete checkpoint of a private run ({error}): weights that were "
+            "trained on these records without noise stay non-private. Resume from a checkpoint with a "
+            f"{_NAME}, or begin with public weights."
+        ) from None
+    return name
+
+
+def _contents(trainer: Trainer) -> dict[str, Any]:
+    """Values of numbers and sizes of containers among a Trainer's attributes, two levels deep.
+
+    A metric that `compute_loss` stores for a later log changes one of them.
+    """
+    contents: dict[str, Any] = {}
+    for name, value in vars(trainer).items():
+        if isinstance(value, (list, dict)):
+            parts = value.values() if isinstance(value, dict) else value
+            sizes = [len(part) for part in parts if isinstance(part, (list, dict))]
+            contents[name] = (len(value), sizes)
+        elif value is None or isinstance(value, (bool, int, float, str)):
+            contents[name] = value
+        elif isinstance(value, Tensor):
+            contents[name] = (id(value), value._version)
+    return contents
+
+
+def _charged(metrics: dict[str, float]) -> dict[str, float]:
+    """Metrics without those of training records and without training times, which no charge covers."""
+    return {
+        name: value
+        for name, value in metrics.items()
+        if name not in _NOT_CHARGED and not name.startswith("train_")
+    }
+
+
+def _empty(_: list[int]) -> dict[str, Any]:
+    """Item of the training loader, without a record."""
     return {}

@@ -1,0 +1,481 @@
+"""Lightning: private training of a LightningModule in Lightning's own loop. docs/lightning.md."""
+
+import inspect
+import os
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from hush.accounting.ledger.ledger import Ledger
+from hush.core.errors import CheckpointError, PrivacyWarning, Unsupported
+from hush.core.guarantee import Budget, Guarantee, check_delta
+from hush.core.plan import Plan
+from hush.core.value import check_kind, with_article
+from hush.integrations import require
+from hush.integrations.host_loop import BatchLoss, batch_data, load_step, own_loss, save_step
+from hush.training.checks.disjoint import check_held_out
+from hush.training.data import Batch, Data, count
+from hush.training.resume import settings_of
+from hush.training.sources.reader import CollateFn
+from hush.training.sources.records import leaves
+from hush.training.sources.source import Source
+from hush.training.step import PrivateStep
+from hush.training.stopping import last_step
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.loggers.logger import DummyLogger
+else:
+    _pytorch = require("lightning.pytorch", "lightning")
+    Callback, LightningModule = _pytorch.Callback, _pytorch.LightningModule
+    DummyLogger = require("lightning.pytorch.loggers.logger", "lightning").DummyLogger
+
+_CHECKPOINT = "hush"
+_MONITORING = ("monitor", "strict", "reduce_on_plateau")
+_PRECISIONS = ("32-true", "bf16-mixed")
+_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
+_SETS_WEIGHTS = "it sets the weights while the step trains them"
+_TAKES_BACK = "it reverts the steps that it takes, and each of them is a release"
+_CALLBACKS = {
+    "StochasticWeightAveraging": _SETS_WEIGHTS,
+    "WeightAveraging": _SETS_WEIGHTS,
+    "LearningRateFinder": _TAKES_BACK,
+    "BatchSizeFinder": _TAKES_BACK,
+    "GradientAccumulationScheduler": "a step draws its whole batch at once",
+}
+_MIX_IN = "class Private(PrivateModule, Mine): pass"
+
+
+class PoissonLoader:
+    """Private records in place of a training `DataLoader`: one item per step, drawn by the plan.
+
+    Its length is one epoch, 1 / sampling rate. `spent()` is the guarantee after `fit`.
+
+    Args:
+        data: Records whose batches `training_step` takes: a pair of tensors, or a map-style data set.
+        plan: Sampling, clipping, noise and release.
+        budget: Limit of the total cost on the ledger. Training stops when it is used up.
+        ledger: Ledger, or path of one; None: a ledger in memory. Resuming from a checkpoint needs a
+            ledger on disk.
+        collate_fn: As for a `DataLoader`; called with one record at a time.
+        workers: Number of processes that read ahead.
+        pad_to: Public length to which records are padded or cut: one number, or a tree like the batch
+            with None for parts that are not padded.
+        pad_value: Padding value, or a tree of them.
+        physical_batch: Number of records to process at once; None: as many as fit.
+        generator: Seeded source of draws and noise, for tests; the guarantee records it.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        plan: Plan,
+        budget: Budget,
+        *,
+        ledger: Ledger | str | os.PathLike[str] | None = None,
+        collate_fn: CollateFn | None = None,
+        workers: int = 0,
+        pad_to: Any = None,
+        pad_value: Any = 0,
+        physical_batch: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.records = data
+        self.data = batch_data(
+            data, collate_fn=collate_fn, workers=workers, pad_to=pad_to, pad_value=pad_value
+        )
+        self.plan = check_kind("plan", plan, Plan)
+        self.budget = check_kind("budget", budget, Budget)
+        self.step: PrivateStep | None = None
+        """The private step, once training has begun."""
+        self._ledger, self._physical_batch, self._generator = ledger, physical_batch, generator
+        self._batches: Iterator[Batch] | None = None
+        self._end = 0
+
+    def __len__(self) -> int:
+        """Number of steps per epoch."""
+        return max(1, round(1 / self.plan.sampling.participation))
+
+    def __iter__(self) -> Iterator[int]:
+        """Indices of an epoch's steps. The step itself draws the records."""
+        if self.step is None:  # at the first item: the Trainer makes the iterator before on_train_start
+            raise Unsupported(
+                "a PoissonLoader holds no batches: the private step draws them, and no PrivateModule "
+                f"has made one. Mix it in from the left: {_MIX_IN}."
+            )
+        yield from range(len(self))
+
+    def begin(
+        self,
+        model: BatchLoss,
+        optimizer: torch.optim.Optimizer,
+        settings: list[dict[str, Any]],
+        checkpoint: dict[str, Any] | None,
+        steps: int | None,
+    ) -> None:
+        """Make the step, and load the state of a checkpoint.
+
+        Args:
+            model: Per-sample losses of the module.
+            optimizer: Optimizer of the module.
+            settings: Settings of the optimizer before any schedule changed them.
+            checkpoint: Public name of the step's state; None: a new run.
+            steps: Total number of steps; None: as many as the budget allows.
+        """
+        step = PrivateStep(
+            model,
+            own_loss,
+            optimizer,
+            self.plan,
+            records=count(self.data),
+            ledger=self._ledger,
+            generator=self._generator,
+            physical_batch=self._physical_batch,
+        )
+        self.step = step
+        check_delta(self.budget.delta, step.records, step.adjacency.unit)
+        step.optimizer_settings = settings
+        if checkpoint is not None:
+            load_step(step, checkpoint, self.data, self._generator)
+        self._end, _ = last_step(step, self.budget, steps)
+        self._batches = None
+        step.ledger.store_delta(self.budget.delta)
+
+    def advance(self) -> bool | None:
+        """Run one step, charged before the weights change.
+
+        Returns:
+            Whether the weights changed; None: all steps are done, or the budget is used up.
+        """
+        assert self.step is not None
+        if self._batches is None:  # not in `begin`: the probe runs under the Trainer's precision
+            self._batches = self.step.batches(self.data)
+        return None if self.step.steps >= self._end else self.step(next(self._batches))
+
+    def spent(self, delta: float | None = None) -> Guarantee:
+        """(epsilon, delta) guarantee of all releases on the ledger.
+
+        It does not depend on the module's current weights: Lightning moves them to another device after
+        training, and loads the best ones for tests.
+
+        Args:
+            delta: Delta of the guarantee; None: that of the budget.
+        """
+        if self.step is None:
+            raise Unsupported(
+                "this loader has not run a step, so there is nothing to account for. Call trainer.fit; "
+                "for an earlier run, hush.Ledger(path, read_only=True).epsilon()."
+            )
+        return self.step.ledger.epsilon(delta)
+
+    def saved(self) -> dict[str, Any]:
+        """Save the secret state of the step beside its ledger, and return its public name."""
+        assert self.step is not None
+        return save_step(self.step, self.data, self._generator)
+
+    def close(self) -> None:
+        """Stop the workers, and close a ledger that was opened by its path."""
+        self._batches = None
+        if isinstance(self.data, Source):
+            self.data.stop_workers()
+        if self.step is not None and not isinstance(self._ledger, Ledger):
+            self.step.ledger.close()
+
+
+class PrivateModule(LightningModule):
+    """Mix-in that trains a `LightningModule` privately: `class Private(PrivateModule, Mine): pass`.
+
+    Training records come from a `PoissonLoader`. `Mine.training_step` is called with one record at a
+    time and returns that record's loss. Everything else of the module and of the `Trainer` stays as it
+    is: optimizer and schedules, validation, loggers, callbacks, checkpoints.
+
+    **Guarantee.** `loader.spent()` covers the weights, the checkpoints of the `Trainer` and the logged
+    `epsilon`. Metrics that `training_step` logs depend on the private records; they are dropped with a
+    warning. Validation records are not protected.
+    """
+
+    _recording = False
+    """Whether the loss of a record is being computed."""
+    _checkpoint: dict[str, Any] | None = None
+    """Name of the step's state in the loaded checkpoint."""
+    _settings: list[dict[str, Any]]
+    """Settings of the optimizer before any schedule changed them."""
+    _monitors: dict[int, str]
+    """Metric that a schedule monitors, by the schedule's identity."""
+
+    @property
+    def automatic_optimization(self) -> bool:
+        """False: the private step updates the weights."""
+        return False
+
+    @automatic_optimization.setter
+    def automatic_optimization(self, automatic: bool) -> None:
+        if not automatic:
+            raise Unsupported(
+                "the module sets automatic_optimization=False: a training_step that calls the optimizer "
+                "itself updates the weights with gradients that are neither clipped nor charged. Return "
+                "the loss from training_step, and leave the optimizer to the private step."
+            )
+
+    def configure_optimizers(self) -> Any:
+        """The module's own optimizer and schedules."""
+        configured = super().configure_optimizers()
+        found = list(_optimizers(configured))
+        if len(found) != 1:
+            raise Unsupported(
+                f"configure_optimizers returns {len(found)} optimizers: a private step applies one "
+                "noisy gradient of all parameters. Return one optimizer, with a parameter group for "
+                "each group of settings."
+            )
+        self._settings = settings_of(found[0])
+        self._monitors = {}
+        return _take_monitors(configured, self._monitors)
+
+    def configure_callbacks(self) -> list[Callback]:
+        """The module's own callbacks, and one that closes the ledger. Lightning calls this first."""
+        _check_gradients(self.trainer)
+        own = super().configure_callbacks()
+        return [*(own if isinstance(own, (list, tuple)) else [own]), _CloseLedger()]
+
+    def on_fit_start(self) -> None:
+        """Reject settings under which the step that runs is not the one that is charged."""
+        super().on_fit_start()
+        if type(self).training_step is not PrivateModule.training_step:
+            raise Unsupported(
+                f"{type(self).__name__} overrides the private training_step: its gradients would be "
+                f"neither clipped nor charged. Mix in from the left: {_MIX_IN}."
+            )
+        _check_trainer(self.trainer)
+
+    def on_train_start(self) -> None:
+        """Make the private step, or restore that of the checkpoint."""
+        super().on_train_start()
+        if not hasattr(self, "_settings"):
+            raise Unsupported(
+                f"{type(self).__name__} overrides the private configure_optimizers, which records the "
+                f"settings that a resumed run starts from. Mix in from the left: {_MIX_IN}."
+            )
+        loader = self._loader()
+        for held_out in leaves(self.trainer.val_dataloaders):
+            check_held_out(getattr(held_out, "dataset", held_out), loader.records)
+        resumed = self._checkpoint if self.trainer.ckpt_path else None
+        if self.trainer.ckpt_path and resumed is None:
+            raise CheckpointError(
+                f"{self.trainer.ckpt_path} is not a checkpoint of a private run: weights that were "
+                "trained on these records without noise stay non-private. Begin with public weights."
+            )
+        wanted = self.trainer.estimated_stepping_batches
+        loader.begin(
+            BatchLoss(self, self._loss_of_record),
+            self.optimizers(),  # type: ignore[arg-type]  # one, by configure_optimizers
+            self._settings,
+            resumed,
+            None if wanted == float("inf") else int(wanted),
+        )
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """One private step. The loop stops when the budget is used up.
+
+        Args:
+            args: Item of the `PoissonLoader`, which holds no record, and its index in the epoch.
+            kwargs: Not used.
+        """
+        _, batch_idx = args
+        loader = self._loader()
+        moved = loader.advance()
+        if moved is None:
+            self.trainer.should_stop = True
+            return None
+        if moved:
+            self._step_schedules("step", batch_idx + 1)
+        assert loader.step is not None
+        if loader.step.steps % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            self.log("epsilon", loader.step.spent().epsilon.upper, batch_size=1)
+        return None
+
+    def on_train_epoch_end(self) -> None:
+        """Step the schedules that run per epoch."""
+        super().on_train_epoch_end()
+        self._step_schedules("epoch", self.current_epoch + 1)
+
+    def on_train_end(self) -> None:
+        """Raise if the weights were changed by anything but the private step."""
+        super().on_train_end()
+        step = self._loader().step
+        if step is not None:
+            step.spent()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Store the public name of the step's state. The state is secret and saved elsewhere."""
+        super().on_save_checkpoint(checkpoint)
+        loader = self._loader()
+        if loader.step is not None:
+            checkpoint[_CHECKPOINT] = loader.saved()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Read the name of the step's state."""
+        super().on_load_checkpoint(checkpoint)
+        self._checkpoint = checkpoint.get(_CHECKPOINT)
+
+    def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        """As in Lightning, except that metrics of training records are dropped.
+
+        Args:
+            name: Key of the metric.
+            value: Value of the metric.
+            args: As in Lightning.
+            options: As in Lightning.
+        """
+        if self._recording:
+            _warn_of_log(repr(name))
+            return
+        super().log(name, value, *args, **options)
+
+    def _loss_of_record(self, batch: Any) -> Any:
+        """Result of the module's own training_step for a batch of one record."""
+        own = super().training_step
+        loggers = self.trainer.loggers
+        self._recording = True
+        self.trainer.loggers = [_NoLogger() for _ in loggers]
+        try:
+            return own(batch, 0) if len(inspect.signature(own).parameters) > 1 else own(batch)
+        finally:
+            self._recording = False
+            self.trainer.loggers = loggers
+
+    def _loader(self) -> PoissonLoader:
+        loader = self.trainer.train_dataloader
+        if not isinstance(loader, PoissonLoader):
+            raise Unsupported(
+                f"the training records come from {with_article(type(loader).__name__)}: records in a "
+                "shuffled order are not the Poisson sampling that is charged. Pass "
+                "trainer.fit(module, hush.integrations.lightning.PoissonLoader(dataset, plan, budget))."
+            )
+        return loader
+
+    def _step_schedules(self, interval: str, number: int) -> None:
+        for config in self.trainer.lr_scheduler_configs:
+            if config.interval != interval or number % config.frequency:
+                continue
+            monitor = self._monitors.get(id(config.scheduler))
+            metric = None if monitor is None else self.trainer.callback_metrics.get(monitor)
+            if isinstance(config.scheduler, ReduceLROnPlateau) and metric is None:
+                raise Unsupported(
+                    f"the schedule monitors {monitor!r}, which is not logged: a loss of the training "
+                    "records is not released. Monitor a metric of validation_step."
+                )
+            self.lr_scheduler_step(config.scheduler, metric)
+
+
+class _CloseLedger(Callback):
+    """Closes the ledger when training ends or raises."""
+
+    def on_exception(self, trainer: "Trainer", pl_module: LightningModule, _: BaseException) -> None:
+        self.on_fit_end(trainer, pl_module)
+
+    def on_fit_end(self, trainer: "Trainer", pl_module: LightningModule) -> None:
+        if isinstance(trainer.train_dataloader, PoissonLoader):
+            trainer.train_dataloader.close()
+
+
+class _NoLogger(DummyLogger):
+    """Replaces the loggers while the loss of a record is computed."""
+
+    def log_metrics(self, metrics: Any = None, *_: Any, **__: Any) -> None:
+        _warn_of_log(", ".join(map(repr, metrics or ())))
+
+    @property
+    def experiment(self) -> Any:
+        _warn_of_log("to an experiment")
+        return super().experiment
+
+
+def _warn_of_log(what: str) -> None:
+    warnings.warn(
+        f"training_step logs {what}, a metric of private records that no charge covers: it is dropped. "
+        "Log it in validation_step, for records that need no protection.",
+        PrivacyWarning,
+        stacklevel=3,
+    )
+
+
+def _check_gradients(trainer: "Trainer") -> None:
+    """Raise if the Trainer clips or accumulates gradients.
+
+    Lightning refuses both too, but later, and advises to switch to automatic optimization.
+    """
+    if trainer.gradient_clip_val is not None:
+        raise Unsupported(
+            f"gradient_clip_val={trainer.gradient_clip_val!r} of the Trainer would clip a gradient that "
+            "is already noisy: the plan clips each record's gradient. Leave it out, and set the plan's "
+            "clipping, e.g. clipping=hush.L2(norm=1.0)."
+        )
+    if trainer.accumulate_grad_batches != 1:
+        raise Unsupported(
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches!r} of the Trainer would add up "
+            "several noisy gradients: a private step draws its whole batch at once. Raise the plan's "
+            "sampling rate, and limit memory with PoissonLoader(..., physical_batch=...)."
+        )
+
+
+def _check_trainer(trainer: "Trainer") -> None:
+    """Raise for settings of a Trainer that would change the private step."""
+    if trainer.precision not in _PRECISIONS:
+        raise Unsupported(
+            f"precision={trainer.precision!r} scales losses or converts records, which the private step "
+            f"does not. Use one of {_PRECISIONS}."
+        )
+    strategy = type(trainer.strategy).__name__
+    if strategy not in _STRATEGIES:
+        raise Unsupported(
+            f"strategy {strategy} moves or splits the weights and gradients by itself. Use one device "
+            "or strategy='ddp', or fully_shard in a loop of your own (docs/distributed.md)."
+        )
+    if "MultiProcessing" in type(getattr(trainer.strategy, "launcher", None)).__name__:
+        raise Unsupported(
+            "the strategy starts processes by multiprocessing (ddp_spawn, ddp_fork, ddp_notebook) that "
+            "end with fit: they return the weights, but not the ledger. Use strategy='ddp', which runs "
+            "the script in every process, or one device."
+        )
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for kind in type(callback).__mro__:
+            if kind.__name__ in _CALLBACKS:
+                raise Unsupported(
+                    f"the callback {type(callback).__name__} cannot run with a private step: "
+                    f"{_CALLBACKS[kind.__name__]}. Leave it out; docs/lightning.md shows an average of "
+                    "the weights."
+                )
+
+
+def _optimizers(configured: Any) -> Iterator[torch.optim.Optimizer]:
+    """Optimizers in the result of configure_optimizers."""
+    if isinstance(configured, torch.optim.Optimizer):
+        yield configured
+    elif isinstance(configured, dict):
+        yield from _optimizers(configured.get("optimizer"))
+    elif isinstance(configured, (list, tuple)):
+        for part in configured:
+            yield from _optimizers(part)
+
+
+def _take_monitors(configured: Any, monitors: dict[int, str], monitor: str | None = None) -> Any:
+    """Move the monitors of schedules from the result of configure_optimizers to a dictionary.
+
+    Under manual optimization Lightning ignores a monitor, so that the module evaluates it itself.
+    """
+    if isinstance(configured, dict):
+        monitor = configured.get("monitor", monitor)
+        kept = {key: part for key, part in configured.items() if key not in _MONITORING}
+        if "scheduler" in kept and monitor is not None:
+            monitors[id(kept["scheduler"])] = monitor
+        if "lr_scheduler" in kept:
+            kept["lr_scheduler"] = _take_monitors(kept["lr_scheduler"], monitors, monitor)
+        return kept
+    if isinstance(configured, (list, tuple)):
+        return type(configured)(_take_monitors(part, monitors) for part in configured)
+    if monitor is not None:
+        monitors[id(configured)] = monitor
+    return configured
