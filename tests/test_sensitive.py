@@ -19,9 +19,7 @@ RECIPES = Path(__file__).parents[1] / "recipes" / "hush_recipes"
 NAMES = r"\b(individual_rdp|individual_mean|sampled_rdp|odometer|FisherLoss|charges)\b"
 MADE_HERE = {
     "hush/accounting/per_instance/bounded.py",
-    "hush/accounting/per_instance/fisher.py",
     "hush/accounting/filters.py",
-    "hush/accounting/per_instance/sampled.py",
     "hush/training/methods/linear.py",
     "hush/training/methods/statistics.py",
     # attacks on made-up records
@@ -29,6 +27,7 @@ MADE_HERE = {
     # recipes on made-up records
     "hush_recipes/bounded/fig1.py",
     "hush_recipes/bounded/mean.py",
+    "hush_recipes/bounded/sampled.py",
     # and on published data sets
     "hush_recipes/bounded/fig3_cifar10.py",
     "hush_recipes/bounded/fig4.py",

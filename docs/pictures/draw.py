@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import hush
-from hush.accounting.attacker.attacker import ApproximateDP
+from hush.accounting.attacker import ApproximateDP
 
 BUDGET = hush.Budget(epsilon=3.0, delta=1e-5)
 STEPS = 200

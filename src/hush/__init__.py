@@ -20,14 +20,13 @@ from hush.noise import *  # noqa: F403
 from hush.sampling import *  # noqa: F403
 
 if TYPE_CHECKING:
-    from hush.accounting.attacker.attacker import Attacker
-    from hush.accounting.attacker.risk import Risk
+    from hush.accounting.attacker import Attacker, Risk
     from hush.accounting.calibrate import calibrate
     from hush.accounting.epsilon import epsilon, rdp
     from hush.accounting.filters import RenyiFilter
     from hush.accounting.ledger.ledger import Ledger
     from hush.accounting.per_instance.bounded import fisher, individual_rdp
-    from hush.accounting.shaping.fit import fit_noise
+    from hush.accounting.shaping import fit_noise
     from hush.pate.argmax import NoisyMax
     from hush.pate.confident import Confident
     from hush.training.loop import train
@@ -84,7 +83,7 @@ __all__ += clipping.__all__
 __all__ += noise.__all__
 
 _LAZY = {
-    "Attacker": "accounting.attacker.attacker",
+    "Attacker": "accounting.attacker",
     "Choice": "training.tuning.space",
     "Confident": "pate.confident",
     "Ledger": "accounting.ledger.ledger",
@@ -96,13 +95,13 @@ _LAZY = {
     "NoisyWhitening": "training.methods.moments",
     "PrivateStep": "training.step",
     "RenyiFilter": "accounting.filters",
-    "Risk": "accounting.attacker.risk",
+    "Risk": "accounting.attacker",
     "Uniform": "training.tuning.space",
     "Source": "training.sources.source",
     "calibrate": "accounting.calibrate",
     "epsilon": "accounting.epsilon",
     "fisher": "accounting.per_instance.bounded",
-    "fit_noise": "accounting.shaping.fit",
+    "fit_noise": "accounting.shaping",
     "individual_mean": "training.methods.statistics",
     "individual_rdp": "accounting.per_instance.bounded",
     "mean": "training.methods.statistics",

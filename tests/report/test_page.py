@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hush.accounting.attacker.attacker import Attacker
+from hush.accounting.attacker import Attacker
 from hush.accounting.epsilon import compose
 from hush.report.facts import AuditFacts, RunFacts, run_facts
 from hush.report.page import charts, render, report_json

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 import hush
-from hush.accounting.attacker.attacker import Attacker
+from hush.accounting.attacker import Attacker
 from hush.accounting.calibrate import max_rate, max_steps
 from tests.unchanged.entry import Entries, asked, entries
 from tests.unchanged.plans import DIMENSION, Question

@@ -7,13 +7,13 @@ import hush
 from hush.accounting.claims import CLAIMS
 from hush.accounting.compare import Setting, compare
 from hush.accounting.filters import GaussianFilter, RenyiFilter, individual_gaussian_rdp
-from hush.accounting.per_instance.sampled import sampled_rdp
-from hush.accounting.selective.tune import tune_selective
+from hush.accounting.selective_tuning import tune_selective
 from hush.pate.argmax import NoisyMax
 from hush.pate.confident import Confident, with_noise
 from hush.pate.per_instance import per_instance
 from hush.training.methods.moments import NoisyMoments
 from hush.training.methods.statistics import NoisyQuantile, individual_mean
+from hush_recipes.bounded.sampled import sampled_rdp
 from tests.unchanged.entry import Entries, asked, entries
 from tests.unchanged.numbers import FRACTIONAL, WHOLE
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hush.accounting.per_instance.bounded import fisher
-from hush.accounting.per_instance.fisher import FisherLoss
+from hush.accounting.per_instance.bounded import FisherLoss, fisher
 from hush.gradients.fisher import power_iteration, softmax_regression
 from hush.report.figure import Figure
 from hush_recipes.bounded.probe import CLIP, DATA, KINDS, STEPS, accuracy, descent, features, grid

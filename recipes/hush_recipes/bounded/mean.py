@@ -14,8 +14,8 @@ import torch
 
 import hush
 from hush.accounting.per_instance.bounded import individual_rdp, unit_law
-from hush.accounting.per_instance.sampled import sampled_rdp
 from hush.report.figure import Figure, Table
+from hush_recipes.bounded.sampled import sampled_rdp
 
 RECORDS, NUMBERS, TRIALS, ORDER = 900, 100, 5, 2.0
 MEANS = (0.0, 0.25, 0.5, 0.75, 1.0)

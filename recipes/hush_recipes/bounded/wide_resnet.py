@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.accounting.per_instance.bounded import fisher
-from hush.accounting.per_instance.fisher import FisherLoss
+from hush.accounting.per_instance.bounded import FisherLoss, fisher
 from hush.core.parts import Noise
 from hush.gradients.fisher import FisherInformationTable, spectrum
 from hush.training.data import Batch

@@ -7,7 +7,7 @@ that noise, and one that no accounting can go below (docs/guarantees/twice-sampl
 from typing import Any
 
 from hush.accounting import epsilon as charge
-from hush.accounting.shaping.fit import least_variance_noise
+from hush.accounting.shaping import least_variance_noise
 from hush.clipping import L2Linf
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan

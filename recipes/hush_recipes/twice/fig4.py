@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hush.accounting.shaping.block_cost import BlockCost
+from hush.accounting.least_variance import BlockCost
 from hush.report.figure import Figure, Table
 from hush_recipes.twice.settings import plain, sampled, unit_block
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hush.accounting.shaping.fit import least_variance_noise
+from hush.accounting.shaping import least_variance_noise
 from hush.core.guarantee import Budget
 from hush.core.parts import SensitivitySet
 from hush.data import load, tensors

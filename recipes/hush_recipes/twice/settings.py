@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hush.accounting.least_variance import BlockCost, least_variance
 from hush.accounting.rdp.conversion import conversion_term, rdp_to_epsilon
-from hush.accounting.rdp.subsampling import AdjacentPair
-from hush.accounting.shaping.block_cost import BlockCost
-from hush.accounting.shaping.least_variance import least_variance
+from hush.accounting.rdp.coordinatewise import AdjacentPair
 from hush.core.guarantee import Budget
 from hush.core.parts import SensitivitySet
 

@@ -7,7 +7,7 @@ of entries; and over plain DP-SGD that uses all entries of the gradients twice s
 
 from typing import Any
 
-from hush.accounting.shaping.fit import charged_variance, least_variance_noise
+from hush.accounting.shaping import charged_variance, least_variance_noise
 from hush.core.guarantee import Budget
 from hush.report.figure import Figure
 from hush_recipes.twice.settings import DELTA, PARAMETERS, plain, published_variance, sampled, unit_block

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from hush.accounting.pld.privacy_loss import Array
-from hush.accounting.shaping.fit import (
+from hush.accounting.shaping import (
     charged_variance,
     closed_form_deviations,
     least_variance_noise,

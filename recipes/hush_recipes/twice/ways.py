@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.accounting.calibrate import calibrate
-from hush.accounting.shaping.fit import fit_noise
+from hush.accounting.shaping import fit_noise
 from hush.clipping import L2, L2Linf, Principal, Subspaces
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget

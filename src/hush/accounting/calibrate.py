@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from hush.accounting.attacker.risk import Limit, allowance, check_limit, cost, stated
+from hush.accounting.attacker import Limit, allowance, check_limit, cost, stated
 from hush.accounting.epsilon import Dimension
 from hush.accounting.mechanism import mechanism
 from hush.core.errors import BudgetExceeded, InvalidValue

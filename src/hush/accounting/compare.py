@@ -16,7 +16,7 @@ from hush.accounting.calibrate import calibrate, largest_affordable
 from hush.accounting.rdp.conversion import Conversion, rdp_to_epsilon
 from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
 from hush.accounting.rdp.gaussian import renyi_divergence
-from hush.accounting.shaping.fit import charged_variance, closed_form_deviations, least_variance_noise
+from hush.accounting.shaping import charged_variance, closed_form_deviations, least_variance_noise
 from hush.accounting.steps import SampledGaussian
 from hush.clipping import L2, Lp
 from hush.core.errors import BudgetExceeded, InvalidValue

@@ -4,9 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hush.accounting.selection.step import Selection
-from hush.accounting.selection.trial_count import trial_count
-from hush.accounting.selective.trial import TrainAndTest, Trial
+from hush.accounting.selection import Selection, trial_count
+from hush.accounting.selective import TrainAndTest, Trial
 from hush.accounting.steps import (
     MAX_BETA,
     Block,

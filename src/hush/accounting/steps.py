@@ -12,12 +12,11 @@ from typing import Literal, Self
 
 import numpy as np
 
-from hush.accounting.coordinates.dominating_step import JumpDiffusionStep
-from hush.accounting.coordinates.dominating_step import dominating_step as jump_diffusion
+from hush.accounting.coordinates import JumpDiffusionStep, dominated_step
+from hush.accounting.coordinates import dominating_step as jump_diffusion
 from hush.accounting.numerics import Array
 from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
-from hush.accounting.rdp.dominated_step import dominated_step
 from hush.accounting.rdp.gaussian import renyi_divergence
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.core.errors import InvalidValue

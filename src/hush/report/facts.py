@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hush import __version__
-from hush.accounting.attacker.explanation import FALSE_POSITIVE_RATES, PRIORS, Explanation, explain
-from hush.accounting.attacker.trade_off import MIN_ERROR_RATE
 from hush.accounting.epsilon import compose
+from hush.accounting.explanation import (
+    FALSE_POSITIVE_RATES,
+    MIN_ERROR_RATE,
+    PRIORS,
+    Explanation,
+    explain,
+)
 from hush.accounting.ledger.ledger import Ledger
 from hush.accounting.ledger.reported_delta import reported_delta
 from hush.core.best_of import BestOf

@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from hush.accounting.attacker.explanation import FALSE_POSITIVE_RATES, PRIORS
+from hush.accounting.explanation import FALSE_POSITIVE_RATES, PRIORS
 from hush.core.atomic_files import replace_file
 from hush.report import wording
 from hush.report.facts import RunFacts

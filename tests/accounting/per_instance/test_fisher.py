@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from hush.accounting.per_instance.fisher import FisherLoss
+from hush.accounting.per_instance.bounded import FisherLoss
 from hush.core.errors import InvalidValue
 
 

@@ -13,10 +13,9 @@ from mpmath import mp
 from scipy import optimize, stats
 
 from hush.accounting.pld import accountant
-from hush.accounting.pld.compose import compose
+from hush.accounting.pld.compose import Cumulants, choose_window, compose
 from hush.accounting.pld.lattice import optimistic, pessimistic
 from hush.accounting.pld.privacy_loss import Direction, Step
-from hush.accounting.pld.tilting import Cumulants, choose_window
 from hush.accounting.rdp import gaussian
 from hush.accounting.steps import SampledGaussian, SampledNoise
 from hush.core.guarantee import Bound

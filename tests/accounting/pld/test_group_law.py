@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from hush.accounting.groups import SampledGroup
+from hush.accounting.composition import SampledGroup
 from hush.accounting.pld import accountant
 from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
 from hush.accounting.pld.privacy_loss import UNIT, Array, Direction, Step, cell_masses, loss_quantiles

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from hush.accounting.pld import lattice
 from hush.accounting.pld import privacy_loss as loss
-from hush.accounting.pld.lattice import Lattice, optimistic, pessimistic
+from hush.accounting.pld.lattice import SNAP, Lattice, optimistic, pessimistic
 from hush.accounting.pld.privacy_loss import Array, CellMasses, Direction, cell_masses
-from hush.accounting.pld.snapping import SNAP
 from hush.accounting.steps import SampledGaussian
 
 BOTH = list(Direction)

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hush.accounting.pld import accountant
-from hush.accounting.pld.lattice import Lattice, aligned_width, optimistic, pessimistic
+from hush.accounting.pld.lattice import SNAP, Lattice, aligned_width, optimistic, pessimistic
 from hush.accounting.pld.laws import GeneralizedGaussianLaw
 from hush.accounting.pld.privacy_loss import Array, Direction, loss_range
-from hush.accounting.pld.snapping import SNAP
 from hush.accounting.steps import SampledNoise
 from hush.core.errors import InvalidValue
 

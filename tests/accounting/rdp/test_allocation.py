@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hush.accounting.pld.privacy_loss import Array
-from hush.accounting.rdp.allocation import sum_over_blocks, worst_allocation
-from hush.accounting.rdp.concave_majorant import ConcaveMajorant
+from hush.accounting.rdp.allocation import ConcaveMajorant, sum_over_blocks, worst_allocation
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.core.errors import InvalidValue
 from hush.core.parts import SensitivitySet

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
+from hush.accounting.coordinates import dominated_step
 from hush.accounting.pld.privacy_loss import Array
-from hush.accounting.rdp.dominated_step import dominated_step
 from hush.core.parts import SensitivitySet
 
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.accounting.rdp.integrand import Integrand
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
-from hush.accounting.rdp.quadrature import log_moment_minus_one
+from hush.accounting.rdp.quadrature import Integrand, log_moment_minus_one
 from hush.core.errors import InvalidValue
 
 BETAS = st.one_of(st.sampled_from([1.0, 2.0, 2.33, 3.0, 4.0]), st.floats(1, 5))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hush.accounting.pld.privacy_loss import Array
-from hush.accounting.rdp.subsampling import AdjacentPair, subsampled_rdp
+from hush.accounting.rdp.coordinatewise import AdjacentPair, subsampled_rdp
 from hush.core.errors import InvalidValue
 
 HIGHEST = 9

@@ -46,7 +46,7 @@ def test_every_part_there_is_takes_part() -> None:
         (Sampling, {type(part) for part in SAMPLINGS}),
         (Clipping, {type(plan.clipping) for plan, _ in plans()}),
         (Noise, {type(plan.noise) for plan, _ in plans()}),
-        # a selection of runs is no step: tests/accounting/selection holds its exact law to the charge
+        # a selection is not one step: tests/accounting/test_selection_bounds.py checks its charge
         (Release, {type(part) for part in RELEASES} | {hush.BestOf}),
     ]
     for kind, used in audited:

@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 import hush
-from hush.accounting.selection.trial_count import trial_count
+from hush.accounting.selection import trial_count
 from hush.core.errors import (
     CheckpointError,
     DataError,
@@ -23,7 +23,7 @@ from hush.core.errors import (
     Unsupported,
 )
 from hush.training.tuning.trial import TuningTrial
-from tests.accounting.selection import oracle
+from tests.accounting import selection_oracle as oracle
 
 PLAN = hush.Plan(
     sampling=hush.Poisson(rate=0.25), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)

@@ -8,12 +8,23 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from hush.accounting.pld import analytic_gaussian, coarse_bounds
-from hush.accounting.pld.compose import PrivacyCurve, compose
+import numpy as np
+
+from hush.accounting.numerics import OUTWARD, UNIT
+from hush.accounting.pld import analytic_gaussian
+from hush.accounting.pld.compose import Cumulants, PrivacyCurve, Window, choose_window, compose
 from hush.accounting.pld.lattice import Lattice, aligned_width, optimistic, pessimistic
-from hush.accounting.pld.privacy_loss import Direction, Step, loss_quantiles
-from hush.accounting.pld.tilting import Cumulants, Window, choose_window
-from hush.accounting.steps import SampledGaussian
+from hush.accounting.pld.privacy_loss import (
+    Direction,
+    Step,
+    cell_masses,
+    loss_quantiles,
+    loss_range,
+    loss_rounding,
+    total_variation,
+)
+from hush.accounting.rdp import gaussian
+from hush.accounting.steps import MAX_LOSS, SampledGaussian
 from hush.core.guarantee import Bound
 
 Counts = Mapping[Step, int]
@@ -35,7 +46,7 @@ def epsilon(counts: Mapping[AnyStep, int], delta: float) -> Bound:
     if not sampled:
         return analytic_gaussian.epsilon(mu, delta)
     steps = _merge_full_batch(sampled, mu)
-    if coarse_bounds.total_variation(steps) <= delta:
+    if coarse_total_variation(steps) <= delta:
         return Bound(lower=0.0, upper=0.0)
     noisier = _representable(steps)
     lower = upper = 0.0
@@ -43,7 +54,7 @@ def epsilon(counts: Mapping[AnyStep, int], delta: float) -> Bound:
         one_sided = _epsilon(noisier, direction, delta, at_least=lower)
         lower, upper = max(lower, one_sided[0]), max(upper, one_sided[1])
     if noisier != steps or upper > lower + 10 * ACCURACY * max(1.0, lower):
-        coarse = coarse_bounds.epsilon_upper(steps, delta)
+        coarse = coarse_epsilon_upper(steps, delta)
         upper = max(lower, coarse if noisier != steps else min(upper, coarse))
     return Bound(lower=lower, upper=upper)
 
@@ -65,9 +76,9 @@ def profile(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> list[Bo
         for k, (lower, upper) in enumerate(_one_sided_profile(noisier, direction, epsilons)):
             lowers[k], uppers[k] = max(lowers[k], lower), max(uppers[k], upper)
     if noisier != steps:
-        max_loss = max(coarse_bounds.max_loss(steps, direction) for direction in Direction)
-        uppers = [0.0 if max_loss <= epsilon else 1.0 for epsilon in epsilons]
-    variation = coarse_bounds.total_variation(steps)
+        largest = max(max_composed_loss(steps, direction) for direction in Direction)
+        uppers = [0.0 if largest <= epsilon else 1.0 for epsilon in epsilons]
+    variation = coarse_total_variation(steps)
     uppers = [min(upper, variation, 1.0) for upper in uppers]
     return [Bound(lower=min(ends), upper=ends[1]) for ends in zip(lowers, uppers, strict=True)]
 
@@ -81,7 +92,7 @@ def profile_upper(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> l
     if not sampled:
         return [analytic_gaussian.delta(mu, epsilon).upper for epsilon in epsilons]
     steps = _merge_full_batch(sampled, mu)
-    total_variation = min(1.0, coarse_bounds.total_variation(steps))
+    variation = min(1.0, coarse_total_variation(steps))
     if _representable(steps) != steps:
         return [delta(counts, epsilon).upper for epsilon in epsilons]
     highest = [0.0] * len(epsilons)
@@ -89,7 +100,7 @@ def profile_upper(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> l
         for start in range(0, len(epsilons), _SHARING):
             shared = epsilons[start : start + _SHARING]
             for place, upper in enumerate(_deltas_upper(steps, direction, shared), start):
-                highest[place] = max(highest[place], min(upper, total_variation))
+                highest[place] = max(highest[place], min(upper, variation))
     return highest
 
 
@@ -99,7 +110,7 @@ def exceeds(counts: Mapping[AnyStep, int], delta: float, epsilon: float) -> bool
     Needs no grid: one test, whether any step's privacy loss is large, tells the two laws apart.
     """
     noisier = _representable(_merge_full_batch(*_split_full_batch(counts)))
-    return bool(noisier) and coarse_bounds.delta_lower(noisier, epsilon) > delta
+    return bool(noisier) and coarse_delta_lower(noisier, epsilon) > delta
 
 
 def likely_exceeds(counts: Counts, epsilon: float) -> bool:
@@ -146,7 +157,7 @@ def _epsilon(steps: Counts, direction: Direction, delta: float, at_least: float)
 
     The lower bound is not evaluated where it could not exceed that one.
     """
-    lowest, highest = 0.0, coarse_bounds.max_loss(steps, direction)
+    lowest, highest = 0.0, max_composed_loss(steps, direction)
     if highest <= at_least:
         return lowest, highest
     tail = _step_tail(steps, math.log(delta))
@@ -174,7 +185,7 @@ def _one_sided_profile(
     A composition answers for the epsilon that its tilt is for, and for those up to a deviation of the
     tilted loss above it: it is exact at all of them, and hardly less accurate.
     """
-    max_loss = coarse_bounds.max_loss(steps, direction)
+    max_loss = max_composed_loss(steps, direction)
     done = 0
     while done < len(epsilons):
         epsilon = epsilons[done]
@@ -214,7 +225,7 @@ def _deltas(
 
 def _deltas_upper(steps: Counts, direction: Direction, epsilons: Sequence[float]) -> list[float]:
     """Upper bounds on delta in one direction, from the curve in the window of the middle epsilon."""
-    largest = coarse_bounds.max_loss(steps, direction)
+    largest = max_composed_loss(steps, direction)
     middle = epsilons[len(epsilons) // 2]
     if largest <= epsilons[0]:
         return [0.0] * len(epsilons)
@@ -320,3 +331,84 @@ def _delta_at(
         return min(trivial, bound(last))
     share = math.expm1(epsilon - curve.epsilon(k)) / math.expm1(curve.width)
     return (1 - share) * bound(k) + share * bound(k + 1)
+
+
+# How far a large loss of one step is above epsilon plus the logarithm of the number of steps.
+_MARGINS = np.array([0.5, 2.0, 8.0, 32.0])
+
+
+def coarse_total_variation(counts: Mapping[Step, int]) -> float:
+    """Upper bound on the total variation distance, which is delta at epsilon 0.
+
+    Steps coupled one by one all agree with at least the product of their probabilities to agree.
+    """
+    log_agree = 0.0
+    for step, count in counts.items():
+        distance = min(total_variation(step), 1 - 2.0**-53)
+        log_agree += count * math.log1p(-distance)
+    return min(1.0, OUTWARD * -math.expm1(log_agree))
+
+
+def max_composed_loss(counts: Mapping[Step, int], direction: Direction) -> float:
+    """Upper bound on the composed privacy loss (pure epsilon); infinite if there is none."""
+    return OUTWARD * sum(
+        count * loss_range(step, direction)[1] for step, count in counts.items() if count
+    )
+
+
+def coarse_delta_lower(counts: Mapping[Step, int], epsilon: float) -> float:
+    """Lower bound on delta at `epsilon`; 0 if nothing better is known.
+
+    The event that some step's privacy loss exceeds a cut: its probability under the first law less
+    exp(epsilon) times that under the second, for some cuts. A union bound holds for the second.
+    """
+    if not epsilon < MAX_LOSS:
+        return 0.0
+    cuts = epsilon + math.log(sum(counts.values())) + _MARGINS
+    log_none, second = np.zeros(len(cuts)), np.zeros(len(cuts))
+    for step, count in counts.items():
+        cut = cell_masses(step, Direction.REMOVE, cuts)
+        # survival at each cut: sums of positive terms, each with its bounded rounding
+        first = np.cumsum(cut.first[::-1])[::-1][1:] * (1 - 2 * cut.error.max())
+        log_none += count * np.log1p(-np.clip(first, 0.0, 1 - 2.0**-53))
+        second += count * np.cumsum(cut.second[::-1])[::-1][1:] * (1 + 2 * cut.error.max())
+    with np.errstate(divide="ignore", over="ignore"):
+        gap = -np.expm1(log_none) / OUTWARD - np.exp(epsilon + np.log(second)) * OUTWARD
+    return max(0.0, float(gap.max()))
+
+
+def coarse_epsilon_upper(counts: Mapping[Step, int], delta: float) -> float:
+    """Upper bound on epsilon at `delta`; infinite if nothing better is known.
+
+    Gaussian steps by Rényi divergence; the others by quantiles of their losses, which are exceeded
+    with probability delta. Where there are both, each has half of delta.
+    """
+    gaussian_steps = {step: count for step, count in counts.items() if isinstance(step, SampledGaussian)}
+    non_gaussian = {step: count for step, count in counts.items() if step not in gaussian_steps}
+    if not non_gaussian:
+        return gaussian.epsilon(gaussian_steps, delta)
+    share = delta / 2 if gaussian_steps else delta
+    total = 0.0
+    for direction in Direction:
+        if total < math.inf:
+            total = max(total, _loss_quantile(non_gaussian, direction, share))
+    if gaussian_steps:
+        total += gaussian.epsilon(gaussian_steps, share)
+    return min(OUTWARD * total, max(max_composed_loss(counts, direction) for direction in Direction))
+
+
+def _loss_quantile(counts: Mapping[Step, int], direction: Direction, delta: float) -> float:
+    """A composed loss that is exceeded with probability at most `delta`."""
+    tail = delta / sum(counts.values())
+    total = 0.0
+    for step, count in counts.items():
+        ceiling = loss_quantiles(step, direction, tail)[1]
+        if math.isinf(ceiling):
+            return math.inf
+        ceiling += 1e-12 * (1 + abs(ceiling))
+        beyond = cell_masses(step, direction, np.array([ceiling]))
+        if not beyond.first[-1] * (1 + beyond.error[-1]) <= tail:
+            return math.inf
+        # a loss at this cut may be off by more than the usual units, where laws are mixtures
+        total += count * (ceiling + (loss_rounding(step) - 32 * UNIT) * (1 + abs(ceiling)))
+    return max(0.0, total)

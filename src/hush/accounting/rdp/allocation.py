@@ -8,10 +8,189 @@ import numpy as np
 import numpy.typing as npt
 
 from hush.accounting.numerics import OUTWARD, Array
-from hush.accounting.rdp.concave_majorant import ConcaveMajorant
 from hush.accounting.rdp.profile import CoordinateRDP, checked
 from hush.core.errors import InvalidValue
 from hush.core.parts import SensitivitySet
+
+_FIRST_RATIO = 1.6
+
+
+class ConcaveMajorant:
+    """Certified bounds on the least concave majorant of y -> h(y^(1/p)) at y = `point`, for one order.
+
+    `point` = 0 asks for its slope at 0 instead: the divergence per unit of budget where the number of
+    coordinates is not limited.
+    """
+
+    def __init__(
+        self,
+        p: float,
+        point: float,
+        shifts: Array,
+        first_height: float,
+        order: float,
+        min_curvature: float,
+    ) -> None:
+        self.p, self.point, self.shifts = p, point, shifts
+        # exp((order - 1) h) has a second derivative of at least `min_curvature`
+        self.order, self.min_curvature = order, min_curvature
+        # an upper bound on the divergence at shifts up to the first grid point
+        self.first_height = first_height
+        self.grid = np.zeros(0)
+        self.costs = np.zeros(0)
+
+    @classmethod
+    def start(
+        cls, profile: CoordinateRDP, p: float, top: float, point: float, order: float
+    ) -> "ConcaveMajorant":
+        """A coarse grid from where the profile is quadratic up to `top`."""
+        uniform = point ** (1 / p)
+        low = top if profile.quadratic and p <= 2 else min(top, profile.nearly_quadratic(order))
+        if p > 2 and point > 0:
+            low = min(low, 0.005 * uniform)
+        steps = max(1, math.ceil(math.log(top / low) / math.log(_FIRST_RATIO)))
+        grid = np.geomspace(low, top, steps + 1) if low < top else np.array([top])
+        grid[-1] = top
+        if low < uniform < top:
+            grid = np.unique(np.append(grid, uniform))
+        rise = profile.curvature(np.array([order]), np.array([low]))[0] * low**2
+        # in y = s^p a parabola in s is concave from p = 2 on
+        min_curvature = profile.min_moment_curvature(order, top) if p >= 2 else 0.0
+        return cls(p, point, grid, float(rise), order, min_curvature)
+
+    def add_points(self, shifts: Array, costs: Array) -> None:
+        """Add grid shifts and their divergences."""
+        shifts_so_far = np.concatenate([self.grid, shifts])
+        ranking = np.argsort(shifts_so_far)
+        self.grid, self.costs = shifts_so_far[ranking], np.concatenate([self.costs, costs])[ranking]
+
+    def upper(self) -> float:
+        """An upper bound on the majorant."""
+        x, value, _ = self._tangent_crossings()
+        points = np.concatenate([[0.0], self._powers(), x])
+        heights = np.concatenate([[self._origin()], self._upper_heights(), value])
+        return self._hull(points, heights)[0]
+
+    def contact_shifts(self) -> tuple[float, float]:
+        """The shifts on either side of `point` whose mixture attains the majorant on the grid."""
+        _, left, right = self._hull(*self._lower_vertices())
+        return left ** (1 / self.p), right ** (1 / self.p)
+
+    def refinement_points(self, tolerance: float) -> Array:
+        """Shifts to add to the grid; none where the bounds agree to `tolerance`, relatively."""
+        level, left, right = self._hull(*self._lower_vertices())
+        if not np.isfinite(self.costs).all():
+            return np.zeros(0)
+        points, heights = self._lower_vertices()
+        at_left = heights[np.searchsorted(points, left)]
+        at_right = heights[np.searchsorted(points, right)]
+        x, value, cell = self._tangent_crossings()
+        if self.point == 0:
+            line = level * x * (1 + tolerance)
+        else:
+            slope = (
+                (at_right - at_left) / (right - left) if right > left else self._supporting_slope(level)
+            )
+            line = level * (1 + tolerance) + slope * (x - self.point)
+        open_cells = cell[value > line]
+        between: Array = np.sqrt(self.grid[open_cells] * self.grid[open_cells + 1])
+        return between
+
+    def _supporting_slope(self, level: float) -> float:
+        """Slope of a line through (point, level) above the grid, if the grid touches at `point`."""
+        points, heights = self._lower_vertices()
+        above = points > self.point
+        if above.any():
+            return float(((heights[above] - level) / (points[above] - self.point)).max())
+        below = points < self.point
+        return float(((level - heights[below]) / (self.point - points[below])).min())
+
+    def _origin(self) -> float:
+        # for p <= 2 the quadratic bound is convex in y, so its chord from 0 is above it
+        return 0.0 if self.p <= 2 else self.first_height
+
+    def _upper_heights(self) -> Array:
+        raised = self.costs.copy()
+        raised[0] = max(raised[0], self.first_height)
+        return raised
+
+    def _lower_vertices(self) -> tuple[Array, Array]:
+        return np.concatenate([[0.0], self._powers()]), np.concatenate([[0.0], self.costs])
+
+    def _powers(self) -> Array:
+        y = self.grid**self.p
+        # the grid holds the shift that belongs to `point`; its power must be `point` itself
+        return np.where(np.abs(y - self.point) <= 1e-12 * self.point, self.point, y)
+
+    def _tangent_crossings(self) -> tuple[Array, Array, npt.NDArray[np.intp]]:
+        """Where the tangents of each cell's bound cross, how high, and which cell.
+
+        A cell's bound is the chord of h; or, where that is lower, the chord of exp((a - 1) h) less what
+        its least curvature takes off.
+        """
+        cell = np.arange(len(self.grid) - 1)
+        low, high = self.grid[:-1], self.grid[1:]
+        below, above = self.costs[:-1], np.maximum(self.costs[1:], self.costs[:-1])
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            rise = (above - below) / (high - low)
+            x, value, over = self._crossing(below, above, rise, rise)
+            if self.min_curvature > 0:
+                power = self.order - 1
+                start, end = np.expm1(power * below), np.expm1(power * above)
+                slope = (end - start) / (high - low)
+                # no more than that, or the bound would not be concave in y
+                half = np.minimum(
+                    self.min_curvature * (high - low) / 2, slope * (high - low) / (high + low)
+                )
+                curved = self._crossing(
+                    below,
+                    above,
+                    (slope - half) / power / (1 + start),
+                    (slope + half) / power / (1 + end),
+                )
+                lower = curved[2] < over
+                x, value = np.where(lower, curved[0], x), np.where(lower, curved[1], value)
+        return x, np.where(np.isnan(value), np.inf, value), cell
+
+    def _crossing(
+        self, below: Array, above: Array, rise: Array, last: Array
+    ) -> tuple[Array, Array, Array]:
+        """Where tangents of slopes `rise`, `last` in the shift cross, how high, and above the chord."""
+        steep = rise / self.p * self.grid[:-1] ** (1 - self.p)
+        flat = last / self.p * self.grid[1:] ** (1 - self.p)
+        y_low, y_high = self._powers()[:-1], self._powers()[1:]
+        cross = (above - flat * y_high - below + steep * y_low) / (steep - flat)
+        middle = (y_low + y_high) / 2
+        # any point of the cell will do, as long as both tangents are below the vertex
+        x = np.where(np.isfinite(cross), np.clip(cross, y_low, y_high), middle)
+        value = np.maximum(below + steep * (x - y_low), above - flat * (y_high - x))
+        return x, value, value - below - (above - below) / (y_high - y_low) * (x - y_low)
+
+    def _hull(self, points: Array, heights: Array) -> tuple[float, float, float]:
+        """The concave majorant at `point` (its slope at 0 if that is 0), and the points that span it."""
+        if self.point == 0:
+            if heights[points == 0].max(initial=0.0) > 0:
+                return math.inf, 0.0, 0.0
+            positive = points > 0
+            slope = heights[positive] / points[positive]
+            best = int(np.argmax(slope))
+            return float(slope[best]), 0.0, float(points[positive][best])
+        if np.isinf(heights).any():
+            return math.inf, self.point, self.point
+        left, right = points <= self.point, points > self.point
+        x, y = points[left], heights[left]
+        at_left = x == self.point
+        level, span = -math.inf, (self.point, self.point)
+        if at_left.any():
+            level = float(y[at_left].max())
+        if right.any():
+            share = (self.point - x[:, None]) / (points[right] - x[:, None])
+            mixed = (1 - share) * y[:, None] + share * heights[right]
+            i, j = np.unravel_index(int(np.argmax(mixed)), mixed.shape)
+            if mixed[i, j] > level * OUTWARD:
+                level, span = float(mixed[i, j]), (float(x[i]), float(points[right][j]))
+        return level, span[0], span[1]
+
 
 _TOLERANCE = 2e-4
 _MAX_REFINEMENTS = 30

@@ -12,8 +12,166 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-from hush.accounting.numerics import UNIT, Array, log_sum_exp
-from hush.accounting.rdp.integrand import Integrand
+from hush.accounting.numerics import (
+    UNIT,
+    Array,
+    log1mexp,
+    log_expm1,
+    log_mixture_ratio,
+    log_sum_exp,
+    log_weights_numpy,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Integrand:
+    """The integrand at some (order, shift, side of the kink), one entry each."""
+
+    beta: float
+    rate: float
+    order: Array
+    shift: Array
+    side: Array
+
+    def log_ratio(self, u: Array) -> Array:
+        """L at distance u: |x|^beta - u^beta, without cancellation where u is large."""
+        x = self.shift + self.side * u
+        uncancelled = np.expm1(self.beta * np.log1p((x - u) / u)) * u**self.beta
+        return np.where(2 * u < x, x**self.beta - u**self.beta, uncancelled)
+
+    def log_value(self, u: Array) -> Array:
+        """The log of the integrand at distance u."""
+        return self.log_weight(self.log_ratio(u)) - u**self.beta
+
+    def log_weight(self, log_ratio: Array) -> Array:
+        """The log of the integrand without exp(-u^beta), a function of L that grows with it."""
+        order, power = self.order, self.order - 1
+        if self.rate == 1:
+            return log_expm1(power * log_ratio) + log1mexp(-order * log_ratio)
+        up, down = (_log_convex_remainder(order, self.rate, sign * log_ratio) for sign in (1, -1))
+        return np.logaddexp(up - log_ratio, down)
+
+    def log_tail(self, u: Array) -> Array:
+        """The log of a bound on the integral beyond u (+inf where there is none yet).
+
+        The integrand is at most a exp(psi), psi = (a-1) L - u^beta, and psi is concave from where it
+        first falls.
+        """
+        b = self.beta
+        slope = (self.order - 1) * ((self.shift + u) ** (b - 1) - u ** (b - 1)) - u ** (b - 1)
+        value = np.log(self.order) + (self.order - 1) * self.log_ratio(u) - u**b - np.log(-b * slope)
+        return np.where(slope < 0, value, np.inf)
+
+    def log_largest(self, u: Array, reach: Array) -> Array:
+        """The log of a bound on the integrand's modulus on the complex disc around u (reach < u).
+
+        Derivatives at the centre plus bounds on second derivatives in the disc; +inf where it could
+        hold a zero of 1 - q + q r, around which powers of that are not single-valued.
+        """
+        a, b, q = self.order, self.beta, self.rate
+        x = self.shift + self.side * u
+        bend_u = b * (b - 1) * _power_bound(u, reach, b - 2)
+        bend_x = b * (b - 1) * _power_bound(x, reach, b - 2)
+        third = np.maximum(_power_bound(u, reach, b - 3), _power_bound(x, reach, b - 3))
+        close = np.where(self.side > 0, b * (b - 1) * abs(b - 2) * self.shift * third, np.inf)
+        bend = np.minimum(bend_u + bend_x, close)
+        slope = b * (self.side * x ** (b - 1) - u ** (b - 1))
+        turn = np.abs(slope) * reach + bend * reach**2 / 2
+        log_ratio = self.log_ratio(u)
+        factor = _modulus_factor(q, log_ratio, turn)
+        posterior = _posterior_weight(q, log_ratio)
+        second = bend_x + a * bend
+        if q < 1:
+            # log(1 - q + q r) has slope `posterior` in L, and bends by posterior (1 - posterior)
+            change = np.log(posterior) + np.log1p(-q) - _log_mixture_ratio(q, log_ratio) + turn
+            change = np.minimum(0.25, np.exp(np.minimum(change, 0.0))) * factor**2
+            second = bend_x + a * (bend * factor + change * (np.abs(slope) + bend * reach) ** 2)
+        first = np.abs(a * posterior * slope - self.side * b * x ** (b - 1))
+        log_mixed = _log_mixture_ratio(q, log_ratio)
+        up = a * log_mixed - log_ratio - u**b + first * reach + second * reach**2 / 2
+        up += self._log_ratio_bound(log_ratio, turn, factor)
+        down = -(u**b) + b * u ** (b - 1) * reach + bend_u * reach**2 / 2
+        down += self._log_reverse_bound(log_ratio, turn, factor)
+        bound = np.logaddexp(up, down)
+        return np.where(np.isnan(bound), np.inf, bound)
+
+    def _log_ratio_bound(self, log_ratio: Array, turn: Array, factor: Array) -> Array:
+        """log of a bound on |g(w)| / |1 + w|^a, w = q (r - 1), on the disc."""
+        a, q = self.order, self.rate
+        inverse = np.log(factor) - _log_mixture_ratio(q, log_ratio - turn)
+        above = np.log(factor) + np.maximum(0.0, _log_mixture_ratio(q, log_ratio + turn))
+        stretch = np.where(a >= 2, (a - 2) * np.maximum(inverse, 0.0), (2 - a) * above)
+        step = (
+            factor
+            * np.exp(turn)
+            * _posterior_weight(q, log_ratio + turn)
+            * np.minimum(log_ratio + turn, 2.0)
+        )
+        step = np.minimum(step, 1 + np.exp(inverse))
+        quadratic = np.log(a * (a - 1) / 2) + 2 * np.log(step) + stretch
+        plain = np.logaddexp(0.0, np.logaddexp(np.log1p(a) + a * inverse, np.log(a) + (a - 1) * inverse))
+        tighter: Array = np.minimum(quadratic, plain)
+        return tighter
+
+    def _log_reverse_bound(self, log_ratio: Array, turn: Array, factor: Array) -> Array:
+        """log of a bound on |g(w)|, w = q (1/r - 1), on the disc."""
+        a, q = self.order, self.rate
+        back = np.maximum(turn - log_ratio, 0.0)
+        step = q * np.minimum((log_ratio + turn) * np.exp(back), 1 + np.exp(turn - log_ratio))
+        top = np.maximum(0.0, _log_mixture_ratio(q, turn - log_ratio))
+        bottom = _log_mixture_ratio(q, -log_ratio - turn) - np.log(factor)
+        stretch = np.where(a >= 2, (a - 2) * top, (a - 2) * bottom)
+        quadratic = np.log(a * (a - 1) / 2) + 2 * np.log(step) + stretch
+        plain = np.logaddexp(a * _log_mixture_ratio(q, turn - log_ratio), np.log1p(a * step))
+        tighter: Array = np.minimum(quadratic, plain)
+        return tighter
+
+
+def _modulus_factor(rate: float, log_ratio: Array, turn: Array) -> Array:
+    """A factor with |1 - q + q r| >= (1 - q + q |r|) / factor where L is within `turn` of `log_ratio`.
+
+    Either the angle of r is small, or one of the two terms outweighs the other. Infinite otherwise.
+    """
+    narrow = np.where(turn <= 1, 1 / np.cos(np.minimum(turn, 1.0) / 2), np.inf)
+    odds = (1 - rate) / rate * np.exp(turn - log_ratio)
+    return np.minimum(narrow, np.where(odds < 0.5, (1 + odds) / (1 - np.minimum(odds, 0.5)), np.inf))
+
+
+def _power_bound(centre: Array, reach: Array, power: float) -> Array:
+    """The largest |z|^power on the disc around a positive centre."""
+    largest: Array = (centre + reach if power >= 0 else centre - reach) ** power
+    return largest
+
+
+def _log_mixture_ratio(rate: float, log_ratio: Array) -> Array:
+    """log(1 - q + q exp(log_ratio))."""
+    return log_mixture_ratio(rate, log_ratio, log_weights_numpy(rate))
+
+
+def _posterior_weight(rate: float, log_ratio: Array) -> Array:
+    """q exp(log_ratio) / (1 - q + q exp(log_ratio)): the slope of `_log_mixture_ratio`."""
+    if rate == 1:
+        return np.ones_like(log_ratio)
+    posterior: Array = np.exp(
+        np.minimum(np.log(rate) + log_ratio - _log_mixture_ratio(rate, log_ratio), 0.0)
+    )
+    return posterior
+
+
+def _log_convex_remainder(order: Array, rate: float, log_ratio: Array) -> Array:
+    """log((1 + w)^a - 1 - a w), w = q (exp(log_ratio) - 1), to a few units at any w > -1."""
+    w = rate * np.expm1(np.minimum(log_ratio, 300.0))
+    power = order * _log_mixture_ratio(rate, log_ratio)
+    series = np.ones_like(w)
+    for k in range(8, 2, -1):
+        series = 1 + (order - k + 1) * w / k * series
+    near = np.log(order * (order - 1) / 2) + 2 * np.log(np.abs(w)) + np.log(series)
+    middle = np.log(np.expm1(np.minimum(power, 40.0)) - order * w)
+    linear = np.where(log_ratio < 300, np.log1p(order * w), np.log(order * rate) + log_ratio)
+    far = power + np.log1p(-np.exp(np.minimum(linear - power, 0.0)))
+    small = np.maximum(order, 1) * np.abs(w) < 0.02
+    return np.where(small, near, np.where(power < 30, middle, far))
+
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 # The Bernstein ellipse whose semi-axes add up to _RHO half-widths lies in the disc of radius _REACH

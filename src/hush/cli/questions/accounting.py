@@ -30,7 +30,7 @@ from hush.core.plan import Plan, plan_text, read_plan
 from hush.sampling import FullBatch
 
 if TYPE_CHECKING:
-    from hush.accounting.attacker.risk import Limit, Risk
+    from hush.accounting.attacker import Limit, Risk
 
 
 @options_of(Question)
@@ -44,7 +44,7 @@ def account(question: Question, as_json: AsJson = False) -> None:
 
     Of five records together: hush account --noise 1.0 --rate 0.01 --steps 10000 --group 5
     """
-    from hush.accounting.attacker.attacker import Attacker
+    from hush.accounting.attacker import Attacker
 
     asked = charges_of(question)
     attacker = Attacker(asked.counts, asked.dimensions, asked.adjacency)
@@ -103,7 +103,7 @@ def calibrate(
     """
     from hush.accounting import calibrate as inverse
     from hush.accounting.epsilon import compose
-    from hush.accounting.shaping.fit import fit_noise
+    from hush.accounting.shaping import fit_noise
 
     refuse_together(plan=plan, rate=rate, batch_size=batch_size)
     refuse_together(plan=plan, noise=noise)
@@ -165,7 +165,7 @@ def calibrate(
 
 def _limit(epsilon: float | None, delta: float, attacks: dict[str, float | None]) -> "Limit":
     """The budget or the risk that was asked for."""
-    from hush.accounting.attacker.risk import Risk
+    from hush.accounting.attacker import Risk
 
     asked = [name for name, value in attacks.items() if value is not None]
     if epsilon is not None and asked:
@@ -191,7 +191,7 @@ def _risk(
     found_noise: bool,
 ) -> dict[str, Any]:
     """The risk, what the plan attains of it, and the noise that the way through epsilon takes."""
-    from hush.accounting.attacker.attacker import Attacker
+    from hush.accounting.attacker import Attacker
     from hush.accounting.calibrate import calibrate as find_noise
 
     attained = risk.attained(Attacker({plan: steps}, dimension, adjacency))

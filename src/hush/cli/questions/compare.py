@@ -157,7 +157,7 @@ def tune_selective(
 
     Example: hush tune-selective --records 60000 --batch-size 2048 --updates 646 --epsilon 1
     """
-    from hush.accounting.selective.tune import tune_selective as tune
+    from hush.accounting.selective_tuning import tune_selective as tune
 
     start = plan_of(sampling_of(None, records, batch_size), 1.0, clip)
     budget = Budget(epsilon=epsilon, delta=delta)

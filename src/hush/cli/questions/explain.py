@@ -11,7 +11,7 @@ from hush.report.figure import Table
 from hush.report.rounding import percent
 
 if TYPE_CHECKING:
-    from hush.accounting.attacker.explanation import Explanation
+    from hush.accounting.explanation import Explanation
 
 
 @options_of(Question)
@@ -22,9 +22,8 @@ def explain(question: Question, as_json: AsJson = False) -> None:
 
     Of a plan that `hush calibrate` wrote: hush explain --plan plan.toml --steps 2000
     """
-    from hush.accounting.attacker.explanation import FALSE_POSITIVE_RATES
-    from hush.accounting.attacker.explanation import explain as explanation_of
-    from hush.accounting.attacker.trade_off import MIN_ERROR_RATE
+    from hush.accounting.explanation import FALSE_POSITIVE_RATES, MIN_ERROR_RATE
+    from hush.accounting.explanation import explain as explanation_of
 
     asked = charges_of(replace(question, advise_delta=True))
     meaning = explanation_of(asked.guarantee, asked.counts, asked.dimensions, asked.adjacency)
@@ -37,7 +36,7 @@ def explain(question: Question, as_json: AsJson = False) -> None:
             {**asked.guarantee.to_plain(), **rates, **attacks, "gaussian": gaussian, **asked.to_plain()}
         )
         return
-    from hush.accounting.attacker.attacker import membership
+    from hush.accounting.attacker import membership
 
     print(asked.guarantee)
     print(
@@ -57,7 +56,7 @@ def explain(question: Question, as_json: AsJson = False) -> None:
 
 def _table(meaning: "Explanation") -> Table:
     """The rates that hold, beside those that would follow from epsilon and delta alone."""
-    from hush.accounting.attacker.explanation import FALSE_POSITIVE_RATES
+    from hush.accounting.explanation import FALSE_POSITIVE_RATES
 
     columns = (meaning.attack, meaning.from_epsilon)
     found = [

@@ -21,7 +21,7 @@ from hush.accounting.calibrate import calibrate
 from hush.accounting.epsilon import upper_epsilon
 from hush.accounting.ledger.ledger import Ledger
 from hush.accounting.mechanism import mechanism
-from hush.accounting.selection.trial_count import trial_count
+from hush.accounting.selection import trial_count
 from hush.core.atomic_files import replace_file
 from hush.core.best_of import BestOf, TrialLaw
 from hush.core.errors import CheckpointError, InvalidValue, Unproved

@@ -1,0 +1,390 @@
+"""Attacks on a release: bounds on every membership test (f-DP), and limits on them.
+
+The attacker sees everything released and tests which of two neighbouring data sets it came from.
+`AttackBounds` bounds the two error rates of every such test, from the curve that epsilon is read off.
+`Risk` is a limit on them, in place of an epsilon at a delta.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+
+import numpy as np
+
+from hush.accounting.epsilon import Dimension, upper_deltas, upper_epsilon
+from hush.accounting.numerics import UNIT, Array, bisect
+from hush.core.errors import InvalidValue, short_repr
+from hush.core.guarantee import RECORD, Adjacency, Budget
+from hush.core.plan import Plan
+from hush.core.value import Range, Value, check_kind, with_article
+
+_CHANCE = Range(at_least=0, at_most=1, why="it is a probability", example=0.01)
+_PRIOR = Range(
+    above=0, below=1, why="an attacker who is certain beforehand learns nothing more", example=0.5
+)
+# The search looks at epsilons up to the one at a delta of this share of the test's false positives and
+# of the advantage, beyond which little is to be gained; but at no smaller delta than this.
+_SHARE, _MIN_DELTA = 1e-3, 1e-12
+# Any epsilon gives a bound; beyond this one no error rate is left to tell.
+_MAX_EPSILON = 700.0
+# Epsilons of the first look, and of each of the closer ones around the best: at least two, and more
+# until the epsilons are this close to each other.
+_POINTS, _CLOSER_POINTS, _CLOSER_LOOKS, _CLOSE = 33, 9, 2, 1e-2
+# A few operations on numbers up to 1: outweighs their rounding.
+_ROUNDING = 32 * UNIT
+
+
+class AttackBounds(ABC):
+    """Bounds on the hypothesis test between two neighbouring data sets, from a privacy profile.
+
+    **Guarantee.** No membership test does better than any of the numbers here: they are made from
+    upper bounds on delta, and the trade-off curve is equivalent to the privacy profile (Wasserman and
+    Zhou 2010; Dong, Roth and Su 2022). docs/guarantees/attacker.md.
+    """
+
+    @abstractmethod
+    def _deltas(self, epsilons: Sequence[float]) -> Array:
+        """Upper bounds on delta at increasing epsilons."""
+
+    @abstractmethod
+    def _epsilon(self, delta: float) -> float:
+        """Upper bound on epsilon at delta."""
+
+    @cached_property
+    def advantage(self) -> float:
+        """Membership advantage: the largest true positive rate less false positive rate.
+
+        It is the total variation distance, delta at epsilon 0.
+        """
+        return float(self._deltas([0.0])[0])
+
+    @property
+    def success(self) -> float:
+        """The largest accuracy of a test at even prior odds."""
+        return (1 + self.advantage) / 2
+
+    def posterior(self, prior: float) -> float:
+        """The largest chance that a guess of membership is right, after what was released is seen.
+
+        It is the mean of the posterior probability of the likelier case (1 less the Bayes risk):
+        m + (1 - m) delta(log(m / (1 - m))), where m = max(prior, 1 - prior) is that chance beforehand.
+
+        Args:
+            prior: Probability of membership before anything is released.
+
+        Returns:
+            An upper bound on the accuracy of the best guess; `success` at a prior of 1/2.
+        """
+        return self.posteriors([prior])[0]
+
+    def posteriors(self, priors: Sequence[float]) -> list[float]:
+        """`posterior` of each prior, from one composition: much cheaper than one by one.
+
+        Args:
+            priors: Probabilities of membership before anything is released.
+        """
+        likelier = [max(p, 1 - p) for p in (_PRIOR.check("prior", prior) for prior in priors)]
+        # rounded down: delta falls with epsilon
+        log_odds = [max(0.0, math.log(m / (1 - m)) * (1 - _ROUNDING) - _ROUNDING) for m in likelier]
+        increasing = sorted(set(log_odds))
+        deltas = dict(zip(increasing, self._deltas(increasing).tolist(), strict=True))
+        gains = [(1 - m) * deltas[odds] for m, odds in zip(likelier, log_odds, strict=True)]
+        return [min(1.0, m + gain + _ROUNDING) for m, gain in zip(likelier, gains, strict=True)]
+
+    def true_positive_rate(self, false_positive_rate: float) -> float:
+        """The largest power of a test at a false positive rate.
+
+        Args:
+            false_positive_rate: Chance that the test says "took part" of a record that did not.
+
+        Returns:
+            An upper bound on the chance that it says so of one that did.
+        """
+        return min(1.0, 1 - self.false_negative_rate(false_positive_rate) + UNIT)
+
+    def false_negative_rate(self, false_positive_rate: float) -> float:
+        """The trade-off curve f at this false positive rate: the least false negative rate of a test.
+
+        f(x) is the largest of 1 - delta - exp(epsilon) x and exp(-epsilon) (1 - delta - x) over all
+        epsilon; every epsilon alone is a valid bound, so an imperfect search is still sound.
+
+        Args:
+            false_positive_rate: Share of non-members that the test calls members (type I error).
+
+        Returns:
+            Lower bound on the share of members that it misses (type II error).
+        """
+        x = _CHANCE.check("false_positive_rate", false_positive_rate)
+        smallest = max(_MIN_DELTA, _SHARE * x * self.advantage)
+        epsilons = np.linspace(0.0, min(self._epsilon(smallest), _MAX_EPSILON), _POINTS)
+        deltas, best = self._deltas(epsilons.tolist()), 0.0
+        for look in count():
+            steep = 1 - deltas - np.exp(epsilons) * x
+            flat = np.exp(-epsilons) * (1 - deltas - x)
+            best = max(best, float(np.maximum(steep, flat).max()))
+            if look >= _CLOSER_LOOKS and epsilons[1] - epsilons[0] <= _CLOSE * (1 + epsilons[0]):
+                break
+            # one peak in both, which are concave in the slope, exp(epsilon) or exp(-epsilon)
+            peak = int(np.argmax(np.maximum(steep, flat)))
+            near = epsilons[max(peak - 1, 0)], epsilons[min(peak + 1, len(epsilons) - 1)]
+            epsilons = np.linspace(*near, _CLOSER_POINTS)
+            deltas = self._deltas(epsilons.tolist())
+        return max(0.0, best - _ROUNDING)
+
+
+@dataclass(frozen=True)
+class Attacker(AttackBounds):
+    """Bounds on the hypothesis test between two neighbouring data sets, of a composition of plans.
+
+    Args:
+        counts: Number of steps of each plan.
+        dimension: Number of parameters, where the charge depends on it.
+        adjacency: What the two data sets differ in: one record's slot, unless it says otherwise.
+
+    **Guarantee.** No membership test does better than any of the numbers here:
+    docs/guarantees/attacker.md.
+
+    >>> import hush
+    >>> plan = hush.Plan(
+    ...     sampling=hush.Poisson(rate=0.01),
+    ...     clipping=hush.L2(norm=1.0),
+    ...     noise=hush.Gaussian(multiplier=1.0),
+    ... )
+    >>> print(Attacker({plan: 1000}))
+    an attacker who guesses whether a record took part, at even odds, is right at most 58.1% of the time
+    """
+
+    counts: Mapping[Plan, int]
+    dimension: Dimension = None
+    adjacency: Adjacency = RECORD
+
+    def __post_init__(self) -> None:
+        check_kind("adjacency", self.adjacency, Adjacency)
+
+    def _deltas(self, epsilons: Sequence[float]) -> Array:
+        return np.array(upper_deltas(self.counts, epsilons, self.dimension, self.adjacency))
+
+    def _epsilon(self, delta: float) -> float:
+        return upper_epsilon(self.counts, delta, self.dimension, self.adjacency)
+
+    def __str__(self) -> str:
+        return (
+            f"an attacker who guesses {membership(self.adjacency)}, at even odds, is right at most "
+            f"{100 * self.success:.1f}% of the time"
+        )
+
+
+def membership(adjacency: Adjacency) -> str:
+    """What a membership test is to find out, in words: "whether a record took part"."""
+    who = "user" if adjacency.per_unit else "record"
+    if adjacency.group > 1:
+        together = ", or others," * adjacency.replaced
+        return f"whether {adjacency.group} {who}s together{together} took part"
+    return f"which of two {who}s took part" if adjacency.replaced else f"whether a {who} took part"
+
+
+@dataclass(frozen=True)
+class ApproximateDP(AttackBounds):
+    """Bounds on the hypothesis test that follow from pairs of epsilon and delta, whatever the mechanism.
+
+    Args:
+        points: Pairs of epsilon and delta that hold, all of them of one mechanism.
+
+    >>> bounds = ApproximateDP([(3.0, 1e-5)])
+    >>> print(f"{bounds.advantage:.3f}", f"{bounds.true_positive_rate(0.01):.3f}")
+    0.905 0.201
+    """
+
+    points: Sequence[tuple[float, float]]
+
+    def _deltas(self, epsilons: Sequence[float]) -> Array:
+        # The profile of the least private mechanism: its tests have errors 0 and 1 - delta, or both
+        # alike, or a mixture (Kairouz, Oh and Viswanath 2015). Each point has one; the smallest holds.
+        known, deltas = np.array(sorted(self.points), dtype=float).T
+        deltas = np.where(known > _MAX_EPSILON, 1.0, deltas)  # such a point says nothing
+        known = np.minimum(known, _MAX_EPSILON)
+        even = (1 - deltas) / (1 + np.exp(known))
+        worst = 1 - (1 + np.exp(np.minimum(epsilons, known[:, None]))) * even[:, None]
+        smallest = np.maximum(worst, deltas[:, None]).min(axis=0)
+        # delta is convex in exp(epsilon): no larger than on the line between two points
+        between = np.interp(np.exp(epsilons), np.exp(known), deltas, left=1.0)
+        rounded: Array = np.minimum(np.minimum(smallest, between) + _ROUNDING, 1.0)
+        return rounded
+
+    def _epsilon(self, delta: float) -> float:
+        largest = max(epsilon for epsilon, _ in self.points)
+        return min((epsilon for epsilon, held in self.points if held <= delta), default=largest)
+
+
+_LIMIT = Range(above=0, below=1, why="it is a probability, and 0 and 1 bound nothing", example=0.05)
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Risk(Value):
+    """Limit on what a membership attack achieves, whatever it computes from what was released.
+
+    One of three: `tpr` at `fpr`, `advantage`, or `posterior` from `prior`.
+
+    Args:
+        tpr: Largest true positive rate of a test whose false positive rate is `fpr`. As many guesses at
+            any secret of a record are right at most, where `fpr` are without the release.
+        fpr: False positive rate at which `tpr` is meant.
+        advantage: Largest true positive rate less false positive rate.
+        posterior: Largest chance that a guess whether the record took part is right.
+        prior: Probability that it took part, before anything is released.
+
+    **Guarantee.** A plan calibrated to it keeps it, for the neighbours that the calibration names:
+    docs/guarantees/risk.md.
+
+    >>> import hush
+    >>> plan = hush.Plan(
+    ...     sampling=hush.Poisson(rate=0.01),
+    ...     clipping=hush.L2(norm=1.0),
+    ...     noise=hush.Gaussian(multiplier=1.0),
+    ... )
+    >>> private = hush.calibrate(plan, hush.Risk(tpr=0.05, fpr=0.01), steps=1000)
+    >>> 0.0499 <= hush.Attacker({private: 1000}).true_positive_rate(0.01) <= 0.05
+    True
+    """
+
+    tpr: float | None = None
+    fpr: float | None = None
+    advantage: float | None = None
+    posterior: float | None = None
+    prior: float | None = None
+
+    def __post_init__(self) -> None:
+        passed = self.to_plain()
+        if passed.keys() not in ({"tpr", "fpr"}, {"advantage"}, {"posterior", "prior"}):
+            names = ", ".join(passed) or "nothing"
+            raise InvalidValue(
+                f"a risk is a tpr at its fpr, an advantage, or a posterior from its prior, and {names} "
+                "was passed: each limits another attack. Pass e.g. tpr=0.05, fpr=0.01."
+            )
+        for name, value in passed.items():
+            object.__setattr__(self, name, _LIMIT.check(name, value))
+        if self.max_gain <= 0:
+            limit, known = ("tpr", "fpr") if self.tpr is not None else ("posterior", "prior")
+            raise InvalidValue(
+                f"{limit}={short_repr(passed[limit])} must be above {self._baseline:g} at {known}="
+                f"{short_repr(passed[known])}: so much is attained without the release, and no noise "
+                f"lowers it. Pass e.g. {limit}={(1 + 3 * self._baseline) / 4:.3g}.",
+                key=limit,
+            )
+
+    @property
+    def _baseline(self) -> float:
+        """What is attained without the release: by a blind guess."""
+        if self.fpr is not None:
+            return self.fpr
+        return 0.0 if self.prior is None else max(self.prior, 1 - self.prior)
+
+    @property
+    def max_gain(self) -> float:
+        """How far an attack may exceed a blind guess."""
+        limits = (self.tpr, self.advantage, self.posterior)
+        return next(limit for limit in limits if limit is not None) - self._baseline
+
+    def attained(self, attack: AttackBounds) -> float:
+        """Upper bound on the rate, advantage or chance that this limits.
+
+        Args:
+            attack: Bounds on every test of what was released.
+        """
+        if self.fpr is not None:
+            return attack.true_positive_rate(self.fpr)
+        return attack.advantage if self.prior is None else attack.posterior(self.prior)
+
+    def gain(self, attack: AttackBounds) -> float:
+        """How far an attack exceeds a blind guess at most; within the limit if at most `max_gain`.
+
+        Args:
+            attack: Bounds on every test of what was released.
+        """
+        return max(0.0, self.attained(attack) - self._baseline)
+
+    def budget(self, delta: float) -> Budget:
+        """The largest epsilon at `delta` from which this limit follows, whatever the mechanism.
+
+        Args:
+            delta: Delta of the budget.
+
+        Returns:
+            The budget that a user of epsilon alone would have to keep.
+        """
+
+        def kept(epsilon: float) -> bool:
+            return self.gain(ApproximateDP([(epsilon, delta)])) <= self.max_gain
+
+        smallest = 1e-9
+        if not kept(smallest):
+            raise InvalidValue(
+                f"delta={delta:g} must be below {self.max_gain:.3g}, which {self} leaves: with that "
+                "probability the promise may fail, and all is known. Pass a smaller delta.",
+                key="delta",
+            )
+        return Budget(epsilon=bisect(kept, smallest, _MAX_EPSILON, tolerance=_TOLERANCE)[0], delta=delta)
+
+    def __str__(self) -> str:
+        if self.fpr is not None:
+            return f"a true positive rate of {self.tpr:g} at {self.fpr:g} false positives"
+        if self.prior is None:
+            return f"an advantage of {self.advantage:g}"
+        return f"a posterior of {self.posterior:g} from a prior of {self.prior:g}"
+
+
+Limit = Budget | Risk
+"""What a calibration keeps to."""
+
+
+def check_limit(limit: object) -> Limit:
+    """The limit, if it is one; raises `InvalidValue` for anything else."""
+    if not isinstance(limit, Budget | Risk):
+        text = short_repr(limit) if isinstance(limit, str | float | int | None) else "..."
+        raise InvalidValue(
+            f"budget={text} must be a Budget or a Risk, not {with_article(type(limit).__name__)}. Pass "
+            "e.g. hush.Budget(epsilon=3.0, delta=1e-5), or hush.Risk(tpr=0.05, fpr=0.01).",
+            key="budget",
+        )
+    return limit
+
+
+def allowance(limit: Limit) -> float:
+    """The largest `cost` that is within a limit."""
+    return limit.epsilon if isinstance(limit, Budget) else limit.max_gain
+
+
+def cost(
+    limit: Limit,
+    counts: Mapping[Plan, int],
+    dimension: Dimension = None,
+    adjacency: Adjacency = RECORD,
+    *,
+    ceiling: float = math.inf,
+) -> float:
+    """Upper bound on what a composition spends of a limit: epsilon, or the gain of an attack.
+
+    Args:
+        limit: Says which of the two, and where.
+        counts: Number of steps of each plan.
+        dimension: Number of parameters, where the charge depends on it.
+        adjacency: What neighbours differ in.
+        ceiling: An epsilon beyond which its value does not matter: it may be infinite then.
+
+    Returns:
+        The cost, to be held against `allowance`.
+    """
+    if isinstance(limit, Risk):
+        return limit.gain(Attacker(counts, dimension, adjacency))
+    return upper_epsilon(counts, limit.delta, dimension, adjacency, ceiling=ceiling)
+
+
+def stated(limit: Limit) -> str:
+    """The limit in words."""
+    if isinstance(limit, Risk):
+        return str(limit)
+    return f"epsilon={limit.epsilon:g} at delta={limit.delta:g}"

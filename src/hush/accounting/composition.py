@@ -1,0 +1,371 @@
+"""Group privacy and replacement: the cost of changes larger than one slot emptied.
+
+**Guarantee.** docs/guarantees/groups.md. Steps with a dominating pair have one for a group and for
+replaced records too: exact. Without sampling a group shifts the sum that many times as far. What is
+left, coordinate-wise noise under sampling and selective trials, is bounded by the group property.
+"""
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hush.accounting.numerics import bisect
+from hush.accounting.pld import accountant
+from hush.accounting.pld.laws import GroupLaw
+from hush.accounting.pld.privacy_loss import Array, Step
+from hush.accounting.rdp.conversion import ORDERS, rdp_to_delta, rdp_to_epsilon
+from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
+from hush.accounting.steps import ComposableStep, PairedStep
+from hush.core.guarantee import Adjacency, Bound
+
+Counts = Mapping[ComposableStep, int]
+"""How often each mechanism runs."""
+
+# High orders take long: a few more are evaluated at a time, as long as higher ones could be better.
+_ORDER_STRIDE = 6
+_EXTRAPOLATED_FROM = 4
+_STAGES = (8, 14, 20, 26, *range(31, len(WHOLE_ORDERS), 3), len(WHOLE_ORDERS))
+# Trials are charged at any order above 1; the low ones decide where epsilon is large.
+_TRIAL_ORDERS: Array = np.append([1.1, 1.2, 1.35, 1.5, 1.75], WHOLE_ORDERS)
+
+
+def requires_rdp(steps: Counts) -> bool:
+    """Whether some step has no known dominating pair, so that the upper bound is by Rényi divergence."""
+    pairs: list[object] = [step.dominating_step for step in steps]
+    return pairs != list(steps)
+
+
+def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> float:
+    """Upper bound on epsilon at `delta`; infinite if epsilon is certainly beyond `ceiling`."""
+    failure = _failure_probability(steps)
+    upper = math.inf
+    if failure < delta:
+        upper = 2 * failure + _best_order(
+            steps,
+            lambda total, orders: rdp_to_epsilon(total, orders, delta - failure),
+            lambda dominated: accountant.epsilon(dominated, delta).lower,
+            ceiling,
+        )
+    if (alone := _single_step(steps)) is not None:
+        upper = min(upper, alone.epsilon_upper(delta))
+    dominating = _dominating_steps(steps)
+    return upper if dominating is None else min(upper, accountant.epsilon(dominating, delta).upper)
+
+
+def delta_upper(steps: Counts, epsilon: float) -> float:
+    """Upper bound on delta at `epsilon`."""
+    return delta_uppers(steps, [epsilon])[0]
+
+
+def delta_uppers(steps: Counts, epsilons: Sequence[float]) -> list[float]:
+    """Upper bounds on delta at increasing `epsilons`; dominating pairs are composed once for many."""
+    uppers = _rdp_deltas(steps, epsilons)
+    if (alone := _single_step(steps)) is not None:
+        uppers = [
+            min(upper, alone.delta_upper(epsilon))
+            for upper, epsilon in zip(uppers, epsilons, strict=True)
+        ]
+    if (dominating := _dominating_steps(steps)) is not None:
+        bounds = accountant.profile(dominating, epsilons)
+        uppers = [min(upper, bound.upper) for upper, bound in zip(uppers, bounds, strict=True)]
+    participation = participation_probability(steps)
+    return [min(upper, participation) for upper in uppers]
+
+
+def _rdp_deltas(steps: Counts, epsilons: Sequence[float]) -> list[float]:
+    """Upper bounds on delta by Rényi divergences."""
+    failure = _failure_probability(steps)
+    profiles: dict[tuple[tuple[Step, int], ...], list[Bound]] = {}
+
+    def lower(dominated: Mapping[Step, int]) -> list[Bound]:
+        """The profile of dominated steps, composed once for all epsilons, and only if asked for."""
+        key = tuple(dominated.items())
+        if key not in profiles:
+            profiles[key] = accountant.profile(dominated, epsilons)
+        return profiles[key]
+
+    def upper_at(k: int) -> float:
+        return _best_order(
+            steps,
+            lambda total, orders: rdp_to_delta(total, orders, max(0.0, epsilons[k] - 2 * failure)),
+            lambda dominated: lower(dominated)[k].lower,
+        )
+
+    # at epsilon 0 there is nothing to take the correction from: it is added to delta instead
+    return [upper_at(k) + 3 * failure for k in range(len(epsilons))]
+
+
+def participation_probability(steps: Counts) -> float:
+    """Probability that a record is sampled in any step, which delta never exceeds."""
+    log_never = sum(n * math.log1p(-min(step.participation, 1 - 2.0**-53)) for step, n in steps.items())
+    return min(1.0, -math.expm1(log_never) * (1 + 1e-12))
+
+
+def dominated_steps(steps: Counts) -> dict[Step, int]:
+    """Steps with a dominating pair that these dominate: their epsilon is a lower bound.
+
+    Steps for which none is known are left out.
+    """
+    dominated: Counter[Step] = Counter()
+    for step, count in steps.items():
+        if step.dominated_step is not None:
+            dominated[step.dominated_step] += count
+    return dict(dominated)
+
+
+def composed_rdp(steps: Counts, orders: Array) -> tuple[Array, Array]:
+    """Rényi divergences of the composition, which add up over the steps, and their orders."""
+    total = np.zeros(len(orders))
+    for step, count in steps.items():
+        total += count * _step_rdp(step, tuple(orders))
+    return total, orders
+
+
+def _single_step(steps: Counts) -> ComposableStep | None:
+    """The step that is all of the composition and runs once, if one is."""
+    return next(iter(steps)) if list(steps.values()) == [1] else None
+
+
+def _failure_probability(steps: Counts) -> float:
+    """Delta of hidden trials that never end: docs/guarantees/selective.md, step 6."""
+    return sum(count * step.nontermination for step, count in steps.items())
+
+
+def _dominating_steps(steps: Counts) -> dict[Step, int] | None:
+    """Steps with a dominating pair that dominate these; None where one is not known."""
+    dominating: Counter[Step] = Counter()
+    for step, count in steps.items():
+        if (pair := step.dominating_step_of_one) is None:
+            return None
+        dominating[pair] += count
+    return dict(dominating)
+
+
+def _best_order(
+    steps: Counts,
+    convert: Callable[[Array, Array], float],
+    lower_bound: Callable[[Mapping[Step, int]], float],
+    ceiling: float = math.inf,
+) -> float:
+    """The smallest of `convert`'s values over the orders, with subsampling or without it.
+
+    Subsampling never adds to a divergence (it is quasi-convex in the two laws), and without it there
+    are more orders to choose from. `lower_bound` tells when that cannot help, and when the answer is
+    certainly beyond `ceiling`: it is infinite then.
+    """
+    if not any(step.needs_whole_orders for step in steps):
+        return convert(*composed_rdp(steps, _TRIAL_ORDERS))
+    unsampled: Counter[ComposableStep] = Counter()
+    for step, count in steps.items():
+        unsampled[step.unsampled] += count
+    best = math.inf
+    for stage in _STAGES if unsampled != steps else ():
+        total, orders = composed_rdp(steps, WHOLE_ORDERS[:stage])
+        best = min(best, convert(total, orders))
+        if stage == _STAGES[0] and best > ceiling and lower_bound(dominated_steps(steps)) > ceiling:
+            return math.inf
+        higher = WHOLE_ORDERS[stage:]
+        if not len(higher) or convert(_extrapolate(total, orders, higher), higher) >= best:
+            break
+    dominated = dominated_steps(unsampled)
+    if not accountant.likely_exceeds(dominated, best) and lower_bound(dominated) < best:
+        sparse = np.arange(0, len(ORDERS), _ORDER_STRIDE)
+        total, orders = composed_rdp(unsampled, ORDERS[sparse])
+        values = [convert(total[k : k + 1], orders[k : k + 1]) for k in range(len(sparse))]
+        # any orders are sound; the best ones are where the best of a few are
+        near = sparse[int(np.argmin(values))]
+        nearby = ORDERS[max(0, near - _ORDER_STRIDE) : near + _ORDER_STRIDE]
+        best = min(best, convert(*composed_rdp(unsampled, nearby)))
+    return best
+
+
+def _extrapolate(divergences: Array, orders: Array, higher: Array) -> Array:
+    """Divergences at `higher` orders if (a - 1) D_a went on as a straight line: being convex, no less.
+
+    It decides only whether higher orders are worth evaluating. Bounds on D_a may lie higher at odd
+    orders than at even ones (`Pair.POSITIVE`), so the flattest line through the last points counts.
+    """
+    if not np.isfinite(divergences[-_EXTRAPOLATED_FROM:]).all():
+        return np.full(len(higher), np.inf)
+    a, moments = orders[-_EXTRAPOLATED_FROM:], ((orders - 1) * divergences)[-_EXTRAPOLATED_FROM:]
+    lines = [
+        moments[k] + (moments[k] - moments[j]) / (a[k] - a[j]) * (higher - a[k])
+        for k in (len(a) - 2, len(a) - 1)
+        for j in range(k)
+    ]
+    extrapolated: Array = np.maximum(np.min(lines, axis=0), 0.0) / (higher - 1)
+    return extrapolated
+
+
+@functools.lru_cache(maxsize=64)
+def _step_rdp(step: ComposableStep, orders: tuple[float, ...]) -> Array:
+    """Rényi divergence of one step at each order."""
+    return step.rdp(np.array(orders))
+
+
+# The group property is not used at deltas below this, and epsilon is searched to this gap.
+_LOG_MIN_DELTA, _TOLERANCE = -660.0, 1e-4
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class SampledGroup:
+    """Poisson-subsampled noise where the slots of `size` records change together.
+
+    Each of them is drawn on its own, and `single` is the step for one.
+
+    **Guarantee.** docs/guarantees/groups.md: exact, where each of the records is removed, and where each
+    is `replaced` by another one.
+    """
+
+    single: PairedStep
+    size: int
+    replaced: bool
+
+    @property
+    def rate(self) -> float:
+        """Probability that any of the records is drawn."""
+        return -math.expm1(self.size * math.log1p(-self.single.rate))
+
+    @property
+    def law(self) -> GroupLaw:
+        return GroupLaw(self.single.law, self.single.rate, self.size, self.replaced)
+
+    def with_representable_loss(self) -> "SampledGroup":
+        # the largest losses are those of the shift with all of them drawn
+        shift = 2 * self.size if self.replaced else self.size
+        scaled = self.single.divided(shift)
+        representable = scaled.with_representable_loss()
+        if representable == scaled:
+            return self
+        return replace(self, single=representable.divided(1 / shift))
+
+
+def epsilon_bound(steps: Counts, adjacency: Adjacency, delta: float) -> Bound:
+    """Bounds on epsilon at `delta` of a composition of mechanisms, for a change."""
+    if adjacency.group * participation_probability(steps) <= delta:
+        return Bound(lower=0.0, upper=0.0)
+    if adjacency.slots == 1:
+        bound = accountant.epsilon(dominated_steps(steps), delta)
+        if requires_rdp(steps):
+            bound = _consistent(bound.lower, epsilon_upper(steps, delta))
+        return bound
+    bound = accountant.epsilon(dominated_pairs(steps, adjacency), delta)
+    if requires_rdp(steps):
+        upper = chained_epsilon(lambda share: epsilon_upper(steps, share), adjacency.slots, delta)
+        if (pairs := dominating_pairs(steps, adjacency)) is not None:
+            upper = min(upper, accountant.epsilon(pairs, delta).upper)
+        bound = _consistent(bound.lower, upper)
+    return bound
+
+
+def delta_bounds(steps: Counts, adjacency: Adjacency, epsilons: Sequence[float]) -> list[Bound]:
+    """Bounds on delta of a composition of mechanisms at increasing `epsilons`, for a change."""
+    if adjacency.slots == 1:
+        bounds = accountant.profile(dominated_steps(steps), epsilons)
+        if requires_rdp(steps):
+            uppers = delta_uppers(steps, epsilons)
+            bounds = [
+                _consistent(bound.lower, upper) for bound, upper in zip(bounds, uppers, strict=True)
+            ]
+        return bounds
+    bounds = accountant.profile(dominated_pairs(steps, adjacency), epsilons)
+    if requires_rdp(steps):
+        uppers = [
+            chained_delta(lambda share: delta_upper(steps, share), adjacency.slots, epsilon)
+            for epsilon in epsilons
+        ]
+        if (pairs := dominating_pairs(steps, adjacency)) is not None:
+            exact = accountant.profile(pairs, epsilons)
+            uppers = [min(upper, bound.upper) for upper, bound in zip(uppers, exact, strict=True)]
+        bounds = [_consistent(bound.lower, upper) for bound, upper in zip(bounds, uppers, strict=True)]
+    return bounds
+
+
+def _consistent(lower: float, upper: float) -> Bound:
+    """The bound between the ends of two accountants; raises if they contradict each other."""
+    if lower > upper * (1 + 1e-6) + 1e-9:
+        raise ArithmeticError(
+            f"a lower bound of {lower:g} and an upper bound of {upper:g} cannot both hold"
+        )
+    return Bound(lower=min(lower, upper), upper=upper)
+
+
+def without_sampling(steps: Counts, adjacency: Adjacency) -> Counts | None:
+    """The steps of which one record costs what the change costs of these; None where some are sampled.
+
+    Where everyone takes part, a change of k slots shifts the sum by an element of k times the
+    sensitivity set: that is one record under 1/k of the noise.
+    """
+    scaled: Counter[ComposableStep] = Counter()
+    for step, count in steps.items():
+        divided = step.divided(adjacency.slots) if step == step.unsampled else None
+        if divided is None:
+            return None
+        scaled[divided] += count
+    return scaled
+
+
+def dominating_pairs(steps: Counts, adjacency: Adjacency) -> dict[Step, int] | None:
+    """Steps that dominate the change of these; None where one has no known dominating pair."""
+    dominating: Counter[Step] = Counter()
+    for step, count in steps.items():
+        if step.dominating_step is None:
+            return None
+        dominating[_group_step(step.dominating_step, adjacency)] += count
+    return dict(dominating)
+
+
+def dominated_pairs(steps: Counts, adjacency: Adjacency) -> dict[Step, int]:
+    """Steps that the change of these dominates: their epsilon is a lower bound.
+
+    Steps for which none is known are left out.
+    """
+    dominated: Counter[Step] = Counter()
+    for step, count in steps.items():
+        if step.dominated_step is not None:
+            dominated[_group_step(step.dominated_step, adjacency)] += count
+    return dict(dominated)
+
+
+def chained_delta(upper: Callable[[float], float], changes: int, epsilon: float) -> float:
+    """Upper bound on delta at `epsilon` of so many changes, `upper` being one's delta at an epsilon.
+
+    The group property (Vadhan 2017, Lemma 2.2), each change having its share of epsilon.
+    """
+    share = epsilon / changes
+    return min(1.0, upper(share) * math.exp(min(_log_chain_factor(share, changes), 700.0)))
+
+
+def chained_epsilon(upper: Callable[[float], float], changes: int, delta: float) -> float:
+    """Upper bound on epsilon at `delta` of so many changes, `upper` being one's epsilon at a delta."""
+
+    def costs_more(share: float) -> bool:
+        """Whether one change takes more than `share`, at the delta that is left for it then."""
+        log_delta = math.log(delta) - _log_chain_factor(share, changes)
+        return log_delta < _LOG_MIN_DELTA or upper(math.exp(log_delta)) > share
+
+    high = 1e-3
+    while costs_more(high):
+        high *= 2
+        if high > -_LOG_MIN_DELTA:
+            return math.inf
+    return changes * bisect(costs_more, 0.0, high, tolerance=_TOLERANCE)[1]
+
+
+def _log_chain_factor(share: float, changes: int) -> float:
+    """log(1 + e^share + ... + e^((changes - 1) share)), rounded up."""
+    if share == 0:
+        return math.log(changes) + _ROUNDING
+    ratio = math.expm1(-changes * share) / math.expm1(-share)
+    return (changes - 1) * share * (1 + _ROUNDING) + math.log(ratio) + _ROUNDING
+
+
+def _group_step(step: PairedStep, adjacency: Adjacency) -> Step:
+    if step.rate == 1:
+        return step.divided(adjacency.slots)
+    return SampledGroup(step, adjacency.group, adjacency.replaced)

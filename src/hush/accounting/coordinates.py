@@ -1,0 +1,161 @@
+"""Steps with a dominating pair on either side of coordinate-sampled Gaussian noise."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from scipy.stats import binom
+
+from hush.accounting.numerics import OUTWARD
+from hush.accounting.pld.jump_diffusion import KILLING, JumpDiffusionLaw, best_jump, dominating_diffusion
+from hush.core.parts import SensitivitySet
+
+# Shifts are rounded up to powers of 2^(1/8), so that certificates are found again; below the smallest
+# one they cost next to nothing, and beyond the largest one Rényi divergence is less.
+_STEPS_PER_OCTAVE = 8
+_MIN_SHIFT, _MAX_SHIFT = 0.004, 1.5
+# Less than this in all is next to nothing, which a grid would take long to say.
+_MIN_NORM = 1e-5
+# The most units that one jump may have, of blocks whose noise differs.
+_MAX_UNITS = 8
+# Beyond this mean number of jumps their chances would underflow (exp(-745) is 0).
+_MAX_JUMPS = 300.0
+
+
+@dataclass(frozen=True, order=True)
+class JumpDiffusionStep:
+    """Poisson-subsampled jump diffusion: a step with a dominating pair, of no mechanism of its own."""
+
+    law: JumpDiffusionLaw
+
+    @property
+    def rate(self) -> float:
+        return self.law.rate
+
+    @property
+    def log_chi_square(self) -> float:
+        """log-moment of order 2 before sampling of records."""
+        law = self.law
+        return law.variance + sum(mean * math.expm1(size * law.jump) ** 2 for size, mean in law.jumps)
+
+    def with_representable_loss(self) -> "JumpDiffusionStep":
+        return self
+
+
+def dominating_step(
+    rate: float, coordinate_rate: float, blocks: Sequence[tuple[float, float]]
+) -> JumpDiffusionStep | None:
+    """A step that dominates coordinate-sampled Gaussian noise on `blocks`; None if none is certified.
+
+    Args:
+        rate: Chance that a record takes part.
+        coordinate_rate: Chance that each coordinate of it does.
+        blocks: Largest change of one coordinate and l2 sensitivity of each block, in units of its noise.
+
+    **Guarantee.** In both directions the step's hockey-stick divergence is at least the mechanism's, at
+    every epsilon: docs/guarantees/twice-sampling-pld.md.
+    """
+    blocks = [block for block in blocks if block[0] > 0]
+    if max((norm for _, norm in blocks), default=0.0) < _MIN_NORM:
+        return None
+    if max(shift for shift, _ in blocks) > _MAX_SHIFT:
+        return None
+    shifts = [_rounded_up(shift) for shift, _ in blocks]
+    wanted = [best_jump(coordinate_rate, shift) for shift in shifts]
+    unit = max(min(wanted), max(wanted) / _MAX_UNITS)
+    variance, jumps = 0.0, []
+    for shift, jump, (_, norm) in zip(shifts, wanted, blocks, strict=True):
+        units = max(1, round(jump / unit))
+        diffusion = dominating_diffusion(coordinate_rate, shift, units * unit)
+        if diffusion is None:
+            return None
+        variance += norm**2 * diffusion.variance
+        jumps.append((units, norm**2 * diffusion.intensity))
+    if sum(mean * math.exp(units * unit) for units, mean in jumps) > _MAX_JUMPS:
+        return None
+    killed = KILLING * sum(norm**2 for _, norm in blocks)
+    return JumpDiffusionStep(JumpDiffusionLaw(rate, variance, unit, tuple(jumps), killed))
+
+
+def _rounded_up(shift: float) -> float:
+    """The shift, rounded up to a power of 2^(1/8): what dominates it dominates smaller ones."""
+    steps = math.ceil(_STEPS_PER_OCTAVE * math.log2(max(shift, _MIN_SHIFT)) + 1e-9)
+    return float(2.0 ** (steps / _STEPS_PER_OCTAVE))
+
+
+# Where to look for the number of coordinates that take part: a handful of its quantiles.
+_QUANTILES = (1e-6, 1e-3, 0.05, 0.2, 0.5, 0.8, 0.95, 0.999, 1 - 1e-6)
+_INWARD = 1 - 1e-9
+# How many times more coordinates than at the cap a change is spread over.
+_SPREADS = (1.0, 1e2, 1e4, 1e8)
+# A record may always move fewer than it could, and SciPy counts no further.
+_MAX_COORDINATES = 1e15
+
+Blocks = tuple[tuple[SensitivitySet, float], ...]
+"""Sensitivity set and noise deviation of each block of coordinates."""
+
+
+@lru_cache(maxsize=1024)  # asked for at every point of a curve
+def dominated_step(blocks: Blocks, rate: float, coordinate_rate: float) -> tuple[float, float]:
+    """Rate and multiplier of a plain sampled Gaussian step: its epsilon is a lower bound for this one's.
+
+    **Guarantee.** A record that moves m coordinates by c each moves their sum, under noise of deviation
+    sqrt(m) times theirs, by c times a binomial number of them. That is c k at least with the probability
+    that k or more take part, so the sum dominates a step at that rate and that shift; of several blocks
+    likewise, each with its weight: docs/guarantees/twice-sampling.md, step 4. The best by chi-square is
+    taken.
+
+    >>> changes = SensitivitySet(p=2, norm=1.0, cap=0.1)
+    >>> rate, multiplier = dominated_step(((changes, 1.5),), rate=0.06, coordinate_rate=1 / 3)
+    >>> round(rate, 3), round(multiplier, 2)
+    (0.06, 4.5)
+    """
+    movable = tuple((ball, deviation) for ball, deviation in blocks if ball.max_entry > 0)
+    candidates = [(rate * coordinate_rate, deviation / ball.max_entry) for ball, deviation in movable]
+    for moved in [*((block,) for block in movable), movable]:
+        for spread in _SPREADS:
+            candidates += _of_even_change(moved, spread, rate, coordinate_rate)
+    return max(candidates, key=_chi_square)
+
+
+def _of_even_change(
+    blocks: Blocks, spread: float, rate: float, coordinate_rate: float
+) -> list[tuple[float, float]]:
+    """Steps that a change of equal coordinates in each block dominates, one for each quantile."""
+    # squares of the change of a coordinate, and of all, over the deviation
+    units, counts = [], []
+    for ball, deviation in blocks:
+        count, change = _even_change(ball, spread)
+        units.append((change / deviation) ** 2 if deviation > change * 1e-150 else math.inf)
+        counts.append(count)
+    whole = math.sqrt(sum(unit * count for unit, count in zip(units, counts, strict=True)))
+    steps = []
+    for quantile in _QUANTILES:
+        probability, shift = 1.0, 0.0
+        for unit, count in zip(units, counts, strict=True):
+            k = max(1.0, float(binom.ppf(quantile, count, coordinate_rate)))
+            probability *= float(binom.sf(k - 1, count, coordinate_rate)) * _INWARD
+            shift += unit * k
+        if math.isfinite(shift) and shift > 0:
+            steps.append((rate * probability, whole / shift / _INWARD))
+    return steps
+
+
+def _even_change(ball: SensitivitySet, spread: float) -> tuple[int, float]:
+    """A number of coordinates that move by as much, and by how much: at the cap, or `spread` further."""
+    movable = (ball.norm / ball.max_entry) ** ball.p if ball.p < math.inf else math.inf
+    limit = min(movable * spread, ball.dimension or math.inf, _MAX_COORDINATES)
+    count = max(1, math.floor(limit * OUTWARD))
+    if count <= movable * OUTWARD:
+        return count, ball.max_entry
+    return count, min(ball.max_entry, ball.norm * count ** (-1 / ball.p))
+
+
+def _chi_square(step: tuple[float, float]) -> float:
+    """The logarithm of the chi-square divergence of a sampled Gaussian step."""
+    rate, multiplier = step
+    if rate == 0:
+        return -math.inf
+    power = max(multiplier, 700**-0.5) ** -2  # beyond, the exponential is no number
+    return 2 * math.log(rate) + math.log(math.expm1(power)) if power > 0 else -math.inf

@@ -1,1 +1,0 @@
-"""Dominating pairs of coordinate-sampled Gaussian noise."""

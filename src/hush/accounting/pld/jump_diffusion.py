@@ -1,0 +1,325 @@
+"""Jump diffusions whose likelihood ratio dominates that of every coordinate-sampled shift up to a size.
+
+A coordinate that moves by sqrt(s), in units of its noise, with chance p has the likelihood ratio
+L_s = 1 - p + p exp(sqrt(s) z - s/2) under standard normal z. A jump diffusion is a family N_s that is
+multiplicative in s (an exponential Lévy martingale): log N_s is normal of variance v^2 s, plus a Poisson
+number of mean lambda s of jumps x, less what makes the mean 1; and it is infinite with chance
+1 - exp(-KILLING s) under the law with the record. Where L_s <= N_s in convex order for all s up to u^2,
+a product of L's is below N at the sum of their s, however that is shared out.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.special import erf, ndtr
+
+from hush.accounting.numerics import OUTWARD, Array, bisect, log_mixture_ratio_absolute
+from hush.accounting.pld.laws import GaussianLaw
+from hush.accounting.pld.privacy_loss import (
+    UNIT,
+    CellMasses,
+    Direction,
+    MixtureLaw,
+    by_loss,
+    noise_masses,
+    unsampled_ratio,
+)
+
+KILLING = 1e-13
+"""Rate of infinite losses: they stand for tails that the certificate does not look at."""
+
+# Neighbouring sizes at which the order is certified have this ratio: N is taken at s / RATIO.
+_RATIO = 1.005
+# Variance beyond RATIO p^2, which pays for strikes between those that are looked at.
+_SPARE = 1.001
+# Strikes are the values of L_s at these z. Below the first of them the order follows from a lemma.
+_STRIKES: Array = np.linspace(0.0, 8.8, 221)
+_MAX_INTENSITY = 1e4
+# Numbers of jumps with a smaller chance are left out of a lower bound on N's call prices.
+_NEGLIGIBLE = 1e-17
+# Sizes that are certified at a time, to bound the memory; sizes that the search looks at.
+_CHUNK, _SEARCHED = 128, 32
+# Rounding of a chance to exceed a strike, relatively: 4 (5 + 2 z^2) units of ndtr and its argument.
+_ROUNDING = 1e-13
+
+
+@dataclass(frozen=True)
+class JumpDiffusion:
+    """Variance v^2, jump size x and intensity lambda, each per unit of squared shift."""
+
+    variance: float
+    jump: float
+    intensity: float
+
+    @property
+    def log_chi_square(self) -> float:
+        """log E N^2 per unit of squared shift: the divergence at order 2."""
+        return self.variance + self.intensity * math.expm1(self.jump) ** 2
+
+
+def best_jump(coordinate_rate: float, shift: float) -> float:
+    """The jump size for which the dominating diffusion costs nearly least; any size is sound.
+
+    In units of p u it is 2.26 in the limit of small shifts u; what larger ones need was found by trying.
+    """
+    units = 2.2 + min(1.5 / coordinate_rate, 40.0) * shift**2
+    return math.log1p(units * coordinate_rate * shift)
+
+
+@lru_cache(maxsize=256)
+def dominating_diffusion(coordinate_rate: float, shift: float, jump: float) -> JumpDiffusion | None:
+    """A diffusion with this jump size that dominates all shifts up to `shift`; None if none is found.
+
+    **Guarantee.** It passes `dominates`, and its intensity is about the least one that does.
+    """
+    variance = coordinate_rate**2 * _RATIO * _SPARE
+    sizes = shift**2 * np.geomspace(1.0, 1e-4, _SEARCHED)
+
+    def too_rare(intensity: float) -> bool:
+        return not _ordered(JumpDiffusion(variance, jump, intensity), coordinate_rate, sizes)
+
+    high = 1.0
+    while too_rare(high):
+        high *= 4
+        if high > _MAX_INTENSITY:
+            return None
+    _, high = bisect(too_rare, 0.0, high, tolerance=1e-3 * min(1.0, high))
+    for slack in (1.001, 1.01, 1.1):
+        diffusion = JumpDiffusion(variance, jump, slack * high)
+        if dominates(diffusion, coordinate_rate, shift):
+            return diffusion
+    return None
+
+
+def dominates(diffusion: JumpDiffusion, coordinate_rate: float, shift: float) -> bool:
+    """Whether L_s <= N_s in convex order is certain for every s up to `shift`^2.
+
+    **Guarantee.** True only where it holds: docs/guarantees/twice-sampling-pld.md, steps 4 to 6.
+    """
+    lowest = _size_without_jumps(diffusion, coordinate_rate, shift)
+    if lowest == 0:
+        return False
+    count = math.ceil(math.log(shift**2 / lowest) / math.log(_RATIO) + 1e-9)
+    sizes = shift**2 * _RATIO ** -np.arange(count, dtype=float)
+    return _ordered(diffusion, coordinate_rate, sizes)
+
+
+def _size_without_jumps(diffusion: JumpDiffusion, rate: float, shift: float) -> float:
+    """A size up to which the order holds whatever the jumps: step 6 of the proof. 0 if none is sure."""
+    excess = 8 * (math.sqrt(diffusion.variance) - rate)
+    if excess <= 0 or diffusion.variance > rate:
+        return 0.0
+    size = min((excess / 4) ** 2, shift**2, 0.25)
+    while size > 0:
+        root = math.sqrt(size)
+        if float(ndtr(root / 2 - excess / root)) <= 0.49 * KILLING * size:
+            return size
+        size /= 1.2
+    return 0.0
+
+
+def _ordered(diffusion: JumpDiffusion, rate: float, sizes: Array) -> bool:
+    """Whether L_s <= N_(s / RATIO) in convex order, at each of the falling `sizes` s."""
+    return all(
+        _ordered_chunk(diffusion, rate, sizes[start : start + _CHUNK, None])
+        for start in range(0, len(sizes), _CHUNK)
+    )
+
+
+def _ordered_chunk(diffusion: JumpDiffusion, rate: float, sizes: Array) -> bool:
+    """`_ordered` by call prices: steps 4 (strikes below the first) and 5 of the proof."""
+    root, times = np.sqrt(sizes), sizes / _RATIO
+    normal, sampled = erf(np.sqrt(diffusion.variance * times / 2)), rate * erf(root / math.sqrt(2))
+    ratio = np.exp(root * _STRIKES - sizes / 2)
+    # by their logarithm, or strikes next to 1 would be too few units apart
+    log_strikes = np.log1p(rate * np.expm1(root * _STRIKES - sizes / 2))
+    strikes, tail = np.exp(log_strikes), ndtr(root - _STRIKES)
+    calls = rate * (tail - ratio * ndtr(-_STRIKES) + 2 * _ROUNDING * tail)
+    first, second = _survival(diffusion, times, log_strikes)
+    infinite = -np.expm1(-KILLING * times)
+    first += infinite
+    # N's call price is convex, and above its tangents first - K second
+    sure = (1 - 2 * _ROUNDING) * first
+    here = sure - strikes * second - calls
+    at_next = sure[:, :-1] - strikes[:, 1:] * second[:, :-1] - calls[:, 1:]
+    at_last = sure[:, 1:] - strikes[:, :-1] * second[:, 1:] - calls[:, :-1]
+    # the chord of L's call price lies below the larger of the two tangents
+    ordered = (here[:, :-1] >= 0) & (here[:, 1:] >= 0)
+    ordered &= (at_next >= 0) | (at_last >= 0) | (at_next * at_last <= here[:, :-1] * here[:, 1:])
+    paid = calls <= infinite
+    ordered |= paid[:, :-1]
+    return bool((normal > OUTWARD * sampled).all() and ordered.all() and paid[:, -1].all())
+
+
+def _survival(diffusion: JumpDiffusion, times: Array, log_strikes: Array) -> tuple[Array, Array]:
+    """Chances that the finite part of N exceeds the strikes, with the record and without it."""
+    deviation, mean = np.sqrt(diffusion.variance * times), diffusion.intensity * times
+    drift = -mean * math.expm1(diffusion.jump) - KILLING * times
+    place = (drift - log_strikes) / deviation - deviation / 2
+    first, second = np.zeros_like(log_strikes), np.zeros_like(log_strikes)
+    weight, jumps = np.exp(-mean), 0
+    while float((weight * np.exp(jumps * diffusion.jump)).max()) > _NEGLIGIBLE:
+        jumped = place + jumps * diffusion.jump / deviation
+        second += weight * ndtr(jumped)
+        first += weight * np.exp(jumps * diffusion.jump + drift) * ndtr(jumped + deviation)
+        jumps += 1
+        weight = weight * mean / jumps
+    return first, second
+
+
+_NORMAL = GaussianLaw(1.0)
+# Numbers of jumps of a smaller chance in all, under either law, count as infinite losses.
+_BEYOND = 1e-25
+# Cells of an estimate of the loss.
+_QUADRATURE = 1201
+
+
+@dataclass(frozen=True)
+class JumpDiffusionLaw(MixtureLaw):
+    """exp(W) against 1, where a record takes part with chance `rate`.
+
+    Args:
+        rate: Chance that the record takes part.
+        variance: Variance of the normal part of W.
+        jump: Unit of the jumps.
+        jumps: Jump sizes in that unit, and the mean number of each without the record.
+        killed: Exponent of the chance of no infinite loss, with the record.
+    """
+
+    rate: float
+    variance: float
+    jump: float
+    jumps: tuple[tuple[int, float], ...]
+    killed: float
+
+    @property
+    def scale(self) -> float:
+        return math.sqrt(self.variance)
+
+    @property
+    def max_privacy_loss(self) -> float:
+        return math.inf
+
+    @property
+    def total_variation(self) -> float:
+        below = self._masses(np.zeros(1))
+        # of a sum of positive terms each; the difference of the two has their absolute error
+        distance = below[0][1] - below[1][1] + self._infinite
+        return min(1.0, self.rate * (float(distance) + 1e-12) * OUTWARD)
+
+    @property
+    def loss_rounding(self) -> float:
+        # of the places of the components, beside that of the subsampled ratio
+        return 32 * UNIT * (2 + self.variance + abs(self._drift) + self.jump * len(self._weights[0]))
+
+    def privacy_loss(self, direction: Direction, noise: Array) -> Array:
+        centre = self._places[int(np.argmax(self._weights[1]))]
+        return self._loss(direction, centre + self.scale * noise)
+
+    def loss_range(self, direction: Direction) -> tuple[float, float]:
+        low = math.log1p(-self.rate) if self.rate < 1 else -math.inf
+        return (low, math.inf) if direction is Direction.REMOVE else (-math.inf, -low)
+
+    def loss_quadrature(self, direction: Direction, tail: float) -> tuple[Array, Array]:
+        cuts = np.linspace(*self._ratio_quantiles(direction, tail), _QUADRATURE)
+        diffused, without = (law[1:-1] for law in self._masses(cuts))
+        if direction is Direction.REMOVE:
+            without = self.rate * diffused + (1 - self.rate) * without
+        losses = self._loss(direction, (cuts[1:] + cuts[:-1]) / 2)
+        return losses, np.log(np.maximum(without, 1e-300))
+
+    def loss_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
+        edges = np.array(self._ratio_quantiles(direction, tail))
+        low, high = sorted(self._loss(direction, edges).tolist())
+        return low, high
+
+    def _ratio_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
+        """Two values of W with at most `tail` of the finite mass of a direction's first law outside."""
+        parts = self._components(direction)
+        edges = []
+        for place, share in parts:
+            part = max(tail / (2 * len(parts)) / share, 1e-300)
+            if part < 0.5:
+                reach = self.scale * _NORMAL.inverse_survival(part)
+                edges += [place - reach, place + reach]
+        return min(edges), max(edges)
+
+    def cell_masses(self, direction: Direction, cuts: Array) -> CellMasses:
+        forward = direction is Direction.REMOVE
+        ratios = unsampled_ratio(self.rate, cuts if forward else -cuts[::-1])
+        diffused, without = self._masses(ratios)
+        with_record = self.rate * diffused + (1 - self.rate) * without
+        # numbers of jumps that are left out count as an infinite loss in either direction
+        if forward:
+            with_record[-1] += self.rate * self._infinite + _BEYOND
+        else:
+            without[0] += _BEYOND
+        # The component farthest from a cut has the smallest tail there, and the largest error.
+        places = self._places
+        farthest = ratios - places[0] if forward else places[-1] + self.variance - ratios
+        survival_error = _NORMAL.survival_error(np.maximum(farthest / self.scale, 0.0))
+        rounding = 4 * UNIT * (4 * survival_error + 16 * len(places) + 64)
+        return by_loss(direction, with_record, without, rounding)
+
+    def _loss(self, direction: Direction, ratios: Array) -> Array:
+        loss = log_mixture_ratio_absolute(self.rate, ratios)
+        return loss if direction is Direction.REMOVE else -loss
+
+    @property
+    def _infinite(self) -> float:
+        """Chance of an infinite loss of a record that takes part."""
+        return -math.expm1(-self.killed)
+
+    @property
+    def _drift(self) -> float:
+        return -self.killed - sum(mean * math.expm1(size * self.jump) for size, mean in self.jumps)
+
+    @property
+    def _weights(self) -> tuple[Array, Array]:
+        """Chances of each number of units jumped, with the record and without it."""
+        tilted = tuple((size, mean * math.exp(size * self.jump)) for size, mean in self.jumps)
+        with_record, without = _compound_poisson(tilted), _compound_poisson(self.jumps)
+        length = max(len(with_record), len(without))
+        first, second = (np.pad(law, (0, length - len(law))) for law in (with_record, without))
+        return math.exp(-self.killed) * first, second
+
+    @property
+    def _places(self) -> Array:
+        """Means of W without the record, by the number of units jumped."""
+        jumped: Array = np.arange(len(self._weights[0]), dtype=float) * self.jump
+        return jumped + (self._drift - self.variance / 2)
+
+    def _components(self, direction: Direction) -> list[tuple[float, float]]:
+        """Means and shares of the normal components of a direction's first law."""
+        diffused, without = self._weights
+        places = self._places
+        stay = 1 - self.rate if direction is Direction.REMOVE else 1.0
+        parts = list(zip(places.tolist(), (stay * without).tolist(), strict=True))
+        if direction is Direction.REMOVE:
+            moved = (places + self.variance).tolist()
+            parts += zip(moved, (self.rate * diffused).tolist(), strict=True)
+        return [part for part in parts if part[1] > _BEYOND]
+
+    def _masses(self, ratios: Array) -> tuple[Array, Array]:
+        """Masses of W below, between and above the `ratios`, with the record taking part and without."""
+        diffused, without = np.zeros(len(ratios) + 1), np.zeros(len(ratios) + 1)
+        for place, first, second in zip(self._places, *self._weights, strict=True):
+            diffused += first * noise_masses(_NORMAL, (ratios - place - self.variance) / self.scale)
+            without += second * noise_masses(_NORMAL, (ratios - place) / self.scale)
+        return diffused, without
+
+
+@lru_cache(maxsize=64)
+def _compound_poisson(jumps: tuple[tuple[int, float], ...]) -> Array:
+    """Chances of 0, 1, 2, ... units jumped, but for a chance of `_BEYOND` in all."""
+    law = np.ones(1)
+    for size, mean in jumps:
+        weight, number, spaced = math.exp(-mean), 0, []
+        while number <= mean or weight * (number + 1) / (number + 1 - mean) > _BEYOND / len(jumps) / 2:
+            spaced += [weight] + [0.0] * (size - 1)
+            number += 1
+            weight *= mean / number
+        law = np.convolve(law, spaced)
+    return law

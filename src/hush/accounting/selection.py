@@ -1,0 +1,329 @@
+"""The best of a random number of runs as one step of a composition.
+
+**Guarantee.** docs/guarantees/tuning.md. Where the selection is all that runs, the smaller of the bound
+by the privacy profile of one run and of that by its RDP; beside other charges the latter.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from functools import cached_property, lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from hush.accounting.numerics import OUTWARD, Array, bisect
+from hush.accounting.pld import accountant
+from hush.accounting.steps import ComposableStep, PairedStep
+from hush.core.best_of import BestOf
+
+DRAW_DISTANCE = 1e-30
+"""Total variation distance between the law that is drawn and the law that is charged, at most."""
+_DIGITS, _WORKING_DIGITS = 40, 70
+
+
+@dataclass(frozen=True)
+class TrialCount(ABC):
+    """The law of the number of trials, which is at least 1."""
+
+    @property
+    @abstractmethod
+    def mean(self) -> float:
+        """Expected number of trials f'(1), rounded up."""
+
+    @abstractmethod
+    def weight(self, better: Array) -> Array:
+        """w(s) = f'(1 - s) at each probability s that one trial is better; it decreases in s."""
+
+    @abstractmethod
+    def probabilities(self) -> Iterator[Decimal]:
+        """Probabilities of 1, 2, 3, ... trials, to `_WORKING_DIGITS` digits."""
+
+    def draw(self, randbelow: Callable[[int], int]) -> int:
+        """A number of trials, by inversion of the distribution function in decimal arithmetic.
+
+        Args:
+            randbelow: Uniform whole number below its argument: `secrets.randbelow`.
+        """
+        with localcontext() as context:
+            context.prec = _WORKING_DIGITS
+            uniform = Decimal(randbelow(10**_DIGITS)) / 10**_DIGITS
+            cumulative = Decimal(0)
+            for number, probability in enumerate(self.probabilities(), start=1):
+                cumulative += probability
+                # beyond that many digits the rest is never drawn
+                if uniform < cumulative or 1 - cumulative < Decimal(10) ** -_DIGITS:
+                    return number
+        raise AssertionError("probabilities sum to 1")
+
+
+@dataclass(frozen=True)
+class TruncatedNegativeBinomial(TrialCount):
+    """P(k) proportional to (1 - stop)^k (shape)_k / k! for k >= 1: Papernot and Steinke 2022, Def. 1.
+
+    Logarithmic at shape 0, geometric at shape 1.
+    """
+
+    shape: float
+    stop: float
+    """gamma of the paper."""
+
+    @property
+    def mean(self) -> float:
+        return OUTWARD * _negative_binomial_mean(self.shape, self.stop)
+
+    def weight(self, better: Array) -> Array:
+        share = self.stop / (self.stop + (1 - self.stop) * better)
+        weights: Array = self.mean * share ** (self.shape + 1)
+        return weights
+
+    def probabilities(self) -> Iterator[Decimal]:
+        shape, stop = Decimal(self.shape), Decimal(self.stop)
+        odds = (stop**-shape - 1) / shape if self.shape else -stop.ln()
+        probability = (1 - stop) / odds
+        number = 1
+        while True:
+            yield probability
+            probability *= (1 - stop) * (number + shape) / (number + 1)
+            number += 1
+
+
+@dataclass(frozen=True)
+class TruncatedPoisson(TrialCount):
+    """Poisson law of this rate, given that it is not 0."""
+
+    rate: float
+
+    @cached_property
+    def mean(self) -> float:
+        return OUTWARD * self.rate / -math.expm1(-self.rate)
+
+    def weight(self, better: Array) -> Array:
+        weights: Array = self.mean * np.exp(-self.rate * better)
+        return weights
+
+    def probabilities(self) -> Iterator[Decimal]:
+        rate = Decimal(self.rate)
+        probability = rate / (rate.exp() - 1)
+        number = 1
+        while True:
+            yield probability
+            number += 1
+            probability *= rate / number
+
+
+def trial_count(release: BestOf) -> TruncatedNegativeBinomial | TruncatedPoisson:
+    """The law of the number of trials that a release asks for: of its law and shape, with its mean."""
+    if release.law == "poisson":
+        rate, _ = bisect(lambda rate: TruncatedPoisson(rate).mean <= release.mean, 1e-9, release.mean)
+        return TruncatedPoisson(rate)
+    stop, _ = bisect(
+        lambda stop: _negative_binomial_mean(release.shape, stop) <= release.mean, 1 - 1e-6, 1e-12
+    )
+    return TruncatedNegativeBinomial(release.shape, stop)
+
+
+def _negative_binomial_mean(shape: float, stop: float) -> float:
+    log_stop = math.log(stop)
+    if shape == 0:
+        return (1 - stop) / stop / -log_stop
+    return shape * (1 - stop) / stop / -math.expm1(shape * log_stop)
+
+
+# Orders of the divergence that bounds how much likelier one data set makes a better trial.
+_ORDERS: Array = np.concatenate([1 + np.geomspace(1e-2, 1, 12), np.arange(3.0, 65.0), [128.0, 256.0]])
+# Probabilities that a trial is better: dense where it is much less likely than the trials are few.
+_PROBABILITIES: Array = np.unique(
+    np.concatenate([[0.0], np.geomspace(1e-8, 1, 800), np.linspace(0, 1, 2001)])
+)
+# Outweighs the rounding of a line's height and of where lines meet (tuning.md 4): 1e-9 is 9e6 units.
+_MARGIN = 1e-9
+
+Line = tuple[float, float]
+"""Height at 0, and slope downward."""
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Upper bounds on delta of one trial as a function of epsilon, at `epsilons` that begin with 0.
+
+    delta is convex in exp(epsilon), so that chords between the points are bounds too.
+    """
+
+    epsilons: Array
+    deltas: Array
+
+    def __call__(self, epsilon: Array) -> Array:
+        """Upper bound on delta at each epsilon, which may be negative."""
+        size = np.abs(epsilon)
+        right = np.clip(np.searchsorted(self.epsilons, size, side="right"), 1, len(self.epsilons) - 1)
+        low, high = self.epsilons[right - 1], self.epsilons[right]
+        share = np.minimum(np.expm1(size - low) / np.expm1(high - low), 1.0)
+        chord = (1 - share) * self.deltas[right - 1] + share * self.deltas[right]
+        # H_z(P, Q) = 1 - z + z H_{1/z}(Q, P)
+        return np.where(epsilon >= 0, chord, -np.expm1(-size) + np.exp(-size) * chord)
+
+    def largest_probability(self, probability: Array) -> Array:
+        """Upper bound on an event's probability under the neighbour, given that under the data set."""
+        odds, p = np.exp(self.epsilons), np.asarray(probability)[:, None]
+        above = (odds * p + self.deltas).min(axis=1)
+        below = (1 - (1 - p - self.deltas) / odds).min(axis=1)
+        largest: Array = np.minimum(np.minimum(above, below) * OUTWARD, 1.0)
+        return largest
+
+
+@dataclass(frozen=True, eq=False)
+class SelectionProfile:
+    """Privacy profile of a selection: delta(epsilon) <= sum of weight * trial(epsilon - shift)."""
+
+    trial: Profile
+    weights: Array
+    shifts: Array
+
+    def __call__(self, epsilon: float) -> float:
+        """Upper bound on delta at an epsilon >= 0."""
+        total = float(self.weights @ self.trial(epsilon - self.shifts)) * (1 + _MARGIN)
+        return min(1.0, total + DRAW_DISTANCE * (1 + math.exp(min(epsilon, 700.0))))
+
+
+def selection_profile(trial: Profile, number: TrialCount) -> SelectionProfile:
+    """Privacy profile of the best of a random number of trials: tuning.md 3 to 5.
+
+    Each probability s that a trial is better gives a line w(s) - w(s') x in the scaled ratio x of the
+    neighbour's density; their upper envelope is a sum of hinges weight * (1 - x exp(-shift))+.
+
+    Args:
+        trial: Privacy profile of one trial.
+        number: Law of the number of trials.
+    """
+    heights = number.weight(_PROBABILITIES[:-1])
+    slopes = number.weight(trial.largest_probability(_PROBABILITIES[1:])) * (1 - _MARGIN)
+    hull: list[Line] = []
+    for line in [*zip(heights.tolist(), slopes.tolist(), strict=True), (0.0, 0.0)]:
+        if hull and line[1] >= hull[-1][1]:
+            continue  # no higher anywhere
+        while hull and _crossing(hull[-1], line) <= _last_crossing(hull):
+            hull.pop()
+        hull.append(line)
+    crossings = [(_crossing(steep, flat), steep[1] - flat[1]) for steep, flat in pairwise(hull)]
+    place, steeper = np.array(crossings).T
+    return SelectionProfile(trial, place * steeper, np.log(place))
+
+
+def selection_rdp(
+    orders: Array,
+    trial: Callable[[Array], Array],
+    profile: SelectionProfile,
+    number: TruncatedNegativeBinomial | TruncatedPoisson,
+) -> Array:
+    """RDP of the best of a random number of trials: Papernot and Steinke 2022, Theorems 2 and 6.
+
+    Args:
+        orders: Rényi orders above 1.
+        trial: RDP of one trial at each order of an array.
+        profile: Privacy profile of the selection, and of one trial.
+        number: Law of the number of trials.
+    """
+    chosen = math.log(number.mean) / (orders - 1)
+    if isinstance(number, TruncatedPoisson):
+        return OUTWARD * (
+            trial(orders) + number.rate * profile.trial(np.log1p(1 / (orders - 1))) + chosen
+        )
+    per_shape = (1 - 1 / _ORDERS) * trial(_ORDERS) - math.log(number.stop) / _ORDERS
+    # the last hinge is at the largest ratio of w(s) to w(s')
+    ratio = min((1 + number.shape) * float(per_shape.min()), float(profile.shifts.max()))
+    return OUTWARD * (trial(orders) + max(ratio, 0.0) + chosen)
+
+
+def _crossing(steep: Line, flat: Line) -> float:
+    """Where two lines meet."""
+    return (steep[0] - flat[0]) / (steep[1] - flat[1])
+
+
+def _last_crossing(hull: list[Line]) -> float:
+    """Where the last line of an envelope takes over from the one before; 0 for the first."""
+    return _crossing(hull[-2], hull[-1]) if len(hull) > 1 else 0.0
+
+
+# Points at which the profile of a trial is known, up to the epsilon at this delta.
+_POINTS, _MIN_DELTA = 128, 1e-12
+# Beyond this epsilon nothing is private.
+_TOLERANCE, _MAX_EPSILON = 1e-6, 600.0
+
+Trials = tuple[tuple[tuple[PairedStep, int], ...], ...]
+Number = TruncatedNegativeBinomial | TruncatedPoisson
+
+
+@dataclass(frozen=True)
+class Selection(ComposableStep):
+    """The best of a random number of runs.
+
+    `trials` are the mechanisms of one run, of which a record takes part in one: in the training steps,
+    or in the score on held-out records.
+    """
+
+    trials: Trials
+    number: Number
+
+    @property
+    def charged_for_groups(self) -> bool:
+        return False
+
+    @property
+    def participation(self) -> float:
+        return 1.0
+
+    @property
+    def unsampled(self) -> "Selection":
+        return self
+
+    def rdp(self, orders: Array) -> Array:
+        return selection_rdp(orders, self._trial_rdp, self._profile, self.number)
+
+    def delta_upper(self, epsilon: float) -> float:
+        return self._profile(epsilon)
+
+    def epsilon_upper(self, delta: float) -> float:
+        high = 1.0
+        while self._profile(high) > delta:
+            high *= 2
+            if high > _MAX_EPSILON:
+                return math.inf
+        return bisect(lambda epsilon: self._profile(epsilon) > delta, 0.0, high, tolerance=_TOLERANCE)[1]
+
+    def _trial_rdp(self, orders: Array) -> Array:
+        """RDP of one trial, the larger of that of its training and that of its score."""
+        totals = [
+            np.sum([count * step.rdp(orders) for step, count in steps], axis=0) for steps in self.trials
+        ]
+        largest: Array = np.max(totals, axis=0)
+        return largest
+
+    @property
+    def _trial(self) -> Profile:
+        return _trial_profile(self.trials)
+
+    @property
+    def _profile(self) -> SelectionProfile:
+        return _profile(self.trials, self.number)
+
+
+@lru_cache(maxsize=64)
+def _trial_profile(trials: Trials) -> Profile:
+    """Privacy profile of one trial, the larger of that of its training and that of its score."""
+    counts = [dict(steps) for steps in trials]
+    end = max(accountant.epsilon(steps, _MIN_DELTA).upper for steps in counts)
+    if end > _MAX_EPSILON:
+        return Profile(np.array([0.0, 1.0]), np.ones(2))
+    epsilons = np.linspace(0.0, max(end, _TOLERANCE), _POINTS)
+    deltas = np.max([accountant.profile_upper(steps, list(epsilons)) for steps in counts], axis=0)
+    # a bound at a smaller epsilon is one at a larger epsilon too
+    return Profile(epsilons, np.minimum.accumulate(deltas))
+
+
+@lru_cache(maxsize=64)
+def _profile(trials: Trials, number: Number) -> SelectionProfile:
+    """Privacy profile of a selection."""
+    return selection_profile(_trial_profile(trials), number)

@@ -1,1 +1,0 @@
-"""Private selection: the cost of releasing the best of a random number of runs."""

@@ -1,0 +1,375 @@
+"""Selective trials: a sampled Gaussian training step, a noisy test, and the model only if accepted.
+
+**Guarantee.** docs/guarantees/selective.md. All bounds hold at every order above 1 and for both
+directions of adding and removing one record.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import log_ndtr, ndtr, ndtri
+
+from hush.accounting.numerics import (
+    OUTWARD,
+    Array,
+    bisect,
+    log1mexp,
+    log_convex_remainder,
+    log_mixture_ratio,
+)
+from hush.accounting.pld.privacy_loss import Direction
+from hush.accounting.rdp.gaussian import renyi_divergence
+from hush.accounting.steps import Basis, ComposableStep, Mechanism, SampledGaussian
+from hush.core.release import GIVEN_UP, Accounting
+
+# Cuts around the centre of the law (where a sampled step decides), around the order (where large
+# orders look), and over everything in between out to _FAR deviations.
+_CENTRE, _PEAK, _BETWEEN = 1200, 600, 600
+_FAR = 38.0
+# Cuts no closer than this many deviations: masses of closer ones are mostly rounding.
+_MIN_GAP = 1e-4
+# Relative rounding of the ratio of two masses, see docs/guarantees/selective.md, step 4.
+_ROUNDING = 1e-10
+
+
+@dataclass(frozen=True, eq=False)
+class DominatingPair:
+    """Likelihood ratios (with the record / without it) and their weights without it, in logs."""
+
+    log_ratio: Array
+    log_weight: Array
+    low: float
+    high: float
+    """The outcomes between which the pair dominates the step; the tails are the caller's to bound."""
+
+
+@lru_cache(maxsize=256)
+def dominating_pair(step: SampledGaussian, order: float) -> DominatingPair:
+    """The pair for convex functions that grow like the power `order` of the ratio, or of its inverse."""
+    cuts = _cuts(step.multiplier, order)
+    log_shift_ratio = (cuts - 0.5) / step.multiplier / step.multiplier
+    without = _log_masses(cuts / step.multiplier)
+    shifted = _log_masses((cuts - 1) / step.multiplier)
+    # With masses n, n' of N(0) and N(1) in a cell and growths e0, e1 at its ends, the chord gives its
+    # upper end the weight (n' - e0 n) / (e1 - e0) and its lower end the rest of n.
+    gap = np.diff(log_shift_ratio)
+    log_mean = np.clip(shifted - without - log_shift_ratio[:-1], 0.0, gap)
+    share = np.exp(log_mean - gap) * np.expm1(-log_mean) / np.expm1(-gap)
+    rounding = np.minimum(1.0, _ROUNDING / gap)
+    weight = np.full(len(cuts), -np.inf)
+    weight[:-1] = without + np.log(np.minimum(1.0, 1 - share + rounding))
+    weight[1:] = np.logaddexp(weight[1:], without + np.log(np.minimum(1.0, share + rounding)))
+    return DominatingPair(
+        log_mixture_ratio(step.rate, log_shift_ratio), weight, float(cuts[0]), float(cuts[-1])
+    )
+
+
+def log_beyond(step: SampledGaussian, order: float, high: float) -> float:
+    """An upper bound on log E_Q[ratio^order; outcome > high], Q the law without the record."""
+    variance = step.multiplier * step.multiplier
+    log_shift_ratio = (high - 0.5) / variance
+    # beyond `high` the ratio is at most exp(growth) (q + (1 - q) exp(-growth there))
+    rest = math.log(step.rate + (1 - step.rate) * math.exp(-min(max(log_shift_ratio, 0.0), 700.0)))
+    moment = order * (order - 1) / 2 / variance
+    return order * rest + moment + float(log_ndtr((order - high) / step.multiplier))
+
+
+def log_below(step: SampledGaussian, order: float, low: float) -> float:
+    """An upper bound on log E_Q[ratio^(1 - order); outcome < low], Q the law without the record."""
+    variance = step.multiplier * step.multiplier
+    moment = order * (order - 1) / 2 / variance
+    shifted = float(log_ndtr((low + order - 1) / step.multiplier))
+    tilted = (1 - order) * math.log(step.rate) + moment + shifted
+    if step.rate == 1:
+        return tilted
+    by_smallest_ratio = (1 - order) * math.log1p(-step.rate) + float(log_ndtr(low / step.multiplier))
+    return min(tilted, by_smallest_ratio)
+
+
+def hockey_stick(step: SampledGaussian, threshold: float) -> float:
+    """An upper bound on the hockey-stick divergence E_Q[(ratio - threshold)+], threshold >= 1 - rate."""
+    if step.rate == 1 and threshold <= 0:
+        return 1.0 - threshold
+    excess = (threshold - (1 - step.rate)) / step.rate
+    if excess <= 0:
+        return 1.0 - threshold
+    cut = step.multiplier**2 * math.log(excess) + 0.5
+    with_record = math.exp(float(log_ndtr((1 - cut) / step.multiplier)))
+    without = math.exp(float(log_ndtr(-cut / step.multiplier)))
+    gain, loss = step.rate * (with_record - without), (threshold - 1) * without
+    return max(0.0, gain - loss) + 1e-14 * (step.rate * with_record + abs(loss))
+
+
+def _cuts(deviation: float, order: float) -> Array:
+    """Increasing outcomes, dense where the integrand of either direction may be large."""
+    centre = deviation * math.sqrt(3) * ndtri((np.arange(_CENTRE) + 0.5) / _CENTRE)
+    peak = deviation * math.sqrt(3) * ndtri((np.arange(_PEAK) + 0.5) / _PEAK)
+    low, high = 1 - order - _FAR * deviation, order + _FAR * deviation
+    parts = [centre, order + peak, 1 - order + peak, np.linspace(low, high, _BETWEEN)]
+    cuts = np.unique(np.concatenate(parts))
+    cells = np.floor((cuts - low) / (_MIN_GAP * deviation))
+    thinned: Array = cuts[np.append(True, np.diff(cells) > 1)]
+    return thinned
+
+
+def _log_masses(cuts: Array) -> Array:
+    """The logs of the standard normal masses between increasing cuts, from the lighter tail."""
+    lower, upper = log_ndtr(cuts), log_ndtr(-cuts)
+    left = lower[1:] + log1mexp(lower[:-1] - lower[1:])
+    right = upper[:-1] + log1mexp(upper[1:] - upper[:-1])
+    masses: Array = np.where(cuts[1:] + cuts[:-1] > 0, right, left)
+    return masses
+
+
+# Beyond this order the corner bounds are not computed: no epsilon is decided there.
+_MAX_ORDER = 1024.0
+# Outweighs the rounding of sums over thousands of cuts, which `numerics.OUTWARD` does not.
+_QUADRATURE_OUTWARD = 1 + 1e-9
+_MAX_ITERATIONS = 100
+
+
+@dataclass(frozen=True)
+class Trial(ComposableStep):
+    """A sampled Gaussian training step, and a noisy test of a number that lies within one unit.
+
+    Any record may move the number by the whole unit; `test.multiplier` and `threshold` are in that
+    unit, the threshold from the middle of the range. A step is a trial, or all the trials until one
+    is accepted, as `accounting` says.
+    """
+
+    train: SampledGaussian
+    test: SampledGaussian
+    threshold: float
+    accounting: Accounting = "per-trial"
+
+    @property
+    def participation(self) -> float:
+        """Probability that a record takes part in a step, in the training or the test."""
+        if self.accounting != "per-trial":
+            return 1.0
+        return self.train.rate + (1 - self.train.rate) * self.test.rate
+
+    @property
+    def unsampled(self) -> "Trial":
+        return self
+
+    @property
+    def nontermination(self) -> float:
+        """An upper bound on the probability that hidden trials end without an accepted update."""
+        return 0.0 if self.accounting == "per-trial" else GIVEN_UP
+
+    @property
+    def basis(self) -> Basis:
+        return "published" if self.accounting == "published" else "proved"
+
+    def rdp(self, orders: Array) -> Array:
+        """The Rényi divergence of one step at each order, by its `accounting`."""
+        bounds = {"per-trial": per_trial, "per-acceptance": per_acceptance, "published": published}
+        return bounds[self.accounting](self, orders)
+
+    @property
+    def log_acceptance_range(self) -> tuple[float, float]:
+        """The logs of the least and the largest acceptance probability, m and M."""
+        low, high = ((self.threshold + side) / self.test.multiplier for side in (-0.5, 0.5))
+        return float(log_ndtr(low)), float(log_ndtr(high))
+
+    @property
+    def acceptance(self) -> tuple[float, float]:
+        """The least and the largest acceptance probability, m and M."""
+        low, high = self.log_acceptance_range
+        return math.exp(low), math.exp(high)
+
+    @property
+    def min_rejection(self) -> float:
+        """The least rejection probability, 1 - M."""
+        return float(ndtr(-(self.threshold + 0.5) / self.test.multiplier))
+
+
+@dataclass(frozen=True)
+class TrainAndTest(Mechanism):
+    """Two sampled Gaussian steps with independent draws, both results released."""
+
+    train: SampledGaussian
+    test: SampledGaussian
+
+    @property
+    def components(self) -> Sequence[tuple[ComposableStep, int]]:
+        return (self.train, 1), (self.test, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _AcceptanceCorners:
+    """The corners of the square of acceptance probabilities without the record and with it.
+
+    `log_acceptance` is log t and `log_acceptance_ratio` log k of the guarantee page, one entry a corner.
+    """
+
+    log_acceptance: Array
+    log_acceptance_ratio: Array
+
+
+def published(trial: Trial, orders: npt.ArrayLike) -> Array:
+    """The published charge of an accepted update: two sampled Gaussians composed. Not a guarantee."""
+    return renyi_divergence(trial.train, orders) + renyi_divergence(trial.test, orders)
+
+
+def per_trial(trial: Trial, orders: npt.ArrayLike) -> Array:
+    """An upper bound on the Rényi divergence of one trial, every verdict public, at each order."""
+    order_array = np.atleast_1d(np.asarray(orders, dtype=float))
+    # The verdict is post-processing of the noisy number: publishing that costs the composition.
+    composed = renyi_divergence(trial.train, order_array) + renyi_divergence(trial.test, order_array)
+    corner = np.array([_per_trial(trial, float(order)) for order in order_array])
+    smaller: Array = np.minimum(composed, corner)
+    return smaller
+
+
+def per_acceptance(trial: Trial, orders: npt.ArrayLike) -> Array:
+    """An upper bound on the Rényi divergence of one accepted update, its number of trials hidden."""
+    order_array = np.atleast_1d(np.asarray(orders, dtype=float))
+    return np.array([_per_acceptance(trial, float(order)) for order in order_array])
+
+
+@lru_cache(maxsize=65536)
+def _per_trial(trial: Trial, order: float) -> float:
+    if order > _MAX_ORDER:
+        return math.inf
+    accepted = max(_log_acceptance_moment(trial, order, direction) for direction in Direction)
+    excess = np.logaddexp(accepted, _log_rejection_moment(trial, order))
+    return float(np.logaddexp(0.0, excess)) / (order - 1) * _QUADRATURE_OUTWARD
+
+
+def _log_acceptance_moment(trial: Trial, order: float, direction: Direction) -> float:
+    """log E_Q of the largest corner: the accepted models' part of the moment less 1."""
+    pair = dominating_pair(trial.train, order)
+    corners = _acceptance_corners(trial, direction)
+    ratio = corners.log_acceptance_ratio[:, None] + pair.log_ratio * _sign(direction)
+    value = corners.log_acceptance[:, None] + log_convex_remainder(ratio, order)
+    if direction is Direction.ADD:
+        value += pair.log_ratio
+    inside = np.logaddexp.reduce(pair.log_weight + value.max(axis=0))
+    return float(np.logaddexp(inside, _log_tail_moment(trial, order, direction, 0.0)))
+
+
+def _log_tail_moment(trial: Trial, order: float, direction: Direction, log_scale: float) -> float:
+    """The part of the moment beyond the dominating pair's support, the ratio times exp(log_scale).
+
+    g(y) <= y^a + a - 1, and no corner's acceptance t exceeds 1.
+    """
+    train = trial.train
+    pair = dominating_pair(train, order)
+    log_power = order * (
+        max(0.0, float(_acceptance_corners(trial, direction).log_acceptance_ratio.max()) + log_scale)
+    )
+    flat = math.log(order - 1)
+    outside = [
+        float(log_ndtr(pair.low / train.multiplier)),
+        float(log_ndtr(-pair.high / train.multiplier)),
+        float(log_ndtr((1 - pair.high) / train.multiplier)),
+    ]
+    near = [log_power + float(np.logaddexp(0.0, flat)) + mass for mass in outside]
+    if direction is Direction.REMOVE:
+        far = log_power + log_beyond(train, order, pair.high)
+    else:
+        far = log_power + log_below(train, order, pair.low)
+    return float(np.logaddexp.reduce([*near, far]))
+
+
+def _log_rejection_moment(trial: Trial, order: float) -> float:
+    """log y g(z/y), the rejections' part of the moment; y, z are the two rejection probabilities."""
+    if trial.test.rate == 1:
+        change = 1.0
+    else:
+        hockey = hockey_stick(trial.train, 1 / (1 - trial.test.rate))
+        change = trial.test.rate + (1 - trial.test.rate) * hockey
+    lowest, highest = trial.acceptance
+    change *= highest - lowest
+    if trial.min_rejection <= 0:
+        return math.inf
+    up = math.log1p(change / trial.min_rejection)
+    risen = math.log(trial.min_rejection) + log_convex_remainder(np.array([up]), order)
+    fallen = math.log(trial.min_rejection + change) + log_convex_remainder(np.array([-up]), order)
+    return float(np.maximum(risen, fallen)[0])
+
+
+def _sign(direction: Direction) -> int:
+    """The likelihood ratio's exponent: 1 if the record is in the first law, else -1."""
+    return 1 if direction is Direction.REMOVE else -1
+
+
+def _acceptance_corners(trial: Trial, direction: Direction) -> _AcceptanceCorners:
+    log_least, log_most = trial.log_acceptance_range
+    # a' and b both least, both most, (m, M) and (M, m); a = (1 - rate) a' + rate b
+    log_without = np.array([log_least, log_most, log_least, log_most])
+    gap = log_most - log_least
+    log_change = np.append([0.0, 0.0], log_mixture_ratio(trial.test.rate, np.array([gap, -gap])))
+    if direction is Direction.REMOVE:
+        return _AcceptanceCorners(log_without, log_change)
+    return _AcceptanceCorners(log_without + log_change, -log_change)
+
+
+@lru_cache(maxsize=65536)
+def _per_acceptance(trial: Trial, order: float) -> float:
+    if order > _MAX_ORDER or trial.acceptance[0] <= 0:
+        return math.inf
+    low, high = (math.log(end) for end in acceptance_change(trial))
+    excess = max(
+        *(_dinkelbach_supremum(trial, order, Direction.REMOVE, -scale) for scale in (low, high)),
+        *(_dinkelbach_supremum(trial, order, Direction.ADD, scale) for scale in (low, high)),
+    )
+    return math.log1p(excess) / (order - 1) * _QUADRATURE_OUTWARD
+
+
+def _dinkelbach_supremum(trial: Trial, order: float, direction: Direction, log_scale: float) -> float:
+    """An upper bound on sup E[t g(ratio k scale)] / E[t], by Dinkelbach's iteration (1967)."""
+    pair, corners = dominating_pair(trial.train, order), _acceptance_corners(trial, direction)
+    log_weight = pair.log_weight + (0 if direction is Direction.REMOVE else 1) * pair.log_ratio
+    ratio = corners.log_acceptance_ratio[:, None] + pair.log_ratio * _sign(direction) + log_scale
+    log_mass = corners.log_acceptance[:, None] + log_weight
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        mass, gain = np.exp(log_mass), np.exp(log_mass + log_convex_remainder(ratio, order))
+        if not np.isfinite(gain).all():
+            return math.inf
+        columns = np.arange(gain.shape[1])
+        worst = 0.0
+        for _ in range(_MAX_ITERATIONS):
+            corner = np.argmax(gain - worst * mass, axis=0)
+            quotient = float(gain[corner, columns].sum() / mass[corner, columns].sum())
+            if quotient <= worst * (1 + 1e-13):
+                break
+            worst = quotient
+        rest = float((gain - worst * mass).max(axis=0).sum())
+        # E[t] >= m, so whatever the last round left over adds at most that much over m.
+        tails = math.exp(min(_log_tail_moment(trial, order, direction, log_scale), 700.0))
+    lowest = min(trial.acceptance[0], math.exp(float(corners.log_acceptance.min())))
+    return worst + (max(rest, 0.0) + tails) / lowest
+
+
+@lru_cache(maxsize=4096)
+def acceptance_change(trial: Trial) -> tuple[float, float]:
+    """The least and the largest ratio of the acceptance probabilities with the record and without.
+
+    Rounded outward; docs/guarantees/selective.md, step 5, has the two equations.
+    """
+    lowest, highest = trial.acceptance
+    rate, stay = trial.test.rate, 1 - trial.test.rate
+    extreme = highest / lowest
+    if rate == 1:
+        return 1 / extreme, extreme
+
+    def spread(ratio: float) -> float:
+        return stay * (highest - lowest) * hockey_stick(trial.train, ratio / stay)
+
+    _, high = bisect(
+        lambda c: rate * highest + spread(c) > lowest * (c - stay), 1.0, extreme, rounds=_MAX_ITERATIONS
+    )
+    _, low = bisect(
+        lambda c: rate * lowest - spread(c) < highest * (c - stay),
+        1.0,
+        1 / extreme,
+        rounds=_MAX_ITERATIONS,
+    )
+    return low * (1 - 1e-12), high * OUTWARD

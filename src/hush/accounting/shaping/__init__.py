@@ -1,1 +1,0 @@
-"""Block-wise Gaussian noise of least total variance."""

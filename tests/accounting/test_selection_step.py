@@ -1,0 +1,157 @@
+"""The charge of a plan whose release is the best of several runs."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from dp_accounting.rdp import RdpAccountant
+from scipy import stats
+
+import hush
+from hush.accounting.epsilon import compose, delta
+from hush.accounting.mechanism import mechanism
+from hush.accounting.pld import accountant
+from hush.accounting.selection import _ORDERS, Profile, Selection, SelectionProfile, selection_rdp
+from hush.accounting.steps import SampledGaussian
+from hush.core.errors import InvalidPlan, InvalidValue, Unproved
+from tests.accounting import selection_oracle as oracle
+from tests.accounting.selection_oracle import Array
+from tests.accounting.test_selection_bounds import LAWS, charged_law
+
+ONE = hush.Plan(
+    sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=2.0)
+)
+MANY = replace(ONE, sampling=hush.Poisson(rate=0.02), noise=hush.Gaussian(multiplier=1.5))
+
+
+def selected(plan: hush.Plan, **settings: Any) -> hush.Plan:
+    return replace(plan, release=hush.BestOf(**{"steps": 500, **settings}))
+
+
+ORDERS: dict[str, Callable[[Array, float], Array]] = {
+    "larger": lambda x, centre: stats.norm.cdf(x, centre),
+    "smaller": lambda x, centre: stats.norm.sf(x, centre),
+    "near": lambda x, centre: 1 - np.abs(stats.norm.cdf(x, centre) - stats.norm.cdf(-x, centre)),
+    "far": lambda x, centre: np.abs(stats.norm.cdf(x, centre) - stats.norm.cdf(-x, centre)),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("kind", "shape", "mean"), LAWS)
+def test_no_order_of_normal_outputs_reveals_more_than_is_charged(
+    order: str, kind: str, shape: float, mean: float
+) -> None:
+    """The exact law of the released number, for scores that are functions of it."""
+    plan = selected(ONE, steps=1, mean=mean, law=kind, shape=shape)
+    pair = oracle.best_normal(0.5, oracle.law(kind, shape, mean), ORDERS[order])
+    step = mechanism(plan)
+    assert isinstance(step, Selection)
+    for epsilon in (0.1, 0.5, 1.0, 2.0, 3.0):
+        exact = oracle.delta(*pair, epsilon)
+        assert exact <= step.delta_upper(epsilon) + 1e-9
+        if order == "larger" and epsilon < 2:
+            assert exact > delta({ONE: 1}, epsilon).upper, "one trial's charge would be too little"
+
+
+def test_the_rdp_is_that_of_dp_accounting() -> None:
+    """Theorem 2 of Papernot and Steinke, where nothing is known of the profile."""
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(1.5)), 500
+    )
+    nothing = Profile(np.array([0.0, 1.0]), np.ones(2))
+    step = SampledGaussian(0.02, 1.5)
+    for shape, mean in ((0.0, 10.0), (1.0, 10.0), (2.5, 40.0)):
+        accountant_of_theirs = RdpAccountant(list(_ORDERS))
+        accountant_of_theirs.compose(RepeatAndSelectDpEvent(event, mean, shape))
+        law = charged_law("negative-binomial", shape, mean)
+        unknown = SelectionProfile(nothing, np.ones(1), np.array([np.inf]))
+        ours = selection_rdp(_ORDERS, lambda orders: 500 * step.rdp(orders), unknown, law)
+        # theirs takes the smallest over all higher orders
+        assert np.minimum.accumulate(ours[::-1])[::-1] == pytest.approx(
+            accountant_of_theirs._rdp, rel=1e-6
+        )
+
+
+@pytest.mark.parametrize(("kind", "shape", "mean"), LAWS)
+def test_the_charge_is_below_that_of_dp_accounting(kind: str, shape: float, mean: float) -> None:
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(1.5)), 500
+    )
+    theirs = RdpAccountant()
+    theirs.compose(RepeatAndSelectDpEvent(event, mean, np.inf if kind == "poisson" else shape))
+    ours = hush.epsilon(selected(MANY, mean=mean, law=kind, shape=shape), 1, 1e-5)
+    assert hush.epsilon(MANY, 500, 1e-5).epsilon.lower < ours.epsilon.upper
+    assert ours.epsilon.upper < theirs.get_epsilon(1e-5)
+
+
+def test_selections_compose_with_other_charges() -> None:
+    plan = selected(MANY)
+    alone = hush.epsilon(plan, 1, 1e-5).epsilon.upper
+    twice = hush.epsilon(plan, 2, 1e-5).epsilon.upper
+    beside = compose({plan: 1, ONE: 1}, 1e-5).epsilon.upper
+    assert alone < beside < alone + hush.epsilon(ONE, 1, 1e-6).epsilon.upper + 1
+    assert alone < twice < 2.5 * alone
+
+
+def test_a_score_costs_what_a_held_out_record_tells_and_not_on_top() -> None:
+    free = hush.epsilon(selected(MANY), 1, 1e-5).epsilon.upper
+    noisy = hush.epsilon(selected(MANY, score=10.0), 1, 1e-5).epsilon.upper
+    exposed = hush.epsilon(selected(MANY, score=0.5), 1, 1e-5).epsilon.upper
+    assert free == pytest.approx(noisy, rel=1e-6)
+    assert exposed > 2 * free
+
+
+def test_calibrated_noise_keeps_the_budget() -> None:
+    budget = hush.Budget(epsilon=3.0, delta=1e-5)
+    plan = hush.calibrate(selected(MANY), budget, steps=1)
+    assert 2.99 < hush.epsilon(plan, 1, 1e-5).epsilon.upper <= 3.0
+    single = hush.calibrate(MANY, budget, steps=500)
+    assert plan.noise.multiplier > 1.1 * single.noise.multiplier  # type: ignore[attr-defined]
+
+
+def test_the_profile_of_a_trial_is_the_accountants() -> None:
+    counts = {SampledGaussian(0.02, 1.5): 500}
+    epsilons = np.linspace(0, 2.5, 128)
+    uppers = accountant.profile_upper(counts, list(epsilons))
+    for epsilon, upper in zip(epsilons[::6], uppers[::6], strict=True):
+        bound = accountant.delta(counts, float(epsilon))
+        assert bound.lower <= upper <= 1.03 * bound.upper
+    step = mechanism(selected(MANY))
+    assert isinstance(step, Selection)
+    between = float(step._trial(np.array(1.2345)))
+    assert (
+        accountant.delta(counts, 1.2345).lower
+        <= between
+        <= 1.02 * accountant.delta(counts, 1.2345).upper
+    )
+
+
+def test_hardly_any_noise_is_no_privacy() -> None:
+    loud = selected(replace(ONE, noise=hush.Gaussian(multiplier=1e-6)), steps=1)
+    assert hush.epsilon(loud, 1, 1e-5).epsilon.upper > 1e3
+
+
+def test_groups_and_other_parts_are_refused() -> None:
+    with pytest.raises(Unproved, match="not charged for group=2"):
+        hush.epsilon(selected(MANY), 1, 1e-5, group=2)
+    with pytest.raises(Unproved, match="no proved guarantee"):
+        hush.epsilon(replace(selected(MANY), clipping=hush.Linf(norm=1.0)), 1, 1e-5, dimension=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"law": "fixed"}, "as many times the budget"),
+        ({"mean": 1.0}, "selects nothing"),
+        ({"shape": -0.5}, "shape"),
+        ({"score": 0.0}, "reveals the held-out records"),
+        ({"steps": 0}, "a trial takes them all"),
+    ],
+)
+def test_settings_that_mean_nothing(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises((InvalidPlan, InvalidValue), match=message):
+        selected(MANY, **settings)

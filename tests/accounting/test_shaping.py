@@ -1,0 +1,318 @@
+"""Noise of least variance: against brute force, closed forms, other covariances, and the accountant."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+import hush
+from hush.accounting.least_variance import BlockCost, least_variance
+from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.rdp.conversion import rdp_to_epsilon
+from hush.accounting.rdp.coordinatewise import AdjacentPair
+from hush.accounting.shaping import (
+    LeastVarianceNoise,
+    charged_variance,
+    closed_form_deviations,
+    least_variance_noise,
+)
+from hush.accounting.steps import Block, CoordinateWise, ellipsoid
+from hush.core.errors import BudgetExceeded, InvalidValue
+from hush.core.parts import SensitivitySet
+
+
+def ball(rank: int, l2: float, linf: float | None = None) -> SensitivitySet:
+    return SensitivitySet(p=2.0, norm=l2, cap=linf, dimension=rank)
+
+
+BUDGET = hush.Budget(epsilon=3.0, delta=1e-5)
+PAPER = [
+    ball(rank, l2, 0.1 * l2)
+    for rank, l2 in [(250, 1.0), (500, 0.7), (1000, 0.6), (1500, 0.5), (288_648, 0.9)]
+]
+# few coordinates and little noise: here the closed form is not the optimum
+FEW = [
+    ball(2, 1.0),
+    ball(40, 3.0, 0.6),
+    ball(500, 0.5),
+]
+
+
+def noise_for(
+    blocks: Sequence[SensitivitySet], rate: float = 0.05, inner: float = 0.5, steps: int = 200
+) -> LeastVarianceNoise:
+    return least_variance_noise(blocks, rate=rate, coordinate_rate=inner, budget=BUDGET, steps=steps)
+
+
+def epsilon(
+    blocks: Sequence[SensitivitySet], deviations: Sequence[float], rate: float, inner: float, steps: int
+) -> float:
+    """Epsilon of the accountant, for any noise."""
+    noisy = tuple(
+        Block(2.0, deviation * math.sqrt(2), block)
+        for block, deviation in zip(blocks, deviations, strict=True)
+    )
+    orders = np.arange(2.0, 33.0)
+    divergences = CoordinateWise(rate, noisy, inner).rdp(orders)
+    return rdp_to_epsilon(steps * divergences, orders, BUDGET.delta)
+
+
+@pytest.mark.parametrize(("blocks", "steps"), [(PAPER, 1500), (FEW, 20)])
+def test_the_noise_keeps_the_budget_and_wastes_none_of_it(
+    blocks: list[SensitivitySet], steps: int
+) -> None:
+    noise = noise_for(blocks, steps=steps)
+    charged = epsilon(blocks, noise.deviations, 0.05, 0.5, steps)
+    assert 3.0 * (1 - 1e-3) <= charged <= 3.0
+    less = [0.99 * deviation for deviation in noise.deviations]
+    assert epsilon(blocks, less, 0.05, 0.5, steps) > 3.0
+    assert noise.variance == pytest.approx(
+        sum(block.size * s**2 for block, s in zip(blocks, noise.deviations, strict=True))
+    )
+    assert noise.residual < 1e-6
+
+
+def by_brute_force(
+    tops: Array, moved: Array, ranks: Array, rate: float, inner: float, steps: int
+) -> float:
+    """The least variance of two blocks over a grid of shapes, from sums written out here."""
+    orders = np.arange(2, 33)
+    count = np.arange(33)
+    inside = binom.pmf(count[None, :], np.arange(33)[:, None], inner)
+    outside = binom.pmf(count[None, :], orders[:, None], rate)
+
+    def charge(variances: Array) -> float:
+        # what is cut off here is far beyond the budget at its order anyway
+        exponents = np.minimum(count * (count - 1) / 2 * (tops**2 / variances)[:, None], 500.0)
+        with np.errstate(over="ignore"):
+            moments = np.minimum(np.prod((inside @ np.exp(exponents).T) ** moved, axis=1), 1e300)
+        sums = outside @ moments
+        sums += np.where(orders % 2, rate ** orders.astype(float) * (1 - rate), 0) * moments[2:]
+        improved = np.log1p(-1 / orders) - (math.log(BUDGET.delta) + np.log(orders)) / (orders - 1)
+        return float((steps * np.log(sums) / (orders - 1) + improved).min())
+
+    best = math.inf
+    for ratio in np.geomspace(0.02, 50, 400):
+        shape = np.array([1.0, ratio])
+        low, high = -3.0, 6.0
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if charge(10**middle * shape) > BUDGET.epsilon else (low, middle)
+        best = min(best, float(ranks @ (10**high * shape)))
+    return best
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("blocks", "rate", "inner", "steps"),
+    [
+        (
+            [ball(2, 1.0), ball(50, 2.0, 0.5)],
+            0.1,
+            0.5,
+            20,
+        ),
+        (
+            [ball(300, 1.0), ball(9, 2.0, 1.0)],
+            0.05,
+            0.25,
+            100,
+        ),
+    ],
+)
+def test_brute_force_in_two_blocks(
+    blocks: list[SensitivitySet], rate: float, inner: float, steps: int
+) -> None:
+    tops = np.array([min(block.norm, block.cap or block.norm) for block in blocks])
+    moved = np.array([(block.norm / top) ** 2 for block, top in zip(blocks, tops, strict=True)])
+    ranks = np.array([block.size for block in blocks])
+    brute = by_brute_force(tops, moved, ranks, rate, inner, steps)
+    noise = noise_for(blocks, rate, inner, steps)
+    assert brute * (1 - 1e-3) <= noise.variance <= brute * (1 + 5e-4)
+
+
+def scaled_to_budget(blocks: Sequence[SensitivitySet], shape: Array, steps: int) -> float:
+    """The variance of noise of a given shape when it just keeps the budget."""
+    low, high = -1.0, 2.0
+    for _ in range(12):
+        middle = (low + high) / 2
+        over = epsilon(blocks, (10**middle * shape).tolist(), 0.05, 0.5, steps) > BUDGET.epsilon
+        low, high = (middle, high) if over else (low, middle)
+    return float(sum(block.size * (10**high * s) ** 2 for block, s in zip(blocks, shape, strict=True)))
+
+
+def test_closed_and_isotropic_shapes_are_never_better() -> None:
+    noise = noise_for(FEW, steps=20)
+    closed = scaled_to_budget(FEW, closed_form_deviations(FEW), 20)
+    isotropic = scaled_to_budget(FEW, np.ones(3), 20)
+    assert noise.variance < 0.99 * closed
+    assert noise.closed_form == pytest.approx(closed, rel=1e-2)
+    assert noise.isotropic == pytest.approx(isotropic, rel=1e-2)
+    assert noise.variance < closed < noise.isotropic
+    assert noise.gain == pytest.approx(noise.isotropic / noise.variance)
+
+
+def test_any_start_leads_to_the_same_noise() -> None:
+    cost = BlockCost(FEW, 0.05, 0.5, 32, AdjacentPair.POSITIVE)
+    ranks = np.array([float(block.size) for block in FEW])
+    limits = {a: 0.01 * a for a in range(2, 33)}
+    rng = np.random.default_rng(0)
+    optima = [least_variance(cost, ranks, limits, rng.uniform(-6, 6, 3)) for _ in range(6)]
+    for optimum in optima:
+        assert optimum.log_variances == pytest.approx(optima[0].log_variances, abs=1e-6)
+        assert optimum.order == optima[0].order
+        assert optimum.residual < 1e-7
+        assert optimum.log_total - optimum.log_least < 1e-8
+
+
+def test_orders_that_tangents_rule_out_are_worse() -> None:
+    cost = BlockCost(FEW, 0.05, 0.5, 32, AdjacentPair.POSITIVE)
+    ranks = np.array([float(block.size) for block in FEW])
+    limits = {a: 0.02 + 0.3 * math.exp(-a / 4) for a in range(2, 33)}
+    together = least_variance(cost, ranks, limits, np.zeros(3))
+    assert together.solved < len(limits)
+    alone = {a: least_variance(cost, ranks, {a: limits[a]}, np.zeros(3)).log_total for a in limits}
+    assert together.log_total == pytest.approx(min(alone.values()), abs=1e-8)
+    assert together.order == min(alone, key=alone.__getitem__)
+
+
+def test_one_block_is_plain_calibration() -> None:
+    plan = hush.Plan(
+        sampling=hush.Poisson(rate=0.05), clipping=hush.L2(norm=2.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+    plain = hush.calibrate(plan, BUDGET, steps=200).noise
+    noise = least_variance_noise([ball(70, 2.0)], rate=0.05, budget=BUDGET, steps=200)
+    assert noise.deviations == pytest.approx([2.0 * plain.to_plain()["multiplier"]], rel=1e-9)
+    assert noise.gain == pytest.approx(1.0)
+    # with sampled coordinates: one number, by bisection in the accountant
+    block = ball(70, 2.0, 0.5)
+    noise = noise_for([block])
+    assert noise.variance == pytest.approx(scaled_to_budget([block], np.ones(1), 200), rel=5e-3)
+    assert noise.gain == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("inner", [0.5, 1.0])
+def test_units_and_order_of_blocks_do_not_matter(inner: float) -> None:
+    noise = noise_for(FEW, inner=inner)
+    tenfold = [ball(b.size, 10 * b.norm, None if b.cap is None else 10 * b.cap) for b in FEW]
+    larger = noise_for(tenfold, inner=inner)
+    assert larger.deviations == pytest.approx([10 * s for s in noise.deviations], rel=1e-3)
+    backwards = noise_for(FEW[::-1], inner=inner)
+    assert backwards.deviations == pytest.approx(noise.deviations[::-1], rel=1e-3)
+
+
+def test_a_split_block_gets_the_noise_of_the_whole() -> None:
+    # unsampled, two boxes of one coordinate each are one box of two
+    halves = least_variance_noise([ball(1, 1.0)] * 2, rate=0.05, budget=BUDGET, steps=200)
+    whole = least_variance_noise([ball(2, 9.0, 1.0)], rate=0.05, budget=BUDGET, steps=200)
+    assert halves.deviations == pytest.approx(whole.deviations * 2)
+
+
+def test_closed_forms_are_tight_and_least_among_covariances() -> None:
+    blocks = [
+        ball(3, 2.0),
+        ball(2, 0.5),
+        ball(1, 1.0),
+    ]
+    noise = least_variance_noise(blocks, rate=0.05, budget=BUDGET, steps=200)
+    effective = ellipsoid(0.05, [block.norm for block in blocks], noise.deviations)
+    plain = least_variance_noise([ball(1, 1.0)], rate=0.05, budget=BUDGET, steps=200).deviations[0]
+    assert effective.multiplier == pytest.approx(plain)
+    rng = np.random.default_rng(1)
+    ends = np.cumsum([block.size for block in blocks])[:-1]
+    for trial in range(200):
+        directions = rng.standard_normal((4000, 6))
+        for part, block in zip(np.split(directions, ends, axis=1), blocks, strict=True):
+            part *= block.norm / np.linalg.norm(part, axis=1, keepdims=True)
+        best = np.diag(np.repeat(np.array(noise.deviations) ** 2, [block.size for block in blocks]))
+        factor = rng.standard_normal((6, 6)) * (0.05 if trial % 2 else 1.0)
+        covariance = factor @ factor.T + (best if trial % 2 else 0.01 * np.eye(6))
+        # scaled to the same privacy: the largest s' covariance^-1 s over changes s that were tried
+        worst = np.einsum("ki,ki->k", directions, np.linalg.solve(covariance, directions.T).T).max()
+        assert np.trace(covariance) * worst * plain**2 > 0.97 * noise.variance
+
+
+def test_theorem_4_5_for_a_box() -> None:
+    sides = [0.1, 1.0, 3.0]
+    noise = least_variance_noise([ball(1, side) for side in sides], rate=1.0, budget=BUDGET, steps=10)
+    ratio = np.array(noise.deviations) ** 2 / np.array(sides)
+    assert ratio == pytest.approx(np.full(3, ratio[0]))
+    cube = least_variance_noise([ball(3, 100.0, 3.0)], rate=1.0, budget=BUDGET, steps=10)
+    # proportional to the squared sum of sides
+    assert noise.variance / cube.variance == pytest.approx((sum(sides) / 9.0) ** 2)
+
+
+def test_a_small_budget_takes_a_large_order() -> None:
+    budget = hush.Budget(epsilon=0.1, delta=1e-5)
+    noise = least_variance_noise(FEW, rate=0.05, coordinate_rate=0.5, budget=budget, steps=10)
+    assert noise.order is not None
+    assert noise.order > 64
+    with pytest.raises(BudgetExceeded, match=r"any order up to 1024.*coordinate_rate=1"):
+        least_variance_noise(
+            FEW, rate=0.05, coordinate_rate=0.5, budget=hush.Budget(epsilon=1e-3, delta=1e-9), steps=10
+        )
+
+
+def test_bad_input() -> None:
+    with pytest.raises(InvalidValue, match=r"blocks=\[\] must not be empty"):
+        noise_for([])
+    with pytest.raises(InvalidValue, match="coordinate_rate=0 must be"):
+        least_variance_noise(FEW, rate=0.1, coordinate_rate=0, budget=BUDGET, steps=1)
+    with pytest.raises(InvalidValue, match="steps=0"):
+        least_variance_noise(FEW, rate=0.1, budget=BUDGET, steps=0)
+
+
+def test_sampled_coordinates_need_the_noise_that_is_charged() -> None:
+    rate, inner, steps = 0.05, 0.5, 200
+    for budget in (BUDGET, hush.Budget(epsilon=1e-3, delta=1e-5)):
+        charged = charged_variance(
+            PAPER[:1], rate=rate, coordinate_rate=inner, budget=budget, steps=steps
+        )
+        plan = hush.Plan(
+            sampling=hush.Twice(rate=rate, coordinate_rate=inner),
+            clipping=hush.L2Linf(l2=1.0, linf=0.1),
+            noise=hush.Gaussian(multiplier=math.sqrt(charged / 250)),
+        )
+        spent = hush.epsilon(plan, steps, budget.delta).epsilon
+        assert 0.99 * budget.epsilon <= spent.upper <= budget.epsilon * (1 + 1e-9)
+    # the second budget is more than Rényi divergences give with any noise, and the first is cheaper
+    assert (
+        charged_variance(PAPER[:1], rate=rate, coordinate_rate=inner, budget=BUDGET, steps=steps)
+        < 0.95 * noise_for(PAPER[:1]).variance
+    )
+
+
+def test_a_plan_gets_noise_that_fits() -> None:
+    clipping = hush.Subspaces(ranks=(1000, 290_898), l2=(2.5, 1.0), linf=(0.25, 0.1))
+    for sampling in (hush.Poisson(rate=0.02), hush.Twice(rate=0.06, coordinate_rate=1 / 3)):
+        plan = hush.Plan(sampling=sampling, clipping=clipping, noise=hush.Gaussian(multiplier=1.0))
+        fitted = hush.fit_noise(plan, BUDGET, steps=50)
+        assert BUDGET.epsilon * 0.99 < hush.epsilon(fitted, 50, BUDGET.delta).epsilon.upper
+        assert hush.epsilon(fitted, 50, BUDGET.delta).epsilon.upper <= BUDGET.epsilon
+        plain = hush.calibrate(plan, BUDGET, steps=50)
+        assert variance(plain) > 5 * variance(fitted)
+
+
+def variance(plan: hush.Plan) -> float:
+    balls = plan.clipping.sensitivity(None)
+    noises = plan.noise.per_block(balls, plan.clipping.reference_norm)
+    return sum(
+        block.size * (float(noise.to_plain()["multiplier"]) * norm) ** 2
+        for block, (noise, norm) in zip(balls, noises, strict=True)
+    )
+
+
+def test_a_box_is_fitted_by_its_bounds() -> None:
+    plan = hush.Plan(
+        sampling=hush.Poisson(rate=0.02),
+        clipping=hush.Box(bounds=(0.1, (2, 1.0), 3.0)),
+        noise=hush.Gaussian(multiplier=1.0),
+    )
+    fitted = hush.fit_noise(plan, BUDGET, steps=50)
+    noises = fitted.noise.per_block(plan.clipping.sensitivity(4), plan.clipping.reference_norm)
+    deviations = [float(noise.to_plain()["multiplier"]) * norm for noise, norm in noises]
+    # Theorem 4.5: variances proportional to the bounds
+    assert np.square(deviations) / [0.1, 1.0, 3.0] == pytest.approx(np.full(3, deviations[1] ** 2))

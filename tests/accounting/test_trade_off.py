@@ -1,0 +1,211 @@
+"""The trade-off curve and mu of Gaussian DP: closed forms, other libraries, and a mu too small."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
+from gdpnum.converter import PLDConverter, get_worst_case_regret
+from riskcal.analysis import get_advantage_from_pld, get_bayes_risk_from_pld, get_beta_from_pld
+from scipy.stats import norm
+
+import hush
+from hush.accounting.attacker import ApproximateDP, Attacker
+from hush.accounting.explanation import (
+    MIN_ERROR_RATE,
+    PRIORS,
+    PrivacyProfile,
+    explain,
+    gaussian_mu,
+    privacy_profile,
+    trade_off_curve,
+)
+from hush.accounting.numerics import Array
+from hush.accounting.pld import analytic_gaussian
+from hush.core.errors import InvalidValue
+
+
+def plan(rate: float, multiplier: float) -> hush.Plan:
+    return hush.Plan(
+        sampling=hush.FullBatch() if rate == 1 else hush.Poisson(rate=rate),
+        clipping=hush.L2(norm=1.0),
+        noise=hush.Gaussian(multiplier=multiplier),
+    )
+
+
+@functools.cache  # many tests ask of the same runs
+def profile_of(rate: float, multiplier: float, steps: int) -> PrivacyProfile:
+    return privacy_profile({plan(rate, multiplier): steps})
+
+
+@functools.cache
+def peer(rate: float, multiplier: float, steps: int) -> PrivacyLossDistribution:
+    one = from_gaussian_mechanism(
+        multiplier, sampling_prob=rate, use_connect_dots=True, value_discretization_interval=1e-4
+    )
+    return one.self_compose(steps)
+
+
+def best_powers(loss: PrivacyLossDistribution, rates: Array) -> Array:
+    """The largest true positive rate at each false positive rate, from the other library's deltas."""
+    epsilons = np.linspace(0, 20, 1001)
+    deltas = np.array(loss.get_delta_for_epsilon(epsilons))
+    powers: Array = (deltas[:, None] + np.exp(epsilons)[:, None] * rates).min(axis=0)
+    return powers
+
+
+FEW_STEPS = [(0.25, 3.0, 200), (1.0, 10.0, 100), (0.5, 2.0, 20)]
+
+
+@pytest.mark.parametrize("mu", [0.05, 1.0, 4.0])
+def test_the_gaussian_mechanism_is_its_own_gaussian_dp(mu: float) -> None:
+    curve = trade_off_curve(privacy_profile({plan(1.0, 1 / mu): 1}))
+    assert mu <= curve.mu <= mu * 1.002
+    assert curve.regret < 1e-3
+    rates = np.array(curve.false_positive_rates)
+    exact = norm.cdf(norm.isf(rates) - mu)
+    assert (np.array(curve.lower) <= exact + 1e-12).all()
+    assert (np.array(curve.upper) >= exact - 1e-12).all()
+    np.testing.assert_allclose(curve.lower, curve.upper, atol=4e-3)
+
+
+@pytest.mark.parametrize(("rate", "multiplier", "steps"), [*FEW_STEPS, (0.01, 1.0, 1000), (0.3, 0.5, 1)])
+def test_both_ends_hold_the_curve_and_the_gaussian_is_below(
+    rate: float, multiplier: float, steps: int
+) -> None:
+    counts = {plan(rate, multiplier): steps}
+    curve = trade_off_curve(profile_of(rate, multiplier, steps))
+    inside = np.array(curve.false_positive_rates) >= 1e-6
+    lower, upper, gaussian = (
+        np.array(side)[inside] for side in (curve.lower, curve.upper, curve.gaussian)
+    )
+    assert (lower <= upper).all()
+    assert (gaussian <= lower + 1e-12).all()
+    attacker = Attacker(counts)
+    for x in (1e-3, 0.05, 0.4):
+        best = attacker.false_negative_rate(x)
+        assert np.interp(x, curve.false_positive_rates, curve.upper) >= best - 1e-12
+    # moved by the regret in both error rates, what holds is below mu-GDP
+    rates = np.array(curve.false_positive_rates)
+    shifted = np.interp(rates + curve.regret, rates, curve.lower)
+    assert (shifted - curve.regret <= np.array(curve.gaussian) + 1e-9).all()
+
+
+@pytest.mark.parametrize(("rate", "multiplier", "steps"), [*FEW_STEPS, (0.01, 1.0, 1000), (0.1, 0.5, 9)])
+def test_no_smaller_mu_holds(rate: float, multiplier: float, steps: int) -> None:
+    profile = profile_of(rate, multiplier, steps)
+    mu = gaussian_mu(profile)
+    # delta of mu-GDP is above what is certain of delta at every epsilon, but for the rarest tests
+    for epsilon, lower in zip(profile.epsilons, profile.lower, strict=True):
+        allowed = analytic_gaussian.delta(mu, epsilon).upper + MIN_ERROR_RATE * (1 + math.exp(epsilon))
+        assert lower <= allowed
+    smaller = [analytic_gaussian.delta(0.98 * mu, epsilon).upper for epsilon in profile.epsilons]
+    assert any(lower > delta for lower, delta in zip(profile.lower, smaller, strict=True))
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("rate", "multiplier", "steps"), FEW_STEPS)
+def test_other_libraries_agree_where_steps_are_few(rate: float, multiplier: float, steps: int) -> None:
+    loss, attacker = peer(rate, multiplier, steps), Attacker({plan(rate, multiplier): steps})
+    for x in (1e-3, 0.01, 0.1, 0.5):
+        assert attacker.false_negative_rate(x) == pytest.approx(
+            get_beta_from_pld(loss, alpha=x), rel=5e-4
+        )
+    assert attacker.advantage == pytest.approx(get_advantage_from_pld(loss), rel=1e-3)
+    for prior in (0.5, 0.6, 0.75):
+        right = 1 - get_bayes_risk_from_pld(loss, prior)
+        assert attacker.posterior(prior) == pytest.approx(right, rel=1e-3)
+    curve = trade_off_curve(profile_of(rate, multiplier, steps))
+    rates = np.geomspace(1e-10, 0.3, 50)
+    mus = norm.isf(rates) - norm.isf(best_powers(loss, rates))
+    assert curve.mu == pytest.approx(mus.max(), rel=1e-3)
+    converter = PLDConverter(loss)
+    assert 0.98 * curve.mu <= converter.get_mu() <= curve.mu
+    # an underestimate by its own account, and ours an overestimate
+    regret = get_worst_case_regret(converter.alphas_symm, converter.betas_symm, curve.mu)
+    assert regret - 1e-6 <= curve.regret <= regret + 2e-3
+
+
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "steps"),
+    [
+        pytest.param(0.01, 1.0, 10_000, marks=pytest.mark.slow),
+        (0.001, 0.6, 100_000),
+    ],
+)
+def test_many_steps_against_the_profile_of_another_library(
+    rate: float, multiplier: float, steps: int
+) -> None:
+    loss, attacker = peer(rate, multiplier, steps), Attacker({plan(rate, multiplier): steps})
+    rates = np.array([1e-6, 1e-3, 0.01, 0.1])
+    for x, power in zip(rates, best_powers(loss, rates), strict=True):
+        assert attacker.true_positive_rate(x) == pytest.approx(power, rel=1e-3)
+        # riskcal joins two lattices that are each rounded outward, and so says too little
+        assert 1 - get_beta_from_pld(loss, alpha=x) < power
+
+
+def test_certain_and_hopeless_cases() -> None:
+    nothing = trade_off_curve(PrivacyProfile(epsilons=(0.0,), lower=(0.0,), upper=(0.0,)))
+    assert max(nothing.mu, nothing.regret) < 1e-12
+    assert nothing.lower == pytest.approx([1 - x for x in nothing.false_positive_rates], abs=1e-14)
+    everything = trade_off_curve(privacy_profile({plan(1.0, 1e-3): 1}))
+    assert math.isinf(everything.mu)
+    assert max(everything.lower) <= 1e-9
+
+
+def test_an_explanation_is_worse_by_epsilon_alone() -> None:
+    counts = {plan(0.01, 1.0): 1000}
+    meaning = explain(hush.epsilon(plan(0.01, 1.0), 1000, 1e-5), counts)
+    pairs = zip(
+        meaning.attack.true_positive_rates, meaning.from_epsilon.true_positive_rates, strict=True
+    )
+    assert all(exact < implied for exact, implied in pairs)
+    assert meaning.attack.posterior < meaning.from_epsilon.posterior
+    loss = peer(0.01, 1.0, 1000)
+    ends = zip(meaning.profile.epsilons, meaning.profile.lower, meaning.profile.upper, strict=True)
+    for epsilon, lower, upper in list(ends)[::16]:
+        assert lower * 0.98 <= loss.get_delta_for_epsilon(epsilon) <= upper * 1.02
+
+
+def test_the_rates_of_a_posterior_are_probabilities() -> None:
+    with pytest.raises(InvalidValue, match="prior"):
+        Attacker({plan(1.0, 1.0): 1}).posterior(1.0)
+
+
+def test_posteriors_of_many_priors_are_those_of_each() -> None:
+    attacker = Attacker({plan(0.25, 2.0): 30})
+    together = attacker.posteriors([0.9, 0.5, 0.1, 0.7])
+    assert together == pytest.approx([attacker.posterior(prior) for prior in (0.9, 0.5, 0.1, 0.7)])
+
+
+def test_a_profile_that_is_loose_at_epsilon_zero_is_mended_by_its_other_points() -> None:
+    """Of a selection nothing is known near epsilon 0, and its best attack is bounded all the same."""
+    selection = hush.Plan(
+        sampling=hush.Poisson(rate=0.2),
+        clipping=hush.L2(norm=1.0),
+        noise=hush.Gaussian(multiplier=6.0),
+        release=hush.BestOf(steps=100, mean=10.0),
+    )
+    guarantee = hush.epsilon(selection, steps=1, delta=1e-5)
+    meaning, loose = explain(guarantee, {selection: 1}), Attacker({selection: 1})
+    epsilons, deltas = np.array(meaning.profile.epsilons), np.array(meaning.profile.upper)
+    # randomized response has both errors alike, and no mechanism with that point does better
+    alike = ((1 - deltas) / (1 + np.exp(epsilons))).max()
+    assert meaning.attack.advantage == pytest.approx(1 - 2 * alike, abs=1e-9)
+    assert meaning.attack.advantage < 0.7 * loose.advantage
+    assert meaning.attack.posterior == pytest.approx((1 + meaning.attack.advantage) / 2)
+    exact = explain(hush.epsilon(plan(0.2, 3.0), 50, 1e-5), {plan(0.2, 3.0): 50})
+    likewise = Attacker({plan(0.2, 3.0): 50}).posteriors(PRIORS)
+    np.testing.assert_allclose(exact.posteriors, likewise, atol=2e-4)
+    at_even = meaning.posteriors[len(meaning.posteriors) // 2]
+    assert at_even == pytest.approx(meaning.attack.posterior)
+    for rate, power in zip((0.1, 0.01, 0.001), meaning.attack.true_positive_rates, strict=True):
+        assert power <= loose.true_positive_rate(rate)
+
+
+def test_an_infinite_epsilon_bounds_nothing() -> None:
+    bounds = ApproximateDP([(math.inf, 1e-5)])
+    assert bounds.advantage == bounds.posterior(0.7) == bounds.true_positive_rate(0.1) == 1
+    both = ApproximateDP([(1.0, 1e-5), (math.inf, 1e-6)])
+    assert both.advantage == ApproximateDP([(1.0, 1e-5)]).advantage
