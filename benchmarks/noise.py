@@ -4,8 +4,7 @@ Run: OMP_NUM_THREADS=1 .venv/bin/python benchmarks/noise.py [cpu] [cuda]
 
 Times are medians of interleaved repeats (on a CPU the time of the process, whoever else uses the
 machine), as multiples of torch.randn of the same size and type on the same device, on all there are
-unless some are named. On a GPU also for 32 million draws, and for
-noise that is added to a tensor in place, as a multiple of torch.randn and an addition.
+unless some are named. On a GPU also for 32 million draws.
 """
 
 import time
@@ -15,7 +14,6 @@ import torch
 from scipy import stats
 
 from hush.core.randomness import SystemSource, random_bits, source_for
-from hush.noise import Gaussian, GeneralizedGaussian
 from hush.noise.exact.ziggurat import add_noise
 from interleaved import Draw, devices, medians, print_rows
 
@@ -24,7 +22,6 @@ BETAS = (1.0, 1.5, 2.0, 2.33, 4.0)
 REPEATS = 15
 # More numbers than this are not asked of the operating system.
 _SECURE = 1_000_000
-ADDED = "torch.randn, added"
 
 
 def contenders(beta: float, dtype: torch.dtype, device: torch.device, draws: int) -> dict[str, Draw]:
@@ -53,14 +50,6 @@ def contenders(beta: float, dtype: torch.dtype, device: torch.device, draws: int
     if draws <= _SECURE:
         secure = SystemSource(device)
         variants["hush, secure"] = lambda: add_noise(torch.zeros_like(shape), beta, 1.0, secure)
-    if device.type == "cuda":
-        target = torch.zeros(draws, dtype=dtype, device=device)
-        noise = GeneralizedGaussian(beta=beta, multiplier=1.0)
-        normal = Gaussian(multiplier=1.0)
-        variants[ADDED] = lambda: normal.privatize(target, norm=1.0, generator=generator)
-        variants["hush, one kernel, added"] = lambda: noise.privatize(
-            target, norm=1.0, generator=generator
-        )
     if device.type == "cpu":
         variants["numpy gamma"] = numpy_gamma
         variants["SciPy gennorm"] = lambda: stats.gennorm.rvs(beta, size=draws, random_state=numpy)
@@ -79,7 +68,7 @@ def main() -> None:
                     for beta in BETAS
                 ]
                 kind = f"{device.type} | {str(dtype).removeprefix('torch.')} | {draws:,}"
-                print_rows(kind, spent, lambda name: ADDED if name.endswith("added") else "torch.randn")
+                print_rows(kind, spent, lambda name: "torch.randn")
 
 
 if __name__ == "__main__":

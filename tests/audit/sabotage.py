@@ -14,7 +14,7 @@ from hush.accounting.ledger.ledger import Ledger
 from hush.clipping import norms as lp
 from hush.core.randomness import Stream, bernoulli, uniform
 from hush.core.tape import ClippedSum
-from hush.noise.exact import ziggurat_cpu
+from hush.noise.exact import ziggurat
 from hush.sampling import coordinates
 from hush.training.checks.rehearsal import Snapshot
 from hush.training.data import Batch
@@ -23,7 +23,7 @@ from hush.training.step import PrivateStep
 
 PRIVATE, PRIVATIZE, MASKED = PrivateStep.private_gradient, hush.Gaussian.privatize, coordinates._masked
 RESTORE, CHARGE, VERDICT = Snapshot.restore, Ledger.charge, Trials.noisy_verdict
-WEIGHTS, DRAWS = lp.clipping_weights, ziggurat_cpu.pending_draws
+WEIGHTS, DRAWS = lp.clipping_weights, ziggurat.pending_draws
 
 
 def a_quarter_of_the_noise(patch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def a_cycle_of_thirty_seeds(patch: pytest.MonkeyPatch) -> None:
 def noise_that_repeats_along_the_numbers(patch: pytest.MonkeyPatch) -> None:
     """The same 65,536 draws over and over, as of a buffer that is filled once."""
 
-    def pending_draws(beta: float, count: int, units: float, source: Any) -> ziggurat_cpu.PendingDraws:
+    def pending_draws(beta: float, count: int, units: float, source: Any) -> ziggurat.PendingDraws:
         drawn = DRAWS(beta, min(count, 2**16), units, source)
         cycle = np.arange(count) % 2**16
         drawn.start, drawn.words = drawn.start[cycle], drawn.words[cycle]

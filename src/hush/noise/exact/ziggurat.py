@@ -1,70 +1,65 @@
 """Exact noise of density proportional to exp(-|x|^beta), rounded to a public grid.
 
-A draw is a real number of which only as many bits are drawn as it takes to round its sum with the
-location (rejection from layers, Marsaglia and Tsang 2000; lazy bits, Karney 2016). What comes out is
-the rounding of location + noise exactly: no statistical distance is left to be charged but that of the
-random bits, and nothing can be read from the lowest bits of a floating-point sum.
+Only as many bits of a draw are generated as it takes to round its sum with the location (rejection from
+layers, Marsaglia and Tsang 2000; lazy bits, Karney 2016). The result is the exact rounding of
+location + noise, so its lowest bits reveal nothing more. docs/guarantees/sampling.md.
+
+The sampler here runs on a CPU, in numpy, over blocks that fit its cache; `ziggurat_kernel` has the one
+for a GPU. The first word decides most draws. The half per cent that need a height or a place in the tail
+are resolved together, and so are sums close to the middle between two grid points. The few numbers that
+double precision cannot decide are resolved by `exact_draw.exact_sum`, from the same words.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hush.core.randomness import Randomness, Stream, substream
-from hush.noise.exact import inverse_cdf
-from hush.noise.exact.exact_draw import exact_sum
-from hush.noise.exact.ziggurat_cpu import PendingDraws, pending_draws
+import numpy as np
+import numpy.typing as npt
+
+from hush.core.randomness import Randomness, Stream, cryptographic, random_words, substream
+from hush.noise.exact.exact_draw import WORDS, exact_sum
+from hush.noise.exact.layers import LAYERS, PLACE_SHIFT, Doubles, Integers, layers
 
 if TYPE_CHECKING:
     import torch
 
 RELATIVE_SPACING = 2.0**-14
-"""Spacing of the grid in units of the noise scale, before it is rounded down to a power of two."""
+"""Grid spacing in units of the noise scale, before it is rounded down to a power of two."""
+BLOCK = 1 << 15
+"""Numbers processed at once: as many as fit the cache of a core."""
 _PART = 1 << 18
-"""Numbers that are drawn on a CPU at once: more take memory that the system has to clear every time."""
+"""Numbers drawn at once: larger arrays take memory that the system clears on every allocation."""
 _OUTWARD = 1 + 2.0**-50
-"""More noise costs no more: scales are rounded up."""
+"""Scales are rounded up: more noise costs no more privacy."""
+_SURE = 2.0**-30
+"""Relative distance from the curve below which a height is unsure (the error is at most 2**-40)."""
+_ROUNDING = 2.0**-28
+"""Upper bound on the rounding of sums below 2**22."""
+
+
+def grid_spacing(scale: float) -> float:
+    """Spacing of the grid for noise of this scale: a power of two of at most about scale / 2**14."""
+    return 2.0 ** math.floor(math.log2(scale * RELATIVE_SPACING))
 
 
 def add_noise(location: "torch.Tensor", beta: float, scale: float, source: Randomness) -> "torch.Tensor":
     """`location` plus noise of density ~ exp(-(|x| / scale)^beta), rounded to `grid_spacing(scale)`.
 
-    In place; another type than single or double precision is rounded once more to that type.
+    In place. A type other than single or double precision is rounded once more, to that type.
     """
-    import torch
-
     scale *= _OUTWARD
-    if inverse_cdf.fits(location, beta, source):
-        return inverse_cdf.add_noise(location, beta, scale, source)
-    if location.is_cuda and isinstance(source, torch.Generator):
-        # a kernel makes the words of a stream
-        source = Stream(location.device, substream(source).key)
-    if isinstance(source, Stream) and _by_kernel(location, source):
-        from hush.noise.exact import ziggurat_gpu
+    if location.is_cuda and not cryptographic(source):
+        source = Stream(location.device, substream(source).key)  # which a kernel can compute
+    by_kernel = isinstance(source, Stream) and source.made_on_gpu(location.numel())
+    if by_kernel and location.is_cuda and location.is_contiguous():
+        from hush.noise.exact import ziggurat_kernel
 
-        return ziggurat_gpu.add_noise(location, beta, scale, grid_spacing(scale), source)
+        return ziggurat_kernel.add_noise(location, beta, scale, grid_spacing(scale), source)
     for part in location.view(-1).split(_PART):
         _add(part, pending_draws(beta, len(part), scale / grid_spacing(scale), source), scale, source)
     return location
-
-
-def _add(location: "torch.Tensor", drawn: PendingDraws, scale: float, source: Randomness) -> None:
-    """Replace a flat location by its rounded sum with draws that were made on a CPU."""
-    import torch
-
-    in_place = location.device.type == "cpu" and location.dtype in (torch.float32, torch.float64)
-    total = location.detach() if in_place else location.to("cpu", torch.float64)
-    values, step = total.numpy(), grid_spacing(scale)
-    for undecided in drawn.add_to(values, step, source):
-        index = undecided.index
-        values[index] = exact_sum(undecided.location, drawn.beta, scale, step, undecided, index)
-    if not in_place:
-        location.copy_(total)
-
-
-def _by_kernel(location: "torch.Tensor", source: Stream) -> bool:
-    """Whether a kernel on the GPU draws the noise: the words it reads are made there, too."""
-    return location.is_cuda and source.made_on_gpu(location.numel()) and location.is_contiguous()
 
 
 def prepare(
@@ -78,7 +73,7 @@ def prepare(
     unused = [[pending_draws(beta, size, scale / grid_spacing(scale), source) for size in sizes]]
 
     def rounded(location: "torch.Tensor") -> "torch.Tensor":
-        parts = unused.pop()  # two sums under the same noise reveal their difference
+        parts = unused.pop()  # two sums with the same noise would reveal their difference
         for part, drawn in zip(location.split(_PART), parts, strict=True):
             _add(part, drawn, scale, source)
         return location
@@ -86,6 +81,231 @@ def prepare(
     return rounded
 
 
-def grid_spacing(scale: float) -> float:
-    """Spacing of the grid that noise of this scale is rounded to: a power of two below scale / 2**14."""
-    return 2.0 ** math.floor(math.log2(scale * RELATIVE_SPACING))
+def _add(location: "torch.Tensor", drawn: "PendingDraws", scale: float, source: Randomness) -> None:
+    """Replace a flat location by its rounded sum with draws that were made on a CPU."""
+    import torch
+
+    in_place = location.device.type == "cpu" and location.dtype in (torch.float32, torch.float64)
+    total = location.detach() if in_place else location.to("cpu", torch.float64)
+    values, step = total.numpy(), grid_spacing(scale)
+    for undecided in drawn.add_to(values, step, source):
+        index = undecided.index
+        values[index] = exact_sum(undecided.location, drawn.beta, scale, step, undecided, index)
+    if not in_place:
+        location.copy_(total)
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """A number that double precision cannot decide, with its random words for `exact_sum`."""
+
+    index: int
+    location: float
+    word: int
+    compared: list[int]
+    """Words of a comparison whose outcome may be open; empty if the proposal needed none."""
+    position: int
+    source: Randomness
+
+    def proposal(self, index: int) -> int:
+        """The proposal that is accepted or open: earlier ones were rejected for sure."""
+        return self.word
+
+    def attempt(self, index: int, attempt: int) -> list[int]:
+        """Words of an attempt: those already used, then new ones."""
+        drawn = random_words(WORDS, self.source).tolist()
+        if attempt == 0:
+            drawn[3] = self.position
+            if self.compared:
+                drawn[0], drawn[1], drawn[2], drawn[4] = self.compared
+        return [int(word) for word in drawn]
+
+
+@dataclass(eq=False)
+class PendingDraws:
+    """Standard draws without their lowest bits, in units of the grid that sums are rounded to.
+
+    `add_to` turns them into noise around a location and may be called once.
+    """
+
+    beta: float
+    units: float
+    """Scale of the noise over the spacing of the grid."""
+    words: Integers
+    """Proposals: layer, sign and place."""
+    start: Doubles
+    """Beginning of each draw's place, in units of the grid."""
+    tails: dict[int, float] = field(default_factory=dict)
+    """Signed widths of places in the tail, by the draw's index."""
+    compared: list[tuple[Integers, Integers]] = field(default_factory=list)
+    """Indices of draws that needed a height, and four words of each: a height, a strip of the tail, a
+    place in it, and the next proposal. The last words of an index count."""
+    undecided: Integers = field(default_factory=lambda: np.empty(0, np.int64))
+    """Indices of draws whose height double precision cannot compare with the curve."""
+
+    def add_to(
+        self, location: npt.NDArray[np.floating], step: float, source: Randomness
+    ) -> list[Undecided]:
+        """Replace a flat location by its rounded sum with the draws, where double precision decides.
+
+        Args:
+            location: Numbers in single or double precision.
+            step: Grid spacing, a power of two.
+            source: Source of the further bits of draws whose sum is next to the middle of two points.
+
+        Returns:
+            The numbers left to exact arithmetic.
+        """
+        # distance from the middle of two grid points within which a sum may round to either
+        unsure = layers(self.beta).widest * self.units + _ROUNDING
+        lost = location[self.undecided].astype(np.float64)
+        size = min(BLOCK, len(location))
+        sums, wholes, floors = (np.empty(size) for _ in range(3))
+        near: list[Integers] = []
+        at: list[Doubles] = []
+        # a location may be infinite or NaN, and its sum too large for single precision
+        with np.errstate(over="ignore", invalid="ignore"):
+            for first in range(0, len(location), BLOCK):
+                part = location[first : first + BLOCK]
+                total, below, rounded = (buffer[: len(part)] for buffer in (sums, wholes, floors))
+                # whole multiples of the grid are kept apart, so that the location is not rounded
+                np.multiply(part, 1 / step, out=total, dtype=np.float64)
+                np.rint(total, out=below)
+                np.subtract(total, below, out=total)
+                np.add(total, self.start[first : first + BLOCK], out=total)
+                # rounding is a floor, and sums next to a middle have a small fraction
+                np.add(total, 0.5 + unsure, out=total)
+                np.floor(total, out=rounded)
+                # a floor is never -0.0, so no sum is: its sign would reveal the location's
+                np.add(below, rounded, out=below)
+                np.subtract(total, rounded, out=total)
+                rows = np.flatnonzero(total < 2 * unsure)
+                if len(rows):
+                    near.append(rows + first)
+                    at.append(part[rows].astype(np.float64))
+                np.multiply(below, step, out=part, casting="same_kind")
+            undecided = self._refine(location, near, at, step, source)
+        for index, value in zip(self.undecided.tolist(), lost.tolist(), strict=True):
+            undecided[index] = value, int(random_words(1, source)[0])
+        return [
+            Undecided(index, value, int(self.words[index]), self._compared_with(index), position, source)
+            for index, (value, position) in undecided.items()
+        ]
+
+    def _refine(
+        self,
+        location: npt.NDArray[np.floating],
+        rows: list[Integers],
+        at: list[Doubles],
+        step: float,
+        source: Randomness,
+    ) -> dict[int, tuple[float, int]]:
+        """Round sums with 53 further bits of their draws; return location and bits of the undecided."""
+        words = random_words(sum(map(len, rows)), source)  # a call of the stream even for none
+        if not rows:
+            return {}
+        near, before = np.concatenate(rows), np.concatenate(at)
+        cells = layers(self.beta).cells[self.words[near] & LAYERS - 1].tolist()
+        widths = np.array(
+            [self.tails.get(i, cell) for i, cell in zip(near.tolist(), cells, strict=True)], np.float64
+        )
+        below = np.rint(before / step)
+        total = before / step - below + self.start[near] + _share(words) * (widths * self.units)
+        rounded = np.floor(total + 0.5)
+        location[near] = (below + rounded) * step
+        # further bits are below 2**-50 of a place
+        rare = np.flatnonzero(np.abs(total - rounded) > 0.5 - _ROUNDING)
+        return {int(near[k]): (float(before[k]), int(words[k])) for k in rare}
+
+    def _compared_with(self, index: int) -> list[int]:
+        """The four words that a height was compared by; empty if there was no comparison."""
+        for rows, words in reversed(self.compared):
+            for k in np.flatnonzero(rows == index):
+                return [int(word) for word in words[k]]
+        return []
+
+
+def pending_draws(beta: float, count: int, units: float, source: Randomness) -> PendingDraws:
+    """Independent draws of density proportional to exp(-|x|^beta), beta >= 1, times `units`."""
+    law = layers(beta)
+    pending = PendingDraws(beta, units, random_words(count, source), np.empty(count))
+    scaled = law.cells * units
+    size = min(BLOCK, count)
+    layer, place, limit = (np.empty(size, np.int64) for _ in range(3))
+    open_ = []
+    for first in range(0, count, BLOCK):
+        words, start = pending.words[first : first + BLOCK], pending.start[first : first + BLOCK]
+        a, b, c = (part[: len(words)] for part in (layer, place, limit))
+        np.bitwise_and(words, LAYERS - 1, out=a)
+        np.right_shift(words, PLACE_SHIFT, out=b)
+        np.take(scaled, a, out=start, mode="clip")  # no index is clipped: the other modes are slower
+        np.multiply(b, start, out=start)
+        np.take(law.place_limits, a, out=c, mode="clip")
+        np.abs(b, out=b)
+        rows = np.flatnonzero(b >= c)
+        if len(rows):
+            open_.append(rows + first)
+    if open_:
+        rows, undecided = np.concatenate(open_), []
+        while len(rows):
+            rows, unsure = _accept_or_reject(pending, rows, source)
+            undecided.append(unsure)
+        pending.undecided = np.concatenate(undecided)
+    return pending
+
+
+def _accept_or_reject(
+    pending: PendingDraws, rows: Integers, source: Randomness
+) -> tuple[Integers, Integers]:
+    """Accept or reject draws by a random height, and propose anew for those rejected.
+
+    Returns:
+        Indices of the new proposals that need a height, and of draws left to exact arithmetic.
+    """
+    law, beta = layers(pending.beta), pending.beta
+    cells, heights, strips = law.cells, law.rounded_heights, law.strips
+    words, further = pending.words[rows], random_words(4 * len(rows), source).reshape(-1, 4)
+    pending.compared.append((rows, further))
+    layer = words & LAYERS - 1
+    width = cells[layer]
+    place = (words >> PLACE_SHIFT) * width
+    size = np.abs(place)
+    low, high = heights[layer], heights[layer + 1]
+    outside = np.zeros(len(rows), np.bool_)
+    short = np.zeros(len(rows), np.bool_)
+    # the place of a negative start reaches towards zero: its far end is the start itself
+    tail = np.flatnonzero((layer == 0) & (np.where(place >= 0, place, -place - width) >= law.edge))
+    cell = law.strip * 2.0**-law.tail_bits
+    if len(tail):
+        bits = further[tail, 1] >> 12 & 2**52 - 1
+        strip = 52 - np.frexp(bits.astype(np.float64))[1]
+        far = strips[strip] + (further[tail, 2] & 2**law.tail_bits - 1) * cell
+        short[tail] = bits == 0  # the first one is in further bits
+        outside[tail] = far >= strips[strip + 1]
+        size[tail], width[tail] = far, cell
+        low[tail], high[tail] = 0.0, np.ldexp(heights[1], -strip)
+    height = low + _share(further[:, 0]) * (high - low)
+    with np.errstate(over="ignore", under="ignore"):
+        curve = np.exp(-(size**beta))
+        # relative change of the curve within a place
+        steep = beta * (size + width) ** (beta - 1) * width
+    near = np.abs(height - curve) <= (_SURE + 2 * steep) * curve
+    unsure = short | (near & ~outside)
+    accepted = ~outside & (height < curve)
+    far_out = tail[accepted[tail] & ~unsure[tail]]
+    sign = np.where(place[far_out] < 0, -1.0, 1.0)
+    pending.start[rows[far_out]] = sign * size[far_out] * pending.units
+    pending.tails.update(zip(rows[far_out].tolist(), (sign * cell).tolist(), strict=True))
+    rejected = np.flatnonzero(~accepted & ~unsure)
+    renewed, proposed = rows[rejected], further[rejected, 3]
+    pending.words[renewed] = proposed
+    layer = proposed & LAYERS - 1
+    place_of = proposed >> PLACE_SHIFT
+    pending.start[renewed] = place_of * (cells[layer] * pending.units)
+    open_ = np.abs(place_of) >= law.place_limits[layer]
+    return renewed[open_], rows[unsure]
+
+
+def _share(words: Integers) -> Doubles:
+    """Uniform numbers below 1, multiples of 2**-53."""
+    return (words >> 11 & 2**53 - 1).astype(np.float64) * 2.0**-53

@@ -1,19 +1,147 @@
-"""Triton kernels of exact noise on a GPU, launched by `ziggurat_gpu`; loaded only where there is one."""
+"""Exact noise on a GPU in two Triton kernels; imported only if there is a GPU.
 
+One kernel generates random words, proposes and rounds all numbers, and lists the half per cent that need
+a height, a place in the tail or more bits. The other resolves these, from blocks of the stream that
+belong to one number each. `exact_draw.exact_sum` resolves what double precision cannot decide (about one
+number in 10^10), from the same words.
+"""
+
+import struct
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 import triton
 from triton import language as tl
 
-from hush.core.chacha_kernel import SECRET, chacha20
-from hush.noise.exact.exact_draw import ATTEMPTS, SIZE, WORDS
-from hush.noise.exact.layers import LAYERS, PLACE_BITS
-from hush.noise.exact.ziggurat_gpu import GROUP
+from hush.core.chacha_kernel import SECRET, chacha20, secret
+from hush.core.randomness import Stream
+from hush.noise.exact.exact_draw import ATTEMPTS, SIZE, WORDS, Words, exact_sum, reserve
+from hush.noise.exact.layers import LAYERS, PLACE_BITS, layers
+
+if TYPE_CHECKING:
+    from torch import Tensor, device, dtype
+
+GROUP = 16
+"""Programs that share a list, which one program resolves: about 100 numbers."""
+_PART = 1 << 25
+"""Numbers of one launch: the lists of two launches take 4 bytes a number each."""
+_LOW = PLACE_BITS - 31
+"""Bits of a place that are in the lower half of its word."""
+_COMPILED: dict[tuple[Any, "dtype", "device"], Any] = {}
+
+
+def add_noise(location: "Tensor", beta: float, scale: float, step: float, source: Stream) -> "Tensor":
+    """Replace a contiguous tensor by its rounded sum with noise, each number exactly.
+
+    Args:
+        location: Tensor; a type other than float32 or float64 is rounded once more, to that type.
+        beta: Exponent of the law.
+        scale: Scale of the noise.
+        step: Grid spacing.
+        source: Stream of the random words.
+    """
+
+    import torch
+
+    def decide(
+        part: "Tensor", total: "Tensor", words: Words, counts: "Tensor", listed: "Tensor"
+    ) -> None:
+        if int(counts[0]):  # synchronizes: undecided numbers have no noise yet
+            for index in sorted(-1 - row for row in rows(counts, listed) if row < 0):
+                total[index] = exact_sum(float(total[index]), beta, scale, step, words, index)
+        if total is not part:
+            part.copy_(total)
+
+    launched = None
+    for part in location.view(-1).split(_PART):
+        total = part if part.dtype in (torch.float32, torch.float64) else part.double()
+        words = reserve(len(total), source)
+        with torch.cuda.device(total.device):
+            queued = part, total, words, *launch(total, beta, scale, step, words)
+        if launched is not None:  # while the GPU computes the next part
+            decide(*launched)
+        launched = queued
+    if launched is not None:
+        decide(*launched)
+    return location
+
+
+def launch(
+    location: "Tensor", beta: float, scale: float, step: float, words: Words
+) -> "tuple[Tensor, Tensor]":
+    """Replace a flat tensor by its rounded sum with noise, where double precision decides.
+
+    Returns:
+        Counts, the first of which is the number of entries left unchanged; and lists for `rows`.
+    """
+    import torch
+
+    count, where = len(location), location.device
+    programs = -(-count // (WORDS * SIZE))
+    groups = -(-programs // GROUP)
+    counts = torch.zeros(1 + groups, dtype=torch.int32, device=where)
+    listed = torch.empty(groups * GROUP * WORDS * SIZE, dtype=torch.int32, device=where)
+    key = words.source.key
+    arguments = (
+        *(location, counts, listed, *_law(beta, where), count),
+        *(_bits(step), _bits(scale / step)),
+        *(*secret(key, words.proposals), *secret(key, words.attempts)[8:]),
+    )
+    _launch(propose, programs, arguments)
+    _launch(resolve_listed, groups, arguments)
+    return counts, listed
+
+
+def _launch(kernel: Any, programs: int, arguments: tuple[Any, ...]) -> None:
+    """Launch a kernel, reusing the compiled variant: looking it up takes the host longer than a launch.
+
+    Only the types of the arguments are compiled into these kernels.
+    """
+    variant = kernel, arguments[0].dtype, arguments[0].device
+    compiled = _COMPILED.get(variant)
+    if compiled is None:
+        _COMPILED[variant] = kernel[(programs,)](*arguments)
+    else:
+        compiled[programs, 1, 1](*arguments)
+
+
+def rows(counts: "Tensor", listed: "Tensor") -> list[int]:
+    """Indices of the numbers that one word did not decide; -1 - index for those left unchanged."""
+    groups = listed.view(-1, GROUP * WORDS * SIZE).tolist()
+    return [row for many, group in zip(counts[1:].tolist(), groups, strict=True) for row in group[:many]]
+
+
+@lru_cache(maxsize=64)
+def _law(beta: float, where: "device") -> "tuple[Tensor, Tensor]":
+    """Tables of a law on a device.
+
+    Returns:
+        Per layer, the bound on the highest 31 bits of places that are entirely under the curve; and a
+        table of constants, widths of places, heights and strips.
+    """
+    import torch
+
+    law = layers(beta)
+    # a place whose highest bits are m ends below (m + 1) 2**5 cells: below the limit if m < bound
+    bounds = np.maximum(np.ceil(law.limits / (law.cells * 2.0**_LOW)) - 1, 0)
+    tail = [law.strip * 2.0**-law.tail_bits, 2.0**law.tail_bits - 1]
+    constants = np.array([law.widest, beta, law.edge, *tail, 0, 0, 0])
+    table = np.concatenate([constants, law.cells, law.rounded_heights, law.strips])
+    return torch.from_numpy(bounds.astype(np.int32)).to(where), torch.from_numpy(table).to(where)
+
+
+def _bits(value: float) -> int:
+    """Bits of a double as an integer: Triton passes a Python float in single precision."""
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
 
 _SHIFT = tl.constexpr(63 - PLACE_BITS)
 _MASK = tl.constexpr(LAYERS - 1)
 _ATTEMPTS = tl.constexpr(ATTEMPTS)
 _SIZE = tl.constexpr(SIZE)
 _EACH = tl.constexpr(WORDS * SIZE)
-"""Numbers of a program: a 64-bit word each."""
+"""Numbers of a program, with a 64-bit word each."""
 _GROUP = tl.constexpr(GROUP)
 _CONSTANTS, _CELLS, _HEIGHTS = tl.constexpr(8), tl.constexpr(LAYERS), tl.constexpr(LAYERS + 1)
 _ARGUMENTS = (

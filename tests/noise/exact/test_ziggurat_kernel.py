@@ -1,7 +1,7 @@
 """Noise on a GPU: number by number the one that exact arithmetic makes of the same words.
 
 Without one, Triton's interpreter runs the kernels:
-TRITON_INTERPRET=1 pytest tests/noise/exact/test_ziggurat_gpu.py
+TRITON_INTERPRET=1 pytest tests/noise/exact/test_ziggurat_kernel.py
 """
 
 import os
@@ -61,7 +61,7 @@ def launched(
     location: torch.Tensor, beta: float, scale: float, dtype: torch.dtype
 ) -> tuple[list[float], list[int], list[int], list[float]]:
     """What the kernels make of a location, which numbers they listed and left, and the oracle's."""
-    from hush.noise.exact.ziggurat_gpu import launch, rows
+    from hush.noise.exact.ziggurat_kernel import launch, rows
 
     step = ziggurat.grid_spacing(scale)
     before = location.to(dtype)
@@ -107,18 +107,18 @@ def test_every_number_is_the_oracle_s_where_most_are_settled(
     beta: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With layers that are too high, most proposals are rejected: some numbers are out of attempts."""
-    from hush.noise.exact import ziggurat_gpu
+    from hush.noise.exact import ziggurat_kernel
 
     poor = layers_beyond(beta, 0.9 * layers(beta).edge ** beta)
-    for module in (exact_draw, ziggurat_gpu):
+    for module in (exact_draw, ziggurat_kernel):
         monkeypatch.setattr(module, "layers", lambda _: poor)
-    ziggurat_gpu._law.cache_clear()
+    ziggurat_kernel._law.cache_clear()
     try:
         before = locations(1501)
         sums, listed, undecided, exact = launched(before, beta, 1.7 / 3, torch.float64)
     finally:
         monkeypatch.undo()
-        ziggurat_gpu._law.cache_clear()
+        ziggurat_kernel._law.cache_clear()
     assert len(listed) > 400
     assert 0 < len(undecided) < 400
     for index in undecided:
@@ -130,7 +130,7 @@ def test_every_number_is_the_oracle_s_where_most_are_settled(
 @pytest.mark.parametrize("beta", [1.0, 2.0, 4.0])
 def test_a_group_s_list_is_the_oracle_s(beta: float) -> None:
     """Many programs at once, and the tail beyond the layers."""
-    from hush.noise.exact.ziggurat_gpu import launch, rows
+    from hush.noise.exact.ziggurat_kernel import launch, rows
 
     words = reserve(2**20, Stream(DEVICE, KEY))
     sums = torch.zeros(2**20, dtype=torch.float64, device=DEVICE)
@@ -147,9 +147,9 @@ def test_a_group_s_list_is_the_oracle_s(beta: float) -> None:
 @GPU
 def test_what_is_left_is_settled_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some numbers are given back as if double precision had not decided: nothing changes."""
-    from hush.noise.exact import ziggurat_gpu
+    from hush.noise.exact import ziggurat_kernel
 
-    count, launch = 2**16, ziggurat_gpu.launch
+    count, launch = 2**16, ziggurat_kernel.launch
     before = locations(count).to(DEVICE)
     expected = ziggurat.add_noise(before.clone(), 2.0, 1.7, Stream(DEVICE, KEY))
 
@@ -163,7 +163,7 @@ def test_what_is_left_is_settled_on_the_host(monkeypatch: pytest.MonkeyPatch) ->
         counts[0] = 20
         return counts, listed
 
-    monkeypatch.setattr(ziggurat_gpu, "launch", undecided)
+    monkeypatch.setattr(ziggurat_kernel, "launch", undecided)
     actual = ziggurat.add_noise(before.clone(), 2.0, 1.7, Stream(DEVICE, KEY))
     assert torch.equal(actual, expected)
 

@@ -1,0 +1,268 @@
+"""Functions of a normal draw with values in a fixed support: rectified, quantized, sign, truncated."""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from hush.core.errors import InvalidValue
+from hush.core.parts import Noise, Proof
+from hush.core.randomness import Randomness, uniform
+from hush.core.value import check_count, number
+from hush.noise.exact.ziggurat import grid_spacing
+from hush.noise.gaussian import Gaussian
+
+if TYPE_CHECKING:
+    import torch
+
+SCALE = number(
+    at_least=1e-12,
+    at_most=1e15,
+    why="it is the deviation of the noise on the sum: without noise nothing is private, and noise "
+    "beyond any number leaves nothing to train",
+    example=4.0,
+)
+BOUND = number(
+    at_least=1e-12,
+    at_most=1e15,
+    why="the support is [-bound, bound], chosen without looking at the records, and must hold something",
+    example=8.0,
+)
+PROOFS = (
+    Proof(
+        samplings=("Poisson", "FullBatch", "Coordinate", "Twice"),
+        clippings=("L2", "Linf", "L2Linf"),
+        note="bounded.md",
+    ),
+)
+_MAX_LEVELS = 2**16
+_FAR = 16.0
+"""Deviations outside the support from which the inverse cdf is computed in logarithms."""
+_NOTHING = 30.0
+"""Deviations beyond which the tail is negligible beside that at _FAR, without denormal numbers."""
+_AT_ONCE = {"cpu": 2**15, "cuda": 2**24}
+_ABOVE = (-3.169146076, -9.956167441, 6.791834653, 10.371648548, 1.592575536)
+_BELOW = (1.0, 7.195741002, 7.363518976, 1.125664101)
+"""The tail of probability exp(-r^2) <= 1/2 begins at above(r) / below(r), to 1e-7 of .3 and itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalOnSupport:
+    """Law on a fixed support made from a normal draw around the sum, of absolute deviation `scale`.
+
+    The normal law dominates it, and calibration rescales it by its deviation (bounded.md). A mixin
+    rather than a `Noise`: every `Noise` class is one that a plan may name.
+    """
+
+    scale: float = field(metadata=SCALE)
+
+    def dominating_noise(self, reference_norm: float) -> Gaussian:
+        return Gaussian(multiplier=self.scale / reference_norm)
+
+    def with_multiplier(self, multiplier: float) -> Self:
+        return replace(self, scale=multiplier)
+
+    def _normal(self, location: "torch.Tensor", generator: Randomness) -> "torch.Tensor":
+        return Gaussian(multiplier=self.scale).privatize(location, norm=1.0, generator=generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rectified(NormalOnSupport, Noise):
+    """Normal draw around the sum, of standard deviation `scale`, clamped to [-bound, bound].
+
+    Args:
+        scale: Absolute standard deviation of the draw (of the sum, not in clipping norms).
+        bound: End of the support, absolute.
+
+    **Guarantee.** Post-processing of `Gaussian`: docs/guarantees/bounded.md.
+    """
+
+    exact: ClassVar[bool] = True
+    proofs: ClassVar[tuple[Proof, ...]] = PROOFS
+
+    bound: float = field(metadata=BOUND)
+
+    @classmethod
+    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
+        return (cls(scale=deviation, bound=2.0),)
+
+    def privatize(
+        self, location: "torch.Tensor", *, norm: float, generator: Randomness
+    ) -> "torch.Tensor":
+        return self._normal(location, generator).clamp_(-self.bound, self.bound)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized(NormalOnSupport, Noise):
+    """Normal draw around the sum, of standard deviation `scale`, rounded to the nearest of `levels`
+    evenly spaced numbers from -bound to bound.
+
+    With two levels it is `bound` times `StochasticSign`; with many it approaches `Rectified`.
+
+    Args:
+        scale: Absolute standard deviation of the draw (of the sum, not in clipping norms).
+        bound: Largest level, absolute.
+        levels: Number of levels, at least 2.
+    """
+
+    exact: ClassVar[bool] = True
+    proofs: ClassVar[tuple[Proof, ...]] = PROOFS
+
+    bound: float = field(metadata=BOUND)
+    levels: int
+
+    @classmethod
+    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
+        return (cls(scale=deviation, bound=2.0, levels=5),)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        why = "one level carries no information"
+        object.__setattr__(self, "levels", check_count("levels", self.levels, why, at_least=2))
+        if self.levels > _MAX_LEVELS:
+            raise InvalidValue(
+                f"levels={self.levels} must be <= {_MAX_LEVELS}: single precision cannot distinguish "
+                "more levels, so the draw would differ from the one that is charged. Use Rectified.",
+                key="levels",
+            )
+
+    def privatize(
+        self, location: "torch.Tensor", *, norm: float, generator: Randomness
+    ) -> "torch.Tensor":
+        import torch
+
+        noisy = self._normal(location, generator)
+        spacing = 2 * self.bound / (self.levels - 1)
+        # in double precision: the level's number is exact in no smaller type
+        level = noisy.to(torch.float64).add_(self.bound).div_(spacing).round_()
+        level = level.clamp_(0, self.levels - 1).mul_(spacing).sub_(self.bound)
+        return noisy.copy_(level)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StochasticSign(NormalOnSupport, Noise):
+    """-1 or 1: the sign of a normal draw around the sum.
+
+    Args:
+        scale: Absolute standard deviation of the draw (of the sum, not in clipping norms).
+    """
+
+    exact: ClassVar[bool] = True
+    proofs: ClassVar[tuple[Proof, ...]] = PROOFS
+
+    @classmethod
+    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
+        return (cls(scale=deviation),)
+
+    def privatize(
+        self, location: "torch.Tensor", *, norm: float, generator: Randomness
+    ) -> "torch.Tensor":
+        # torch.sign(0) is 0, a third outcome that has no probability in the law that is charged
+        return self._normal(location, generator).ge_(0).mul_(2).sub_(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truncated(NormalOnSupport, Noise):
+    """Normal draw around the sum, of standard deviation `scale`, conditioned on [-bound, bound].
+
+    Args:
+        scale: Absolute standard deviation of the draw (of the sum, not in clipping norms).
+        bound: End of the support, absolute.
+
+    **Guarantee.** Charged as the whole normal law: docs/guarantees/bounded.md. Drawn by the inverse cdf
+    in double precision, with the same work for every location: the running time of rejection sampling
+    would depend on the records.
+    """
+
+    proofs: ClassVar[tuple[Proof, ...]] = PROOFS
+
+    bound: float = field(metadata=BOUND)
+
+    @classmethod
+    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
+        return (cls(scale=deviation, bound=2.0),)
+
+    def privatize(
+        self, location: "torch.Tensor", *, norm: float, generator: Randomness
+    ) -> "torch.Tensor":
+        if not location.numel():
+            return location
+        width, step = 2 * self.bound / self.scale, grid_spacing(self.scale) * 2.0**-16
+        for part in location.view(-1).split(_AT_ONCE[location.device.type]):
+            share = uniform(len(part), generator).to(part.device)
+            depth = quantile(part.double().abs().sub_(self.bound).div_(self.scale), width, share)
+            drawn = depth.mul_(-self.scale).add_(self.bound)
+            # on a grid: the lowest bits of a double would reveal which location it was drawn around
+            drawn = drawn.div_(step).round_().mul_(step).clamp_(-self.bound, self.bound)
+            part.copy_(drawn.where(part >= 0, -drawn))
+        return location
+
+
+def quantile(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "torch.Tensor":
+    """Quantiles of the truncated law: distance from the nearer end of the support, in deviations.
+
+    The location is `outside` of that end (negative inside the support), and a `share` of all draws are
+    less deep.
+    """
+    depth = _near(outside.clamp(max=_FAR), width, share)
+    far = _far(outside.clamp(min=_FAR), width, share)
+    return far.where(outside > _FAR, depth).clamp_(0.0, width)
+
+
+def _near(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "torch.Tensor":
+    """`quantile` in and near the support: inverts the normal tail beyond the draw.
+
+    A rational function with error 5e-5, then a step of Halley's method, which cubes the error.
+    torch.special.ndtri is no alternative: its running time depends on its argument.
+    """
+    import torch
+
+    # erfc, not torch.special.ndtr, which is 1 + erf and loses the tail
+    beyond = _tail(outside).mul_(1 - share).add_(_tail((outside + width).clamp_(max=_NOTHING)) * share)
+    # the smaller of the tail and the rest, which is a multiple of 2**-53 or rounded to 0
+    smaller = torch.minimum(beyond, (1 - beyond).clamp_(min=2.0**-54))
+    root = smaller.log().neg_().sqrt_()
+    place = _polynomial(_ABOVE, root).div_(_polynomial(_BELOW, root))
+    density = place.square().mul_(-0.5).exp_().mul_(1 / math.sqrt(2 * math.pi))
+    step = _tail(place).sub_(smaller).div_(density)
+    place.add_(step.div_(1 - place * step / 2))
+    return torch.copysign(place, beyond.neg_().add_(0.5)).sub_(outside)
+
+
+def _far(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "torch.Tensor":
+    """`quantile` far outside: one step of Newton's method on the log of the tail.
+
+    With m outside and depth t, minus the log of tail(m + t) / tail(m) is
+    m t + t^2 / 2 + log(hazard(m + t) / hazard(m)), convex in t, with slope hazard(m) at 0 and second
+    derivative 1 - O(1/m^2): the parabola's depth has relative error 1/m^4, and a step squares it.
+    """
+    hazard = outside / _series(outside)
+    whole = _lost(outside, outside.new_tensor(width), hazard)
+    target = whole.neg_().expm1_().mul_(share).log1p_().neg_()
+    depth = 2 * target / (hazard.square().add_(2 * target).sqrt_().add_(hazard))
+    end = outside + depth
+    return depth - (_lost(outside, depth, hazard) - target) * _series(end) / end
+
+
+def _lost(outside: "torch.Tensor", depth: "torch.Tensor", hazard: "torch.Tensor") -> "torch.Tensor":
+    """Minus the log of the tail probability beyond `depth`, relative to the tail outside."""
+    end = outside + depth
+    return end.div(_series(end)).div_(hazard).log_().add_((outside + depth / 2).mul_(depth))
+
+
+def _series(x: "torch.Tensor") -> "torch.Tensor":
+    """x tail(x) / density(x) (Abramowitz and Stegun 26.2.12); the first omitted term is 945 x^-10."""
+    w = x.square().reciprocal_()
+    series = w.mul(-7).add_(1).mul_(w).mul_(-5).add_(1).mul_(w).mul_(-3).add_(1).mul_(w)
+    return series.neg_().add_(1)
+
+
+def _tail(x: "torch.Tensor") -> "torch.Tensor":
+    return x.mul(math.sqrt(0.5)).erfc_().mul_(0.5)
+
+
+def _polynomial(coefficients: tuple[float, ...], x: "torch.Tensor") -> "torch.Tensor":
+    """The sum of coefficients[k] x^k."""
+    total = x.mul(coefficients[-1])
+    for coefficient in coefficients[-2:0:-1]:
+        total.add_(coefficient).mul_(x)
+    return total.add_(coefficients[0])
