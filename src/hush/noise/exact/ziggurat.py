@@ -52,8 +52,8 @@ def add_noise(location: "torch.Tensor", beta: float, scale: float, source: Rando
     scale *= _OUTWARD
     if location.is_cuda and not cryptographic(source):
         source = Stream(location.device, substream(source).key)  # which a kernel can compute
-    by_kernel = isinstance(source, Stream) and source.made_on_gpu(location.numel())
-    if by_kernel and location.is_cuda and location.is_contiguous():
+    flat = location.is_cuda and location.is_contiguous()
+    if flat and isinstance(source, Stream) and source.made_on_gpu(location.numel()):
         from hush.noise.exact import ziggurat_kernel
 
         return ziggurat_kernel.add_noise(location, beta, scale, grid_spacing(scale), source)

@@ -41,7 +41,6 @@ def add_noise(location: "Tensor", beta: float, scale: float, step: float, source
         step: Grid spacing.
         source: Stream of the random words.
     """
-
     import torch
 
     def decide(
