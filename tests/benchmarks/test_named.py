@@ -14,10 +14,8 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
     ("script", "option", "given", "known"),
     [
         ("models", "--models", "GPT-2;GPT-9", "BERT-base;"),
-        ("models", "--columns", "plain;GPT-9", "plain;hush;"),
         ("models", "--precision", "float32;GPT-9", "float32,bf16"),
         ("rounding", "--models", "GPT-9", "BERT-base;"),
-        ("step", "--models", "mlp,GPT-9", "mlp,"),
         ("step", "--methods", "plain;GPT-9", "plain;hush;"),
     ],
 )
@@ -38,9 +36,3 @@ def test_a_name_that_is_not_there_is_refused_with_those_that_are(
     assert option in refused
     assert "GPT-9' among" in refused
     assert known in refused
-
-
-def test_names_are_taken_in_the_order_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(FOLDER)
-    names_among = importlib.import_module("named").names_among
-    assert names_among(["one, two", "three"])("three;one, two") == ["three", "one, two"]
