@@ -277,12 +277,7 @@ class PrivateModule(LightningModule):
         )
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """One private step. The loop stops when the budget is used up.
-
-        Args:
-            args: Item of the `PoissonLoader`, which holds no record, and its index in the epoch.
-            kwargs: Not used.
-        """
+        """Run one private step. The loop stops when the budget is used up."""
         _, batch_idx = args
         loader = self._loader()
         moved = loader.advance()
@@ -321,14 +316,7 @@ class PrivateModule(LightningModule):
         self._checkpoint = checkpoint.get(_CHECKPOINT)
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """As in Lightning, except that metrics of training records are dropped.
-
-        Args:
-            name: Key of the metric.
-            value: Value of the metric.
-            args: As in Lightning.
-            options: As in Lightning.
-        """
+        """Log a metric, as in Lightning. Metrics of training records are dropped."""
         if self._recording:
             _warn_of_log(repr(name))
             return

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,6 @@ from sklearn.preprocessing import MinMaxScaler, OneHotEncoder
 from hush.core.errors import DataError, InvalidValue
 from hush.integrations.sklearn import Categorical, Numeric, PrivateClassifier
 from hush.integrations.sklearn.schema import Encoded, encode
-from tests.integrations.sklearn.frames import Frame
 
 SCHEMA = {
     "age": Numeric(low=0, high=100),
@@ -22,13 +22,13 @@ SCHEMA = {
 }
 
 
-def frame(**changed: Any) -> Frame:
+def frame(**changed: Any) -> Any:
     columns = {
         "age": [0.0, 50.0, 100.0, 30.0],
         "colour": ["red", "blue", "red", "green"],
         "gain": [0.0, 10.0, 1e5, 5e3],
     }
-    return Frame(**{**columns, **changed})
+    return pandas.DataFrame({**columns, **changed})
 
 
 def together(encoded: Encoded) -> np.ndarray:
@@ -47,8 +47,7 @@ def test_columns_are_scaled_by_their_bounds_and_one_hot() -> None:
 
 def test_columns_are_found_by_name_or_by_place() -> None:
     by_name = together(encode(frame(), SCHEMA))
-    turned = Frame(gain=frame()["gain"], age=frame()["age"], colour=frame()["colour"])
-    assert np.array_equal(together(encode(turned, SCHEMA)), by_name)
+    assert np.array_equal(together(encode(frame()[["gain", "age", "colour"]], SCHEMA)), by_name)
     cells = np.array([frame()[name] for name in SCHEMA], dtype=object).T
     assert np.array_equal(together(encode(cells, SCHEMA)), by_name)
     assert np.array_equal(together(encode(cells, list(SCHEMA.values()))), by_name)
@@ -120,7 +119,7 @@ def test_columns_outside_the_schema_and_missing_ones_are_refused() -> None:
     with pytest.raises(DataError, match=r"columns \['weight'\] outside the schema"):
         encode(frame(weight=[1, 2, 3, 4]), SCHEMA)
     with pytest.raises(DataError, match=r"columns \['age'\] that X lacks"):
-        encode(Frame(colour=frame()["colour"], gain=frame()["gain"]), SCHEMA)
+        encode(frame()[["colour", "gain"]], SCHEMA)
     with pytest.raises(DataError, match="X has 2 columns and the schema declares 3"):
         encode(np.zeros((4, 2)), [Numeric(low=0, high=1)] * 3)
 

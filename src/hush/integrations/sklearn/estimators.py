@@ -287,27 +287,11 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):  # type: ignore[misc]
     Args:
         schema: Declared bounds and categories of the columns, as in `PrivateClassifier`.
         target: Declared bounds of the target, to which it is clamped.
-        epsilon: Epsilon of the budget.
-        delta: Delta of the budget; None: 0.1 / number of records, which is public.
-        solver: "least_squares" releases noisy sufficient statistics once (linear models), "sgd" is
-            DP-SGD on the squared error; "auto" chooses by the budget and the numbers of records and
-            columns (docs/results/estimators.md).
-        scaling: "bounds" scales columns and target by their declared bounds, "paid" by a noisy mean and
-            variance, for a tenth of epsilon.
-        hidden_layer_sizes: Widths of hidden layers with tanh activations; empty: a linear model.
-        steps: Number of DP-SGD steps.
-        rate: Poisson sampling rate of DP-SGD.
-        clip_norm: l2 clipping norm of DP-SGD.
+        solver: "auto" chooses by the budget and the numbers of records and columns
+            (docs/results/estimators.md). DP-SGD minimises the squared error.
         learning_rate: Learning rate of DP-SGD with momentum 0.9.
-        ledger: File that all fits are charged to, as in `PrivateClassifier`.
-        random_state: Seed of all draws, for tests; the guarantee records it.
 
-    Attributes:
-        guarantee_: Guarantee of everything on the ledger after the fit.
-        ledger_: The ledger, closed.
-        solver_: The solver that ran.
-
-    **Guarantee.** As for `PrivateClassifier`.
+    All other parameters and the attributes are those of `PrivateClassifier`, and so is the guarantee.
     """
 
     target: Numeric | None = None

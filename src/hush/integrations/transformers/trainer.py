@@ -200,17 +200,7 @@ class PrivateTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **options: Any
     ) -> Tensor:
-        """One private step when accumulation ends, charged before the weights change.
-
-        Args:
-            model: Prepared model.
-            inputs: Empty.
-            args: Not used.
-            options: Not used.
-
-        Returns:
-            Zero: no loss of the records is released.
-        """
+        """Run one private step when accumulation ends. The returned loss is zero."""
         if self.private_step is None:
             self._begin()
         if self.accelerator.sync_gradients:
@@ -223,13 +213,7 @@ class PrivateTrainer(Trainer):
         return torch.zeros((), device=self.args.device)
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
-        """Log as Trainer does, with epsilon in place of metrics of the training records.
-
-        Args:
-            logs: Metrics of Trainer. Those of training records, and training times, are dropped.
-            args: As in Trainer.
-            options: As in Trainer.
-        """
+        """Log as Trainer does, with epsilon in place of losses and times of training."""
         if self._recording:
             warnings.warn(
                 f"compute_loss logs {', '.join(logs)} of private records, which no charge covers: it is "
@@ -245,24 +229,12 @@ class PrivateTrainer(Trainer):
             super().log(kept, *args, **options)
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> Any:
-        """Evaluate and log metrics, as in Trainer; rejects training records, whose metrics are private.
-
-        Args:
-            eval_dataset: Records that need no protection, as in Trainer.
-            args: As in Trainer.
-            options: As in Trainer.
-        """
+        """Evaluate and log metrics, as in Trainer. Raises for training records."""
         check_evaluation(eval_dataset, self.train_dataset)
         return super().evaluate(eval_dataset, *args, **options)
 
     def predict(self, test_dataset: Any, *args: Any, **options: Any) -> Any:
-        """Predictions and metrics, as in Trainer; rejects training records, whose metrics are private.
-
-        Args:
-            test_dataset: Records that need no protection, as in Trainer.
-            args: As in Trainer.
-            options: As in Trainer.
-        """
+        """Compute predictions and metrics, as in Trainer. Raises for training records."""
         check_evaluation(test_dataset, self.train_dataset)
         return super().predict(test_dataset, *args, **options)
 
