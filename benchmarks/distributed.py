@@ -128,7 +128,7 @@ def overlap(model: str, settings: argparse.Namespace) -> list[str]:
         torch.optim.SGD(network.parameters(), lr=LEARNING_RATE),
         hush.Plan(sampling=EVERYONE, clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)),
         records=len(task),
-        processes=False,
+        distributed=hush.Distributed(processes=False),
     )
     batch = next(step.batches((task.inputs, task.targets)))
     size = -(-sum(value.numel() for value in network.parameters()) // ranks) * ranks

@@ -55,8 +55,8 @@ def of_hush(taking_part: bool, sigma: float, arithmetic: str) -> Release:
             torch.optim.SGD(net.parameters(), lr=0.1),
             plan,
             records=RECORDS,
-            arithmetic=arithmetic,  # type: ignore[arg-type]
-            physical_batch=RECORDS,
+            randomness=hush.Randomness(arithmetic=arithmetic),  # type: ignore[arg-type]
+            execution=hush.Execution(physical_batch=RECORDS),
         )
 
     sums = []

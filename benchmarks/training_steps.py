@@ -92,10 +92,9 @@ def private(
         sgd(model),
         plan,
         records=len(task),
-        physical_batch=task.physical,
-        replay=replay,
-        arithmetic=arithmetic,
-        processes=processes,
+        execution=hush.Execution(physical_batch=task.physical, replay=replay),
+        randomness=hush.Randomness(arithmetic=arithmetic),
+        distributed=hush.Distributed(processes=processes),
     )
     with task.autocast():
         batches = private_step.batches((task.inputs, task.targets))

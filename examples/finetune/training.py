@@ -118,8 +118,8 @@ def train_private(
         optimizer,
         plan_for(settings, budget, len(data[1])),
         records=len(data[1]),
-        generator=generator,
-        replay=False,  # long texts keep a GPU busy without a CUDA graph
+        randomness=hush.Randomness(generator=generator),
+        execution=hush.Execution(replay=False),  # long texts keep a GPU busy without a CUDA graph
     )
     with low_precision(data[1].device):
         for batch in step.batches(data, steps=settings.steps):

@@ -70,8 +70,16 @@ def main(folder):
         noise=hush.Gaussian(multiplier=1.0),
     )
     plan = hush.calibrate(plan, BUDGET, steps=steps)
-    step = hush.PrivateStep(model, loss, optimizer, plan, records=len(train), physical_batch=MICROBATCH)
-    for batch in step.batches(train, steps, collate_fn=collate, workers=2, pad_to=(LENGTH, None)):
+    step = hush.PrivateStep(
+        model,
+        loss,
+        optimizer,
+        plan,
+        records=len(train),
+        execution=hush.Execution(physical_batch=MICROBATCH),
+    )
+    source = hush.Source(train, collate_fn=collate, workers=2, pad_to=(LENGTH, None))
+    for batch in step.batches(source, steps):
         step(batch)
         schedule.step()
         average.update_parameters(model)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hush.training.methods.least_squares import NoisyLeastSquares
     from hush.training.methods.moments import NoisyMoments, NoisyWhitening
     from hush.training.methods.statistics import NoisyQuantile, individual_mean, mean
+    from hush.training.options import Distributed, Execution, Randomness, Units
     from hush.training.sources.source import Source
     from hush.training.step import PrivateStep
     from hush.training.tuning.space import Choice, LogUniform, Uniform
@@ -49,6 +50,8 @@ __all__ = [
     "Budget",
     "Choice",
     "Confident",
+    "Distributed",
+    "Execution",
     "Guarantee",
     "Ledger",
     "LogUniform",
@@ -61,11 +64,13 @@ __all__ = [
     "Plan",
     "PrivacyWarning",
     "PrivateStep",
+    "Randomness",
     "RenyiFilter",
     "Risk",
     "Selective",
     "Source",
     "Uniform",
+    "Units",
     "calibrate",
     "epsilon",
     "errors",
@@ -88,15 +93,19 @@ _LAZY = {
     "Confident": "pate.confident",
     "Ledger": "accounting.ledger.ledger",
     "NoisyLeastSquares": "training.methods.least_squares",
+    "Distributed": "training.options",
+    "Execution": "training.options",
     "LogUniform": "training.tuning.space",
     "NoisyMax": "pate.argmax",
     "NoisyMoments": "training.methods.moments",
     "NoisyQuantile": "training.methods.statistics",
     "NoisyWhitening": "training.methods.moments",
     "PrivateStep": "training.step",
+    "Randomness": "training.options",
     "RenyiFilter": "accounting.filters",
     "Risk": "accounting.attacker",
     "Uniform": "training.tuning.space",
+    "Units": "training.options",
     "Source": "training.sources.source",
     "calibrate": "accounting.calibrate",
     "epsilon": "accounting.epsilon",

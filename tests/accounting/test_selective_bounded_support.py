@@ -190,7 +190,7 @@ def test_a_step_runs_and_charges_trials_on_a_support(noise: Noise) -> None:
         torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
         chosen,
         records=8,
-        generator=torch.Generator().manual_seed(0),
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(0)),
     )
     data = torch.randn(8, 3, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 2
     moved = []

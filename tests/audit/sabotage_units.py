@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from hush.core.parts import Sampling
-from hush.core.randomness import Randomness
+from hush.core.randomness import RandomSource
 from hush.gradients.units import Reduction, unit_tape
 from hush.training.data import Batch, Data, count
 from hush.training.step import PrivateStep
-from hush.training.units import Units
+from hush.training.units import UnitTable
 
 PRIVATE, BATCHES = PrivateStep.private_gradient, PrivateStep.batches
-DRAW, LAYOUT = Units.draw, Batch._layout
+DRAW, LAYOUT = UnitTable.draw, Batch._layout
 
 
 def records_drawn_instead_of_units(patch: pytest.MonkeyPatch) -> None:
@@ -51,10 +51,10 @@ def an_absent_unit_that_counts(patch: pytest.MonkeyPatch) -> None:
 
 
 def more_records_than_promised(patch: pytest.MonkeyPatch) -> None:
-    def draw(self: Units, drawn: Tensor, source: Randomness) -> tuple[Tensor, Tensor]:
+    def draw(self: UnitTable, drawn: Tensor, source: RandomSource) -> tuple[Tensor, Tensor]:
         return DRAW(replace(self, per_unit=self.per_unit + 1), drawn, source)
 
-    patch.setattr(Units, "draw", draw)
+    patch.setattr(UnitTable, "draw", draw)
 
 
 def divided_by_the_number_of_rows(patch: pytest.MonkeyPatch) -> None:

@@ -46,10 +46,15 @@ def step_of(plan: Plan, **options: Any) -> hush.PrivateStep:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Dropout(0.3), nn.Linear(8, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    if not options.get("secure"):
-        options["generator"] = torch.Generator().manual_seed(1)
+    options.setdefault("randomness", hush.Randomness(generator=torch.Generator().manual_seed(1)))
     return hush.PrivateStep(
-        model, nn.CrossEntropyLoss(), optimizer, plan, records=RECORDS, physical_batch=16, **options
+        model,
+        nn.CrossEntropyLoss(),
+        optimizer,
+        plan,
+        records=RECORDS,
+        execution=hush.Execution(physical_batch=16),
+        **options,
     )
 
 
@@ -85,8 +90,11 @@ def test_it_passes_and_the_run_is_the_one_without_it(name: str) -> None:
 
 def test_it_passes_on_other_sources_and_in_public_bases() -> None:
     # what dropout draws anew is far more than this noise, and must not pass for it
-    self_test(step_of(plan_of(noise=hush.Gaussian(multiplier=0.1)), secure=True), records())
-    self_test(step_of(plan_of(), arithmetic="assumed"), records())
+    self_test(
+        step_of(plan_of(noise=hush.Gaussian(multiplier=0.1)), randomness=hush.Randomness(secure=True)),
+        records(),
+    )
+    self_test(step_of(plan_of(), randomness=hush.Randomness(arithmetic="assumed")), records())
     subspaces = hush.Subspaces(ranks=(4, 41), l2=(1.0, 0.5), bases=hush.Principal(groups=1))
     step = step_of(plan_of(clipping=subspaces), public=records(5))
     self_test(step, records())

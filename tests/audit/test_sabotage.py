@@ -70,8 +70,8 @@ def problem(
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         plan,
         records=RECORDS,
-        generator=torch.Generator().manual_seed(seed),
-        physical_batch=5,
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(seed)),
+        execution=hush.Execution(physical_batch=5),
     )
     return step, data
 

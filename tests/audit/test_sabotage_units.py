@@ -6,6 +6,7 @@ The power of each check here is 1, or above .999999 (docs/results/audit.md).
 import copy
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from tests.audit.test_sabotage import SEEDS
 
 OWNERS = [owner for owner in range(30) for _ in range(1 + owner % 4)]
 ROWS, PER_UNIT = len(OWNERS), 3
+UNITS = hush.Units(owners=OWNERS, per_unit=PER_UNIT)
 SELECTIVE = hush.Selective(rate=0.5, clip=1e-2, multiplier=1.0, threshold=0.0, test="mean")
 Data = tuple[Tensor, Tensor]
 
@@ -49,13 +51,13 @@ def step_of(seed: int = 0, release: Release | None = None, **options: Any) -> hu
         noise=hush.Gaussian(multiplier=1.0),
         release=release or hush.Always(),
     )
-    settings = {"units": OWNERS, "per_unit": PER_UNIT, "physical_batch": 8, **options}
+    settings = {"units": UNITS, "execution": hush.Execution(physical_batch=8), **options}
     return hush.PrivateStep(
         model,
         nn.CrossEntropyLoss(),
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         plan,
-        generator=torch.Generator().manual_seed(seed),
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(seed)),
         **settings,
     )
 
@@ -97,7 +99,7 @@ def length_of_records(seed: int) -> Check:
 
 
 PRIVATE_LENGTH: dict[str, Any] = {"neighbours": hush.Neighbours.ADD_REMOVE, "records": 31}
-OF_RECORDS: dict[str, Any] = {"units": None, "per_unit": None}
+OF_RECORDS: dict[str, Any] = {"units": None}
 CAUGHT: list[tuple[Sabotage, Callable[[int], Check]]] = [
     (sabotage_units.records_drawn_instead_of_units, draws),
     (sabotage_units.records_drawn_instead_of_units, draws_of_tests),
@@ -147,7 +149,7 @@ def test_it_is_caught_on_every_seed(
 
 def test_records_clipped_apart_are_caught_where_they_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records of an owner whose gradients cancel move the sum little, however they are clipped."""
-    step = step_of(units=[0, 0], per_unit=2)
+    step = step_of(units=hush.Units(owners=[0, 0], per_unit=2))
     data = torch.randn(1, 8).repeat(2, 1), torch.tensor([0, 1])
     step.model[0] = nn.Identity()  # type: ignore[operator]
     with torch.no_grad():
@@ -172,7 +174,10 @@ class Rows(Dataset[Any]):
 STEPS: dict[str, dict[str, Any]] = {
     "owners": {},
     "owners, selective": {"release": SELECTIVE},
-    "owners, sum of gradients, length private": {**PRIVATE_LENGTH, "unit_gradient": "sum"},
+    "owners, sum of gradients, length private": {
+        **PRIVATE_LENGTH,
+        "units": replace(UNITS, gradient="sum"),
+    },
     "records, length private": {**PRIVATE_LENGTH, **OF_RECORDS, "records": 70},
 }
 

@@ -13,7 +13,7 @@ from hush.accounting.steps import SampledGaussian
 from hush.core.errors import Unproved
 from hush.core.parts import Noise, Part, Proof
 from hush.core.plan import STAGES, covered, declared, proof_note
-from hush.core.randomness import Randomness
+from hush.core.randomness import RandomSource
 from tests.core.proof_tables import GUARANTEES, TABLES, ours, updated
 
 PLAN = hush.Plan(
@@ -70,7 +70,7 @@ class _Declared(Noise):
         Proof(samplings=("Poisson", "Coordinate"), clippings=("L2",), note="bounded.md"),
     )
 
-    def privatize(self, location: object, *, norm: float, generator: Randomness) -> object:  # type: ignore[override]
+    def privatize(self, location: object, *, norm: float, generator: RandomSource) -> object:  # type: ignore[override]
         return location
 
 

@@ -8,7 +8,7 @@ from scipy import stats
 from hush.core import randomness
 from hush.core.errors import InvalidValue, Unsupported
 from hush.core.randomness import (
-    Randomness,
+    RandomSource,
     Stream,
     SystemSource,
     bernoulli,
@@ -55,7 +55,7 @@ SYSTEM = SystemSource(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("source", [SYSTEM, torch.Generator().manual_seed(0)])
-def test_every_bit_is_random(source: Randomness) -> None:
+def test_every_bit_is_random(source: RandomSource) -> None:
     words = random_bits(50_000, source)
     assert words.dtype == torch.int64
     for place in range(64):
@@ -64,7 +64,7 @@ def test_every_bit_is_random(source: Randomness) -> None:
 
 
 @pytest.mark.parametrize("source", [SYSTEM, torch.Generator().manual_seed(0)])
-def test_uniforms_are_uniform_to_53_bits(source: Randomness) -> None:
+def test_uniforms_are_uniform_to_53_bits(source: RandomSource) -> None:
     drawn = uniform(100_000, source)
     assert stats.kstest(drawn.numpy(), "uniform").pvalue > 1e-6
     places = drawn * 2.0**53
@@ -146,7 +146,9 @@ def test_long_and_short_calls_are_prefixes_of_the_same_stream() -> None:
 
 
 @pytest.mark.parametrize("source", [SYSTEM, torch.Generator().manual_seed(0)])
-def test_coins_have_their_rate_and_no_more(source: Randomness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coins_have_their_rate_and_no_more(
+    source: RandomSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for count in (60_000, 100_000):  # on the CPU, and where the source is
         thrown = bernoulli(count, 0.3, source)
         assert stats.binomtest(int(thrown.sum()), count, 0.3).pvalue > 1e-6

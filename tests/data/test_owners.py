@@ -7,13 +7,13 @@ import pytest
 
 from hush.core.errors import DataError
 from hush.data import read_owners
-from hush.training.units import Units
+from hush.training.units import UnitTable
 
 
 def test_a_text_file_and_an_array_give_the_same_units(tmp_path: Path) -> None:
     (tmp_path / "ids.txt").write_text("ann\n bob\nann \r\nbob\nann\n", encoding="utf-8")
     np.save(tmp_path / "ids.npy", np.array([7, 9, 7, 9, 7]))
-    units = [Units.of(read_owners(tmp_path / name, 5), 2) for name in ("ids.txt", "ids.npy")]
+    units = [UnitTable.of(read_owners(tmp_path / name, 5), 2) for name in ("ids.txt", "ids.npy")]
     assert units[0].digest == units[1].digest
     assert units[0].counts.tolist() == [3, 2]
 

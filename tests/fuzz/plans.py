@@ -61,9 +61,12 @@ class Case:
             self.optimizer_of(model),
             self.plan,
             records=self.records,
-            physical_batch=self.physical_batch,
+            execution=hush.Execution(physical_batch=self.physical_batch),
             public=self.public,
-            **{"generator": torch.Generator().manual_seed(self.seed), **settings},
+            **{
+                "randomness": hush.Randomness(generator=torch.Generator().manual_seed(self.seed)),
+                **settings,
+            },
         )
 
 

@@ -86,7 +86,9 @@ def runs_and_resumes(case: Case, folder: Path) -> hush.Ledger:
     for parameter in model.parameters():
         parameter.data.fill_(7.0)
     second = case.step(
-        model, ledger=folder / "ledger.jsonl", generator=torch.Generator().manual_seed(999)
+        model,
+        ledger=folder / "ledger.jsonl",
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(999)),
     )
     second.load_state_dict(checkpoint.load(folder / "checkpoint")["step"])
     take(second, case, 1)
@@ -131,8 +133,8 @@ def trained(case: Case, folder: Path, epsilon: float, **settings: Any) -> Run:
         case.data(),
         budget=hush.Budget(epsilon=epsilon, delta=case.delta),
         directory=folder,
-        generator=torch.Generator().manual_seed(case.seed),
-        physical_batch=case.physical_batch,
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(case.seed)),
+        execution=hush.Execution(physical_batch=case.physical_batch),
         public=case.public,
         **settings,
     )

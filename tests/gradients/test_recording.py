@@ -354,7 +354,9 @@ def test_a_compiled_model_trains() -> None:
         )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         generator = torch.Generator().manual_seed(2)
-        step = hush.PrivateStep(model, LOSS, optimizer, plan, records=20, generator=generator)
+        step = hush.PrivateStep(
+            model, LOSS, optimizer, plan, records=20, randomness=hush.Randomness(generator=generator)
+        )
         for batch in step.batches(data, steps=2):
             step(batch)
         results.append([value.detach() for value in model.parameters()])

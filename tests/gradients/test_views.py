@@ -159,7 +159,7 @@ def test_records_may_hold_their_views() -> None:
             torch.optim.SGD(model.parameters(), lr=0.0),
             plan,
             records=RECORDS,
-            generator=torch.Generator().manual_seed(0),
+            randomness=hush.Randomness(generator=torch.Generator().manual_seed(0)),
             views=views,
         )
         step(next(step.batches((data, targets))))

@@ -107,7 +107,12 @@ def test_lightning_runs_the_steps_of_an_own_loop() -> None:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
     seed = torch.Generator().manual_seed(0)
     step = hush.PrivateStep(
-        plain.net, nn.CrossEntropyLoss(), optimizer, PLAN, records=80, generator=seed
+        plain.net,
+        nn.CrossEntropyLoss(),
+        optimizer,
+        PLAN,
+        records=80,
+        randomness=hush.Randomness(generator=seed),
     )
     rates = []
     for batch in step.batches((X, Y), steps=8):

@@ -128,8 +128,8 @@ def test_the_trainer_runs_the_steps_of_an_own_loop(tmp_path: Path) -> None:
         optimizer,
         plan,
         records=RECORDS,
-        generator=torch.Generator().manual_seed(0),
-        physical_batch=5,
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(0)),
+        execution=hush.Execution(physical_batch=5),
     )
     for drawn in step.batches((padded(), torch.arange(RECORDS) % 2), steps=8):
         step(drawn)

@@ -53,7 +53,7 @@ def train(
     **options: object,
 ) -> Run:
     model, optimizer, data = of or problem()
-    options.setdefault("generator", torch.Generator().manual_seed(1))
+    options.setdefault("randomness", hush.Randomness(generator=torch.Generator().manual_seed(1)))
     return hush.train(
         model,
         nn.CrossEntropyLoss(),
@@ -108,7 +108,7 @@ def test_the_way_out_of_a_budget_that_ends_early_lasts_for_all_steps() -> None:
         },
         {"budget": hush.Budget(epsilon=1e-3, delta=1e-5)},
         {"public": (torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64))},
-        {"generator": 3},
+        {"randomness": hush.Randomness(generator=3)},  # type: ignore[arg-type]
     ],
     ids=["plan", "budget", "public", "generator"],
 )
@@ -404,8 +404,7 @@ def test_a_secure_run_pays_again_for_what_it_cannot_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {
-        "generator": None,
-        "secure": True,
+        "randomness": hush.Randomness(secure=True),
         "evaluate_every": 3,
         "directory": tmp_path / "run",
     }
@@ -433,16 +432,16 @@ def test_a_secure_run_pays_again_for_what_it_cannot_repeat(
 
 
 def test_a_run_keeps_its_source_of_randomness(tmp_path: Path) -> None:
-    train(steps=1, generator=None, secure=True, directory=tmp_path / "run")
+    train(steps=1, randomness=hush.Randomness(secure=True), directory=tmp_path / "run")
     with pytest.raises(CheckpointError, match="secure randomness True and this one has False"):
-        train(steps=2, directory=tmp_path / "run", resume=True, generator=None)
+        train(steps=2, directory=tmp_path / "run", resume=True, randomness=hush.Randomness())
 
 
 def test_secure_runs_draw_records_and_noise_from_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = problem(), problem()
     for each in (first, second):
         monkeypatch.setattr("os.urandom", lambda count: (bytes(range(256)) * (count // 256 + 1))[:count])
-        train(of=each, steps=2, generator=None, secure=True)
+        train(of=each, steps=2, randomness=hush.Randomness(secure=True))
     for ours, theirs in zip(first[0].parameters(), second[0].parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -524,9 +523,9 @@ def test_runs_that_share_a_ledger_add_up_and_others_are_warned_of(tmp_path: Path
 
 def test_a_seeded_run_says_so_also_when_it_is_resumed_without_the_seed(tmp_path: Path) -> None:
     assert train(steps=2, directory=tmp_path / "run").guarantee.randomness == "seeded"
-    repeated = train(steps=3, directory=tmp_path / "run", resume=True, generator=None)
+    repeated = train(steps=3, directory=tmp_path / "run", resume=True, randomness=hush.Randomness())
     assert repeated.guarantee.randomness == "seeded"
-    assert train(steps=1, generator=None).guarantee.randomness == "secret"
+    assert train(steps=1, randomness=hush.Randomness()).guarantee.randomness == "secret"
     assert repeated.guarantee.records == RECORDS
 
 
@@ -556,7 +555,11 @@ def test_digests_of_records_are_in_the_secret_checkpoint_alone_and_keyed(tmp_pat
     origins = []
     for name, secure in (("one", False), ("two", False), ("secure", True)):
         generator = None if secure else torch.Generator().manual_seed(1)
-        train(steps=1, directory=tmp_path / name, generator=generator, secure=secure)
+        train(
+            steps=1,
+            directory=tmp_path / name,
+            randomness=hush.Randomness(generator=generator, secure=secure),
+        )
         path = tmp_path / name / "checkpoint.safetensors"
         assert path.stat().st_mode & 0o077 == 0
         origins.append(load(path)["origin"])
@@ -573,14 +576,22 @@ def test_another_seed_is_not_ignored_on_resuming(tmp_path: Path) -> None:
         CheckpointError, match=r"began with another seed, not with the seed 4: .*Leave it"
     ):
         train(
-            steps=3, directory=tmp_path / "run", resume=True, generator=torch.Generator().manual_seed(4)
+            steps=3,
+            directory=tmp_path / "run",
+            resume=True,
+            randomness=hush.Randomness(generator=torch.Generator().manual_seed(4)),
         )
-    train(steps=2, directory=tmp_path / "unseeded", generator=None)
+    train(steps=2, directory=tmp_path / "unseeded", randomness=hush.Randomness())
     with pytest.raises(CheckpointError, match=r"began with the operating system's randomness"):
         train(steps=3, directory=tmp_path / "unseeded", resume=True)
     used = torch.Generator().manual_seed(1)
     torch.rand(3, generator=used)
-    assert train(steps=3, directory=tmp_path / "run", resume=True, generator=used).steps == 3
+    assert (
+        train(
+            steps=3, directory=tmp_path / "run", resume=True, randomness=hush.Randomness(generator=used)
+        ).steps
+        == 3
+    )
 
 
 def test_a_run_without_its_checkpoint_does_not_start_over(tmp_path: Path) -> None:

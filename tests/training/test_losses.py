@@ -146,7 +146,9 @@ def test_a_step_clips_the_gradient_of_each_record_s_loss(case: str, kind: str) -
         sampling=hush.FullBatch(), clipping=hush.L2(norm=clip), noise=hush.Gaussian(multiplier=1.0)
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    step = hush.PrivateStep(model, loss, optimizer, plan, records=RECORDS, physical_batch=5)
+    step = hush.PrivateStep(
+        model, loss, optimizer, plan, records=RECORDS, execution=hush.Execution(physical_batch=5)
+    )
     batch = next(step.batches((inputs, targets) if kind == "tensors" else Records(inputs, targets)))
     torch.testing.assert_close(step.clipped_sum(batch), expected, rtol=1e-4, atol=1e-4)
     assert step(batch)

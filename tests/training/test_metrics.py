@@ -78,7 +78,14 @@ def test_nothing_public_follows_the_records() -> None:
 def test_sensitive_numbers_are_those_of_the_batch() -> None:
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    step = hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, PLAN, records=60, physical_batch=7)
+    step = hush.PrivateStep(
+        model,
+        nn.CrossEntropyLoss(),
+        optimizer,
+        PLAN,
+        records=60,
+        execution=hush.Execution(physical_batch=7),
+    )
     present = torch.arange(60) != 3
     for batch in step.batches((X, Y), steps=3, present=present):
         step(batch)
@@ -102,7 +109,7 @@ def test_sensitive_numbers_are_those_of_the_batch() -> None:
 def test_looking_at_sensitive_numbers_changes_no_draw() -> None:
     def weights(callbacks: Any) -> torch.Tensor:
         model = nn.Sequential(nn.Dropout(0.5), linear())
-        trained(model, callbacks, generator=torch.Generator().manual_seed(0))
+        trained(model, callbacks, randomness=hush.Randomness(generator=torch.Generator().manual_seed(0)))
         return next(model.parameters()).detach()
 
     def look(_: int, metrics: StepMetrics) -> None:

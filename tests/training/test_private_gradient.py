@@ -41,8 +41,8 @@ def update(
         torch.optim.SGD(model.parameters(), lr=1.0),
         plan,
         records=RECORDS,
-        generator=torch.Generator().manual_seed(1),
-        physical_batch=3,
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(1)),
+        execution=hush.Execution(physical_batch=3),
     )
     for batch in step.batches((inputs, targets), steps=1):
         step(batch)
@@ -213,7 +213,14 @@ def test_a_phase_that_is_overridden_is_the_one_that_runs(phase: str) -> None:
             sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
         )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        step = each(model, nn.CrossEntropyLoss(), optimizer, plan, records=6, generator=seeded())
+        step = each(
+            model,
+            nn.CrossEntropyLoss(),
+            optimizer,
+            plan,
+            records=6,
+            randomness=hush.Randomness(generator=seeded()),
+        )
         for batch in step.batches((torch.ones(6, 3), torch.arange(6) % 2), steps=2):
             step(batch)
         updates.append(step.update)

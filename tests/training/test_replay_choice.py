@@ -40,7 +40,7 @@ def private_step(model: nn.Module | None = None, **options: Any) -> hush.Private
         model,
         nn.CrossEntropyLoss(),
         optimizer,
-        generator=torch.Generator().manual_seed(7),
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(7)),
         **settings | options,
     )
 
@@ -343,7 +343,7 @@ def test_an_attribute_set_between_steps_is_seen(as_if_on_a_gpu: Any) -> None:
     [
         {},
         {"plan": plan(clipping=hush.Subspaces(ranks=(40, 27), l2=(1.0, 1.0)))},
-        {"units": torch.arange(RECORDS) // 2, "records": None, "per_unit": 2},
+        {"units": hush.Units(owners=torch.arange(RECORDS) // 2, per_unit=2), "records": None},
         {"plan": plan(sampling=hush.Twice(rate=0.5, coordinate_rate=0.25))},
     ],
 )
@@ -353,7 +353,7 @@ def test_what_cannot_be_replayed_is_quietly_computed_without(options: dict[str, 
         step(batch)
     assert step.replayed is False
     with pytest.raises(Unsupported, match=r"Leave (out replay|replay out)|leave replay out"):
-        private_step(**options, replay=True)
+        private_step(**options, execution=hush.Execution(replay=True))
 
 
 def test_passes_that_change_buffers_are_not_replayed(as_if_on_a_gpu: Any) -> None:
@@ -367,7 +367,7 @@ def test_passes_that_change_buffers_are_not_replayed(as_if_on_a_gpu: Any) -> Non
     with pytest.raises(
         Unsupported, match=r"forward passes change 0\.parametrizations.* Leave out replay"
     ):
-        private_step(model(), replay=True).batches(BATCH)
+        private_step(model(), execution=hush.Execution(replay=True)).batches(BATCH)
 
 
 @needs_cuda

@@ -68,7 +68,7 @@ hush.train(
     evaluate_every=3,
     directory=directory,
     resume=os.path.isdir(directory),
-    generator=torch.Generator().manual_seed(7),
+    randomness=hush.Randomness(generator=torch.Generator().manual_seed(7)),
 )
 print(events)
 """.replace("STEPS", str(STEPS))

@@ -67,7 +67,7 @@ def run(
         make(model.parameters(), lr=0.5),
         chosen,
         records=RECORDS,
-        generator=torch.Generator().manual_seed(seed),
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(seed)),
         **options,  # type: ignore[arg-type]
     )
     for batch in step.batches(data, steps=steps):
@@ -98,7 +98,7 @@ def test_without_noise_and_clipping_it_is_plain_training(
 @pytest.mark.parametrize("physical", [1, 3, 16, 1000])
 def test_physical_batches_change_nothing(physical: int) -> None:
     whole, _ = run(plan(norm=0.1), 10)
-    parts, _ = run(plan(norm=0.1), 10, physical_batch=physical)
+    parts, _ = run(plan(norm=0.1), 10, execution=hush.Execution(physical_batch=physical))
     torch.testing.assert_close(whole, parts, rtol=1e-9, atol=1e-12)
 
 
@@ -280,18 +280,27 @@ def test_the_data_has_the_number_of_records_that_was_said() -> None:
         next(step.batches((inputs[1:], targets[1:])))
 
 
-STEP_FLAGS: list[tuple[str, object]] = [("replay", "no"), ("replay", 0), ("secure", "no")]
-STEP_FLAGS += [("secure", None), ("arithmetic", True), ("unit_gradient", "median")]
+WRONG: list[tuple[str, str, Any]] = [
+    ("execution", "replay", hush.Execution(replay="no")),  # type: ignore[arg-type]
+    ("execution", "replay", hush.Execution(replay=0)),  # type: ignore[arg-type]
+    ("execution", "execution", {"replay": True}),
+    ("randomness", "secure", hush.Randomness(secure="no")),  # type: ignore[arg-type]
+    ("randomness", "secure", hush.Randomness(secure=None)),  # type: ignore[arg-type]
+    ("randomness", "arithmetic", hush.Randomness(arithmetic=True)),  # type: ignore[arg-type]
+    ("randomness", "randomness", torch.Generator()),
+    ("units", "gradient", hush.Units(owners=[1] * RECORDS, per_unit=1, gradient="median")),  # type: ignore[arg-type]
+    ("units", "units", [1] * RECORDS),
+    ("distributed", "shard", hush.Distributed(shard="no")),  # type: ignore[arg-type]
+    ("distributed", "distributed", False),
+]
 
 
-@pytest.mark.parametrize(("flag", "wrong"), STEP_FLAGS)
-def test_a_flag_of_a_step_is_not_taken_for_yes(flag: str, wrong: object) -> None:
+@pytest.mark.parametrize(("option", "flag", "wrong"), WRONG)
+def test_wrong_options_of_a_step_are_refused(option: str, flag: str, wrong: Any) -> None:
     model, _ = problem()
-    options: Any = {flag: wrong}
+    options: Any = {option: wrong, "records": None if option == "units" else RECORDS}
     with pytest.raises(InvalidValue, match=f"{flag}=") as raised:
-        hush.PrivateStep(
-            model, LOSS, torch.optim.SGD(model.parameters()), plan(), records=RECORDS, **options
-        )
+        hush.PrivateStep(model, LOSS, torch.optim.SGD(model.parameters()), plan(), **options)
     assert raised.value.key == flag
 
 
@@ -381,7 +390,12 @@ def test_a_model_may_take_its_inputs_by_name() -> None:
     model, (inputs, targets) = Named(), problem(torch.float32)[1]
     data = ({"x": inputs, "mask": (inputs > 0).float()}, targets)
     step = hush.PrivateStep(
-        model, LOSS, torch.optim.SGD(model.parameters()), plan(), records=RECORDS, physical_batch=7
+        model,
+        LOSS,
+        torch.optim.SGD(model.parameters()),
+        plan(),
+        records=RECORDS,
+        execution=hush.Execution(physical_batch=7),
     )
     for batch in step.batches(data, steps=2):
         step(batch)
@@ -414,7 +428,7 @@ def test_dropout_draws_from_the_generator_and_leaves_global_randomness_alone() -
             torch.optim.SGD(model.parameters(), lr=0.5),
             plan(),
             records=RECORDS,
-            generator=torch.Generator().manual_seed(3),
+            randomness=hush.Randomness(generator=torch.Generator().manual_seed(3)),
         )
         for batch in step.batches(data, steps=3):
             step(batch)
@@ -643,8 +657,9 @@ def test_two_steps_with_one_seed_on_one_ledger_do_not_share_their_noise(
             plan(rate=1.0),
             records=RECORDS,
             ledger=ledger,
-            generator=torch.Generator().manual_seed(1),
-            arithmetic=arithmetic,
+            randomness=hush.Randomness(
+                generator=torch.Generator().manual_seed(1), arithmetic=arithmetic
+            ),
         )
         step(next(step.batches(data)))
         assert step.update is not None
@@ -667,7 +682,13 @@ def test_a_state_of_no_charge_is_not_loaded_after_other_charges(tmp_path: Path) 
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         generator = torch.Generator().manual_seed(1)
         step = hush.PrivateStep(
-            model, LOSS, optimizer, plan(), records=RECORDS, ledger=ledger, generator=generator
+            model,
+            LOSS,
+            optimizer,
+            plan(),
+            records=RECORDS,
+            ledger=ledger,
+            randomness=hush.Randomness(generator=generator),
         )
         return step, data
 
@@ -701,7 +722,13 @@ def test_a_state_kept_right_after_reseeding_can_be_loaded_again(tmp_path: Path) 
             model, _ = problem()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             return hush.PrivateStep(
-                model, LOSS, optimizer, plan(), records=RECORDS, ledger=path, secure=secure
+                model,
+                LOSS,
+                optimizer,
+                plan(),
+                records=RECORDS,
+                ledger=path,
+                randomness=hush.Randomness(secure=secure),
             )
 
         taken = step()

@@ -375,8 +375,8 @@ def test_one_autocast_over_all_steps_is_the_same_as_one_a_step() -> None:
                 noise=hush.Gaussian(multiplier=0.01),
             ),
             records=16,
-            generator=torch.Generator().manual_seed(0),
-            physical_batch=16,
+            randomness=hush.Randomness(generator=torch.Generator().manual_seed(0)),
+            execution=hush.Execution(physical_batch=16),
         )
         with torch.autocast("cpu", torch.bfloat16, enabled=outer):
             for batch in step.batches(data, steps=3):

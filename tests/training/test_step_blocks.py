@@ -35,7 +35,7 @@ def stepped(
         torch.optim.SGD(model.parameters(), lr=1.0),
         plan,
         records=RECORDS,
-        generator=torch.Generator().manual_seed(seed),
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(seed)),
     )
     for batch in step.batches(data or usual, steps=steps):
         step(batch)
@@ -151,6 +151,6 @@ def test_replay_does_not_repeat_the_sampling_of_coordinates() -> None:
             torch.optim.SGD(model.parameters(), lr=1.0),
             plan,
             records=RECORDS,
-            replay=True,
-            secure=True,
+            execution=hush.Execution(replay=True),
+            randomness=hush.Randomness(secure=True),
         )

@@ -86,7 +86,13 @@ def step_of(model: nn.Module, sampling: Any = None, **options: Any) -> hush.Priv
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     source = torch.Generator().manual_seed(3)
     return hush.PrivateStep(
-        model, nn.CrossEntropyLoss(), optimizer, plan, records=RECORDS, generator=source, **options
+        model,
+        nn.CrossEntropyLoss(),
+        optimizer,
+        plan,
+        records=RECORDS,
+        randomness=hush.Randomness(generator=source),
+        **options,
     )
 
 
@@ -191,7 +197,7 @@ class Lazy(Linear):
 
 def test_hooks_that_a_pass_installs_are_there_once_whoever_was_drawn() -> None:
     model = Lazy()
-    step = step_of(model, hush.Poisson(rate=0.1), physical_batch=1)
+    step = step_of(model, hush.Poisson(rate=0.1), execution=hush.Execution(physical_batch=1))
     drawn = set()
     for batch in step.batches((torch.randn(RECORDS, 4), TARGETS), steps=5):
         step(batch)
@@ -203,7 +209,7 @@ def test_hooks_that_a_pass_installs_are_there_once_whoever_was_drawn() -> None:
 def test_hooks_pile_up_where_they_are_not_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewind, "HOOKS", frozenset())
     model = Lazy()
-    step = step_of(model, physical_batch=1)
+    step = step_of(model, execution=hush.Execution(physical_batch=1))
     step(next(step.batches((torch.randn(RECORDS, 4), TARGETS), steps=1)))
     assert len(model.inner._forward_hooks) > RECORDS
 
@@ -231,9 +237,9 @@ def test_sensitive_metrics_move_no_state(name: str) -> None:
         (torch.randn(RECORDS, 4), TARGETS),
         budget=hush.Budget(epsilon=50.0, delta=1e-3),
         steps=4,
-        physical_batch=2,
+        execution=hush.Execution(physical_batch=2),
         callbacks=[note],
-        generator=torch.Generator().manual_seed(0),
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(0)),
     )
     assert counts == [counts[0] + step for step in range(4)]
 
@@ -268,7 +274,9 @@ def test_views_that_are_a_module_are_watched() -> None:
             return torch.stack([x, -x])
 
     views = Twice()
-    step = step_of(nn.Linear(4, 3), hush.Poisson(rate=0.1), physical_batch=1, views=views)
+    step = step_of(
+        nn.Linear(4, 3), hush.Poisson(rate=0.1), execution=hush.Execution(physical_batch=1), views=views
+    )
     for number, batch in enumerate(step.batches((torch.randn(RECORDS, 4), TARGETS), steps=5), 1):
         step(batch)
         assert views.calls == number

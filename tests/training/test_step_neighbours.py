@@ -47,7 +47,7 @@ def step_of(seed: int | None, step_class: Any = hush.PrivateStep, **options: Any
         lambda outputs, targets: outputs[:, 0],
         torch.optim.SGD(model.parameters(), lr=0.0),
         PLAN,
-        generator=generator,
+        randomness=hush.Randomness(generator=generator),
         **settings,
     )
 
@@ -170,7 +170,10 @@ def test_another_length_is_refused_where_it_is_public() -> None:
 def test_a_ledger_is_of_one_relation_and_one_unit(tmp_path: Path) -> None:
     ledger = hush.Ledger(tmp_path / "ledger.jsonl")
     updates(step_of(None, ledger=ledger), [0.0] * 10, 2)
-    for options in ({"neighbours": "zero-out"}, {"units": list(range(10)), "per_unit": 1}):
+    for options in (
+        {"neighbours": "zero-out"},
+        {"units": hush.Units(owners=list(range(10)), per_unit=1)},
+    ):
         with pytest.raises(LedgerError, match="do not add up"):
             step_of(None, ledger=ledger, **options)
     ledger.close()

@@ -65,8 +65,8 @@ def step_of(
         optimizer,
         plan,
         records=RECORDS,
-        physical_batch=physical_batch,
-        generator=torch.Generator().manual_seed(3),
+        execution=hush.Execution(physical_batch=physical_batch),
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(3)),
     )
 
 

@@ -32,7 +32,7 @@ def step_of(model: nn.Module, loss: Any = None, **parts: Any) -> hush.PrivateSte
         optimizer,
         plan,
         records=RECORDS,
-        generator=torch.Generator().manual_seed(3),
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(3)),
     )
 
 

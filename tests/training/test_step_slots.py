@@ -32,10 +32,8 @@ def plan_of(clipping: Any = None, sampling: Any = None, multiplier: float = 1.0)
 
 def step_of(model: nn.Module, plan: Plan, records: int, loss: Any = LOSS, **options: Any) -> PrivateStep:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    generator = torch.Generator().manual_seed(1)
-    return hush.PrivateStep(
-        model, loss, optimizer, plan, records=records, generator=generator, **options
-    )
+    options.setdefault("randomness", hush.Randomness(generator=torch.Generator().manual_seed(1)))
+    return hush.PrivateStep(model, loss, optimizer, plan, records=records, **options)
 
 
 def all_but(records: int, *slots: int) -> Tensor:
@@ -83,7 +81,9 @@ def test_an_empty_slot_takes_away_its_own_share_alone(clipping: Any, sampling: A
     state = None
     for present in (None, all_but(records, 7)):
         torch.manual_seed(0)
-        step = step_of(Dropping(), plan_of(clipping, sampling), records, physical_batch=16)
+        step = step_of(
+            Dropping(), plan_of(clipping, sampling), records, execution=hush.Execution(physical_batch=16)
+        )
         batch = next(step.batches((inputs, targets), present=present))
         assert isinstance(step.generator, Stream)
         state = step.generator.get_state() if state is None else state
@@ -106,7 +106,7 @@ def test_what_an_empty_slot_holds_does_not_matter() -> None:
     for content in (1.0, 1e30, torch.nan):
         inputs[3] = content
         torch.manual_seed(0)
-        step = step_of(nn.Linear(6, 3), plan_of(), 20, physical_batch=8)
+        step = step_of(nn.Linear(6, 3), plan_of(), 20, execution=hush.Execution(physical_batch=8))
         sums.append(step.clipped_sum(next(step.batches((inputs, targets), present=all_but(20, 3)))))
     assert torch.equal(sums[0], sums[1])
     assert torch.equal(sums[0], sums[2])
@@ -150,7 +150,12 @@ def test_rounding_by_place_tells_nothing_of_who_is_there() -> None:
         trained = [value for value in model.parameters() if value.requires_grad]
         optimizer = torch.optim.SGD(trained, lr=1.0)
         step = hush.PrivateStep(
-            model, LOSS, optimizer, plan_of(), records=len(rows), physical_batch=1000
+            model,
+            LOSS,
+            optimizer,
+            plan_of(),
+            records=len(rows),
+            execution=hush.Execution(physical_batch=1000),
         )
         batch = next(step.batches((rows, targets[: len(rows)]), present=present))
         return step.clipped_sum(batch).clone()
@@ -166,7 +171,13 @@ def test_sums_of_many_physical_batches_do_not_lose_a_record() -> None:
     seed = torch.Generator().manual_seed(0)
     inputs = (torch.rand(records, width, generator=seed) * 0.2 + 0.9) * 0.45
     model = nn.Linear(width, 1, bias=False)
-    step = step_of(model, plan_of(), records, loss=lambda out, _: out[:, 0], physical_batch=20)
+    step = step_of(
+        model,
+        plan_of(),
+        records,
+        loss=lambda out, _: out[:, 0],
+        execution=hush.Execution(physical_batch=20),
+    )
     actual = step.clipped_sum(next(step.batches((inputs, torch.zeros(records)))))
     exact = inputs.double().sum(0)
     assert float((actual - exact).norm()) < 1e-3
@@ -183,7 +194,9 @@ def test_views_follow_the_slot() -> None:
     for present in (None, all_but(12, 5)):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
-        step = step_of(model, plan_of(), 12, physical_batch=4, views=flips_and_shifts(3))
+        step = step_of(
+            model, plan_of(), 12, execution=hush.Execution(physical_batch=4), views=flips_and_shifts(3)
+        )
         sums.append(step.clipped_sum(next(step.batches((inputs, targets), present=present))).clone())
     assert 1e-3 < float((sums[0] - sums[1]).norm()) <= 1 + step.rounding
 
@@ -326,7 +339,7 @@ def test_the_guarantee_says_what_is_assumed() -> None:
     inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))
     guarantees = {}
     for arithmetic in ("proved", "assumed"):
-        step = step_of(nn.Linear(6, 3), plan_of(), 20, arithmetic=arithmetic)
+        step = step_of(nn.Linear(6, 3), plan_of(), 20, randomness=hush.Randomness(arithmetic=arithmetic))
         step(next(step.batches((inputs, targets))))
         guarantees[arithmetic] = str(step.spent(1e-5))
     assert "zero-out one record" in guarantees["proved"]
@@ -381,7 +394,9 @@ def test_what_one_record_draws_moves_nobody_else_s_draws() -> None:
         for first in (0.0, 100.0):
             inputs[5, 0] = first
             torch.manual_seed(0)
-            step = step_of(OddDraws(), plan_of(clipping), 48, physical_batch=16)
+            step = step_of(
+                OddDraws(), plan_of(clipping), 48, execution=hush.Execution(physical_batch=16)
+            )
             batch = next(step.batches((inputs, targets), present=all_but(48, 5)))
             sums.append(step.clipped_sum(batch).clone())
         # the slot is empty: whichever way what lies in it goes, the sum is of the others
@@ -476,7 +491,14 @@ def test_what_a_data_set_draws_for_one_record_moves_no_other() -> None:
         data = Augmented(inputs, targets, [length] + [1] * 11)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         generator = torch.Generator().manual_seed(5)
-        step = hush.PrivateStep(model, LOSS, optimizer, plan_of(), records=12, generator=generator)
+        step = hush.PrivateStep(
+            model,
+            LOSS,
+            optimizer,
+            plan_of(),
+            records=12,
+            randomness=hush.Randomness(generator=generator),
+        )
         batch = next(step.batches(data, present=present))
         torch.manual_seed(7)
         before = torch.get_rng_state(), random.getstate()

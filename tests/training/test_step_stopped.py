@@ -35,7 +35,11 @@ def data(word: int) -> tuple[Tensor, Tensor]:
 def made(plan: hush.Plan = PLAN, **options: Any) -> PrivateStep:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    settings = {"records": RECORDS, "generator": torch.Generator().manual_seed(3), **options}
+    settings = {
+        "records": RECORDS,
+        "randomness": hush.Randomness(generator=torch.Generator().manual_seed(3)),
+        **options,
+    }
     return PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, **settings)
 
 
@@ -127,8 +131,8 @@ def test_a_run_in_a_directory_resumes_on_mended_data(tmp_path: Path) -> None:
     def seeded() -> torch.Generator:
         return torch.Generator().manual_seed(3)
 
-    whole = train("whole", 0, generator=seeded())
+    whole = train("whole", 0, randomness=hush.Randomness(generator=seeded()))
     with pytest.raises(DataError, match="out of range"):
-        train("stopped", WORDS, generator=seeded())
+        train("stopped", WORDS, randomness=hush.Randomness(generator=seeded()))
     resumed = train("stopped", 0, resume=True)
     assert torch.equal(whole, resumed)

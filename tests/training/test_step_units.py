@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,22 @@ def records() -> tuple[Tensor, Tensor]:
     return torch.randn(len(OWNERS), 4), torch.randint(0, 3, (len(OWNERS),))
 
 
-def step_of(plan: hush.Plan = PLAN, per_unit: int | None = 2, **options: Any) -> hush.PrivateStep:
+UNITS = hush.Units(owners=OWNERS, per_unit=2)
+
+
+def step_of(
+    plan: hush.Plan = PLAN, units: hush.Units | None = UNITS, **options: Any
+) -> hush.PrivateStep:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
-    settings = {"units": OWNERS, "per_unit": per_unit, **options}
     return hush.PrivateStep(
         model,
         nn.CrossEntropyLoss(),
         torch.optim.SGD(model.parameters(), lr=0.1),
         plan,
-        generator=torch.Generator().manual_seed(2),
-        **settings,
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(2)),
+        units=units,
+        **options,
     )
 
 
@@ -79,7 +85,10 @@ def test_an_owner_who_is_absent_takes_away_one_clipped_gradient(plan: hush.Plan,
     data = records()
     for owner in set(OWNERS):
         present = torch.tensor([name != owner for name in OWNERS])
-        whole, without = step_of(plan, physical_batch=physical), step_of(plan, physical_batch=physical)
+        whole, without = (
+            step_of(plan, execution=hush.Execution(physical_batch=physical)),
+            step_of(plan, execution=hush.Execution(physical_batch=physical)),
+        )
         pairs = zip(
             whole.batches(data, steps=4), without.batches(data, steps=4, present=present), strict=True
         )
@@ -98,7 +107,7 @@ def test_an_owner_who_is_absent_takes_away_one_clipped_gradient(plan: hush.Plan,
 def test_clipping_record_by_record_would_let_an_owner_move_more() -> None:
     """The same owners and records, each record clipped on its own: five norms and not one."""
     data = records()
-    by_record = step_of(units=None, per_unit=None, records=len(OWNERS))
+    by_record = step_of(units=None, records=len(OWNERS))
     total = by_record.clipped_sum(Batch(torch.arange(5), data, 5))  # all that "a" owns
     assert float(total.norm()) > 0.5
 
@@ -108,7 +117,7 @@ def test_the_update_is_the_mean_over_owners_of_the_mean_over_their_records() -> 
     plan = hush.Plan(
         sampling=hush.FullBatch(), clipping=hush.L2(norm=1e3), noise=hush.Gaussian(multiplier=1e-9)
     )
-    step = step_of(plan, per_unit=8)
+    step = step_of(plan, units=replace(UNITS, per_unit=8))
     before = nn.Linear(4, 3)
     before.load_state_dict(step.model.state_dict())
     step(next(step.batches(data)))
@@ -140,7 +149,7 @@ def test_before_the_first_charge_the_guarantee_is_for_the_step_s_unit() -> None:
         guarantee = step.spent(1e-3, neighbours=relation)
         assert "add/remove one user, at most 2 records a step" in str(guarantee)
         assert float(guarantee) == 0
-    by_record = step_of(units=None, per_unit=None, records=20, ledger=step.ledger)
+    by_record = step_of(units=None, records=20, ledger=step.ledger)
     by_record(next(by_record.batches(records())))
     assert "zero-out one record" in str(step.spent(1e-3)), "what is on the ledger"
 
@@ -152,8 +161,7 @@ def test_sequences_of_several_records_have_their_arithmetic_proved() -> None:
         nn.CrossEntropyLoss(),
         torch.optim.SGD(model.parameters(), lr=0.1),
         PLAN,
-        units=OWNERS,
-        per_unit=2,
+        units=hush.Units(owners=OWNERS, per_unit=2),
     )
     step(next(step.batches((torch.randn(20, 2, 60), torch.zeros(20).long()))))
     assert step.spent(1e-3).arithmetic == "proved"
@@ -162,13 +170,9 @@ def test_sequences_of_several_records_have_their_arithmetic_proved() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"units": None}, InvalidValue, "per_unit was passed without units"),
-        ({"per_unit": None}, InvalidValue, "units was passed without per_unit"),
         ({"records": 20}, InvalidValue, "records=20 and the ids are of 5 units"),
-        ({"units": None, "per_unit": None, "unit_gradient": "sum"}, InvalidValue, "without units"),
-        ({"units": None, "per_unit": None, "unit_gradient": "max"}, InvalidValue, "without units"),
-        ({"per_unit": 9}, InvalidValue, "no unit has more than 8"),
-        ({"replay": True}, Unsupported, "units have different numbers"),
+        ({"units": replace(UNITS, per_unit=9)}, InvalidValue, "no unit has more than 8"),
+        ({"execution": hush.Execution(replay=True)}, Unsupported, "units have different numbers"),
         ({"neighbours": hush.Neighbours.ADD_REMOVE}, InvalidValue, "records was not passed"),
         ({"neighbours": "sideways"}, InvalidValue, "sideways"),
     ],
@@ -192,11 +196,11 @@ def test_a_run_resumes_with_the_same_owners_alone(tmp_path: Path) -> None:
     step.ledger.close()
     changed = ["a", *OWNERS[1:-1], "a"]
     with pytest.raises(LedgerError, match=r"at most 2 .* at most 3 .* names one number .* per_unit=2"):
-        step_of(ledger=tmp_path / "ledger.jsonl", per_unit=3)
+        step_of(ledger=tmp_path / "ledger.jsonl", units=replace(UNITS, per_unit=3))
     with pytest.raises(LedgerError, match="another table of owners"):
-        step_of(ledger=tmp_path / "ledger.jsonl", units=changed)
-    other = step_of(ledger=hush.Ledger(tmp_path / "ledger.jsonl"), unit_gradient="sum")
-    with pytest.raises(CheckpointError, match=r"other owners \(units=\), per_unit or unit_gradient: "):
+        step_of(ledger=tmp_path / "ledger.jsonl", units=replace(UNITS, owners=changed))
+    other = step_of(ledger=hush.Ledger(tmp_path / "ledger.jsonl"), units=replace(UNITS, gradient="sum"))
+    with pytest.raises(CheckpointError, match=r"other owners \(units=\), per_unit or gradient: "):
         other.load_state_dict(state)
     other.ledger.close()
     again = step_of(ledger=hush.Ledger(tmp_path / "ledger.jsonl"))
@@ -213,13 +217,15 @@ def test_a_ledger_is_of_one_public_table_of_owners(relation: str, tmp_path: Path
         [i // 4 for i in range(20)],
         [i % 5 for i in range(20)],
     )
-    step = step_of(units=fours, neighbours=relation, ledger=path)
+    step = step_of(units=replace(UNITS, owners=fours), neighbours=relation, ledger=path)
     step(next(step.batches(records())))
     step.ledger.close()
     with hush.Ledger(path) as ledger:
         with pytest.raises(LedgerError, match="one person may be several users there"):
-            step_of(units=fives, neighbours=relation, ledger=ledger)
-        renamed = step_of(units=[f"user {i}" for i in fours], neighbours=relation, ledger=ledger)
+            step_of(units=replace(UNITS, owners=fives), neighbours=relation, ledger=ledger)
+        renamed = step_of(
+            units=replace(UNITS, owners=[f"user {i}" for i in fours]), neighbours=relation, ledger=ledger
+        )
         renamed(next(renamed.batches(records())))
         assert sum(ledger.counts.values()) == 2
         assert ledger.epsilon(1e-3, neighbours=hush.Neighbours.REPLACE).unit == step.adjacency.unit
@@ -228,7 +234,8 @@ def test_a_ledger_is_of_one_public_table_of_owners(relation: str, tmp_path: Path
 
 
 def test_nothing_of_the_owners_is_written_where_they_are_private(tmp_path: Path) -> None:
-    def kept(units: Any, name: str) -> list[str]:
+    def kept(owners: list[int], name: str) -> list[str]:
+        units = replace(UNITS, owners=owners)
         step = step_of(units=units, neighbours="add/remove", records=5, ledger=tmp_path / name)
         step(next(step.batches(records())))
         step.ledger.close()
@@ -265,8 +272,7 @@ def test_training_protects_owners(tmp_path: Path) -> None:
         records(),
         budget=hush.Budget(epsilon=3.0, delta=1e-2),
         steps=5,
-        units=OWNERS,
-        per_unit=3,
+        units=hush.Units(owners=OWNERS, per_unit=3),
         directory=tmp_path / "run",
     )
     assert run.guarantee.unit == "one user, at most 3 records a step"
@@ -287,12 +293,12 @@ def test_a_private_number_of_owners_needs_a_public_constant() -> None:
 def test_nobody_is_given_away_by_a_refusal_where_the_owners_are_private() -> None:
     """The one owner of eight records is there or not: a step of up to eight refuses neither."""
     inputs, targets = records()
-    constants: dict[str, Any] = {"neighbours": "add/remove", "records": 5, "per_unit": 8}
+    constants: dict[str, Any] = {"neighbours": "add/remove", "records": 5}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)  # of the number of owners
         for kept in (20, 12):
-            step = step_of(units=OWNERS[:kept], **constants)
+            step = step_of(units=hush.Units(owners=OWNERS[:kept], per_unit=8), **constants)
             step(next(step.batches((inputs[:kept], targets[:kept]), steps=1)))
             assert step.spent(1e-3).unit == "one user, at most 8 records a step"
     with pytest.raises(InvalidValue, match="no unit has more than 5 records"):
-        step_of(units=OWNERS[:12], per_unit=8)
+        step_of(units=hush.Units(owners=OWNERS[:12], per_unit=8))

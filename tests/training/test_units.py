@@ -9,7 +9,7 @@ import torch
 
 from hush.core.errors import DataError, InvalidValue
 from hush.core.randomness import source_for
-from hush.training.units import Units
+from hush.training.units import UnitTable
 
 OWNERS = ["b", "a", "c", "a", "a", "b", "d"]  # a owns 3, b 2, c and d 1
 
@@ -32,7 +32,7 @@ def source(seed: int = 0) -> Any:
     ],
 )
 def test_records_are_grouped_by_equal_ids(owners: Any) -> None:
-    units = Units.of(owners, 3)
+    units = UnitTable.of(owners, 3)
     assert len(units) == 4
     assert units.records == 7
     assert units.owners.tolist() == [1, 0, 2, 0, 0, 1, 3]
@@ -43,7 +43,7 @@ def test_records_are_grouped_by_equal_ids(owners: Any) -> None:
 
 
 def test_a_drawn_unit_takes_part_with_few_of_its_own_records_alone() -> None:
-    units = Units.of(OWNERS, 2)
+    units = UnitTable.of(OWNERS, 2)
     generator = source()
     taken: Counter[int] = Counter()
     for _ in range(600):
@@ -59,28 +59,30 @@ def test_a_drawn_unit_takes_part_with_few_of_its_own_records_alone() -> None:
 
 
 def test_no_unit_drawn_is_no_record() -> None:
-    rows, counts = Units.of(OWNERS, 2).draw(torch.arange(0), source())
+    rows, counts = UnitTable.of(OWNERS, 2).draw(torch.arange(0), source())
     assert rows.tolist() == counts.tolist() == []
 
 
 def test_a_digest_tells_owners_and_numbers_apart() -> None:
     digests = {
-        Units.of(OWNERS, 2).digest,
-        Units.of(OWNERS, 3).digest,
-        Units.of(OWNERS, 2, "sum").digest,
-        Units.of([*OWNERS[:-1], "a"], 2).digest,
-        Units.of(OWNERS[::-1], 2).digest,
+        UnitTable.of(OWNERS, 2).digest,
+        UnitTable.of(OWNERS, 3).digest,
+        UnitTable.of(OWNERS, 2, "sum").digest,
+        UnitTable.of([*OWNERS[:-1], "a"], 2).digest,
+        UnitTable.of(OWNERS[::-1], 2).digest,
     }
     assert len(digests) == 5
-    assert Units.of(np.array(OWNERS), 2).digest in digests
+    assert UnitTable.of(np.array(OWNERS), 2).digest in digests
 
 
 def test_a_table_is_the_partition_of_the_records_alone() -> None:
-    table = Units.of(OWNERS, 2).table
+    table = UnitTable.of(OWNERS, 2).table
     renamed: list[Any] = [[-name for name in map(ord, OWNERS)], [name * 2 for name in OWNERS]]
-    assert {Units.of(OWNERS, 3, "sum").table, *(Units.of(ids, 1).table for ids in renamed)} == {table}
+    assert {UnitTable.of(OWNERS, 3, "sum").table, *(UnitTable.of(ids, 1).table for ids in renamed)} == {
+        table
+    }
     others: list[Any] = [OWNERS[::-1], [*OWNERS[:-1], "a"], list(range(7)), [1] * 7, OWNERS[:-1]]
-    assert len({table, *(Units.of(ids, 1).table for ids in others)}) == 6
+    assert len({table, *(UnitTable.of(ids, 1).table for ids in others)}) == 6
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_a_table_is_the_partition_of_the_records_alone() -> None:
 )
 def test_ids_that_say_nothing_of_owners_are_refused(owners: Any, error: Any, text: str) -> None:
     with pytest.raises(error) as caught:
-        Units.of(owners, 1)
+        UnitTable.of(owners, 1)
     assert text in str(caught.value)
 
 
@@ -120,10 +122,10 @@ def test_ids_that_say_nothing_of_owners_are_refused(owners: Any, error: Any, tex
 )
 def test_numbers_of_records_a_unit_are_checked(per_unit: Any, text: str) -> None:
     with pytest.raises(InvalidValue, match=text):
-        Units.of(OWNERS, per_unit)
+        UnitTable.of(OWNERS, per_unit)
 
 
 def test_a_unit_is_the_mean_or_the_sum_of_its_records() -> None:
     bad: Any = "median"
-    with pytest.raises(InvalidValue, match="unit_gradient='median'"):
-        Units.of(OWNERS, 1, bad)
+    with pytest.raises(InvalidValue, match="gradient='median'"):
+        UnitTable.of(OWNERS, 1, bad)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import hush
+from hush.core.guarantee import Arithmetic
 from hush.data.views import flips_and_shifts
 from hush.training.methods.linear import LinearDescent
 from hush.training.methods.moments import NoisyWhitening
@@ -50,6 +51,7 @@ def _stepped(
     plan: hush.Plan,
     data: Callable[[], Data] = digits,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    arithmetic: Arithmetic = "proved",
     **settings: Any,
 ) -> Entries:
     """Some steps of a `PrivateStep`."""
@@ -61,7 +63,7 @@ def _stepped(
         optimizer(model.parameters(), lr=0.1),
         plan,
         records=len(inputs),
-        generator=seeded(),
+        randomness=hush.Randomness(generator=seeded(), arithmetic=arithmetic),
         **settings,
     )
     present = torch.arange(len(inputs)) % 9 != 0
@@ -85,7 +87,7 @@ def _trained() -> Entries:
             steps=_STEPS,
             evaluation=public(),
             directory=folder,
-            generator=seeded(),
+            randomness=hush.Randomness(generator=seeded()),
         )
         lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
         for line in lines:  # drawn anew for each run, and what follows from it
@@ -169,7 +171,7 @@ RUNS: dict[str, Callable[[], Entries]] = {
         cnn,
         _plan(hush.Linf(norm=0.1), hush.Quantized(scale=1.0, bound=2.0, levels=16)),
         optimizer=torch.optim.Adam,
-        physical_batch=7,
+        execution=hush.Execution(physical_batch=7),
     ),
     "lstm, L1, Laplace": partial(
         _stepped, lstm, _plan(hush.Lp(p=1.0, norm=5.0), hush.Laplace(multiplier=2.0)), tokens

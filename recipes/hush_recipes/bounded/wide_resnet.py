@@ -97,7 +97,9 @@ def train(
         model.parameters(), lr=run.learning_rate / passed_on(plan), momentum=run.momentum
     )
     generator = torch.Generator(x.device).manual_seed(run.seed)
-    step = WatchedStep(model, loss, optimizer, plan, records=len(x), generator=generator)
+    step = WatchedStep(
+        model, loss, optimizer, plan, records=len(x), randomness=hush.Randomness(generator=generator)
+    )
     step.show = watch = Watch(run, model, loss, (x[: run.watched], y[: run.watched]), plan)
     for batch in step.batches(data, run.steps):
         step(batch)

@@ -25,6 +25,7 @@ from hush.gradients.tree import tree_map
 from hush.noise import Gaussian
 from hush.training.data import Batch, Data, count, occupied, own_randomness, prepare
 from hush.training.distributed.process_group import check_first_rank
+from hush.training.options import Distributed, Execution, Randomness
 from hush.training.phases.private_gradient import split_like
 from hush.training.step import PrivateStep
 
@@ -110,10 +111,9 @@ class AdaptiveDescent:
             replace(self.filter.plan, clipping=L2(norm=settings.clip)),
             records=count(data),
             ledger=ledger,
-            generator=generator,
-            secure=secure,
-            physical_batch=physical_batch,
-            processes=False,
+            randomness=Randomness(generator=generator, secure=secure),
+            execution=Execution(physical_batch=physical_batch),
+            distributed=Distributed(processes=False),
         )
         self._delta = check_delta(budget.delta, self.step.records)
         data = prepare(data, present)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from hush.accounting.calibrate import max_steps
 from hush.core.errors import BudgetExceeded
 from hush.core.guarantee import Budget
+from hush.training.options import Randomness
 from hush.training.step import PrivateStep
 from hush_recipes.dpsur.inputs import Inputs, inputs_on, network
 from hush_recipes.dpsur.methods import METHODS
@@ -108,7 +109,9 @@ def _privately(case: Case, method: Method, model: nn.Module, records: Records, n
         torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9),
         plan,
         records=count,
-        generator=torch.Generator(case.device).manual_seed(1000 * case.seed + number),
+        randomness=Randomness(
+            generator=torch.Generator(case.device).manual_seed(1000 * case.seed + number)
+        ),
     )
     for batch in step.batches(records, steps=steps):
         step(batch)

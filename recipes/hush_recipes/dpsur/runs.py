@@ -23,6 +23,7 @@ from hush.core.release import Selective
 from hush.noise import Gaussian
 from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
+from hush.training.options import Randomness
 from hush.training.step import PrivateStep
 from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 from hush_recipes.dpsur.inputs import Statistics, inputs_on, network, normalised_by
@@ -135,7 +136,7 @@ def run(method: Method, data: str, level: float, seed: int, device: str, epochs:
         plan,
         records=inputs.records,
         ledger=ledger,
-        generator=generator,
+        randomness=Randomness(generator=generator),
     )
     for batch in step.batches(inputs.train, steps=trials):
         step(batch)

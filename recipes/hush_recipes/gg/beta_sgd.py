@@ -26,6 +26,7 @@ from hush.models import build
 from hush.noise import GeneralizedGaussian
 from hush.sampling import Poisson
 from hush.training.loop import train
+from hush.training.options import Randomness
 from hush_recipes.records.protocol import with_held_out
 from hush_recipes.workers import Map
 
@@ -119,7 +120,7 @@ def accuracy(run: Run) -> float:
         steps=noise.steps,
         evaluation=scored,
         evaluate_every=noise.steps,
-        generator=torch.Generator(setting.device).manual_seed(run.seed),
+        randomness=Randomness(generator=torch.Generator(setting.device).manual_seed(run.seed)),
     )
     return float(result.metrics[-1]["accuracy"])
 

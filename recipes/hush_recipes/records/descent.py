@@ -14,6 +14,7 @@ from hush.gradients.tree import Views
 from hush.noise import Gaussian
 from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
+from hush.training.options import Randomness
 from hush.training.step import PrivateStep
 from hush_recipes.dpsur.inputs import Inputs
 from hush_recipes.records.protocol import DELTA, Outcome
@@ -78,7 +79,7 @@ class Descent:
             plan,
             records=inputs.records,
             ledger=ledger,
-            generator=torch.Generator(device).manual_seed(seed),
+            randomness=Randomness(generator=torch.Generator(device).manual_seed(seed)),
             views=views,
         )
         tail = max(1, round(self.tail * self.steps))

@@ -28,6 +28,7 @@ from hush.noise import Gaussian
 from hush.report.figure import Figure
 from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
+from hush.training.options import Execution, Randomness
 from hush.training.step import PrivateStep
 from hush_recipes.dpsur.runs import calibrated
 from hush_recipes.records.bag_of_words import BagOfWords, SparseLogistic
@@ -86,8 +87,8 @@ def run(job: Job[Settings]) -> Outcome:
         plan,
         records=len(train[1]),
         ledger=Ledger(),
-        generator=torch.Generator(job.device).manual_seed(job.seed),
-        physical_batch=_PHYSICAL_BATCH,
+        randomness=Randomness(generator=torch.Generator(job.device).manual_seed(job.seed)),
+        execution=Execution(physical_batch=_PHYSICAL_BATCH),
     )
     for batch in step.batches(train, steps=settings.steps):
         step(batch)

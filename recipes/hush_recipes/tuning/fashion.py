@@ -26,6 +26,7 @@ from hush.report.figure import Figure
 from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
 from hush.training.loop import train
+from hush.training.options import Randomness
 from hush.training.tuning.space import LogUniform, draw_settings
 from hush.training.tuning.trial import TuningTrial
 from hush.training.tuning.tune import tune
@@ -129,7 +130,7 @@ def _tuned(data: _Data, steps: int, seed: int) -> list[float]:
             budget=trial.budget,
             steps=trial.steps,
             ledger=trial.ledger,
-            generator=trial.generator,
+            randomness=Randomness(generator=trial.generator),
         )
         with torch.no_grad():
             right = model(held_out[0]).argmax(1) == held_out[1]
@@ -161,7 +162,7 @@ def _single(data: _Data, steps: int, settings: Settings, seed: int) -> list[floa
         (data.x, data.y),
         budget=BUDGET,
         steps=steps,
-        generator=torch.Generator().manual_seed(seed),
+        randomness=Randomness(generator=torch.Generator().manual_seed(seed)),
     )
     noise = plan.noise.to_plain()["multiplier"]
     return [*settings.values(), noise, float(run.guarantee), _accuracy(data, model)]

@@ -26,6 +26,7 @@ from hush.noise import Gaussian
 from hush.report.figure import Figure
 from hush.sampling import Poisson
 from hush.training.loop import train
+from hush.training.options import Randomness, Units
 from hush_recipes.units.owners import LARGEST, made_up_owners
 from hush_recipes.workers import workers
 
@@ -158,8 +159,7 @@ def _accuracy(run: Run) -> float:
         steps=run.steps,
         evaluation=evaluation,
         evaluate_every=run.steps,
-        units=owners if run.per_unit else None,
-        per_unit=run.per_unit,
-        generator=torch.Generator().manual_seed(run.seed),
+        units=Units(owners=owners, per_unit=run.per_unit) if run.per_unit else None,
+        randomness=Randomness(generator=torch.Generator().manual_seed(run.seed)),
     )
     return float(result.metrics[-1]["accuracy"])

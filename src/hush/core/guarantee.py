@@ -140,7 +140,7 @@ class Adjacency(Value):
             raise InvalidValue(
                 f"group={short_repr(self.group)} must be a whole number from 1 to {MAX_GROUP}: so many "
                 "records change together, and of a larger group nothing is kept private. Pass e.g. "
-                "group=5; to protect all that one user owns, train with units= and per_unit=.",
+                "group=5; to protect all that one user owns, train with units=hush.Units(...).",
                 key="group",
             )
         object.__setattr__(self, "group", int(group))

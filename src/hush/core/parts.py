@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from hush.core.errors import InvalidPlan, InvalidValue, short_repr
-from hush.core.randomness import Randomness
+from hush.core.randomness import RandomSource
 from hush.core.tape import ClippedSum, CoordinateMask, Tape
 from hush.core.value import Range, Value, check_count, number
 
@@ -140,7 +140,7 @@ class Sampling(Part):
     """Subsampling: which records, and which of their coordinates, take part in a step."""
 
     @abstractmethod
-    def draw(self, records: int, generator: Randomness) -> "torch.Tensor":
+    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
         """Indices of the records in a step's batch.
 
         Args:
@@ -161,7 +161,7 @@ class Sampling(Part):
         """Probability that one coordinate of a record takes part, given that the record does."""
         return 1.0
 
-    def mask_coordinates(self, values: "torch.Tensor", generator: Randomness) -> "torch.Tensor":
+    def mask_coordinates(self, values: "torch.Tensor", generator: RandomSource) -> "torch.Tensor":
         """Clipped gradients with each number kept with probability `coordinate_participation`, else 0.
 
         Args:
@@ -314,7 +314,7 @@ class Noise(Part):
 
     @abstractmethod
     def privatize(
-        self, location: "torch.Tensor", *, norm: float, generator: Randomness
+        self, location: "torch.Tensor", *, norm: float, generator: RandomSource
     ) -> "torch.Tensor":
         """A draw around `location`, each entry independently.
 
@@ -328,7 +328,7 @@ class Noise(Part):
         """
 
     def prepare(
-        self, count: int, *, norm: float, generator: Randomness, device: "torch.device"
+        self, count: int, *, norm: float, generator: RandomSource, device: "torch.device"
     ) -> "Callable[[torch.Tensor], torch.Tensor]":
         """`privatize` in two halves: draws that do not depend on the location may be made now.
 

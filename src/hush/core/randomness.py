@@ -113,7 +113,7 @@ class Stream:
         self.key, self._calls = content[:_KEY_BYTES], int.from_bytes(content[_KEY_BYTES:], "little")
 
 
-Randomness: TypeAlias = "torch.Generator | Stream | SystemSource"
+RandomSource: TypeAlias = "torch.Generator | Stream | SystemSource"
 
 
 def source_for(
@@ -122,7 +122,7 @@ def source_for(
     *,
     secure: bool = False,
     arithmetic: Arithmetic = "proved",
-) -> Randomness:
+) -> RandomSource:
     """Source of randomness for numbers on `device`.
 
     Args:
@@ -168,12 +168,12 @@ def source_for(
     return Stream(device, substream(generator).key)
 
 
-def substream(source: Randomness) -> Stream:
+def substream(source: RandomSource) -> Stream:
     """An independent stream under a key drawn from the source."""
     return Stream(source.device, random_words(_KEY_BYTES // 8, source).tobytes())
 
 
-def derive_source(source: Randomness, label: bytes) -> Randomness:
+def derive_source(source: RandomSource, label: bytes) -> RandomSource:
     """A source derived from another (domain separation): different labels draw unrelated numbers.
 
     Args:
@@ -193,12 +193,12 @@ def derive_source(source: Randomness, label: bytes) -> Randomness:
     return generator
 
 
-def cryptographic(source: Randomness) -> bool:
+def cryptographic(source: RandomSource) -> bool:
     """Whether noise is drawn exactly from this source."""
     return isinstance(source, Stream | SystemSource)
 
 
-def random_bits(count: int, source: Randomness) -> "torch.Tensor":
+def random_bits(count: int, source: RandomSource) -> "torch.Tensor":
     """`count` 64-bit integers on the source's device, every bit of them random."""
     import torch
 
@@ -210,26 +210,26 @@ def random_bits(count: int, source: Randomness) -> "torch.Tensor":
     return empty.random_(-(2**63), None, generator=source)
 
 
-def random_words(count: int, source: Randomness) -> npt.NDArray[np.int64]:
+def random_words(count: int, source: RandomSource) -> npt.NDArray[np.int64]:
     """`count` 64-bit integers on the CPU, every bit of them random."""
     if isinstance(source, Stream | SystemSource):
         return source.array(count)
     return np.asarray(random_bits(count, source).cpu())
 
 
-def seed_from(source: Randomness) -> int:
+def seed_from(source: RandomSource) -> int:
     """A 62-bit seed for another generator."""
     return int(random_words(1, source)[0]) & 2**62 - 1
 
 
-def uniform(count: int, source: Randomness) -> "torch.Tensor":
+def uniform(count: int, source: RandomSource) -> "torch.Tensor":
     """`count` numbers, uniform on [0, 1), in double precision: multiples of 2**-53."""
     import torch
 
     return (random_bits(count, source) >> 11 & 2**53 - 1).to(torch.float64).mul_(2.0**-53)
 
 
-def bernoulli(count: int, rate: float, source: Randomness) -> "torch.Tensor":
+def bernoulli(count: int, rate: float, source: RandomSource) -> "torch.Tensor":
     """`count` independent Bernoulli(`rate`) draws.
 
     Rounded down to a multiple of 2**-62: a smaller sampling rate costs no more than the one charged.
@@ -258,7 +258,7 @@ def fresh_generator(device: "torch.device | str" = "cpu") -> "torch.Generator":
     return generator
 
 
-def fill_state(generator: "torch.Generator", source: Randomness) -> None:
+def fill_state(generator: "torch.Generator", source: RandomSource) -> None:
     """Draw the generator's whole state from the source.
 
     On the CPU a seed is not enough: torch keeps 32 bits of it, so all that the generator gives would be

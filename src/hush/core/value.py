@@ -16,6 +16,10 @@ MOST = 10**12
 """Largest count: beyond it, rounding errors add up to more than the bounds allow for."""
 T = TypeVar("T")
 _EXAMPLES = {
+    "Units": "hush.Units(owners=ids, per_unit=1)",
+    "Randomness": "hush.Randomness(secure=True)",
+    "Execution": "hush.Execution(physical_batch=64)",
+    "Distributed": "hush.Distributed(processes=False)",
     "Plan": "hush.Plan(sampling=..., clipping=..., noise=...)",
     "Adjacency": 'hush.Adjacency(neighbours="replace")',
     "Budget": "hush.Budget(epsilon=3.0, delta=1e-5)",

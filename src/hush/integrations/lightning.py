@@ -18,6 +18,7 @@ from hush.integrations import require
 from hush.integrations.host_loop import BatchLoss, batch_data, load_step, own_loss, save_step
 from hush.training.checks.disjoint import check_held_out
 from hush.training.data import Batch, Data, count
+from hush.training.options import Execution, Randomness
 from hush.training.resume import settings_of
 from hush.training.sources.reader import CollateFn
 from hush.training.sources.records import leaves
@@ -132,8 +133,8 @@ class PoissonLoader:
             self.plan,
             records=count(self.data),
             ledger=self._ledger,
-            generator=self._generator,
-            physical_batch=self._physical_batch,
+            randomness=Randomness(generator=self._generator),
+            execution=Execution(physical_batch=self._physical_batch),
         )
         self.step = step
         check_delta(self.budget.delta, step.records, step.adjacency.unit)

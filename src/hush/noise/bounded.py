@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from hush.core.errors import InvalidValue
 from hush.core.parts import Noise, Proof
-from hush.core.randomness import Randomness, uniform
+from hush.core.randomness import RandomSource, uniform
 from hush.core.value import check_count, number
 from hush.noise.exact.ziggurat import grid_spacing
 from hush.noise.gaussian import Gaussian
@@ -61,7 +61,7 @@ class NormalOnSupport:
     def with_multiplier(self, multiplier: float) -> Self:
         return replace(self, scale=multiplier)
 
-    def _normal(self, location: "torch.Tensor", generator: Randomness) -> "torch.Tensor":
+    def _normal(self, location: "torch.Tensor", generator: RandomSource) -> "torch.Tensor":
         return Gaussian(multiplier=self.scale).privatize(location, norm=1.0, generator=generator)
 
 
@@ -86,7 +86,7 @@ class Rectified(NormalOnSupport, Noise):
         return (cls(scale=deviation, bound=2.0),)
 
     def privatize(
-        self, location: "torch.Tensor", *, norm: float, generator: Randomness
+        self, location: "torch.Tensor", *, norm: float, generator: RandomSource
     ) -> "torch.Tensor":
         return self._normal(location, generator).clamp_(-self.bound, self.bound)
 
@@ -126,7 +126,7 @@ class Quantized(NormalOnSupport, Noise):
             )
 
     def privatize(
-        self, location: "torch.Tensor", *, norm: float, generator: Randomness
+        self, location: "torch.Tensor", *, norm: float, generator: RandomSource
     ) -> "torch.Tensor":
         import torch
 
@@ -154,7 +154,7 @@ class StochasticSign(NormalOnSupport, Noise):
         return (cls(scale=deviation),)
 
     def privatize(
-        self, location: "torch.Tensor", *, norm: float, generator: Randomness
+        self, location: "torch.Tensor", *, norm: float, generator: RandomSource
     ) -> "torch.Tensor":
         # torch.sign(0) is 0, a third outcome that has no probability in the law that is charged
         return self._normal(location, generator).ge_(0).mul_(2).sub_(1)
@@ -182,7 +182,7 @@ class Truncated(NormalOnSupport, Noise):
         return (cls(scale=deviation, bound=2.0),)
 
     def privatize(
-        self, location: "torch.Tensor", *, norm: float, generator: Randomness
+        self, location: "torch.Tensor", *, norm: float, generator: RandomSource
     ) -> "torch.Tensor":
         if not location.numel():
             return location

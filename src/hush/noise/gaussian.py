@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hush.core.errors import InvalidValue, Unsupported, short_repr
 from hush.core.parts import Noise, Proof, SensitivitySet
-from hush.core.randomness import Randomness, cryptographic
+from hush.core.randomness import RandomSource, cryptographic
 from hush.core.value import number
 from hush.noise.exact import ziggurat
 
@@ -31,12 +31,12 @@ class ExponentialPower(ABC):
     def exponential_power(self, norm: float) -> tuple[float, float]: ...
 
     def privatize(
-        self, location: "torch.Tensor", *, norm: float, generator: Randomness
+        self, location: "torch.Tensor", *, norm: float, generator: RandomSource
     ) -> "torch.Tensor":
         return ziggurat.add_noise(location, *self.exponential_power(norm), generator)
 
     def prepare(
-        self, count: int, *, norm: float, generator: Randomness, device: "torch.device"
+        self, count: int, *, norm: float, generator: RandomSource, device: "torch.device"
     ) -> "Callable[[torch.Tensor], torch.Tensor]":
         beta, scale = self.exponential_power(norm)
         return ziggurat.prepare(beta, count, scale, generator, device)
@@ -71,7 +71,7 @@ class Gaussian(ExponentialPower, Noise):
         return (cls(multiplier=deviation / reference_norm),)
 
     def privatize(
-        self, location: "torch.Tensor", *, norm: float, generator: Randomness
+        self, location: "torch.Tensor", *, norm: float, generator: RandomSource
     ) -> "torch.Tensor":
         import torch
 
@@ -83,7 +83,7 @@ class Gaussian(ExponentialPower, Noise):
         return location
 
     def prepare(
-        self, count: int, *, norm: float, generator: Randomness, device: "torch.device"
+        self, count: int, *, norm: float, generator: RandomSource, device: "torch.device"
     ) -> "Callable[[torch.Tensor], torch.Tensor]":
         if cryptographic(generator):
             return super().prepare(count, norm=norm, generator=generator, device=device)
@@ -160,7 +160,7 @@ class BlockGaussian(Noise):
         ]
 
     def privatize(
-        self, location: "torch.Tensor", *, norm: float, generator: Randomness
+        self, location: "torch.Tensor", *, norm: float, generator: RandomSource
     ) -> "torch.Tensor":
         raise Unsupported(
             "BlockGaussian is noise for the blocks of a clipping, and a draw on its own has none. Draw "

@@ -20,6 +20,7 @@ from hush.report.page import write_report
 from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
 from hush.training.loop import train
+from hush.training.options import Randomness
 
 DELTA = 1e-5
 EPSILONS = (1.0, 3.0, 8.0)
@@ -75,7 +76,7 @@ def demo(out: Path) -> None:
             evaluation=(x_test, y_test),
             directory=folder,
             settings={"data": "digits", "model": "logistic", "learning_rate": LEARNING_RATE},
-            generator=torch.Generator().manual_seed(SEED),
+            randomness=Randomness(generator=torch.Generator().manual_seed(SEED)),
         )
         write_report(folder / "report.html", run_facts(folder, baseline=baseline))
         curves[f"epsilon {epsilon:g}"] = [(m["epsilon"], m["accuracy"]) for m in run.metrics]

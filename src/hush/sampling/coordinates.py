@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from hush.core.parts import Proof, Sampling
-from hush.core.randomness import Randomness, random_bits
+from hush.core.randomness import RandomSource, random_bits
 from hush.core.value import Range
 from hush.sampling.poisson import RATE, FullBatch, Poisson
 
@@ -34,7 +34,7 @@ def _exact(name: str, rate: object) -> float:
     return max(1, round(_RATE.check(name, rate) * _BYTES)) / _BYTES
 
 
-def _masked(values: "torch.Tensor", rate: float, generator: Randomness) -> "torch.Tensor":
+def _masked(values: "torch.Tensor", rate: float, generator: RandomSource) -> "torch.Tensor":
     """Finite values in place, each kept if its random byte is below 256 times the rate, and else 0."""
     import torch
 
@@ -68,10 +68,10 @@ class Coordinate(Sampling):
     def coordinate_participation(self) -> float:
         return self.rate
 
-    def draw(self, records: int, generator: Randomness) -> "torch.Tensor":
+    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
         return FullBatch().draw(records, generator)
 
-    def mask_coordinates(self, values: "torch.Tensor", generator: Randomness) -> "torch.Tensor":
+    def mask_coordinates(self, values: "torch.Tensor", generator: RandomSource) -> "torch.Tensor":
         return _masked(values, self.rate, generator)
 
 
@@ -101,8 +101,8 @@ class Twice(Sampling):
     def coordinate_participation(self) -> float:
         return self.coordinate_rate
 
-    def draw(self, records: int, generator: Randomness) -> "torch.Tensor":
+    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
         return Poisson(rate=self.rate).draw(records, generator)
 
-    def mask_coordinates(self, values: "torch.Tensor", generator: Randomness) -> "torch.Tensor":
+    def mask_coordinates(self, values: "torch.Tensor", generator: RandomSource) -> "torch.Tensor":
         return _masked(values, self.coordinate_rate, generator)

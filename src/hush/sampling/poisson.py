@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hush.core.parts import Sampling
-from hush.core.randomness import Randomness, bernoulli
+from hush.core.randomness import RandomSource, bernoulli
 from hush.core.value import number
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Poisson(Sampling):
     def participation(self) -> float:
         return self.rate
 
-    def draw(self, records: int, generator: Randomness) -> "torch.Tensor":
+    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
         # 62 bits: a single-precision uniform would run a rate up to 2**-24 off the charge.
         return bernoulli(records, self.rate, generator).nonzero().squeeze(1)
 
@@ -46,7 +46,7 @@ class FullBatch(Sampling):
     def participation(self) -> float:
         return 1.0
 
-    def draw(self, records: int, generator: Randomness) -> "torch.Tensor":
+    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
         import torch
 
         return torch.arange(records, device=generator.device)

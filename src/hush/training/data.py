@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from hush.core.errors import DataError, InvalidValue
-from hush.core.randomness import Randomness, Stream, fill_state, substream
+from hush.core.errors import DataError
+from hush.core.randomness import RandomSource, Stream, fill_state, substream
 from hush.gradients.tree import tree_leaves, tree_map
-from hush.training.sources.reader import CollateFn
 from hush.training.sources.records import MapStyle, check_lengths, check_present, leaves
 from hush.training.sources.source import Source
 
@@ -29,9 +28,6 @@ def prepare(
     data: Data,
     present: Tensor | None = None,
     *,
-    collate_fn: CollateFn | None = None,
-    workers: int = 0,
-    pad_to: Any = None,
     pin_memory: bool = False,
 ) -> Data:
     """The data as it is read: tensors in memory as they are, everything else as a `Source`.
@@ -39,24 +35,11 @@ def prepare(
     Args:
         data: of any kind.
         present: which slots hold a record; None: as a `Source` says, or all do.
-        collate_fn: as in `Source`, and so are `workers` and `pad_to`.
-        workers: processes that read ahead.
-        pad_to: public length of every record.
         pin_memory: whether batches go to a GPU.
     """
-    said = collate_fn is not None or workers or pad_to is not None
-    if isinstance(data, Source):
-        if said:
-            raise InvalidValue(
-                "the data is a hush.Source, and collate_fn, workers or pad_to were passed beside it: "
-                "two places say how records are read. Pass them to hush.Source.",
-                key="collate_fn",
-            )
-        source = data
-    elif not said and pair_of(data) is not None:
+    if not isinstance(data, Source) and pair_of(data) is not None:
         return data
-    else:
-        source = Source(data, collate_fn=collate_fn, workers=workers, pad_to=pad_to)
+    source = data if isinstance(data, Source) else Source(data)
     present = source.present if present is None else present
     pin_memory = pin_memory or source.pin_memory
     if present is source.present and pin_memory == source.pin_memory:
@@ -94,7 +77,7 @@ def held_slots(data: Data) -> int:
     return count(data)
 
 
-def take(data: Data, indices: Tensor, source: "Randomness | None" = None) -> tuple[Any, Any]:
+def take(data: Data, indices: Tensor, source: "RandomSource | None" = None) -> tuple[Any, Any]:
     """Inputs and targets of the records of these indices.
 
     Args:
@@ -122,7 +105,9 @@ def made_up_record(data: Data) -> tuple[Any, Any]:
     return inputs, targets
 
 
-def _read(data: Data, parts: Sequence[Tensor], source: "Randomness | None") -> Iterable[tuple[Any, Any]]:
+def _read(
+    data: Data, parts: Sequence[Tensor], source: "RandomSource | None"
+) -> Iterable[tuple[Any, Any]]:
     """`take` for each of several physical batches, read ahead where the data has workers."""
     if pair_of(data) is not None:
         return (take(data, slots) for slots in parts)
@@ -189,7 +174,7 @@ class Batch:
         return self.physical_batches(None)
 
     def physical_batches(
-        self, source: "Randomness | None"
+        self, source: "RandomSource | None"
     ) -> Iterator[tuple[Any, Any, Tensor | None, Tensor | None]]:
         """Inputs, targets, which of them are records, and records of each unit, a few slots at a time.
 
@@ -236,7 +221,7 @@ def same_slots(drawn: Batch, like: Batch) -> Batch:
 
 
 @contextmanager
-def own_randomness(source: Randomness, device: torch.device, *, host: bool = True) -> Iterator[None]:
+def own_randomness(source: RandomSource, device: torch.device, *, host: bool = True) -> Iterator[None]:
     """Let torch's global generators draw from states of the source, and leave them as they were.
 
     Args:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -13,12 +13,11 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hush.accounting.ledger.ledger import Ledger
 from hush.core.errors import Unsupported
-from hush.core.guarantee import Arithmetic, Budget, Guarantee, Neighbours, check_delta, check_neighbours
+from hush.core.guarantee import Budget, Guarantee, Neighbours, check_delta, check_neighbours
 from hush.core.plan import Plan
 from hush.core.release import Selective
 from hush.core.value import as_path, check_count, check_kind
 from hush.gradients.tree import Views
-from hush.gradients.units import Reduction
 from hush.training import checkpoint
 from hush.training.checks.arguments import check_directory, check_scheduler, check_self_test
 from hush.training.checks.disjoint import check_held_out
@@ -26,19 +25,20 @@ from hush.training.checks.rehearsal import rehearsal
 from hush.training.data import Data, count, pair_of, prepare
 from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import check_same_run
-from hush.training.distributed.process_group import Group, process_group
+from hush.training.distributed.process_group import process_group
 from hush.training.distributed.shares import all_slots
 from hush.training.evaluate import check_evaluation, evaluate
 from hush.training.methods.selective import check_possible
 from hush.training.metrics import OnStep, StepMetrics, check_callbacks
+from hush.training.options import Distributed, Execution, Randomness, Units
 from hush.training.progress import Progress
 from hush.training.resume import Scheduler, resume_run, save_run
 from hush.training.run_folder import RunFolder, metrics_of
-from hush.training.sources.reader import CollateFn
 from hush.training.sources.source import Source
 from hush.training.step import PrivateStep
 from hush.training.stopping import last_step
-from hush.training.units import Owners
+
+_RANDOMNESS, _EXECUTION, _DISTRIBUTED = Randomness(), Execution(), Distributed()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,23 +71,15 @@ def train(
     directory: str | os.PathLike[str] | None = None,
     resume: bool = False,
     reseed: bool = False,
-    generator: torch.Generator | None = None,
-    secure: bool = False,
-    arithmetic: Arithmetic = "proved",
     present: Tensor | None = None,
-    collate_fn: CollateFn | None = None,
-    workers: int = 0,
-    pad_to: Any = None,
     records: int | None = None,
-    units: Owners | None = None,
-    per_unit: int | None = None,
-    unit_gradient: Reduction = "mean",
+    units: Units | None = None,
     neighbours: Neighbours = Neighbours.ZERO_OUT,
-    physical_batch: int | None = None,
     views: Views | None = None,
     public: Data | None = None,
-    processes: Group = None,
-    shard: bool = False,
+    randomness: Randomness = _RANDOMNESS,
+    execution: Execution = _EXECUTION,
+    distributed: Distributed = _DISTRIBUTED,
     settings: dict[str, Any] | None = None,
     self_test: Callable[[PrivateStep, Data], None] | None = None,
     callbacks: Sequence[OnStep] = (),
@@ -107,7 +99,8 @@ def train(
         loss: loss module or function of outputs and targets, one value a record.
         optimizer: takes the noisy gradients.
         plan: sampling, clipping, noise and release.
-        data: the private records, inputs and targets, a row a slot, or a data set: docs/data.md.
+        data: the private records, inputs and targets, a row a slot, a data set, or a `hush.Source` that
+            says how records are read: docs/data.md.
         budget: most that everything on the ledger may cost.
         steps: steps to take in all; None: as many as the budget allows.
         scheduler: moves once a step that moved the model, or once an evaluation if it wants a metric.
@@ -118,25 +111,17 @@ def train(
         directory: where the run leaves its plan, ledger, metrics, checkpoint and weights.
         resume: go on from the checkpoint in the directory as if nothing had happened.
         reseed: go on with new randomness, and pay again for the steps since the checkpoint.
-        generator: seeds the run, so that whoever knows the seed can repeat it: for tests.
-        secure: draw records and noise from the operating system's cryptographic source; resuming such a
-            run always reseeds it.
-        arithmetic: as in `PrivateStep`, and so are `physical_batch`, `views` and `public`.
         present: which slots of the data hold a record; None: all do.
-        collate_fn: as in `PrivateStep.batches`, and so are `workers` and `pad_to`: for evaluation data
-            too, unless it is tensors or a `hush.Source`.
-        workers: processes that read records ahead.
-        pad_to: public length that ragged records are padded or cut to.
         records: as in `PrivateStep`; None: as many as there are, unless under `ADD_REMOVE`.
-        units: the owner of each record, to protect owners instead of records: as in `PrivateStep`.
-        per_unit: records of one owner that a step takes at most.
-        unit_gradient: "mean" or "sum" of an owner's records.
+        units: owners of the records, to protect owners instead of records.
         neighbours: relation that is charged.
-        physical_batch: records to work on at once; None: as many as fit.
         views: several views of each record, whose mean gradient is clipped.
         public: records that need no protection, for clipping in public bases.
-        processes: as in `PrivateStep`, and so is `shard`: ranks of a process group that train together.
-            Rank 0 writes the directory and evaluates; all return the same.
+        randomness: source of sampling and noise. A run with `secure=True` is always reseeded when it is
+            resumed.
+        execution: size of physical batches and use of CUDA graphs.
+        distributed: process group whose ranks train together. Rank 0 writes the directory and evaluates;
+            all return the same.
         settings: choices that are in no plan, as plain data (e.g. the name of the data set), kept in
             settings.json in the directory; a run is resumed with the same ones. Publishable: no seed.
         self_test: called with the step and the data before the first batch is drawn; what it raises
@@ -165,7 +150,8 @@ def train(
     callbacks = check_callbacks(callbacks)
     length_public = units is None and relation is not Neighbours.ADD_REMOVE
     verdicts = isinstance(plan.release, Selective) and plan.release.accounting == "per-trial"
-    ranks = process_group(processes)
+    ranks = process_group(check_kind("distributed", distributed, Distributed).processes)
+    check_kind("randomness", randomness, Randomness)
     with propagate_errors(ranks), ExitStack() as opened:
         if ranks is not None:
             check_same_run(
@@ -177,10 +163,9 @@ def train(
                 scheduler=type(scheduler).__name__,
                 self_test="some" if self_test is not None else "none",
             )
-        read = partial(prepare, collate_fn=collate_fn, workers=workers, pad_to=pad_to)
-        data = read(data, present)
+        data = prepare(data, present)
         if evaluation is not None and not isinstance(evaluation, Source) and pair_of(evaluation) is None:
-            evaluation = read(evaluation)
+            evaluation = prepare(evaluation)
         folder = None
         if directory is not None and (ranks is None or ranks.rank == 0):
             folder = RunFolder(as_path("directory", directory), plan, resume=resume, settings=settings)
@@ -191,7 +176,7 @@ def train(
         if evaluation is not None:
             check_held_out(evaluation, data)
         if records is None and length_public:
-            records = count(data) if ranks is None else all_slots(data, ranks, shard=shard)
+            records = count(data) if ranks is None else all_slots(data, ranks, shard=distributed.shard)
         step = PrivateStep(
             model,
             loss,
@@ -199,18 +184,13 @@ def train(
             plan,
             records=records,
             units=units,
-            per_unit=per_unit,
-            unit_gradient=unit_gradient,
             neighbours=relation,
             ledger=ledger,
-            generator=generator,
-            secure=secure,
-            arithmetic=arithmetic,
-            physical_batch=physical_batch,
             views=views,
             public=public,
-            processes=False if ranks is None else ranks,
-            shard=shard,
+            randomness=randomness,
+            execution=execution,
+            distributed=replace(distributed, processes=False if ranks is None else ranks),
         )
         if step.sharded is not None:
             raise Unsupported(
@@ -222,7 +202,7 @@ def train(
         check_delta(budget.delta, step.records, step.adjacency.unit)
         origin, metrics = dict[str, Any](), list[dict[str, Any]]()
         if directory is not None:
-            origin, metrics = resume_run(folder, step, scheduler, data, generator, secure=secure)
+            origin, metrics = resume_run(folder, step, scheduler, data, randomness)
         if reseed:
             step.reseed()
         end, stopped = last_step(step, budget, requested)

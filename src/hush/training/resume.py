@@ -16,6 +16,7 @@ from hush.core.value import check_kind
 from hush.training import checkpoint
 from hush.training.checks.same_run import check_same_origin, origin_of
 from hush.training.data import Data
+from hush.training.options import Randomness
 from hush.training.phases.private_gradient import fingerprint
 from hush.training.run_folder import RunFolder
 
@@ -54,14 +55,13 @@ def resume_run(
     step: "ResumableStep",
     scheduler: Scheduler | None,
     data: Data,
-    generator: torch.Generator | None,
-    *,
-    secure: bool,
+    randomness: Randomness,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Origin of a run and its metrics up to the last checkpoint, which is loaded if there is one.
 
     Of several ranks, 0 alone has the folder, and reads the checkpoint for all.
     """
+    generator, secure = randomness.generator, randomness.secure
 
     def read() -> dict[str, Any]:
         assert folder is not None
@@ -99,7 +99,7 @@ def state_of(step: "StepState") -> dict[str, Any]:
         "charged_run": step.charged_run,
         "ledger": step.ledger.digest_at(step.charged_run, step.steps),
         "charges": sum(step.ledger.counts.values()),
-        "randomness": step.randomness,
+        "randomness": step.secrecy,
         "steps": step.steps,
         "skipped": step.skipped,
         "accepted": step.accepted,
@@ -139,7 +139,7 @@ def _load(step: "StepState", state: dict[str, Any]) -> None:
     if not isinstance(step.generator, SystemSource):
         step.generator.set_state(state["generator"])
     step.run, step.steps, step.skipped = state["run"], state["steps"], state["skipped"]
-    step.charged_run, step.randomness = state["charged_run"], state["randomness"]
+    step.charged_run, step.secrecy = state["charged_run"], state["randomness"]
     if isinstance(step.plan.release, Selective):
         step.accepted_trials = state["accepted"]
     step.replayed = state.get("replayed")  # so that steps taken again round alike
@@ -190,7 +190,7 @@ def _check(step: "StepState", state: dict[str, Any]) -> None:
         if state[name] != ours:
             theirs, own = _differing(state[name], ours) if name == "settings" else (state[name], ours)
             differing = (
-                "other owners (units=), per_unit or unit_gradient"
+                "other owners (units=), per_unit or gradient"
                 if name == "units"  # the digests say nothing to a reader
                 else f"{_FACTS[name]} {theirs} and this one has {own}"
             )

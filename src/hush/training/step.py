@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +27,6 @@ from hush.training.methods.selective import Trials
 from hush.training.phases.noisy_mean import NoisyMeanStep
 from hush.training.phases.private_gradient import set_gradients
 from hush.training.phases.replay_choice import choose_replay
-from hush.training.sources.reader import CollateFn
 from hush.training.sources.source import Source
 from hush.training.units import check_length
 
@@ -94,10 +92,6 @@ class PrivateStep(NoisyMeanStep):
         data: Data,
         steps: int | None = None,
         present: Tensor | None = None,
-        *,
-        collate_fn: CollateFn | None = None,
-        workers: int = 0,
-        pad_to: Any = None,
     ) -> Iterator[Batch]:
         """Draw one batch after another, each to be passed to this step once.
 
@@ -105,12 +99,10 @@ class PrivateStep(NoisyMeanStep):
         raised, or was not run, comes first, on this data: what was mended since is trained on.
 
         Args:
-            data: inputs and targets, a row a slot, or a map-style data set of such pairs: docs/data.md.
+            data: inputs and targets, a row a slot, a map-style data set of such pairs, or a
+                `hush.Source` that says how records are read: docs/data.md.
             steps: how many batches; None: without end. After a step that raised, those that are left.
             present: which slots hold a record. What is in an empty slot counts for nothing.
-            collate_fn: makes rows of `[record]`, as for a DataLoader; one record at a time.
-            workers: processes that read ahead, a physical batch at a time.
-            pad_to: public length that ragged records are padded or cut to, as in `hush.Source`.
 
         Returns:
             Subsampled slots (sensitive); none may be left out.
@@ -118,15 +110,7 @@ class PrivateStep(NoisyMeanStep):
         with propagate_errors(self.processes):
             self.free_whole_weights()
             self.ledger.check_adjacency(self.adjacency)
-            pinned = self.device.type == "cuda"
-            data = prepare(
-                data,
-                present,
-                collate_fn=collate_fn,
-                workers=workers,
-                pad_to=pad_to,
-                pin_memory=pinned,
-            )
+            data = prepare(data, present, pin_memory=self.device.type == "cuda")
             held = held_slots(data) if self.shard else count(data)
             filled = occupied(data, present)
             if self.processes is not None:
@@ -255,7 +239,7 @@ class PrivateStep(NoisyMeanStep):
             release=release,
             dimension=self.dimension,
             arithmetic=self.arithmetic,
-            randomness=self.randomness,
+            randomness=self.secrecy,
             records=self.records,
             adjacency=self.adjacency,
         )

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from hush.core.errors import DataError, InvalidValue, PrivacyWarning
 from hush.core.guarantee import Adjacency, Neighbours
-from hush.core.randomness import Randomness, random_bits
-from hush.core.value import check_count
+from hush.core.randomness import RandomSource, random_bits
+from hush.core.value import check_count, check_kind
 from hush.gradients.units import Reduction
+from hush.training.options import Units
 
 _FAR = 0.05
 """Share of `records` by which the number of records may differ from it without a warning."""
@@ -29,7 +30,7 @@ Owners = Sequence[int] | Sequence[str] | np.ndarray[Any, Any] | Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Units:
+class UnitTable:
     """Units of privacy (users) that own the records, and how many records of one a step takes at most.
 
     **Guarantee.** docs/guarantees/units.md: a step in which a drawn unit takes part with one clipped
@@ -51,7 +52,7 @@ class Units:
         per_unit: int,
         reduction: Reduction = "mean",
         neighbours: Neighbours = Neighbours.ZERO_OUT,
-    ) -> "Units":
+    ) -> "UnitTable":
         """The units that a list of owners makes.
 
         Args:
@@ -64,9 +65,9 @@ class Units:
         """
         if reduction not in ("mean", "sum"):
             raise InvalidValue(
-                f'unit_gradient={reduction!r} must be "mean" or "sum": what a unit adds is the one or '
+                f'gradient={reduction!r} must be "mean" or "sum": what a unit adds is the one or '
                 "the other of its records' gradients, clipped once.",
-                key="unit_gradient",
+                key="gradient",
             )
         limit = check_count(
             "per_unit", per_unit, "a drawn unit takes part with one record at least", 1, 1
@@ -109,7 +110,7 @@ class Units:
         first = self.order[self.counts.cumsum(0) - self.counts]  # the sort of records is stable
         return hashlib.sha256(first[self.owners].numpy().tobytes()).hexdigest()[:32]
 
-    def draw(self, drawn: Tensor, source: Randomness) -> tuple[Tensor, Tensor]:
+    def draw(self, drawn: Tensor, source: RandomSource) -> tuple[Tensor, Tensor]:
         """Records with which drawn units take part: `per_unit` of each at random, or all it owns.
 
         A unit's choice touches its own gradient alone, so that no charge rests on its law.
@@ -135,30 +136,15 @@ class Units:
         return self.order[(first + rank_in_unit)[taken]], taken_counts[by_count]
 
 
-def units_of(
-    owners: Owners | None, per_unit: int | None, reduction: Reduction, neighbours: Neighbours
-) -> Units | None:
-    """The units that own the records; None where each record is a unit."""
-    if owners is None and per_unit is None:
-        if reduction != "mean":
-            raise InvalidValue(
-                f"unit_gradient={reduction!r} was passed without units: it is of the records of one "
-                "owner, and each record is its own here. Pass units=ids and per_unit=1 too, or leave it "
-                "out.",
-                key="unit_gradient",
-            )
+def units_of(units: Units | None, neighbours: Neighbours) -> UnitTable | None:
+    """Table of the units that own the records; None if each record is a unit."""
+    if units is None:
         return None
-    if owners is None or per_unit is None:
-        given, missing = ("per_unit", "units") if owners is None else ("units", "per_unit")
-        raise InvalidValue(
-            f"{given} was passed without {missing}: who owns which records, and how many of one owner's "
-            "a step takes, make the unit of privacy together. Pass units=ids, per_unit=1, or neither.",
-            key=missing,
-        )
-    return Units.of(owners, per_unit, reduction, neighbours)
+    check_kind("units", units, Units)
+    return UnitTable.of(units.owners, units.per_unit, units.gradient, neighbours)
 
 
-def adjacency_of(units: Units | None, neighbours: Neighbours) -> Adjacency:
+def adjacency_of(units: UnitTable | None, neighbours: Neighbours) -> Adjacency:
     """What neighbours of a step differ in; with the table of owners where that is public."""
     if units is None:
         return Adjacency(neighbours=neighbours)
@@ -166,7 +152,7 @@ def adjacency_of(units: Units | None, neighbours: Neighbours) -> Adjacency:
     return Adjacency(neighbours=neighbours, per_unit=units.per_unit, owners=table)
 
 
-def public_count(records: int | None, units: Units | None, neighbours: Neighbours) -> int:
+def public_count(records: int | None, units: UnitTable | None, neighbours: Neighbours) -> int:
     """Number of units of privacy that divides the update: public, as the relation has it."""
     if records is None and units is not None and neighbours is not Neighbours.ADD_REMOVE:
         return len(units)
@@ -188,7 +174,7 @@ def public_count(records: int | None, units: Units | None, neighbours: Neighbour
     return number
 
 
-def check_length(slots: int, records: int, units: Units | None, neighbours: Neighbours) -> None:
+def check_length(slots: int, records: int, units: UnitTable | None, neighbours: Neighbours) -> None:
     """Raise unless data of this length is what a step was made for; warn where a constant is far off.
 
     Args:

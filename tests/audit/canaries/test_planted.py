@@ -12,7 +12,7 @@ from hush.audit.canaries.directions import Signs, Spikes, directions_for, mislab
 from hush.audit.canaries.one_run import one_run
 from hush.audit.canaries.planted import CanaryRun, run_with_canaries
 from hush.core.errors import DataError, InvalidValue
-from hush.core.randomness import Randomness
+from hush.core.randomness import RandomSource
 from hush.noise import Gaussian
 from tests.gradients.oracle import one_at_a_time
 
@@ -141,7 +141,7 @@ def test_canaries_fill_every_subspace(bases: hush.Principal | None) -> None:
 PRIVATIZE = Gaussian.privatize
 
 
-def quarter(self: Gaussian, location: Tensor, *, norm: float, generator: Randomness) -> Tensor:
+def quarter(self: Gaussian, location: Tensor, *, norm: float, generator: RandomSource) -> Tensor:
     return PRIVATIZE(self, location, norm=norm / 4, generator=generator)
 
 

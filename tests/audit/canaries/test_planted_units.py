@@ -39,7 +39,7 @@ def plan_of(
 
 
 def planted(
-    plan: hush.Plan, *, steps: int, canaries: int, owned: int, per_unit: int, **options: Any
+    plan: hush.Plan, *, steps: int, canaries: int, owned: int, per_unit: int = 2, **options: Any
 ) -> tuple[CanaryRun, Tensor]:
     """A run with directions for canaries."""
     torch.manual_seed(0)
@@ -49,7 +49,12 @@ def planted(
     per_sample = nn.CrossEntropyLoss(reduction="none")
     aimed = directions_for(plan, model, per_sample, data, canaries, generator)
     included = torch.rand(canaries, generator=generator) < 0.5
-    settings = {"others": False, "physical_batch": 2000, "units": ORDINARY, **options}
+    settings = {
+        "others": False,
+        "physical_batch": 2000,
+        "units": hush.Units(owners=ORDINARY, per_unit=per_unit),
+        **options,
+    }
     run = run_with_canaries(
         model,
         nn.CrossEntropyLoss(),
@@ -61,7 +66,6 @@ def planted(
         steps=steps,
         delta=DELTA,
         generator=torch.Generator().manual_seed(1),
-        per_unit=per_unit,
         owned=owned,
         **settings,
     )
@@ -87,8 +91,7 @@ def planted_records(
         steps=steps,
         delta=DELTA,
         generator=torch.Generator().manual_seed(3),
-        units=ORDINARY,
-        per_unit=per_unit,
+        units=hush.Units(owners=ORDINARY, per_unit=per_unit),
         owned=owned,
     )
     return run, included
@@ -100,10 +103,10 @@ def found(planted_run: tuple[CanaryRun, Tensor]) -> tuple[float, OneRun]:
     return run.charge.epsilon.upper, one_run(run.scores, included, delta=DELTA)
 
 
-@pytest.mark.parametrize("unit_gradient", ["mean", "sum"])
+@pytest.mark.parametrize("gradient", ["mean", "sum"])
 @pytest.mark.parametrize("physical", [1, 7, 2000])
 def test_an_owner_who_is_in_moves_the_sum_by_the_clipping_norm_once(
-    unit_gradient: str, physical: int
+    gradient: Any, physical: int
 ) -> None:
     """Without noise to speak of, each score is 1 or 0 over the number of owners, times the steps."""
     run, included = planted(
@@ -111,8 +114,7 @@ def test_an_owner_who_is_in_moves_the_sum_by_the_clipping_norm_once(
         steps=3,
         canaries=24,
         owned=5,
-        per_unit=3,
-        unit_gradient=unit_gradient,
+        units=hush.Units(owners=ORDINARY, per_unit=3, gradient=gradient),
         physical_batch=physical,
     )
     expected = included.double() * 3 / (UNITS + 24)
@@ -208,8 +210,7 @@ def test_absent_owners_leave_no_trace() -> None:
             steps=4,
             delta=DELTA,
             generator=torch.Generator().manual_seed(0),
-            units=[f"owner {i}" for i in ORDINARY],
-            per_unit=2,
+            units=hush.Units(owners=[f"owner {i}" for i in ORDINARY], per_unit=2),
             owned=3,
         )
         weights.append(model.weight.detach().clone())
@@ -233,7 +234,6 @@ def test_what_does_not_fit_together_is_refused() -> None:
             torch.ones(4, dtype=torch.bool),
             steps=1,
             delta=DELTA,
-            units=ORDINARY,
-            per_unit=2,
+            units=hush.Units(owners=ORDINARY, per_unit=2),
             owned=3,
         )

@@ -15,7 +15,7 @@ from hush.cli.main import app
 from hush.cli.runs.experiment import Settings
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError
 from hush.core.plan import plan_text
-from hush.core.randomness import Randomness, source_for
+from hush.core.randomness import RandomSource, source_for
 from hush.noise import Gaussian
 
 
@@ -98,7 +98,7 @@ def test_a_run_stays_below_its_charge(run: Path, options: tuple[str, ...]) -> No
 def test_missing_noise_is_caught_and_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     privatize = Gaussian.privatize
 
-    def less_noise(self: Gaussian, location: Tensor, *, norm: float, generator: Randomness) -> Tensor:
+    def less_noise(self: Gaussian, location: Tensor, *, norm: float, generator: RandomSource) -> Tensor:
         return privatize(self, location, norm=norm / 32, generator=generator)
 
     monkeypatch.setattr(Gaussian, "privatize", less_noise)
@@ -191,7 +191,7 @@ def test_a_secure_run_is_audited_with_the_secure_source(
     assert Settings.read(tmp_path / "run").secure
     asked = []
 
-    def recording(*args: Any, secure: bool, **kwargs: Any) -> Randomness:
+    def recording(*args: Any, secure: bool, **kwargs: Any) -> RandomSource:
         asked.append(secure)
         return source_for(*args, secure=secure, **kwargs)
 

@@ -201,7 +201,7 @@ def test_a_record_s_trace_is_noticed_though_the_next_pass_begins_without_it() ->
 
     inputs = INPUTS.clone()
     inputs[2] = 1e4
-    step = step_of(Late(), physical_batch=3)
+    step = step_of(Late(), execution=hush.Execution(physical_batch=3))
     with pytest.raises(Unsupported, match="keeps scale from"):
         step(next(step.batches((inputs, TARGETS), steps=1)))
     assert not step.ledger.counts

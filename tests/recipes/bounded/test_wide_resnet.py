@@ -140,7 +140,8 @@ def test_the_step_is_the_same_as_without_watching() -> None:
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         generator = torch.Generator().manual_seed(5)
-        step = kind(model, nn.CrossEntropyLoss(), optimizer, plan, records=30, generator=generator)
+        randomness = hush.Randomness(generator=generator)
+        step = kind(model, nn.CrossEntropyLoss(), optimizer, plan, records=30, randomness=randomness)
         if isinstance(step, WatchedStep):
             step.show = Watch(run, model, nn.CrossEntropyLoss(reduction="none"), (x[:2], y[:2]), plan)
         for batch in step.batches((x, y), 3):

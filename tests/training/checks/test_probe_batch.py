@@ -259,7 +259,7 @@ def test_the_size_is_found_once_the_data_is_known(monkeypatch: pytest.MonkeyPatc
             torch.optim.SGD(model.parameters()),
             PLAN,
             records=5,
-            physical_batch=records_at_once,
+            execution=hush.Execution(physical_batch=records_at_once),
         )
         batch = next(step.batches((torch.randn(5, 4), torch.zeros(5, dtype=torch.long))))
         assert batch.physical == expected
@@ -297,9 +297,8 @@ def test_a_unit_that_is_not_split_is_in_what_is_said_of_rounding(per_unit: int, 
         nn.CrossEntropyLoss(),
         torch.optim.SGD(model.parameters(), lr=0.1),
         PLAN,
-        units=[0] * (slots - 1) + [1],
-        per_unit=per_unit,
-        physical_batch=2,
+        units=hush.Units(owners=[0] * (slots - 1) + [1], per_unit=per_unit),
+        execution=hush.Execution(physical_batch=2),
     )
     data = (torch.ones(slots, 4, dtype=torch.long), torch.arange(slots) % 2)
     step.probe(data)
@@ -317,9 +316,8 @@ def test_units_that_fill_batches_by_half_are_in_what_is_said_of_rounding(
         nn.CrossEntropyLoss(),
         torch.optim.SGD(model.parameters(), lr=0.1),
         PLAN,
-        units=torch.arange(slots) // 2,
-        per_unit=per_unit,
-        physical_batch=2,
+        units=hush.Units(owners=torch.arange(slots) // 2, per_unit=per_unit),
+        execution=hush.Execution(physical_batch=2),
     )
     step.probe((torch.ones(slots, 1, dtype=torch.float64), torch.arange(slots) % 2))
     assert step.rounding_bounded is bounded

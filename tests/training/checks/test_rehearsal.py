@@ -66,9 +66,9 @@ def seeded() -> torch.Generator:
 def test_a_run_goes_on_as_if_there_had_been_no_rehearsal(release: Release | None, bases: bool) -> None:
     public = torch.randn(12, 4, generator=seeded()), torch.arange(12) % 2
     passed = {"public": public} if bases else {}
-    plain = built(release, generator=seeded(), **passed)
+    plain = built(release, randomness=hush.Randomness(generator=seeded()), **passed)
     expected = run(plain, 4)
-    step = built(release, generator=seeded(), **passed)
+    step = built(release, randomness=hush.Randomness(generator=seeded()), **passed)
     begun = run(step, 1)
     state = copy.deepcopy(step.state_dict())
     shared = torch.get_rng_state()
@@ -92,7 +92,7 @@ def test_a_run_goes_on_as_if_there_had_been_no_rehearsal(release: Release | None
 
 
 def test_a_batch_that_was_drawn_is_still_to_be_used_after_an_error_inside() -> None:
-    step = built(None, generator=seeded())
+    step = built(None, randomness=hush.Randomness(generator=seeded()))
     batch = next(step.batches(DATA))
     before = [value.detach().clone() for value in step.model.parameters()]
 
@@ -110,7 +110,7 @@ def test_a_batch_that_was_drawn_is_still_to_be_used_after_an_error_inside() -> N
 
 
 def test_a_step_without_a_state_to_put_back_keeps_its_charges() -> None:
-    step = built(None, secure=True)
+    step = built(None, randomness=hush.Randomness(secure=True))
     run(step, 2)
     name = step.run
     with rehearsal(step):

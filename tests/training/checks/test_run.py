@@ -36,7 +36,7 @@ def train(
         evaluate_every=3,
         directory=folder,
         resume=resume,
-        generator=torch.Generator().manual_seed(seed),
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(seed)),
     )
 
 

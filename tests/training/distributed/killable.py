@@ -116,8 +116,8 @@ def work(job: Job, rank: int) -> None:
         directory=job.folder / "run",
         resume=job.resume,
         evaluate_every=EVERY,
-        generator=seeded(),
-        physical_batch=5,
+        randomness=hush.Randomness(generator=seeded()),
+        execution=hush.Execution(physical_batch=5),
     )
 
 

@@ -40,7 +40,7 @@ def step_of(model: nn.Module | None = None, **options: Any) -> PrivateStep:
     optimizer = options.pop("optimizer", None) or torch.optim.SGD(
         model.parameters(), lr=0.1, momentum=0.9
     )
-    usual: dict[str, Any] = {"records": RECORDS, "physical_batch": 5}
+    usual: dict[str, Any] = {"records": RECORDS, "execution": hush.Execution(physical_batch=5)}
     return PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, **{**usual, **options})
 
 

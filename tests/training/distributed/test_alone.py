@@ -39,8 +39,8 @@ def trained(*, shard: bool = False, sharded: bool = False) -> list[Tensor]:
         torch.optim.SGD(model.parameters(), lr=0.5),
         PLAN,
         records=len(X),
-        shard=shard,
-        generator=torch.Generator().manual_seed(3),
+        distributed=hush.Distributed(shard=shard),
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(3)),
     )
     for batch in step.batches((X, Y), steps=3):
         step(batch)

@@ -17,7 +17,7 @@ from tests.training.distributed.problems import data_of, seeded, step_of, weight
 
 def dies_after_the_second_charge(folder: Path, *, rank: int) -> None:
     """One of two ranks is gone once rank 0 has synced the charge of step 2; the other goes on."""
-    step = step_of(ledger=folder / "ledger.jsonl", generator=seeded())
+    step = step_of(ledger=folder / "ledger.jsonl", randomness=hush.Randomness(generator=seeded()))
     batches = step.batches(data_of(), steps=3)
     step(next(batches))
     torch.save(weights_of(step.model), folder / f"after one step {dist.get_rank()}.pt")

@@ -27,7 +27,9 @@ from tests.training.distributed.spawned import Raised
 BUDGET = hush.Budget(epsilon=30.0, delta=1e-3)
 
 
-def train(folder: Path, steps: int, *, seed: int | None = 0, **options: Any) -> tuple[torch.Tensor, Run]:
+def train(
+    folder: Path, steps: int, *, seed: int = 0, secure: bool = False, **options: Any
+) -> tuple[torch.Tensor, Run]:
     model = options.pop("model", None) or model_of()
     data = options.pop("data", None) or data_of()
     run = hush.train(
@@ -39,8 +41,8 @@ def train(folder: Path, steps: int, *, seed: int | None = 0, **options: Any) -> 
         budget=BUDGET,
         steps=steps,
         directory=folder / "run",
-        generator=None if seed is None else seeded(seed),
-        physical_batch=5,
+        randomness=hush.Randomness(generator=None if secure else seeded(seed), secure=secure),
+        execution=hush.Execution(physical_batch=5),
         **options,
     )
     return weights_of(model), run
@@ -69,7 +71,9 @@ def parts(folder: Path) -> dict[str, Any]:
     """Each rank with a part of its own: 30 records and 10."""
     inputs, targets = data_of()
     own = slice(0, 30) if dist.get_rank() == 0 else slice(30, 40)
-    weights, run = train(folder, 4, data=(inputs[own], targets[own]), shard=True)
+    weights, run = train(
+        folder, 4, data=(inputs[own], targets[own]), distributed=hush.Distributed(shard=True)
+    )
     return {"weights": weights, "records": run.guarantee.records}
 
 
@@ -83,13 +87,13 @@ def checks_itself(folder: Path) -> torch.Tensor:
 
 
 def checks_itself_securely(folder: Path) -> torch.Tensor:
-    return train(folder, 2, seed=None, secure=True, self_test=self_test)[0]
+    return train(folder, 2, secure=True, self_test=self_test)[0]
 
 
 def crashes_after_a_charge(folder: Path) -> None:
     """A checkpoint of step 2, and three steps more on the ledger."""
     with hush.Ledger(folder / "ledger.jsonl" if dist.get_rank() == 0 else None) as ledger:
-        step = step_of(ledger=ledger, generator=seeded())
+        step = step_of(ledger=ledger, randomness=hush.Randomness(generator=seeded()))
         batches = step.batches(data_of(), steps=5)
         for _ in range(2):
             step(next(batches))
@@ -107,7 +111,7 @@ def repeats(folder: Path) -> dict[str, Any]:
     crashes_after_a_charge(folder)
     dist.barrier()
     with hush.Ledger(folder / "ledger.jsonl" if dist.get_rank() == 0 else None) as ledger:
-        step = step_of(ledger=ledger, generator=seeded(1))
+        step = step_of(ledger=ledger, randomness=hush.Randomness(generator=seeded(1)))
         step.load_state_dict(torch.load(folder / "state.pt") if dist.get_rank() == 0 else {})
         for batch in step.batches(data_of(), steps=3):
             step(batch)
@@ -222,7 +226,7 @@ def resumed_alone(tmp_path: Path, *, steps_on_ledger: int) -> tuple[hush.Private
     lines = left["ledger"].splitlines(keepends=True)
     kept = len(lines) - (5 - steps_on_ledger)
     (tmp_path / "ledger.jsonl").write_bytes(b"".join(lines[:kept]))
-    step = step_of(ledger=tmp_path / "ledger.jsonl", generator=seeded(1))
+    step = step_of(ledger=tmp_path / "ledger.jsonl", randomness=hush.Randomness(generator=seeded(1)))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         step.load_state_dict(left["state"])
@@ -252,7 +256,7 @@ def test_a_charge_that_was_cut_short_is_not_taken_for_another_number_of_processe
     lines = left["ledger"].splitlines(keepends=True)
     torn = lines[-3][: lines[-3].index(b'"release": "') + len(b'"release": "') + 1]
     (tmp_path / "ledger.jsonl").write_bytes(b"".join([*lines[:-3], torn]))
-    step = step_of(ledger=tmp_path / "ledger.jsonl", generator=seeded(1))
+    step = step_of(ledger=tmp_path / "ledger.jsonl", randomness=hush.Randomness(generator=seeded(1)))
     with pytest.warns(hush.PrivacyWarning, match="charged by 2 processes"):
         step.load_state_dict(left["state"])
     for batch in step.batches(data_of(), steps=1):

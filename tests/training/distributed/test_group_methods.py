@@ -52,19 +52,25 @@ def plans(folder: Path) -> dict[str, Any]:
     """Weights of a run under each plan, or the error."""
     results = {}
     for name, parts in PLANS.items():
-        step = step_of(plan=plan_of(**parts), generator=seeded())
+        step = step_of(plan=plan_of(**parts), randomness=hush.Randomness(generator=seeded()))
         results[name] = trained(step)
     return results
 
 
 def blocks_have_their_noise(folder: Path) -> bool:
     """Slices cut blocks of different multipliers."""
-    step = step_of(plan=plan_of(**PLANS["box in blocks"]), generator=seeded(4))
+    step = step_of(
+        plan=plan_of(**PLANS["box in blocks"]), randomness=hush.Randomness(generator=seeded(4))
+    )
     return noise_scale(observe(step, data_of(), 30)).passed
 
 
 def owners(folder: Path) -> dict[str, Any]:
-    step = step_of(records=None, units=OWNERS, per_unit=3, generator=seeded(5))
+    step = step_of(
+        records=None,
+        units=hush.Units(owners=OWNERS, per_unit=3),
+        randomness=hush.Randomness(generator=seeded(5)),
+    )
     batch = next(step.batches(data_of()))
     own = step.share(batch)
     return {
@@ -75,11 +81,15 @@ def owners(folder: Path) -> dict[str, Any]:
 
 
 def owners_train(folder: Path) -> Tensor:
-    return trained(step_of(records=None, units=OWNERS, per_unit=3))
+    return trained(step_of(records=None, units=hush.Units(owners=OWNERS, per_unit=3)))
 
 
 def owners_in_parts(folder: Path) -> None:
-    step_of(records=None, units=OWNERS, per_unit=3, shard=True)
+    step_of(
+        records=None,
+        units=hush.Units(owners=OWNERS, per_unit=3),
+        distributed=hush.Distributed(shard=True),
+    )
 
 
 def views(folder: Path) -> Tensor:
@@ -104,19 +114,19 @@ SELECTIVE = hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=0.0)
 
 
 def selective(folder: Path) -> dict[str, Any]:
-    step = step_of(plan=plan_of(release=SELECTIVE), generator=seeded(6))
+    step = step_of(plan=plan_of(release=SELECTIVE), randomness=hush.Randomness(generator=seeded(6)))
     moved = [step(batch) for batch in step.batches(data_of(), steps=10)]
     return {"weights": weights_of(step.model), "moved": moved, "accepted": step.accepted}
 
 
 def selective_securely(folder: Path) -> dict[str, Any]:
-    step = step_of(plan=plan_of(release=SELECTIVE), secure=True)
+    step = step_of(plan=plan_of(release=SELECTIVE), randomness=hush.Randomness(secure=True))
     moved = [step(batch) for batch in step.batches(data_of(), steps=4)]
     return {"weights": weights_of(step.model), "moved": moved}
 
 
 def selective_checks(folder: Path) -> list[bool]:
-    step = step_of(plan=plan_of(release=SELECTIVE), generator=seeded(7))
+    step = step_of(plan=plan_of(release=SELECTIVE), randomness=hush.Randomness(generator=seeded(7)))
     data = data_of()
     return [
         fresh_test_batches(step, data).passed,
@@ -127,7 +137,7 @@ def selective_checks(folder: Path) -> list[bool]:
 
 def rises(folder: Path) -> float:
     """Rise of the loss over the whole data, as every rank measures it."""
-    step = step_of(plan=plan_of(release=SELECTIVE), generator=seeded(8))
+    step = step_of(plan=plan_of(release=SELECTIVE), randomness=hush.Randomness(generator=seeded(8)))
     step.batches(data_of())
     assert step.trials is not None
     whole = Batch(torch.arange(RECORDS), data_of(), 5)
@@ -141,7 +151,9 @@ def parts(folder: Path) -> dict[str, Any]:
     inputs, targets = data_of()
     cuts = [0, 25, 40, 40, 40]
     own = slice(cuts[dist.get_rank()], cuts[dist.get_rank() + 1])
-    step = step_of(shard=True, generator=seeded(3))
+    step = step_of(
+        distributed=hush.Distributed(shard=True), randomness=hush.Randomness(generator=seeded(3))
+    )
     next(step.batches((inputs[own], targets[own])))  # not used: it comes first of the next ones
     batches = step.batches((inputs[own], targets[own]), steps=5)
     batch = next(batches)
@@ -158,12 +170,12 @@ def parts(folder: Path) -> dict[str, Any]:
 
 
 def the_same_part(folder: Path) -> None:
-    step_of(records=RANKS * RECORDS, shard=True).batches(data_of())
+    step_of(records=RANKS * RECORDS, distributed=hush.Distributed(shard=True)).batches(data_of())
 
 
 def parts_of_another_number(folder: Path) -> None:
     inputs, targets = data_of(seed=dist.get_rank())
-    step_of(records=RECORDS, shard=True).batches((inputs, targets))
+    step_of(records=RECORDS, distributed=hush.Distributed(shard=True)).batches((inputs, targets))
 
 
 def noisy_means_elsewhere(folder: Path) -> None:
@@ -236,7 +248,11 @@ def test_no_owner_is_split_between_ranks() -> None:
     assert torch.equal(torch.cat([each["share"][0] for each in ranks]), drawn)
     assert torch.equal(torch.cat([each["share"][1] for each in ranks]), counts)
     assert all(int(each["share"][1].sum()) == len(each["share"][0]) for each in ranks)
-    one = step_of(records=None, units=OWNERS, per_unit=3, processes=False)
+    one = step_of(
+        records=None,
+        units=hush.Units(owners=OWNERS, per_unit=3),
+        distributed=hush.Distributed(processes=False),
+    )
     one.batches(data_of())
     batch = Batch(drawn, data_of(), 5, counts=counts)
     torch.testing.assert_close(ranks[0]["sum"], one.clipped_sum(batch), rtol=1e-6, atol=1e-7)
@@ -264,7 +280,7 @@ def test_a_verdict_is_one_for_all_ranks() -> None:
 
 def test_the_test_of_a_proposal_is_that_of_one_process() -> None:
     assert result("selective_checks") == [[True] * 3] * RANKS
-    step = step_of(plan=plan_of(release=SELECTIVE), processes=False)
+    step = step_of(plan=plan_of(release=SELECTIVE), distributed=hush.Distributed(processes=False))
     step.batches(data_of())
     assert step.trials is not None
     new = step.trials.losses(list(Batch(torch.arange(RECORDS), data_of(), 5)))
@@ -277,7 +293,7 @@ def test_parts_are_drawn_and_summed_as_one_data_set() -> None:
     assert same([each["weights"] for each in ranks])
     drawn = ranks[0]["drawn"]
     assert torch.equal(torch.cat([each["own"] for each in ranks]), drawn)
-    one = step_of(processes=False)
+    one = step_of(distributed=hush.Distributed(processes=False))
     one.batches(data_of())
     total = one.clipped_sum(Batch(drawn, data_of(), 5))
     torch.testing.assert_close(ranks[0]["sum"], total, rtol=1e-6, atol=1e-7)

@@ -31,7 +31,14 @@ class Parting(PrivateStep):
 def parting(plan: hush.Plan) -> Parting:
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return Parting(model, nn.CrossEntropyLoss(), optimizer, plan, records=40, generator=seeded())
+    return Parting(
+        model,
+        nn.CrossEntropyLoss(),
+        optimizer,
+        plan,
+        records=40,
+        randomness=hush.Randomness(generator=seeded()),
+    )
 
 
 def other_releases(folder: Path) -> tuple[str, str, int]:
@@ -112,7 +119,7 @@ def weights_adopted_on_one_rank(folder: Path) -> None:
 
 
 def the_same_weights_adopted(folder: Path) -> Tensor:
-    step = step_of(generator=seeded())
+    step = step_of(randomness=hush.Randomness(generator=seeded()))
     batches = step.batches(data_of())
     step(next(batches))
     halve(step)
@@ -132,13 +139,13 @@ def another_private_number(folder: Path) -> None:
 
 
 def other_seeds(folder: Path) -> None:
-    step_of(generator=seeded(dist.get_rank()))
+    step_of(randomness=hush.Randomness(generator=seeded(dist.get_rank())))
 
 
 def other_owners(folder: Path) -> None:
     owners = torch.arange(40) // (2 + dist.get_rank())
     relation = hush.Neighbours.ADD_REMOVE
-    step_of(units=owners, per_unit=2, neighbours=relation, records=20)
+    step_of(units=hush.Units(owners=owners, per_unit=2), neighbours=relation, records=20)
 
 
 SCENARIOS = (

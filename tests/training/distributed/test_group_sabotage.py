@@ -9,20 +9,21 @@ import pytest
 from hush.audit.checks.draws import draws_independent
 from hush.audit.checks.noise import Check, noise_fresh, noise_scale, observe
 from hush.audit.checks.step import charged
+from hush.training.options import Randomness
 from tests.training.distributed import sabotage, spawned
 from tests.training.distributed.problems import data_of, seeded, step_of
 
 
 def scale() -> Check:
-    return noise_scale(observe(step_of(generator=seeded(1)), data_of(), 12))
+    return noise_scale(observe(step_of(randomness=Randomness(generator=seeded(1))), data_of(), 12))
 
 
 def fresh() -> Check:
-    return noise_fresh(observe(step_of(generator=seeded(1)), data_of(), 12))
+    return noise_fresh(observe(step_of(randomness=Randomness(generator=seeded(1))), data_of(), 12))
 
 
 def draws() -> Check:
-    return draws_independent(step_of(generator=seeded(1)), data_of(), 60)
+    return draws_independent(step_of(randomness=Randomness(generator=seeded(1))), data_of(), 60)
 
 
 def charges() -> Check:

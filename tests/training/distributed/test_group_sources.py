@@ -35,7 +35,7 @@ def trains_on_sources(folder: Path) -> list[Tensor]:
     fork_workers()
     weights = []
     for data in (data_of(), Pairs(data_of()), hush.Source(Pairs(data_of()), workers=1)):
-        step = step_of(generator=seeded())
+        step = step_of(randomness=hush.Randomness(generator=seeded()))
         for batch in step.batches(data, steps=3):
             step(batch)
         weights.append(weights_of(step.model))
@@ -49,7 +49,9 @@ def trains_on_shards(folder: Path) -> list[Tensor]:
     part = (inputs[:25], targets[:25]) if rank == 0 else (inputs[25:], targets[25:])
     weights = []
     for data in (part, Pairs(part), hush.Source(tuple(rows.numpy() for rows in part), workers=1)):
-        step = step_of(generator=seeded(), shard=True)
+        step = step_of(
+            randomness=hush.Randomness(generator=seeded()), distributed=hush.Distributed(shard=True)
+        )
         for batch in step.batches(data, steps=3):
             step(batch)
         weights.append(weights_of(step.model))
@@ -66,7 +68,7 @@ def shards_that_share_records(folder: Path) -> list[str]:
     said = []
     for part in (arrays, hush.Source(cut, collate_fn=default_collate)):
         try:
-            step_of(shard=True, records=50).batches(part)
+            step_of(distributed=hush.Distributed(shard=True), records=50).batches(part)
         except DataError as error:
             said.append(str(error))
     return said
@@ -85,7 +87,7 @@ class Breaking(Pairs):
 
 def unreadable_on_one_rank(folder: Path) -> tuple[str, int, bool]:
     """What is said, steps charged by then, and whether the same batch is trained on afterwards."""
-    data, step, said = Breaking(data_of()), step_of(generator=seeded()), ""
+    data, step, said = Breaking(data_of()), step_of(randomness=hush.Randomness(generator=seeded())), ""
     batch = next(step.batches(data))
     data.broken = torch.distributed.get_rank() == 1
     try:

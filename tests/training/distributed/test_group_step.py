@@ -33,7 +33,7 @@ STEPS = 6
 
 def trains(folder: Path) -> dict[str, Any]:
     """A seeded run: what every rank has at the end, and what each drew, held and released."""
-    step = step_of(ledger=folder / "ledger.jsonl", generator=seeded())
+    step = step_of(ledger=folder / "ledger.jsonl", randomness=hush.Randomness(generator=seeded()))
     draws, shares, updates = [], [], []
     for batch in step.batches(data_of(), steps=STEPS):
         draws.append(batch.indices)
@@ -53,7 +53,7 @@ def trains(folder: Path) -> dict[str, Any]:
 
 
 def trains_securely(folder: Path) -> dict[str, Any]:
-    step = step_of(secure=True)
+    step = step_of(randomness=hush.Randomness(secure=True))
     draws = []
     for batch in step.batches(data_of(), steps=3):
         draws.append(batch.indices)
@@ -62,7 +62,7 @@ def trains_securely(folder: Path) -> dict[str, Any]:
 
 
 def trains_with_torch_s_generator(folder: Path) -> Tensor:
-    step = step_of(arithmetic="assumed")
+    step = step_of(randomness=hush.Randomness(arithmetic="assumed"))
     for batch in step.batches(data_of(), steps=3):
         step(batch)
     return weights_of(step.model)
@@ -72,7 +72,7 @@ def trains_without_noise(folder: Path) -> tuple[list[Tensor], Tensor]:
     """Draws and weights of a run whose noise is exactly zero: what is left is the records' part."""
     draws = []
     with mock.patch.object(hush.Gaussian, "privatize", _location_itself):
-        step = step_of(generator=seeded(4))
+        step = step_of(randomness=hush.Randomness(generator=seeded(4)))
         for batch in step.batches(data_of(), steps=STEPS):
             draws.append(batch.indices)
             step(batch)
@@ -85,7 +85,7 @@ def _location_itself(self: hush.Gaussian, location: Tensor, **_: object) -> Tens
 
 def sums(folder: Path) -> list[tuple[Tensor, Tensor]]:
     """Sums of the whole batch, and who was drawn, without noise."""
-    step = step_of(generator=seeded(3))
+    step = step_of(randomness=hush.Randomness(generator=seeded(3)))
     return [
         (batch.indices, step.clipped_sum(batch).clone())
         for batch in (next(_drawn(step)) for _ in range(4))
@@ -98,25 +98,27 @@ def _drawn(step: hush.PrivateStep) -> Any:
 
 
 def noise_streams(folder: Path) -> list[tuple[bytes, bytes, bytes]]:
-    step = step_of(generator=seeded())
+    step = step_of(randomness=hush.Randomness(generator=seeded()))
     made = [step_streams(step.generator, step.processes) for _ in range(3)]
     return [(each.masks.key, each.coordinates.key, each.noise.key) for each in made]  # type: ignore[union-attr]
 
 
 def noise_is_that_of_one_process(folder: Path) -> list[bool]:
-    step = step_of(generator=seeded(1))
+    step = step_of(randomness=hush.Randomness(generator=seeded(1)))
     observed = observe(step, data_of(), 30)
     return [check(observed).passed for check in (noise_scale, noise_law, noise_fresh)]
 
 
 def draws_are_those_of_one_process(folder: Path) -> bool:
-    step = step_of(generator=seeded(2))
+    step = step_of(randomness=hush.Randomness(generator=seeded(2)))
     return draws_independent(step, data_of()).passed
 
 
 def empty_draws(folder: Path) -> tuple[Tensor, int]:
     """Nobody, or one record for two ranks, in almost every step."""
-    step = step_of(plan=plan_of(sampling=hush.Poisson(rate=0.01)), generator=seeded())
+    step = step_of(
+        plan=plan_of(sampling=hush.Poisson(rate=0.01)), randomness=hush.Randomness(generator=seeded())
+    )
     sizes = []
     for batch in step.batches(data_of(), steps=8):
         sizes.append(len(batch))
@@ -260,7 +262,7 @@ def scheduled_on_one_rank(folder: Path) -> None:
 
 def destroys_the_group(folder: Path) -> str:
     group = dist.new_group()
-    step = step_of(processes=group)
+    step = step_of(distributed=hush.Distributed(processes=group))
     batches = step.batches(data_of(), steps=2)
     step(next(batches))
     batch = next(batches)
@@ -327,7 +329,10 @@ def _stops(*_: Any) -> None:
 
 def alone(folder: Path) -> Tensor:
     """Two runs that have nothing to do with each other."""
-    step = step_of(processes=False, generator=seeded(dist.get_rank()))
+    step = step_of(
+        distributed=hush.Distributed(processes=False),
+        randomness=hush.Randomness(generator=seeded(dist.get_rank())),
+    )
     for batch in step.batches(data_of(), steps=1):
         step(batch)
     return weights_of(step.model)
@@ -393,7 +398,7 @@ def test_ranks_draw_the_same_slots_and_share_them() -> None:
 def test_the_charge_is_that_of_one_process_and_on_every_rank() -> None:
     first, second = result("trains")
     assert first["charge"] == second["charge"]
-    one = step_of(generator=seeded())
+    one = step_of(randomness=hush.Randomness(generator=seeded()))
     for batch in one.batches(data_of(), steps=STEPS):
         one(batch)
     assert first["charge"] == str(one.spent(1e-3))
@@ -414,7 +419,7 @@ def test_every_rank_has_the_same_checkpoint() -> None:
 
 
 def test_a_sum_of_two_ranks_is_that_of_one_process() -> None:
-    one = step_of(generator=seeded(3))
+    one = step_of(randomness=hush.Randomness(generator=seeded(3)))
     one.batches(data_of())
     for first, second in zip(*result("sums"), strict=True):
         assert torch.equal(first[1], second[1])
@@ -437,7 +442,7 @@ def test_weights_are_those_of_one_process_with_the_same_draws(without_noise: Non
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         plan_of(),
         records=RECORDS,
-        physical_batch=5,
+        execution=hush.Execution(physical_batch=5),
     )
     for batch in one.batches(data_of(), steps=STEPS):
         one(batch)

@@ -35,7 +35,9 @@ def traffic(folder: Path) -> dict[int, list[tuple[str, int]]]:
     """Collectives of the second step, by size of the physical batch."""
     seen = {}
     for size in BATCHES:
-        step = step_of(plan=plan_of(sampling=hush.FullBatch()), physical_batch=size)
+        step = step_of(
+            plan=plan_of(sampling=hush.FullBatch()), execution=hush.Execution(physical_batch=size)
+        )
         batches = step.batches(data_of(), steps=2)
         step(next(batches))
         batch = next(batches)

@@ -76,17 +76,31 @@ def part_of(*cuts: int) -> tuple[Tensor, Tensor]:
 
 
 def shares(folder: Path) -> dict[str, Any]:
-    step = step_of(generator=seeded())
+    step = step_of(randomness=hush.Randomness(generator=seeded()))
     sums = sums_of(step, data_of())
-    updates = drawn_by_hand(step_of(generator=seeded()), data_of(), DRAWN)
+    updates = drawn_by_hand(step_of(randomness=hush.Randomness(generator=seeded())), data_of(), DRAWN)
     return {"sums": sums, "updates": updates}
 
 
 def parts(folder: Path) -> dict[str, Any]:
     """39 records and 1: batches of the last slots are of rank 1 alone, and then nearly all of rank 0."""
     data = part_of(39)
-    updates = drawn_by_hand(step_of(shard=True, generator=seeded()), data, DRAWN)
-    return {"sums": sums_of(step_of(shard=True, generator=seeded()), data), "updates": updates}
+    updates = drawn_by_hand(
+        step_of(
+            distributed=hush.Distributed(shard=True), randomness=hush.Randomness(generator=seeded())
+        ),
+        data,
+        DRAWN,
+    )
+    return {
+        "sums": sums_of(
+            step_of(
+                distributed=hush.Distributed(shard=True), randomness=hush.Randomness(generator=seeded())
+            ),
+            data,
+        ),
+        "updates": updates,
+    }
 
 
 def trained_in_parts(folder: Path, *cuts: int, **options: Any) -> dict[str, Any]:
@@ -105,9 +119,9 @@ def trained_in_parts(folder: Path, *cuts: int, **options: Any) -> dict[str, Any]
             directory=folder / "run",
             resume=resume,
             evaluate_every=2,
-            generator=seeded(),
-            physical_batch=5,
-            shard=True,
+            randomness=hush.Randomness(generator=seeded()),
+            execution=hush.Execution(physical_batch=5),
+            distributed=hush.Distributed(shard=True),
         )
         results.append((weights_of(model), run.guarantee.records))
     return {"weights": results[-1][0], "records": results[-1][1]}
@@ -135,7 +149,14 @@ def passes_counted(folder: Path, cut: int) -> list[float]:
     model, calls = model_of(), torch.zeros(())
     model.register_buffer("calls", calls)
     model.register_forward_pre_hook(lambda *_: (calls.add_(1), None)[1])
-    step, counts = step_of(model, shard=True, generator=seeded()), []
+    step, counts = (
+        step_of(
+            model,
+            distributed=hush.Distributed(shard=True),
+            randomness=hush.Randomness(generator=seeded()),
+        ),
+        [],
+    )
     for steps in (3, 2):
         for batch in step.batches(part_of(cut), steps=steps):
             step(batch)
@@ -153,7 +174,7 @@ def passes_counted_on_rank_0(folder: Path) -> list[float]:
 
 def nothing_anywhere(folder: Path) -> None:
     inputs, targets = data_of()
-    step_of(shard=True).batches((inputs[:0], targets[:0]))
+    step_of(distributed=hush.Distributed(shard=True)).batches((inputs[:0], targets[:0]))
 
 
 def nothing_anywhere_trained(folder: Path) -> None:
@@ -204,12 +225,14 @@ def cut(order: Tensor, records: int = RECORDS) -> list[int]:
 def halves_of_two_orders(folder: Path) -> None:
     """Each rank shuffles with a seed of its own, and takes its half: about ten records are in both."""
     inputs, targets = data_of()
-    step_of(shard=True).batches((inputs[cut(order())], targets[cut(order())]))
+    step_of(distributed=hush.Distributed(shard=True)).batches(
+        (inputs[cut(order())], targets[cut(order())])
+    )
 
 
 def subsets_of_two_orders(folder: Path) -> None:
     subset = Subset(TensorDataset(*data_of()), list(range(RECORDS)))
-    step_of(shard=True).batches(Subset(subset, cut(order())))
+    step_of(distributed=hush.Distributed(shard=True)).batches(Subset(subset, cut(order())))
 
 
 def evened_out(folder: Path) -> None:
@@ -218,25 +241,29 @@ def evened_out(folder: Path) -> None:
     sampler: DistributedSampler[Any] = DistributedSampler(
         whole, num_replicas=2, rank=dist.get_rank(), shuffle=False
     )
-    step_of(shard=True).batches(Subset(whole, list(sampler)))
+    step_of(distributed=hush.Distributed(shard=True)).batches(Subset(whole, list(sampler)))
 
 
 def halves_of_one_order(folder: Path) -> None:
     whole = TensorDataset(*data_of())
-    step_of(shard=True).batches(Subset(whole, cut(torch.randperm(RECORDS, generator=seeded()))))
+    step_of(distributed=hush.Distributed(shard=True)).batches(
+        Subset(whole, cut(torch.randperm(RECORDS, generator=seeded())))
+    )
 
 
 def halves_of_two_data_sets(folder: Path) -> None:
     """The same numbers, of other records."""
     own = TensorDataset(*data_of(seed=dist.get_rank()))
-    step_of(shard=True).batches(Subset(own, list(range(RECORDS // 2))))
+    step_of(distributed=hush.Distributed(shard=True)).batches(Subset(own, list(range(RECORDS // 2))))
 
 
 def equal_by_chance(folder: Path) -> None:
     """Every record is there twice, somewhere."""
     inputs, targets = (torch.cat([part, part]) for part in data_of())
     own = cut(torch.randperm(2 * RECORDS, generator=seeded()), 2 * RECORDS)
-    step_of(records=2 * RECORDS, shard=True).batches((inputs[own], targets[own]))
+    step_of(records=2 * RECORDS, distributed=hush.Distributed(shard=True)).batches(
+        (inputs[own], targets[own])
+    )
 
 
 def mended(rank: int) -> tuple[Tensor, Tensor]:
@@ -247,7 +274,12 @@ def mended(rank: int) -> tuple[Tensor, Tensor]:
 
 def parts_exchanged_while_pending(folder: Path) -> tuple[str, int]:
     """Refused; with each record where it was, and some mended, the batch that was drawn is used."""
-    step, rank = step_of(shard=True, generator=seeded()), dist.get_rank()
+    step, rank = (
+        step_of(
+            distributed=hush.Distributed(shard=True), randomness=hush.Randomness(generator=seeded())
+        ),
+        dist.get_rank(),
+    )
     drawn = next(step.batches(part_of(RECORDS // 2)))
     with pytest.raises((hush.errors.DataError, hush.errors.ProcessFailed)) as refused:
         step.batches(mended(1 - rank))
@@ -289,7 +321,7 @@ def result(name: str) -> list[Any]:
 @pytest.mark.parametrize("name", ["shares", "parts"])
 def test_unequal_and_empty_shares_make_the_sum_of_one_process(name: str) -> None:
     first, second = result(name)
-    one = sums_of(step_of(generator=seeded()), data_of())
+    one = sums_of(step_of(randomness=hush.Randomness(generator=seeded())), data_of())
     for ours, theirs, whole in zip(first["sums"], second["sums"], one, strict=True):
         assert torch.equal(ours, theirs)
         torch.testing.assert_close(ours, whole, rtol=1e-6, atol=1e-7)

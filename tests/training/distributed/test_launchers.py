@@ -31,6 +31,7 @@ LEDGERS = {
 }
 WRAPPED = """
 import torch
+import hush
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from lightning.pytorch.core.optimizer import LightningOptimizer
@@ -43,7 +44,7 @@ accelerator = Accelerator()
 assert accelerator.num_processes == 2
 
 def trained(model, optimizer):
-    step = step_of(model, optimizer=optimizer, generator=seeded())
+    step = step_of(model, optimizer=optimizer, randomness=hush.Randomness(generator=seeded()))
     for batch in step.batches(data_of(), steps=3):
         step(batch)
     return weights_of(model)
@@ -148,6 +149,6 @@ def test_processes_that_have_not_met_are_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("WORLD_SIZE", "8")
     with pytest.raises(Unsupported, match="WORLD_SIZE=8: a launcher started 8 processes"):
         step_of()
-    assert step_of(processes=False).processes is None
+    assert step_of(distributed=hush.Distributed(processes=False)).processes is None
     monkeypatch.delenv("RANK")
     assert process_group(None) is None

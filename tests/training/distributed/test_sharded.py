@@ -97,7 +97,11 @@ def step_on(model: nn.Module, multiplier: float = 1.0, **options: Any) -> Privat
     plan = options.pop("plan", None) or plan_of(
         clipping=hush.L2(norm=CLIP), noise=hush.Gaussian(multiplier=multiplier)
     )
-    usual: dict[str, Any] = {"records": RECORDS, "physical_batch": 3, "generator": seeded()}
+    usual: dict[str, Any] = {
+        "records": RECORDS,
+        "execution": hush.Execution(physical_batch=3),
+        "randomness": hush.Randomness(generator=seeded()),
+    }
     return PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, **{**usual, **options})
 
 
@@ -153,13 +157,13 @@ def trains_on_parts(folder: Path) -> dict[str, Any]:
     """Each rank with records of its own: 30 and 10, of which it draws very different numbers."""
     inputs, targets = sentences()
     own = slice(0, 30) if dist.get_rank() == 0 else slice(30, 40)
-    step = step_on(sharded_model(), SILENT, shard=True)
+    step = step_on(sharded_model(), SILENT, distributed=hush.Distributed(shard=True))
     draws = trained(step, STEPS, (inputs[own], targets[own]))
     return {"draws": draws, "weights": weights_of(step.model)}
 
 
 def trains_in_secret(folder: Path) -> str:
-    step = step_on(sharded_model(), secure=True, generator=None)
+    step = step_on(sharded_model(), randomness=hush.Randomness(secure=True, generator=None))
     trained(step, 2)
     return str(step.spent(1e-3).epsilon)
 
@@ -201,7 +205,12 @@ def rank_without_a_shard(folder: Path) -> dict[str, Any]:
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = PrivateStep(
-        model, lambda outputs, _: outputs[:, 0], optimizer, plan_of(), records=RECORDS, physical_batch=4
+        model,
+        lambda outputs, _: outputs[:, 0],
+        optimizer,
+        plan_of(),
+        records=RECORDS,
+        execution=hush.Execution(physical_batch=4),
     )
     trained(step, 2, (torch.ones(RECORDS, 3), torch.ones(RECORDS)))
     assert step.update is not None
@@ -293,7 +302,7 @@ def sums_of_other_layers(folder: Path) -> dict[str, float]:
                 parts = list(model.modules()) if kind is Reused else [model, model.block]
                 for module in reversed(parts):
                     fully_shard(module)
-            step = step_on(model, processes=None if sharded else False)
+            step = step_on(model, distributed=hush.Distributed(processes=None if sharded else False))
             total = step.clipped_sum(batch).clone()
             trained_values = list(step.trainable().values())
             if step.sharded is not None:
@@ -381,7 +390,7 @@ def resumes(folder: Path) -> dict[str, Any]:
 
 def _alone(folder: Path, ledger: hush.Ledger) -> dict[str, Any]:
     """The checkpoint of two ranks in one process, which adds other noise to the steps since."""
-    alone = step_on(whole_model(), processes=False, ledger=ledger)
+    alone = step_on(whole_model(), distributed=hush.Distributed(processes=False), ledger=ledger)
     with pytest.warns(
         hush.errors.PrivacyWarning,
         match="steps were charged by 2 processes with sharded parameters since",
@@ -396,7 +405,9 @@ def resumes_from_one_process(folder: Path) -> dict[str, Any]:
     """Saved by one process with the whole model, and gone on with by two that share it out."""
     result: dict[str, Any] = {}
     if dist.get_rank() == 0:
-        one = step_on(whole_model(), processes=False, ledger=folder / "ledger.jsonl")
+        one = step_on(
+            whole_model(), distributed=hush.Distributed(processes=False), ledger=folder / "ledger.jsonl"
+        )
         trained(one, 2)
         sharded_checkpoint.save(one, folder / "run")
         result["saved"] = weights_of(one.model)
@@ -439,7 +450,9 @@ def refuses(folder: Path) -> dict[str, str]:
             plan=plan_of(clipping=hush.Lp(p=1.0, norm=1.0), noise=hush.Laplace(multiplier=1.0)),
         ),
         "units": lambda: step_on(
-            sharded_model(), units=torch.arange(RECORDS) // 2, per_unit=2, records=RECORDS // 2
+            sharded_model(),
+            units=hush.Units(owners=torch.arange(RECORDS) // 2, per_unit=2),
+            records=RECORDS // 2,
         ),
         "release": lambda: step_on(
             sharded_model(), plan=plan_of(release=hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0))
@@ -449,14 +462,16 @@ def refuses(folder: Path) -> dict[str, str]:
         ),
         "placement": lambda: step_on(odd),
         "some": lambda: step_on(some),
-        "one process": lambda: step_on(sharded_model(), processes=False),
+        "one process": lambda: step_on(sharded_model(), distributed=hush.Distributed(processes=False)),
         "state_dict": lambda: step_on(sharded_model()).state_dict(),
         "train": lambda: _train(sharded_model()),
         "override": lambda: _canaries(sharded_model()),
         "branch": lambda: trained(step_on(_branching()), 1),
         "derived": lambda: trained(step_on(_derived()), 1),
         "no records": lambda: trained(
-            step_on(sharded_model(), shard=True), 1, sentences(RECORDS * (1 - dist.get_rank()))
+            step_on(sharded_model(), distributed=hush.Distributed(shard=True)),
+            1,
+            sentences(RECORDS * (1 - dist.get_rank())),
         ),
     }
     return {name: _refused(case) for name, case in cases.items()}

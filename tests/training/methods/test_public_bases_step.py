@@ -51,7 +51,7 @@ def stepper(chosen: hush.Plan, model: nn.Module, public: Any, **options: Any) ->
         chosen,
         records=RECORDS,
         public=public,
-        generator=torch.Generator().manual_seed(3),
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(3)),
         **options,
     )
 

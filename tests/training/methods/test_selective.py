@@ -74,7 +74,7 @@ def begin(
         loss or nn.CrossEntropyLoss(),
         make(model.parameters(), **rates),
         chosen,
-        generator=torch.Generator().manual_seed(seed),
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(seed)),
         **{"records": RECORDS, **options},
     )
     return step, data
@@ -439,7 +439,7 @@ def train(chosen: hush.Plan, *, budget: hush.Budget | None = None, **options: An
         data,
         budget=budget or hush.Budget(epsilon=500.0, delta=1e-5),
         scheduler=scheduler,
-        generator=torch.Generator().manual_seed(1),
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(1)),
         **options,
     )
     return run, step.model, scheduler

@@ -34,8 +34,8 @@ def released(present: bool, seed: int) -> float:
         torch.optim.SGD(model.parameters(), lr=3.0, momentum=1.0),  # lr undoes the divisor
         PLAN,
         records=3,
-        generator=torch.Generator().manual_seed(2 * seed + present),
-        physical_batch=3,
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(2 * seed + present)),
+        execution=hush.Execution(physical_batch=3),
     )
     evidence, last = 0.0, 0.0
     for number, batch in enumerate(step.batches((inputs, torch.zeros(3)), steps=TRIALS), start=1):

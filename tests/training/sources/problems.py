@@ -67,6 +67,6 @@ def step_for(
         torch.optim.SGD(model.parameters(), lr=0.1),
         plan,
         records=records,
-        generator=torch.Generator().manual_seed(1),
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(1)),
         **options,
     )

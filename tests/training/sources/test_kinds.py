@@ -141,7 +141,7 @@ def trained(data: Any, **options: Any) -> Tensor:
     """Weights after a few steps."""
     torch.manual_seed(0)
     model = nn.Linear(WIDTH, 2)
-    settings = {"records": RECORDS, "physical_batch": 5, **options}
+    settings = {"records": RECORDS, "execution": hush.Execution(physical_batch=5), **options}
     reading = {name: settings.pop(name) for name in ("present",) if name in settings}
     step = hush.PrivateStep(
         model,
@@ -152,7 +152,7 @@ def trained(data: Any, **options: Any) -> Tensor:
             clipping=hush.L2(norm=1.0),
             noise=hush.Gaussian(multiplier=0.5),
         ),
-        generator=torch.Generator().manual_seed(1),
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(1)),
         **settings,
     )
     for batch in step.batches(data, steps=3, **reading):
@@ -167,7 +167,7 @@ def test_every_kind_of_source_trains_alike(kind: str, tmp_path: Path) -> None:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "empty slots": {"present": torch.arange(RECORDS) % 5 > 0},
-    "units": {"units": torch.arange(RECORDS) // 4, "per_unit": 3, "records": None},
+    "units": {"units": hush.Units(owners=torch.arange(RECORDS) // 4, per_unit=3), "records": None},
     "add/remove": {"neighbours": hush.Neighbours.ADD_REMOVE, "records": 25},
 }
 

@@ -83,7 +83,7 @@ def test_a_data_set_that_draws_from_the_global_generators_is_taken() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_of_a_record_shows_nothing_of_it(workers: int) -> None:
-    source = prepare(Files([5]), workers=workers)
+    source = prepare(hush.Source(Files([5]), workers=workers))
     for _ in range(2):  # workers that were left with unread batches do not spoil the next list
         with pytest.raises(DataError, match=r"FileNotFoundError in problems.py, line \d+") as raised:
             rows(source, list(range(8)), 2)
@@ -105,7 +105,9 @@ def test_a_record_in_two_slots_is_refused_unless_its_owner_is_the_unit() -> None
     twice: Subset[Any] = Subset(Files([]), [0, 1, 2, 3, 4, 5, 6, 6])  # type: ignore[arg-type]
     with pytest.raises(DataError, match="in several slots"):
         step_for(8).batches(twice)
-    step_for(None, units=torch.tensor([0, 1, 2, 3, 4, 5, 6, 6]), per_unit=2).batches(twice)
+    step_for(None, units=hush.Units(owners=torch.tensor([0, 1, 2, 3, 4, 5, 6, 6]), per_unit=2)).batches(
+        twice
+    )
 
 
 class Dying(Files):
@@ -124,7 +126,7 @@ def test_a_step_whose_worker_is_killed_is_not_charged_and_can_be_run_again(
     asking = _MultiProcessingDataLoaderIter._try_get_data
     monkeypatch.setattr(asking, "__defaults__", (0.1,))
     data, step = Dying(list(range(2, 8))), step_for(8)
-    batch = next(step.batches(data, workers=1))
+    batch = next(step.batches(hush.Source(data, workers=1)))
     for _ in range(2):
         with pytest.raises(DataError, match=r"worker process failed.*not charged"):
             step(batch)

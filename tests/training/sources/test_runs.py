@@ -59,23 +59,21 @@ class Bag(nn.Module):
 def train(directory: Path, steps: int, workers: int, resume: bool = False, data: Any = None) -> Tensor:
     torch.manual_seed(0)
     model = Bag()
+    reading: Any = {"collate_fn": collate, "workers": workers, "pad_to": (5, None)}
     hush.train(
         model,
         nn.CrossEntropyLoss(),
         torch.optim.AdamW(model.parameters(), lr=0.1),
         PLAN,
-        Sentences() if data is None else data,
+        hush.Source(Sentences(), **reading) if data is None else data,
         budget=BUDGET,
         steps=steps,
         directory=directory,
         resume=resume,
-        generator=None if resume else torch.Generator().manual_seed(5),
-        evaluation=Sentences(first=50),
+        randomness=hush.Randomness(generator=None if resume else torch.Generator().manual_seed(5)),
+        evaluation=hush.Source(Sentences(first=50), **reading),
         evaluate_every=2,
-        collate_fn=collate,
-        workers=workers,
-        pad_to=(5, None),
-        physical_batch=4,
+        execution=hush.Execution(physical_batch=4),
     )
     return weights_of(model)
 
@@ -90,7 +88,13 @@ def test_a_resumed_run_repeats_the_augmentation(workers: int, tmp_path: Path) ->
 def test_a_run_is_not_resumed_on_other_records_of_a_data_set(tmp_path: Path) -> None:
     train(tmp_path, 2, 0)
     with pytest.raises(CheckpointError, match="first 8 records are not those"):
-        train(tmp_path, 4, 0, resume=True, data=Sentences(first=1))
+        train(
+            tmp_path,
+            4,
+            0,
+            resume=True,
+            data=hush.Source(Sentences(first=1), collate_fn=collate, pad_to=(5, None)),
+        )
 
 
 def test_a_run_and_its_evaluation_read_sources_of_their_own() -> None:
@@ -113,7 +117,7 @@ def test_a_run_and_its_evaluation_read_sources_of_their_own() -> None:
             budget=BUDGET,
             steps=3,
             evaluation=evaluation,
-            generator=seeded(),
+            randomness=hush.Randomness(generator=seeded()),
         )
         outcomes.append((weights_of(model).tolist(), run.metrics))
     assert outcomes[0] == outcomes[1]
@@ -135,26 +139,32 @@ class Rows:
 def step_for(**options: Any) -> hush.PrivateStep:
     torch.manual_seed(0)
     model = Bag()
-    settings = {"records": RECORDS, "generator": torch.Generator().manual_seed(1), **options}
+    settings = {
+        "records": RECORDS,
+        "randomness": hush.Randomness(generator=torch.Generator().manual_seed(1)),
+        **options,
+    }
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, PLAN, **settings)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"neighbours": hush.Neighbours.ADD_REMOVE}, {"units": [i // 3 for i in range(30)]}],
+    [
+        {},
+        {"neighbours": hush.Neighbours.ADD_REMOVE},
+        {"units": hush.Units(owners=[i // 3 for i in range(30)], per_unit=2), "records": None},
+    ],
     ids=["zero-out", "add/remove", "units"],
 )
 def test_a_step_on_a_source_does_what_is_charged(options: dict[str, Any]) -> None:
-    if "units" in options:
-        options = {**options, "per_unit": 2, "records": None}
     source = hush.Source(Sentences(), collate_fn=collate, pad_to=(5, None))
     hush.audit.self_test(step_for(**options), source)
 
 
 def test_one_record_moves_the_sum_by_its_own_share_whatever_its_length() -> None:
     """Neighbours: the longest record's slot is filled or empty, and no other row notices."""
-    step = step_for(physical_batch=7)
+    step = step_for(execution=hush.Execution(physical_batch=7))
     source = hush.Source(Sentences(), collate_fn=collate, pad_to=(5, None))
     longest = LENGTHS.index(max(LENGTHS))
     sums = []

@@ -54,7 +54,7 @@ def test_a_collate_function_that_pads_to_the_longest_sees_one_record() -> None:
 
 @pytest.mark.parametrize("physical", [1, 2])
 def test_a_shape_that_follows_the_record_is_refused_and_not_shown(physical: int) -> None:
-    source = prepare(Sentences(), collate_fn=pad_to_longest)
+    source = prepare(hush.Source(Sentences(), collate_fn=pad_to_longest))
     with pytest.raises(DataError, match=r"another shape or type .* pad_to= a public length") as raised:
         list(batches(source, [0, 2], physical))
     assert not any(str(length) in str(raised.value) for length in LENGTHS)
@@ -89,7 +89,7 @@ def test_what_a_record_draws_is_a_function_of_the_step_and_its_slot(workers: int
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]  # noqa: NPY002
     alone = {slot: rows(Noisy(), [slot], 1)[0] for slot in range(8)}
     assert len({tuple(row[1:]) for row in alone.values()}) == 8, "no two slots draw the same"
-    source = prepare(Noisy(), workers=workers)
+    source = prepare(hush.Source(Noisy(), workers=workers))
     for slots in ([0, 1, 2, 3, 4, 5, 6, 7], [7, 3], [3, 4, 6]):
         for physical in (1, 3, 8):
             assert rows(source, slots, physical) == [alone[slot] for slot in slots]
@@ -106,7 +106,7 @@ def test_a_collate_function_that_draws_has_the_record_s_numbers() -> None:
         noise = torch.rand(len(records), 4)
         return noise, torch.tensor([label for _, label in records])
 
-    source = prepare(Noisy(), collate_fn=masked)
+    source = prepare(hush.Source(Noisy(), collate_fn=masked))
     whole = rows(source, list(range(8)), 8)
     assert rows(source, [5], 1) == [whole[5]]
     assert len({tuple(row) for row in whole}) == 8
@@ -143,7 +143,7 @@ class Processes(Noisy):
 
 
 def test_workers_read_and_live_on_from_step_to_step() -> None:
-    source = prepare(Processes(), workers=2)
+    source = prepare(hush.Source(Processes(), workers=2))
     seen = [{row[0] for row in rows(source, list(range(8)), physical)} for physical in (2, 8, 3)]
     assert seen[0] == seen[1] == seen[2]
     assert len(seen[0]) == 2, "one physical batch is work for both"
@@ -161,7 +161,7 @@ def test_workers_are_forked_before_threads_draw_noise(monkeypatch: pytest.Monkey
     monkeypatch.setattr(SlotLoader, "_make", watched)
     step = step_for(8)
     threads = {thread.name for thread in threading.enumerate()}
-    for batch in step.batches(Files([]), steps=2, workers=1):
+    for batch in step.batches(hush.Source(Files([]), workers=1), steps=2):
         assert len(torch.multiprocessing.active_children()) == 1
         step(batch)
     assert len(started) == 1
@@ -171,7 +171,7 @@ def test_workers_are_forked_before_threads_draw_noise(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("finished", [True, False])
 def test_workers_end_by_themselves_when_a_cycle_is_collected(finished: bool) -> None:
     """Those that are not told to end look for themselves every so many seconds."""
-    source = prepare(Files([]), workers=2)
+    source = prepare(hush.Source(Files([]), workers=2))
     own: list[Any] = [source, batches(source, list(range(8)), 2)]
     own.append(own)
     next(own[1])
@@ -199,7 +199,7 @@ def test_a_step_on_a_gpu_pins_what_it_reads_and_trains_as_on_tensors_there() -> 
     rows_, labels = take(Files([]), torch.arange(8))
     weights = []
     for data in ((rows_.cuda(), labels.cuda()), hush.Source(Files([]), workers=2)):
-        step = step_for(8, device="cuda", physical_batch=3)
+        step = step_for(8, device="cuda", execution=hush.Execution(physical_batch=3))
         for batch in step.batches(data, steps=5):
             if isinstance(batch.data, hush.Source):
                 assert batch.data.pin_memory
@@ -209,15 +209,13 @@ def test_a_step_on_a_gpu_pins_what_it_reads_and_trains_as_on_tensors_there() -> 
 
 
 def test_two_lists_read_in_turns_do_not_mix() -> None:
-    source = prepare(Files([]), workers=1)
+    source = prepare(hush.Source(Files([]), workers=1))
     first, second = batches(source, [0, 1, 2, 3], 1), batches(source, [7, 6, 5, 4], 1)
     seen = [(int(a[0, 0]), int(b[0, 0])) for (a, _), (b, _) in zip(first, second, strict=True)]
     assert seen == [(0, 7), (1, 6), (2, 5), (3, 4)]
 
 
-def test_how_records_are_read_is_said_once() -> None:
-    with pytest.raises(InvalidValue, match=r"Pass them to hush\.Source"):
-        step_for(6).batches(hush.Source(Sentences()), collate_fn=pad_to_longest)
+def test_how_records_are_read_is_checked() -> None:
     for wrong in ({"workers": -1}, {"collate_fn": 3}, {"pad_to": (0, None)}, {"pad_to": "long"}):
         with pytest.raises(InvalidValue):
             hush.Source(Sentences(), **wrong)
@@ -237,7 +235,7 @@ def test_how_records_are_read_is_said_once() -> None:
 )
 def test_what_a_collate_function_returns_is_checked(collate_fn: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        prepare(Sentences(), collate_fn=collate_fn)[0]
+        prepare(hush.Source(Sentences(), collate_fn=collate_fn))[0]
 
 
 def test_how_often_a_record_draws_does_not_stay_in_the_programs_generators() -> None:

@@ -5,7 +5,7 @@ slot of one that is out adds nothing to any sum.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,9 +22,10 @@ from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import CHUNK_ENTRIES, Dense
 from hush.gradients.tree import Loss, Views
-from hush.gradients.units import Reduction, UnitTape, unit_tape
+from hush.gradients.units import UnitTape, unit_tape
+from hush.training.options import Execution, Randomness, Units
 from hush.training.step import PrivateStep
-from hush.training.units import Owners, Units
+from hush.training.units import UnitTable
 
 ORDINARY = -1
 """Mark of a record that is no canary."""
@@ -58,9 +59,7 @@ def run_with_canaries(
     physical_batch: int | None = None,
     views: Views | None = None,
     public: Example | None = None,
-    units: Owners | None = None,
-    per_unit: int | None = None,
-    unit_gradient: Reduction = "mean",
+    units: Units | None = None,
     owned: int = 1,
     done: Callable[[], None] = lambda: None,
 ) -> CanaryRun:
@@ -87,9 +86,7 @@ def run_with_canaries(
         physical_batch: likewise.
         views: likewise.
         public: likewise.
-        units: owners of the ordinary records.
-        per_unit: as in `PrivateStep`, and so is the next.
-        unit_gradient: likewise.
+        units: owners of the ordinary records, as in `PrivateStep`.
         owned: records of each canary; one where a record is the unit of privacy.
         done: called after each step.
     """
@@ -111,12 +108,9 @@ def run_with_canaries(
         optimizer,
         plan,
         records=len(data[1]) + len(included) if units is None else None,
-        units=None if units is None else _with_owners_of_canaries(units, whose),
-        per_unit=per_unit,
-        unit_gradient=unit_gradient,
-        generator=generator,
-        secure=secure,
-        physical_batch=physical_batch,
+        units=None if units is None else replace(units, owners=_with_owners_of_canaries(units, whose)),
+        randomness=Randomness(generator=generator, secure=secure),
+        execution=Execution(physical_batch=physical_batch),
         views=None if views is None else _views_with_index(views),
         public=None if public is None else _with_index(public, torch.full((len(public[1]),), ORDINARY)),
     )
@@ -247,21 +241,21 @@ class CanaryStep(PrivateStep):
         return self.plan.clipping.clip(tape if basis is None else ProjectedTape(tape, basis), mask)
 
 
-def _check_owned(owned: int, units: Owners | None) -> int:
+def _check_owned(owned: int, units: Units | None) -> int:
     checked = check_count("owned", owned, "a canary has one record at least", 1)
     if units is None and checked > 1:
         raise InvalidValue(
             f"owned={checked} and no units: where a record is the unit of privacy, a canary of several "
-            "is several units, and finds more than the charge is for. Pass units=ids, per_unit=1, or "
+            "is several units, and finds more than the charge is for. Pass units=, or "
             "leave out owned.",
             key="owned",
         )
     return checked
 
 
-def _with_owners_of_canaries(units: Owners, whose: Tensor) -> Tensor:
+def _with_owners_of_canaries(units: Units, whose: Tensor) -> Tensor:
     """Owners of the ordinary records and then of the canaries', as numbers."""
-    ordinary = Units.of(units, 1)
+    ordinary = UnitTable.of(units.owners, 1)
     return torch.cat([ordinary.owners, len(ordinary) + whose])
 
 

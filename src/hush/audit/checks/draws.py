@@ -18,6 +18,7 @@ from hush.core.value import check_count, check_kind
 from hush.noise import Gaussian
 from hush.training.checks.rehearsal import rehearsal
 from hush.training.data import Batch, Data
+from hush.training.options import Execution, Randomness
 from hush.training.step import PrivateStep
 
 _DRAWS = 400
@@ -86,8 +87,8 @@ def masks_independent(
         torch.optim.SGD(model.parameters(), lr=0.0),
         plan,
         records=records,
-        generator=torch.Generator().manual_seed(seed + 1),
-        physical_batch=records,
+        randomness=Randomness(generator=torch.Generator().manual_seed(seed + 1)),
+        execution=Execution(physical_batch=records),
     )
     batch = next(step.batches((torch.ones(records, numbers), torch.zeros(records))))
     step(batch)

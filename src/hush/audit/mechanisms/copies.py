@@ -15,6 +15,7 @@ from hush.audit.lower_bound import Draws
 from hush.clipping import L2, Box, Importance, Lp, Subspaces
 from hush.core.plan import Plan
 from hush.noise import BlockGaussian
+from hush.training.options import Execution, Randomness
 from hush.training.phases.private_gradient import split_like
 from hush.training.step import PrivateStep
 
@@ -93,9 +94,10 @@ def released(
         torch.optim.SGD(table.parameters(), lr=0.0),
         copied(plan, 2 * rows),
         records=len(index),
-        generator=None if secure else torch.Generator().manual_seed(seed),
-        secure=secure,
-        physical_batch=len(index),
+        randomness=Randomness(
+            generator=None if secure else torch.Generator().manual_seed(seed), secure=secure
+        ),
+        execution=Execution(physical_batch=len(index)),
     )
     sums = []
     for batch in step.batches((index, signs), steps=rounds * steps):

@@ -17,6 +17,7 @@ from hush.clipping import Subspaces
 from hush.core.plan import Plan
 from hush.core.release import Selective
 from hush.training.data import Batch, Data
+from hush.training.options import Execution, Randomness
 from hush.training.step import PrivateStep
 
 TURN = 1e6
@@ -66,8 +67,8 @@ def _step(plan: Plan, touched: int, runs: int, public: Data | None, seed: int) -
         torch.optim.SGD(model.parameters(), lr=plan.sampling.expected(2)),
         _with_one_basis(plan, runs),
         records=2,
-        generator=torch.Generator().manual_seed(seed),
-        physical_batch=2,
+        randomness=Randomness(generator=torch.Generator().manual_seed(seed)),
+        execution=Execution(physical_batch=2),
         public=public,
     )
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from hush.gradients.tree import Views
     from hush.gradients.units import Reduction
+    from hush.training.options import Units
 
 LEARNING_RATE = Range(above=0, at_most=1e6, why="it is how far a step goes", example=1.0)
 MOMENTUM = Range(at_least=0, below=1, why="at 1 no update is ever forgotten", example=0.9)
@@ -117,16 +118,22 @@ class Experiment:
     """Owner of each private record (sensitive)."""
 
     @property
-    def reduction(self) -> "Reduction":
-        """How the gradients of an owner's records are combined."""
-        return cast("Reduction", self.settings.unit_gradient or "mean")
+    def units(self) -> "Units | None":
+        """Owners of the records; None if each record is a unit of privacy."""
+        from hush.training.options import Units
+
+        chosen = self.settings
+        if self.owners is None or chosen.per_unit is None:
+            return None
+        reduction = cast("Reduction", chosen.unit_gradient or "mean")
+        return Units(owners=self.owners, per_unit=chosen.per_unit, gradient=reduction)
 
     def public_count(self) -> int:
         """Number of units of privacy, or the public constant for it: rates and steps follow it."""
         from hush.training.units import public_count, units_of
 
         settings, relation = self.settings, self.settings.relation
-        units = units_of(self.owners, settings.per_unit, self.reduction, relation)
+        units = units_of(self.units, relation)
         length_public = units is None and relation is not Neighbours.ADD_REMOVE
         if settings.records is None and length_public:
             return len(self.train[1])

@@ -58,6 +58,7 @@ from hush.cli.runs.experiment import (
 from hush.core.guarantee import Adjacency, Arithmetic, Budget, Neighbours
 from hush.core.plan import read_plan
 from hush.core.value import Range, check_count
+from hush.training.options import Execution, Randomness
 
 _VIEWS = Range(
     at_least=1,
@@ -226,14 +227,12 @@ def train(
             directory=folder,
             resume=resume,
             reseed=reseed,
-            generator=generator,
-            secure=secure,
-            arithmetic=cast(Arithmetic, arithmetic),
-            physical_batch=physical_batch,
+            randomness=Randomness(
+                generator=generator, secure=secure, arithmetic=cast(Arithmetic, arithmetic)
+            ),
+            execution=Execution(physical_batch=physical_batch),
             records=records,
-            units=experiment.owners,
-            per_unit=per_unit,
-            unit_gradient=experiment.reduction,
+            units=experiment.units,
             neighbours=settings.relation,
             views=experiment.views,
             public=experiment.public,

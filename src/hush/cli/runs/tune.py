@@ -49,6 +49,7 @@ from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget, Guarantee
 from hush.core.plan import Plan
 from hush.core.value import Range, check_count
+from hush.training.options import Randomness
 
 if TYPE_CHECKING:
     from torch import nn
@@ -239,7 +240,7 @@ class _Fit:
             budget=trial.budget,
             steps=trial.steps,
             ledger=trial.ledger,
-            generator=generator,
+            randomness=Randomness(generator=generator),
         )
         if self.public:
             return model, evaluate(model, loss, self.experiment.test)["accuracy"]

@@ -23,6 +23,7 @@ from hush.sampling import FullBatch, Poisson
 from hush.training.loop import train
 from hush.training.methods.least_squares import NoisyLeastSquares
 from hush.training.methods.moments import NoisyMoments
+from hush.training.options import Randomness
 
 Layers = list[tuple[Array, Array]]
 """Weight (outputs, inputs) and bias of each layer, tanh between them."""
@@ -264,7 +265,7 @@ def _gradient_descent(
         budget=budget,
         steps=descent.steps,
         ledger=ledger,
-        generator=generator,
+        randomness=Randomness(generator=generator),
     )
     linear = [layer for layer in model if isinstance(layer, nn.Linear)]
     return [

@@ -28,6 +28,7 @@ from hush.integrations.transformers.arguments import (
     pad_values,
 )
 from hush.training.data import Batch, Data
+from hush.training.options import Execution, Randomness
 from hush.training.resume import settings_of
 from hush.training.sources.source import Source
 from hush.training.step import PrivateStep
@@ -275,8 +276,8 @@ class PrivateTrainer(Trainer):
             privacy.plan_for(self.state.max_steps),
             records=privacy.records,
             ledger=self._ledger,
-            generator=self._generator,
-            physical_batch=self.args.per_device_train_batch_size,
+            randomness=Randomness(generator=self._generator),
+            execution=Execution(physical_batch=self.args.per_device_train_batch_size),
         )
         self.private_step = step
         delta = check_delta(privacy.delta_or_default, step.records, step.adjacency.unit)

@@ -6,7 +6,7 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Protocol
 
-from hush.core.randomness import Randomness, Stream, random_words
+from hush.core.randomness import RandomSource, Stream, random_words
 from hush.noise.exact.layers import DIGITS, LAYERS, PLACE_SHIFT, layers
 
 ATTEMPTS = 8
@@ -21,7 +21,7 @@ class RandomWords(Protocol):
     """Random words that numbers are drawn from."""
 
     @property
-    def source(self) -> Randomness:
+    def source(self) -> RandomSource:
         """Of the words that are needed beyond these."""
 
     def proposal(self, index: int) -> int:
@@ -122,7 +122,7 @@ def _share(word: int, bits: int) -> Fraction:
     return Fraction(word % 2**64 >> 64 - bits, 2**bits)
 
 
-def _leading_zeros(bits: int, source: Randomness) -> int:
+def _leading_zeros(bits: int, source: RandomSource) -> int:
     """Zeros before the first one of 52 bits, and of further ones if there is none."""
     return (
         52 - bits.bit_length()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hush.core.randomness import Randomness, Stream, cryptographic, random_words, substream
+from hush.core.randomness import RandomSource, Stream, cryptographic, random_words, substream
 from hush.noise.exact.exact_draw import WORDS, exact_sum
 from hush.noise.exact.layers import LAYERS, PLACE_SHIFT, Doubles, Integers, layers
 
@@ -44,7 +44,9 @@ def grid_spacing(scale: float) -> float:
     return 2.0 ** math.floor(math.log2(scale * RELATIVE_SPACING))
 
 
-def add_noise(location: "torch.Tensor", beta: float, scale: float, source: Randomness) -> "torch.Tensor":
+def add_noise(
+    location: "torch.Tensor", beta: float, scale: float, source: RandomSource
+) -> "torch.Tensor":
     """`location` plus noise of density ~ exp(-(|x| / scale)^beta), rounded to `grid_spacing(scale)`.
 
     In place. A type other than single or double precision is rounded once more, to that type.
@@ -63,7 +65,7 @@ def add_noise(location: "torch.Tensor", beta: float, scale: float, source: Rando
 
 
 def prepare(
-    beta: float, count: int, scale: float, source: Randomness, device: "torch.device"
+    beta: float, count: int, scale: float, source: RandomSource, device: "torch.device"
 ) -> "Callable[[torch.Tensor], torch.Tensor]":
     """`add_noise` to one flat location of `count` numbers, as a function; on a CPU it is drawn now."""
     if device.type != "cpu":
@@ -81,7 +83,7 @@ def prepare(
     return rounded
 
 
-def _add(location: "torch.Tensor", drawn: "PendingDraws", scale: float, source: Randomness) -> None:
+def _add(location: "torch.Tensor", drawn: "PendingDraws", scale: float, source: RandomSource) -> None:
     """Replace a flat location by its rounded sum with draws that were made on a CPU."""
     import torch
 
@@ -105,7 +107,7 @@ class Undecided:
     compared: list[int]
     """Words of a comparison whose outcome may be open; empty if the proposal needed none."""
     position: int
-    source: Randomness
+    source: RandomSource
 
     def proposal(self, index: int) -> int:
         """The proposal that is accepted or open: earlier ones were rejected for sure."""
@@ -144,7 +146,7 @@ class PendingDraws:
     """Indices of draws whose height double precision cannot compare with the curve."""
 
     def add_to(
-        self, location: npt.NDArray[np.floating], step: float, source: Randomness
+        self, location: npt.NDArray[np.floating], step: float, source: RandomSource
     ) -> list[Undecided]:
         """Replace a flat location by its rounded sum with the draws, where double precision decides.
 
@@ -198,7 +200,7 @@ class PendingDraws:
         rows: list[Integers],
         at: list[Doubles],
         step: float,
-        source: Randomness,
+        source: RandomSource,
     ) -> dict[int, tuple[float, int]]:
         """Round sums with 53 further bits of their draws; return location and bits of the undecided."""
         words = random_words(sum(map(len, rows)), source)  # a call of the stream even for none
@@ -225,7 +227,7 @@ class PendingDraws:
         return []
 
 
-def pending_draws(beta: float, count: int, units: float, source: Randomness) -> PendingDraws:
+def pending_draws(beta: float, count: int, units: float, source: RandomSource) -> PendingDraws:
     """Independent draws of density proportional to exp(-|x|^beta), beta >= 1, times `units`."""
     law = layers(beta)
     pending = PendingDraws(beta, units, random_words(count, source), np.empty(count))
@@ -255,7 +257,7 @@ def pending_draws(beta: float, count: int, units: float, source: Randomness) -> 
 
 
 def _accept_or_reject(
-    pending: PendingDraws, rows: Integers, source: Randomness
+    pending: PendingDraws, rows: Integers, source: RandomSource
 ) -> tuple[Integers, Integers]:
     """Accept or reject draws by a random height, and propose anew for those rejected.
 

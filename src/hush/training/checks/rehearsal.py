@@ -81,7 +81,7 @@ def rehearsal(step: "PrivateStep") -> Iterator[None]:
     state = None if isinstance(source, SystemSource) else source.get_state()
     counted = step.run, step.steps, step.skipped, step.accepted_trials
     bounded, pending = step.rounding_bounded, step.pending_batch
-    charged = step.charged_run, step.randomness
+    charged = step.charged_run, step.secrecy
     update = None if step.update is None else step.update.clone()  # its memory is used again
     schedule = step.basis_schedule
     basis = None if schedule is None else schedule.state_dict()
@@ -100,7 +100,7 @@ def rehearsal(step: "PrivateStep") -> Iterator[None]:
             source.set_state(state)
         step.run, step.steps, step.skipped, step.accepted_trials = counted
         step.rounding_bounded, step.pending_batch = bounded, pending
-        step.charged_run, step.randomness = charged
+        step.charged_run, step.secrecy = charged
         if schedule is not None and basis is not None and schedule.state_dict() is not basis:
             schedule.load_state_dict(basis)
         step.adopt_weights()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hush.training.phases.state import StepState
 
 
-_UNITS, _SEED = "units (their owners, per_unit, unit_gradient)", "the seed"
+_UNITS, _SEED = "units (their owners, per_unit, gradient)", "the seed"
 _SECRET = {_UNITS, _SEED}
 """Facts of which a hash may tell too much: few seeds are possible, and owners may be private."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hush.core.plan import Plan
-from hush.core.randomness import Randomness
+from hush.core.randomness import RandomSource
 from hush.gradients.public_basis import PublicBasis
 from hush.training.distributed.group import Processes
 from hush.training.phases.private_gradient import BlockNoise, Layout, early_noise, noisy_mean
@@ -28,7 +28,7 @@ class NoiseSlices:
     """Public basis that sums are in; None: that of the parameters."""
     records: int
     """Public number of slots of all ranks, which divides the update."""
-    source: Randomness
+    source: RandomSource
     """Of this rank's noise in this step."""
     processes: Processes
 

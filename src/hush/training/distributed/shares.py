@@ -13,7 +13,7 @@ from hush.training.distributed.group import Processes
 from hush.training.distributed.process_group import group_initialized
 from hush.training.distributed.same_records import Names, check_apart, data_digest, record_names
 from hush.training.phases.private_gradient import fingerprint
-from hush.training.units import Units
+from hush.training.units import UnitTable
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _placed_parts(described: list[tuple[Any, ...]], rank: int) -> Placement:
     return Placement(sum(sizes[:rank]), sizes[rank], sum(sizes))
 
 
-def check_shard(shard: object, processes: Processes | None, units: Units | None) -> bool:
+def check_shard(shard: object, processes: Processes | None, units: UnitTable | None) -> bool:
     """Whether each rank holds a part of the data of its own; raises where that is not provided for."""
     if not isinstance(shard, bool):
         raise InvalidValue(

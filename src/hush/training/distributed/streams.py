@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from hush.core.parts import Sampling
-from hush.core.randomness import Randomness, Stream, SystemSource, derive_source, fill_state, substream
+from hush.core.randomness import RandomSource, Stream, SystemSource, derive_source, fill_state, substream
 from hush.training.distributed.group import Processes
 
 
@@ -37,12 +37,12 @@ class StepStreams:
 
     masks: Stream
     """Of dropout, views and coins of a clipping."""
-    coordinates: Randomness
+    coordinates: RandomSource
     """Of the coordinates that take part."""
-    noise: Randomness
+    noise: RandomSource
 
 
-def shared_source(source: Randomness, processes: Processes) -> Randomness:
+def shared_source(source: RandomSource, processes: Processes) -> RandomSource:
     """Source that gives every rank the numbers of rank 0's.
 
     Args:
@@ -55,7 +55,7 @@ def shared_source(source: Randomness, processes: Processes) -> Randomness:
     return source
 
 
-def draw_shared(sampling: Sampling, units: int, source: Randomness) -> torch.Tensor:
+def draw_shared(sampling: Sampling, units: int, source: RandomSource) -> torch.Tensor:
     """Indices drawn for a step, the same on every rank.
 
     Args:
@@ -73,7 +73,7 @@ def draw_shared(sampling: Sampling, units: int, source: Randomness) -> torch.Ten
     return drawn
 
 
-def step_streams(source: Randomness, processes: Processes | None) -> StepStreams:
+def step_streams(source: RandomSource, processes: Processes | None) -> StepStreams:
     """Sources of the next step: a process alone draws coordinates and noise from its source itself.
 
     Args:
@@ -93,7 +93,7 @@ def step_streams(source: Randomness, processes: Processes | None) -> StepStreams
     )
 
 
-def rank_source(source: Randomness, processes: Processes | None, use: str) -> Randomness:
+def rank_source(source: RandomSource, processes: Processes | None, use: str) -> RandomSource:
     """Source for one rank's own use of a step; a process alone uses the step's.
 
     Args:
@@ -116,7 +116,7 @@ def _of_rank(root: Stream, use: str, processes: Processes) -> Stream:
     return stream
 
 
-def _like(source: Randomness, stream: Stream) -> Randomness:
+def _like(source: RandomSource, stream: Stream) -> RandomSource:
     """A source of the same kind that draws from the stream, or from a state of it."""
     if not isinstance(source, torch.Generator):
         return stream

@@ -18,7 +18,7 @@ from hush.clipping import Subspaces
 from hush.clipping.blocks import Principal
 from hush.core.errors import DataError, InvalidValue
 from hush.core.parts import Clipping
-from hush.core.randomness import Randomness, seed_from
+from hush.core.randomness import RandomSource, seed_from
 from hush.gradients.checks.losses import per_sample_loss
 from hush.gradients.geometry import Geometry, geometry
 from hush.gradients.precision import full_precision
@@ -56,7 +56,7 @@ class BasisSchedule:
         self.current: PublicBasis | None = None
         self._inputs: dict[str, Any] = {}
 
-    def at(self, step: int, generator: Randomness) -> PublicBasis:
+    def at(self, step: int, generator: RandomSource) -> PublicBasis:
         """Public basis of a step, counted from 0; a new one draws its seed from the generator."""
         if self.current is None or (
             step % self._principal.every == 0 and step != self._inputs.get("step")
@@ -126,7 +126,7 @@ def principal_basis(
     public: Data,
     ranks: Sequence[int],
     principal: Principal,
-    generator: Randomness,
+    generator: RandomSource,
 ) -> PublicBasis:
     """Public basis: principal directions of the public records' gradients at the present weights.
 

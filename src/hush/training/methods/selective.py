@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hush.core.best_of import BestOf
 from hush.core.errors import InvalidValue, Unsupported
 from hush.core.plan import Plan
-from hush.core.randomness import Randomness, random_bits
+from hush.core.randomness import RandomSource, random_bits
 from hush.core.release import Selective
 from hush.gradients.recording import per_sample_losses
 from hush.gradients.tree import tree_leaves, tree_map
@@ -123,7 +123,7 @@ class Trials:
 
     def _per_sample_losses(
         self,
-        source: Randomness,
+        source: RandomSource,
         inputs: Any,
         targets: Any,
         present: Tensor | None,

@@ -19,7 +19,7 @@ from hush.core.errors import DataError, InvalidPlan, InvalidValue, Unsupported
 from hush.core.guarantee import Arithmetic, Bound, Guarantee, Secrecy, check_delta
 from hush.core.parts import Always
 from hush.core.plan import Plan
-from hush.core.randomness import Randomness, cryptographic, derive_source, source_for
+from hush.core.randomness import RandomSource, cryptographic, derive_source, source_for
 from hush.core.value import Range, Value, check_count, check_kind, number
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense
@@ -178,7 +178,7 @@ def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guar
     )
 
 
-def clipped_row_sum(rows: Tensor, plan: Plan, source: "Randomness | None") -> Tensor:
+def clipped_row_sum(rows: Tensor, plan: Plan, source: "RandomSource | None") -> Tensor:
     """Sum of the clipped rows, coordinates masked from the source if there is one (sensitive)."""
     tape = GradientTape(terms={"rows": Dense(rows)}, device=rows.device)
     if source is None or plan.sampling.coordinate_participation == 1:

@@ -28,7 +28,7 @@ from hush.training.distributed.streams import step_streams
 from hush.training.phases.private_gradient import Layout, fingerprint, rounding_of
 from hush.training.phases.resumable import ResumableStep
 from hush.training.resume import settings_digest
-from hush.training.units import Units
+from hush.training.units import UnitTable
 
 if TYPE_CHECKING:
     from hush.training.distributed.sharded import ShardedParameters
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def occupied_tape(
     tape: GradientTape | BranchedTape,
-    units: Units | None,
+    units: UnitTable | None,
     present: Tensor | None,
     counts: Tensor | None,
 ) -> GradientTape | BranchedTape | MaskedTape | UnitTape:

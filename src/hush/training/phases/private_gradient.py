@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from hush.core.parts import SensitivitySet
 from hush.core.plan import Plan
-from hush.core.randomness import Randomness
+from hush.core.randomness import RandomSource
 from hush.gradients.public_basis import PublicBasis
 from hush.gradients.terms import ROUNDING
 
@@ -83,7 +83,7 @@ def noisy_mean(
     layout: Layout,
     basis: PublicBasis | None,
     records: int,
-    generator: Randomness,
+    generator: RandomSource,
     drawn: BlockNoise | None = None,
 ) -> Tensor:
     """Noisy mean from a clipped sum, in place: privatized by block, over the expected batch size.
@@ -110,7 +110,7 @@ def noisy_mean(
 
 @contextmanager
 def early_noise(
-    plan: Plan, layout: Layout, generator: Randomness, device: torch.device
+    plan: Plan, layout: Layout, generator: RandomSource, device: torch.device
 ) -> Iterator[Callable[[], BlockNoise | None]]:
     """Draw the noise of a step while the block computes its gradients, where that pays.
 
@@ -125,7 +125,7 @@ def early_noise(
         yield drawn
 
 
-def draw_noise(plan: Plan, layout: Layout, generator: Randomness, device: torch.device) -> BlockNoise:
+def draw_noise(plan: Plan, layout: Layout, generator: RandomSource, device: torch.device) -> BlockNoise:
     """Noise of each block of the clipping, drawn before the sum is known."""
     noises = plan.noise.per_block(layout.sensitivity, plan.clipping.reference_norm)
     return [

@@ -30,23 +30,25 @@ from hush.gradients.checks.module_state import ModuleState
 from hush.gradients.cuda_graphs.replay import Replay
 from hush.gradients.forward.module_tree import ModuleTree
 from hush.gradients.tree import Views
-from hush.gradients.units import Reduction
 from hush.training.checks.released_weights import WeightsGuard, warn_of_other_ledger
 from hush.training.data import Batch, Data
 from hush.training.distributed.charge import open_ledger_for
 from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import check_same_step, sharded_parameters
-from hush.training.distributed.process_group import Group, process_group
+from hush.training.distributed.process_group import process_group
 from hush.training.distributed.shares import Placement, check_shard
 from hush.training.distributed.streams import StepStreams, shared_source
 from hush.training.methods.public_bases import basis_schedule
 from hush.training.methods.selective import check_release
+from hush.training.options import Distributed, Execution, Randomness, Units
 from hush.training.phases.replay_choice import check_replay
 from hush.training.resume import settings_of
-from hush.training.units import Owners, adjacency_of, public_count, units_of
+from hush.training.units import adjacency_of, public_count, units_of
 
 if TYPE_CHECKING:
     from hush.training.distributed.sharded import ShardedParameters
+
+_RANDOMNESS, _EXECUTION, _DISTRIBUTED = Randomness(), Execution(), Distributed()
 
 
 class StepState(SingleOwner):
@@ -60,20 +62,14 @@ class StepState(SingleOwner):
         plan: Plan,
         *,
         records: int | None = None,
-        units: Owners | None = None,
-        per_unit: int | None = None,
-        unit_gradient: Reduction = "mean",
+        units: Units | None = None,
         neighbours: Neighbours = Neighbours.ZERO_OUT,
         ledger: Ledger | str | os.PathLike[str] | None = None,
-        generator: torch.Generator | None = None,
-        secure: bool = False,
-        arithmetic: Arithmetic = "proved",
-        physical_batch: int | None = None,
-        replay: bool | None = None,
         views: Views | None = None,
         public: Data | None = None,
-        processes: Group = None,
-        shard: bool = False,
+        randomness: Randomness = _RANDOMNESS,
+        execution: Execution = _EXECUTION,
+        distributed: Distributed = _DISTRIBUTED,
     ) -> None:
         """A step on a model, before its first draw.
 
@@ -85,36 +81,25 @@ class StepState(SingleOwner):
             records: number of slots of the data, which is public: the divisor of the update. Under
                 `ADD_REMOVE` a public constant near it. With `units`, the number of units; None: as many
                 as own the records.
-            units: the owner of each record, integers or names: a step draws owners, and protects one.
-                Who owns which slot is public unless under `ADD_REMOVE`.
-            per_unit: records of one owner that a step takes at most, chosen at random each time.
-            unit_gradient: "mean" or "sum" of an owner's records' gradients, which is clipped.
+            units: owners of the records, for user-level privacy; None: each record is a unit of privacy.
             neighbours: relation that is charged: docs/guarantees/neighbours.md.
             ledger: ledger to charge, or the path of one of this plan alone; None: one in memory.
-            generator: seeds the stream, so that whoever knows the seed can repeat the run: for tests,
-                and the guarantee says `randomness: seeded`.
-            secure: draw from the operating system instead of a stream. Such a step cannot be repeated,
-                so a run that resumes pays again for the steps since its checkpoint.
-            arithmetic: "assumed" draws noise with torch's generator: faster, on a recognisable grid.
-            physical_batch: records to work on at once; None: as many as fit.
-            replay: on a GPU, record the work of a physical batch once, as a CUDA graph, and replay it:
-                much faster for small models, if forward() does the same work for the same shapes. None:
-                where it can be done and is faster, as measured on made-up records; True: raise where it
-                cannot; False: never.
             views: turns the inputs of one record into several views of it, along a new first dimension;
                 its gradient is their mean, before it is clipped (hush.data.views has some for images).
             public: records that need no protection, for `Subspaces(bases=Principal(...))`; no private
                 ones among them.
-            processes: process group whose ranks run the step together (docs/guarantees/distributed.md);
-                None: all processes, where `torch.distributed` is initialised; False: this one alone.
-            shard: the data passed to `batches` is this rank's own part, which no other rank holds a
-                record of; `records` is the number over all ranks. False: every rank reads all.
+            randomness: source of sampling and noise.
+            execution: size of physical batches and use of CUDA graphs.
+            distributed: process group whose ranks run the step together.
         """
         check_kind("model", model, nn.Module)
-        self.processes = process_group(processes, sharded=is_sharded(model))
+        check_kind("distributed", distributed, Distributed)
+        self.processes = process_group(distributed.processes, sharded=is_sharded(model))
         """Ranks that run the step together; None: this process alone."""
         with propagate_errors(self.processes):
             check_kind("plan", plan, Plan)
+            generator = check_kind("randomness", randomness, Randomness).generator
+            physical_batch = check_kind("execution", execution, Execution).physical_batch
             self._tree = ModuleTree(model)
             check_materialized(model)
             check_model(self._tree, sharded=self.processes is not None)
@@ -127,7 +112,7 @@ class StepState(SingleOwner):
             """Settings of the optimizer when the step was made; a resumed run begins with the same."""
             self.plan = plan
             relation = check_neighbours(neighbours)
-            self.units = units_of(units, per_unit, unit_gradient, relation)
+            self.units = units_of(units, relation)
             """Owners of the records; None: each record is a unit of privacy."""
             self.adjacency = adjacency_of(self.units, relation)
             self.records = public_count(records, self.units, relation)
@@ -153,16 +138,18 @@ class StepState(SingleOwner):
             self.views = views
             self.basis_schedule = basis_schedule(model, self.loss, public, plan.clipping)
             """Public bases that gradients are clipped in; None: those of the parameters."""
-            self.generator = source_for(self.device, generator, secure=secure, arithmetic=arithmetic)
+            self.generator = source_for(
+                self.device, generator, secure=randomness.secure, arithmetic=randomness.arithmetic
+            )
             self.sharded: ShardedParameters | None = None
             """Parameters that are split over the ranks; None: every rank holds the whole model."""
-            self.replay = replay
+            self.replay = execution.replay
             """Whether physical batches are replayed as CUDA graphs; None: where that is faster."""
             self.replayed: bool | None = None
             """Whether they are, where that was left open: known after `batches` or a checkpoint."""
             check_replay(self)
             self._replay: Replay | None = None
-            self.shard = check_shard(shard, self.processes, self.units)
+            self.shard = check_shard(distributed.shard, self.processes, self.units)
             """Whether each rank holds a part of the data of its own."""
             self._placed: tuple[Data, Placement] | None = None
             if self.processes is not None:
@@ -172,7 +159,7 @@ class StepState(SingleOwner):
             if self.processes is not None:
                 self.processes.ledger = self.ledger
             self.generator = derive_source(self.generator, self.ledger.stream_label())
-            self.randomness: Secrecy = "secret" if generator is None else "seeded"
+            self.secrecy: Secrecy = "secret" if generator is None else "seeded"
             """Whether the stream's key came from the operating system or from a seed that was given."""
             self.run = self._share_randomness()
             self.charged_run = self.run
@@ -278,7 +265,7 @@ class StepState(SingleOwner):
         if not isinstance(self.generator, SystemSource):
             kind: Arithmetic = "proved" if cryptographic(self.generator) else "assumed"
             self.generator = source_for(self.generator.device, arithmetic=kind)
-        self.randomness = "secret"
+        self.secrecy = "secret"
         self.run = self._share_randomness()
 
     def _share_randomness(self) -> str:
