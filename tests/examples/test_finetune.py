@@ -119,20 +119,18 @@ def test_a_lora_and_the_head_are_trained_and_charged(experiment: Experiment) -> 
     assert all(torch.equal(value, fresh[name]) for name, value in encoder.items())
 
 
-def test_the_head_begins_with_public_sentences(experiment: Experiment) -> None:
-    model = experiment.classifier(TINY)
-    for sign, texts in ((-1, NEGATIVE), (1, POSITIVE)):
-        tokens = experiment.tokenizer(list(texts), padding=True, return_tensors="pt")["input_ids"]
-        difference = scores(model, tokens).diff(dim=1)
-        assert sign * difference.mean() > 0
-
-
 def test_without_peft_the_way_out_is_said(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(Unsupported, match="pip install peft"):
         experiment.run(TINY, BUDGET, seed=0)
+
+
+def test_the_head_begins_with_public_sentences(experiment: Experiment) -> None:
+    for sign, texts in ((-1, NEGATIVE), (1, POSITIVE)):
+        tokens = experiment.tokenizer(list(texts), padding=True, return_tensors="pt")["input_ids"]
+        assert sign * scores(experiment.classifier(TINY), tokens).diff(dim=1).mean() > 0
 
 
 def test_long_reviews_keep_their_first_and_last_pieces() -> None:
@@ -155,13 +153,10 @@ def test_published_reviews_are_words_of_the_tokenizer(experiment: Experiment) ->
     assert len(train.pieces) == train.lengths.sum()
 
 
-def test_a_folder_that_holds_no_encoder_is_named(tmp_path: Path) -> None:
+def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(DataError, match="does not load as an encoder"):
         load_encoder(tmp_path)
-
-
-def test_reviews_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="prepare"):
         load_reviews(tmp_path / "none.npz")
 
@@ -219,32 +214,20 @@ def test_the_command_trains_compares_and_saves(command: Callable[..., str], tmp_
     ("name", "options", "reason"),
     [
         ("train", ["--settings", "{bad"], "must be a JSON object"),
-        ("train", ["--settings", "[]"], "must be a JSON object"),
         ("train", ["--settings", '{"nosuch": 1}'], "'nosuch' are not of the names and kinds"),
         ("train", ["--settings", '{"learning_rate": "x"}'], "'learning_rate' are not of"),
-        ("train", ["--settings", '{"steps": true}'], "'steps' are not of"),
         ("train", ["--settings", '{"steps": 0}'], "steps=0 must be a whole number >= 1"),
-        ("train", ["--settings", '{"warmup": 0}'], "warmup=0 must be"),
-        ("train", ["--settings", '{"rank": -1}'], "rank=-1 must be"),
-        ("train", ["--settings", '{"learning_rate": NaN}'], "learning_rate=nan must be a finite"),
         ("train", ["--settings", '{"head_scale": 0}'], "head_scale=0 must be a finite number > 0"),
         ("train", ["--settings", '{"first": 7}'], "first=7 tokens .* do not fit a length of 8"),
-        ("train", ["--settings", '{"length": 2}'], "length=2 must be"),
         ("train", ["--settings", '{"length": 64}'], "length=64 must be at most 32"),
-        ("train", ["--settings", '{"targets": []}'], "targets=.. has no matrix"),
         ("train", ["--settings", '{"targets": ["query", "nosuch"]}'], "targets has 'nosuch'"),
-        ("train", ["--settings", '{"targets": ["LayerNorm"]}'], "they are .'dense', 'key'"),
         ("train", ["--settings", '{"batch": 91}'], "batch=91 must be at most 90"),
-        ("validate", ["--plain", '{"rank": 0}'], "rank=0 must be"),
         ("validate", ["--frozen", '{"batch": 90}', "--held-out", "30"], "batch=90 must be at most 60"),
         ("validate", ["--seconds", "nan"], "--seconds=nan must be a finite number >= 0"),
-        ("final", ["--seconds", "-5"], "--seconds=-5.0 must be"),
         ("train", ["--epsilon", "0"], "epsilon"),
-        ("train", ["--delta", "0"], "delta"),
         ("train", ["--device", "tpu"], "tpu"),
         ("train", ["--model", "/nonexistent"], "has no config.json"),
         ("final", ["--out", __file__], "must be a folder that files can be written to"),
-        ("validate", ["--held-out", "0"], "at least 1 and fewer than the 90"),
         ("validate", ["--held-out", "90"], "at least 1 and fewer than the 90"),
     ],
 )
