@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from hush.accounting.shaping import fit_noise
     from hush.pate.argmax import NoisyMax
     from hush.pate.confident import Confident
+    from hush.training.data import Source
     from hush.training.loop import train
     from hush.training.methods.least_squares import NoisyLeastSquares
     from hush.training.methods.moments import NoisyMoments, NoisyWhitening
     from hush.training.methods.statistics import NoisyQuantile, individual_mean, mean
     from hush.training.options import Distributed, Execution, Randomness, Units
-    from hush.training.sources.source import Source
     from hush.training.step import PrivateStep
     from hush.training.tuning.space import Choice, LogUniform, Uniform
     from hush.training.tuning.tune import tune
@@ -106,7 +106,7 @@ _LAZY = {
     "Risk": "accounting.attacker",
     "Uniform": "training.tuning.space",
     "Units": "training.options",
-    "Source": "training.sources.source",
+    "Source": "training.data",
     "calibrate": "accounting.calibrate",
     "epsilon": "accounting.epsilon",
     "fisher": "accounting.per_instance.bounded",

@@ -1,8 +1,10 @@
-"""Data as numbered slots of records, batches of them, and the randomness they are processed with."""
+"""Data as numbered slots of records: sources that are read as they are drawn, and batches of slots."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,14 +12,186 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from hush.core.errors import DataError
+from hush.core.errors import DataError, InvalidValue, PrivacyWarning
 from hush.core.randomness import RandomSource, Stream, fill_state, substream
+from hush.core.value import check_count
 from hush.gradients.tree import tree_leaves, tree_map
-from hush.training.sources.records import MapStyle, check_lengths, check_present, leaves
-from hush.training.sources.source import Source
+from hush.training.sources.reader import CollateFn, Reader, Request, Rows, SlotLoader, checked
+from hush.training.sources.records import (
+    Columns,
+    MapStyle,
+    check_lengths,
+    check_present,
+    leaves,
+    map_leaves,
+    numbered,
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Source:
+    """Private records as they are stored, and how one becomes inputs and targets.
+
+    For `step.batches` and `hush.train`, which also take the data itself. Only the current physical
+    batches are in memory: two per worker, and the one that is processed.
+
+    **Guarantee.** A record's row is a function of the record, of public options and of random numbers
+    of its own: it is read and collated alone. Assumes that the data set's item i does not depend on
+    what was read before: docs/guarantees/tape.md, 12. Without `pad_to`, records of several lengths are
+    padded to the longest of their physical batch, and the guarantee says `arithmetic: assumed`: it
+    assumes that the model ignores padding.
+
+    Args:
+        dataset: map-style data set (of torch, or of Hugging Face), pandas DataFrame, or a pair of
+            arrays (also numpy.memmap) or tensors.
+        collate_fn: function that makes a batch of a list of records, as for a DataLoader; called with
+            one record at a time.
+        workers: number of processes that read ahead; 0: read in this process.
+        inputs: columns of records that are dictionaries or rows of a table: a name, a list of names (one
+            vector of numbers), a dictionary of arguments by name, or a function of the record. None: all
+            but those of the targets, as arguments by name.
+        targets: columns of the targets, likewise. If `collate_fn` returns a dictionary, both refer to
+            it.
+        pad_to: public length that a record's first dimension is padded or cut to, in all tensors that
+            have one; or a tuple (inputs, targets), or dictionaries by name, of lengths and None.
+        pad_value: number to pad with, likewise.
+        pin_memory: copy batches to pinned memory; a step whose model is on a GPU sets it.
+        present: mask of the slots that hold a record, as in `step.batches`; an empty one is not read.
+
+    Example:
+        source = hush.Source(dataset, collate_fn=pad_and_mask, pad_to=128, workers=4)
+        for batch in step.batches(source, steps=100):
+            step(batch)
+    """
+
+    dataset: Any
+    _: KW_ONLY
+    collate_fn: CollateFn | None = None
+    workers: int = 0
+    inputs: Columns = None
+    targets: Columns = None
+    pad_to: Any = None
+    pad_value: Any = 0
+    pin_memory: bool = False
+    present: Tensor | None = None
+    ragged: bool = field(default=False, init=False)
+    """Whether records of several lengths have been read, so shapes depend on the records."""
+
+    def __post_init__(self) -> None:
+        check_count("workers", self.workers, "they are processes that read records", example=4)
+        if self.collate_fn is not None and not callable(self.collate_fn):
+            raise InvalidValue(
+                f"collate_fn={self.collate_fn!r} cannot be called. Pass a function that makes a batch "
+                "of [record], or leave it out.",
+                key="collate_fn",
+            )
+        for length in leaves(self.pad_to):
+            if length is not None:
+                check_count("pad_to", length, "it is the public length of every record", at_least=1)
+        check_present(self.present, len(self))
+
+    @cached_property
+    def _records(self) -> MapStyle:
+        return numbered(self.dataset)
+
+    @cached_property
+    def _slots(self) -> int:
+        return len(self._records)
+
+    def __len__(self) -> int:
+        """Number of slots, fixed when it is first read."""
+        return self._slots
+
+    def __getitem__(self, slot: int) -> tuple[Any, Any]:
+        """Inputs and targets of one slot, under random numbers of the program's."""
+        inputs, targets = map_leaves(self.take([slot]), lambda rows: rows[0])
+        return inputs, targets
+
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether records are rows of arrays or of a table, read by no code of the user's."""
+        return self._unread.draws_nothing
+
+    def take(self, slots: list[int], key: bytes | None = None) -> tuple[Any, Any]:
+        """Inputs and targets of some slots, a row each, read by this process.
+
+        Args:
+            slots: numbers of the slots.
+            key: key that the records' random numbers are derived from; None: the program's own.
+        """
+        return self._noted(checked(self._reader.__getitems__(Request(slots, self._key(key)))))
+
+    def batches(self, parts: Sequence[Sequence[int]], key: bytes | None) -> Iterator[tuple[Any, Any]]:
+        """Inputs and targets of physical batches, read ahead by the workers.
+
+        Args:
+            parts: slots of each physical batch.
+            key: as for `take`.
+        """
+        if parts:  # a rank's own part may have no record to read shapes from
+            yield from map(self._noted, self._loader.read(parts, self._key(key)))
+
+    def _noted(self, rows: Rows) -> tuple[Any, Any]:
+        """Inputs and targets of the rows; the first ragged ones are remembered."""
+        if rows.ragged and not self.ragged:
+            object.__setattr__(self, "ragged", True)
+            warnings.warn(
+                "records of several lengths are padded to the longest of their physical batch: the "
+                "guarantee assumes that the model ignores padding (by a mask), and says `arithmetic: "
+                "assumed`. Pass pad_to= a public length for the proved arithmetic.",
+                PrivacyWarning,
+                stacklevel=2,
+            )
+        return rows.inputs, rows.targets
+
+    def _key(self, key: bytes | None) -> bytes | None:
+        """The key, or one of the program's randomness.
+
+        The program's generators move by as much however often a record draws: their states are saved
+        with checkpoints of other libraries.
+        """
+        if key is not None or self.draws_nothing:
+            return key
+        return bytes(torch.randint(256, (32,)).tolist())
+
+    def start_workers(self) -> None:
+        """Start the processes that read ahead; otherwise `batches` starts them."""
+        self._loader.start()
+
+    def stop_workers(self) -> None:
+        """End the processes that read ahead; the next batch starts others."""
+        self._loader.stop()
+
+    @cached_property
+    def _loader(self) -> SlotLoader:
+        return SlotLoader(self._reader, self.workers, pin_memory=self.pin_memory)
+
+    @cached_property
+    def _unread(self) -> Reader:
+        """Reader that has not read a record."""
+        return Reader(
+            self._records,
+            self.collate_fn,
+            self.inputs,
+            self.targets,
+            self.pad_to,
+            self.pad_value,
+            None if self.present is None else self.present.cpu(),
+            template=None,
+        )
+
+    @cached_property
+    def _reader(self) -> Reader:
+        """Reader that knows the row of the first slot that holds a record."""
+        if self.draws_nothing:
+            return self._unread
+        filled = [] if self.present is None else self.present.nonzero().flatten().tolist()
+        rows = checked(self._unread.__getitems__(Request(filled[:1] or [0], bytes(32))))
+        return replace(self._unread, template=(rows.inputs, rows.targets))
+
 
 Data = tuple[Any, Any] | MapStyle | Source
-"""Inputs and targets with one row a record, a map-style data set, or what else `hush.Source` takes.
+"""Inputs and targets with a row a record, a map-style data set, or other data that `hush.Source` takes.
 
 Each of the two is a tensor. Inputs may also be a tuple of tensors, for a model that takes several, or a
 dictionary of them by the names of the model's arguments.
@@ -30,67 +204,65 @@ def prepare(
     *,
     pin_memory: bool = False,
 ) -> Data:
-    """The data as it is read: tensors in memory as they are, everything else as a `Source`.
+    """Tensors in memory as they are, all other data as a `Source`.
 
     Args:
-        data: of any kind.
-        present: which slots hold a record; None: as a `Source` says, or all do.
-        pin_memory: whether batches go to a GPU.
+        data: Data of any kind.
+        present: Mask of the slots that hold a record; None: that of the source, or all do.
+        pin_memory: Whether batches go to a GPU.
     """
     if not isinstance(data, Source) and pair_of(data) is not None:
         return data
-    source = data if isinstance(data, Source) else Source(data)
+    source = as_source(data)
     present = source.present if present is None else present
     pin_memory = pin_memory or source.pin_memory
     if present is source.present and pin_memory == source.pin_memory:
-        return source  # with its workers, if they are at work
+        return source  # with its workers, if they were started
     return replace(source, present=present, pin_memory=pin_memory)
 
 
 def occupied(data: Data, present: Tensor | None) -> Tensor | None:
-    """Which slots of data that was prepared hold a record: as the source says, or as was passed."""
+    """Mask of the slots of prepared data that hold a record."""
     return data.present if isinstance(data, Source) else check_present(present, held_slots(data))
 
 
+def ragged(data: Data) -> bool:
+    """Whether shapes depend on the records, as records of several lengths were padded to the longest."""
+    return isinstance(data, Source) and data.ragged
+
+
 def count(data: Data) -> int:
-    """Number of records; raises if they cannot be numbered."""
-    pair = pair_of(data)
-    if pair is not None:
-        check_lengths(*pair)
-        return _not_empty(len(next(tree_leaves(pair))))
-    return _not_empty(len(as_source(data)))
-
-
-def _not_empty(records: int) -> int:
+    """Number of records; raise if they cannot be numbered, or there is none."""
+    records = held_slots(data)
     if records == 0:
-        raise DataError("the data has no records: there is nothing to learn from. Pass at least one.")
+        raise DataError("the data has no records. Pass at least one.")
     return records
 
 
 def held_slots(data: Data) -> int:
-    """Slots of a rank's own part, which may be none."""
+    """Number of slots of a rank's own part, which may be none."""
     pair = pair_of(data)
-    if pair is not None and all(part.dim() and not len(part) for part in tree_leaves(pair)):
+    if pair is None:
+        return len(as_source(data))
+    if all(part.dim() and not len(part) for part in tree_leaves(pair)):
         return 0
-    if pair is None and not len(as_source(data)):
-        return 0
-    return count(data)
+    check_lengths(*pair)
+    return len(next(tree_leaves(pair)))
 
 
 def take(data: Data, indices: Tensor, source: "RandomSource | None" = None) -> tuple[Any, Any]:
-    """Inputs and targets of the records of these indices.
+    """Inputs and targets of some slots, a row each.
 
     Args:
-        data: tensors, or a source of records.
-        indices: numbers of the slots.
-        source: randomness of a data set that draws when it is asked for a record (augmentation): each
-            slot has a stream of its own, so that how much one record draws moves no other, nor who is
-            drawn beside it; None: the program's own.
+        data: Tensors, or a source of records.
+        indices: Numbers of the slots.
+        source: RandomSource of a data set that draws (augmentation), with a stream per slot: how much one
+            record draws, and which others are read, does not matter. None: the program's own.
     """
     pair = pair_of(data)
     if pair is None:
         return as_source(data).take(indices.tolist(), None if source is None else substream(source).key)
-    # indices on their way to a GPU are not waited for
+    # does not wait for indices on their way to a GPU
     inputs, targets = tree_map(
         pair, lambda rows: rows[indices.to(rows.device, non_blocking=rows.is_cuda)]
     )
@@ -108,7 +280,7 @@ def made_up_record(data: Data) -> tuple[Any, Any]:
 def _read(
     data: Data, parts: Sequence[Tensor], source: "RandomSource | None"
 ) -> Iterable[tuple[Any, Any]]:
-    """`take` for each of several physical batches, read ahead where the data has workers."""
+    """`take` for each of several physical batches, read ahead if the data has workers."""
     if pair_of(data) is not None:
         return (take(data, slots) for slots in parts)
     key = None if source is None else substream(source).key
@@ -116,7 +288,7 @@ def _read(
 
 
 def as_source(data: Data) -> Source:
-    """The data as a `Source`: itself, or one that reads it as it is."""
+    """The data as a `Source`."""
     return data if isinstance(data, Source) else Source(data)
 
 
@@ -128,7 +300,7 @@ def describe_record(data: Data) -> str:
 
 
 def pair_of(data: Data) -> Sequence[Any] | None:
-    """Inputs and targets, where all of them are tensors in memory."""
+    """Inputs and targets, if all of them are tensors in memory."""
     tensors = data.tensors if isinstance(data, TensorDataset) else data
     if not isinstance(tensors, (tuple, list)) or not all(map(_has_tensors, tensors)):
         return None
@@ -141,7 +313,7 @@ def pair_of(data: Data) -> Sequence[Any] | None:
 
 
 def _has_tensors(part: Any) -> bool:
-    """Whether a tree holds tensors, and no arrays: rows of those are read by a `Source`."""
+    """Whether a tree holds tensors, and no arrays: a `Source` reads rows of those."""
     kinds = [type(value) for value in leaves(part)]
     return any(issubclass(kind, Tensor) for kind in kinds) and not any(
         issubclass(kind, np.ndarray) for kind in kinds
@@ -150,20 +322,20 @@ def _has_tensors(part: Any) -> bool:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Batch:
-    """Slots drawn for one step. Which and how many they are is sensitive.
+    """Slots drawn for one step. Their numbers and their count are sensitive.
 
-    The layout, which slots share a physical batch and in which order, follows from the draw alone:
-    an empty slot that is drawn takes its place like any other.
+    The layout of physical batches follows from the draw alone: an empty slot takes its place like any
+    other.
     """
 
     indices: Tensor
     data: Data
     physical: int
     present: Tensor | None = None
-    """Whether each slot of the data holds a record; None: all do."""
+    """Mask of the slots of the data that hold a record; None: all do."""
     counts: Tensor | None = None
-    """Where units own the records: how many of each unit drawn take part, rising; they follow each
-    other in `indices`. None: every slot is a unit."""
+    """Number of records of each drawn unit, rising; they are consecutive in `indices`. None: every slot
+    is a unit."""
 
     def __len__(self) -> int:
         """Number of units drawn."""
@@ -176,13 +348,12 @@ class Batch:
     def physical_batches(
         self, source: "RandomSource | None"
     ) -> Iterator[tuple[Any, Any, Tensor | None, Tensor | None]]:
-        """Inputs, targets, which of them are records, and records of each unit, a few slots at a time.
+        """Inputs, targets, mask of the slots with records, and records of each unit, a few at a time.
 
-        The last two are None where all slots hold a record, and where every slot is a unit. No unit is
-        in two physical batches.
+        The last two are None if all slots hold a record, and if every slot is a unit. No unit is split.
 
         Args:
-            source: randomness of data sets that draw, each slot's own: see `take`.
+            source: RandomSource of data sets that draw: see `take`.
         """
         layout = list(self._layout()) if len(self) else []
         rows = _read(self.data, [slots for slots, _ in layout], source)
@@ -207,29 +378,28 @@ def same_slots(drawn: Batch, like: Batch) -> Batch:
     """Batch of the slots of an earlier draw, on data of the same length.
 
     Args:
-        drawn: batch whose step did not run to its charge.
-        like: batch of the data to take the slots from.
+        drawn: Batch whose step was not charged.
+        like: Batch of the data to read the slots from.
     """
     if held_slots(drawn.data) != held_slots(like.data):
         raise DataError(
             "a batch was drawn and not used, from data of another length than this (under ADD_REMOVE "
-            "the numbers are private and not shown): its slots would be other records', and leaving it "
-            "out would make the sampling depend on the records. Keep every slot: put a record that fits "
-            "in place of one that does not, and pass present= with False there to leave it out."
+            "the numbers are private and not shown), and its slots would be other records'. Keep every "
+            "slot: replace a record that does not fit, and pass present= with False to leave one out."
         )
     return replace(like, indices=drawn.indices, counts=drawn.counts)
 
 
 @contextmanager
 def own_randomness(source: RandomSource, device: torch.device, *, host: bool = True) -> Iterator[None]:
-    """Let torch's global generators draw from states of the source, and leave them as they were.
+    """Seed torch's global generators from the source, and restore them at the end.
 
     Args:
-        source: what their states are drawn from.
-        device: where the model is.
-        host: the CPU's generator as well, if the model is elsewhere.
+        source: Source of their states.
+        device: Device of the model.
+        host: Whether to seed the CPU's generator as well, if the model is elsewhere.
     """
-    # the GPU's first: it gets the same state whether the other is wanted or not
+    # the GPU's first: it gets the same state with and without the other
     shared = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
     shared += [torch.default_generator] if host or device.type == "cpu" else []
     states = [generator.get_state() for generator in shared]

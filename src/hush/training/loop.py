@@ -22,7 +22,7 @@ from hush.training import checkpoint
 from hush.training.checks.arguments import check_directory, check_scheduler, check_self_test
 from hush.training.checks.disjoint import check_held_out
 from hush.training.checks.rehearsal import rehearsal
-from hush.training.data import Data, count, pair_of, prepare
+from hush.training.data import Data, Source, count, pair_of, prepare
 from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import check_same_run
 from hush.training.distributed.process_group import process_group
@@ -34,7 +34,6 @@ from hush.training.options import Distributed, Execution, Randomness, Units
 from hush.training.progress import Progress
 from hush.training.resume import Scheduler, resume_run, save_run
 from hush.training.run_folder import RunFolder, metrics_of
-from hush.training.sources.source import Source
 from hush.training.step import PrivateStep
 from hush.training.stopping import last_step
 

@@ -14,7 +14,7 @@ from hush.core.release import Selective
 from hush.core.value import check_count
 from hush.training.checks.disjoint import check_distinct, check_public
 from hush.training.checks.probe_batch import check_some_number, probe_batch
-from hush.training.data import Batch, Data, count, held_slots, occupied, prepare, same_slots
+from hush.training.data import Batch, Data, Source, count, held_slots, occupied, prepare, same_slots
 from hush.training.distributed.charge import charge_together
 from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import (
@@ -27,7 +27,6 @@ from hush.training.methods.selective import Trials
 from hush.training.phases.noisy_mean import NoisyMeanStep
 from hush.training.phases.private_gradient import set_gradients
 from hush.training.phases.replay_choice import choose_replay
-from hush.training.sources.source import Source
 from hush.training.units import check_length
 
 
@@ -118,10 +117,8 @@ class PrivateStep(NoisyMeanStep):
                 self._adopted = False
             slots = held if self.processes is None else self.place_again(data, filled).slots
             check_length(slots, self.records, self.units, self.adjacency.neighbours)
-            if isinstance(data, Source) and held:
-                data.check_repeatable()
-                if self.units is None:
-                    check_distinct(data)
+            if isinstance(data, Source) and held and self.units is None:
+                check_distinct(data)
             last = None
             if steps is not None:
                 last = self.steps + check_count("steps", steps, "steps are counted")

@@ -17,7 +17,7 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 import hush
 from hush.core.errors import DataError, InvalidValue
 from hush.training.data import prepare, take
-from hush.training.sources.loader import SlotLoader
+from hush.training.sources.reader import SlotLoader
 from tests.training.sources.problems import Files, Noisy, batches, rows, step_for
 
 LENGTHS = [3, 1, 5, 2, 4, 2]

@@ -27,10 +27,9 @@ from hush.integrations.transformers.arguments import (
     check_records,
     pad_values,
 )
-from hush.training.data import Batch, Data
+from hush.training.data import Batch, Data, Source
 from hush.training.options import Execution, Randomness
 from hush.training.resume import settings_of
-from hush.training.sources.source import Source
 from hush.training.step import PrivateStep
 from hush.training.stopping import last_step
 

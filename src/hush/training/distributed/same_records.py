@@ -15,7 +15,7 @@ from hush.gradients.tree import tree_leaves
 from hush.training.checks.disjoint import input_names
 from hush.training.data import Data, as_source, count, pair_of, take
 from hush.training.phases.private_gradient import fingerprint
-from hush.training.sources.records import uncut
+from hush.training.sources.records import base_dataset
 
 _SPREAD = 256
 """Records, spread over the data, that tell whether two ranks have the same data in the same order."""
@@ -66,7 +66,7 @@ def record_names(data: Data, held: int) -> Names | None:
     """
     source = None if pair_of(data) is not None else as_source(data)
     if source is not None and isinstance(source.dataset, Subset):
-        base, indices = uncut(source.dataset)
+        base, indices = base_dataset(source.dataset)
         whole = replace(source, dataset=base, present=None)
         digest = data_digest(whole, count(whole))
         return None if digest is None else Names(np.asarray(indices, np.int64), digest)

@@ -31,7 +31,7 @@ from hush.gradients.cuda_graphs.replay import Replay
 from hush.gradients.forward.module_tree import ModuleTree
 from hush.gradients.tree import Views
 from hush.training.checks.released_weights import WeightsGuard, warn_of_other_ledger
-from hush.training.data import Batch, Data
+from hush.training.data import Batch, Data, ragged
 from hush.training.distributed.charge import open_ledger_for
 from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import check_same_step, sharded_parameters
@@ -206,6 +206,8 @@ class StepState(SingleOwner):
     def arithmetic(self) -> Arithmetic:
         """Whether what ran so far rounded within what is paid for, under noise drawn exactly."""
         exact = cryptographic(self.generator) and self.plan.noise.exact and self.rounding_bounded
+        if self.pending_batch is not None and ragged(self.pending_batch.data):
+            return "assumed"
         # with one record less, others are computed at other places, and may round otherwise
         placed = self.adjacency.neighbours is not Neighbours.ADD_REMOVE
         return "proved" if exact and placed else "assumed"
