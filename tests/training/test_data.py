@@ -71,24 +71,24 @@ def test_a_list_of_records_is_told_to_become_a_tensor() -> None:
         count((torch.nested.nested_tensor(lengths, layout=torch.jagged), torch.zeros(3)))
 
 
-class Ragged:
-    """Records of several lengths."""
+class Images:
+    """Records that differ in more than their length."""
 
     def __len__(self) -> int:
         return 6
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return torch.zeros(30 + index), index
+        return torch.zeros(3, 30 + index), index
 
 
-class Named(Ragged):
+class Named(Images):
     """Records whose inputs have several names."""
 
     def __getitem__(self, index: int) -> Any:
         return {f"secret {index}": torch.zeros(2)}, index
 
 
-class Objects(Ragged):
+class Objects(Images):
     """Records that are no tensors."""
 
     def __getitem__(self, index: int) -> Any:
@@ -102,8 +102,8 @@ class Stack:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (Ragged(), r"another shape or type than the first one.*pad_to="),
-        (Named(), r"another shape or type than the first one"),
+        (Images(), r"another structure, type or shape than the first one"),
+        (Named(), r"another structure, type or shape than the first one"),
         (Objects(), r"not made of tensors, arrays and numbers.*collate_fn"),
     ],
 )

@@ -256,7 +256,7 @@ def take(data: Data, indices: Tensor, source: "RandomSource | None" = None) -> t
     Args:
         data: Tensors, or a source of records.
         indices: Numbers of the slots.
-        source: RandomSource of a data set that draws (augmentation), with a stream per slot: how much one
+        source: Randomness of a data set that draws (augmentation), with a stream per slot: how much one
             record draws, and which others are read, does not matter. None: the program's own.
     """
     pair = pair_of(data)
@@ -353,7 +353,7 @@ class Batch:
         The last two are None if all slots hold a record, and if every slot is a unit. No unit is split.
 
         Args:
-            source: RandomSource of data sets that draw: see `take`.
+            source: Randomness of data sets that draw: see `take`.
         """
         layout = list(self._layout()) if len(self) else []
         rows = _read(self.data, [slots for slots, _ in layout], source)

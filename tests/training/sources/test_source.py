@@ -5,6 +5,7 @@ import os
 import random
 import threading
 import time
+import warnings
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from torch.utils.data import Dataset, default_collate
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
 import hush
-from hush.core.errors import DataError, InvalidValue
-from hush.training.data import prepare, take
+from hush.core.errors import DataError, InvalidValue, PrivacyWarning
+from hush.training.data import prepare, ragged, take
 from hush.training.sources.reader import SlotLoader
 from tests.training.sources.problems import Files, Noisy, batches, rows, step_for
 
@@ -52,18 +53,61 @@ def test_a_collate_function_that_pads_to_the_longest_sees_one_record() -> None:
     assert cut["tokens"].tolist() == [[3, 3, 3, 3]]
 
 
-@pytest.mark.parametrize("physical", [1, 2])
-def test_a_shape_that_follows_the_record_is_refused_and_not_shown(physical: int) -> None:
-    source = prepare(hush.Source(Sentences(), collate_fn=pad_to_longest))
-    with pytest.raises(DataError, match=r"another shape or type .* pad_to= a public length") as raised:
-        list(batches(source, [0, 2], physical))
-    assert not any(str(length) in str(raised.value) for length in LENGTHS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ragged_records_are_padded_to_the_longest_of_their_physical_batch(workers: int) -> None:
+    source = hush.Source(Sentences(), collate_fn=pad_to_longest, workers=workers)
+    with pytest.warns(PrivacyWarning, match="padded to the longest"):
+        read = list(batches(source, [0, 1, 3, 2], 3))
+    assert [inputs["tokens"].tolist() for inputs, _ in read] == [
+        [[1, 1, 1], [2, 0, 0], [4, 4, 0]],
+        [[3, 3, 3, 3, 3]],
+    ]
+    assert read[0][0]["mask"].tolist() == [[True] * 3, [True, False, False], [True, True, False]]
+    assert ragged(source)
+
+
+def test_records_of_one_length_are_not_ragged() -> None:
+    for source in (
+        hush.Source(Sentences(), collate_fn=pad_to_longest, pad_to=(4, None)),
+        hush.Source(Noisy()),
+    ):
+        list(batches(source, [0, 1, 2], 2))
+        assert not ragged(source)
+
+
+def test_a_step_on_ragged_records_says_that_its_arithmetic_is_assumed() -> None:
+    class Bag(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.scores = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 2)
+
+        def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+            scores: Tensor = self.scores((self.embedding(tokens) * mask.unsqueeze(-1)).sum(1))
+            return scores
+
+    sums = []
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+    for pad_to, arithmetic in ((None, "assumed"), ((5, None), "proved")):
+        torch.manual_seed(0)
+        model = Bag()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = hush.PrivateStep(model, torch.nn.CrossEntropyLoss(), optimizer, plan, records=6)
+        source = hush.Source(Sentences(), collate_fn=pad_to_longest, pad_to=pad_to)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrivacyWarning)
+            batch = next(step.batches(source, steps=1))
+            sums.append(step.clipped_sum(batch).clone())
+            step(batch)
+        assert step.spent(1e-2).arithmetic == arithmetic
+    torch.testing.assert_close(*sums)
 
 
 @pytest.mark.parametrize("pad_to", [({"words": 4}, None), {"x": 4}])
 def test_a_length_for_a_part_that_no_record_has_is_refused(pad_to: Any) -> None:
     source = hush.Source(Sentences(), collate_fn=pad_to_longest, pad_to=pad_to)
-    with pytest.raises(DataError, match=r"pad_to has a length for '(words|x)'.*nothing would be padded"):
+    with pytest.raises(DataError, match=r"pad_to has a length for '(words|x)'.*records have"):
         source[0]
 
 

@@ -95,7 +95,8 @@ class Reader:
         """Inputs and targets of the slots; the name is part of the protocol of DataLoader."""
         try:
             if self.draws_nothing:
-                return Rows(*pad(self._rows(request.slots), self.pad_to, self.pad_value), ragged=False)
+                inputs, targets = pad(self._rows(request.slots), self.pad_to, self.pad_value)
+                return Rows(inputs, targets, ragged=False)
             assert request.key is not None
             rows = []
             with global_randomness() as seed:
@@ -103,7 +104,7 @@ class Reader:
                     seed(slot_key(request.key, slot))
                     rows.append(self._row(slot))
             ragged = self.template is not None and any(differs(row, self.template) for row in rows)
-            return Rows(*stack(rows, self.pad_value), ragged=ragged)
+            return Rows(*stack(rows, self.pad_value), ragged)
         except HushError as error:
             return Unreadable(str(error))
         except Exception as error:  # its text may hold a private value
@@ -259,7 +260,7 @@ def pad(rows: Any, length: Any, value: Any) -> Any:
         if missing:
             parts = f"the parts {', '.join(map(repr, names))}" if names else "no names, but a place each"
             raise DataError(
-                f"pad_to has a length for {', '.join(map(repr, missing))}, and the records have {parts}. "
+                f"pad_to has a length for {', '.join(map(repr, missing))}, and records have {parts}. "
                 "Name the parts that the collate function, or the data "
                 'set, gives; of inputs by name and targets, pad_to=({"words": 128}, None).'
             )
@@ -394,7 +395,7 @@ class SlotLoader:
                 continue
             pairs = [(each.inputs, each.targets) for each in rows]
             whole = stack(pairs, self._reader.pad_value, pinned=self._pin_memory)
-            yield Rows(*whole, ragged=any(each.ragged for each in rows))
+            yield Rows(*whole, any(each.ragged for each in rows))
         next(batches, None)  # the loader reaches the end, and its workers wait for more
         self._kept[:] = [loader]  # another list may have begun meanwhile
         self._at_rest = True

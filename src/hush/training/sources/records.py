@@ -250,8 +250,8 @@ def _choose(
     if targets is None:
         raise DataError(
             f"a record has the columns {', '.join(map(str, names))}, and nothing says which of them is "
-            'to be predicted. Pass hush.Source(data, inputs=["age", "hours"], targets="income") with names '
-            "of columns, or a collate_fn that returns (inputs, targets)."
+            'to be predicted. Pass hush.Source(data, inputs=["age", "hours"], targets="income"), '
+            "or a collate_fn that returns (inputs, targets)."
         )
     if inputs is None:
         taken = set() if callable(targets) else _names_in(targets)
