@@ -104,7 +104,8 @@ class Reader:
                     seed(slot_key(request.key, slot))
                     rows.append(self._row(slot))
             ragged = self.template is not None and any(differs(row, self.template) for row in rows)
-            return Rows(*stack(rows, self.pad_value), ragged)
+            inputs, targets = stack(rows, self.pad_value)
+            return Rows(inputs, targets, ragged)
         except HushError as error:
             return Unreadable(str(error))
         except Exception as error:  # its text may hold a private value
@@ -394,8 +395,8 @@ class SlotLoader:
                 yield rows[0]
                 continue
             pairs = [(each.inputs, each.targets) for each in rows]
-            whole = stack(pairs, self._reader.pad_value, pinned=self._pin_memory)
-            yield Rows(*whole, any(each.ragged for each in rows))
+            inputs, targets = stack(pairs, self._reader.pad_value, pinned=self._pin_memory)
+            yield Rows(inputs, targets, any(each.ragged for each in rows))
         next(batches, None)  # the loader reaches the end, and its workers wait for more
         self._kept[:] = [loader]  # another list may have begun meanwhile
         self._at_rest = True
