@@ -30,7 +30,7 @@ READ = """
 import re, sys, time
 from pathlib import Path
 import hush
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 
 def most_memory():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024

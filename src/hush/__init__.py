@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hush.accounting.calibrate import calibrate
     from hush.accounting.epsilon import epsilon, rdp
     from hush.accounting.filters import RenyiFilter
-    from hush.accounting.ledger.ledger import Ledger
+    from hush.accounting.ledger import Ledger
     from hush.accounting.per_instance.bounded import fisher, individual_rdp
     from hush.accounting.shaping import fit_noise
     from hush.pate.argmax import NoisyMax
@@ -91,7 +91,7 @@ _LAZY = {
     "Attacker": "accounting.attacker",
     "Choice": "training.tuning.space",
     "Confident": "pate.confident",
-    "Ledger": "accounting.ledger.ledger",
+    "Ledger": "accounting.ledger",
     "NoisyLeastSquares": "training.methods.least_squares",
     "Distributed": "training.options",
     "Execution": "training.options",

@@ -18,7 +18,7 @@ import hush
 from hush.accounting.coordinates import JumpDiffusionStep, dominating_step
 from hush.accounting.epsilon import delta as charged_delta
 from hush.accounting.epsilon import upper_epsilon
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import mechanism
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import hush
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.clipping import norms as lp
 from hush.core.randomness import Stream, bernoulli, uniform
 from hush.core.tape import ClippedSum

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hush
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.core.errors import LedgerError
 from hush.core.guarantee import RECORD, Adjacency
 from hush.pate.argmax import NoisyMax

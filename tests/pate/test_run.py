@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hush
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.core.errors import (
     CheckpointError,
     DataError,

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.accounting.epsilon import epsilon
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.audit.lower_bound import Array, Audit, Draws, by_line, by_trees
 from hush.audit.mechanisms.copies import STRENGTH
 from hush.audit.mechanisms.distinguisher import DELTA, clipped, log_ratio

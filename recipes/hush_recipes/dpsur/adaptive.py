@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.accounting.filters import GaussianFilter
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.clipping import L2
 from hush.clipping.norms import NORM
 from hush.core.guarantee import Budget, Guarantee, Neighbours, check_delta

@@ -14,7 +14,7 @@ from torch import nn
 
 from hush.accounting import epsilon as charge
 from hush.accounting.calibrate import calibrate, max_steps
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.clipping import L2, Importance
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget

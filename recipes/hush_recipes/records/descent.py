@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from hush.accounting.calibrate import calibrate
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.clipping import L2
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.clipping import L2
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.data import load, tensors
 from hush.data.efficientnet import FEATURES, enlarged, network
 from hush.report.figure import Figure

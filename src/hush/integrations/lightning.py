@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.core.errors import CheckpointError, PrivacyWarning, Unsupported
 from hush.core.guarantee import Budget, Guarantee, check_delta
 from hush.core.plan import Plan

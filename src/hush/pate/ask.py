@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.core.errors import LedgerError
 from hush.core.guarantee import RECORD, Adjacency
 from hush.core.plan import Plan

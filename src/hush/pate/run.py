@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.core.atomic_files import replace_file
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError, Unproved
 from hush.core.guarantee import Adjacency, Guarantee, Neighbours, check_delta

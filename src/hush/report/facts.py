@@ -17,8 +17,7 @@ from hush.accounting.explanation import (
     Explanation,
     explain,
 )
-from hush.accounting.ledger.ledger import Ledger
-from hush.accounting.ledger.reported_delta import reported_delta
+from hush.accounting.ledger import Ledger, reported_delta
 from hush.core.best_of import BestOf
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError, shorten
 from hush.core.guarantee import Adjacency, Bound, Guarantee

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.core.errors import Unsupported
 from hush.core.guarantee import Budget, Guarantee, Neighbours, check_delta, check_neighbours
 from hush.core.plan import Plan

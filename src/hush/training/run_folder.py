@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.core.atomic_files import file_named, replace_file
 from hush.core.errors import CheckpointError, HushError, InvalidPlan, InvalidValue, LedgerError
 from hush.core.guarantee import Adjacency, Guarantee

@@ -9,7 +9,7 @@ import pytest
 
 import hush
 from hush.accounting.epsilon import delta as charged_delta
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension, mechanism
 from hush.accounting.steps import SampledGaussian
 from hush.core.errors import InvalidValue, Unproved

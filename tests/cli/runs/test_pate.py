@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from tests.cli.command import answer, call
 
 COMMAND = [sys.executable, "-m", "hush", "pate"]

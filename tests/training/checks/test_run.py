@@ -86,12 +86,12 @@ def begun_anew(run: Path) -> None:
 def rewritten(run: Path) -> None:
     """With one charge fewer, under the same first line: each line follows the one before."""
     before = hush.Ledger(run / "ledger.jsonl", read_only=True)
-    name, charges = next(iter(before._state.runs.items()))
+    name, charges = next(iter(before._journal.runs.items()))
     first = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)[0]
     (run / "ledger.jsonl").write_bytes(first)
     with hush.Ledger(run / "ledger.jsonl") as ledger:
-        for step, release in enumerate(charges.releases[1:], start=2):
-            ledger.charge(PLAN, run=name, step=step, release=release)
+        for step, charge in enumerate(charges.kept[1:], start=2):
+            ledger.charge(PLAN, run=name, step=step, release=charge.release)
 
 
 def without_ledger(run: Path) -> None:

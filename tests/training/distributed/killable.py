@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hush
-from hush.accounting.ledger.ledger import Ledger
-from hush.accounting.ledger.mirror import follow
+from hush.accounting.ledger import Ledger
 from hush.training import step as step_module
 from hush.training.distributed.group import Processes
 from hush.training.phases.private_gradient import fingerprint
@@ -169,7 +167,7 @@ def _watch(job: Job, rank: int) -> None:
 
 def _charge_hastily(processes: Processes, ledger: Ledger, plan: hush.Plan, **details: Any) -> None:
     processes.exchange("the charge")
-    (partial(follow, ledger) if processes.rank else ledger.charge)(plan, **details)
+    (ledger.follow if processes.rank else ledger.charge)(plan, **details)
 
 
 def released_by(folder: Path, rank: int) -> list[tuple[int, str]]:

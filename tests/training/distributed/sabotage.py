@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.core.randomness import Stream
 from hush.training import step as step_module
 from hush.training.data import Batch

@@ -9,7 +9,7 @@ from torch import nn
 
 import hush
 from hush.accounting.filters import RenyiFilter
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.core.errors import DataError, HushError
 from hush.core.parts import Noise
 from hush.training.methods.linear import LinearDescent

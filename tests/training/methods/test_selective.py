@@ -15,7 +15,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import hush
-from hush.accounting.ledger.journal import Journal
+from hush.accounting.ledger import Ledger
 from hush.core.errors import InvalidPlan, InvalidValue, LedgerError
 from hush.training.checks.rehearsal import Snapshot
 from hush.training.data import Batch
@@ -277,7 +277,7 @@ def test_the_work_of_a_trial_does_not_depend_on_the_verdict(monkeypatch: pytest.
         (torch, "rand"),
         (Tensor, "copy_"),
         (Tensor, "clone"),
-        (Journal, "append"),
+        (Ledger, "_append"),
     ):
         counted(owner, name)
     by_verdict: dict[bool, set[tuple[tuple[str, int], ...]]] = {True: set(), False: set()}

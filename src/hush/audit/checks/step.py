@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.audit.checks.noise import Check, sum_before_noise
 from hush.audit.checks.units import number_of_units
 from hush.core.errors import PrivacyWarning, Unsupported

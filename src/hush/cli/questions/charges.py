@@ -133,7 +133,7 @@ def charges_of(question: Question) -> Charges:
 
 def _ledger_charges(question: Question) -> Charges:
     """The charges of a ledger, checked against the files beside it where a run's folder has them."""
-    from hush.accounting.ledger.reported_delta import reported_delta
+    from hush.accounting.ledger import reported_delta
     from hush.training.checks.run import checked_ledger, ledger_at
 
     if question.run_dir is not None:

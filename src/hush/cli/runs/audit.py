@@ -48,7 +48,7 @@ def audit(
 
     Example: hush audit runs/digits-1 --no-others
     """
-    from hush.accounting.ledger.ledger import Ledger
+    from hush.accounting.ledger import Ledger
     from hush.audit.lower_bound import CONFIDENCE
     from hush.cli.runs.audit_runner import AuditRunner
     from hush.cli.runs.experiment import Settings, build_experiment

@@ -15,7 +15,7 @@ from sklearn.utils import check_consistent_length, check_random_state, column_or
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.clipping.norms import NORM
 from hush.core.errors import InvalidValue, PrivacyWarning, Unsupported, short_repr
 from hush.core.guarantee import Budget, Guarantee, advised_delta, check_delta

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hush.accounting.calibrate import calibrate
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.clipping import L2
 from hush.core.errors import BudgetExceeded, DataError
 from hush.core.guarantee import Budget

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.core.errors import CheckpointError, LedgerError, PrivacyWarning, Unsupported
 from hush.core.guarantee import Guarantee, check_delta
 from hush.core.plan import Plan

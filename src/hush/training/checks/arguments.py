@@ -4,7 +4,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.core.errors import CheckpointError, InvalidValue, Unsupported
 from hush.core.value import check_kind
 from hush.training.resume import Scheduler

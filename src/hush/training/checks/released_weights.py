@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.core.errors import LedgerError, PrivacyWarning
 from hush.gradients.checks.module_state import ModuleState
 from hush.gradients.forward.module_tree import ModuleTree

@@ -6,7 +6,7 @@ from typing import Any
 
 import safetensors
 
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.core.errors import HushError, LedgerError
 from hush.core.plan import Plan, read_plan
 from hush.training.run_folder import ANCHOR, SETTINGS, anchored_ledger, check_anchor

@@ -1,11 +1,9 @@
 """One ledger for all ranks: rank 0 writes and syncs a charge before any rank uses its release."""
 
 import os
-from functools import partial
 from typing import Any
 
-from hush.accounting.ledger.ledger import Ledger
-from hush.accounting.ledger.mirror import Snapshot, follow, mirror, snapshot_of
+from hush.accounting.ledger import Ledger, Snapshot
 from hush.core.errors import LedgerError, ProcessFailed
 from hush.core.guarantee import Adjacency
 from hush.core.plan import Plan
@@ -41,13 +39,13 @@ def open_ledger_for(
 
     def opened_by_first() -> Snapshot:
         first.append(open_ledger(ledger, plan, adjacency))
-        return snapshot_of(first[0])
+        return first[0].snapshot()
 
     snapshot = processes.broadcast_object("opening the ledger", opened_by_first)
     if first:
         return first[0]
     copy = ledger if isinstance(ledger, Ledger) else Ledger()
-    mirror(copy, snapshot)
+    copy.mirror(snapshot)
     return copy
 
 
@@ -99,9 +97,9 @@ def charge_together(
                 "and kind of device on every rank, and resume all of them from one checkpoint."
             )
     if any(head != said[0][1] for _, head in said):  # rank 0 was charged for something of its own
-        snapshot = processes.broadcast_object("the ledger", partial(snapshot_of, ledger))
+        snapshot = processes.broadcast_object("the ledger", ledger.snapshot)
         if processes.rank:
-            mirror(ledger, snapshot)
+            ledger.mirror(snapshot)
     processes.standing = (
         f"Step {step} is on the ledger." if processes.rank == 0 else f"Step {step} may be charged."
     )
@@ -114,7 +112,7 @@ def charge_together(
     processes.standing = f"Step {step} is on the ledger."
     if processes.rank == 0:
         return
-    follow(ledger, plan, run=run, step=step, release=release, **details)
+    ledger.follow(plan, run=run, step=step, release=release, **details)
     if confirmed != [release, step, ledger.head]:
         raise LedgerError(
             f"rank {processes.rank} counts other charges than the ledger of rank 0 after step {step}: "

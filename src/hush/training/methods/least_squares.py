@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hush.accounting.epsilon import epsilon
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.clipping import L2
 from hush.clipping.norms import clipping_weights
 from hush.core.errors import DataError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hush.accounting.epsilon import epsilon
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.accounting.per_instance.bounded import individual_rdp
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
 from hush.clipping import Entries

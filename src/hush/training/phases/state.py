@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.accounting.epsilon import rdp
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import Arithmetic, Guarantee, Neighbours, Secrecy, check_delta, check_neighbours

@@ -7,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import mechanism
 from hush.clipping import L2
 from hush.core.errors import DataError, InvalidValue, LedgerError, Unproved, short_repr

@@ -19,7 +19,7 @@ from torch import nn
 
 from hush.accounting.calibrate import calibrate
 from hush.accounting.epsilon import upper_epsilon
-from hush.accounting.ledger.ledger import Ledger
+from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import mechanism
 from hush.accounting.selection import trial_count
 from hush.core.atomic_files import replace_file

@@ -1,18 +1,22 @@
-"""Charges, repeated releases and the guarantee of a ledger."""
+"""Charges, repeated releases, adjacency, delta and the guarantee of a ledger."""
 
 import copy
 import gc
 import json
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hush
-from hush.core.errors import HushError, LedgerError, Unsupported
-from tests.accounting.ledger.charged import OTHER, PLAN, STEEP, charge, counts
+from hush.accounting import ledger as module
+from hush.accounting.ledger import Ledger
+from hush.core.errors import HushError, InvalidValue, LedgerError, Unsupported
+from hush.core.guarantee import Adjacency, Neighbours
+from tests.accounting.charged import OTHER, PLAN, STEEP, charge, counts
 
 
 def test_reopening_continues(path: Path) -> None:
@@ -49,14 +53,8 @@ def test_the_order_of_the_charges_is_kept() -> None:
     for step, plan in enumerate((PLAN, OTHER, OTHER, PLAN), start=1):
         ledger.charge(plan, run="a", step=step, release=f"{step}")
     assert ledger.sequence == [(PLAN, 1), (OTHER, 2), (PLAN, 1)]
-    ledger._journal.fold("a", 2)
+    ledger._journal.runs["a"].fold(1)
     assert ledger.sequence == [(PLAN, 1), (OTHER, 1), (OTHER, 1), (PLAN, 1)], "none is lost"
-
-
-def test_a_ledger_in_memory_counts_too() -> None:
-    ledger = hush.Ledger()
-    ledger.charge(PLAN, run="r", step=1, release="a")
-    assert ledger.counts == {PLAN: 1}
 
 
 def test_the_same_release_is_charged_once_and_another_is_refused(path: Path) -> None:
@@ -106,20 +104,6 @@ def test_without_the_dimension_such_a_step_is_not_charged(tmp_path: Path) -> Non
     path.write_text(lost)
     with pytest.raises(LedgerError, match="damaged at line 2"):
         hush.Ledger(path)
-
-
-def test_a_dimension_says_nothing_about_other_plans(tmp_path: Path) -> None:
-    gentle = hush.Plan(
-        sampling=hush.FullBatch(),
-        clipping=hush.Lp(p=1.5, norm=1.0),
-        noise=hush.GeneralizedGaussian(beta=1.5, multiplier=20.0),
-    )
-    with hush.Ledger() as ledger:
-        ledger.charge(gentle, run="a", step=1, release="x", dimension=3)
-        assert ledger.dimensions == {}
-        assert ledger.epsilon(1e-5) == hush.epsilon(gentle, steps=1, delta=1e-5)
-        ledger.charge(STEEP, run="b", step=1, release="y", dimension=5)
-        assert ledger.dimensions == {STEEP: 5}
 
 
 def test_a_charge_that_would_read_as_damage_is_refused(tmp_path: Path) -> None:
@@ -223,3 +207,186 @@ def test_streams_of_a_ledger_have_labels_of_their_own(tmp_path: Path) -> None:
 def test_a_folder_is_no_ledger(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match=r"is a folder, and a ledger is a file.*/ledger\.jsonl"):
         hush.Ledger(tmp_path)
+
+
+def test_a_ledger_answers_at_the_delta_it_was_run_under(path: Path) -> None:
+    with hush.Ledger(path) as ledger:
+        assert ledger.delta is None
+        ledger.store_delta(1e-6)
+        ledger.charge(PLAN, run="r", step=1, release="x", records=500)
+    for read_only in (True, False):
+        with hush.Ledger(path, read_only=read_only) as ledger:
+            assert ledger.delta == 1e-6
+            assert ledger.epsilon() == hush.epsilon(PLAN, steps=1, delta=1e-6)
+            assert ledger.epsilon(1e-3) == hush.epsilon(PLAN, steps=1, delta=1e-3)
+
+
+def test_without_a_delta_there_is_no_epsilon() -> None:
+    ledger = hush.Ledger()
+    with pytest.raises(LedgerError, match=r"in memory keeps no delta.*Pass e\.g\. delta=1e-05"):
+        ledger.epsilon()
+    ledger.charge(PLAN, run="r", step=1, release="x", records=500)
+    with pytest.raises(LedgerError, match=r"promises nothing\. Pass e\.g\. delta=0\.0002"):
+        ledger.epsilon()
+
+
+def test_of_two_budgets_the_last_one_counts_and_the_same_one_is_not_written_again(path: Path) -> None:
+    with hush.Ledger(path) as ledger:
+        for delta in (1e-6, 1e-6, 1e-5, 1e-5):
+            ledger.store_delta(delta)
+            ledger.charge(PLAN, run="r", step=ledger.last_step("r") + 1, release="x")
+    stored = [json.loads(line).get("delta") for line in path.read_text().splitlines()]
+    assert [delta for delta in stored if delta is not None] == [1e-6, 1e-5]
+    with hush.Ledger(path) as ledger:
+        assert ledger.delta == 1e-5
+        assert ledger.counts == {PLAN: 4}
+        ledger.store_delta(1e-6)
+        assert ledger.delta == ledger.epsilon().delta == 1e-6
+
+
+def test_a_fold_keeps_the_delta(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MIN_FOLDED", 5)
+    with hush.Ledger(path) as ledger:
+        ledger.store_delta(1e-4)
+        ledger.store_delta(1e-6)
+        for step in range(1, 9):
+            ledger.charge(PLAN, run="r", step=step, release="x", adjacency=Adjacency(per_unit=2))
+        ledger.compact("r", 8)
+        before = ledger.epsilon()
+    kinds = [next(iter(json.loads(line))) for line in path.read_text().splitlines()]
+    assert kinds == ["ledger", "plan", "protects", "delta", "folded"]
+    with hush.Ledger(path) as ledger:
+        assert ledger.epsilon() == before
+        assert before.delta == 1e-6
+        ledger.charge(PLAN, run="r", step=9, release="x", adjacency=Adjacency(per_unit=2))
+        assert ledger.counts == {PLAN: 9}
+
+
+@pytest.mark.parametrize("cut", range(2, 64))
+def test_a_torn_delta_charges_nothing_and_leaves_the_one_before(path: Path, cut: int) -> None:
+    charge(path, PLAN, range(1, 3))
+    with hush.Ledger(path) as ledger:
+        ledger.store_delta(1e-4)
+        size = path.stat().st_size
+        ledger.store_delta(1e-6)
+    whole = path.read_bytes()
+    left = whole[size : len(whole) - cut]
+    path.write_bytes(whole[:size] + left)
+    # a beginning that a charge shares may have been one, as of every line
+    charged = 2 + (0 < len(left) <= len(b'{"'))
+    for _ in range(2):
+        with hush.Ledger(path) as ledger:
+            assert ledger.counts == {PLAN: charged}
+            assert ledger.delta == 1e-4
+    with hush.Ledger(path) as ledger:
+        ledger.store_delta(1e-6)
+        ledger.charge(PLAN, run="r", step=3, release="3")
+    assert counts(path) == {PLAN: 3}
+    assert hush.Ledger(path, read_only=True).delta == 1e-6
+
+
+@pytest.mark.parametrize("left", [b"", b"{", b'{"', b'{"prot'])
+def test_a_torn_relation_can_be_written_again(path: Path, left: bytes) -> None:
+    users = Adjacency(per_unit=2)
+    with hush.Ledger(path) as ledger:
+        ledger.charge(PLAN, run="r", step=1, release="x", adjacency=users)
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert b"protects" in lines[1], "before the plan, under which a torn line would be counted"
+    path.write_bytes(lines[0] + left)
+    with hush.Ledger(path) as ledger:
+        ledger.charge(OTHER, run="s", step=1, release="x", adjacency=users)
+        assert ledger.epsilon(1e-5).unit == "one user, at most 2 records a step"
+        assert ledger.counts == {OTHER: 1}
+
+
+def test_a_relation_may_change_while_nothing_is_charged(path: Path) -> None:
+    with hush.Ledger(path) as ledger:
+        ledger.charge(PLAN, run="r", step=1, release="x", adjacency=Adjacency(per_unit=2))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:2]))  # killed before the first charge
+    for _ in range(2):
+        with hush.Ledger(path) as ledger:
+            ledger.charge(PLAN, run="r", step=1, release="x", adjacency=Adjacency(per_unit=3))
+            assert ledger.epsilon(1e-5).unit == "one user, at most 3 records a step"
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "said"),
+    [
+        (Adjacency(group=3), r"ledger\.epsilon\(group=3\)"),
+        ("zero-out", "must be an Adjacency, not a str"),
+    ],
+)
+def test_a_charge_is_for_one_unit(path: Path, adjacency: Any, said: str) -> None:
+    with hush.Ledger(path) as ledger:
+        for ask in (ledger.check_adjacency, partial(ledger.charge, PLAN, run="r", step=1, release="x")):
+            with pytest.raises(InvalidValue, match=said):
+                ask(adjacency=adjacency)
+        assert not ledger.counts
+
+
+def test_another_number_of_records_a_step_is_refused_for_what_the_guarantee_names() -> None:
+    ledger = hush.Ledger()
+    ledger.charge(PLAN, run="r", step=1, release="x", adjacency=Adjacency(per_unit=2))
+    with pytest.raises(LedgerError, match=r"names one number of records a step\. Pass per_unit=2") as k:
+        ledger.check_adjacency(Adjacency(per_unit=3))
+    assert "add up" not in str(k.value)
+    for other in (
+        Adjacency(),
+        Adjacency(per_unit="all"),
+        Adjacency(per_unit=2, neighbours=Neighbours.REPLACE),
+    ):
+        with pytest.raises(LedgerError, match="do not add up"):
+            ledger.check_adjacency(other)
+
+
+def test_a_copy_is_the_ledger_line_by_line(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.charge(PLAN, run="a", step=1, release="x", arithmetic="assumed", records=100)
+        ledger.store_delta(1e-5)
+        copy = Ledger()
+        copy.mirror(ledger.snapshot())
+        assert (copy.head, copy.identity, copy.counts) == (ledger.head, ledger.identity, ledger.counts)
+        for step in (2, 3):
+            ledger.charge(PLAN, run="a", step=step, release=str(step), records=100)
+            copy.follow(PLAN, run="a", step=step, release=str(step), records=100)
+        assert copy.head == ledger.head
+        assert copy.epsilon() == ledger.epsilon()
+        assert copy.digest_at("a", 3) == ledger.digest_at("a", 3) is not None
+
+
+def test_a_repeated_step_is_not_charged_to_a_copy(tmp_path: Path) -> None:
+    ledger, copy = Ledger(), Ledger()
+    ledger.charge(PLAN, run="a", step=1, release="x")
+    copy.mirror(ledger.snapshot())
+    copy.follow(PLAN, run="a", step=1, release="x")
+    assert sum(copy.counts.values()) == 1
+    with pytest.raises(LedgerError):
+        copy.follow(PLAN, run="a", step=1, release="y")
+
+
+def test_a_void_ledger_has_void_copies() -> None:
+    ledger, copy = Ledger(), Ledger()
+    ledger.charge(PLAN, run="a", step=1, release="x")
+    ledger.void("moved")
+    copy.mirror(ledger.snapshot())
+    with pytest.raises(LedgerError, match="void"):
+        copy.epsilon(1e-5)
+
+
+def test_a_copy_takes_no_charge_and_a_ledger_follows_nobody(tmp_path: Path) -> None:
+    ledger, copy = Ledger(), Ledger()
+    copy.mirror(ledger.snapshot())
+    with pytest.raises(LedgerError, match="copy of the one that rank 0 writes"):
+        copy.charge(PLAN, run="a", step=1, release="x")
+    with pytest.raises(LedgerError, match="is no copy"):
+        ledger.follow(PLAN, run="a", step=1, release="x")
+
+
+def test_charges_are_not_hidden_by_a_copy(tmp_path: Path) -> None:
+    charged = Ledger()
+    charged.charge(PLAN, run="a", step=1, release="x")
+    with pytest.raises(LedgerError, match="would hide"):
+        charged.mirror(Ledger().snapshot())
+    with Ledger(tmp_path / "ledger.jsonl") as ledger, pytest.raises(LedgerError, match="would hide"):
+        ledger.mirror(Ledger().snapshot())

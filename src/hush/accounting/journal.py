@@ -1,0 +1,418 @@
+"""Lines of a ledger: format, hash chain, totals, and the locked file that holds them.
+
+A line is a JSON object. Its last key, `chain`, is SHA-256, cut to 128 bits, of the previous digest and
+of the line's text up to that key, so a changed, missing or moved line breaks the chain. The chain
+detects accidents, not forgery.
+
+    {"ledger": "hush", "version": 2, "id": ID}                  first line
+    {"plan": DIGEST, "value": {...}}                            plan, stored before its first charge
+    {"plan": DIGEST, "value": {...}, "dimension": D}            plan whose cost grows with the dimension
+    {"plan": DIGEST, "value": {...}, "records": N}              plan with a known number of slots
+    {"charge": DIGEST, "run": RUN, "step": K, "release": R}     one step of a plan
+    {"charge": ..., "arithmetic": "assumed", "release": R}      step whose rounding is not proved
+    {"charge": ..., "randomness": "seeded", "release": R}       step whose noise came from a given seed
+    {"protects": {...}}                                         adjacency, unless one record, zero-out
+    {"delta": DELTA}                                            delta of the budget from here on
+    {"torn": [[DIGEST, ...], ...]}                              how the torn lines before are counted
+    {"void": REASON}                                            the guarantee no longer holds
+    {"folded": LINES, "counts": ..., "runs": ..., "torn": ..., "through": CHAIN}
+
+`release` is the released value or its fingerprint. A torn line was cut short by a crash. A folded line
+stands for all lines up to the digest `through`, from which the chain continues.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+from hush.core.atomic_files import file_named, make_folder, sync_folder
+from hush.core.errors import LedgerError
+from hush.core.guarantee import RECORD, Adjacency
+from hush.core.plan import Plan
+
+VERSION = 2
+_CHAIN_KEY = b', "chain": "'
+_DIGITS = 32
+_HEADER = b'{"ledger": "hush", "version": 2, "id": "'
+_TORN_KINDS = (b"plan", b"protects", b"delta", b"torn", b"void")
+
+
+class Charge(NamedTuple):
+    """One charged step whose release is stored."""
+
+    plan: str
+    release: str
+    digest: str
+
+
+@dataclass
+class Run:
+    """Charges of one run, in order; the oldest ones may be folded, without their releases."""
+
+    last: int
+    folded: tuple[int, str] | None = None
+    """Last step without a stored release, and the digest of its line."""
+    kept: list[Charge] = field(default_factory=list)
+
+    def index(self, step: int) -> int | None:
+        """The index of a step whose release is stored."""
+        index = step - self.last + len(self.kept) - 1
+        return index if 0 <= index < len(self.kept) else None
+
+    def digest_at(self, step: int) -> str | None:
+        """Digest of the chain just after a step; None if not on record."""
+        if self.folded is not None and self.folded[0] == step:
+            return self.folded[1]
+        index = self.index(step)
+        return None if index is None else self.kept[index].digest
+
+    def fold(self, index: int) -> None:
+        """Drop the releases up to an index."""
+        step = self.last - len(self.kept) + index + 1
+        self.folded = step, self.kept[index].digest
+        del self.kept[: index + 1]
+
+
+class Journal:
+    """Totals of a ledger's lines; `apply` is the only place where they change."""
+
+    def __init__(self) -> None:
+        self.plans: dict[str, Plan] = {}
+        self.dimensions: dict[str, int] = {}
+        self.records: dict[str, int] = {}
+        """Largest number of slots of each plan, if given."""
+        self.counts: Counter[str] = Counter()
+        self.runs: dict[str, Run] = {}
+        self.adjacency = RECORD
+        self.delta: float | None = None
+        self.assumed = False
+        self.seeded = False
+        self.void: str | None = None
+        self.lines = 1
+        """Number of lines ever written, folded ones included."""
+        self.torn_header = False
+        """Whether the first line was cut short, so that `header` has to be written again."""
+        self.unexplained: list[bytes] = []
+        """Torn lines that no note counts yet."""
+        self._torn: list[tuple[bytes, list[str]]] = []
+        """Remaining text of each torn charge, and the plans under which it is counted."""
+        self._begin(secrets.token_hex(8))
+
+    def _begin(self, identifier: str) -> None:
+        header = {"ledger": "hush", "version": VERSION, "id": identifier}
+        self.header, self.identity = chained(text_of(header), "")
+        self.chain = self.identity
+
+    def read(self, lines: Iterable[bytes]) -> None:
+        """Add the lines of a file; afterwards the last ones may be `unexplained`."""
+        number = 0
+        for number, line in enumerate(lines, start=1):
+            try:
+                if number == 1:
+                    self._read_header(line)
+                elif (parsed := _parsed(line, self.chain)) is not None:
+                    self.apply(*parsed)
+                else:
+                    self.unexplained.append(line.rstrip(b"\n"))
+                    self.chain = _link(self.chain, self.unexplained[-1])
+                    self.lines += 1
+            except (ValueError, KeyError, TypeError, AttributeError):
+                old = b'"version": 1}' in line
+                reason = " (it is of version 1, whose lines carry no digest)" if old else ""
+                raise ValueError(f"line {number}{reason}") from None
+        if not number:
+            raise ValueError("line 1 (it is empty)")
+
+    def _read_header(self, line: bytes) -> None:
+        parsed = _parsed(line, "")
+        if parsed is None:
+            # no charge is written before the first line is on disk: docs/guarantees/ledger.md, 3
+            fragment = line.rstrip(b"\0")
+            if not fragment or fragment.endswith(b"\n") or not _agree(fragment, _HEADER):
+                raise ValueError
+            self.torn_header = True
+            if identifier := re.match(_HEADER + rb"(\w{16})", fragment):
+                self._begin(identifier[1].decode())
+            return
+        entry, _, digest = parsed
+        if entry.get("ledger") != "hush" or entry.get("version") != VERSION:
+            raise ValueError
+        self.header = line if line.endswith(b"\n") else line + b"\n"
+        self.identity = self.chain = digest
+
+    def apply(self, entry: dict[str, Any], text: bytes, digest: str) -> None:
+        """Add one whole line; raises if it cannot follow the others."""
+        if self.unexplained and "torn" not in entry:
+            raise ValueError
+        match entry:
+            case {"charge": plan, "run": run, "step": step, "release": release}:
+                self._charge(plan, run, step, release, text, digest)
+                self.assumed |= entry.get("arithmetic") == "assumed"
+                self.seeded |= entry.get("randomness") == "seeded"
+            case {"plan": name, "value": value}:
+                self.plans[name] = Plan.from_plain(value)
+                for known, key in ((self.dimensions, "dimension"), (self.records, "records")):
+                    if key in entry:
+                        known[name] = max(entry[key], known.get(name, 0))
+            case {"protects": value}:
+                self.adjacency = Adjacency.from_plain(value)
+            case {"delta": float(delta)}:
+                self.delta = delta
+            case {"folded": int(lines), "through": str(through)}:
+                self._unfold(entry)
+                self.lines, digest = lines - 1, through
+            case {"torn": torn}:
+                self._count_torn(torn)
+                self.void = self.void or entry.get("void")
+            case {"void": str(reason)}:
+                self.void = self.void or reason
+            case _:
+                raise ValueError
+        self.chain = digest
+        self.lines += 1
+
+    def _charge(self, plan: str, name: str, step: int, release: str, text: bytes, digest: str) -> None:
+        run = self.runs.setdefault(name, Run(step - 1))
+        if plan not in self.plans or step != run.last + 1:
+            raise ValueError
+        # the charge replaces the torn ones that it begins with: docs/guarantees/ledger.md, 4
+        for torn in [torn for torn in self._torn if _agree(text, torn[0])]:
+            self._torn.remove(torn)
+            self.counts.subtract(torn[1])
+        self.counts[plan] += 1
+        run.last = step
+        run.kept.append(Charge(plan, release, digest))
+
+    def _count_torn(self, torn: list[list[str]]) -> None:
+        for fragment, plans in zip(self.unexplained, torn, strict=True):
+            self.counts.update(plans)
+            if plans:
+                self.assumed |= b'"arithmetic": "assumed"' in fragment
+                self.seeded |= b'"randomness": "seeded"' in fragment
+                self._torn.append((fragment.rstrip(b"\0"), plans))
+        self.unexplained.clear()
+
+    def _unfold(self, entry: dict[str, Any]) -> None:
+        self.counts.update(entry["counts"])
+        for name, run in entry["runs"].items():
+            kept = [Charge(*charge) for charge in run["kept"]]
+            self.runs[name] = Run(run["last"], run["folded"] and tuple(run["folded"]), kept)
+        self._torn = [(bytes.fromhex(text), plans) for text, plans in entry["torn"]]
+        self.assumed = entry["arithmetic"] == "assumed"
+        self.seeded = entry.get("randomness") == "seeded"
+
+    def torn_note(self) -> dict[str, Any]:
+        """The entry that counts the unexplained lines, under every plan that they may have named."""
+        counted = []
+        void = {}
+        for fragment in self.unexplained:
+            # a power failure can leave zeros in place of a line, which may have named any plan
+            text = b"" if fragment.startswith(b"\0") else fragment.rstrip(b"\0")
+            plans = [name for name in self.plans if _agree(text, b'{"charge": "%b"' % name.encode())]
+            if not plans and not any(_agree(text, b'{"%b": ' % kind) for kind in _TORN_KINDS):
+                raise ValueError(f"line {self.lines}")
+            counted.append(plans)
+            if text.startswith(b'{"v'):
+                void = {"void": "the note that says why was cut short"}
+        return {"torn": counted, **void}
+
+    def agrees_with_torn(self, run: str, step: int, entry: Mapping[str, Any]) -> bool:
+        """Whether a charge agrees with all torn charges of the same run and step."""
+        text = text_of(entry)
+        heads = tuple(head_of(plan, run, step) for plan in self.plans) if self._torn else ()
+        return all(_agree(text, torn) for torn, _ in self._torn if torn.startswith(heads))
+
+    def replaced_torn(self, head: bytes) -> Counter[str]:
+        """Counts, by plan, of the torn charges that a charge beginning with `head` replaces."""
+        return Counter(plan for torn, plans in self._torn if _agree(head, torn) for plan in plans)
+
+    def folded_lines(self) -> Iterator[bytes]:
+        """Lines of a compacted file with the same totals."""
+        yield self.header
+        digest = self.identity
+        entries: list[dict[str, Any]] = [self.plan_entry(*plan) for plan in self.plans.items()]
+        if self.adjacency != RECORD:
+            entries.append({"protects": self.adjacency.to_plain()})
+        if self.delta is not None:
+            entries.append({"delta": self.delta})
+        runs = {
+            name: {"last": run.last, "folded": run.folded, "kept": run.kept}
+            for name, run in self.runs.items()
+        }
+        folded = {
+            "folded": self.lines,
+            "counts": dict(self.counts),
+            "runs": runs,
+            "torn": [[torn.hex(), plans] for torn, plans in self._torn],
+            "arithmetic": "assumed" if self.assumed else "proved",
+            "randomness": "seeded" if self.seeded else "secret",
+            "through": self.chain,
+        }
+        for entry in (*entries, folded):
+            line, digest = chained(text_of(entry), digest)
+            yield line
+
+    def plan_entry(self, name: str, plan: Plan, size: int = 0, records: int = 0) -> dict[str, Any]:
+        """The entry of a plan, with the largest dimension and number of slots on record."""
+        size = max(size, self.dimensions.get(name, 0))
+        records = max(records, self.records.get(name, 0))
+        largest = {"dimension": size, "records": records}
+        return {"plan": name, "value": plan.to_plain(), **{k: n for k, n in largest.items() if n}}
+
+
+def head_of(plan: str, run: str, step: int) -> bytes:
+    """The text of a charge up to and including its step."""
+    return text_of({"charge": plan, "run": run, "step": step}) + b", "
+
+
+def text_of(entry: Mapping[str, Any]) -> bytes:
+    """The hashed text of an entry: its line without the digest."""
+    return json.dumps(entry).encode()[:-1]
+
+
+def chained(text: bytes, before: str) -> tuple[bytes, str]:
+    """The line of a text, with its newline, and its digest."""
+    digest = _link(before, text)
+    return text + _CHAIN_KEY + digest.encode() + b'"}\n', digest
+
+
+def _link(before: str, text: bytes) -> str:
+    """The digest of a text that follows everything with the digest `before`."""
+    return hashlib.sha256(before.encode() + text).hexdigest()[:_DIGITS]
+
+
+def _parsed(line: bytes, before: str) -> tuple[dict[str, Any], bytes, str] | None:
+    """Entry, text and digest of a line; None for a torn line. Raises `ValueError` if it is damaged."""
+    try:
+        entry = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    text, key, rest = line.rstrip(b"\n").rpartition(_CHAIN_KEY)
+    digest = _link(before, text)
+    if not isinstance(entry, dict) or not key or rest != digest.encode() + b'"}':
+        raise ValueError
+    del entry["chain"]
+    return entry, text, digest
+
+
+def _agree(first: bytes, second: bytes) -> bool:
+    """Whether one text is a prefix of the other."""
+    return first.startswith(second) or second.startswith(first)
+
+
+class LockedFile:
+    """Append-only file that only this process may write.
+
+    It is created and replaced under another name and then renamed, so no crash leaves an empty or
+    half-written one. A new file is locked before it gets the name.
+    """
+
+    _close_handle = staticmethod(os.close)  # when Python ends, this module loses `os` before its objects
+
+    def __init__(self, path: Path, beginning: bytes) -> None:
+        """Open and lock the file at `path`; create it with the content `beginning` if there is none."""
+        self.path = path = path.resolve()  # a new file takes the place of the file, not of a link to it
+        make_folder(path.parent)
+        self._handle = -1
+        while self._handle < 0:
+            try:
+                self._handle = _locked(path, path)
+            except FileNotFoundError:
+                self._create(beginning)
+        _open_files.add(self)
+
+    def append(self, line: bytes) -> None:
+        """Put the line on disk; it is synced when this returns."""
+        written = os.write(self._handle, line)
+        os.fsync(self._handle)
+        if written < len(line):
+            raise OSError(f"only {written} of {len(line)} bytes were written")
+
+    def replace(self, lines: Iterable[bytes]) -> None:
+        """Replace the file's content atomically."""
+        draft = self.path.with_name(self.path.name + ".compact")
+        with file_named(self.path, "no charge was lost"):
+            handle = _locked(draft, self.path, os.O_CREAT)
+            os.fchmod(handle, stat.S_IMODE(os.fstat(self._handle).st_mode))
+            self._rename(handle, draft, b"".join(lines))
+            os.close(self._handle)
+            self._handle = handle
+            sync_folder(self.path.parent)
+
+    def close(self) -> None:
+        """Release the file and its lock."""
+        if self._handle >= 0:
+            self._close_handle(self._handle)
+            self._handle = -1
+
+    def _create(self, beginning: bytes) -> None:
+        """Create the file, unless another process does so first."""
+        draft = self.path.with_name(self.path.name + ".draft")
+        with file_named(self.path, "no charge was lost"):
+            handle = _locked(draft, self.path, os.O_CREAT)
+            if self.path.exists():  # another process created it and let go of the draft
+                os.unlink(draft)
+                os.close(handle)
+                return
+            self._rename(handle, draft, beginning)
+            self._handle = handle
+            sync_folder(self.path.parent)
+
+    def _rename(self, handle: int, draft: Path, content: bytes) -> None:
+        """Fill the locked draft and give it the file's name; a failure leaves neither behind."""
+        try:
+            os.ftruncate(handle, 0)
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(handle, rest) :]
+            os.fsync(handle)
+            draft.replace(self.path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            os.close(handle)
+            raise
+
+
+_open_files: "WeakSet[LockedFile]" = WeakSet()
+
+
+def _close_in_fork() -> None:
+    """Close the files of a forked process: a lock is held until no process has the file open."""
+    for file in list(_open_files):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_close_in_fork)
+
+
+def _locked(path: Path, ledger: Path, create: int = 0) -> int:
+    """A locked handle of the file with the name `path`; errors name `ledger`."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | create, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.exists(path) and os.path.samestat(os.fstat(handle), os.stat(path)):
+                return handle
+        except BlockingIOError:
+            os.close(handle)
+            raise LedgerError(
+                f"the ledger {ledger} is open already, in this process or in another: two writers could "
+                "each spend the same budget. Close it there (step.ledger.close() if a PrivateStep "
+                "opened it), or wait for the other process to end."
+            ) from None
+        except FileNotFoundError:  # renamed between the two looks
+            pass
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # replaced between opening and locking

@@ -1,0 +1,612 @@
+"""Privacy ledger: one line for each charge, on disk before the update is used.
+
+A run that resumes from a checkpoint repeats the steps after it with the same randomness. The same
+release again costs nothing. Another release under the same noise would reveal the difference of the two,
+so it raises. docs/guarantees/ledger.md has the proof.
+"""
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Self
+
+from hush.accounting.epsilon import compose
+from hush.accounting.journal import Journal, LockedFile, Run, chained, head_of, text_of
+from hush.accounting.mechanism import grows_with_dimension
+from hush.core.errors import InvalidValue, LedgerError, PrivacyWarning, Unproved
+from hush.core.guarantee import (
+    DEFAULT_DELTA,
+    DELTA,
+    RECORD,
+    Adjacency,
+    Arithmetic,
+    Guarantee,
+    Neighbours,
+    Secrecy,
+    advised_delta,
+    check_neighbours,
+)
+from hush.core.plan import Plan
+from hush.core.value import SingleOwner, as_path, check_count, check_kind
+
+_MIN_FOLDED = 1000
+"""Fewer lines than this are read in less time than it takes to replace a file."""
+
+Snapshot = tuple[list[bytes], str | None]
+"""Lines of a compacted ledger, and why it is void."""
+
+
+class Ledger(SingleOwner):
+    """Append-only record of all charges; without a path it lives in memory only.
+
+    Args:
+        path: The file, created if it does not exist. An empty file raises: its charges were lost.
+        read_only: Read the file without locking or repairing it, also while a run is writing to it.
+
+    **Guarantee.** `charge` returns only after the charge is on disk, so an update that is applied
+    after it can never be missing from the file. docs/guarantees/ledger.md has the argument.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, read_only: bool = False) -> None:
+        self.path = None if path is None else as_path("path", path)
+        self._journal = Journal()
+        self._file: LockedFile | None = None
+        self._writable = not read_only
+        self._cut_short = False
+        self._mirrored = False
+        self._process = os.getpid()
+        self._stream_labels = 0
+        """Number of labels of random streams handed out so far."""
+        if self.path is None:
+            return
+        if self.path.is_dir():
+            raise LedgerError(
+                f"{self.path} is a folder, and a ledger is a file: charges are appended to it. Pass "
+                f"e.g. {self.path / 'ledger.jsonl'}."
+            )
+        if not read_only:
+            self._file = LockedFile(self.path, self._journal.header)
+        try:
+            self._read(self.path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self, path: Path) -> None:
+        """Read the file; count and, if it is writable, repair a line that was cut short."""
+        journal = self._journal
+        try:
+            with path.open("rb") as file:
+                journal.read(file)
+                file.seek(-1, os.SEEK_END)
+                ended = file.read() == b"\n"
+            self._cut_short = not self._writable and (journal.torn_header or bool(journal.unexplained))
+            if journal.torn_header and self._file is not None:
+                self._file.replace([journal.header])
+                warnings.warn(
+                    f"the only line of {self._title} was cut short, so it begins anew. A crash at its "
+                    "creation leaves such a file, before any charge; if it held charges, they are lost.",
+                    PrivacyWarning,
+                    stacklevel=3,
+                )
+            elif not ended:
+                self._write(b"\n")
+            if journal.unexplained:
+                self._append(journal.torn_note())
+        except ValueError as error:
+            raise LedgerError(
+                f"{self._title} is damaged at {error}: charges may be missing, so no epsilon can be "
+                "given. Restore it from a copy, or start a new run on a new ledger."
+            ) from None
+
+    @property
+    def _title(self) -> str:
+        """The ledger as messages name it."""
+        return "the ledger in memory" if self.path is None else f"the ledger {self.path}"
+
+    @property
+    def counts(self) -> Mapping[Plan, int]:
+        """Number of charged steps of each plan."""
+        return self._by_plan({})
+
+    @property
+    def sequence(self) -> Sequence[tuple[Plan, int]]:
+        """Plans in the order of their charges, each with its number of charges in a row.
+
+        Charges whose order is not on record (folded or cut short) come first. The charges of two runs
+        that took turns on one ledger are listed one run after the other.
+        """
+        ordered = [charge.plan for run in self._journal.runs.values() for charge in run.kept]
+        first = Counter(self._journal.counts)
+        first.subtract(ordered)
+        lengths = [(name, count) for name, count in first.items() if count > 0]
+        lengths += [(name, len(list(group))) for name, group in groupby(ordered)]
+        return [(self._journal.plans[name], count) for name, count in lengths]
+
+    @property
+    def releases(self) -> Sequence[str]:
+        """Fingerprints of each run's releases in order, without those cut short or folded."""
+        return [charge.release for run in self._journal.runs.values() for charge in run.kept]
+
+    @property
+    def dimensions(self) -> Mapping[Plan, int]:
+        """Largest number of parameters trained under each plan whose cost grows with it."""
+        return {self._journal.plans[name]: size for name, size in self._journal.dimensions.items()}
+
+    @property
+    def identity(self) -> str:
+        """Digest of the first line, which contains a random number: unique to this ledger."""
+        return self._journal.identity
+
+    @property
+    def head(self) -> str:
+        """Digest of the newest line: two ledgers with the same head hold the same charges."""
+        return self._journal.chain
+
+    @property
+    def voided(self) -> str | None:
+        """Why the guarantee no longer holds; None while it does."""
+        return self._journal.void
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Adjacency of every charge on this ledger."""
+        return self._journal.adjacency
+
+    @property
+    def delta(self) -> float | None:
+        """Delta of the newest run's budget; None if none was stored."""
+        return self._journal.delta
+
+    def epsilon(
+        self,
+        delta: float | None = None,
+        *,
+        group: int = 1,
+        neighbours: Neighbours | None = None,
+        uncharged: Adjacency | None = None,
+    ) -> Guarantee:
+        """The (epsilon, delta) guarantee of everything charged so far, under all plans together.
+
+        Args:
+            delta: Delta of the guarantee; None: the stored one.
+            group: Number of units of privacy that change together.
+            neighbours: Adjacency relation; None: the charged one.
+            uncharged: Adjacency to report while nothing is charged; None: one record, zero-out.
+
+        Returns:
+            The guarantee of the composition.
+
+        Raises:
+            LedgerError: The ledger is void, or no delta was passed and none is stored.
+
+        Warns:
+            PrivacyWarning: The file ends in a line that was cut short and was opened with
+                `read_only=True`: what was spent is at least this epsilon.
+        """
+        self._check_not_void()
+        records = max(self._journal.records.values(), default=None)
+        chosen = self.delta if delta is None else delta
+        if chosen is None:
+            advised = 1e-5 if records is None else advised_delta(records)
+            raise LedgerError(
+                f"{self._title} keeps no delta, and none was passed: an epsilon without the probability "
+                f"that it fails promises nothing. Pass e.g. delta={advised:g}."
+            )
+        if self._cut_short:
+            warnings.warn(
+                f"{self._title} ends in a line that is cut short. A crash leaves such a line, which is "
+                "counted; if the file was truncated, charges are missing, and the privacy spent is at "
+                "least this epsilon. Check the ledger against the run's checkpoint.",
+                PrivacyWarning,
+                stacklevel=2,
+            )
+        stored = self.adjacency if self._journal.counts else uncharged or self.adjacency
+        relation = stored.neighbours if neighbours is None else check_neighbours(neighbours)
+        if relation is Neighbours.ADD_REMOVE is not stored.neighbours:
+            raise Unproved(
+                "neighbours=add/remove is not the relation that was charged: sums were divided by the "
+                "number of slots, which is public, and a record more or less would show in it. Use "
+                "zero-out, or run with neighbours=ADD_REMOVE."
+            )
+        adjacency = replace(stored, group=group, neighbours=relation)
+        adjacency.check_records(records)
+        guarantee = compose(self.counts, chosen, self.dimensions, adjacency)
+        return replace(
+            guarantee,
+            arithmetic="assumed" if self._journal.assumed else guarantee.arithmetic,
+            randomness="seeded" if self._journal.seeded else "secret",
+            records=records,
+        )
+
+    def store_delta(self, delta: float) -> None:
+        """Record the delta of a run's budget: it charges nothing, and the last one counts.
+
+        Args:
+            delta: Delta at which epsilon is reported, chosen independently of the records.
+        """
+        delta = DELTA["range"].check("delta", delta)
+        self._check_writable()
+        if delta != self._journal.delta:
+            self._append({"delta": delta})
+
+    def stream_label(self) -> bytes:
+        """Label of a new run's random stream, distinct among all runs charged to this ledger.
+
+        Empty for the first label of a new ledger. Two runs with one seed would otherwise draw
+        the same noise: docs/guarantees/ledger.md, 11.
+        """
+        lines = self._journal.lines
+        first = lines == 1 and not self._stream_labels
+        label = b"" if first else b"%d:%d" % (lines, self._stream_labels)
+        self._stream_labels += 1
+        return label
+
+    def last_step(self, run: str) -> int:
+        """The last step charged for a run; 0 if there is none.
+
+        Args:
+            run: Name of the run.
+        """
+        return self._journal.runs[run].last if run in self._journal.runs else 0
+
+    def digest_at(self, run: str, step: int) -> str | None:
+        """Digest of the hash chain just after a charged step; None if it is not on record (any more).
+
+        A checkpoint stores it to verify that a ledger still holds all charges up to that step.
+
+        Args:
+            run: Name of the run.
+            step: Number of the step in the run.
+        """
+        return self._journal.runs[run].digest_at(step) if run in self._journal.runs else None
+
+    def check_charged(self, run: str, steps: int, digest: str | None) -> None:
+        """Raise unless all charges up to a checkpoint are here, unchanged since it was written.
+
+        Args:
+            run: Name of the checkpoint's run.
+            steps: Number of steps that it has taken; the ledger may have more, which are repeated.
+            digest: `digest_at` of that step when the checkpoint was written.
+        """
+        last, recorded = self.last_step(run), self.digest_at(run, steps)
+        if last < steps:
+            reason = (
+                f"the checkpoint has taken {steps} steps of run {run} and {self._title} knows of "
+                f"{last}: charges are missing"
+            )
+        elif None not in (recorded, digest) and recorded != digest:
+            reason = (
+                f"{self._title} is not the one that the checkpoint was charged to: at step {steps} of "
+                f"run {run} its digest is {recorded} and was {digest}. A charge may be missing"
+            )
+        else:
+            return
+        raise LedgerError(f"{reason}. Use the ledger that was written beside the checkpoint.")
+
+    def counts_repeating(self, plan: Plan, run: str, step: int) -> Mapping[Plan, int]:
+        """`counts` without the torn charges that a repeated charge of this step replaces.
+
+        A search for the number of steps within a budget counts such a charge once: ledger.md, 4.
+
+        Args:
+            plan: Plan of the repeated step.
+            run: Name of the run.
+            step: Number of the step in the run.
+        """
+        self._check_not_void()
+        return self._by_plan(self._journal.replaced_torn(head_of(plan.digest, run, step)))
+
+    def check_adjacency(self, adjacency: Adjacency = RECORD) -> None:
+        """Raise `LedgerError` unless charges for this adjacency may follow; call it before any draw.
+
+        Args:
+            adjacency: Adjacency of the charges to come.
+        """
+        if check_kind("adjacency", adjacency, Adjacency).group != 1:
+            raise InvalidValue(
+                f"adjacency with group={adjacency.group} cannot be charged: a step is charged for one "
+                f"unit. Charge group=1; ledger.epsilon(group={adjacency.group}) is the cost of a group.",
+                key="adjacency",
+            )
+        stored = self.adjacency
+        if not self._journal.counts or adjacency == stored:
+            return
+        differs = f"{self._title} protects {stored} and this charge is for {adjacency}"
+        if replace(adjacency, owners=None) == replace(stored, owners=None):
+            reason = (
+                f"{self._title} protects {stored} and this charge is for another table of owners: one "
+                "person may be several users there. Pass units with the same owner of each record"
+            )
+        elif (
+            isinstance(stored.per_unit, int)
+            and isinstance(adjacency.per_unit, int)
+            and replace(adjacency, per_unit=stored.per_unit) == stored
+        ):
+            reason = (
+                f"{differs}: its guarantee names one number of records a step. Pass "
+                f"per_unit={stored.per_unit}"
+            )
+        else:
+            reason = f"{differs}: their costs do not add up to a guarantee for either. Pass {stored}"
+        raise LedgerError(f"{reason}, or use a ledger of its own, and quote both guarantees.")
+
+    def charge(
+        self,
+        plan: Plan,
+        *,
+        run: str,
+        step: int,
+        release: str,
+        dimension: int | None = None,
+        arithmetic: Arithmetic = "proved",
+        randomness: Secrecy = "secret",
+        records: int | None = None,
+        adjacency: Adjacency = RECORD,
+    ) -> None:
+        """Put one step of `plan` on disk; the very same release again costs nothing.
+
+        Args:
+            plan: Plan of the step.
+            run: Name of the run, which stands for its randomness: another run draws other noise.
+            step: Number of the step in the run; steps are charged one after the other.
+            release: The released value, or a fingerprint of it.
+            dimension: Number of parameters, needed if the cost grows with it.
+            arithmetic: Whether the rounding of sums and noise is part of the proof.
+            randomness: Whether the noise is from the operating system or from a given seed.
+            records: Number of slots, which is public; delta is compared with it.
+            adjacency: Adjacency, the same for all charges on a ledger.
+
+        Raises:
+            LedgerError: The step must not be applied.
+
+        **Guarantee.** The charge is on disk when this returns.
+        """
+        if self._mirrored:
+            raise LedgerError(
+                "this ledger is a copy of the one that rank 0 writes: a release that only this process "
+                "has would be charged nowhere. Release and charge it on rank 0 alone, or by a "
+                "PrivateStep, which charges for all ranks."
+            )
+        self._check_writable()
+        self._check_not_void()
+        check_kind("run", run, str)
+        check_kind("release", release, str)
+        step = check_count("step", step, "the steps of a run are counted", 1)
+        slots = 0 if records is None else check_count("records", records, "slots are counted", 1)
+        # the release comes last: a line cut short before it discloses nothing of it
+        entry: dict[str, Any] = {"charge": plan.digest, "run": run, "step": step}
+        for name, value, choices in (
+            ("arithmetic", arithmetic, ("proved", "assumed")),
+            ("randomness", randomness, ("secret", "seeded")),
+        ):
+            if value not in choices:
+                raise InvalidValue(
+                    f"{name}={value!r} must be {' or '.join(choices)}: the guarantee names it."
+                )
+            entry |= {name: value} if value != choices[0] else {}
+        entry["release"] = release
+        self.check_adjacency(adjacency)
+        journal = self._journal
+        if run in journal.runs and _repeats(journal.runs[run], run, plan.digest, step, release):
+            return
+        if not journal.agrees_with_torn(run, step, entry):
+            raise _another_release(run, step)
+        self._prepare(plan, dimension, slots, adjacency)
+        self._append(entry)
+
+    def _prepare(self, plan: Plan, dimension: int | None, slots: int, adjacency: Adjacency) -> None:
+        """Put the adjacency and the plan on disk if the next charge needs them there."""
+        journal, digest = self._journal, plan.digest
+        size = 0
+        # the growth with the dimension was determined when the plan was stored
+        if (digest not in journal.plans or digest in journal.dimensions) and grows_with_dimension(plan):
+            if dimension is None:
+                raise LedgerError(
+                    f"dimension=None leaves out how many parameters are trained, and {plan} costs more "
+                    "the more there are: the charge would be a guess. Pass dimension=, their number."
+                )
+            size = check_count("dimension", dimension, "parameters are counted", 1)
+        if adjacency != journal.adjacency:  # before a plan, under which a torn line would be counted
+            self._append({"protects": adjacency.to_plain()})
+        known = journal.dimensions.get(digest, 0), journal.records.get(digest, 0)
+        if digest not in journal.plans or size > known[0] or slots > known[1]:
+            self._append(journal.plan_entry(digest, plan, size, slots))
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether this is a copy in memory of the ledger that rank 0 of a process group writes."""
+        return self._mirrored
+
+    def snapshot(self) -> Snapshot:
+        """The whole ledger, for `mirror` in another process."""
+        return list(self._journal.folded_lines()), self._journal.void
+
+    def mirror(self, snapshot: Snapshot) -> None:
+        """Become a copy in memory of a ledger that another process writes; it takes no charge then.
+
+        Args:
+            snapshot: Snapshot of the written ledger.
+        """
+        if self.path is not None or (self.counts and not self._mirrored):
+            raise LedgerError(
+                f"{self._title} has charges or a file of its own, which a copy of another one would "
+                "hide. Pass a new hush.Ledger()."
+            )
+        self._journal = Journal()
+        self._journal.read(snapshot[0])
+        self._journal.void = snapshot[1]
+        self._mirrored = True
+
+    def follow(self, plan: Plan, *, run: str, step: int, release: str, **details: Any) -> None:
+        """Count a charge that rank 0 has put on disk.
+
+        Args:
+            plan: Plan of the step.
+            run: Name of the run.
+            step: Number of the step in the run.
+            release: The released value, or a fingerprint of it.
+            details: Other arguments of `charge`.
+        """
+        if not self._mirrored:
+            raise LedgerError(
+                f"{self._title} is no copy: only `charge`, which returns when the charge is on disk, "
+                "puts a charge on it."
+            )
+        self._mirrored = False
+        try:
+            self.charge(plan, run=run, step=step, release=release, **details)
+        finally:
+            self._mirrored = True
+
+    def void(self, reason: str) -> None:
+        """Record that the guarantee no longer holds: from here on none is given.
+
+        Args:
+            reason: What happened, e.g. that the model was moved outside of a private step.
+        """
+        check_kind("reason", reason, str)
+        self._check_writable()
+        self._journal.void = self._journal.void or reason  # holds here even if it cannot be written
+        self._append({"void": reason})
+
+    def compact(self, run: str, step: int) -> None:
+        """Fold all lines into one, without the releases of a run up to a step that is never repeated.
+
+        Call it once a checkpoint of that step is on disk: a resumed run repeats only later ones. Counts,
+        plans, other runs and the hash chain stay. A few lines are left as they are.
+
+        Args:
+            run: Name of the run.
+            step: The last step whose release need not be compared again.
+        """
+        charges = self._journal.runs.get(run)
+        index = None if charges is None else charges.index(step)
+        if charges is None or index is None or index + 1 < _MIN_FOLDED:
+            return
+        if not self._writable or self._journal.void is not None:  # no further charge can follow
+            return
+        self._check_writable()
+        charges.fold(index)
+        if self._file is not None:
+            try:
+                self._file.replace(self._journal.folded_lines())
+            except BaseException:
+                self._writable = False  # memory and file may differ
+                raise
+
+    def close(self) -> None:
+        """Release the file, so that another process may open it."""
+        self._writable = False
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def check_process(self) -> None:
+        """Raise in a fork of the process that opened the ledger, which would draw the same noise."""
+        if os.getpid() != self._process:
+            raise LedgerError(
+                f"{self._title} was opened by process {self._process} and this is a fork of it: both "
+                "would count on the same budget and draw the same noise. Charge in the process that "
+                "opened it, or give each process a ledger and a run of its own."
+            )
+
+    def _check_writable(self) -> None:
+        if not self._writable:
+            raise LedgerError(
+                f"{self._title} is closed or could not be written: without a charge on record the step "
+                "must not be applied. Open it again to go on."
+            )
+        self.check_process()
+
+    def _check_not_void(self) -> None:
+        if self._journal.void is not None:
+            raise LedgerError(
+                f"{self._title} is void ({self._journal.void}): its charges no longer cover what was "
+                "released, so no epsilon can be given. Train a new model on a new ledger."
+            )
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        """Put one entry on disk, then count it."""
+        text = text_of(entry)
+        line, digest = chained(text, self._journal.chain)
+        self._write(line)
+        self._journal.apply(entry, text, digest)
+
+    def _write(self, line: bytes) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.append(line)
+        except OSError as error:
+            self._writable = False
+            raise LedgerError(
+                f"the charge could not be written to {self.path} ({error}): a step that is not on "
+                "record must not be used, so it was not applied. Make room and resume from the last "
+                "checkpoint."
+            ) from error
+
+    def _by_plan(self, without: Mapping[str, int]) -> dict[Plan, int]:
+        counts = {name: count - without.get(name, 0) for name, count in self._journal.counts.items()}
+        return {self._journal.plans[name]: count for name, count in counts.items() if count}
+
+
+def _repeats(charges: Run, run: str, plan: str, step: int, release: str) -> bool:
+    """Whether the very same step is on record; raises if another one is in its place."""
+    if (index := charges.index(step)) is not None:
+        if charges.kept[index][:2] != (plan, release):
+            raise _another_release(run, step)
+        return True
+    if charges.folded is not None and step <= charges.folded[0]:
+        raise LedgerError(
+            f"step {step} of run {run} was charged and a later checkpoint was written, up to step "
+            f"{charges.folded[0]}: its release is no longer on record, and another one under the same "
+            "noise would reveal the records' difference. Resume from the newest checkpoint, or reseed "
+            "to draw (and pay for) new noise."
+        )
+    if step != charges.last + 1:
+        raise LedgerError(
+            f"step {step} of run {run} does not follow step {charges.last}, the last charge: a gap "
+            "reads as a lost charge. Charge one step after the other."
+        )
+    return False
+
+
+def _another_release(run: str, step: int) -> LedgerError:
+    return LedgerError(
+        f"step {step} of run {run} was already released with another value or plan: two "
+        "releases under the same noise reveal the records' difference. Resume with the same "
+        "data, plan, machine and torch version, or reseed to draw (and pay for) new noise."
+    )
+
+
+def reported_delta(ledger: Ledger, requested: float | None) -> tuple[float, str]:
+    """Delta to report epsilon at, and its origin in words.
+
+    Args:
+        ledger: Ledger of a run, which may have stored the delta of its budget.
+        requested: The delta asked for, if any.
+    """
+    stored = ledger.delta
+    if requested is None and stored is None:
+        reason = "by default: the ledger does not say what the run was made for"
+        return DEFAULT_DELTA, f"delta {DEFAULT_DELTA:g} {reason}"
+    if requested is None or requested == stored:
+        assert stored is not None
+        return stored, f"delta {stored:g}, as the run was made for"
+    own = "" if stored is None else f"; the run was made for delta {stored:g}"
+    return requested, f"delta {requested:g}, as asked for{own}"

@@ -1,1 +1,0 @@
-"""The ledger: append-only record of all charges."""
