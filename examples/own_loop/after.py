@@ -70,14 +70,8 @@ def main(folder):
         noise=hush.Gaussian(multiplier=1.0),
     )
     plan = hush.calibrate(plan, BUDGET, steps=steps)
-    step = hush.PrivateStep(
-        model,
-        loss,
-        optimizer,
-        plan,
-        records=len(train),
-        execution=hush.Execution(physical_batch=MICROBATCH),
-    )
+    execution = hush.Execution(physical_batch=MICROBATCH)
+    step = hush.PrivateStep(model, loss, optimizer, plan, records=len(train), execution=execution)
     source = hush.Source(train, collate_fn=collate, workers=2, pad_to=(LENGTH, None))
     for batch in step.batches(source, steps):
         step(batch)
