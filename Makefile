@@ -18,7 +18,7 @@ test: lint types
 # Kernels, and so rounding, differ between instruction sets: what is numerical, as an older machine does it.
 test-avx2: $(READY)
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -m "not slow" \
-		tests/gradients tests/models tests/clipping tests/noise
+		tests/gradients tests/recipes/models tests/clipping tests/noise
 
 test-slow: $(READY)
 	$(PYTEST)
@@ -42,11 +42,11 @@ clean:
 	rm -rf .venv runs site
 
 # torch goes first and alone: anything else would let its own idea of torch in.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml recipes/pyproject.toml constraints.txt
 	@echo 'setting up .venv: some minutes'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable ./recipes
 	touch $@
 
 .venv/ready-docs: $(READY)

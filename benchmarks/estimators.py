@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from hush.data.adult import COLUMNS, LABELS, UNKNOWN, Categories, Dropped, Measure
-from hush.data.published import read_published
 from hush.integrations.sklearn import Categorical, Numeric, PrivateClassifier, PrivateRegressor
 from hush.integrations.sklearn.schema import Schema, encode
+from hush_recipes.data.adult import COLUMNS, LABELS, UNKNOWN, Categories, Dropped, Measure
+from hush_recipes.data.published import read_published
 
 Table = tuple[Any, Any]
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hush.models import build
-from hush.models.networks import ImdbLstm
+from hush_recipes.models.networks import ImdbLstm
 
 
 class Block(nn.Module):

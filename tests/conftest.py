@@ -2,15 +2,39 @@
 
 import gc
 import os
+import sys
+import tomllib
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from hypothesis import settings
 from torch import Tensor
 
-from hush.data.published import FILES
 from hush.noise import Gaussian
+from hush_recipes.data.published import FILES
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+def _install_recipes(folder: Path) -> None:
+    """Put the entry points of `recipes/` on the path of this process and of those that tests start."""
+    project = tomllib.loads((RECIPES / "pyproject.toml").read_text())["project"]
+    metadata = folder / f"hush_recipes-{project['version']}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Name: hush-recipes\nVersion: {project['version']}\n")
+    lines = []
+    for group, points in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
+    (metadata / "entry_points.txt").write_text("\n".join(lines))
+    added = [str(folder), str(RECIPES)]
+    sys.path[:0] = added
+    os.environ["PYTHONPATH"] = os.pathsep.join([*added, os.environ.get("PYTHONPATH", "")]).rstrip(":")
+
+
+_metadata = TemporaryDirectory(prefix="hush-recipes-")
+_install_recipes(Path(_metadata.name))
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from hush.core.errors import DataError
 from hush.data.dataset import public_order
-from hush.data.formats import parse_npz
-from hush.data.published import find_directory, read_published
+from hush_recipes.data.formats import parse_npz
+from hush_recipes.data.published import find_directory, read_published
 
 PADDING, START, END = 0, 101, 102
 """Ids of [PAD], [CLS] and [SEP] in BERT's vocabulary."""

@@ -65,7 +65,7 @@ def test_a_long_value_is_not_echoed_whole(tmp_path: Path, find: str, replace: st
 def test_a_name_that_the_system_refuses_is_not_echoed_whole() -> None:
     is_refused(call("account", "--plan", "x" * LONG, "--steps", "1"), "plan file")
     is_refused(call("account", "--ledger", "x" * LONG), "too long")
-    is_refused(call("train", "--data", "x" * LONG), "digits, mnist")
+    is_refused(call("train", "--data", "x" * LONG), "digits, adult")
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "1" * 5000, "5", "null", "[]", '{"data": []}'])

@@ -91,7 +91,7 @@ def test_commands_that_take_minutes_are_not_silent(
 @pytest.mark.usefixtures("_often")
 def test_recipes_are_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     line = "computing slow: "
-    monkeypatch.setattr("hush.cli.reproduce._recipes", lambda: {"slow": stopped_after(line)})
+    monkeypatch.setattr("hush_recipes.registry.all_recipes", lambda: {"slow": stopped_after(line)})
     assert f"hush: {line}" in call("reproduce", "slow").stderr
 
 

@@ -30,7 +30,7 @@ def imports(path: Path) -> set[str]:
 
 def test_a_folder_imports_only_folders_above_it() -> None:
     for path in SOURCE.rglob("*.py"):
-        folder = path.relative_to(SOURCE).parts[0]
+        folder = path.relative_to(SOURCE).parts[0].removesuffix(".py")
         if folder not in FOLDERS:
             continue
         for name in imports(path):

@@ -19,9 +19,7 @@ import hush
 from hush.accounting.per_instance.bounded import individual_rdp
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.conversion import rdp_to_epsilon
-from hush.data import load
-from hush.data.dataset import tensors
-from hush.data.features import with_features
+from hush.data import load, tensors, with_features
 from hush.report.figure import Figure, Table
 from hush_recipes.bounded.fig3 import as_text, draw_ratios
 from hush_recipes.bounded.probe import (

@@ -17,9 +17,7 @@ from hush.accounting.per_instance.bounded import individual_rdp, unit_law
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.core.parts import Noise
-from hush.data import load
-from hush.data.dataset import tensors
-from hush.data.features import with_features
+from hush.data import load, tensors, with_features
 from hush.training.methods.linear import LinearDescent
 
 DATA, CLASSES, DELTA = "fashion-mnist", 10, 1e-5

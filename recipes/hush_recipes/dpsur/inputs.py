@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.accounting.ledger import Ledger
-from hush.data import load, tensors
-from hush.data.features import with_features
+from hush.data import load, tensors, with_features
 from hush.models import build
 from hush.training.methods.moments import NoisyMoments, NoisyWhitening
 

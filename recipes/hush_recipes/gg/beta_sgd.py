@@ -20,8 +20,7 @@ from hush.accounting.pld.privacy_loss import Array
 from hush.clipping import L2, Lp
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
-from hush.data import Dataset, load, tensors
-from hush.data.features import with_features
+from hush.data import Dataset, load, tensors, with_features
 from hush.models import build
 from hush.noise import GeneralizedGaussian
 from hush.sampling import Poisson

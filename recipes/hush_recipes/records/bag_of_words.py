@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hush.data.imdb import PADDING
+from hush_recipes.data.imdb import PADDING
 
 _TEXTS = 4096
 """Texts whose features are computed at once."""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hush.data import Dataset, load
-from hush.data.features import cache_directory, cached, with_features
-from hush.data.scattering import scatter
+from hush_recipes.data.features import cache_directory, cached, scattering_features
+from hush_recipes.data.scattering import scatter
 from hush_recipes.records.drawings import Draw, shapes, strokes
 from hush_recipes.records.leaves import leaves
 from hush_recipes.records.patches import Patches, PatchResponses
@@ -56,7 +56,7 @@ def features_of(features: FeatureMap, device: str) -> Dataset:
     """The data set with features as inputs; computed once and cached."""
     dataset = load(features.dataset)
     if features.patches is None and not features.opponent:
-        return with_features(dataset, "scattering", device=device)
+        return scattering_features(dataset, device=device)
     train, test = (_cached(features, images, device) for images in (dataset.x_train, dataset.x_test))
     return replace(dataset, x_train=train, x_test=test)
 

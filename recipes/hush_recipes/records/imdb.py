@@ -1,10 +1,10 @@
 """IMDB film reviews without pretraining: logistic regression on a bag of words, by DP-SGD.
 
 The list of words and their ranks were counted on the training reviews, and are taken as public, as in
-`hush.data.imdb`. So is the number of words that a review keeps, which was chosen knowing the lengths of
-training reviews (`LENGTH`). Epsilon covers neither. No other statistic of the reviews is used but the
-validation scores that settings were chosen by (`hush_recipes.records.protocol`), so that the steps are
-all that is charged.
+`hush_recipes.data.imdb`. So is the number of words that a review keeps, which was chosen knowing the
+lengths of training reviews (`LENGTH`). Epsilon covers neither. No other statistic of the reviews is used
+but the validation scores that settings were chosen by (`hush_recipes.records.protocol`), so that the
+steps are all that is charged.
 """
 
 import math
@@ -21,8 +21,6 @@ from hush.clipping import L2
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.data.dataset import Dataset
-from hush.data.imdb import read_imdb
-from hush.data.published import find_directory
 from hush.gradients.tree import tree_map
 from hush.noise import Gaussian
 from hush.report.figure import Figure
@@ -30,6 +28,7 @@ from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
 from hush.training.options import Execution, Randomness
 from hush.training.step import PrivateStep
+from hush_recipes.data.imdb import read_imdb
 from hush_recipes.dpsur.runs import calibrated
 from hush_recipes.records.bag_of_words import BagOfWords, SparseLogistic
 from hush_recipes.records.protocol import (
@@ -134,7 +133,7 @@ def _parts(data: str, held_out: int, features: BagOfWords, device: str) -> tuple
 
 @lru_cache(maxsize=1)
 def _reviews(data: str) -> Dataset:
-    return read_imdb(find_directory(data, None), LENGTH, VOCABULARY)
+    return read_imdb(None, LENGTH, VOCABULARY)
 
 
 START = {

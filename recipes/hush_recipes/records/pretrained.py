@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from hush.accounting.ledger import Ledger
 from hush.data import load, tensors
-from hush.data.efficientnet import FEATURES, enlarged, network
 from hush.report.figure import Figure
+from hush_recipes.data.efficientnet import FEATURES, enlarged, network
 from hush_recipes.dpsur.inputs import Inputs
 from hush_recipes.records.descent import Descent
 from hush_recipes.records.images import HELD_OUT

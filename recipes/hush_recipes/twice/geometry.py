@@ -13,7 +13,7 @@ from torch import nn
 
 from hush.data import load, tensors
 from hush.gradients.geometry import geometry
-from hush.models import build, models_for
+from hush.models import build
 from hush.report.figure import Figure
 from hush.report.geometry import geometry_figure
 from hush.training.methods.public_bases import probe
@@ -43,7 +43,7 @@ def twice_fig3(
 ) -> Figure:
     """Geometry of a network's gradients after some steps."""
     torch.manual_seed(0)
-    data = data or ("cifar10" if model in models_for("cifar10") else "fashion-mnist")
+    data = data or ("fashion-mnist" if model == "mnist-cnn" else "cifar10")
     dataset = load(data)
     x, y, _, _ = tensors(dataset)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -19,7 +19,7 @@ from hush.accounting.shaping import least_variance_noise
 from hush.core.guarantee import Budget
 from hush.core.parts import SensitivitySet
 from hush.data import load, tensors
-from hush.models import build, models_for
+from hush.models import build
 from hush.report.figure import Figure
 from hush.training.methods.public_bases import descend, gradient_rows, principal_directions
 from hush_recipes.twice.geometry import LEARNING_RATE, MODEL, RECORDS
@@ -87,7 +87,7 @@ def twice_cosine(
 ) -> Figure:
     """Cosines between the mean gradient and what is released of it."""
     torch.manual_seed(0)
-    data = load("cifar10" if model in models_for("cifar10") else "fashion-mnist")
+    data = load("fashion-mnist" if model == "mnist-cnn" else "cifar10")
     x, y = (value[: 2 * records].to(device) for value in tensors(data)[:2])
     network = build(model, classes=data.classes, shape=data.shape).to(device)
     loss = nn.CrossEntropyLoss()

@@ -13,12 +13,13 @@ from hush.cli.probe import probe
 from hush.cli.questions.accounting import account, calibrate
 from hush.cli.questions.compare import compare, tune_selective
 from hush.cli.questions.explain import explain
-from hush.cli.reproduce import reproduce
 from hush.cli.runs.audit import audit
 from hush.cli.runs.pate import pate
 from hush.cli.runs.report import report
 from hush.cli.runs.train import train
 from hush.cli.runs.tune import tune
+from hush.core.errors import Unsupported
+from hush.core.extensions import INSTALL, extensions
 
 app = typer.Typer(
     name="hush",
@@ -63,11 +64,21 @@ def demo(
     run_demo(out)
 
 
+def reproduce() -> None:
+    """Compute a paper's table or figure again; `pip install ./recipes` in a clone of hush adds them."""
+    raise Unsupported(INSTALL)
+
+
 for command in (
     *(train, tune, account, explain, calibrate, compare, tune_selective),
-    *(report, claims, audit, probe, pate, demo, reproduce),
+    *(report, claims, audit, probe, pate, demo),
 ):
     app.command()(command)
+_COMMANDS = extensions("commands")
+for name, point in _COMMANDS.items():
+    app.command(name)(point.load())
+if "reproduce" not in _COMMANDS:
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(reproduce)
 
 
 def main() -> None:

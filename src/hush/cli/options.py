@@ -10,25 +10,21 @@ import typer
 from hush.cli.output import counted
 from hush.clipping import L2
 from hush.core.errors import InvalidPlan, InvalidValue
+from hush.core.extensions import choices, extensions
 from hush.core.guarantee import Neighbours
 from hush.core.parts import Always, Release, Sampling
 from hush.core.plan import Plan
 from hush.core.release import Selective
 from hush.core.value import check_count, with_article
-from hush.data.features import FEATURES
-from hush.data.registry import NAMES
 from hush.noise import Gaussian
 from hush.sampling import FullBatch, Poisson
 
 if TYPE_CHECKING:
     import torch
 
-MODELS = (
-    *("logistic", "mlp", "mnist-cnn", "cifar-cnn", "resnet22", "wrn-10-2"),
-    *("imdb-plain-lstm", "imdb-lstm"),
-    *("scattering-linear", "scattering-mnist", "scattering-cifar", "efficientnet-linear"),
-)
-"""Names of the networks: the registry of them takes seconds to import."""
+
+MODELS = ("logistic", "mlp")
+"""Names of the networks in `hush.models`, which imports torch."""
 
 
 def one_of(option: str, *names: str, why: str) -> Callable[[str | None], str | None]:
@@ -51,6 +47,23 @@ def one_of(option: str, *names: str, why: str) -> Callable[[str | None], str | N
     return check
 
 
+def installed(option: str, kind: str, *own: str) -> Callable[[str | None], str | None]:
+    """Callback of an option whose values other distributions extend; raises before torch is imported.
+
+    Args:
+        option: Name with the dashes.
+        kind: Group of entry points after `hush.`.
+        own: Values that hush has itself.
+    """
+
+    def check(value: str | None) -> str | None:
+        if value is not None and value not in (*own, *extensions(kind)):
+            raise InvalidValue(f"{option} {value} must be one of {choices(kind, *own)}")
+        return value
+
+    return check
+
+
 def device_named(value: str | None) -> str | None:
     """Callback of --device: raises for what is none, before the command imports torch."""
     if value is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", value):
@@ -64,15 +77,15 @@ def device_named(value: str | None) -> str | None:
 Data = Annotated[
     str,
     typer.Option(
-        help=f"Data set: {', '.join(NAMES)}.",
-        callback=one_of("--data", *NAMES, why="it is read by that name, from files with known sums"),
+        help=f"Data set: {choices('datasets', 'digits')}",
+        callback=installed("--data", "datasets", "digits"),
     ),
 ]
 Model = Annotated[
     str | None,
     typer.Option(
-        help=f"Network: {', '.join(MODELS)}; one that fits by default.",
-        callback=one_of("--model", *MODELS, why="it is built by that name"),
+        help=f"Network, by default one that fits: {choices('models', *MODELS)}",
+        callback=installed("--model", "models", *MODELS),
     ),
 ]
 Device = Annotated[
@@ -104,8 +117,8 @@ Epochs = Annotated[float | None, typer.Option(help="Passes over the data, in pla
 Features = Annotated[
     str | None,
     typer.Option(
-        help=f"Features of images, worked out once: {', '.join(FEATURES)}.",
-        callback=one_of("--features", *FEATURES, why="they are worked out by that name"),
+        help=f"Features of images, computed once: {choices('features')}",
+        callback=installed("--features", "features"),
     ),
 ]
 RunDir = Annotated[Path | None, typer.Option(help="Folder of the run; a new one below runs by default.")]

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hush.cli.options import MODELS, AsJson, DataDir, Device, LearningRate, Quiet, device_of, one_of
+from hush.cli.options import MODELS, AsJson, DataDir, Device, LearningRate, Quiet, device_of, installed
 from hush.cli.output import print_json
 from hush.cli.runs.experiment import LEARNING_RATE
 from hush.core.errors import InvalidValue
+from hush.core.extensions import choices
 from hush.core.value import check_count
-from hush.data.registry import NAMES
 
 if TYPE_CHECKING:
     from hush.data.dataset import Dataset
@@ -26,16 +26,17 @@ def probe(
     data: Annotated[
         str,
         typer.Option(
-            help=f"Public data set ({', '.join(NAMES)}), or `synthetic`: noise with random labels.",
-            callback=one_of("--data", *NAMES, "synthetic", why="it is read or made by that name"),
+            help="Public data set, or `synthetic` for noise with random labels: "
+            f"{choices('datasets', 'digits', 'synthetic')}",
+            callback=installed("--data", "datasets", "digits", "synthetic"),
         ),
     ] = "digits",
     data_dir: DataDir = None,
     model: Annotated[
         str,
         typer.Option(
-            help=f"Network: {', '.join(MODELS)}.",
-            callback=one_of("--model", *MODELS, why="it is built by that name"),
+            help=f"Network: {choices('models', *MODELS)}",
+            callback=installed("--model", "models", *MODELS),
         ),
     ] = "mlp",
     shape: Annotated[

@@ -66,7 +66,7 @@ def test_features_come_from_the_folder_that_is_named(
         return torch.randn(*shape).numpy()
 
     monkeypatch.setenv("HUSH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("hush.data.features._embedded", embedded)
+    monkeypatch.setattr("hush_recipes.data.features._embedded", embedded)
     copied = tmp_path / "run"
     shutil.copytree(run, copied)
     settings = Settings.read(run).to_plain()

@@ -44,7 +44,6 @@ def reviews(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dataset]:
     """The made-up reviews in place of the published ones."""
     (x, y), (x_test, y_test) = made_up(400, 0), made_up(100, 1)
     dataset = Dataset(name="imdb", x_train=x, y_train=y, x_test=x_test, y_test=y_test, classes=2)
-    monkeypatch.setattr(imdb, "find_directory", lambda name, directory: Path(name))
     monkeypatch.setattr(imdb, "read_imdb", lambda folder, length, vocabulary: dataset)
     for cached in (imdb._parts, imdb._reviews):
         cached.cache_clear()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hush.data.dataset import Dataset
-from hush.data.efficientnet import FEATURES, embed, network
+from hush_recipes.data.efficientnet import FEATURES, embed, network
 from hush_recipes.dpsur.inputs import Inputs
 from hush_recipes.records import pretrained
 from hush_recipes.records.pretrained import (

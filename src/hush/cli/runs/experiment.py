@@ -27,15 +27,6 @@ if TYPE_CHECKING:
 LEARNING_RATE = Range(above=0, at_most=1e6, why="it is how far a step goes", example=1.0)
 MOMENTUM = Range(at_least=0, below=1, why="at 1 no update is ever forgotten", example=0.9)
 
-_DEFAULT_MODELS = {
-    "digits": "logistic",
-    "mnist": "mnist-cnn",
-    "fashion-mnist": "mnist-cnn",
-    "cifar10": "cifar-cnn",
-    "adult": "mlp",
-    "imdb": "imdb-lstm",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Value):
@@ -247,16 +238,6 @@ def check_same_plan(
         f"--steps {count} --epsilon {needed:g}, in place of options for noise, rate and clip; sound if "
         "nothing that the run released decided how many steps there are. Or name another --run-dir."
     )
-
-
-def default_model(data: str, features: str | None) -> str:
-    """Name of a network that fits a data set and its features."""
-    if features is None:
-        return _DEFAULT_MODELS[data]
-    from hush.models import models_for
-
-    # records without such features have no network for them: computing those features says why
-    return (*models_for(data), *models_for(data, features))[-1]
 
 
 def new_folder(name: str) -> Path:

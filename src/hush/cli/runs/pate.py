@@ -72,7 +72,7 @@ def pate(
     import torch
 
     from hush.data import load, read_owners, tensors
-    from hush.models import build, models_for
+    from hush.models import build, default_model
     from hush.pate.argmax import NoisyMax
     from hush.pate.confident import Confident, Query, with_noise
     from hush.pate.run import pate as run_pate
@@ -107,7 +107,7 @@ def pate(
         run = run_pate(
             partial(
                 build,
-                model or models_for(data)[-1],
+                model or ("mlp" if data == "digits" else default_model(data)),
                 classes=dataset.classes,
                 shape=dataset.shape,
                 dtype=x_train.dtype,

@@ -52,7 +52,6 @@ from hush.cli.runs.experiment import (
     Settings,
     build_experiment,
     check_same_plan,
-    default_model,
     new_folder,
 )
 from hush.core.guarantee import Adjacency, Arithmetic, Budget, Neighbours
@@ -139,6 +138,7 @@ def train(
 
     from hush.accounting.calibrate import calibrate
     from hush.audit import self_test as check_step
+    from hush.models import default_model
     from hush.report.signal_to_noise import drowned
     from hush.training.loop import train as run_loop
     from hush.training.run_folder import check_settings

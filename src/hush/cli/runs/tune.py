@@ -39,7 +39,6 @@ from hush.cli.runs.experiment import (
     Experiment,
     Settings,
     build_experiment,
-    default_model,
     new_folder,
 )
 from hush.clipping import L2
@@ -114,6 +113,7 @@ def tune(
     """
     import torch
 
+    from hush.models import default_model
     from hush.training.evaluate import evaluate
     from hush.training.tuning.tune import tune as run_tune
 

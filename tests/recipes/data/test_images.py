@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from hush.core.errors import DataError
-from hush.data import images as module
 from hush.data import load
-from hush.data.images import decode_images
-from hush.data.published import FILES, Published
+from hush_recipes.data import images as module
+from hush_recipes.data.images import decode_images
+from hush_recipes.data.published import FILES, Published
 
 RNG = np.random.default_rng(7)
 X_TRAIN, X_TEST = (RNG.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8) for count in (4, 2))

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from hush.core.errors import DataError
 from hush.data.dataset import Dataset
-from hush.data.efficientnet import FEATURES as NUMBERS
-from hush.data.efficientnet import NAME as EFFICIENTNET
-from hush.data.efficientnet import check_images, embed, network
-from hush.data.scattering import CHANNELS, STEP, check_side, scatter
+from hush_recipes.data.efficientnet import FEATURES as NUMBERS
+from hush_recipes.data.efficientnet import NAME as EFFICIENTNET
+from hush_recipes.data.efficientnet import check_images, embed, network
+from hush_recipes.data.scattering import CHANNELS, STEP, check_side, scatter
 
-FEATURES = ("scattering", EFFICIENTNET)
 # Images in a batch: on the CPU few enough for its cache, elsewhere as many as keep it busy.
 _BATCH = {"scattering": {"cpu": 64, "cuda": 2048}, EFFICIENTNET: {"cpu": 16, "cuda": 512}}
 # Goes into the name of the file: to be raised when the features change.
@@ -29,52 +28,62 @@ _VERSION = 1
 _SUM_BYTES = 32
 _BLOCK = 1 << 26
 
-Make = Callable[[NDArray[Any], tuple[int, ...], str], NDArray[np.float32]]
+Make = Callable[[NDArray[Any], tuple[int, ...]], NDArray[np.float32]]
 
 
-def with_features(
+def scattering_features(
+    dataset: Dataset, *, device: str = "cpu", cache: Path | None = None, directory: object = None
+) -> Dataset:
+    """Scattering transforms as inputs: 81 channels x side/4 x side/4 for each colour.
+
+    Args:
+        dataset: Images, channels x side x side.
+        device: Device that computes them.
+        cache: Directory of the cached files. None: `cache_directory()`.
+        directory: Not used.
+    """
+    check_side(dataset.shape)
+
+    def shape(images: NDArray[Any]) -> tuple[int, ...]:
+        records, colours, side, _ = images.shape
+        return (records, CHANNELS * colours, side // STEP, side // STEP)
+
+    return _with_inputs(dataset, "scattering", cache, shape, partial(_scattering, device=device))
+
+
+def efficientnet_features(
     dataset: Dataset,
-    features: str,
     *,
     device: str = "cpu",
     cache: Path | None = None,
     directory: str | Path | None = None,
 ) -> Dataset:
-    """The data set with features as inputs; cached, so that they are computed once.
-
-    **Guarantee.** Each record's features are a function of that record alone and of public constants:
-    what is proved for the records holds with their features as inputs.
+    """1,280 numbers by a network trained on ImageNet as inputs.
 
     Args:
-        dataset: of images, channels x side x side.
-        features: `scattering`, 81 channels x side/4 x side/4 for each channel, or `efficientnet-lite0`,
-            1280 numbers by a network trained on ImageNet.
-        device: where they are computed.
-        cache: directory of the cached files, which are as private as the records; None: the
-            environment's HUSH_CACHE, else hush below the user's cache directory.
-        directory: with the published weights; None: the environment's HUSH_DATA.
+        dataset: Square images in one or three colours.
+        device: Device that computes them.
+        cache: Directory of the cached files. None: `cache_directory()`.
+        directory: Directory of the published weights. None: the environment's HUSH_DATA.
     """
-    if features not in FEATURES:
-        raise DataError(f"there are no features called {features!r}; there are {', '.join(FEATURES)}.")
-    (check_side if features == "scattering" else check_images)(dataset.shape)
+    check_images(dataset.shape)
+    make = partial(_embedded, device=device, directory=directory)
+    return _with_inputs(dataset, EFFICIENTNET, cache, lambda images: (len(images), NUMBERS), make)
+
+
+def _with_inputs(
+    dataset: Dataset,
+    features: str,
+    cache: Path | None,
+    shape_of: Callable[[NDArray[Any]], tuple[int, ...]],
+    make: Make,
+) -> Dataset:
     folder = cache_directory() if cache is None else cache
-    name = f"{dataset.name}-{features}-{_VERSION}"
-    make = _scattering if features == "scattering" else partial(_embedded, directory=directory)
-    train, test = (
-        _cached_part(folder, f"{name}-{part}", images, features, make, device)
-        for part, images in (("train", dataset.x_train), ("test", dataset.x_test))
-    )
-    return replace(dataset, x_train=train, x_test=test)
-
-
-def _cached_part(
-    folder: Path, name: str, images: NDArray[Any], features: str, make: Make, device: str
-) -> NDArray[np.float32]:
-    records, colours, side, _ = images.shape
-    shape: tuple[int, ...] = (records, CHANNELS * colours, side // STEP, side // STEP)
-    if features == EFFICIENTNET:
-        shape = (records, NUMBERS)
-    return cached(folder, name, images, shape, lambda: make(images, shape, device))
+    parts: dict[str, Any] = {}
+    for part, images in (("train", dataset.x_train), ("test", dataset.x_test)):
+        name, shape = f"{dataset.name}-{features}-{_VERSION}-{part}", shape_of(images)
+        parts[f"x_{part}"] = cached(folder, name, images, shape, partial(make, images, shape))
+    return replace(dataset, **parts)
 
 
 def _scattering(images: NDArray[Any], shape: tuple[int, ...], device: str) -> NDArray[np.float32]:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hush.core.errors import DataError
-from hush.data import Dataset, efficientnet, features, load
-from hush.data.efficientnet import NAME, embed, network
-from hush.data.features import with_features
-from hush.data.published import FILES
+from hush.data import Dataset, load, with_features
+from hush_recipes.data import efficientnet, features
+from hush_recipes.data.efficientnet import NAME, embed, network
+from hush_recipes.data.published import FILES
 
 _FOLDER = Path(os.environ.get("HUSH_DATA", ""))
 real = pytest.mark.real_data(NAME)

@@ -1,4 +1,4 @@
-"""Image data sets: the bundled digits, MNIST and Fashion-MNIST, CIFAR-10.
+"""Image data sets: MNIST, Fashion-MNIST and CIFAR-10.
 
 CIFAR-10 is read from cifar10.npz, or decoded from a lossless compact copy, which takes some ten seconds
 and 1.5 GB of memory at each load. `write_cifar10_npz` does it once and for all: its target becomes the
@@ -13,37 +13,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hush.core.errors import DataError
-from hush.data.dataset import Dataset, public_order, unit_pixels
-from hush.data.formats import parse_idx, parse_npz
-from hush.data.published import CIFAR10_PIXELS, FILES, check_sum, read_bytes, read_published
+from hush.data.dataset import Dataset, unit_pixels
+from hush_recipes.data.formats import parse_idx, parse_npz
+from hush_recipes.data.published import (
+    CIFAR10_PIXELS,
+    FILES,
+    check_sum,
+    find_directory,
+    read_bytes,
+    read_published,
+)
 
-_DIGITS_TRAINING = 1437
 _CIFAR10_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 _CIFAR10_TRAINING = 50_000
 _SIDE = 32
 
 
-def read_digits() -> Dataset:
-    """1,437 training and 360 test images of 1 x 8 x 8 in [0, 1]; the split is fixed and public."""
-    from sklearn.datasets import load_digits
-
-    bundled = load_digits()
-    order = public_order(len(bundled.target))
-    # Pixels count the dark points of a 4 x 4 patch, so 16 is the most there can be.
-    images = unit_pixels(bundled.images[order], brightest=16)[:, np.newaxis]
-    labels = bundled.target[order].astype(np.int64)
-    return Dataset(
-        name="digits",
-        x_train=images[:_DIGITS_TRAINING],
-        y_train=labels[:_DIGITS_TRAINING],
-        x_test=images[_DIGITS_TRAINING:],
-        y_test=labels[_DIGITS_TRAINING:],
-        classes=10,
-    )
-
-
-def read_mnist(name: str, folder: Path) -> Dataset:
-    """60,000 training and 10,000 test images of 1 x 28 x 28 in [0, 1] (mnist or fashion-mnist)."""
+def read_mnist(directory: str | Path | None = None, name: str = "mnist") -> Dataset:
+    """60,000 training and 10,000 test images of 1 x 28 x 28 in [0, 1]."""
+    folder = find_directory(name, directory)
     x_train, y_train, x_test, y_test = (
         parse_idx(content, f"{name}: {folder / file.path}")
         for content, file in zip(read_published(name, folder), FILES[name], strict=True)
@@ -58,8 +46,14 @@ def read_mnist(name: str, folder: Path) -> Dataset:
     )
 
 
-def read_cifar10(folder: Path) -> Dataset:
+def read_fashion_mnist(directory: str | Path | None = None) -> Dataset:
+    """60,000 training and 10,000 test images of 1 x 28 x 28 in [0, 1]."""
+    return read_mnist(directory, "fashion-mnist")
+
+
+def read_cifar10(directory: str | Path | None = None) -> Dataset:
     """50,000 training and 10,000 test images of 3 x 32 x 32 in [0, 1]."""
+    folder = find_directory("cifar10", directory)
     path = folder / "cifar10" / "cifar10.npz"
     x_train, y_train, x_test, y_test = _from_npz(path) if path.is_file() else _decoded(folder)
     return Dataset(

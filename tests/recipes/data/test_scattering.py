@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import DataError
-from hush.data import scattering
-from hush.data.scattering import scatter
+from hush_recipes.data import scattering
+from hush_recipes.data.scattering import scatter
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,11 @@
 Tanh bounds activations, which keeps per-sample gradients, and so what clipping cuts off, small.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
-from hush.data.imdb import PADDING, VOCABULARY
+from hush.models import logistic
+from hush_recipes.data.imdb import PADDING, VOCABULARY
 
 
 def mnist_cnn(classes: int, shape: tuple[int, ...]) -> nn.Module:
@@ -48,30 +47,6 @@ def _block(channels: int, filters: int) -> list[nn.Module]:
         nn.Tanh(),
         nn.MaxPool2d(kernel_size=2),
     ]
-
-
-def logistic(classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """One linear layer on the flattened input, initialised to zero.
-
-    The loss is convex, so zero is as good a start as any and needs no random numbers.
-    """
-    linear = nn.Linear(math.prod(shape), classes)
-    nn.init.zeros_(linear.weight)
-    nn.init.zeros_(linear.bias)
-    return nn.Sequential(nn.Flatten(), linear)
-
-
-HIDDEN = 32
-
-
-def mlp(classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """Two fully connected layers, 32 hidden units: the generalized Gaussian paper's for Adult."""
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(math.prod(shape), HIDDEN),
-        nn.Tanh(),
-        nn.Linear(HIDDEN, classes),
-    )
 
 
 _EMBEDDING, _UNITS, _HIDDEN = 100, 32, 16

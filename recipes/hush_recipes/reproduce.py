@@ -1,7 +1,6 @@
-"""`hush reproduce`: figures and tables of papers, computed again beside the printed numbers."""
+"""`hush reproduce`: figures and tables of papers, beside the printed numbers."""
 
 import os
-import sys
 from collections.abc import Callable
 from inspect import getdoc, signature
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 from hush.cli.options import Quiet, device_named, device_of
 from hush.cli.output import print_error
 from hush.core.atomic_files import check_folder
-from hush.core.errors import DataError, InvalidValue
+from hush.core.errors import InvalidValue
 from hush.core.value import Range
 
 if TYPE_CHECKING:
@@ -57,8 +56,9 @@ def reproduce(
     Example: hush reproduce gg-dimension
     """
     from hush.training.progress import Progress
+    from hush_recipes.registry import all_recipes
 
-    recipes = _recipes()
+    recipes = all_recipes()
     if not names:
         width = max(map(len, recipes))
         for name, recipe in recipes.items():
@@ -138,22 +138,6 @@ def _check_device(name: str, recipe: Callable[..., Any], device: str | None) -> 
         device_of(device or own.default)
     except InvalidValue as error:
         raise InvalidValue(f"{name}: {error}") from error
-
-
-def _recipes() -> dict[str, Callable[..., Any]]:
-    """Recipes by name; they come with a clone of the repository, not with the package."""
-    recipes = Path(__file__).resolve().parents[3] / "recipes"
-    if not (recipes / "hush_recipes" / "registry.py").is_file():
-        raise DataError(
-            "the recipes of the papers' tables and figures are not part of the installed package: "
-            "they train for hours and are read, not imported. Clone the repository of hush, install it "
-            "with `pip install --editable .`, and run this there."
-        )
-    if str(recipes) not in sys.path:
-        sys.path.insert(0, str(recipes))
-    from hush_recipes.registry import all_recipes
-
-    return all_recipes()
 
 
 def _numbers(option: str, text: str | None, allowed: Range) -> tuple[float, ...] | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hush.core.errors import DataError
-from hush.data.published import FILES, find_directory, read_published
+from hush_recipes.data.published import FILES, find_directory, read_published
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

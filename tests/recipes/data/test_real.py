@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hush.data import Dataset, load
-from hush.data.images import write_cifar10_npz
+from hush_recipes.data.images import write_cifar10_npz
 
 
 def counts(dataset: Dataset) -> tuple[list[int], list[int]]:
@@ -22,26 +22,6 @@ def check_images(dataset: Dataset, shape: tuple[int, ...], train: int, test: int
         assert x.dtype == np.float32
         assert x.flags.c_contiguous
         assert (x.min(), x.max()) == (0, 1)
-
-
-def test_digits() -> None:
-    digits = load("digits")
-    check_images(digits, (1, 8, 8), 1437, 360)
-    train, test = counts(digits)
-    assert [a + b for a, b in zip(train, test, strict=True)] == [
-        178,
-        182,
-        177,
-        183,
-        181,
-        182,
-        181,
-        179,
-        174,
-        180,
-    ]
-    assert min(test) >= 25
-    assert np.array_equal(load("digits").x_train, digits.x_train)
 
 
 @pytest.mark.real_data("mnist")

@@ -8,8 +8,8 @@ import pytest
 
 from hush.core.errors import DataError, InvalidValue
 from hush.data.dataset import public_order
-from hush.data.imdb import read_imdb
-from hush.data.published import FILES, Published
+from hush_recipes.data.imdb import read_imdb
+from hush_recipes.data.published import FILES, Published
 
 REVIEWS = [[1, 2, 3, 4, 5], [7], [], [5, 6]]
 ARRAYS: dict[str, Any] = {

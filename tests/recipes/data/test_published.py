@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from hush.core.errors import DataError
-from hush.data import NAMES, load
-from hush.data.efficientnet import network
-from hush.data.published import FILES, Published, read_published
+from hush.data import load, names
+from hush_recipes.data.efficientnet import network
+from hush_recipes.data.published import FILES, Published, read_published
 from hush_recipes.gg.fig3 import read_votes
 
 IMAGES = bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 2]) + bytes([0, 255, 51, 0])
@@ -91,7 +91,7 @@ def test_damaged_gzip_with_the_right_sum_is_refused(
         read_published("mnist", folder)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "digits"])
+@pytest.mark.parametrize("name", [name for name in names() if name != "digits"])
 def test_without_a_directory_the_files_are_listed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HUSH_DATA", raising=False)
     with pytest.raises(DataError, match="no data directory is given") as caught:
@@ -109,5 +109,5 @@ def test_an_empty_directory_is_a_missing_file(name: str, tmp_path: Path) -> None
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(DataError, match="digits, mnist, fashion-mnist, cifar10, adult, imdb"):
+    with pytest.raises(DataError, match="digits, adult, cifar10, fashion-mnist, imdb, mnist"):
         load("svhn")

@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from hush.core.errors import DataError
-from hush.data import Dataset, features, load
-from hush.data.features import cache_directory, cached, with_features
-from hush.data.scattering import scatter
+from hush.data import Dataset, load, with_features
+from hush_recipes.data import features
+from hush_recipes.data.features import cache_directory, cached
+from hush_recipes.data.scattering import scatter
 
 
 @pytest.fixture
@@ -124,7 +125,9 @@ def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_has_no_features_is_refused(digits: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no features called 'fourier'; there are scattering"):
+    with pytest.raises(
+        DataError, match=r"No features are called 'fourier'\. There are efficientnet-lite0, scattering"
+    ):
         with_features(digits, "fourier", cache=tmp_path)
     flat = Dataset(**{**vars(digits), "x_train": np.zeros((200, 104)), "x_test": np.zeros((70, 104))})
     with pytest.raises(DataError, match="104 cannot be scattered"):

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hush.core.errors import DataError
-from hush.data.formats import parse_idx, parse_npz
+from hush_recipes.data.formats import parse_idx, parse_npz
 
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hush.core.errors import DataError
-from hush.data.adult import COLUMNS, Categories, parse_adult
+from hush_recipes.data.adult import COLUMNS, Categories, parse_adult
 
 ROW = (
     "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, "

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hush.core.errors import DataError
 from hush.data.dataset import Dataset
-from hush.data.published import read_published
+from hush_recipes.data.published import find_directory, read_published
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ COLUMNS: tuple[Measure | Categories | Dropped, ...] = (
 )
 
 
-def read_adult(folder: Path) -> Dataset:
+def read_adult(directory: str | Path | None = None) -> Dataset:
     """32,561 training and 16,281 test rows of 104 features in [0, 1]; label 1 earns over 50K."""
-    train, test = read_published("adult", folder)
+    train, test = read_published("adult", find_directory("adult", directory))
     x_train, y_train = parse_adult(train, "adult: adult.data")
     x_test, y_test = parse_adult(test, "adult: adult.test")
     return Dataset(

@@ -13,15 +13,17 @@ from numpy.typing import NDArray
 from hush.core.errors import DataError
 from hush.core.value import check_count
 from hush.data.dataset import Dataset, public_order
-from hush.data.formats import parse_npz
-from hush.data.published import read_published
+from hush_recipes.data.formats import parse_npz
+from hush_recipes.data.published import find_directory, read_published
 
 LENGTH = 256
 VOCABULARY = 10_000
 PADDING = 0
 
 
-def read_imdb(folder: Path, length: int = LENGTH, vocabulary: int = VOCABULARY) -> Dataset:
+def read_imdb(
+    directory: str | Path | None = None, length: int = LENGTH, vocabulary: int = VOCABULARY
+) -> Dataset:
     """Reviews as `length` token ids below `vocabulary`; label 1 is a positive review.
 
     Id 0 is padding, ids up to vocabulary - 2 are word ranks, and vocabulary - 1 stands for every
@@ -29,6 +31,7 @@ def read_imdb(folder: Path, length: int = LENGTH, vocabulary: int = VOCABULARY) 
     """
     check_count("length", length, "a review keeps that many words", at_least=1)
     check_count("vocabulary", vocabulary, "padding, a word and 'unknown' need an id", at_least=3)
+    folder = find_directory("imdb", directory)
     (content,) = read_published("imdb", folder)
     source = f"imdb: {folder / 'imdb' / 'imdb_tokens.npz'}"
     parts = []

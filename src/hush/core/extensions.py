@@ -1,0 +1,38 @@
+"""Data sets, features, networks and commands that other distributions add through entry points.
+
+| group | value of an entry point |
+|---|---|
+| `hush.datasets` | function from a data directory (or None) to a `hush.data.Dataset` |
+| `hush.features` | function `(dataset, *, device, cache, directory)` to a `hush.data.Dataset` |
+| `hush.models` | `hush.models.Network` |
+| `hush.commands` | typer command of `hush` |
+"""
+
+from importlib.metadata import EntryPoint, entry_points
+
+INSTALL = (
+    "Data sets, networks and results of papers are a distribution of their own: run "
+    "`pip install ./recipes` in a clone of hush."
+)
+
+
+def extensions(kind: str) -> dict[str, EntryPoint]:
+    """Entry points of a group by name; nothing is imported until one is loaded.
+
+    Args:
+        kind: Name of the group after `hush.`.
+    """
+    points = {point.name: point for point in entry_points(group=f"hush.{kind}")}
+    return dict(sorted(points.items()))
+
+
+def choices(kind: str, *own: str) -> str:
+    """Names to choose from, and how to install more if no other distribution adds any.
+
+    Args:
+        kind: Name of the group after `hush.`.
+        own: Names that hush has itself.
+    """
+    others = extensions(kind)
+    names = ", ".join((*own, *others)) or "none that is installed"
+    return f"{names}." if others else f"{names}. {INSTALL}"
