@@ -32,7 +32,7 @@ SEED = 0
 
 NOTES = (
     "docs/guarantees/ says what epsilon promises here and why it holds.",
-    "hush train --help: your own run; pip install ./recipes, then --data mnist --data-dir DIR for real data.",
+    "hush train --help: your own run; --data mnist for real data (pip install ./recipes).",
     "hush account and hush calibrate: what a plan costs, and the noise a budget asks for.",
     "hush report RUN_DIR: such a report of any run.",
     "The seed is fixed so that the reports come out the same again; a private run has no known seed.",
