@@ -7,9 +7,9 @@ they are first used, so that `import hush` costs neither.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hush import clipping, noise, sampling
+from hush import clipping, errors, noise, sampling
 from hush.clipping import *  # noqa: F403  (each folder's list of its parts is the one list)
-from hush.core import errors, lazy_modules
+from hush.core import lazy_modules
 from hush.core.best_of import BestOf
 from hush.core.errors import PrivacyWarning
 from hush.core.guarantee import Adjacency, Bound, Budget, Guarantee, Neighbours

@@ -43,12 +43,38 @@ def test_prints_in_one_line_that_makes_the_plan() -> None:
     assert eval(repr(plan()), names) == plan()
 
 
-def test_plans_are_frozen_hashable_and_keyword_only() -> None:
+def test_plans_are_frozen_and_hashable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         plan().noise = hush.Gaussian(multiplier=2.0)  # type: ignore[misc]
     assert {plan(): 1}[plan()] == 1
-    with pytest.raises(TypeError):
-        hush.Gaussian(1.0)  # type: ignore[call-arg]
+
+
+def test_the_main_number_of_a_part_may_be_positional() -> None:
+    assert (
+        hush.Plan(sampling=hush.Poisson(0.01), clipping=hush.L2(1), noise=hush.Gaussian(1.1)) == plan()
+    )
+    assert hush.Coordinate(0.5) == hush.Coordinate(rate=0.5)
+    assert hush.Linf(0.1) == hush.Linf(norm=0.1)
+    assert hush.Importance(2) == hush.Importance(norm=2)
+    assert hush.Box([(2, 0.5)]) == hush.Box(bounds=(0.5, 0.5))
+    assert hush.Laplace(3) == hush.Laplace(multiplier=3)
+    assert hush.BlockGaussian([1, 2]) == hush.BlockGaussian(multipliers=(1, 2))
+    assert hush.StochasticSign(2) == hush.StochasticSign(scale=2)
+    assert hush.Budget(1, 1e-5) == hush.Budget(epsilon=1.0, delta=1e-5)
+
+
+def test_parts_of_several_numbers_take_them_by_name() -> None:
+    for make in (hush.Lp, hush.L2Linf, hush.Twice, hush.Rectified, hush.GeneralizedGaussian):
+        with pytest.raises(TypeError, match="positional"):
+            make(1.5, 1.0)
+
+
+def test_errors_are_a_module_with_a_base_class() -> None:
+    from hush.errors import HushError as Base
+
+    assert Base is HushError
+    with pytest.raises(Base):
+        hush.L2(-1)
 
 
 @pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf, -math.inf, "1", None, True, [1.0], 1j])

@@ -1,8 +1,8 @@
-"""Clipping block by block: entries with bounds of their own, and subspaces, from public data or not."""
+"""Clipping block by block: a bound per entry, or per subspace of the parameters."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from hush.clipping.norms import NORM
@@ -14,14 +14,12 @@ from hush.core.value import Value, check_count
 
 @dataclass(frozen=True, kw_only=True)
 class Principal(Value):
-    """Block power iteration with deflation on the gradients of public records.
-
-    Algorithm 4 of the twice-sampling paper.
+    """Block power iteration with deflation on gradients of public records (twice-sampling, Algorithm 4).
 
     Args:
-        groups: Parameters are split into groups of about equal size, each with bases of its own, which
-            divides the memory and the number of public records needed.
-        every: Steps after which the bases are computed anew.
+        groups: Number of parameter groups of about equal size, each with its own bases; more groups
+            take less memory and fewer public records.
+        every: Number of steps between updates of the bases.
         iterations: Rounds of the power iteration.
 
     >>> Principal(groups=4).to_plain()
@@ -47,14 +45,14 @@ _WHY_SIZE = "it is how many numbers the bound is for"
 
 @dataclass(frozen=True, kw_only=True)
 class Box(Clipping):
-    """Each entry of a per-sample gradient is clamped to a bound of its own.
+    """Each entry of a per-sample gradient is clamped to its own bound.
 
     Args:
         bounds: One number per parameter, or pairs (count, bound) for `count` in a row, in the order of
-            the model's parameters.
+            the model's parameters; also positional.
     """
 
-    bounds: Sequence[float | tuple[int, float]]
+    bounds: Sequence[float | tuple[int, float]] = field(kw_only=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,11 +95,11 @@ class Subspaces(Clipping):
 
     Args:
         ranks: Dimension of each subspace; they add up to the number of parameters.
-        l2: Euclidean norm in each subspace, at most.
+        l2: Euclidean norm bound in each subspace.
         linf: Bound on each coefficient, by subspace; None for none.
         bases: None: a subspace is a run of parameters in the model's order, e.g. a layer.
-            `Principal(...)`: all but the last are principal directions of public gradients, and the last
-            is their orthogonal complement.
+            `Principal(...)`: principal directions of public gradients; the last subspace is their
+            orthogonal complement.
     """
 
     ranks: Sequence[int]
@@ -125,8 +123,11 @@ class Subspaces(Clipping):
                     key=name,
                 )
             object.__setattr__(self, name, norms)
-        if isinstance(self.bases, dict):
-            object.__setattr__(self, "bases", _principal(self.bases))
+        if isinstance(self.bases, dict):  # of a plan file
+            try:
+                object.__setattr__(self, "bases", Principal.from_plain(self.bases))
+            except HushError as error:
+                raise type(error)(str(error), key=f"bases.{error.key}") from None
         if self.bases is not None and (not isinstance(self.bases, Principal) or len(ranks) < 2):
             raise InvalidValue(
                 f"bases={short_repr(self.bases)} must be Principal(...), with at least two ranks: the "
@@ -159,18 +160,10 @@ class Subspaces(Clipping):
         return tape.clip_entrywise(self.sensitivity(None), mask)
 
 
-def _principal(plain: dict[str, Any]) -> Principal:
-    """Bases from plain data; an error names them."""
-    try:
-        return Principal.from_plain(plain)
-    except HushError as error:
-        raise type(error)(str(error), key=f"bases.{error.key}") from None
-
-
 def _listed(name: str, values: Any) -> Sequence[Any]:
     if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
         raise InvalidValue(
-            f"{name}={short_repr(values)} must be a list with something in it: it says what is bounded. "
+            f"{name}={short_repr(values)} must be a non-empty list: it says what is bounded. "
             f"Pass e.g. {name}=(1, 2).",
             key=name,
         )
@@ -180,8 +173,8 @@ def _listed(name: str, values: Any) -> Sequence[Any]:
 def _check_total(clipping: Clipping, total: int, dimension: int | None) -> None:
     if dimension is not None and dimension != total:
         raise InvalidValue(
-            f"{type(clipping).__name__} bounds {total} numbers and {dimension} are trained: what is in "
-            "no block would be neither bounded nor hidden. Make the blocks add up to the number of "
-            "parameters.",
+            f"{type(clipping).__name__} bounds {total} numbers and {dimension} are trained: parameters "
+            "outside the blocks would be neither bounded nor hidden. Make the blocks add up to the "
+            "number of parameters.",
             key="dimension",
         )

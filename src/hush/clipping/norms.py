@@ -1,13 +1,13 @@
-"""Clipping of whole gradients in an l_p norm, and of their entries."""
+"""Clipping of whole gradients in an l_p norm, entry by entry, or by importance; bounded counts."""
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hush.core.errors import Unsupported
-from hush.core.parts import Clipping, SensitivitySet
+from hush.core.parts import Clipping, Proof, SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask, Tape
-from hush.core.value import number
+from hush.core.value import check_count, number
 
 if TYPE_CHECKING:
     import torch
@@ -19,10 +19,12 @@ NORM = number(
     "single precision loses the norm",
     example=1.0,
 )
+_NEGLIGIBLE = 1e-6
+"""Relative norm below which `Importance` drops a gradient, which it would draw as rarely as that."""
 
 
 def clip_whole(tape: Tape, order: float, norm: float) -> ClippedSum:
-    """Sum of the per-sample gradients, each scaled to an l_order norm of `norm` at most."""
+    """Sum of the per-sample gradients, each scaled to an l_order norm of at most `norm`."""
     norms = tape.norms(order)
     weights = clipping_weights(norm, norms)
     return ClippedSum(total=tape.weighted_sum(weights), skipped=(~norms.isfinite()).sum())
@@ -35,11 +37,11 @@ def clipping_weights(norm: float, norms: "torch.Tensor") -> "torch.Tensor":
 
 
 def taper(norm: float, norms: "torch.Tensor") -> "torch.Tensor":
-    """Factor from 1 to 0 of weights norm / norms: 0 where they are too small for single precision.
+    """Factor from 1 to 0 of weights norm / norms: 0 if they are too small for single precision.
 
-    Such a number is off by up to half of itself, and the gradient would end outside. It falls to 0
-    without a jump: a norm's last bit may depend on who else is in the batch, and one record more must
-    not make others vanish.
+    Rounding changes such a weight by up to half of itself, and the gradient would exceed the bound. The
+    factor is continuous: the last bit of a norm may depend on the other records of the batch, and must
+    not decide whether a record is dropped.
     """
     far = min(2.0**100, norm * 2.0**101)
     return (2 - norms / far).clamp(min=0.0, max=1.0)
@@ -49,10 +51,10 @@ def taper(norm: float, norms: "torch.Tensor") -> "torch.Tensor":
 class L2Ball:
     """One Euclidean ball of radius `norm` as the sensitivity set.
 
-    Mixed in rather than derived from `Clipping`, where every class is one that a plan may name.
+    A mixin rather than a `Clipping`: every `Clipping` class is one that a plan may name.
     """
 
-    norm: float = field(metadata=NORM)
+    norm: float = field(kw_only=False, metadata=NORM)
 
     @classmethod
     def examples(cls) -> tuple[tuple[Any, int], ...]:
@@ -64,6 +66,55 @@ class L2Ball:
 
     def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
         return (SensitivitySet(p=2.0, norm=self.norm, dimension=dimension),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class L2(L2Ball, Clipping):
+    """l2 clipping: each per-sample gradient is scaled down to Euclidean norm `norm` at most.
+
+    Args:
+        norm: Clipping norm; also positional.
+    """
+
+    def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
+        if mask is not None:
+            return tape.clip_entrywise(self.sensitivity(None), mask)
+        return clip_whole(tape, 2.0, self.norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Importance(L2Ball, Clipping):
+    """Importance sampling by gradient norm (DPIS, Wei et al. 2022), as a clipping rule.
+
+    A record adds its gradient scaled *to* the norm `norm`, or nothing. A gradient of Euclidean norm r is
+    added with probability min(r / norm, 1), so the expected sum is that of `L2`, with more variance.
+    Under a Poisson rate q a record takes part with probability q min(r / norm, 1) and is weighted by the
+    inverse. It is charged as `L2` is: docs/guarantees/baselines.md.
+
+    Args:
+        norm: Clipping norm; also positional.
+    """
+
+    proofs: ClassVar[tuple[Proof, ...]] = (
+        Proof(samplings=("Poisson", "FullBatch"), noises=("Gaussian",), note="baselines.md"),
+    )
+
+    def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
+        if mask is not None:
+            raise Unsupported(
+                "Importance draws whole records, and nothing is proved of their coordinates one by one. "
+                "Sample with Poisson or FullBatch."
+            )
+        import torch
+
+        norms = tape.norms(2.0)
+        finite = norms.isfinite()
+        # from torch's own source, which the private step has seeded; the charge holds for any coin
+        drawn = torch.rand_like(norms) * self.norm < norms
+        # scaling up a negligible gradient would scale up the rounding of its norm
+        drawn &= finite & (norms > _NEGLIGIBLE * self.norm)
+        weights = (self.norm / norms * taper(self.norm, norms)).where(drawn, 0.0)
+        return ClippedSum(total=tape.weighted_sum(weights), skipped=(~finite).sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,28 +154,14 @@ class Lp(Clipping):
 
 
 @dataclass(frozen=True, kw_only=True)
-class L2(L2Ball, Clipping):
-    """l2 clipping: each per-sample gradient is scaled down to Euclidean norm `norm` at most.
-
-    Args:
-        norm: Clipping norm.
-    """
-
-    def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
-        if mask is not None:
-            return tape.clip_entrywise(self.sensitivity(None), mask)
-        return clip_whole(tape, 2.0, self.norm)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Linf(Clipping):
     """l-infinity clipping: each entry of a per-sample gradient is clamped to [-norm, norm].
 
     Args:
-        norm: Clipping norm.
+        norm: Clipping norm; also positional.
     """
 
-    norm: float = field(metadata=NORM)
+    norm: float = field(kw_only=False, metadata=NORM)
 
     @classmethod
     def examples(cls) -> tuple[tuple[Clipping, int], ...]:
@@ -166,3 +203,50 @@ class L2Linf(Clipping):
 
     def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
         return tape.clip_entrywise(self.sensitivity(None), mask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entries(Clipping):
+    """Sensitivity of counts and scores: one record changes `changed` entries, each by at most `norm`.
+
+    Adding a vote changes one count by 1; replacing one changes two. The caller guarantees the bound:
+    there is no gradient to clip.
+
+    Args:
+        changed: Number of entries that one record changes, at most.
+        norm: Largest change of an entry.
+    """
+
+    # Not Poisson: whether a record takes part is one draw for all the entries it changes.
+    proofs: ClassVar[tuple[Proof, ...]] = (
+        Proof(
+            samplings=("FullBatch",),
+            noises=("Gaussian", "Laplace", "GeneralizedGaussian"),
+            note="argmax.md",
+        ),
+    )
+
+    changed: int
+    norm: float = field(default=1.0, metadata=NORM)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        why = "it is how many entries one record can change, and noise hides each on its own"
+        object.__setattr__(self, "changed", check_count("changed", self.changed, why, at_least=1))
+
+    @classmethod
+    def examples(cls) -> tuple[tuple[Clipping, int], ...]:
+        return ((cls(changed=1), 1),)
+
+    @property
+    def reference_norm(self) -> float:
+        return self.norm
+
+    def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
+        return (SensitivitySet(p=math.inf, norm=self.norm, dimension=self.changed),)
+
+    def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
+        raise Unsupported(
+            "Entries bounds counts and scores; a record's gradient may change every entry, and dropping "
+            "all but a few would not bound its influence on the choice. Train with L2 or Lp."
+        )

@@ -1,11 +1,26 @@
-"""The errors and warnings of hush: each gives the value, the limit, the reason and the way out."""
+"""The errors and warnings of hush: each states the value, the limit, the reason and the way out."""
+
+__all__ = [
+    "BudgetExceeded",
+    "CheckpointError",
+    "DataError",
+    "HushError",
+    "InvalidPlan",
+    "InvalidValue",
+    "LedgerError",
+    "PerformanceWarning",
+    "PrivacyWarning",
+    "ProcessFailed",
+    "Unproved",
+    "Unsupported",
+]
 
 _LONGEST_VALUE = 200
 _LONGEST_MESSAGE = 2000
 
 
 def shorten(text: str, longest: int = _LONGEST_MESSAGE) -> str:
-    """The text itself, or its two ends with its length between them."""
+    """The text, cut in the middle if it is longer than `longest` characters."""
     if len(text) <= longest:
         return text
     cut = f" ... {len(text)} characters ... "
@@ -14,20 +29,17 @@ def shorten(text: str, longest: int = _LONGEST_MESSAGE) -> str:
 
 
 def short_repr(value: object) -> str:
-    """`repr` of a value of any size, in at most a few hundred characters.
-
-    A file may hold a number or a string of megabytes: whole, it would hide what the message says.
-    """
+    """`repr` of a value in at most 200 characters: a file may contain megabytes."""
     try:
         return shorten(repr(value), _LONGEST_VALUE)
-    except (ValueError, RecursionError):  # integers of 4300 digits, and nesting, that Python won't write
+    except (ValueError, RecursionError):  # integers of 4300 digits, and deep nesting
         return f"<{type(value).__name__} too large to write>"
 
 
 class HushError(ValueError):
-    """Something asked of hush cannot be done, or not with a guarantee.
+    """A request that hush cannot fulfil, or not with a guarantee.
 
-    `key` is the setting at fault, where there is one, as a dotted path ("sampling.rate").
+    `key` is the setting at fault, if there is one, as a dotted path ("sampling.rate").
     """
 
     def __init__(self, message: str, *, key: str = "") -> None:
@@ -36,7 +48,7 @@ class HushError(ValueError):
 
 
 class InvalidValue(HushError):
-    """A number outside the range in which it means anything."""
+    """A value outside its valid range."""
 
 
 class InvalidPlan(HushError):
@@ -44,11 +56,11 @@ class InvalidPlan(HushError):
 
 
 class Unproved(HushError):
-    """A combination of parts for which nobody has proved a guarantee."""
+    """A combination of parts without a proved guarantee."""
 
 
 class BudgetExceeded(HushError):
-    """The next step would cost more than the budget has left."""
+    """The next step would cost more than the remaining budget."""
 
 
 class LedgerError(HushError):
@@ -68,12 +80,12 @@ class DataError(HushError):
 
 
 class ProcessFailed(HushError):
-    """Another process of the group was killed, hung or stopped with an error: no rank goes on alone."""
+    """Another process of the group was killed, timed out or raised an error: no rank continues alone."""
 
 
 class PrivacyWarning(UserWarning):
-    """A guarantee that holds and promises less than it seems to."""
+    """A valid guarantee that is weaker than it looks."""
 
 
 class PerformanceWarning(UserWarning):
-    """Something that is done as asked, and slower than it could be."""
+    """A request that is fulfilled, but slower than it could be."""

@@ -225,18 +225,19 @@ class Budget(Value):
     """Privacy budget: the (epsilon, delta) that a run may spend.
 
     Args:
-        epsilon: Largest epsilon.
-        delta: At which epsilon is meant; well below one over the number of records or users.
+        epsilon: Largest epsilon; also positional.
+        delta: Failure probability, well below one over the number of records or users; also positional.
     """
 
     epsilon: float = field(
+        kw_only=False,
         metadata=number(
             above=0,
             why="a budget of zero buys no information about the data",
             example=3.0,
-        )
+        ),
     )
-    delta: float = field(metadata=DELTA)
+    delta: float = field(kw_only=False, metadata=DELTA)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -143,11 +143,14 @@ class StochasticSign(NormalOnSupport, Noise):
     """-1 or 1: the sign of a normal draw around the sum.
 
     Args:
-        scale: Absolute standard deviation of the draw (of the sum, not in clipping norms).
+        scale: Absolute standard deviation of the draw (of the sum, not in clipping norms); also
+            positional.
     """
 
     exact: ClassVar[bool] = True
     proofs: ClassVar[tuple[Proof, ...]] = PROOFS
+
+    scale: float = field(kw_only=False, metadata=SCALE)
 
     @classmethod
     def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:

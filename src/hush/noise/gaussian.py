@@ -25,7 +25,7 @@ MULTIPLIER = number(
 
 
 class ExponentialPower(ABC):
-    """Exact draws of a law of density proportional to exp(-(|x| / scale)^beta), mixed into a `Noise`."""
+    """Mixin for a `Noise`: exact draws of density proportional to exp(-(|x| / scale)^beta)."""
 
     @abstractmethod
     def exponential_power(self, norm: float) -> tuple[float, float]: ...
@@ -47,7 +47,7 @@ class Gaussian(ExponentialPower, Noise):
     """Independent normal noise of standard deviation `multiplier` times the clipping norm.
 
     Args:
-        multiplier: Noise multiplier.
+        multiplier: Noise multiplier; also positional.
     """
 
     additive: ClassVar[bool] = True
@@ -61,7 +61,7 @@ class Gaussian(ExponentialPower, Noise):
         ),
     )
 
-    multiplier: float = field(metadata=MULTIPLIER)
+    multiplier: float = field(kw_only=False, metadata=MULTIPLIER)
 
     def exponential_power(self, norm: float) -> tuple[float, float]:
         return 2.0, self.multiplier * norm * math.sqrt(2)
@@ -94,23 +94,23 @@ class Gaussian(ExponentialPower, Noise):
 
 
 _AT_ONCE = {"cpu": 2**16, "cuda": 2**26}
-"""Numbers drawn at once: on the CPU few enough to stay in the cache until they are added."""
+"""Numbers drawn at once: on a CPU, few enough to stay in its cache until they are added."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockGaussian(Noise):
-    """Independent normal noise, in block j of deviation `multipliers[j]` times that block's l2 radius.
+    """Independent normal noise, in block j of deviation `multipliers[j]` times the block's l2 radius.
 
-    The blocks are those of the clipping, and a block's radius is its l2 sensitivity.
+    The clipping defines the blocks; the radius of a block is its l2 sensitivity.
 
     Args:
-        multipliers: Noise multiplier of each block.
+        multipliers: Noise multiplier of each block; also positional.
     """
 
     additive: ClassVar[bool] = True
     exact: ClassVar[bool] = True
-    # Not Linf, L2Linf: the longest change in their block depends on how many numbers are trained, and so
-    # would the noise that runs, while a charge is for any number of them or for the largest.
+    # Not Linf, L2Linf: their l2 radius depends on the number of parameters, so the noise that runs would
+    # too, while the charge is for any number of parameters.
     proofs: ClassVar[tuple[Proof, ...]] = (
         Proof(
             samplings=("Poisson", "FullBatch"),
@@ -119,7 +119,7 @@ class BlockGaussian(Noise):
         ),
     )
 
-    multipliers: Sequence[float]
+    multipliers: Sequence[float] = field(kw_only=False)
 
     @classmethod
     def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
@@ -138,7 +138,7 @@ class BlockGaussian(Noise):
 
     @property
     def multiplier(self) -> float:
-        """Multiplier of the isotropic noise of equal charge: a record may reach every block's norm."""
+        """Multiplier of isotropic noise of equal cost: a record may reach the norm of every block."""
         return 1 / math.hypot(*(1 / multiplier for multiplier in self.multipliers))
 
     def with_multiplier(self, multiplier: float) -> Self:
@@ -163,7 +163,7 @@ class BlockGaussian(Noise):
         self, location: "torch.Tensor", *, norm: float, generator: RandomSource
     ) -> "torch.Tensor":
         raise Unsupported(
-            "BlockGaussian is noise for the blocks of a clipping, and a draw on its own has none. Draw "
+            "BlockGaussian is noise for the blocks of a clipping, and a single draw has no blocks. Draw "
             "each block with Gaussian."
         )
 
@@ -209,7 +209,7 @@ class Laplace(ExponentialPower, Noise):
     """Independent noise of density proportional to exp(-|x| / s), s = `multiplier` times the norm.
 
     Args:
-        multiplier: Scale s, in units of the clipping norm.
+        multiplier: Scale s, in units of the clipping norm; also positional.
     """
 
     additive: ClassVar[bool] = True
@@ -218,7 +218,7 @@ class Laplace(ExponentialPower, Noise):
         Proof(samplings=("Poisson", "FullBatch"), clippings=("L2", "Lp"), note="scalar-noise.md"),
     )
 
-    multiplier: float = field(metadata=MULTIPLIER)
+    multiplier: float = field(kw_only=False, metadata=MULTIPLIER)
 
     def exponential_power(self, norm: float) -> tuple[float, float]:
         return 1.0, self.multiplier * norm

@@ -23,8 +23,7 @@ from hush.core.plan import Plan
 from hush.core.release import Selective
 from hush.core.value import as_floats, check_count, check_kind
 from hush.noise import Gaussian, Quantized, Rectified, StochasticSign, Truncated
-from hush.sampling import FullBatch
-from hush.sampling.poisson import RATE
+from hush.sampling import RATE, FullBatch
 
 _CHUNK = 2**16
 """Coordinates processed at a time, to bound the memory: some dozen arrays of this length."""

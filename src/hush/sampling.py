@@ -1,0 +1,149 @@
+"""Subsampling: which records, and which of their coordinates, take part in a step."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from hush.core.parts import Proof, Sampling
+from hush.core.randomness import RandomSource, bernoulli, random_bits
+from hush.core.value import Range, number
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Coordinate", "FullBatch", "Poisson", "Twice"]
+
+RATE = number(
+    at_least=1e-9,
+    at_most=1,
+    why="it is the probability that a record takes part, and amplification by sampling is proved for "
+    "exactly that probability, which a double-precision draw meets",
+    example=0.01,
+)
+_BYTES = 256
+_COORDINATE_RATE = Range(
+    at_least=1 / 512,
+    at_most=1,
+    why="it is the probability that a coordinate of a record takes part, which one random byte decides",
+    example=0.5,
+)
+_PROOFS = (
+    Proof(
+        clippings=("L2", "Linf", "L2Linf", "Box", "Subspaces"),
+        noises=("Gaussian",),
+        note="twice-sampling.md",
+    ),
+    Proof(clippings=("L2", "Box", "Subspaces"), noises=("BlockGaussian",), note="twice-sampling.md"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poisson(Sampling):
+    """Poisson subsampling: each record takes part with probability `rate`, independently.
+
+    Args:
+        rate: Sampling probability; also positional.
+    """
+
+    rate: float = field(kw_only=False, metadata=RATE)
+
+    @property
+    def participation(self) -> float:
+        return self.rate
+
+    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+        # 62 bits: a single-precision uniform would run a rate up to 2**-24 off the charge
+        return bernoulli(records, self.rate, generator).nonzero().squeeze(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullBatch(Sampling):
+    """Every record takes part in every step."""
+
+    @property
+    def participation(self) -> float:
+        return 1.0
+
+    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+        import torch
+
+        return torch.arange(records, device=generator.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coordinate(Sampling):
+    """Every record takes part in each coordinate with probability `rate`, independently.
+
+    Args:
+        rate: Sampling probability, rounded to a multiple of 1/256; also positional.
+    """
+
+    proofs: ClassVar[tuple[Proof, ...]] = _PROOFS
+
+    rate: float = field(kw_only=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", _in_bytes("rate", self.rate))
+
+    @property
+    def participation(self) -> float:
+        return 1.0
+
+    @property
+    def coordinate_participation(self) -> float:
+        return self.rate
+
+    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+        return FullBatch().draw(records, generator)
+
+    def mask_coordinates(self, values: "torch.Tensor", generator: RandomSource) -> "torch.Tensor":
+        return _masked(values, self.rate, generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twice(Sampling):
+    """Twice sampling: Poisson sampling of records, then of the coordinates of each, independently.
+
+    Args:
+        rate: Probability that a record takes part.
+        coordinate_rate: Probability that a coordinate of it does, rounded to a multiple of 1/256.
+    """
+
+    proofs: ClassVar[tuple[Proof, ...]] = _PROOFS
+
+    rate: float = field(metadata=RATE)
+    coordinate_rate: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rate = _in_bytes("coordinate_rate", self.coordinate_rate)
+        object.__setattr__(self, "coordinate_rate", rate)
+
+    @property
+    def participation(self) -> float:
+        return self.rate
+
+    @property
+    def coordinate_participation(self) -> float:
+        return self.coordinate_rate
+
+    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+        return Poisson(self.rate).draw(records, generator)
+
+    def mask_coordinates(self, values: "torch.Tensor", generator: RandomSource) -> "torch.Tensor":
+        return _masked(values, self.coordinate_rate, generator)
+
+
+def _in_bytes(name: str, rate: object) -> float:
+    """The nearest positive multiple of 1/256, which one random byte implements exactly."""
+    return max(1, round(_COORDINATE_RATE.check(name, rate) * _BYTES)) / _BYTES
+
+
+def _masked(values: "torch.Tensor", rate: float, generator: RandomSource) -> "torch.Tensor":
+    """Finite values in place, each kept if its random byte is below 256 times the rate, and else 0."""
+    import torch
+
+    words = random_bits(-(-values.numel() // 8), generator)
+    # compared with 255 at most: a byte compared with 256 would be compared with 0
+    mask = words.view(torch.uint8)[: values.numel()].le_(round(rate * _BYTES) - 1)
+    # bytes of 0 and 1: booleans, and masked_fill_(), are many times slower
+    return values.mul_(mask.to(values.device).view_as(values))
