@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -64,7 +65,8 @@ def test_the_main_number_of_a_part_may_be_positional() -> None:
 
 
 def test_parts_of_several_numbers_take_them_by_name() -> None:
-    for make in (hush.Lp, hush.L2Linf, hush.Twice, hush.Rectified, hush.GeneralizedGaussian):
+    parts: list[Any] = [hush.Lp, hush.L2Linf, hush.Twice, hush.Rectified, hush.GeneralizedGaussian]
+    for make in parts:
         with pytest.raises(TypeError, match="positional"):
             make(1.5, 1.0)
 
