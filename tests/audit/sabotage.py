@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 import hush
+from hush import sampling
 from hush.accounting.ledger import Ledger
 from hush.clipping import norms as lp
 from hush.core.randomness import Stream, bernoulli, uniform
 from hush.core.tape import ClippedSum
 from hush.noise.exact import ziggurat
-from hush.sampling import coordinates
 from hush.training.checks.rehearsal import Snapshot
 from hush.training.data import Batch
 from hush.training.methods.selective import Trials
 from hush.training.step import PrivateStep
 
-PRIVATE, PRIVATIZE, MASKED = PrivateStep.private_gradient, hush.Gaussian.privatize, coordinates._masked
+PRIVATE, PRIVATIZE, MASKED = PrivateStep.private_gradient, hush.Gaussian.privatize, sampling._masked
 RESTORE, CHARGE, VERDICT = Snapshot.restore, Ledger.charge, Trials.noisy_verdict
 WEIGHTS, DRAWS = lp.clipping_weights, ziggurat.pending_draws
 
