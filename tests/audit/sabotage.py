@@ -199,21 +199,21 @@ def one_mask_for_all_numbers(patch: pytest.MonkeyPatch) -> None:
         flat = values.view(len(values), -1)
         return flat.mul_(MASKED(torch.ones(len(values), 1), rate, generator)).view_as(values)
 
-    patch.setattr(coordinates, "_masked", masked)
+    patch.setattr(sampling, "_masked", masked)
 
 
 def one_mask_for_all_records(patch: pytest.MonkeyPatch) -> None:
     def masked(values: Tensor, rate: float, generator: Any) -> Tensor:
         return values.mul_(MASKED(torch.ones(1, values.shape[1]), rate, generator))
 
-    patch.setattr(coordinates, "_masked", masked)
+    patch.setattr(sampling, "_masked", masked)
 
 
 def a_rate_a_fifth_too_high(patch: pytest.MonkeyPatch) -> None:
     def masked(values: Tensor, rate: float, generator: Any) -> Tensor:
         return MASKED(values, 1.2 * rate, generator)
 
-    patch.setattr(coordinates, "_masked", masked)
+    patch.setattr(sampling, "_masked", masked)
 
 
 def momentum_kept(patch: pytest.MonkeyPatch) -> None:
