@@ -365,11 +365,6 @@ def test_processes_that_take_the_ledger_with_them_are_refused() -> None:
         _check_trainer(trainer)
 
 
-def test_workers_end_with_training() -> None:
-    fit(Private(), 1, options={"data": TensorDataset(X, Y), "workers": 1})
-    assert not multiprocessing.active_children()
-
-
 def test_records_of_a_data_set_are_collated_one_by_one_and_padded() -> None:
     ragged = [(torch.arange(1 + number % 5), number % 3) for number in range(40)]
 
@@ -396,8 +391,9 @@ def test_records_of_a_data_set_are_collated_one_by_one_and_padded() -> None:
         pass
 
     pad_to = {"words": 4, "label": None}
-    loader = PoissonLoader(Words(), PLAN, BUDGET, collate_fn=collate, pad_to=pad_to)
+    loader = PoissonLoader(Words(), PLAN, BUDGET, collate_fn=collate, pad_to=pad_to, workers=1)
     fit(PrivateBag(), 1, loader=loader, limit_val_batches=0)
+    assert not multiprocessing.active_children(), "workers end with training"
     assert loader.step is not None
     assert loader.step.steps == 4
 

@@ -117,6 +117,7 @@ def padded() -> dict[str, Tensor]:
 
 def test_the_trainer_runs_the_steps_of_an_own_loop(tmp_path: Path) -> None:
     batch = {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 3}
+    batch["dataloader_num_workers"] = 1
     run, model = trainer(tmp_path, bert(dropout=0), epsilon=8.0, args=batch), bert(dropout=0)
     output = run.train()
     plan = run.private_step.plan
@@ -140,10 +141,12 @@ def test_the_trainer_runs_the_steps_of_an_own_loop(tmp_path: Path) -> None:
     assert 7.99 < run.spent().epsilon.upper <= 8.0
     assert (plan.sampling, plan.clipping) == (hush.Poisson(rate=0.25), hush.L2(norm=1.0))
     assert (run.state.global_step, output.global_step) == (8, 8)
+    assert not multiprocessing.active_children(), "workers end with training"
 
 
 def test_logs_have_epsilon_and_nothing_of_the_records(tmp_path: Path) -> None:
-    run = trainer(tmp_path, eval_dataset=Words(7, shift=1), args={"eval_strategy": "epoch"})
+    evaluated = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    run = trainer(tmp_path, eval_dataset=Words(7, shift=1), args=evaluated)
     output = run.train()
     assert output.training_loss != output.training_loss
     keys = {name for line in run.state.log_history for name in line}
@@ -270,13 +273,6 @@ def test_a_budget_ends_the_run_and_holds_for_all_runs_in_a_folder(tmp_path: Path
         trainer(tmp_path, plan=PLAN, epsilon=limit).train()
 
 
-def test_the_best_weights_may_be_loaded_at_the_end(tmp_path: Path) -> None:
-    evaluated = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
-    run = trainer(tmp_path, eval_dataset=Words(7), args=evaluated)
-    run.train()
-    assert run.spent().epsilon.upper == hush.epsilon(PLAN, 8, 1e-3).epsilon.upper
-
-
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(())
@@ -325,12 +321,6 @@ def test_words_that_are_no_numbers_yet_are_named(tmp_path: Path) -> None:
     records = datasets.Dataset.from_dict({"text": ["a good film"] * RECORDS, "label": [0] * RECORDS})
     with pytest.raises(DataError, match=r"columns text, label, .* only label is .* tokenized data set"):
         trainer(tmp_path, train_dataset=records).train()
-
-
-def test_workers_end_with_training(tmp_path: Path) -> None:
-    run = trainer(tmp_path, args={"dataloader_num_workers": 1})
-    run.train()
-    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("name", ["fp16", "deepspeed", "fsdp"])
@@ -404,9 +394,11 @@ def test_a_plan_and_the_arguments_say_the_same(
         trainer(tmp_path, **options)
 
 
-def test_ragged_records_need_a_public_length(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="Pass pad_to="):
-        trainer(tmp_path, pad_to=None, args={"num_train_epochs": 9}).train()
+def test_ragged_records_are_padded_and_the_guarantee_says_so(tmp_path: Path) -> None:
+    run = trainer(tmp_path, pad_to=None)
+    with pytest.warns(PrivacyWarning, match="padded to the longest of their physical batch"):
+        run.train()
+    assert run.spent().arithmetic == "assumed"
 
 
 def test_settings_of_a_trainer_are_tuned(tmp_path: Path) -> None:
