@@ -136,7 +136,7 @@ def test_hardly_any_noise_is_no_privacy() -> None:
 
 
 def test_groups_and_other_parts_are_refused() -> None:
-    with pytest.raises(Unproved, match="not charged for group=2"):
+    with pytest.raises(Unproved, match="no proved cost for group=2"):
         hush.epsilon(selected(MANY), 1, 1e-5, group=2)
     with pytest.raises(Unproved, match="no proved guarantee"):
         hush.epsilon(replace(selected(MANY), clipping=hush.Linf(norm=1.0)), 1, 1e-5, dimension=3)

@@ -229,7 +229,7 @@ def test_a_ledger_is_of_one_public_table_of_owners(relation: str, tmp_path: Path
         renamed(next(renamed.batches(records())))
         assert sum(ledger.counts.values()) == 2
         assert ledger.epsilon(1e-3, neighbours=hush.Neighbours.REPLACE).unit == step.adjacency.unit
-        with pytest.raises(Unproved, match="not what ran"):
+        with pytest.raises(Unproved, match="not the relation that was charged"):
             ledger.epsilon(1e-3, neighbours=hush.Neighbours.ADD_REMOVE)
 
 

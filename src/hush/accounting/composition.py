@@ -1,8 +1,12 @@
-"""Group privacy and replacement: the cost of changes larger than one slot emptied.
+"""Epsilon and delta of composed steps, for one record or for a larger change, from both sides.
 
-**Guarantee.** docs/guarantees/groups.md. Steps with a dominating pair have one for a group and for
-replaced records too: exact. Without sampling a group shifts the sum that many times as far. What is
-left, coordinate-wise noise under sampling and selective trials, is bounded by the group property.
+Steps with a dominating pair are composed by their privacy loss distributions (`pld`). The others,
+coordinate-wise noise and selective trials, are composed by their Rényi divergences; if a step with a
+dominating pair is known to dominate each of them, the smaller of the two bounds counts.
+
+**Guarantee.** docs/guarantees/groups.md covers groups and replacement. Steps with a dominating pair have
+an exact one for a group and for replaced records too. Without sampling a group of k shifts the sum by k
+times as much. The group property bounds the remaining steps.
 """
 
 import functools
@@ -10,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,11 +24,12 @@ from hush.accounting.pld.laws import GroupLaw
 from hush.accounting.pld.privacy_loss import Array, Step
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_delta, rdp_to_epsilon
 from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
-from hush.accounting.steps import ComposableStep, PairedStep
-from hush.core.guarantee import Adjacency, Bound
+from hush.accounting.steps import ComposableStep, Mechanism, PairedStep
+from hush.core.errors import InvalidValue, Unproved
+from hush.core.guarantee import RECORD, Adjacency, Bound
 
 Counts = Mapping[ComposableStep, int]
-"""How often each mechanism runs."""
+"""Number of times that each step runs."""
 
 # High orders take long: a few more are evaluated at a time, as long as higher ones could be better.
 _ORDER_STRIDE = 6
@@ -31,16 +37,103 @@ _EXTRAPOLATED_FROM = 4
 _STAGES = (8, 14, 20, 26, *range(31, len(WHOLE_ORDERS), 3), len(WHOLE_ORDERS))
 # Trials are charged at any order above 1; the low ones decide where epsilon is large.
 _TRIAL_ORDERS: Array = np.append([1.1, 1.2, 1.35, 1.5, 1.75], WHOLE_ORDERS)
+# The group property is not used at deltas below this, and epsilon is searched to this gap.
+_LOG_MIN_DELTA, _TOLERANCE = -660.0, 1e-4
+_ROUNDING = 1e-12
+
+
+def epsilon_bound(steps: Counts, adjacency: Adjacency, delta: float) -> Bound:
+    """Bounds on epsilon at `delta` of a composition of steps, for a change.
+
+    Raises:
+        Unproved: Some step has no proved cost for this change.
+    """
+    for step in steps:
+        check_change(step, str(step), adjacency)
+    if adjacency.group * participation_probability(steps) <= delta:
+        return Bound(lower=0.0, upper=0.0)
+    bound = accountant.epsilon(dominated_steps(steps, adjacency), delta)
+    if not requires_rdp(steps):
+        return bound
+    if adjacency.slots == 1:
+        return _consistent(bound.lower, epsilon_upper(steps, delta))
+    upper = chained_epsilon(lambda share: epsilon_upper(steps, share), adjacency.slots, delta)
+    if (pairs := _dominating_steps(steps, adjacency)) is not None:
+        upper = min(upper, accountant.epsilon(pairs, delta).upper)
+    return _consistent(bound.lower, upper)
+
+
+def delta_bounds(steps: Counts, adjacency: Adjacency, epsilons: Sequence[float]) -> list[Bound]:
+    """Bounds on delta of a composition of steps at increasing `epsilons`, for a change.
+
+    Raises:
+        Unproved: Some step has no proved cost for this change.
+        InvalidValue: The epsilons do not increase.
+    """
+    for step in steps:
+        check_change(step, str(step), adjacency)
+    _check_increasing(epsilons)
+    bounds = accountant.profile(dominated_steps(steps, adjacency), epsilons)
+    if not requires_rdp(steps):
+        return bounds
+    if adjacency.slots == 1:
+        uppers = delta_uppers(steps, epsilons)
+    else:
+        uppers = [
+            chained_delta(lambda share: delta_upper(steps, share), adjacency.slots, epsilon)
+            for epsilon in epsilons
+        ]
+        uppers = _smaller(uppers, _dominating_steps(steps, adjacency), epsilons)
+    return [_consistent(bound.lower, upper) for bound, upper in zip(bounds, uppers, strict=True)]
+
+
+def check_change(mechanism: Mechanism, name: str, adjacency: Adjacency) -> None:
+    """Raise `Unproved` if the cost of a change of several slots is not proved for a mechanism."""
+    if adjacency.slots > 1 and not mechanism.charged_for_groups:
+        raise Unproved(
+            f"{name} has no proved cost for group={adjacency.group}, neighbours={adjacency.neighbours}: "
+            f"{adjacency.slots} records together may cost more than the bound for one, repeated. Use "
+            "Gaussian noise and release=Always(), or ask for one record."
+        )
+
+
+def _check_increasing(epsilons: Sequence[float]) -> None:
+    if any(first > second for first, second in pairwise(epsilons)):
+        raise InvalidValue(
+            "epsilons must be in increasing order: neighbouring ones share one composition. Sort them.",
+            key="epsilons",
+        )
+
+
+def _consistent(lower: float, upper: float) -> Bound:
+    """The bound between the ends of two accountants; raises if they contradict each other."""
+    if lower > upper * (1 + 1e-6) + 1e-9:
+        raise ArithmeticError(
+            f"a lower bound of {lower:g} and an upper bound of {upper:g} cannot both hold"
+        )
+    return Bound(lower=min(lower, upper), upper=upper)
 
 
 def requires_rdp(steps: Counts) -> bool:
-    """Whether some step has no known dominating pair, so that the upper bound is by Rényi divergence."""
+    """Whether some step has no dominating pair of its own, so that the upper bound is by RDP."""
     pairs: list[object] = [step.dominating_step for step in steps]
     return pairs != list(steps)
 
 
+def _check_requires_rdp(steps: Counts) -> None:
+    if not requires_rdp(steps):
+        raise InvalidValue(
+            "every step has a dominating pair: its privacy loss distribution gives a smaller bound than "
+            "Rényi divergence. Use pld.accountant, or epsilon_bound and delta_bounds, which choose."
+        )
+
+
 def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> float:
-    """Upper bound on epsilon at `delta`; infinite if epsilon is certainly beyond `ceiling`."""
+    """Upper bound on epsilon at `delta` of steps that require RDP, for one record.
+
+    Infinite if epsilon is certainly beyond `ceiling`.
+    """
+    _check_requires_rdp(steps)
     failure = _failure_probability(steps)
     upper = math.inf
     if failure < delta:
@@ -57,23 +150,33 @@ def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> flo
 
 
 def delta_upper(steps: Counts, epsilon: float) -> float:
-    """Upper bound on delta at `epsilon`."""
+    """Upper bound on delta at `epsilon` of steps that require RDP, for one record."""
     return delta_uppers(steps, [epsilon])[0]
 
 
 def delta_uppers(steps: Counts, epsilons: Sequence[float]) -> list[float]:
     """Upper bounds on delta at increasing `epsilons`; dominating pairs are composed once for many."""
+    _check_requires_rdp(steps)
+    _check_increasing(epsilons)
     uppers = _rdp_deltas(steps, epsilons)
     if (alone := _single_step(steps)) is not None:
         uppers = [
             min(upper, alone.delta_upper(epsilon))
             for upper, epsilon in zip(uppers, epsilons, strict=True)
         ]
-    if (dominating := _dominating_steps(steps)) is not None:
-        bounds = accountant.profile(dominating, epsilons)
-        uppers = [min(upper, bound.upper) for upper, bound in zip(uppers, bounds, strict=True)]
+    uppers = _smaller(uppers, _dominating_steps(steps), epsilons)
     participation = participation_probability(steps)
     return [min(upper, participation) for upper in uppers]
+
+
+def _smaller(
+    uppers: list[float], dominating: dict[Step, int] | None, epsilons: Sequence[float]
+) -> list[float]:
+    """The smaller of each bound and that of the dominating steps, if these are known."""
+    if dominating is None:
+        return uppers
+    bounds = accountant.profile(dominating, epsilons)
+    return [min(upper, bound.upper) for upper, bound in zip(uppers, bounds, strict=True)]
 
 
 def _rdp_deltas(steps: Counts, epsilons: Sequence[float]) -> list[float]:
@@ -105,16 +208,32 @@ def participation_probability(steps: Counts) -> float:
     return min(1.0, -math.expm1(log_never) * (1 + 1e-12))
 
 
-def dominated_steps(steps: Counts) -> dict[Step, int]:
-    """Steps with a dominating pair that these dominate: their epsilon is a lower bound.
+def dominated_steps(steps: Counts, adjacency: Adjacency = RECORD) -> dict[Step, int]:
+    """Steps with a dominating pair that the change of these dominates: their epsilon is a lower bound.
 
-    Steps for which none is known are left out.
+    Steps without a known one are left out.
     """
     dominated: Counter[Step] = Counter()
     for step, count in steps.items():
         if step.dominated_step is not None:
-            dominated[step.dominated_step] += count
+            dominated[_group_step(step.dominated_step, adjacency)] += count
     return dict(dominated)
+
+
+def _dominating_steps(steps: Counts, adjacency: Adjacency = RECORD) -> dict[Step, int] | None:
+    """Steps with a dominating pair that dominate the change of these; None if one is not known."""
+    dominating: Counter[Step] = Counter()
+    for step, count in steps.items():
+        pair: Step | None
+        if adjacency.slots == 1:
+            pair = step.dominating_step_of_one
+        else:
+            whole = step.dominating_step
+            pair = None if whole is None else _group_step(whole, adjacency)
+        if pair is None:
+            return None
+        dominating[pair] += count
+    return dict(dominating)
 
 
 def composed_rdp(steps: Counts, orders: Array) -> tuple[Array, Array]:
@@ -131,18 +250,8 @@ def _single_step(steps: Counts) -> ComposableStep | None:
 
 
 def _failure_probability(steps: Counts) -> float:
-    """Delta of hidden trials that never end: docs/guarantees/selective.md, step 6."""
+    """Probability that hidden trials never end: docs/guarantees/selective.md, step 6."""
     return sum(count * step.nontermination for step, count in steps.items())
-
-
-def _dominating_steps(steps: Counts) -> dict[Step, int] | None:
-    """Steps with a dominating pair that dominate these; None where one is not known."""
-    dominating: Counter[Step] = Counter()
-    for step, count in steps.items():
-        if (pair := step.dominating_step_of_one) is None:
-            return None
-        dominating[pair] += count
-    return dict(dominating)
 
 
 def _best_order(
@@ -245,54 +354,12 @@ class SampledGroup:
         return replace(self, single=representable.divided(1 / shift))
 
 
-def epsilon_bound(steps: Counts, adjacency: Adjacency, delta: float) -> Bound:
-    """Bounds on epsilon at `delta` of a composition of mechanisms, for a change."""
-    if adjacency.group * participation_probability(steps) <= delta:
-        return Bound(lower=0.0, upper=0.0)
+def _group_step(step: PairedStep, adjacency: Adjacency) -> Step:
     if adjacency.slots == 1:
-        bound = accountant.epsilon(dominated_steps(steps), delta)
-        if requires_rdp(steps):
-            bound = _consistent(bound.lower, epsilon_upper(steps, delta))
-        return bound
-    bound = accountant.epsilon(dominated_pairs(steps, adjacency), delta)
-    if requires_rdp(steps):
-        upper = chained_epsilon(lambda share: epsilon_upper(steps, share), adjacency.slots, delta)
-        if (pairs := dominating_pairs(steps, adjacency)) is not None:
-            upper = min(upper, accountant.epsilon(pairs, delta).upper)
-        bound = _consistent(bound.lower, upper)
-    return bound
-
-
-def delta_bounds(steps: Counts, adjacency: Adjacency, epsilons: Sequence[float]) -> list[Bound]:
-    """Bounds on delta of a composition of mechanisms at increasing `epsilons`, for a change."""
-    if adjacency.slots == 1:
-        bounds = accountant.profile(dominated_steps(steps), epsilons)
-        if requires_rdp(steps):
-            uppers = delta_uppers(steps, epsilons)
-            bounds = [
-                _consistent(bound.lower, upper) for bound, upper in zip(bounds, uppers, strict=True)
-            ]
-        return bounds
-    bounds = accountant.profile(dominated_pairs(steps, adjacency), epsilons)
-    if requires_rdp(steps):
-        uppers = [
-            chained_delta(lambda share: delta_upper(steps, share), adjacency.slots, epsilon)
-            for epsilon in epsilons
-        ]
-        if (pairs := dominating_pairs(steps, adjacency)) is not None:
-            exact = accountant.profile(pairs, epsilons)
-            uppers = [min(upper, bound.upper) for upper, bound in zip(uppers, exact, strict=True)]
-        bounds = [_consistent(bound.lower, upper) for bound, upper in zip(bounds, uppers, strict=True)]
-    return bounds
-
-
-def _consistent(lower: float, upper: float) -> Bound:
-    """The bound between the ends of two accountants; raises if they contradict each other."""
-    if lower > upper * (1 + 1e-6) + 1e-9:
-        raise ArithmeticError(
-            f"a lower bound of {lower:g} and an upper bound of {upper:g} cannot both hold"
-        )
-    return Bound(lower=min(lower, upper), upper=upper)
+        return step
+    if step.rate == 1:
+        return step.divided(adjacency.slots)
+    return SampledGroup(step, adjacency.group, adjacency.replaced)
 
 
 def without_sampling(steps: Counts, adjacency: Adjacency) -> Counts | None:
@@ -308,28 +375,6 @@ def without_sampling(steps: Counts, adjacency: Adjacency) -> Counts | None:
             return None
         scaled[divided] += count
     return scaled
-
-
-def dominating_pairs(steps: Counts, adjacency: Adjacency) -> dict[Step, int] | None:
-    """Steps that dominate the change of these; None where one has no known dominating pair."""
-    dominating: Counter[Step] = Counter()
-    for step, count in steps.items():
-        if step.dominating_step is None:
-            return None
-        dominating[_group_step(step.dominating_step, adjacency)] += count
-    return dict(dominating)
-
-
-def dominated_pairs(steps: Counts, adjacency: Adjacency) -> dict[Step, int]:
-    """Steps that the change of these dominates: their epsilon is a lower bound.
-
-    Steps for which none is known are left out.
-    """
-    dominated: Counter[Step] = Counter()
-    for step, count in steps.items():
-        if step.dominated_step is not None:
-            dominated[_group_step(step.dominated_step, adjacency)] += count
-    return dict(dominated)
 
 
 def chained_delta(upper: Callable[[float], float], changes: int, epsilon: float) -> float:
@@ -363,9 +408,3 @@ def _log_chain_factor(share: float, changes: int) -> float:
         return math.log(changes) + _ROUNDING
     ratio = math.expm1(-changes * share) / math.expm1(-share)
     return (changes - 1) * share * (1 + _ROUNDING) + math.log(ratio) + _ROUNDING
-
-
-def _group_step(step: PairedStep, adjacency: Adjacency) -> Step:
-    if step.rate == 1:
-        return step.divided(adjacency.slots)
-    return SampledGroup(step, adjacency.group, adjacency.replaced)

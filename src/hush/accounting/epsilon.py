@@ -14,7 +14,7 @@ from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
 from hush.accounting.steps import Basis, ComposableStep
 from hush.clipping import L2, Entries, Lp
-from hush.core.errors import InvalidValue, Unproved
+from hush.core.errors import InvalidValue
 from hush.core.guarantee import DELTA, RECORD, Adjacency, Arithmetic, Bound, Guarantee, Neighbours
 from hush.core.plan import Plan, names
 from hush.core.release import Selective
@@ -302,13 +302,7 @@ def _mechanism_counts(
     for plan, count in counts.items():
         size = dimension.get(plan) if isinstance(dimension, Mapping) else dimension
         whole, repeats = mechanism(plan, size), check_count("steps", count, _WHY_WHOLE)
-        if adjacency.slots > 1 and not whole.charged_for_groups:
-            raise Unproved(
-                f"{names(plan)} is not charged for group={adjacency.group}, neighbours="
-                f"{adjacency.neighbours}: {adjacency.slots} records may change many entries by little, "
-                "which can cost more than few entries by much. Use Gaussian noise, or ask for one "
-                "record."
-            )
+        composition.check_change(whole, names(plan), adjacency)
         for step, multiplicity in whole.components:
             steps[step] += check_count("steps", multiplicity * repeats, _WHY_WHOLE)
     return {step: count for step, count in steps.items() if count}

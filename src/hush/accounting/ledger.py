@@ -209,9 +209,9 @@ class Ledger(SingleOwner):
         relation = stored.neighbours if neighbours is None else check_neighbours(neighbours)
         if relation is Neighbours.ADD_REMOVE is not stored.neighbours:
             raise Unproved(
-                "neighbours=add/remove is not the relation that was charged: sums were divided by the "
-                "number of slots, which is public, and a record more or less would show in it. Use "
-                "zero-out, or run with neighbours=ADD_REMOVE."
+                "neighbours=add/remove is not the relation that was charged: the number of slots is "
+                "public here, as sums are divided by it, and a record more or less would show in it. "
+                "Use zero-out, or run with neighbours=ADD_REMOVE."
             )
         adjacency = replace(stored, group=group, neighbours=relation)
         adjacency.check_records(records)

@@ -166,6 +166,10 @@ class Trial(ComposableStep):
     def basis(self) -> Basis:
         return "published" if self.accounting == "published" else "proved"
 
+    @property
+    def charged_for_groups(self) -> bool:
+        return self.basis == "proved"
+
     def rdp(self, orders: Array) -> Array:
         """The Rényi divergence of one step at each order, by its `accounting`."""
         bounds = {"per-trial": per_trial, "per-acceptance": per_acceptance, "published": published}

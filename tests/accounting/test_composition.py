@@ -1,17 +1,23 @@
-"""group= and neighbours=: every kind of plan, the group property, and what is refused."""
+"""Composition of steps: RDP or dominating pairs, groups and replacement, and questions that raise."""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 
 import hush
 from hush.accounting import attacker, composition
 from hush.accounting.attacker import Attacker
 from hush.accounting.calibrate import max_rate, max_steps
-from hush.accounting.epsilon import compose, delta
+from hush.accounting.composition import delta_upper, delta_uppers, epsilon_upper, requires_rdp
+from hush.accounting.epsilon import charged, compose, delta
+from hush.accounting.mechanism import mechanism
+from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant, analytic_gaussian
-from hush.accounting.steps import SampledGaussian
+from hush.accounting.selective import Trial
+from hush.accounting.steps import ComposableStep, SampledGaussian, SampledNoise
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import Adjacency
 
@@ -76,8 +82,8 @@ def test_without_sampling_the_shift_is_multiplied(change: Adjacency, shift: int)
 
 
 def test_pairs_do_not_wait_for_the_group_property() -> None:
-    for charged in (GAUSSIAN, PLANS[2]):
-        bound = hush.epsilon(charged, 10, 1e-5, group=3, neighbours=REPLACE).epsilon
+    for paired in (GAUSSIAN, PLANS[2]):
+        bound = hush.epsilon(paired, 10, 1e-5, group=3, neighbours=REPLACE).epsilon
         assert bound.upper - bound.lower < 2e-3
 
 
@@ -145,13 +151,6 @@ def test_other_bad_questions_are_refused() -> None:
         Adjacency(group=4).check_records(3)
 
 
-def test_votes_under_laplace_noise_are_refused_for_groups() -> None:
-    assert hush.epsilon(VOTES, 10, 1e-5).epsilon.upper > 0
-    for change in (Adjacency(group=2), Adjacency(group=1, neighbours=REPLACE)):
-        with pytest.raises(Unproved, match="Gaussian noise"):
-            compose({VOTES: 10}, 1e-5, None, change)
-
-
 def test_ledgers_charge_groups_and_know_how_many_records_there_are() -> None:
     ledger = hush.Ledger()
     ledger.charge(GAUSSIAN, run="run", step=1, release="0" * 64, records=50)
@@ -191,3 +190,106 @@ def test_what_is_no_adjacency_is_refused_with_one(
     said = rf'adjacency={wrong!r} must be an Adjacency, .*hush\.Adjacency\(neighbours="replace"\)'
     with pytest.raises(InvalidValue, match=said):
         ask(wrong)
+
+
+@dataclass(frozen=True)
+class _Disclosure(ComposableStep):
+    """A step that declares no more than it must: it publishes the record."""
+
+    @property
+    def participation(self) -> float:
+        return 1.0
+
+    @property
+    def unsampled(self) -> "_Disclosure":
+        return self
+
+    def rdp(self, orders: Array) -> Array:
+        return np.full(len(orders), np.inf)
+
+
+def test_a_mechanism_without_a_known_pair_is_never_left_out_of_the_charge() -> None:
+    steps: dict[ComposableStep, int] = {SampledGaussian(0.1, 1.0): 1, SampledNoise(0.1, 1.0, 1.0): 1}
+    assert not requires_rdp(steps)
+    steps[_Disclosure()] = 1
+    assert requires_rdp(steps)
+    assert epsilon_upper(steps, 1e-5) == math.inf
+
+
+def test_sampled_laplace_and_selective_steps_compose() -> None:
+    """The RDP of subsampled Laplace noise is known at whole orders alone, that of trials at any."""
+    laplace = hush.Plan(
+        sampling=hush.Poisson(rate=0.1),
+        clipping=hush.Lp(p=1.0, norm=1.0),
+        noise=hush.Laplace(multiplier=5.0),
+    )
+    selective = hush.Plan(
+        sampling=hush.Poisson(rate=0.1),
+        clipping=hush.L2(norm=1.0),
+        noise=hush.Gaussian(multiplier=2.0),
+        release=hush.Selective(rate=0.1, clip=1.0, multiplier=1.0, test="mean"),
+    )
+    composed = compose({laplace: 20, selective: 20}, 1e-5).epsilon.upper
+    assert compose({selective: 20}, 1e-5).epsilon.upper < composed
+    # basic composition: epsilons and deltas add
+    assert composed < sum(compose({plan: 20}, 5e-6).epsilon.upper for plan in (laplace, selective))
+
+
+def test_deltas_at_many_epsilons_are_those_at_each() -> None:
+    """With a dominating pair beside the Rényi divergences, and without one."""
+    noise = hush.GeneralizedGaussian(beta=3.0, multiplier=3.0)
+    for clipping in (hush.L2(norm=1.0), hush.Lp(p=3.0, norm=1.0)):
+        plan = hush.Plan(sampling=hush.Poisson(rate=0.1), clipping=clipping, noise=noise)
+        steps, _ = charged({plan: 5}, 40, hush.Adjacency())
+        epsilons = [0.0, 0.3, 1.0, 2.0]
+        alone = [delta_upper(steps, epsilon) for epsilon in epsilons]
+        np.testing.assert_allclose(delta_uppers(steps, epsilons), alone, rtol=1e-3)
+        assert alone == sorted(alone, reverse=True)
+        assert alone[0] > 2 * alone[-1]
+
+
+PAIRED: dict[ComposableStep, int] = {SampledGaussian(0.1, 1.0): 3}
+TRIALS: dict[ComposableStep, int] = {Trial(SampledGaussian(0.1, 2.0), SampledGaussian(0.1, 3.0), 0.0): 3}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: epsilon_upper(PAIRED, 1e-5),
+        lambda: delta_upper(PAIRED, 1.0),
+        lambda: delta_uppers(PAIRED, [0.0, 1.0]),
+    ],
+)
+def test_rdp_composition_is_for_steps_without_a_dominating_pair(ask: Callable[[], object]) -> None:
+    with pytest.raises(InvalidValue, match="has a dominating pair"):
+        ask()
+
+
+@pytest.mark.parametrize("steps", [PAIRED, TRIALS])
+def test_epsilons_must_increase(steps: dict[ComposableStep, int]) -> None:
+    with pytest.raises(InvalidValue, match="increasing order"):
+        composition.delta_bounds(steps, Adjacency(), [1.0, 10.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("change", [Adjacency(group=2), Adjacency(neighbours=REPLACE)], ids=str)
+@pytest.mark.parametrize(
+    "charged",
+    [
+        VOTES,
+        plan(release=hush.BestOf(steps=4, mean=3.0)),
+        plan(release=replace(MEAN_TEST, accounting="published")),
+    ],
+    ids=str,
+)
+def test_a_change_without_a_proved_cost_is_refused(charged: hush.Plan, change: Adjacency) -> None:
+    assert hush.epsilon(charged, 1, 1e-5).epsilon.upper > 0
+    with pytest.raises(Unproved, match=r"no proved cost for group=.*ask for one record"):
+        compose({charged: 1}, 1e-5, None, change)
+    for step, count in mechanism(charged).components:
+        if not step.charged_for_groups:
+            for ask in (
+                lambda step=step, count=count: composition.epsilon_bound({step: count}, change, 1e-5),
+                lambda step=step, count=count: composition.delta_bounds({step: count}, change, [1.0]),
+            ):
+                with pytest.raises(Unproved, match="no proved cost"):
+                    ask()
