@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from architectures import ARCHITECTURES, Architecture, Options
-from hush.gradients.checks.losses import per_sample_loss
+from hush.gradients.losses import per_sample_loss
 from hush.gradients.recording import record
 from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.tape import GradientTape

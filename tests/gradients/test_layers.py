@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from hush.gradients.checks.losses import per_sample_loss
+from hush.gradients.losses import per_sample_loss
 from hush.gradients.recording import record
 from hush.gradients.rules import RULES
 from tests.gradients.oracle import check_tape, one_at_a_time

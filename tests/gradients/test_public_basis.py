@@ -76,27 +76,6 @@ def test_blocks_are_projections_of_each_record_alone(dtype: torch.dtype, entries
     assert visits.tolist() == [1] * len(x)
 
 
-def test_records_that_part_ways_are_all_there() -> None:
-    class Deciding(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            output = self.a(x) * self.b(x) if x.sum() > 0 else self.a(x) - self.b(x)
-            return torch.as_tensor(output)
-
-    torch.manual_seed(0)
-    model, x, y = Deciding(), torch.randn(6, 3), torch.randint(0, 2, (6,))
-    basis = basis_for(model)
-    gradients = one_at_a_time(model, LOSS, x, y, len(x))
-    restored = torch.full_like(gradients, torch.nan)
-    for rows, blocks in ProjectedTape(record(model, LOSS, x, y), basis).chunks(1):
-        for at, *parts in zip(torch.arange(6)[rows], *blocks.values(), strict=True):
-            restored[at] = basis.to_parameters(torch.cat(parts))
-    torch.testing.assert_close(restored, gradients)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_restoring_undoes_the_frame_and_drops_noise_within_the_subspaces(
     dtype: torch.dtype,

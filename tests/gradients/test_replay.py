@@ -11,7 +11,6 @@ import hush
 from hush.core.errors import PerformanceWarning, Unsupported
 from hush.core.parts import Clipping
 from hush.core.tape import ClippedSum
-from hush.gradients.checks.losses import PerSampleLoss, per_sample_loss
 from hush.gradients.cuda_graphs import captured_state
 from hush.gradients.cuda_graphs.cuda_graph import (
     CapturedGraph,
@@ -21,6 +20,7 @@ from hush.gradients.cuda_graphs.cuda_graph import (
 )
 from hush.gradients.cuda_graphs.padding import padded_size
 from hush.gradients.cuda_graphs.replay import Replay
+from hush.gradients.losses import PerSampleLoss, per_sample_loss
 from hush.gradients.recording import record
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -154,26 +154,6 @@ def test_where_a_replay_must_be_a_failed_capture_raises() -> None:
         Replay(Bag(), LOSS, hush.L2(norm=0.1), capture=refuse)(*bags(3))
 
 
-def test_a_model_that_reads_a_value_is_named() -> None:
-    class Reads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
-
-        def forward(self, rows: Tensor) -> Any:
-            return self.layer(rows if bool((rows < 9).all()) else -rows)
-
-    def wait(work: Callable[[], ClippedSum], *arguments: Any) -> Any:
-        work()
-        raise CaptureError("called a synchronizing CUDA operation")
-
-    batch = torch.randn(5, 4), torch.zeros(5).long()
-    with pytest.raises(Unsupported, match="reads a value of a record"):
-        Replay(Reads(), LOSS, hush.L2(norm=0.1), capture=wait)(*batch)
-    with pytest.raises(Unsupported, match="called a synchronizing"):
-        Replay(nn.Linear(4, 3), LOSS, hush.L2(norm=0.1), capture=wait)(*batch)
-
-
 def test_graphs_are_captured_anew_for_what_they_took_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
     captured = []
 
@@ -181,7 +161,6 @@ def test_graphs_are_captured_anew_for_what_they_took_as_given(monkeypatch: pytes
         captured.append(arguments)
         return run_again(*arguments)
 
-    attributes: dict[str, Any] = {"temperature": 1.0}
     layer = nn.Linear(4, 3)
     model, batch = nn.Sequential(layer), (torch.randn(5, 4), torch.zeros(5).long())
     clipping = hush.L2(norm=0.1)
@@ -189,7 +168,7 @@ def test_graphs_are_captured_anew_for_what_they_took_as_given(monkeypatch: pytes
     loss = per_sample_loss(weighed)
     assert isinstance(loss, PerSampleLoss)
     weighed = loss.loss
-    replay = Replay(model, loss, clipping, attributes=lambda: dict(attributes), capture=counted)
+    replay = Replay(model, loss, clipping, capture=counted)
 
     def captures() -> int:
         before = len(captured)
@@ -207,7 +186,7 @@ def test_graphs_are_captured_anew_for_what_they_took_as_given(monkeypatch: pytes
     assert captures() == 1
     layer.bias.requires_grad_(False)
     assert captures() == 1
-    attributes["temperature"] = 2.0
+    layer.temperature = 2.0  # type: ignore[assignment]
     assert captures() == 1
     weighed.weight = torch.tensor([1.0, 2.0, 3.0])
     assert captures() == 1
@@ -239,17 +218,16 @@ def test_what_a_graph_reads_is_known() -> None:
 
 
 def test_where_the_given_changes_all_the_time_nothing_is_captured_any_more() -> None:
-    attributes, captured = [0], []
+    model, captured = nn.Linear(4, 3), []
 
     def counted(*arguments: Any) -> Any:
         captured.append(arguments)
         return run_again(*arguments)
 
     replay = Replay(
-        nn.Linear(4, 3),
+        model,
         LOSS,
         hush.L2(norm=0.1),
-        attributes=lambda: list(attributes),
         required=False,
         capture=counted,
     )
@@ -257,7 +235,7 @@ def test_where_the_given_changes_all_the_time_nothing_is_captured_any_more() -> 
         warnings.simplefilter("always")
         for _ in range(40):
             replay(torch.randn(5, 4), torch.zeros(5).long())
-            attributes[0] += 1
+            model.in_features += 1
     assert ["changes again and again" in str(note.message) for note in noted] == [True]
     assert len(captured) < 20
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hush.gradients.forward.interception import Recording
-from hush.gradients.recording import record
+from hush.gradients.recording import Recording, record
 from hush.gradients.rules import RULES, Weight
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense

@@ -93,18 +93,6 @@ def test_a_step_trains_on_views() -> None:
     torch.testing.assert_close(before - after, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_views_that_mix_records_cannot_be_written() -> None:
-    model, (inputs, targets) = network(), batch()
-    memory = torch.zeros(3, 8, 8)
-
-    def remembering(image: Tensor) -> Tensor:
-        memory.add_(image)
-        return torch.stack([image, memory])
-
-    with pytest.raises(Unsupported, match="all records share"):
-        record(model, LOSS, inputs, targets, remembering)
-
-
 def test_flips_and_shifts_are_drawn_for_each_record() -> None:
     torch.manual_seed(0)
     image = torch.arange(2 * 6 * 6.0).view(1, 2, 6, 6).expand(40, -1, -1, -1)

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import LedgerError, Unsupported
-from hush.gradients.checks import module_state
-from hush.gradients.checks.module_state import ModuleState
 from hush.training.checks.released_weights import WeightsGuard
 from hush.training.step import PrivateStep
 
@@ -234,95 +232,6 @@ def test_buffers_that_forward_passes_change_for_all_records_alike_may_change() -
     assert step.spent(1e-5).epsilon.upper > 0
 
 
-class Keeping(Network):
-    """Keeps something once it is told to."""
-
-    def __init__(self, keep: Callable[[Any], object]) -> None:
-        super().__init__()
-        self.keep = keep
-        self.keeps = False
-        self.zero, self.none = 0.0, None
-
-    def forward(self, words: Tensor) -> Tensor:
-        scores = super().forward(words)
-        if self.keeps:
-            self.keep(self)
-        return scores
-
-
-def instead(model: Any) -> None:
-    del model.none
-    model.other = None
-
-
-@pytest.mark.parametrize(
-    ("kept", "keep"),
-    [
-        ("factor", lambda model: setattr(model, "factor", True)),  # equal to 1
-        ("factor", lambda model: setattr(model, "factor", 1.0)),
-        ("zero", lambda model: setattr(model, "zero", -0.0)),  # equal to 0.0
-        ("none", lambda model: setattr(model, "none", [1])),
-        ("other", lambda model: setattr(model, "other", 1)),
-        ("none, other", instead),
-        ("first.seen", lambda model: setattr(model.first, "seen", 3)),
-        ("offset", lambda model: model.offset.data.add_(1.0)),
-        ("offset", lambda model: setattr(model, "offset", torch.ones(4))),
-        ("norm.running_mean", lambda model: model.norm.running_mean.data.add_(1.0)),
-    ],
-)
-def test_what_a_forward_pass_keeps_is_noticed_in_a_later_step(
-    kept: str, keep: Callable[[Any], object]
-) -> None:
-    model = Keeping(keep)
-    state = ModuleState(model)
-    words = torch.randint(0, 10, (2, 5))
-    for _ in range(3):
-        state.begin()
-        model(words)
-        state.check()
-    model.keeps = True
-    state.begin()
-    model(words)
-    with pytest.raises(Unsupported, match=rf"the model keeps {kept} from"):
-        state.check()
-
-
-@pytest.mark.parametrize("buffers", [1, 4])
-@pytest.mark.parametrize(
-    "keep",
-    [
-        lambda model: model.offset.data.add_(1.0),
-        lambda model: model.offset.data.neg_(),  # of zeros: other bits
-        lambda model: setattr(model, "offset", torch.ones(4)),
-        lambda model: setattr(model, "offset", torch.zeros(1, 4)),
-        lambda model: setattr(model, "offset", torch.zeros(4, dtype=torch.int32)),
-        lambda model: setattr(model, "offset", None),
-    ],
-)
-def test_buffers_that_are_read_later_are_compared_with_what_they_were(
-    keep: Callable[[Any], object], buffers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # as on a GPU: a snapshot copies them there, and they are compared after the forward pass
-    monkeypatch.setattr(module_state, "read_later", lambda value, entries: value.numel() <= entries)
-    model: Any = Keeping(keep)
-    if buffers == 1:
-        model.norm, model.instance = nn.Identity(), nn.Identity()
-    state = ModuleState(model)
-    words = torch.randint(0, 10, (2, 5))
-    for shift in range(3):
-        model.offset = torch.full((4,), 1.0 * shift)  # between steps
-        state.begin()
-        before = state.before
-        model(words)
-        state.check()
-    model.offset = torch.zeros(4)
-    state.begin()
-    assert state.before == before  # a graph reads their numbers where they are
-    model.keep(model)
-    with pytest.raises(Unsupported, match="the model keeps offset from"):
-        state.check()
-
-
 def test_weights_that_are_loaded_before_the_first_step_can_be_adopted() -> None:
     """Nothing was charged yet: the ledger is not void."""
     torch.manual_seed(0)
@@ -350,7 +259,7 @@ def test_weights_that_are_loaded_before_the_first_step_can_be_adopted() -> None:
 def test_weights_of_two_precisions_are_recognised_under_autocast(where: str) -> None:
     """Autocast on a GPU takes the norms of bfloat16 weights in single precision."""
     model = nn.Sequential(nn.Linear(4, 3).bfloat16(), nn.Linear(3, 2)).to(where)
-    guard = WeightsGuard(model, ModuleState(model))
+    guard = WeightsGuard(model)
     versions, norms, _ = guard.read()
     with torch.autocast(where, torch.bfloat16):
         read_again = guard.read()

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import LedgerError, Unsupported
+from hush.core.errors import LedgerError
 from hush.core.plan import Plan
 from hush.core.randomness import Stream
 from hush.data.views import flips_and_shifts
+from hush.gradients.probe import Probed
 from hush.gradients.recording import record
 from hush.training.data import Batch
 from hush.training.step import PrivateStep
@@ -267,6 +268,7 @@ def test_one_record_moves_a_selective_test_by_its_clip(kind: type[nn.Module]) ->
     for present in (None, all_but(300, 299)):
         torch.manual_seed(3)
         step = step_of(kind(), plan, 300)
+        step.probed = Probed(one_by_one=kind is Guarded)
         trials = step.trials
         assert trials is not None
         parts = [(inputs, targets, present, None)]
@@ -401,32 +403,6 @@ def test_what_one_record_draws_moves_nobody_else_s_draws() -> None:
             sums.append(step.clipped_sum(batch).clone())
         # the slot is empty: whichever way what lies in it goes, the sum is of the others
         assert float((sums[0] - sums[1]).norm()) < 1e-5
-
-
-class Counting(nn.Module):
-    """Counts its calls before it decides: the ways would be counted, too."""
-
-    calls: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(6, 3)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls.add_(1)
-        return cast(Tensor, self.linear(x * 2 if (x[:, 0] > 50).all() else x))
-
-
-def test_how_many_ways_there_were_is_not_counted() -> None:
-    torch.manual_seed(0)
-    inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))
-    inputs[7, 0] = 100.0
-    step = step_of(Counting(), plan_of(), 20)
-    batch = next(step.batches((inputs, targets)))
-    with pytest.raises(Unsupported, match=r"inputs or buffers and then decides"):
-        step(batch)
-    assert not step.ledger.counts
 
 
 def test_what_is_said_of_rounding_does_not_depend_on_the_records() -> None:

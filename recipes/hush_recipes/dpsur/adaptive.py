@@ -187,15 +187,16 @@ class AdaptiveDescent:
         """Loss change of each step size along a direction, clipped per record and summed (sensitive)."""
         step, clip = self.step, self.settings.loss_clip
         total = torch.zeros(len(lengths), dtype=torch.float64, device=step.device)
-        with step.module_state.watch(), self._weights_restored() as restore:
+        with self._weights_restored() as restore:
             for part in self._full_batch.physical_batches(step.generator):
                 inputs, targets, present, _ = tree_map(part, step.to_device)
                 losses = []
                 for length in lengths:
                     self._shift(direction, length)
-                    step.module_state.rewind()
                     with own_randomness(step.generator, step.device):
-                        values = per_sample_losses(step.model, step.loss, inputs, targets)
+                        values = per_sample_losses(
+                            step.model, step.loss, inputs, targets, one_by_one=step.probed.one_by_one
+                        )
                     losses.append(values.double())
                     restore()
                 changes = clip_loss_changes(torch.stack(losses, 1), clip)

@@ -18,7 +18,7 @@ from hush.core.parts import SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.entrywise_clipping import clip_blocks, flat_rows
 from hush.gradients.precision import full_precision
-from hush.gradients.tape import BranchedTape, GradientTape, MaskedTape
+from hush.gradients.tape import GradientTape, MaskedTape
 from hush.gradients.terms import CHUNK_ENTRIES
 from hush.gradients.units import UnitTape
 
@@ -129,7 +129,7 @@ class PublicBasis:
 class ProjectedTape:
     """Per-sample gradients of a batch as coefficients in a public basis."""
 
-    tape: GradientTape | BranchedTape | MaskedTape | UnitTape
+    tape: GradientTape | MaskedTape | UnitTape
     basis: PublicBasis
 
     @property

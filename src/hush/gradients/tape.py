@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from hush.core.tape import CoordinateMask
-from hush.gradients.checks.data_dependence import SubBatch, gather_records
 from hush.gradients.entrywise_clipping import EntrywiseClipping
 from hush.gradients.joint import joint_norms, joint_sums
 from hush.gradients.precision import capturing_cuda_graph, full_precision, vector_norms
@@ -29,21 +28,14 @@ class GradientTape(EntrywiseClipping):
     device: torch.device
     unused_parameters: tuple[str, ...] = ()
     """Parameters on which no record's loss depends."""
-    reads_values: bool = False
-    """Whether the model read a value, by which records may branch differently."""
 
     @property
     def records(self) -> int:
         return next(iter(self.terms.values())).records
 
     def rounding_bounded(self, records: int) -> bool:
-        """Whether rounding of a sum over a number of records is at most `ROUNDING` of the clipping norm.
-
-        It is not for a model with data-dependent branches: its terms may differ from record to record,
-        and what is said of rounding must not tell which records there are.
-        """
-        bounded = all(term.rounding_bounded(records) for term in self.terms.values())
-        return bounded and not self.reads_values
+        """Whether rounding of a sum over a number of records is at most `ROUNDING` of the clip norm."""
+        return all(term.rounding_bounded(records) for term in self.terms.values())
 
     def norms(self, order: float) -> Tensor:
         """The per-sample gradient norms over all parameters.
@@ -159,78 +151,6 @@ class GradientTape(EntrywiseClipping):
             yield rows, gradients
 
 
-@dataclass(frozen=True, eq=False)
-class BranchedTape(EntrywiseClipping):
-    """Tapes of records that took different branches of the model; each has the shape of the batch."""
-
-    parts: list[tuple[SubBatch, GradientTape]]
-
-    @property
-    def records(self) -> int:
-        return sum(len(part.rows) for part, _ in self.parts)
-
-    @property
-    def device(self) -> torch.device:
-        return self.parts[0][1].device
-
-    @property
-    def reads_values(self) -> bool:
-        """Whether the model read a value: it did."""
-        return True
-
-    @property
-    def unused_parameters(self) -> tuple[str, ...]:
-        """Parameters on which no record's loss depends."""
-        first, *rest = (tape.unused_parameters for _, tape in self.parts)
-        return tuple(name for name in first if all(name in names for names in rest))
-
-    def rounding_bounded(self, records: int) -> bool:
-        """False: see `GradientTape.rounding_bounded`."""
-        return False
-
-    def norms(self, order: float) -> Tensor:
-        """The per-sample gradient norms over all parameters."""
-        return gather_records([(part, tape.norms(order)) for part, tape in self.parts])
-
-    def norms_by_parameter(self, order: float) -> dict[str, Tensor]:
-        """The per-sample gradient norms of each parameter: name -> (records,)."""
-        norms = [(part, tape.norms_by_parameter(order)) for part, tape in self.parts]
-        return {name: gather_records([(part, n[name]) for part, n in norms]) for name in norms[0][1]}
-
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """The sum over records of weight times gradient, by parameter name."""
-        sums = [tape.weighted_sum(part.spread(weights, tape.records)) for part, tape in self.parts]
-        return add_sums(sums)
-
-    def clamped_weighted_sum(
-        self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
-    ) -> dict[str, Tensor]:
-        """`weighted_sum` of gradients whose entries are clamped to +-limit, then masked."""
-        sums = []
-        for part, tape in self.parts:
-            own = part.spread(weights, tape.records), part.spread(limits, tape.records)
-            sums.append(tape.clamped_weighted_sum(*own, mask))
-        return add_sums(sums)
-
-    def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
-        """The materialised per-sample gradients, a few records at a time."""
-        for part, tape in self.parts:
-            for rows, gradients in tape.chunks(entries):
-                places = torch.arange(tape.records, device=tape.device)[rows]
-                in_chunk = torch.isin(part.places, places)
-                in_branch = torch.isin(places, part.places)
-                yield part.rows[in_chunk], {name: g[in_branch] for name, g in gradients.items()}
-
-    def zeros(self) -> dict[str, Tensor]:
-        """The sum over no records."""
-        return self.parts[0][1].zeros()
-
-    def tensors(self) -> Iterator[Tensor]:
-        """The tensors that the tapes hold in memory."""
-        for _, tape in self.parts:
-            yield from tape.tensors()
-
-
 def add_sums(sums: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """The sum of sums by parameter name."""
     first, *rest = sums
@@ -241,7 +161,7 @@ def add_sums(sums: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 class MaskedTape(EntrywiseClipping):
     """A tape of slots of which some are empty: their records add exactly zero to every sum."""
 
-    tape: GradientTape | BranchedTape
+    tape: GradientTape
     present: Tensor
     """Whether each slot holds a record."""
 
@@ -254,8 +174,7 @@ class MaskedTape(EntrywiseClipping):
         return self.tape.device
 
     def select(self, names: list[str]) -> "MaskedTape":
-        """The tape of a subset of the parameters; not for a model that branches."""
-        assert isinstance(self.tape, GradientTape)
+        """The tape of a subset of the parameters."""
         return MaskedTape(self.tape.select(names), self.present)
 
     def norms(self, order: float) -> Tensor:

@@ -1,21 +1,15 @@
 """Trees of tensors (tuples, lists and dictionaries), and calls of a model and of a loss with them."""
 
 import inspect
-import sys
 from collections import UserDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hush.core.errors import DataError, Unsupported
 from hush.core.value import with_article
-
-if TYPE_CHECKING:
-    from hush.gradients.sharding import ShardedModules
 
 Loss = Callable[[Any, Any], Tensor]
 """Outputs and targets of a batch to one value per record."""
@@ -74,47 +68,6 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, dict):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-
-
-value_readers: WeakSet[nn.Module] = WeakSet()
-"""Models that were seen to read a value of a record."""
-
-pass_watchers: "WeakKeyDictionary[nn.Module, Callable[[bool], None]]" = WeakKeyDictionary()
-"""What is called after each pass of a model, with whether it has read a value of a record."""
-
-sharded_models: "WeakKeyDictionary[nn.Module, ShardedModules]" = WeakKeyDictionary()
-"""Models that a step trains with parameters split over ranks (`fully_shard`)."""
-
-
-@contextmanager
-def watched_passes(model: nn.Module, watcher: Callable[[bool], None]) -> Iterator[None]:
-    """Context in which a watcher is called after each forward pass of a model, and no other is."""
-    before = pass_watchers.get(model)
-    pass_watchers[model] = watcher
-    try:
-        yield
-    finally:
-        del pass_watchers[model]
-        if before is not None:
-            pass_watchers[model] = before
-
-
-@contextmanager
-def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Context in which what `torch.compile` has compiled runs as it was written, so that it is recorded.
-
-    Compiled code would have been traced through the recording itself. A model that reads values is told,
-    if it asks, that it is being compiled: libraries then take no shortcuts by a value. (transformers
-    looks whether a mask masks anything: records with padding would take one pass and others another.)
-    """
-    compiler_loaded = "torch._dynamo" in sys.modules  # loading it takes seconds
-    with torch.compiler.set_stance("force_eager") if compiler_loaded else nullcontext():
-        before = torch.compiler._is_compiling_flag
-        torch.compiler._is_compiling_flag = before or model in value_readers
-        try:
-            yield
-        finally:
-            torch.compiler._is_compiling_flag = before
 
 
 def check_arguments(model: nn.Module, inputs: Any) -> None:

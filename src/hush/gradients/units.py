@@ -14,10 +14,7 @@ from torch import Tensor
 
 from hush.core.tape import CoordinateMask
 from hush.gradients.entrywise_clipping import EntrywiseClipping
-from hush.gradients.rules.embedding import RowFactors
-from hush.gradients.rules.linear import OuterFactors
-from hush.gradients.tape import BranchedTape, GradientTape, add_sums
-from hush.gradients.terms import Dense, Term
+from hush.gradients.tape import GradientTape, add_sums
 
 Reduction = Literal["mean", "sum"]
 """How the gradients of a unit's records make up the unit's own."""
@@ -75,7 +72,7 @@ class UnitTape(EntrywiseClipping):
 
 
 def unit_tape(
-    tape: GradientTape | BranchedTape, counts: Tensor, reduction: Reduction, present: Tensor | None
+    tape: GradientTape, counts: Tensor, reduction: Reduction, present: Tensor | None
 ) -> UnitTape:
     """The tape of the units that own a batch's records.
 
@@ -88,17 +85,16 @@ def unit_tape(
         reduction: a unit's gradient is the mean or the sum of its records'.
         present: which records are there; the others count for nothing, in the mean neither.
     """
-    whole = tape if isinstance(tape, GradientTape) else _concatenate(tape)
-    occupied = torch.ones(whole.records, dtype=torch.bool, device=whole.device)
+    occupied = torch.ones(tape.records, dtype=torch.bool, device=tape.device)
     if present is not None:
         occupied = present
-        whole = whole.mask_records(present)
+        tape = tape.mask_records(present)
     parts, start = [], 0
     values, units = counts.unique_consecutive(return_counts=True)
     for count, number in zip(values.tolist(), units.tolist(), strict=True):
         rows = slice(start, start + count * number)
         scale = _scale(occupied[rows].unflatten(0, (-1, count)), reduction).flatten()
-        own = whole.take(rows)
+        own = tape.take(rows)
         parts.append(own if count == 1 else own.of_units(count, scale))
         start = rows.stop
     return UnitTape(parts)
@@ -109,26 +105,3 @@ def _scale(occupied: Tensor, reduction: Reduction) -> Tensor:
     if reduction == "sum":
         return occupied.double()
     return occupied.double() / occupied.sum(1, keepdim=True).clamp(min=1)
-
-
-def _concatenate(tape: BranchedTape) -> GradientTape:
-    """One tape for records that took different branches, in their order in the batch."""
-    order = torch.cat([part.rows for part, _ in tape.parts]).argsort()
-    own = [branch.take(part.places) for part, branch in tape.parts]
-    terms = {name: _stack([branch.terms[name] for branch in own]).take(order) for name in own[0].terms}
-    return GradientTape(terms, tape.device, tape.unused_parameters, reads_values=True)
-
-
-def _stack(terms: list[Term]) -> Term:
-    """The records of several terms of one parameter, one after another."""
-    outer = [term for term in terms if isinstance(term, OuterFactors)]
-    if len(outer) == len(terms) and len({term.left.shape[1] for term in outer}) == 1:
-        left, right = torch.cat([t.left for t in outer]), torch.cat([t.right for t in outer])
-        return OuterFactors(left, right, outer[0].shape)
-    rows = [term for term in terms if isinstance(term, RowFactors)]
-    if len(rows) == len(terms) and len({term.index.shape[1] for term in rows}) == 1:
-        index, right = (
-            torch.cat(part) for part in zip(*((t.index, t.right) for t in rows), strict=True)
-        )
-        return RowFactors(index, right, rows[0].shape)
-    return Dense(torch.cat([term.dense() for term in terms]))

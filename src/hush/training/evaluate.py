@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.core.errors import DataError
-from hush.gradients.checks.losses import CLASS_LOSSES, PerSampleLoss, per_sample_loss
+from hush.gradients.losses import CLASS_LOSSES, PerSampleLoss, per_sample_loss
 from hush.gradients.tree import Loss, call_model, tree_leaves, tree_map
 from hush.training.data import Batch, Data, count, describe_record
 

@@ -7,7 +7,7 @@ import torch
 
 from hush.clipping.norms import L2
 from hush.core.errors import InvalidValue, Unsupported
-from hush.gradients.recording import record
+from hush.gradients.probe import buffers_restored
 from hush.gradients.tree import call_model, tree_map
 from hush.training.data import Batch
 from hush.training.phases.clipped_sum import occupied_tape
@@ -83,7 +83,7 @@ class StepMetrics(Mapping[str, float]):
         """
         check_sensitive([name])
         self._check_newest(name)
-        with self._step.module_state.preserved():
+        with buffers_restored(self._step.model, self._step.probed.changing_buffers):
             return _SENSITIVE[name](self._step, self._batch)
 
     def _check_newest(self, name: str) -> None:
@@ -188,7 +188,7 @@ def _clipped_share(step: PrivateStep, batch: Batch) -> float:
     for part in batch:
         inputs, targets, present, counts = tree_map(part, step.to_device)
         with torch.random.fork_rng(devices):
-            tape = record(step.model, step.loss, inputs, targets, step.views)
+            tape = step.record(inputs, targets)
             norms = occupied_tape(tape, step.units, present, counts).norms(2.0)
         clipped, units = clipped + int((norms > clipping.norm).sum()), units + len(norms)
     return clipped / max(1, units)

@@ -78,7 +78,7 @@ class PrivateStep(NoisyMeanStep):
             with self.gathering():
                 held = held_slots(data) > 0
                 physical_batch, bounded = probe_batch(self, data) if held else (1, True)
-            changing = held and self.module_state.changing
+            changing = held and bool(self.probed.changing_buffers)
             said = self.processes.exchange("the probe", [bounded, held, changing])
             self.rounding_bounded = all(bounded for bounded, _, _ in said)
             check_state_advances(

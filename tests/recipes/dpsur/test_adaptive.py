@@ -171,7 +171,7 @@ def test_trials_of_step_sizes_leave_the_released_weights(
     before = [parameter.clone() for parameter in run.step.model.parameters()]
     direction = torch.ones(10, dtype=torch.float64)
     if fails:
-        monkeypatch.setattr(adaptive, "per_sample_losses", lambda *_: 1 / 0)
+        monkeypatch.setattr(adaptive, "per_sample_losses", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run.loss_changes(direction, [1.0, 0.0])
     else:

@@ -697,7 +697,7 @@ def test_shards_go_on_where_one_process_was() -> None:
         ("train", "of rank 0, which holds a part of the weights"),
         ("override", "CanaryStep, which overrides clip_physical_batch, with parameters"),
         ("state_dict", "sharded_checkpoint on every rank"),
-        ("branch", "branches on a value, and its parameters are sharded"),
+        ("branch", "torch.vmap cannot run the model"),
         ("derived", "derives a value from its parameters alone"),
         ("no records", "rank 1 holds 0 records, and the parameters are sharded"),
     ],

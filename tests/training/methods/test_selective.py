@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import hush
 from hush.accounting.ledger import Ledger
 from hush.core.errors import InvalidPlan, InvalidValue, LedgerError
+from hush.gradients.probe import Probed
 from hush.training.checks.rehearsal import Snapshot
 from hush.training.data import Batch
 from hush.training.methods.selective import Trials
@@ -412,6 +413,7 @@ def test_a_record_does_not_decide_for_the_others() -> None:
     chosen = plan(test="summed", clip=0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     step = hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, chosen, records=RECORDS)
+    step.probed = Probed(one_by_one=True)
     trials = step.trials
     assert trials is not None
     x, y = torch.randn(20, 5).double(), torch.randint(0, 3, (20,))

@@ -17,7 +17,7 @@ from hush.core.guarantee import Guarantee
 from hush.core.plan import Plan
 from hush.core.tape import ClippedSum, CoordinateMask
 from hush.core.value import check_count
-from hush.gradients.checks.losses import per_sample_loss
+from hush.gradients.losses import per_sample_loss
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import CHUNK_ENTRIES, Dense

@@ -20,15 +20,19 @@ def signature(value: Any) -> Any:
     return repr(value)
 
 
+_PLAIN = frozenset((bool, int, float, str))
+
+
 def given(model: nn.Module, loss: Any) -> tuple[Any, ...]:
-    """What a captured graph takes as given, apart from the modules' attributes."""
+    """What a captured graph takes as given."""
     criterion = getattr(loss, "loss", loss)
     modules = submodules(model) + (submodules(criterion) if isinstance(criterion, nn.Module) else [])
     own = [table for m in modules for table in (m._parameters, m._buffers) if table]
     values = [value for table in own for value in table.values() if value is not None]
     backends = torch.backends
     return (
-        [(id(module), module.training, id(module.__dict__.get("forward"))) for module in modules],
+        [(id(module), id(module.__dict__.get("forward"))) for module in modules],
+        [value for module in modules for value in module.__dict__.values() if type(value) in _PLAIN],
         [(value.data_ptr(), value.requires_grad) for value in values],
         replaced_generators(),
         torch.is_autocast_enabled("cuda"),

@@ -35,8 +35,6 @@ _MOST_GRAPHS = 64
 _MOST_CHANGES = 16
 """Changes of what the graphs take as given after which capturing them costs more than they save."""
 
-_READS_VALUES = " (the model reads a value of a record, for which it waits)"
-
 Capture = Callable[..., CapturedGraph[Any]]
 
 
@@ -48,10 +46,11 @@ class Replay:
     whose gradient is not finite, or whose ghost norm would be recomputed, and one of a shape that could
     not be captured. See docs/guarantees/tape.md, 8.
 
-    Graphs are captured anew when a parameter or buffer has moved, is frozen or is unfrozen, a module
-    changes between training and evaluation, autocast or a precision that torch allows is changed, or
-    what `attributes` gives. Other changes to what forward() does, such as a global that it reads, are
-    not seen. What the model draws on the GPU, and sampled coordinates, are drawn anew in every replay.
+    Graphs are captured anew when a parameter or buffer moves, is frozen or unfrozen, when autocast or an
+    allowed precision changes, or when a number, string or truth value in an attribute of a module does
+    (training mode, a dropout probability). Other changes to what forward() does, such as a global,
+    are not seen. Random numbers that the model draws on the GPU, and sampled coordinates, are
+    fresh in every replay.
     """
 
     def __init__(
@@ -63,8 +62,6 @@ class Replay:
         *,
         most_records: int | None = None,
         required: bool = True,
-        attributes: Callable[[], object] = lambda: None,
-        before_forward: Callable[[], None] = lambda: None,
         capture: Capture = capture_graph,
     ) -> None:
         """Replay of a model's clipped sums, before anything is captured.
@@ -76,8 +73,6 @@ class Replay:
             views: of each record, whose mean gradient is clipped.
             most_records: physical batch: no batch is padded beyond it.
             required: raise where a batch cannot be captured; otherwise warn once and do without.
-            attributes: contents of the modules' attributes, which forward() may read.
-            before_forward: called before forward() is, as it is not in a replay.
             capture: makes graphs.
         """
         self._model = model
@@ -89,8 +84,6 @@ class Replay:
         self._materialise = _every_coordinate if isinstance(clipping, (Linf, L2Linf)) else None
         self._most_records = most_records
         self._required = required
-        self._attributes = attributes
-        self._before_forward = before_forward
         self._capture_graph = capture
         self._graphs: dict[Any, BatchGraph | None] = {}
         # one after the other, the graphs share their memory
@@ -195,7 +188,6 @@ class Replay:
         self, inputs: Any, targets: Any, present: Tensor, mask: CoordinateMask | None
     ) -> ClippedSum:
         """The clipped sum without a graph, of a batch that is padded already."""
-        self._before_forward()
         tape = record(self._model, self._loss, inputs, targets, self._views)
         return self._clipping.clip(MaskedTape(tape, present), mask)
 
@@ -221,14 +213,12 @@ class Replay:
         present = torch.ones(size, device=device, dtype=torch.bool)
         if self._finite is None:
             self._finite = torch.ones((), device=device, dtype=torch.bool)
-        all_finite, reads_values = self._finite, False
+        all_finite = self._finite
         before = all_finite.clone()  # of replays of this step that nobody has asked about yet
 
         def work() -> ClippedSum:
             """The clipped sum, zero where a gradient or what an empty slot holds is not finite."""
-            nonlocal reads_values
             tape = record(self._model, self._loss, rows, labels, self._views)
-            reads_values = reads_values or tape.reads_values
             clipped = self._clipping.clip(MaskedTape(tape, present), mask)
             total = {name: part.contiguous() for name, part in clipped.total.items()}
             # an empty slot is not skipped, and what it holds times a weight of 0 may not be finite
@@ -239,12 +229,11 @@ class Replay:
                 part.masked_fill_(~finite, 0.0)
             return replace(clipped, total=total)
 
-        self._before_forward()
         try:
             captured = self._capture_graph(work, self._memory(), generator)
         except CaptureError as error:
             self._pool = None
-            self._explain(f"{error}{_READS_VALUES if reads_values else ''}")
+            self._explain(str(error))
             return None
         finally:
             all_finite.copy_(before)
@@ -275,7 +264,7 @@ class Replay:
     def _forget_if_changed(self) -> None:
         """Drop all graphs if something that they take as given has changed."""
         unconfirmed, self._unconfirmed = self._unconfirmed, False
-        now = (*given(self._model, self._loss), self._generator, self._attributes())
+        now = (*given(self._model, self._loss), self._generator)
         if now == self._given:
             return
         if unconfirmed:

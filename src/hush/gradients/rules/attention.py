@@ -18,7 +18,7 @@ from torch.autograd.graph import Node
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from hush.gradients.forward.interception import Recording
+    from hush.gradients.recording import Recording
 
 _FUSED = "ScaledDotProduct"
 """How autograd's names of the fused kernels' backward passes begin."""

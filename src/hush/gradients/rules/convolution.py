@@ -32,7 +32,7 @@ from hush.gradients.terms import (
 )
 
 if TYPE_CHECKING:
-    from hush.gradients.forward.interception import Recording
+    from hush.gradients.recording import Recording
     from hush.gradients.rules import Weight
 
 

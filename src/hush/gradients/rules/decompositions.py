@@ -8,7 +8,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from hush.gradients.forward.interception import Recording
+    from hush.gradients.recording import Recording
 
 
 def bilinear(

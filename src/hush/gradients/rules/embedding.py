@@ -31,7 +31,7 @@ from hush.gradients.terms import (
 )
 
 if TYPE_CHECKING:
-    from hush.gradients.forward.interception import Recording
+    from hush.gradients.recording import Recording
     from hush.gradients.rules import Weight
 
 _ROW_CHUNK = {"cpu": 2**17, "cuda": 2**28}

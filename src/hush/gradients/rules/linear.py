@@ -46,7 +46,7 @@ from hush.gradients.terms import (
 )
 
 if TYPE_CHECKING:
-    from hush.gradients.forward.interception import Recording
+    from hush.gradients.recording import Recording
     from hush.gradients.rules import Weight
 
 MATERIALISE_RATIO = {"cpu": 2.0, "cuda": 0.5}

@@ -15,7 +15,7 @@ from hush.gradients.products import uses_kernels
 from hush.gradients.terms import Dense
 
 if TYPE_CHECKING:
-    from hush.gradients.forward.interception import Recording
+    from hush.gradients.recording import Recording
     from hush.gradients.rules import Weight
 
 _Backward = tuple[Tensor | None, ...]

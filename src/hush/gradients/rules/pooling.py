@@ -10,7 +10,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from hush.gradients.forward.interception import Recording
+    from hush.gradients.recording import Recording
 
 _CHANNELS = 4
 """Channels from which on the changes of order take less time than they save."""

@@ -20,7 +20,7 @@ from hush.gradients.rules.lstm_scan import LSTMScan, by_record
 from hush.gradients.terms import Dense
 
 if TYPE_CHECKING:
-    from hush.gradients.forward.interception import Recording
+    from hush.gradients.recording import Recording
     from hush.gradients.rules import Weight
 
 _CUDNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}

@@ -4,22 +4,21 @@ Made-up records take the place of private ones, so that the answers are function
 and public shapes: docs/guarantees/tape.md, 10.
 """
 
+import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
 
-from hush.core.errors import DataError, Unsupported
-from hush.gradients.checks.host_randomness import check_own_generators
-from hush.gradients.checks.isolation import check_independent_losses
-from hush.gradients.checks.losses import criterion_of
-from hush.gradients.forward.checkpointing import CheckpointCall, checkpoints_replaced
-from hush.gradients.recording import record
-from hush.gradients.tape import BranchedTape, GradientTape
+from hush.core.errors import DataError, PrivacyWarning, Unsupported
+from hush.gradients.losses import criterion_of
+from hush.gradients.probe import buffers_restored, probe
+from hush.gradients.recording import uncompiled
+from hush.gradients.tape import GradientTape
 from hush.gradients.tree import (
     Loss,
     call_model,
@@ -28,10 +27,9 @@ from hush.gradients.tree import (
     local_shard,
     tree_leaves,
     tree_map,
-    uncompiled,
 )
 from hush.gradients.units import unit_tape
-from hush.training.data import Data, count, made_up_record, pair_of, take
+from hush.training.data import Data, count, pair_of, take
 
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
@@ -42,11 +40,6 @@ _HOST_MEMORY = 2**27
 
 Measured in docs/results/step.md.
 """
-_DRAWS = 20
-"""Trials of a model that branches, which may do so by chance: dropped with probability 1/2, a layer is
-left out for two records in all of them once in 10**12 times."""
-_BRANCHING = 64
-"""Physical batch of models that branch on a value: two records do not tell what others take."""
 
 
 def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
@@ -55,11 +48,7 @@ def probe_batch(step: "PrivateStep", data: Data) -> tuple[int, bool]:
     Raises if the model and loss cannot be trained privately on the data. Where the model does not take
     made-up records, two of the data's decide. What passes change is as it was before.
     """
-    with step.module_state.preserved():
-        found = _probe_records(step, data)
-        if step.module_state.changing:
-            _probe_zero_record(step, data)
-    return found
+    return _probe_records(step, data)
 
 
 def _probe_records(step: "PrivateStep", data: Data) -> tuple[int, bool]:
@@ -68,19 +57,16 @@ def _probe_records(step: "PrivateStep", data: Data) -> tuple[int, bool]:
             "the step is inside torch.inference_mode(), where there are no gradients to clip. Train "
             "outside of it."
         )
-    check_own_generators(step.model)
     _check_weights(step)
     check_some_number(data)
     records = tree_map(take(data, torch.arange(min(2, count(data)))), step.to_device)
     check_arguments(step.model, records[0])
     devices = [step.device] if step.device.type == "cuda" else []
-    with uncompiled(step.model), torch.random.fork_rng(devices):
+    with uncompiled(), torch.random.fork_rng(devices):
         inputs, targets = stand_ins(*records)
         try:
             tape = _checked_tape(step, inputs, targets)
-            # what is not finite cannot be compared, and a branch may have been left out
-            unused = _unused_parameters(step, inputs, targets, tape)
-            usable = bool(tape.norms(2.0).isfinite().all()) and not unused
+            usable = bool(tape.norms(2.0).isfinite().all())  # what is not finite cannot be compared
         except Unsupported:
             raise
         except Exception:  # whatever the model raises for an input that it does not take
@@ -88,12 +74,15 @@ def _probe_records(step: "PrivateStep", data: Data) -> tuple[int, bool]:
         if not usable:
             inputs, targets = records
             tape = _checked_tape(step, inputs, targets)
-            unused = _unused_parameters(step, inputs, targets, tape)
-        if unused:
+        if step.probed.unused:
+            unused = step.probed.unused
             more = f" and {len(unused) - 3} others" if len(unused) > 3 else ""
-            raise Unsupported(
-                f"the loss does not depend on {', '.join(unused[:3])}{more}: noise alone would move "
-                "what it does not use. Freeze that with requires_grad_(False), or use it in forward()."
+            warnings.warn(
+                f"the loss does not depend on {', '.join(unused[:3])}{more} for synthetic records: a "
+                "parameter that it never reaches receives noise only. Freeze it with "
+                "requires_grad_(False), or use it in forward().",
+                PrivacyWarning,
+                stacklevel=2,
             )
         check_labels(step.model, criterion_of(step.loss), _one_view(step, inputs, targets)[0], data)
         if step.sharded is not None and step.processes is not None:
@@ -107,28 +96,12 @@ def _probe_records(step: "PrivateStep", data: Data) -> tuple[int, bool]:
     if step.processes is not None:  # an unfilled one, and a sum, of each rank
         batches += 2 * step.processes.size
     running = batches * slots * 2.0**-52 <= step.rounding / 8
-    bounded = running and tape.rounding_bounded(together)
+    bounded = running and tape.rounding_bounded(together) and not step.probed.one_by_one
     if step.units is not None and per_unit > 1 and tape.records == 2:
         # units of more records are materialised where these are, or kept in the same form
         pair = unit_tape(tape, torch.tensor([2]), step.units.reduction, None)
         bounded = bounded and pair.rounding_bounded(together)
     return physical, bounded
-
-
-def _probe_zero_record(step: "PrivateStep", data: Data) -> None:
-    """Raise if the model does not take the record of zeros that moves its state on in every step."""
-    inputs, targets = tree_map(made_up_record(data), step.to_device)
-    devices = [step.device] if step.device.type == "cuda" else []
-    try:
-        with uncompiled(step.model), torch.random.fork_rng(devices):
-            record(step.model, step.loss, inputs, targets, step.views)
-    except Exception as error:
-        names = ", ".join(sorted(step.module_state.changing_names())[:3])
-        raise Unsupported(
-            f"the model changes {names} in its forward passes, and fails for a record of zeros "
-            f"({error}): one moves that on in every step, so that it does not tell how many were drawn. "
-            "Let it take one, or keep no state."
-        ) from error
 
 
 @torch.no_grad()
@@ -143,17 +116,16 @@ def _check_weights(step: "PrivateStep") -> None:
             )
 
 
-def _checked_tape(step: "PrivateStep", inputs: Any, targets: Any) -> GradientTape | BranchedTape:
-    """Tape of one or two records, after checks that the model keeps them apart."""
-    tape: GradientTape | BranchedTape = step.module_state.probe(
-        partial(record, step.model, step.loss, views=step.views), inputs, targets
-    )
-    if step.trials is not None:
-        step.trials.probe(inputs, targets)
-    if tape.records == 2:
-        one_view = _one_view(step, inputs, targets)
-        check_independent_losses(step.model, step.loss, *one_view, step.module_state.preserved)
-    return tape
+def _checked_tape(step: "PrivateStep", inputs: Any, targets: Any) -> GradientTape:
+    """Tape of one or two records, after the probe of the model."""
+    if len(next(tree_leaves(inputs))) == 2:
+        sharded = None if step.sharded is None else step.sharded.modules
+        step.probed = probe(step.model, step.loss, inputs, targets, step.views, sharded=sharded)
+        step._weights.may_change = frozenset(step.probed.changing_buffers)
+        if step.trials is not None:
+            step.trials.probe(inputs, targets)
+    with buffers_restored(step.model, step.probed.changing_buffers):
+        return step.record(inputs, targets)
 
 
 def _one_view(step: "PrivateStep", inputs: Any, targets: Any) -> tuple[Any, Any]:
@@ -166,24 +138,8 @@ def _one_view(step: "PrivateStep", inputs: Any, targets: Any) -> tuple[Any, Any]
     return tree_map(expanded[0], lambda value: value[::count]), targets
 
 
-def _unused_parameters(
-    step: "PrivateStep", inputs: Any, targets: Any, tape: GradientTape | BranchedTape
-) -> list[str]:
-    """Parameters that the loss does not depend on, whatever is drawn: layer drop leaves out others."""
-    unused = list(tape.unused_parameters)
-    for _ in range(_DRAWS if tape.reads_values else 0):
-        if unused:
-            other = record(step.model, step.loss, inputs, targets, step.views)
-            unused = [name for name in unused if name in other.unused_parameters]
-    return unused
-
-
-def _physical_batch(
-    step: "PrivateStep", inputs: Any, targets: Any, tape: GradientTape | BranchedTape
-) -> int:
+def _physical_batch(step: "PrivateStep", inputs: Any, targets: Any, tape: GradientTape) -> int:
     """Records that fit into memory at once, if that does not depend on the records."""
-    if tape.reads_values:
-        return _BRANCHING
     if step.views is not None:
         inputs, targets = expand_views(step.views, inputs, targets)
     return records_that_fit(step.model, step.loss, inputs, targets, tape)
@@ -266,9 +222,7 @@ def check_some_number(data: Data) -> None:
             )
 
 
-def records_that_fit(
-    model: nn.Module, loss: Loss, inputs: Any, targets: Any, tape: GradientTape | BranchedTape
-) -> int:
+def records_that_fit(model: nn.Module, loss: Loss, inputs: Any, targets: Any, tape: GradientTape) -> int:
     """Records to work on at once, from the memory that these few keep between forward and backward."""
     limit = memory_limit(next(model.parameters()).device)
     factors = sum(value.untyped_storage().nbytes() for value in tape.tensors())
@@ -286,31 +240,31 @@ def memory_limit(device: torch.device) -> int:
 
 
 def activations(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> int:
-    """Bytes that a plain forward pass keeps for its backward pass.
-
-    Of segments that are recomputed (gradient checkpointing): their arguments, and what the largest one
-    keeps.
-    """
+    """Bytes that a plain forward pass keeps for its backward pass, without gradient checkpointing."""
     weights = {local_shard(value).untyped_storage().data_ptr() for value in model.parameters()}
     kept: dict[int, int] = {}
-    recomputed: list[dict[int, int]] = [{}]
 
-    def note(sizes: dict[int, int], value: Tensor) -> Tensor:
+    def note(value: Tensor) -> Tensor:
         storage = value.untyped_storage()
         if storage.data_ptr() not in weights:
-            sizes[storage.data_ptr()] = storage.nbytes()
+            kept[storage.data_ptr()] = storage.nbytes()
         return value
 
-    def noted(sizes: dict[int, int]) -> AbstractContextManager[None]:
-        return saved_tensors_hooks(partial(note, sizes), lambda value: value)
-
-    def segment(call: CheckpointCall) -> AbstractContextManager[None]:
-        for value in call.tensors():
-            note(kept, value)
-        recomputed.append({})
-        return noted(recomputed[-1])
-
-    with noted(kept), checkpoints_replaced(segment):
+    with _SavedTensors(note):
         values = loss(call_model(model, inputs), targets)
     del values
-    return sum(kept.values()) + max(sum(sizes.values()) for sizes in recomputed)
+    return sum(kept.values())
+
+
+class _SavedTensors(TorchFunctionMode):
+    """Torch function mode that notes what autograd saves, also inside of checkpointed segments."""
+
+    def __init__(self, note: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with saved_tensors_hooks(self._note, lambda value: value):
+            return func(*args, **(kwargs or {}))

@@ -4,6 +4,7 @@ A batch norm that runs on records in training mode between two steps, or after t
 and variance, which are released with the weights, without noise.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping, Set
 from typing import Any, NamedTuple, NoReturn
 
@@ -11,8 +12,7 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import LedgerError
-from hush.gradients.checks.attribute_contents import AttributeReader, Content
-from hush.gradients.forward.module_tree import ModuleTree
+from hush.gradients.module_tree import ModuleTree
 from hush.gradients.tree import local_shard
 
 _MOST_ENTRIES = 4096
@@ -31,7 +31,7 @@ class Version(NamedTuple):
     address: int
     writes: int | None
     """None: they are not counted."""
-    content: Content
+    content: bytes
 
     def is_of(self, value: Tensor) -> bool:
         """Whether it is this buffer, and torch has counted no writes since."""
@@ -84,7 +84,17 @@ def _version(value: Tensor, before: Version | None) -> Version:
     if before is not None and before.is_of(value):
         return before
     writes = None if value.is_inference() else value._version
-    return Version(value, _address(value), writes, AttributeReader(None, False, set()).content(value))
+    return Version(value, _address(value), writes, _digest(value))
+
+
+@torch.no_grad()
+def _digest(value: Tensor) -> bytes:
+    """Digest of a buffer's numbers."""
+    if value.layout is not torch.strided or value.is_meta:
+        return b""
+    real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+    numbers = real.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.sha256(f"{value.shape} {value.dtype}".encode() + numbers.tobytes()).digest()
 
 
 def _address(value: Tensor) -> int:

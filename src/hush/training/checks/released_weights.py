@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from hush.accounting.ledger import Ledger
 from hush.core.errors import LedgerError, PrivacyWarning
-from hush.gradients.checks.module_state import ModuleState
-from hush.gradients.forward.module_tree import ModuleTree
+from hush.gradients.module_tree import ModuleTree
 from hush.gradients.tree import local_shard
 from hush.training.checks.released_buffers import (
     Buffers,
@@ -47,14 +46,14 @@ steps on one ledger train a model in turns, each charge covers what the others g
 class WeightsGuard:
     """Recognises weights and buffers that were changed by no private step, where nothing is charged.
 
-    Buffers that forward passes change in a way that does not depend on a record (`module_state` knows
-    which) may change.
+    Buffers that forward passes change in a way that does not depend on a record may change.
     """
 
-    def __init__(self, model: nn.Module, module_state: ModuleState) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._tree = ModuleTree(model)
-        self._module_state = module_state
+        self.may_change: frozenset[str] = frozenset()
+        """Names of such buffers."""
         self._accepted = self._read(None)
 
     @property
@@ -85,14 +84,13 @@ class WeightsGuard:
             reading: of the model when the step began, to be compared once the GPU has done other work
                 too; None: as it is now.
         """
-        self._module_state.check_left()
         now = reading or self.read()
         other = _ACCEPTED.get(self._model, {}).get(ledger.identity)
         changed: set[str] | None = None
         for accepted in (self._accepted, other):
             if accepted is not None and now.same_weights(accepted):
                 changed = changed_buffers(accepted.buffers, now.buffers)
-                if not changed or not (changed := changed - self._module_state.changing_names()):
+                if not changed or not (changed := changed - self.may_change):
                     self._accepted = accepted
                     return
         if changed is None:
@@ -121,13 +119,12 @@ class WeightsGuard:
         of a NaN are equal to themselves, stay on the device until they are compared, so that a step does
         not wait for what it has just moved.
         """
-        may_change = self._module_state.changing_names()
         values = [local_shard(value) for value in self._tree.parameters().values()]
         device = values[0].device.type
         cast = torch.is_autocast_enabled(device)  # it takes norms in other precisions
         with torch.autocast(device, enabled=False) if cast else nullcontext():
             norms = torch._foreach_norm(values)
-            buffers = read_buffers(self._tree, before, may_change)
+            buffers = read_buffers(self._tree, before, self.may_change)
         if len({norm.dtype for norm in norms}) > 1:
             norms = tuple(norm.double() for norm in norms)
         versions = [(value.data_ptr(), value._version) for value in values]

@@ -23,7 +23,7 @@ from hush.core.parts import Always, SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.sharding import ShardedModules
 from hush.gradients.tape import GradientTape, MaskedTape
-from hush.gradients.tree import local_shard, sharded_models
+from hush.gradients.tree import local_shard
 from hush.noise.gaussian import Gaussian
 from hush.training.distributed.group import Processes
 from hush.training.phases.private_gradient import fingerprint, split_like
@@ -154,7 +154,6 @@ def shard_parameters(step: "StepState", processes: Processes) -> ShardedParamete
     _check_parts(step)
     _check_placement(step.model, processes)
     modules = ShardedModules(step.model, processes.guarded)
-    sharded_models[step.model] = modules
     return ShardedParameters(modules, processes)
 
 

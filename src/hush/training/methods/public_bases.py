@@ -19,12 +19,12 @@ from hush.clipping.blocks import Principal
 from hush.core.errors import DataError, InvalidValue
 from hush.core.parts import Clipping
 from hush.core.randomness import RandomSource, seed_from
-from hush.gradients.checks.losses import per_sample_loss
 from hush.gradients.geometry import Geometry, geometry
+from hush.gradients.losses import per_sample_loss
 from hush.gradients.precision import full_precision
 from hush.gradients.public_basis import Group, PublicBasis, webster_apportionment
-from hush.gradients.recording import record
-from hush.gradients.tape import BranchedTape, GradientTape
+from hush.gradients.recording import NotVectorized, record
+from hush.gradients.tape import GradientTape
 from hush.gradients.tree import Loss, tree_map
 from hush.training.data import Data, count, own_randomness, take
 
@@ -290,12 +290,16 @@ def gradient_rows(
     return rows
 
 
-def tapes(model: nn.Module, loss: Loss, data: Data) -> Iterator[GradientTape | BranchedTape]:
+def tapes(model: nn.Module, loss: Loss, data: Data) -> Iterator[GradientTape]:
     """Tapes of a few records at a time, in their order."""
     device = next(model.parameters()).device
     for indices in torch.arange(count(data)).split(_GRADIENTS_AT_ONCE[device.type]):
         inputs, targets = tree_map(take(data, indices), lambda value: value.to(device))
-        yield record(model, per_sample_loss(loss), inputs, targets)
+        try:
+            tape = record(model, per_sample_loss(loss), inputs, targets)
+        except NotVectorized:
+            tape = record(model, per_sample_loss(loss), inputs, targets, one_by_one=True)
+        yield tape
 
 
 def finite_rows(rows: Tensor) -> Tensor:
@@ -304,10 +308,8 @@ def finite_rows(rows: Tensor) -> Tensor:
     return rows if bool(usable.all()) else rows[usable]
 
 
-def _only(tape: GradientTape | BranchedTape, names: Sequence[str]) -> GradientTape | BranchedTape:
+def _only(tape: GradientTape, names: Sequence[str]) -> GradientTape:
     """The tape of some of the parameters."""
-    if isinstance(tape, BranchedTape):
-        return BranchedTape([(part, _only(own, names)) for part, own in tape.parts])  # type: ignore
     return replace(tape, terms={name: tape.terms[name] for name in names})
 
 

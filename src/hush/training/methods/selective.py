@@ -4,7 +4,6 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +14,7 @@ from hush.core.errors import InvalidValue, Unsupported
 from hush.core.plan import Plan
 from hush.core.randomness import RandomSource, random_bits
 from hush.core.release import Selective
+from hush.gradients.probe import probe
 from hush.gradients.recording import per_sample_losses
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.noise import Gaussian
@@ -108,15 +108,14 @@ class Trials:
     def probe(self, inputs: Any, targets: Any) -> None:
         """Raise if the model keeps something of a record when it is evaluated."""
         with _evaluating(self.step.model):
-            losses = partial(per_sample_losses, self.step.model, self.step.loss)
-            self.step.module_state.probe(losses, inputs, targets)
+            probe(self.step.model, self.step.loss, inputs, targets)
 
     @torch.no_grad()
     def losses(self, tested: PhysicalBatches) -> Tensor:
         """Per-sample losses at the present weights, in double precision, without dropout (sensitive)."""
         step = self.step
         source = rank_source(step.generator, step.processes, "losses of the test")
-        with step.module_state.watch(), _evaluating(step.model):
+        with _evaluating(step.model):
             values = [self._per_sample_losses(source, *part) for part in tested]
         empty = torch.zeros(0, dtype=torch.float64, device=step.device)
         return torch.cat([empty, *(value.double().reshape(-1) for value in values)])
@@ -133,9 +132,14 @@ class Trials:
 
         Where units own the records, the mean over those of each unit that are present.
         """
-        self.step.module_state.rewind()
         with own_randomness(source, self.step.device):
-            losses = per_sample_losses(self.step.model, self.step.loss, inputs, targets)
+            losses = per_sample_losses(
+                self.step.model,
+                self.step.loss,
+                inputs,
+                targets,
+                one_by_one=self.step.probed.one_by_one,
+            )
         if present is not None:
             losses = losses.where(present, torch.zeros_like(losses))
         if counts is None:

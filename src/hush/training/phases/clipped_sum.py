@@ -13,9 +13,10 @@ from hush.core.errors import ProcessFailed, Unsupported
 from hush.core.parts import SensitivitySet
 from hush.core.randomness import Stream, SystemSource
 from hush.core.tape import ClippedSum, CoordinateMask
+from hush.gradients.probe import buffers_restored
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import record
-from hush.gradients.tape import BranchedTape, GradientTape, MaskedTape
+from hush.gradients.tape import GradientTape, MaskedTape
 from hush.gradients.tree import tree_map
 from hush.gradients.units import UnitTape, unit_tape
 from hush.training.data import Batch, Data, count, made_up_record, own_randomness
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 
 
 def occupied_tape(
-    tape: GradientTape | BranchedTape,
+    tape: GradientTape,
     units: UnitTable | None,
     present: Tensor | None,
     counts: Tensor | None,
-) -> GradientTape | BranchedTape | MaskedTape | UnitTape:
+) -> GradientTape | MaskedTape | UnitTape:
     """Tape of the slots that hold a record, or of the units that own them."""
     if counts is not None and units is not None:
         return unit_tape(tape, counts, units.reduction, present)
@@ -162,7 +163,7 @@ class ClippedSumStep(ResumableStep):
             )
         # fresh for each: how much a model draws may depend on a record, and so would what comes after
         with own_randomness(self._mask_stream, self.device):
-            tape = record(self.model, self.loss, inputs, targets, self.views)
+            tape = self.record(inputs, targets)
         occupied = occupied_tape(tape, self.units, present, counts)
         if self.sharded is not None:
             assert isinstance(occupied, GradientTape | MaskedTape)
@@ -273,24 +274,36 @@ class ClippedSumStep(ResumableStep):
             parts = padded_batches(parts, passes, batch.data)
         if not (len(batch) if passes is None else passes):
             total.zero_()
-        with self.module_state.watch(later=self._verify_later):
-            for number, part in enumerate(parts):
-                inputs, targets, present, counts = tree_map(part, self.to_device)
-                self.module_state.rewind()
+        for number, part in enumerate(parts):
+            inputs, targets, present, counts = tree_map(part, self.to_device)
+            with buffers_restored(self.model, self.probed.changing_buffers):
                 clipped = self.clip_physical_batch(inputs, targets, basis, present, counts)
-                self._skipped = self._skipped + clipped.skipped
-                flat = [values.reshape(-1) for values in clipped.total.values()]
-                parts = total.split([len(values) for values in flat])
-                (torch._foreach_add_ if number else torch._foreach_copy_)(parts, flat)
+            self._skipped = self._skipped + clipped.skipped
+            flat = [values.reshape(-1) for values in clipped.total.values()]
+            parts = total.split([len(values) for values in flat])
+            (torch._foreach_add_ if number else torch._foreach_copy_)(parts, flat)
         return total
 
     def advance_state(self, data: Data) -> None:
-        """Advance the state that forward passes change by one pass: once a step, whatever was drawn.
+        """Advance the buffers that forward passes change by one pass: once a step, whatever was drawn.
 
         Args:
             data: whose shapes and types a made-up record has.
         """
-        if self.module_state.changing:
+        if self.probed.changing_buffers:
             inputs, targets = tree_map(made_up_record(data), self.to_device)
             with own_randomness(self._mask_stream, self.device):
-                record(self.model, self.loss, inputs, targets, self.views)
+                self.record(inputs, targets)
+
+    def record(self, inputs: Any, targets: Any) -> GradientTape:
+        """Gradient tape of some records, as the probe found that the model runs."""
+        sharded = None if self.sharded is None else self.sharded.modules
+        return record(
+            self.model,
+            self.loss,
+            inputs,
+            targets,
+            self.views,
+            one_by_one=self.probed.one_by_one,
+            sharded=sharded,
+        )

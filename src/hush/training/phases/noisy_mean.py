@@ -4,7 +4,7 @@ from functools import partial
 
 from torch import Tensor
 
-from hush.gradients.checks.models import check_model, check_optimizer
+from hush.gradients.models import check_model, check_optimizer
 from hush.gradients.public_basis import PublicBasis
 from hush.training.checks.released_weights import Reading
 from hush.training.data import Batch

@@ -96,13 +96,18 @@ def choose_replay(step: "PrivateStep", data: Data, physical: int, steps: int | N
         physical: records of a physical batch.
         steps: how many are to come; None: many.
     """
-    if step.replay and step.module_state.changing:
-        names = ", ".join(sorted(step.module_state.changing_names())[:3])
+    if step.replay and step.probed.changing_buffers:
+        names = ", ".join(sorted(step.probed.changing_buffers)[:3])
         raise Unsupported(
             f"replay=True is for work on the GPU alone, and forward passes change {names}: "
             "Python puts that back, so that each begins from the same state. Leave out replay."
         )
-    if step.replay is False or step.module_state.changing or why_not(step) is not None:
+    if (
+        step.replay is False
+        or step.probed.changing_buffers
+        or step.probed.one_by_one
+        or why_not(step) is not None
+    ):
         step.replayed = False
         return None
     replay = Replay(
@@ -112,8 +117,6 @@ def choose_replay(step: "PrivateStep", data: Data, physical: int, steps: int | N
         step.views,
         most_records=physical,
         required=step.replay is True,
-        attributes=lambda: step.module_state.before,
-        before_forward=lambda: step.module_state.expect_forward(),
     )
     if step.replay:
         step.replayed = True
@@ -140,7 +143,7 @@ def _pays(step: "PrivateStep", replay: Replay, data: Data, physical: int) -> boo
     generator = step.generator if isinstance(step.generator, torch.Generator) else None
     state = None if generator is None else generator.get_state()
     devices = [step.device] if step.device.type == "cuda" else []
-    with step.module_state.watch(), torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices):
         try:
             pair = stand_ins(*records)
             try:
@@ -164,15 +167,12 @@ def _faster(step: "PrivateStep", replay: Replay, pair: tuple[Any, Any]) -> bool:
     generator = step.generator if mask and isinstance(step.generator, torch.Generator) else None
 
     def clip(pair: tuple[Any, Any]) -> None:
-        # the GPU waits for these comparisons, which it does not when it replays
-        with step.module_state.watch():
-            replay.clip_padded(*pair, _all(pair, step.device), mask)
+        replay.clip_padded(*pair, _all(pair, step.device), mask)
 
     def clip_again() -> None:
         captured = replay.captured
-        with step.module_state.watch(later=captured):  # a capture runs forward()
-            replay(*pair, mask, generator, verify=not captured)
-            replay.failed()
+        replay(*pair, mask, generator, verify=not captured)
+        replay.failed()
 
     two = tree_map(pair, lambda rows: rows[:2])
     few, every = seconds(lambda: clip(two)), seconds(lambda: clip(pair))

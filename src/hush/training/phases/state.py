@@ -19,16 +19,16 @@ from hush.core.plan import Plan
 from hush.core.randomness import SystemSource, cryptographic, derive_source, source_for
 from hush.core.release import Selective
 from hush.core.value import SingleOwner, check_count, check_kind
-from hush.gradients.checks.losses import criterion_of, per_sample_loss
-from hush.gradients.checks.models import (
+from hush.gradients.cuda_graphs.replay import Replay
+from hush.gradients.losses import per_sample_loss
+from hush.gradients.models import (
     check_materialized,
     check_model,
     check_optimizer,
     is_sharded,
 )
-from hush.gradients.checks.module_state import ModuleState
-from hush.gradients.cuda_graphs.replay import Replay
-from hush.gradients.forward.module_tree import ModuleTree
+from hush.gradients.module_tree import ModuleTree
+from hush.gradients.probe import Probed
 from hush.gradients.tree import Views
 from hush.training.checks.released_weights import WeightsGuard, warn_of_other_ledger
 from hush.training.data import Batch, Data, ragged
@@ -105,8 +105,8 @@ class StepState(SingleOwner):
             check_model(self._tree, sharded=self.processes is not None)
             check_optimizer(check_kind("optimizer", optimizer, torch.optim.Optimizer), self._tree)
             self.loss = per_sample_loss(loss)
-            self.module_state = ModuleState(model, criterion_of(self.loss), views)
-            """Watches that forward passes keep nothing of a record in the model's attributes."""
+            self.probed = Probed()
+            """Properties of the model and the loss, known after `probe`."""
             self.optimizer = optimizer
             self.optimizer_settings = settings_of(optimizer)
             """Settings of the optimizer when the step was made; a resumed run begins with the same."""
@@ -180,7 +180,7 @@ class StepState(SingleOwner):
             """Whether rounding is within what is paid for, by what is public: known after `probe`."""
             self._adopted = False
             """Whether weights were set outside of the step since ranks last compared theirs."""
-            self._weights = WeightsGuard(model, self.module_state)
+            self._weights = WeightsGuard(model)
             warn_of_other_ledger(self._weights.norms, self.ledger)
 
     @property

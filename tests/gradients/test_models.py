@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import InvalidValue, Unsupported
-from hush.gradients.checks import models
-from hush.gradients.forward.module_tree import ModuleTree
+from hush.gradients import models
+from hush.gradients.module_tree import ModuleTree
 from hush.gradients.recording import record
 
 

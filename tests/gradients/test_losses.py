@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hush.core.errors import DataError, Unsupported
-from hush.gradients.checks.losses import per_sample_loss
+from hush.gradients.losses import per_sample_loss
 
 
 @pytest.mark.parametrize("kind", [nn.MSELoss, nn.BCEWithLogitsLoss, nn.L1Loss])

@@ -1,3 +1,6 @@
+"""Mistakes that the probe finds on two synthetic records, and properties that it reports."""
+
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -5,13 +8,16 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import DataError, Unsupported
-from hush.gradients.checks.isolation import check_independent_losses
-from hush.gradients.recording import record
+from hush.core.errors import DataError, PrivacyWarning, Unsupported
+from hush.gradients.losses import per_sample_loss
+from hush.gradients.probe import Probed, buffers_restored, check_independent_losses, probe
+from hush.gradients.recording import per_sample_losses, record
+from tests.gradients.oracle import check_tape, one_at_a_time
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 INPUTS = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 TARGETS = torch.zeros(3, dtype=torch.long)
+PAIR = INPUTS[:2], TARGETS[:2]
 
 
 @pytest.fixture(autouse=True)
@@ -20,48 +26,228 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-class Counting(nn.Module):
-    """Keeps a running mean of its inputs, which would leak them."""
+class Network(nn.Module):
+    """A linear layer with whatever a subclass does beside it."""
 
-    def __init__(self, replaced: bool) -> None:
+    seen: Tensor
+
+    def __init__(self, beside: Callable[[Any, Tensor], Any] | None = None) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 3)
-        self.register_buffer("mean", torch.zeros(4))
-        self.replaced = replaced
+        self.unused = nn.Linear(2, 2).requires_grad_(False)
+        self.register_buffer("seen", torch.zeros(4))
+        self.hidden: Any = None
+        self.history: list[Any] = []
+        self.beside = beside
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        mean = self.get_buffer("mean")
-        with torch.no_grad():
-            if self.replaced:
-                self.mean = 0.9 * mean + inputs.mean(0)
-            else:
-                mean.mul_(0.9).add_(inputs.mean(0))
-        scores: Tensor = self.linear(inputs)
-        return scores
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.linear(x)
+        extra = None if self.beside is None else self.beside(self, x)
+        return scores if extra is None else scores + extra * torch.arange(3.0).to(scores)
+
+
+def running_mean(model: Any, x: Tensor) -> None:
+    model.seen.mul_(0.9).add_(x.detach().mean(0))
+
+
+def replaced_buffer(model: Any, x: Tensor) -> None:
+    model.seen = 0.9 * model.seen + x.detach().mean(0)
+
+
+def by_way_of_a_number(model: Any, x: Tensor) -> None:
+    model.seen.data[:1].fill_(x.max().item())
+
+
+def recurrent_state(model: Any, x: Tensor) -> Any:
+    before = torch.zeros_like(x[:, :1]) if model.hidden is None else model.hidden
+    model.hidden = torch.tanh(before + x[:, :1])
+    return before
+
+
+def number(model: Any, x: Tensor) -> Any:
+    before, model.hidden = model.hidden or 0.0, float(x.sum())
+    return torch.full((1, 1), before)
+
+
+def history(model: Any, x: Tensor) -> Any:
+    model.history.append(x)
+    return model.history[0][:, :1]
 
 
 @pytest.mark.parametrize(
-    ("replaced", "reason"), [(False, "all records share"), (True, "buffer.s. mean")]
+    ("beside", "name"),
+    [
+        (running_mean, "seen"),
+        (replaced_buffer, "seen"),
+        (by_way_of_a_number, "seen"),
+        (recurrent_state, "hidden"),
+        (number, "hidden"),
+        (history, "of the records"),
+    ],
 )
-def test_a_model_that_keeps_what_it_saw_is_refused(replaced: bool, reason: str) -> None:
-    model = Counting(replaced)
+def test_a_module_that_keeps_something_of_a_record_is_refused(
+    beside: Callable[[Any, Tensor], Any], name: str
+) -> None:
+    model = Network(beside)
+    with pytest.raises(Unsupported, match=f"the model keeps .*{name}"):
+        probe(model, LOSS, *PAIR)
+    assert model.seen.tolist() == [0, 0, 0, 0], "nothing of the records stays behind"
+    assert (model.hidden, model.history) == (None, [])
+
+
+def test_a_tensor_kept_outside_of_modules_is_found() -> None:
+    kept = [torch.zeros(1)]
+
+    def global_state(model: Any, x: Tensor) -> Tensor:
+        before = kept[-1].sum()
+        kept.append(x.detach())
+        return before
+
+    with pytest.raises(Unsupported, match="the model keeps something of the records"):
+        probe(Network(global_state), LOSS, *PAIR)
+
+
+def attention_map(model: Any, x: Tensor) -> None:
+    model.hidden = torch.softmax(x, 1)
+
+
+def counter(model: Any, x: Tensor) -> None:
+    model.history.append(1)
+
+
+@pytest.mark.parametrize("beside", [attention_map, counter])
+def test_an_attribute_that_no_later_pass_reads_is_allowed(beside: Callable[[Any, Tensor], Any]) -> None:
+    model = Network(beside)
+    assert probe(model, LOSS, *PAIR) == Probed()
+    assert (model.hidden, model.history) == (None, [])
+
+
+def test_buffers_that_change_in_the_same_way_for_all_records_are_named_and_restored() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)))
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    found = probe(model, LOSS, *PAIR)
+    names = tuple(f"0.parametrizations.weight.0.{name}" for name in ("_u", "_v"))
+    assert found == Probed(changing_buffers=names)
+    with buffers_restored(model, names):
+        record(model, LOSS, *PAIR)
+        assert not torch.equal(model.get_buffer(names[0]), before[names[0]])
+    for name, value in model.named_buffers():
+        assert torch.equal(value, before[name])
+
+
+def branching(model: Any, x: Tensor) -> Any:
+    return model.linear(-x) if x.sum() > 0 else None
+
+
+def item(model: Any, x: Tensor) -> Any:
+    return model.linear(x) * x.max().item()
+
+
+def shape(model: Any, x: Tensor) -> Any:
+    return model.linear(x[x > 0].sum() * x)
+
+
+def written_constant(model: Any, x: Tensor) -> Any:
+    values = torch.zeros(1, 4, dtype=x.dtype)
+    values += x
+    return model.linear(values)
+
+
+def through_numpy(model: Any, x: Tensor) -> Any:
+    return model.linear(torch.from_numpy(x.numpy() ** 2))
+
+
+def derived_in_place(model: Any, x: Tensor) -> Any:
+    weight = model.linear.weight * 2
+    scores = nn.functional.linear(x, weight)
+    return scores + nn.functional.linear(x, weight.mul_(3))
+
+
+@pytest.mark.parametrize(
+    "beside", [branching, item, shape, written_constant, through_numpy, derived_in_place]
+)
+def test_what_vmap_cannot_run_is_computed_one_record_at_a_time(
+    beside: Callable[[Any, Tensor], Any],
+) -> None:
+    model = Network(beside).double()
+    inputs = INPUTS.double()
+    found = probe(model, LOSS, inputs[:2], TARGETS[:2])
+    assert found == Probed(one_by_one=True)
+    expected = one_at_a_time(model, LOSS, inputs, TARGETS, 3)
+    check_tape(record(model, LOSS, inputs, TARGETS, one_by_one=True), expected, 1e-10)
+    losses = per_sample_losses(model, LOSS, inputs, TARGETS, one_by_one=True)
+    torch.testing.assert_close(losses, torch.cat([LOSS(model(x[None]), TARGETS[:1]) for x in inputs]))
+
+
+def test_draws_of_a_record_alone_do_not_depend_on_the_others() -> None:
+    def drawing(model: Any, x: Tensor) -> Tensor:
+        for _ in range(int(x.sum().abs()) + 1):
+            noise = torch.rand(1, 3)
+        return noise
+
+    model = Network(drawing)
+    values = []
+    for scale in (1.0, 9.0):
+        torch.manual_seed(0)
+        inputs = torch.stack([INPUTS[0] * scale, INPUTS[1]])
+        values.append(per_sample_losses(model, LOSS, inputs, TARGETS[:2], one_by_one=True)[1])
+    assert torch.equal(*values)
+
+
+def test_parameters_that_the_loss_does_not_reach_are_reported() -> None:
+    model = Network()
+    model.unused.requires_grad_(True)
+    assert probe(model, LOSS, *PAIR).unused == ("unused.weight", "unused.bias")
+
+
+def test_an_unused_parameter_warns() -> None:
+    model = Network()
+    model.unused.requires_grad_(True)
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = hush.PrivateStep(model, LOSS, optimizer, plan, records=3)
+    with pytest.warns(PrivacyWarning, match=r"does not depend on unused\.weight"):
+        next(step.batches((INPUTS, TARGETS)))
+
+
+def test_parameters_are_not_changed_in_forward() -> None:
+    def clamped(model: Any, x: Tensor) -> None:
+        with torch.no_grad():
+            model.linear.weight.clamp_(-1, 1)
+
+    with pytest.raises(Unsupported, match="changes its parameters in forward"):
+        probe(Network(clamped), LOSS, *PAIR)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "layer '1' is a BatchNorm1d in training"),
+        (nn.Sequential(nn.LazyLinear(3)), "no shape yet"),
+    ],
+)
+def test_layers_that_cannot_be_trained_are_named(model: nn.Module, reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
-        record(model, LOSS, INPUTS, TARGETS)
-    assert model.get_buffer("mean").tolist() == [0, 0, 0, 0], "nothing of the records stays behind"
+        probe(model, LOSS, *PAIR)
 
 
-def test_what_cannot_be_done_record_by_record_is_explained() -> None:
-    class Listing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 3)
+def averaged(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, targets)
 
-        def forward(self, inputs: Tensor) -> Tensor:
-            scores: Tensor = self.linear(torch.from_numpy(inputs.numpy()))
-            return scores
 
-    with pytest.raises(Unsupported, match="for each record on its own"):
-        record(Listing(), LOSS, INPUTS, TARGETS)
+def test_a_loss_that_averages_over_the_batch_is_refused() -> None:
+    with pytest.raises(Unsupported, match="reduction"):
+        probe(Network(), averaged, *PAIR)
+    assert probe(Network(), per_sample_loss(nn.CrossEntropyLoss()), *PAIR) == Probed()
+
+
+def test_random_states_are_left_as_they_were() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
+    before = torch.get_rng_state()
+    probe(model, LOSS, *PAIR)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -201,26 +387,6 @@ def test_a_model_that_draws_trains() -> None:
     assert step.steps == 2
 
 
-class Through(nn.Module):
-    """A buffer that is written through a view of it, by a value that was asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-        self.register_buffer("largest", torch.zeros(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.get_buffer("largest").data[:1].fill_(x.max().item())
-        return self.linear(x)  # type: ignore[no-any-return]
-
-
-def test_a_buffer_may_not_be_written_through_a_view_either() -> None:
-    model = Through()
-    with pytest.raises(Unsupported, match="all records share"):
-        record(model, LOSS, INPUTS[:1], TARGETS[:1])
-    assert model.get_buffer("largest").tolist() == [0, 0]
-
-
 class Positions(nn.Linear):
     """Numbers the positions of a sequence from a buffer that is too short, as BERT does."""
 
@@ -268,40 +434,3 @@ def test_types_and_shapes_that_do_not_fit_are_named(
 def test_labels_that_only_a_batched_loss_would_take_are_refused(kind: torch.dtype) -> None:
     with pytest.raises(DataError, match=r"targets\.long\(\)"):
         check_independent_losses(nn.Linear(4, 3), LOSS, INPUTS, TARGETS.to(kind))
-
-
-class Tripled(nn.Module):
-    """Uses a value derived from its parameter, then changes it in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight * 2
-        scores = nn.functional.linear(x, weight)
-        return scores + nn.functional.linear(x, weight.mul_(3))
-
-
-def test_a_derived_value_may_not_be_changed_in_place_after_its_use() -> None:
-    with pytest.raises(Unsupported, match=r"in place .* Make a new tensor"):
-        record(Tripled(), LOSS, INPUTS, TARGETS)
-
-
-def test_a_tensor_that_is_kept_outside_of_modules_is_explained() -> None:
-    kept = [torch.zeros(1)]
-
-    class Keeping(nn.Linear):
-        def forward(self, inputs: Tensor) -> Tensor:
-            outputs = super().forward(inputs) + kept[-1].sum()
-            kept.append(inputs)
-            return outputs
-
-    model = Keeping(4, 3)
-    plan = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, records=4)
-    with pytest.raises(Unsupported, match="outside of its modules"):
-        next(step.batches((torch.randn(4, 4), torch.zeros(4, dtype=torch.long))))

@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from hush.core.errors import InvalidValue, Unsupported
 from hush.core.value import with_article
-from hush.gradients.forward.module_tree import ModuleTree
+from hush.gradients.module_tree import ModuleTree
 
 _DISTRIBUTED = {
     "DataParallel",

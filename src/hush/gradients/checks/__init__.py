@@ -1,1 +1,0 @@
-"""Checks that a model keeps the records of a batch apart."""

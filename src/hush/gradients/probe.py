@@ -1,0 +1,352 @@
+"""Probe of a model on two synthetic records, before the first draw.
+
+It finds mistakes that honest people make, and what a training step must know of the model. During
+training nothing is watched: the caller is trusted (docs/guarantees/tape.md).
+"""
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
+
+from hush.core.errors import DataError, HushError, Unsupported
+from hush.gradients.models import check_model
+from hush.gradients.module_tree import ModuleTree
+from hush.gradients.recording import (
+    NotVectorized,
+    data_errors_translated,
+    per_sample_losses,
+    record,
+    uncompiled,
+)
+from hush.gradients.sharding import ShardedModules
+from hush.gradients.tree import (
+    Loss,
+    Views,
+    call_model,
+    expand_views,
+    local_shard,
+    tree_leaves,
+    tree_map,
+)
+
+_DRAWS = 20
+"""Passes in which a model that branches may leave a parameter out by chance: a layer dropped with
+probability 1/2 is left out for two records in all of them once in 10**12 times."""
+
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+"""By how much a record's loss may move, relative to it or to 1, when it should not: some kernels add in
+an order of their own, or group records (experts)."""
+
+_USES_STATE = re.compile(
+    "escaped from inside a function being vmapped|backward through the graph a second time"
+)
+"""torch's errors for a tensor that was kept since the last forward pass."""
+
+
+@dataclass(frozen=True)
+class Probed:
+    """Properties of a model and a loss, found on synthetic records.
+
+    Args:
+        unused: Names of trainable parameters that the loss does not reach; they receive noise only.
+        changing_buffers: Names of buffers that each forward pass changes in the same way whatever the
+            records are (`spectral_norm`). A training step restores them after each physical batch.
+        one_by_one: Whether `torch.vmap` cannot run the model, which then runs one record at a time.
+    """
+
+    unused: tuple[str, ...] = ()
+    changing_buffers: tuple[str, ...] = ()
+    one_by_one: bool = False
+
+
+def probe(
+    model: nn.Module,
+    loss: Loss,
+    inputs: Any,
+    targets: Any,
+    views: Views | None = None,
+    *,
+    sharded: ShardedModules | None = None,
+) -> Probed:
+    """Properties of a model and a loss, from passes over two synthetic records.
+
+    The model, its buffers, its attributes and all random states are left as they were.
+
+    Args:
+        model: In the mode in which it is trained.
+        loss: One value per record.
+        inputs: Inputs of two synthetic records.
+        targets: Their targets.
+        views: Views of a record, if there are any.
+        sharded: Modules whose parameters are split over ranks.
+
+    Raises:
+        Unsupported: The model mixes records, keeps something of them, or changes its parameters; or the
+            loss is not one per record.
+        DataError: The records do not fit the model.
+    """
+    check_model(ModuleTree(model), sharded=sharded is not None)
+    pair = inputs, targets
+    state = _State(model)
+    with state.preserved(), uncompiled():
+        try:
+            return _probe(model, loss, pair, views, state, sharded, one_by_one=False)
+        except Exception as error:
+            refused = isinstance(error, HushError) and not isinstance(error, NotVectorized)
+            if refused or isinstance(error, torch.OutOfMemoryError):
+                raise
+            kept = state.kept()
+            state.restore()
+            if _USES_STATE.search(str(error)):
+                raise _keeps_state(kept) from error
+            try:
+                return _probe(model, loss, pair, views, state, sharded, one_by_one=True)
+            except RuntimeError as alone:
+                if _USES_STATE.search(str(alone)):
+                    raise _keeps_state(state.kept()) from alone
+                raise alone from error
+
+
+@contextmanager
+def buffers_restored(model: nn.Module, names: tuple[str, ...]) -> Iterator[None]:
+    """Context of forward passes after which the named buffers are as they were.
+
+    Args:
+        model: That is trained.
+        names: `Probed.changing_buffers`.
+    """
+    if not names:
+        yield
+        return
+    before = {name: model.get_buffer(name) for name in names}
+    copies = {name: buffer.clone() for name, buffer in before.items()}
+    try:
+        yield
+    finally:
+        for name, buffer in before.items():
+            path, _, last = name.rpartition(".")
+            model.get_submodule(path)._buffers[last] = buffer
+            buffer.copy_(copies[name])
+
+
+def _probe(
+    model: nn.Module,
+    loss: Loss,
+    pair: tuple[Any, Any],
+    views: Views | None,
+    state: "_State",
+    sharded: ShardedModules | None,
+    *,
+    one_by_one: bool,
+) -> Probed:
+    recorded = partial(record, model, loss, views=views, one_by_one=one_by_one, sharded=sharded)
+    losses = partial(per_sample_losses, model, loss, one_by_one=one_by_one, sharded=sharded)
+    one_view = pair if views is None else _first_views(views, *pair)
+    versions = [value._version for value in model.parameters()] if sharded is None else []
+    unused: tuple[str, ...] = ()
+    buffers, after = [], []
+    # a running maximum or sum of the records, or the last one, differs after some two of these
+    for rows in ([0, 1], [0, 0], [1, 1]):
+        with _same_draws(model):
+            tape = recorded(*_take(pair, rows))
+        if rows == [0, 1]:
+            unused = tape.unused_parameters
+        buffers.append(state.changed_buffers())
+        with _same_draws(model):
+            after.append(losses(*one_view))
+        kept = state.kept()
+        state.restore()
+    if sharded is None and [value._version for value in model.parameters()] != versions:
+        raise Unsupported(
+            "the model changes its parameters in forward(), where gradients are still to be computed "
+            "with them. Change them between steps."
+        )
+    changing = sorted({name for changed in buffers for name in changed})
+    dependent = [
+        name
+        for name in changing
+        if not all(_equal(buffers[0].get(name), changed.get(name)) for changed in buffers)
+    ]
+    if dependent or not all(_close(after[0], values) for values in after):
+        raise _keeps_state(dependent or kept)
+    if not one_by_one:
+        check_independent_losses(model, loss, *one_view)
+        state.restore()
+    for _ in range(_DRAWS if one_by_one else 0):
+        if unused:
+            other = recorded(*pair).unused_parameters
+            unused = tuple(name for name in unused if name in other)
+    return Probed(unused, tuple(changing), one_by_one)
+
+
+@torch.no_grad()
+def check_independent_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> None:
+    """Raise if the loss of a record in a plain batch depends on the other record.
+
+    A private step gives each record to the model on its own. A model that compares records, such as one
+    with a contrastive loss or batch statistics, would run and learn something else. A record must keep
+    its loss when the other one is replaced by a copy of it, at the same place and with the same draws.
+
+    Args:
+        model: In the mode in which it is trained.
+        loss: One value per record.
+        inputs: Inputs of two records.
+        targets: Their targets.
+    """
+    kind = next(model.parameters()).device.type
+    needed = torch.is_autocast_enabled(kind)
+
+    def values(rows: list[int], *, autocast: bool) -> Tensor:
+        x, y = _take((inputs, targets), rows)
+        with torch.autocast(kind, enabled=autocast), _same_draws(model), data_errors_translated(model):
+            return loss(call_model(model, x), y)
+
+    if needed:  # low precision hides one record in another
+        with suppress(RuntimeError, DataError):  # unless inputs or weights are of mixed types
+            values([0, 1], autocast=False)
+            needed = False
+    together, first, second = (values(rows, autocast=needed) for rows in ([0, 1], [0, 0], [1, 1]))
+    if together.shape == (2,) and _close(together, torch.stack([first[0], second[1]])):
+        return
+    raise Unsupported(
+        "the loss of a record changes with who else is in the batch: clipping one record's gradient "
+        "would not bound its influence, and a private step computes each record alone. Use a model and "
+        "a loss that treat records one by one (no batch statistics, no mean over the batch, no "
+        "comparisons between records, no outputs and targets whose shapes differ and broadcast)."
+    )
+
+
+def _keeps_state(names: list[str]) -> Unsupported:
+    what = ", ".join(names[:3]) or "something"
+    return Unsupported(
+        f"the model keeps {what} of the records from its forward pass: what one record leaves there "
+        "enters the gradients of others without being clipped, or is released without noise. Compute "
+        "it anew in every call, or use a layer without running statistics (torch.nn.GroupNorm)."
+    )
+
+
+class _State:
+    """Buffers, attributes and containers of a model's modules at one moment."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._buffers = {name: (value, value.clone()) for name, value in model.named_buffers()}
+        self._versions = {name: value._version for name, value in model.named_buffers()}
+        self._tables: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._lists: list[tuple[list[Any], list[Any]]] = []
+        for module in model.modules():
+            self._tables.append((module.__dict__, dict(module.__dict__)))
+            for name, value in module.__dict__.items():
+                if name in ("_parameters", "_modules"):
+                    continue  # gathering sharded parameters changes them
+                if isinstance(value, dict):
+                    self._tables.append((value, dict(value)))
+                elif isinstance(value, list):
+                    self._lists.append((value, list(value)))
+
+    def changed_buffers(self) -> dict[str, Tensor]:
+        """Copies of the buffers that were written to or replaced."""
+        now = dict(self._model.named_buffers())
+        replaced = [name for name, value in now.items() if is_batchedtensor(value)]
+        if replaced:
+            raise _keeps_state(replaced)
+        return {
+            name: value.clone()
+            for name, value in now.items()
+            if name not in self._buffers
+            or value is not self._buffers[name][0]
+            or value._version != self._versions[name]  # also if it has converged
+            or not _equal(value, self._buffers[name][1])  # written through .data
+        }
+
+    def kept(self) -> list[str]:
+        """Names of the attributes that are not what they were, those that hold a tensor first."""
+        modules = {id(module.__dict__): path for path, module in self._model.named_modules()}
+        changed = [
+            (not isinstance(value, Tensor), f"{modules[id(table)]}.{name}".lstrip("."))
+            for table, before in self._tables
+            if id(table) in modules
+            for name, value in table.items()
+            if before.get(name) is not value
+        ]
+        return [name for _, name in sorted(changed)]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Restore all of it."""
+        for table, before in self._tables:
+            if table.keys() != before.keys() or any(table[key] is not before[key] for key in before):
+                table.clear()
+                table.update(before)
+        for values, parts in self._lists:
+            values[:] = parts
+        for name, (value, copy) in self._buffers.items():
+            if not _equal(value, copy):
+                value.copy_(copy)
+            self._versions[name] = value._version
+
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Context that leaves the model and all random states as they were."""
+        with _draws_restored(self._model):
+            try:
+                yield
+            finally:
+                self.restore()
+
+
+@contextmanager
+def _draws_restored(model: nn.Module) -> Iterator[None]:
+    """Context after which torch, numpy and Python draw what they would have drawn."""
+    host, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    devices = {value.device for value in model.parameters() if value.is_cuda}
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(host)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+@contextmanager
+def _same_draws(model: nn.Module) -> Iterator[None]:
+    """Context in which torch, numpy and Python draw the same numbers each time."""
+    with _draws_restored(model):
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        torch.manual_seed(0)
+        yield
+
+
+def _first_views(views: Views, inputs: Any, targets: Any) -> tuple[Any, Any]:
+    """The first view of each record, as the model takes it."""
+    records = len(next(tree_leaves(inputs)))
+    expanded, _ = expand_views(views, inputs, targets)
+    count = len(next(tree_leaves(expanded))) // records
+    return tree_map(expanded, lambda value: value[::count]), targets
+
+
+def _take(pair: tuple[Any, Any], rows: list[int]) -> tuple[Any, Any]:
+    chosen: Callable[[Tensor], Tensor] = lambda value: value[rows]  # noqa: E731
+    return tree_map(pair[0], chosen), tree_map(pair[1], chosen)
+
+
+def _equal(value: Tensor | None, other: Tensor | None) -> bool:
+    if value is None or other is None:
+        return value is other
+    value, other = local_shard(value), local_shard(other)
+    return value.shape == other.shape and torch.equal(value.nan_to_num(), other.nan_to_num())
+
+
+def _close(values: Tensor, expected: Tensor) -> bool:
+    tolerance = _TOLERANCE.get(values.dtype, 0.0)
+    return torch.allclose(values, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
