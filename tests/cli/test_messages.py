@@ -21,7 +21,7 @@ def test_a_warning_is_one_line_and_no_error(monkeypatch: pytest.MonkeyPatch) -> 
     def doubtful(*_: object) -> None:
         warnings.warn("delta=0.1 is more than\none in 5 records", DoubtfulDelta, stacklevel=1)
 
-    monkeypatch.setattr("hush.cli.questions.accounting.refuse_together", lambda **_: doubtful())
+    monkeypatch.setattr("hush.cli.questions.opt.refuse_together", lambda **_: doubtful())
     asked = ("calibrate", "--epsilon", "2", "--noise", "1", "--rate", "0.01", "--json")
     result = call(*asked)
     assert result.returncode == 0
@@ -99,7 +99,7 @@ def test_recipes_are_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_audit_counts_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call("train", "--steps", "2", "--delta", "1e-4", "--run-dir", tmp_path / "run")
     line = "training with canaries: 2 of 2 steps"
-    monkeypatch.setattr("hush.cli.runs.audit_runner.one_run", stopped_after(line))
+    monkeypatch.setattr("hush.cli.audit_runner.one_run", stopped_after(line))
     assert f"hush: {line}" in call("audit", tmp_path / "run").stderr
 
 

@@ -6,7 +6,7 @@ import torch
 import hush
 from hush.core.errors import Unsupported
 from hush.core.parts import Clipping, Noise, Sampling
-from hush.report.signal_to_noise import drowned, signal_to_noise
+from hush.report.signal_to_noise import low_snr_warning, signal_to_noise
 
 
 @pytest.mark.parametrize(
@@ -58,5 +58,5 @@ def test_the_warning_says_the_ratio() -> None:
             clipping=hush.L2(norm=1.0),
             noise=hush.Gaussian(multiplier=multiplier),
         )
-        text = drowned(plan, records=1000, steps=100, dimension=100)
+        text = low_snr_warning(plan, 1000, 100, 100)
         assert (text is None) if phrase is None else (text is not None and phrase in text)

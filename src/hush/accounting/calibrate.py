@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from hush.accounting.attacker import Limit, allowance, check_limit, cost, stated
+from hush.accounting.attacker import ApproximateDP, Limit, Risk, allowance, check_limit, cost, stated
 from hush.accounting.epsilon import Dimension
 from hush.accounting.mechanism import mechanism
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import RECORD, Adjacency
+from hush.core.parts import Always
 from hush.core.plan import Plan
 from hush.core.value import check_count, check_kind
 from hush.sampling import Poisson
@@ -83,6 +84,9 @@ def calibrate(
         mechanism(check_kind("what was spent", earlier, Plan))
     steps = check_count("steps", steps, "with no step there is no noise to choose", at_least=1)
 
+    if isinstance(budget, Risk) and not spent:
+        _check_noise_needed(plan, budget, steps, adjacency)
+
     def with_noise(multiplier: float) -> Plan:
         return replace(plan, noise=plan.noise.with_multiplier(multiplier))
 
@@ -109,6 +113,25 @@ def calibrate(
             "budget. Take fewer steps, sample at a smaller rate, or allow a larger budget."
         )
     return with_noise(1 / precision)
+
+
+def _check_noise_needed(plan: Plan, risk: Risk, steps: int, adjacency: Adjacency) -> None:
+    """Raise if a risk holds without noise, because a record is unlikely to be sampled at all.
+
+    The total variation distance of neighbours is at most the probability that the record takes part.
+    """
+    if not (isinstance(plan.sampling, Poisson) and isinstance(plan.release, Always)):
+        return
+    rate = plan.sampling.rate
+    participation = 1.0 if rate == 1 else -math.expm1(steps * adjacency.slots * math.log1p(-rate))
+    unprotected = ApproximateDP([(0.0, participation)])
+    if risk.gain(unprotected) <= risk.max_gain:
+        raise InvalidValue(
+            f"{risk} holds without any noise (at most {risk.attained(unprotected):.4g}): at "
+            f"rate={rate:g} a record takes part in any of steps={steps} with probability "
+            f"{participation:.4g}, and releasing it outright would meet the limit. Set a smaller "
+            "limit, or pass an epsilon."
+        )
 
 
 def max_steps(

@@ -7,17 +7,12 @@ from typing import Annotated
 import typer
 
 from hush import __version__
+from hush.cli.compare import compare, probe, tune_selective
 from hush.cli.options import AsJson
 from hush.cli.output import print_json, run_app
-from hush.cli.probe import probe
-from hush.cli.questions.accounting import account, calibrate
-from hush.cli.questions.compare import compare, tune_selective
-from hush.cli.questions.explain import explain
-from hush.cli.runs.audit import audit
-from hush.cli.runs.pate import pate
-from hush.cli.runs.report import report
-from hush.cli.runs.train import train
-from hush.cli.runs.tune import tune
+from hush.cli.questions import account, calibrate, explain
+from hush.cli.run_commands import audit, pate, report
+from hush.cli.train import train, tune
 from hush.core.errors import Unsupported
 from hush.core.extensions import INSTALL, extensions
 
@@ -38,7 +33,7 @@ def hush(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 def claims(as_json: AsJson = False) -> None:
-    """Published privacy statements that fail: where, by how much, and what hush charges instead."""
+    """Published privacy statements that do not hold, the error, and what hush charges instead."""
     from hush.accounting.claims import CLAIMS
 
     if as_json:
@@ -56,7 +51,9 @@ def claims(as_json: AsJson = False) -> None:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the runs and their reports go.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the runs and their reports.")] = Path(
+        "runs/demo"
+    ),
 ) -> None:
     """Train without privacy and with epsilon 1, 3 and 8; write a table, a plot and reports."""
     from hush.report.demo import demo as run_demo

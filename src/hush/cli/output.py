@@ -1,6 +1,7 @@
 """JSON, errors and warnings of all commands."""
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -27,15 +28,27 @@ def print_json(value: dict[str, Any]) -> None:
 
 def run_app(app: Callable[[], object]) -> None:
     """Run a command line; errors of hush and warnings are printed as a line, without a traceback."""
-    warnings.showwarning = print_warning
+    warnings.showwarning = _print_warning
     try:
         app()
-    except (HushError, OSError) as error:
+    except OSError as error:
+        print_error(_file_error(error))
+        sys.exit(2)
+    except HushError as error:
         print_error(error)
         sys.exit(2)
-    except RecursionError:
-        print_error("a file is nested too deeply to be read, as no file that hush wrote is: damaged.")
-        sys.exit(2)
+
+
+def _file_error(error: OSError) -> str:
+    """The file, the reason and the way out."""
+    if error.filename is None or error.errno is None or error.strerror is None:
+        return str(error)
+    if error.strerror != os.strerror(error.errno):  # an explanation of our own
+        return f"{error.filename} {error.strerror}"
+    return (
+        f"{error.filename} cannot be used ({error.strerror}): the command reads or writes files there. "
+        "Name another path, permit it, or make room."
+    )
 
 
 def print_error(message: object) -> None:
@@ -43,7 +56,7 @@ def print_error(message: object) -> None:
     print(f"hush: {shorten(str(message))}", file=sys.stderr)
 
 
-def print_warning(
+def _print_warning(
     message: Warning | str,
     category: type[Warning],
     filename: str,
@@ -51,8 +64,5 @@ def print_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning as one line: where in the code it arose helps nobody at the command line.
-
-    Takes the place of `warnings.showwarning`, whose arguments these are.
-    """
+    """Print a warning as one line, without its place in the code (for `warnings.showwarning`)."""
     print_error(f"warning: {' '.join(str(message).split())}")

@@ -324,8 +324,8 @@ def audit_facts(path: Path, counts: Mapping[Plan, int]) -> AuditFacts:
         path: Output of `hush audit --json`.
         counts: Steps of each plan that the run was charged for.
     """
-    found = _read_object(path)
     try:
+        found = json.loads(path.read_bytes())
         charge = Guarantee.from_plain(found["charge"]).epsilon.upper
         audit = AuditFacts(
             lower_bound=float(found["lower_bound"]),
@@ -338,7 +338,7 @@ def audit_facts(path: Path, counts: Mapping[Plan, int]) -> AuditFacts:
             steps=int(found["steps"]),
         )
         plan = Plan.from_plain(found["plan"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise InvalidValue(
             f"{path} is not the result of an audit ({shorten(str(error), 200)}). Write it with "
             "`hush audit RUN_DIR --json > audit.json`."

@@ -1,4 +1,4 @@
-"""Tables and figures: aligned Markdown, CSV and PNG."""
+"""Tables, bars and figures: aligned Markdown, CSV and PNG."""
 
 import csv
 from collections.abc import Callable, Sequence
@@ -75,3 +75,12 @@ def cell(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def bar(share: float, width: int = 24) -> str:
+    """A bar of this share of the width; an arrow ends a longer one.
+
+    >>> bar(0.5, width=4), bar(9.0, width=4)
+    ('##', '###>')
+    """
+    return "#" * (width - 1) + ">" if share > 1 else "#" * round(share * width)

@@ -1,4 +1,4 @@
-"""Signal-to-noise ratio of a run, from public numbers: the most that records can move the model."""
+"""Signal-to-noise ratio of a run, from public numbers."""
 
 import math
 
@@ -6,21 +6,17 @@ from hush.core.errors import Unsupported
 from hush.core.parts import Noise
 from hush.core.plan import Plan
 
-DROWNED = 1.0
-"""Below this ratio even gradients that all agree move the model less than the noise does."""
-
 
 def signal_to_noise(plan: Plan, *, records: int, steps: int, dimension: int) -> float:
-    """Upper bound on the norm of the summed clipped gradients over the noise's root mean square norm.
+    """Upper bound on the ratio of the summed clipped gradients to the noise (root mean square norm).
 
-    An upper bound: as if every record's gradient had the largest norm that clipping allows, all in one
-    direction, at every step.
+    The bound assumes that every gradient has the largest norm that clipping allows, in one direction.
 
     Args:
-        plan: of one step.
-        records: number of slots.
-        steps: number of steps, whose sums and noises add up.
-        dimension: number of parameters.
+        plan: Plan of one step.
+        records: Number of slots.
+        steps: Number of steps.
+        dimension: Number of parameters.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -41,15 +37,15 @@ def signal_to_noise(plan: Plan, *, records: int, steps: int, dimension: int) -> 
     return math.sqrt(steps) * signal / math.sqrt(variance)
 
 
-def drowned(plan: Plan, *, records: int, steps: int, dimension: int) -> str | None:
-    """A warning where the ratio is below `DROWNED`, else None."""
+def low_snr_warning(plan: Plan, records: int, steps: int, dimension: int) -> str | None:
+    """A warning if the noise moves the model more than all gradients could, else None."""
     ratio = signal_to_noise(plan, records=records, steps=steps, dimension=dimension)
-    if ratio >= DROWNED:
+    if ratio >= 1:
         return None
     return (
-        f"the noise drowns the records: over {steps} steps they can move the {dimension} parameters "
-        f"{ratio:.2g} times as far as the noise does, and only if all gradients agree. Allow a larger "
-        "epsilon, a larger batch, or train fewer parameters."
+        f"the noise is larger than the signal: over {steps} steps the records can move the {dimension} "
+        f"parameters {ratio:.2g} times as far as the noise does, and only if all gradients agree. Allow "
+        "a larger epsilon, a larger batch, or train fewer parameters."
     )
 
 
@@ -58,8 +54,8 @@ def _deviation(noise: Noise, norm: float) -> float:
     law = (noise.dominating_noise(norm) or noise).exponential_power(norm)
     if law is None:
         raise Unsupported(
-            f"{type(noise).__name__} has neither a density of its own nor a noise that dominates it: "
-            "its deviation is not known. Give it `exponential_power` or `dominating_noise`."
+            f"{type(noise).__name__} has neither a density of its own nor a dominating noise, so its "
+            "deviation is unknown. Give it `exponential_power` or `dominating_noise`."
         )
     beta, scale = law
     return scale * math.exp((math.lgamma(3 / beta) - math.lgamma(1 / beta)) / 2)

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 import hush
 from tests.cli.command import answer, call
 
@@ -32,22 +30,3 @@ def test_scores_on_test_records_are_said_to_be(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "the test records chose the settings" in done.stdout
     assert "epsilon <=" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (("--lr", "1:2:3"), "must be one number"),
-        (("--lr", "fast"), "must be one number"),
-        (("--clip", "0,1"), "--clip=0.0 must be"),
-        (("--law", "fixed"), "costs many times as much"),
-        (("--held-out", "5000"), "must be below"),
-        (("--trials", "0"), "--trials=0.0 must be a finite number >= 1.01"),
-        (("--momentum", "0:0.9"), "must be one number"),
-    ],
-)
-def test_options_that_mean_nothing(wrong: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    done = call(*SHORT, *wrong, "--run-dir", tmp_path / "run")
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert not (tmp_path / "run").exists()

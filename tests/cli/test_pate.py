@@ -59,39 +59,6 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
     assert spent.epsilon.upper <= value["guarantee"]["epsilon"]["upper"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--teachers", "2000"), "teachers=2000 is more than the 1437 records"),
-        (("--queries", "0"), "--queries 0 must be > 0"),
-        (("--queries", "360"), "below the 360 test records"),
-        (("--threshold", "101"), "threshold=101 is more than the 100 votes"),
-        (("--delta", "0"), "delta=0.0 must be"),
-        (("--noise", "-1"), "multiplier=-1.0 must be"),
-        (("--beta", "0.5"), "beta=0.5 must be"),
-        (("--test-noise", "5"), "without --threshold there is none"),
-        (("--seed", "99999999999999999999999"), "--seed"),
-        (("--resume",), "to resume"),
-        (("--data", "mnist", "--data-dir", "nowhere"), "nowhere is not there"),
-    ],
-)
-def test_bad_input_is_a_sentence_before_any_work(
-    arguments: tuple[str, ...], message: str, tmp_path: Path
-) -> None:
-    result = call("pate", *arguments, "--run-dir", tmp_path / "run")
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
-    assert not (tmp_path / "run").exists()
-
-
-def test_noise_and_a_budget_are_not_both_taken(tmp_path: Path) -> None:
-    result = call("pate", "--noise", "5", "--epsilon", "3", "--run-dir", tmp_path / "run")
-    assert result.returncode != 0
-    assert "--noise and --epsilon say the same thing twice" in " ".join(result.stderr.split())
-    assert not (tmp_path / "run").exists()
-
-
 def test_users_are_protected_where_their_records_are_named(tmp_path: Path) -> None:
     ids = tmp_path / "ids.txt"
     ids.write_text("".join(f"u{record // 5}\n" for record in range(1437)))

@@ -14,7 +14,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_selective_run_says_how_many_trials_were_accepted() -> None:
-    asked = (
+    asked = [
         "train",
         "--batch-size",
         "256",
@@ -26,7 +26,7 @@ def test_a_selective_run_says_how_many_trials_were_accepted() -> None:
         "1",
         "--noise",
         "3",
-    )
+    ]
     run = answer(*asked, "--run-dir", "run")
     assert run["steps"] == 12
     assert 0 <= run["accepted"] <= 12
@@ -37,24 +37,11 @@ def test_a_selective_run_says_how_many_trials_were_accepted() -> None:
     assert answer(*by_file)["accepted"] == run["accepted"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--test-noise 2", "--test-noise is for a test that is not there"),
-        ("--test-threshold -1", "--test-threshold is for a test that is not there"),
-        ("--test mean", "--test is for a test that is not there"),
-        ("--test-batch 0", "--test-batch 0 must be > 0"),
-        ("--test-batch 64 --test median", "--test median must be one of summed, mean"),
-        (
-            "--test-batch 64 --test mean --test-threshold -90 --noise 2 --steps 5",
-            "between m=1.12e-268 and M=4.22e-257: in 5 trials",
-        ),
-    ],
-)
-def test_mistakes_are_sentences(arguments: str, message: str) -> None:
-    result = call("train", *arguments.split())
+def test_a_test_that_cannot_be_accounted_for_is_refused() -> None:
+    asked = "train --test-batch 64 --test mean --test-threshold -90 --noise 2 --steps 5"
+    result = call(*asked.split())
     assert result.returncode == 2
-    assert message in result.stderr
+    assert "between m=1.12e-268 and M=4.22e-257: in 5 trials" in result.stderr
 
 
 def test_the_tuner_prints_the_better_plan(tmp_path: Path) -> None:

@@ -38,19 +38,3 @@ def test_json_alone_writes_nothing(run: Path) -> None:
     assert said["attack"]["advantage"] <= said["from_epsilon"]["advantage"]
     secret = {file["name"] for file in said["files"] if not file["publishable"]}
     assert secret == {"checkpoint.safetensors"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("nowhere",), "there is no nowhere"),
-        ((".",), "has no ledger.jsonl"),
-        ((".", "--baseline", "2"), "baseline=2.0 must be"),
-        ((".", "--out", "-"), "must end in .html"),
-    ],
-)
-def test_what_is_no_run_has_no_report(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    done = call("report", *arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert list(tmp_path.iterdir()) == []

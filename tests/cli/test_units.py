@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hush.data
-from hush.cli.runs.experiment import Settings, build_experiment
+from hush.cli.experiment import Settings, build_experiment
 from tests.cli.command import answer, call
 
 RECORDS, OWNERS = 1437, 240
@@ -180,7 +180,7 @@ def test_nobody_is_both_public_and_protected(tmp_path: Path, ids: Path, relation
     asked = ("--units", str(ids), "--per-unit", "3", "--public-records", "62")
     refused = call(*ASKED, *asked, *relation.split(), cwd=tmp_path)
     assert refused.returncode == 2
-    assert "--public-records 62 gives up some records of an owner" in refused.stderr
+    assert "--public-records 62 makes some records of an owner" in refused.stderr
     assert "u10" not in refused.stderr
     assert not (tmp_path / "run").exists()
 

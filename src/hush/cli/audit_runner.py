@@ -10,7 +10,7 @@ from hush.audit.canaries.directions import Directions, directions_for, mislabell
 from hush.audit.canaries.many_runs import ManyRuns, many_runs
 from hush.audit.canaries.one_run import Guesses, OneRun, one_run
 from hush.audit.canaries.planted import CanaryRun, run_with_canaries
-from hush.cli.runs.experiment import Experiment
+from hush.cli.experiment import Experiment
 from hush.core.guarantee import Guarantee
 from hush.core.plan import Plan
 from hush.core.randomness import fresh_generator, seed_from

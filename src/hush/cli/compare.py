@@ -1,0 +1,274 @@
+"""`hush compare`, `tune-selective` and `probe`: which mechanism fits a budget and a model."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hush.cli import options as opt
+from hush.cli.experiment import LEARNING_RATE
+from hush.cli.output import print_json
+from hush.core.errors import HushError, InvalidValue
+from hush.core.guarantee import RECORD, Budget
+from hush.core.plan import plan_text
+from hush.core.value import check_count
+from hush.noise import Gaussian
+from hush.report.figure import Table, bar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hush.accounting.compare import Row
+
+_LONGEST = 4.0
+"""Noise of the longest bar, relative to DP-SGD."""
+_WARNING = (
+    "no privacy: all of this is computed from the records without noise, so the records must be public"
+)
+
+
+def compare(
+    records: Annotated[int, typer.Option(help="Number of records in the data set.")],
+    dimension: Annotated[int, typer.Option(help="Number of parameters.")],
+    epsilon: opt.Epsilon = 3.0,
+    delta: opt.Delta = 1e-5,
+    rate: opt.Rate = None,
+    batch_size: opt.BatchSize = None,
+    steps: opt.Steps = None,
+    epochs: opt.Epochs = None,
+    linf_ratio: Annotated[
+        float | None, typer.Option(help="Largest entry of a gradient over its Euclidean norm.")
+    ] = None,
+    subspaces: Annotated[
+        str | None, typer.Option(help="Ranks and norms of subspaces, e.g. 1000:2.5,290898:1.")
+    ] = None,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """The noise each mechanism needs for the same budget, steps and batch; least first.
+
+    Example: hush compare --records 50000 --dimension 291898 --batch-size 1000 --steps 1500
+    --epsilon 2 --linf-ratio 0.1
+    """
+    from hush.accounting.compare import Setting, check_cap
+    from hush.accounting.compare import compare as rows_of
+    from hush.training.progress import Progress
+
+    opt.refuse_together(rate=rate, batch_size=batch_size)
+    opt.refuse_together(steps=steps, epochs=epochs)
+    check_count("--dimension", dimension, "it is a number of parameters", at_least=1)
+    if linf_ratio is not None:
+        check_cap("--linf-ratio", linf_ratio, dimension)
+    plan = opt.plan_of(opt.sampling_of(rate, records, batch_size), 1.0)
+    setting = Setting(
+        records=records,
+        rate=plan.sampling.participation,
+        steps=opt.steps_of(steps, epochs, plan),
+        dimension=dimension,
+        budget=Budget(epsilon=epsilon, delta=delta),
+        cap=linf_ratio,
+        subspaces=_subspaces(subspaces),
+    )
+    with Progress("calibrating the noise", unit="mechanisms", visible=not quiet) as progress:
+        rows = rows_of(setting, progress.advance)
+    if as_json:
+        plans = [None if row.plan is None else row.plan.to_plain() for row in rows]
+        print_json(
+            {
+                **setting.budget.to_plain(),
+                "neighbours": RECORD.neighbours,
+                "unit": RECORD.unit,
+                "rows": [{**vars(row), "plan": plan} for row, plan in zip(rows, plans, strict=True)],
+            }
+        )
+        return
+    print(_table(rows).markdown())
+    print(
+        f"\nfor epsilon {epsilon:g} at delta {delta:g} (dp, {RECORD.neighbours} {RECORD.unit}); noise "
+        "in units of a typical gradient's Euclidean norm, on the sum of a batch; bars show the noise, "
+        f"the longest {_LONGEST:g} times that of DP-SGD; cost is the variance relative to DP-SGD. 'All "
+        "entries': as many gradients as twice sampling computes, scaled to the same batch. 'As "
+        "published' numbers are for comparison and no guarantee."
+    )
+    best = next(row for row in rows if row.plan and row.plan.sampling.participation == setting.rate)
+    assert best.plan is not None
+    print(
+        f"\n# {best.mechanism}: the least noise at this batch that needs no public basis. Save the "
+        "following as plan.toml,\n# with your clipping norm; `hush explain --plan plan.toml --steps "
+        f"{setting.steps}` says what it means.\n\n{plan_text(best.plan)}",
+        end="",
+    )
+
+
+def _table(rows: "Sequence[Row]") -> Table:
+    """Noise and cost of each mechanism, with a bar for the noise."""
+    plain = next(row.deviation for row in rows if row.cost == 1)
+    cells = [
+        [
+            row.mechanism,
+            f"{row.deviation:.4g}",
+            bar(row.deviation / (_LONGEST * plain)),
+            "-" if row.published is None else f"{row.published:.4g}",
+            f"{row.signal_to_noise:.3g}",
+            f"{row.cost:.3g}",
+            row.accountant,
+        ]
+        for row in rows
+    ]
+    header = ["mechanism", "noise", "", "as published", "signal/noise", "cost", "by"]
+    return Table(header=header, rows=cells)
+
+
+def _subspaces(text: str | None) -> tuple[tuple[int, float], ...]:
+    try:
+        pairs = [part.split(":") for part in text.split(",")] if text else []
+        return tuple((int(rank), float(norm)) for rank, norm in pairs)
+    except ValueError:
+        raise InvalidValue(
+            f"--subspaces {text} must be pairs of a rank and a norm. Pass e.g. 1000:2.5,290898:1."
+        ) from None
+
+
+def tune_selective(
+    records: Annotated[int, typer.Option(help="Number of records in the data set.")],
+    batch_size: Annotated[int, typer.Option(help="Expected batch size of the training.")],
+    updates: Annotated[int, typer.Option(help="Number of accepted updates.")],
+    epsilon: opt.Epsilon,
+    delta: opt.Delta = 1e-5,
+    acceptance: Annotated[float, typer.Option(help="Share of trials to be accepted.")] = 0.5,
+    signal: Annotated[
+        float,
+        typer.Option(help="Mean change of a record's loss, in standard deviations: a public guess."),
+    ] = 0.1,
+    contrast: Annotated[
+        float, typer.Option(help="How much more often helpful proposals must be accepted.")
+    ] = 2.0,
+    clip: Annotated[float, typer.Option(help="Largest Euclidean norm of a gradient.")] = 1.0,
+    as_json: opt.AsJson = False,
+) -> None:
+    """The least training noise for a number of accepted updates: both tests, and the better one's plan.
+
+    Example: hush tune-selective --records 60000 --batch-size 2048 --updates 646 --epsilon 1
+    """
+    from hush.accounting.selective_tuning import tune_selective as tune
+
+    start = opt.plan_of(opt.sampling_of(None, records, batch_size), 1.0, clip)
+    budget = Budget(epsilon=epsilon, delta=delta)
+    tuned, failed = {}, {}
+    for test in ("summed", "mean"):
+        try:
+            tuned[test] = tune(
+                start,
+                records=records,
+                budget=budget,
+                updates=updates,
+                test=test,
+                acceptance=acceptance,
+                signal=signal,
+                contrast=contrast,
+            )
+        except HushError as error:
+            failed[test] = error
+    if not tuned:
+        raise failed["summed"]
+    noise = {
+        test: choice.plan.noise.multiplier
+        for test, choice in tuned.items()
+        if isinstance(choice.plan.noise, Gaussian)
+    }
+    best = min(noise, key=noise.__getitem__)
+    if as_json:
+        tests = {
+            test: {
+                "plan": choice.plan.to_plain(),
+                "trials": choice.trials,
+                "guarantee": choice.guarantee.to_plain(),
+                "helpful": choice.helpful,
+                "harmful": choice.harmful,
+            }
+            for test, choice in tuned.items()
+        }
+        reasons = {test: str(error) for test, error in failed.items()}
+        print_json({"best": best, "tests": tests, "failed": reasons})
+        return
+    for test, choice in tuned.items():
+        print(
+            f"# {test}: training noise {noise[test]:.4g} for {choice.trials} trials; accepts "
+            f"{choice.helpful:.0%} of helpful and {choice.harmful:.0%} of harmful proposals"
+        )
+    for test, reason in failed.items():
+        print(f"# {test}: {reason}")
+    print(f"# {best} test, {tuned[best].guarantee}\n")
+    print(plan_text(tuned[best].plan), end="")
+
+
+def probe(
+    data: opt.Data = "digits",
+    data_dir: opt.DataDir = None,
+    model: opt.Model = "mlp",
+    records: Annotated[
+        int, typer.Option(help="Number of records to find directions with, and as many to measure.")
+    ] = 400,
+    steps: Annotated[int, typer.Option(help="Steps of gradient descent before measuring.")] = 100,
+    learning_rate: opt.LearningRate = 0.05,
+    device: opt.Device = None,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for CSV, JSON and PNG files.")] = Path("runs/probe"),
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Measure the geometry of a model's gradients on public records, and which clipping fits it.
+
+    Example: hush probe --data fashion-mnist --model mnist-cnn
+    """
+    import torch
+
+    from hush.core.atomic_files import check_folder
+    from hush.data import load, tensors
+    from hush.models import build
+    from hush.report.geometry import geometry_figure, numbers
+    from hush.training.methods.public_bases import probe as measure
+    from hush.training.progress import Progress
+
+    LEARNING_RATE.check("--lr", learning_rate)
+    check_count("--records", records, "gradients are measured", 2)
+    check_count("--steps", steps, "the model is trained first")
+    torch_device = opt.device_of(device)
+    torch.manual_seed(seed)
+    dataset = load(data, data_dir)
+    x, y, _, _ = tensors(dataset)
+    if 2 * records > len(x):
+        raise InvalidValue(
+            f"--records {records} needs twice as many, and {data} has {len(x)}: directions come from "
+            f"other records than those measured. Pass at most --records {len(x) // 2}."
+        )
+    network = build(model or "mlp", classes=dataset.classes, shape=dataset.shape, dtype=x.dtype).to(
+        torch_device
+    )
+    check_folder("--out", out)
+    reference, measured = (
+        (x[part].to(torch_device), y[part].to(torch_device))
+        for part in (slice(records), slice(records, 2 * records))
+    )
+    loss = torch.nn.CrossEntropyLoss()
+    with Progress(f"measuring the gradients of {model} on {data}", visible=not quiet):
+        geometry = measure(network, loss, reference, measured, steps=steps, learning_rate=learning_rate)
+    title = f"gradients of {model} on {data} after {steps} steps, {geometry.dimension} parameters"
+    figure = geometry_figure("probe", title, geometry, [_WARNING])
+    files = [*figure.save(out), out / "probe.json"]
+    report = {
+        "data": data,
+        "model": model,
+        "steps": steps,
+        **numbers(geometry),
+        "notes": list(figure.notes),
+    }
+    files[-1].write_text(json.dumps(report, indent=2) + "\n")
+    if as_json:
+        print_json({**report, "files": [str(file) for file in files]})
+        return
+    print(f"{title}\n\n{figure.table().markdown()}\n")
+    for note in figure.notes:
+        print(f"  {note}")
+    print(f"  written: {', '.join(map(str, files))}")

@@ -1,0 +1,191 @@
+"""Settings of a run, and the experiment that they describe: records, model, optimizer.
+
+`hush train` and `hush audit` build the same experiment.
+"""
+
+import json
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from hush.core.errors import CheckpointError, InvalidPlan, InvalidValue, shorten
+from hush.core.guarantee import DELTA, Neighbours
+from hush.core.plan import Plan, read_plan
+from hush.core.value import Range, Value
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+    from hush.gradients.tree import Views
+    from hush.gradients.units import Reduction
+    from hush.training.options import Units
+
+LEARNING_RATE = Range(above=0, at_most=1e6, why="it is the length of a step", example=1.0)
+MOMENTUM = Range(at_least=0, below=1, why="at 1 no update decays", example=0.9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Value):
+    """Choices of `hush train` that are not in the plan file. None of them depends on the records."""
+
+    data: str
+    model: str
+    delta: float = field(metadata=DELTA)
+    learning_rate: float = field(metadata={"range": LEARNING_RATE})
+    momentum: float = field(default=0.0, metadata={"range": MOMENTUM})
+    adam: bool = False
+    features: str | None = None
+    views: int | None = None
+    public_records: int = 0
+    secure: bool = False
+    per_unit: int | None = None
+    """Records of one owner per step, for user-level privacy. The owners are in no published file."""
+    unit_gradient: str | None = None
+    """None: mean."""
+    neighbours: Neighbours | None = None
+    """None: zero-out."""
+    records: int | None = None
+    """Public constant in place of a private number of records."""
+
+    @property
+    def relation(self) -> Neighbours:
+        """Adjacency relation of the run."""
+        return Neighbours(self.neighbours or Neighbours.ZERO_OUT)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Settings":
+        """The settings in the folder of a run of `hush train`."""
+        from hush.training.run_folder import SETTINGS
+
+        try:
+            return cls.from_plain(json.loads((folder / SETTINGS).read_text()))
+        except (OSError, ValueError, RecursionError) as error:  # HushError is a ValueError
+            raise CheckpointError(
+                f"{folder} has no readable {SETTINGS} ({shorten(str(error), 500)}): what was trained is "
+                "not known. Name the folder of a run of `hush train`."
+            ) from None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Experiment:
+    """The records of a run on their device, and how its model and optimizer are initialised."""
+
+    settings: Settings
+    train: "tuple[Tensor, Tensor]"
+    test: "tuple[Tensor, Tensor]"
+    public: "tuple[Tensor, Tensor] | None"
+    views: "Views | None"
+    classes: int
+    owners: "NDArray[Any] | None" = None
+    """Owner of each private record (sensitive)."""
+
+    @property
+    def units(self) -> "Units | None":
+        """Owners of the records; None if each record is a unit of privacy."""
+        from hush.training.options import Units
+
+        per_unit = self.settings.per_unit
+        if self.owners is None or per_unit is None:
+            return None
+        reduction = cast("Reduction", self.settings.unit_gradient or "mean")
+        return Units(owners=self.owners, per_unit=per_unit, gradient=reduction)
+
+    def public_count(self) -> int:
+        """Number of units of privacy, or the public constant in place of it."""
+        from hush.training.units import public_count, units_of
+
+        settings, relation = self.settings, self.settings.relation
+        units = units_of(self.units, relation)
+        if settings.records is None and units is None and relation is not Neighbours.ADD_REMOVE:
+            return len(self.train[1])
+        return public_count(settings.records, units, relation)
+
+    def initialise(self) -> "tuple[nn.Module, torch.optim.Optimizer]":
+        """A new model on the records' device, and its optimizer."""
+        import torch
+
+        from hush.models import build
+
+        settings, inputs = self.settings, self.train[0]
+        shape, kind = inputs.shape[1:], inputs.dtype
+        model = build(settings.model, classes=self.classes, shape=shape, dtype=kind).to(inputs.device)
+        if settings.adam:
+            return model, torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
+        return model, torch.optim.SGD(
+            model.parameters(), lr=settings.learning_rate, momentum=settings.momentum
+        )
+
+
+def build_experiment(
+    settings: Settings, data_dir: Path | None, device: "torch.device", units: Path | None = None
+) -> Experiment:
+    """The experiment of these settings; raises if they do not fit the data.
+
+    Args:
+        settings: Settings of the run.
+        data_dir: Folder with the data files; None: HUSH_DATA.
+        device: Device of the records.
+        units: File with the owner of each training record; None: each record is a unit.
+    """
+    from hush.data import flips_and_shifts, load, read_owners, tensors, with_features
+
+    dataset = load(settings.data, data_dir)
+    owners = None if units is None else read_owners(units, len(dataset.y_train))
+    if settings.features is not None:
+        dataset = with_features(dataset, settings.features, device=str(device), directory=data_dir)
+    limit, public = len(dataset.y_train) - 1, settings.public_records
+    if public > limit:
+        raise InvalidValue(
+            f"--public-records {public} must be > 0 and <= {limit}: public records have no protection, "
+            "and no private record would be left. Pass e.g. --public-records 100."
+        )
+    if owners is not None and not set(owners[:public]).isdisjoint(owners[public:]):
+        raise InvalidValue(
+            f"--public-records {public} makes some records of an owner in {units} public and keeps "
+            "others private (the owner is not shown): the guarantee assumes that no owner is in both "
+            "parts. Order the records by owner and pass a number that splits none, or leave the option "
+            "out."
+        )
+    views = None
+    if settings.views is not None:
+        if settings.features is not None or len(dataset.shape) != 3:
+            kind = settings.data if settings.features is None else f"{settings.features} features"
+            raise InvalidValue(
+                f"--views {settings.views} is for images, and {kind} are none: shifts and flips would "
+                "change the records' meaning. Leave it out."
+            )
+        # an eighth of the side: the usual 4 pixels of 32 would push most of 8 pixels out of sight
+        views = flips_and_shifts(settings.views, shift=min(4, dataset.shape[-1] // 8))
+    x, y, x_test, y_test = (part.to(device) for part in tensors(dataset))
+    return Experiment(
+        settings=settings,
+        train=(x[public:], y[public:]),
+        test=(x_test, y_test),
+        public=(x[:public], y[:public]) if public else None,
+        views=views,
+        classes=dataset.classes,
+        owners=None if owners is None else owners[public:],
+    )
+
+
+def check_same_plan(folder: Path, plan: Plan) -> None:
+    """Raise if the run in a folder has another plan than the options, and say how to continue it."""
+    from hush.training.run_folder import differences
+
+    file = folder / "plan.toml"
+    if file.exists() and (charged := read_plan(file)) != plan:
+        raise InvalidPlan(
+            f"{file} is another plan than these options stand for ({differences(charged, plan)}): a run "
+            "keeps the plan it was charged for, and without --noise or --plan the noise is chosen for "
+            f"--epsilon, --delta and the steps. Continue under it with --plan {file} in place of "
+            "options for noise, rate and clip, and with --steps and --epsilon for all steps together. "
+            "Or name another --run-dir."
+        )
+
+
+def new_folder(name: str) -> Path:
+    """The first folder of this name and a number, below runs, that does not exist."""
+    return next(path for n in count(1) if not (path := Path("runs") / f"{name}-{n}").exists())

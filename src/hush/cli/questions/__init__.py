@@ -1,1 +1,0 @@
-"""Privacy questions: what plans and ledgers cost and mean. They load no deep-learning library."""

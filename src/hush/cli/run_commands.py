@@ -1,0 +1,341 @@
+"""`hush audit`, `report` and `pate`: the audit and the report of a run, and PATE."""
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hush.cli import options as opt
+from hush.cli.experiment import Settings, build_experiment
+from hush.cli.output import SEED_NOTICE, counted, print_json
+from hush.core.errors import DataError, InvalidValue, LedgerError, Unsupported
+from hush.core.guarantee import DELTA, Budget
+from hush.core.parts import Noise
+from hush.core.plan import read_plan
+from hush.core.value import check_count
+from hush.noise import Gaussian, GeneralizedGaussian, Laplace
+
+if TYPE_CHECKING:
+    from hush.pate.confident import Query
+
+_FEW_RUNS = 32
+_FEW_CANARIES = 8
+
+
+def audit(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run of `hush train`.")],
+    canaries: Annotated[
+        int | None, typer.Option(help="Number of canaries; 256 by default, or as many as there is room.")
+    ] = None,
+    kind: Annotated[
+        str,
+        opt.chosen(
+            "Seen in every update, or mislabelled records, by loss",
+            *("gradient", "input"),
+            why="canaries are made in these two ways",
+        ),
+    ] = "gradient",
+    others: Annotated[
+        bool, typer.Option(help="With the run's own records, or the canaries alone, which reveal more.")
+    ] = True,
+    runs: Annotated[
+        int, typer.Option(help="1: many canaries in one run. More: one canary, in every other run.")
+    ] = 1,
+    confidence: Annotated[float, typer.Option(help="Confidence of the bound.")] = 0.95,
+    data_dir: opt.DataDir = None,
+    device: opt.Device = None,
+    seed: opt.Seed = None,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Lower bound on epsilon: train again as a run did, with canaries, and try to detect them.
+
+    This audits hush under the run's plan, not the released weights. The result depends on the records
+    and is not charged: do not publish it. Exits with 1 if the bound is above the charge.
+
+    Example: hush audit runs/digits-1 --no-others
+    """
+    from hush.accounting.ledger import Ledger
+    from hush.audit.lower_bound import CONFIDENCE
+    from hush.cli.audit_runner import AuditRunner
+    from hush.training.progress import Progress
+
+    CONFIDENCE.check("--confidence", confidence)
+    check_count("--runs", runs, "each trains a model", at_least=1)
+    if canaries is not None:
+        # all right by chance must be rarer than a share of 1 - confidence
+        smallest = 1 if runs > 1 else _FEW_CANARIES
+        check_count("--canaries", canaries, "fewer refute nothing", at_least=smallest)
+    if 1 < runs < _FEW_RUNS:
+        raise InvalidValue(
+            f"--runs {runs} must be 1 or at least {_FEW_RUNS}: fewer refute nothing. One run with many "
+            "canaries is cheaper."
+        )
+    if runs > 1 and canaries not in (None, 1):
+        raise InvalidValue(
+            f"--runs {runs} and --canaries {canaries}: canaries of one run are no independent trials, "
+            "so many runs have one canary each. Leave one of the two out."
+        )
+    settings, plan = Settings.read(run_dir), read_plan(run_dir / "plan.toml")
+    if settings.per_unit is not None:
+        raise Unsupported(
+            f"{run_dir} protects one user with up to {settings.per_unit} records a step, and the "
+            "canaries are single records: their bound would be on another guarantee. Audit a run of the "
+            "same plan without --units, in which one record costs what one user costs here."
+        )
+    if not (run_dir / "ledger.jsonl").is_file():
+        raise LedgerError(
+            f"{run_dir} has no ledger.jsonl: the charge is unknown. Name the folder of a finished run "
+            "of `hush train`."
+        )
+    steps = Ledger(run_dir / "ledger.jsonl", read_only=True).counts.get(plan, 0)
+    if not steps:
+        raise LedgerError(
+            f"the ledger of {run_dir} has no step of its plan.toml: nothing was trained, or the plan "
+            "was changed. Name the folder of a run as `hush train` left it."
+        )
+    experiment = build_experiment(settings, data_dir, opt.device_of(device))
+    with Progress("training with canaries", runs * steps, visible=not quiet) as progress:
+        runner = AuditRunner(
+            experiment=experiment,
+            plan=plan,
+            steps=steps,
+            kind=kind,
+            others=others,
+            seed=seed,
+            done=progress.advance,
+        )
+        result = (
+            runner.one_run(canaries, confidence) if runs == 1 else runner.many_runs(runs, confidence)
+        )
+    bound, charge, guesses = result.bound, result.charge, result.guesses
+    exceeded = bound.epsilon > charge.epsilon.upper
+    if as_json:
+        print_json(
+            {
+                "lower_bound": bound.epsilon,
+                "charge": charge.to_plain(),
+                "run_neighbours": str(settings.relation),
+                "exceeded": exceeded,
+                "sensitive": True,
+                "confidence": confidence,
+                "gaussian": {"separation": bound.separation, "epsilon": bound.gaussian_epsilon},
+                "kind": kind,
+                "canaries": result.canaries,
+                "guesses": None if guesses is None else {"made": guesses.made, "right": guesses.right},
+                "runs": runs,
+                "steps": steps,
+                "others": others,
+                "plan": plan.to_plain(),
+            }
+        )
+    else:
+        among = counted(len(experiment.train[1]), "other record") if others else "no other records"
+        print(f"audit of {run_dir}: trained again under its plan, {counted(steps, 'step')}, {among},")
+        print(f"  {result.summary}")
+        print("  (this audits the library under this plan, not the weights that were released)")
+        if settings.relation is not charge.neighbours:
+            print(
+                f"  (the run promises {settings.relation}; a canary is there or not, so the charge and "
+                f"the bound below are of its plan under {charge.neighbours})"
+            )
+        print(f"charge       {charge}")
+        print(
+            f"lower bound  epsilon >= {bound.epsilon:.4g} at delta {settings.delta:g} "
+            f"({charge.neighbours} {charge.unit}), for any mechanism, with confidence {confidence:g}"
+        )
+        print(
+            f"             epsilon >= {bound.gaussian_epsilon:.4g} if the trade-off is a Gaussian's, an "
+            "estimate if records are sampled"
+        )
+        if exceeded:
+            print("THE BOUND IS ABOVE THE CHARGE: the guarantee does not hold for the code that runs")
+        else:
+            print("the bound is not above the charge: no violation was found")
+        print("sensitive: this used the records again and is not charged to a ledger; do not publish it")
+    if exceeded:
+        raise typer.Exit(1)
+
+
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run, or a ledger.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page; report.html in the run's folder by default. JSON goes beside it."),
+    ] = None,
+    delta: opt.ReportedDelta = None,
+    baseline: Annotated[float | None, typer.Option(help="Accuracy without privacy, as 0.95.")] = None,
+    audit: Annotated[
+        Path | None,
+        typer.Option(help="Output of `hush audit --json` for this run. It makes the report sensitive."),
+    ] = None,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Guarantee, risks and assumptions of a run: one HTML page, and JSON with the same facts.
+
+    With --json the facts are printed, and a page is written only if --out names it.
+
+    Example: hush report runs/digits-1
+    """
+    from hush.report.facts import run_facts
+    from hush.report.page import report_json, write_report
+    from hush.training.progress import Progress
+
+    if out is not None and out.suffix not in (".html", ".htm"):
+        raise InvalidValue(
+            f"--out {out} must end in .html: the page goes there, and JSON of the same name beside it. "
+            "To print the facts, pass --json.",
+            key="out",
+        )
+    with Progress("computing the curves", visible=not quiet):
+        facts = run_facts(run_dir, delta=delta, baseline=baseline, audit=audit)
+    page = out
+    if page is None and not as_json:
+        page = (run_dir if run_dir.is_dir() else run_dir.parent) / "report.html"
+    plain = None if page is None else write_report(page, facts)
+    if as_json:
+        print_json(report_json(facts))
+        return
+    print(facts.guarantee)
+    print(f"report: {page}; the same facts as JSON: {plain}")
+    if facts.audit is not None:
+        print("sensitive: it contains the result of an audit of the records; do not publish it")
+
+
+def pate(
+    data: opt.Data = "digits",
+    data_dir: opt.DataDir = None,
+    model: opt.Model = None,
+    teachers: Annotated[int, typer.Option(help="Number of teachers, each with its own records.")] = 100,
+    queries: Annotated[
+        int, typer.Option(help="Number of public inputs to ask about: the first of the test records.")
+    ] = 200,
+    answers: Annotated[int | None, typer.Option(help="Most answers; all by default.")] = None,
+    units: opt.UnitsFile = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="The epsilon that is not exceeded; 8 by default.")
+    ] = None,
+    delta: opt.Delta = 1e-5,
+    noise: Annotated[
+        float | None, typer.Option(help="Noise multiplier on a count, in place of --epsilon.")
+    ] = None,
+    beta: Annotated[
+        float, typer.Option(help="Shape of the noise: 1 Laplace, 2 Gaussian, others between and above.")
+    ] = 2.0,
+    threshold: Annotated[
+        float | None, typer.Option(help="Answer only if this many teachers, with noise, agree.")
+    ] = None,
+    test_noise: Annotated[
+        float | None, typer.Option(help="Noise of that test, in units of the noise on a count; else 3.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Passes of a network over its records.")] = 40,
+    learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")] = 5e-3,
+    processes: Annotated[int, typer.Option(help="Teachers trained at once.")] = 1,
+    run_dir: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/pate"),
+    resume: opt.Resume = False,
+    seed: opt.Seed = None,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Train teachers on disjoint private records, and a student on their noisy votes (PATE).
+
+    Without --noise, the noise is chosen so that all queries fit the budget.
+
+    Example: hush pate --teachers 100 --queries 200 --epsilon 8
+    """
+    import torch
+
+    from hush.data import load, read_owners, tensors
+    from hush.models import build, default_model
+    from hush.pate.argmax import NoisyMax
+    from hush.pate.confident import Confident, with_noise
+    from hush.pate.run import pate as run_pate
+    from hush.pate.teachers import Lesson
+    from hush.training.progress import Progress
+
+    DELTA["range"].check("delta", delta)
+    dataset = load(data, data_dir)
+    owners = None if units is None else read_owners(units, len(dataset.y_train))
+    x_train, y_train, x_test, y_test = tensors(dataset)
+    if not 0 < queries < len(x_test):
+        raise DataError(
+            f"--queries {queries} must be > 0 and below the {len(x_test)} test records: they serve as "
+            f"public inputs, and the student is measured on the rest. Pass e.g. --queries "
+            f"{len(x_test) // 2}."
+        )
+    vote = NoisyMax.of_teachers(noise=_noise(beta, 1.0 if noise is None else noise))
+    query: Query = vote
+    if threshold is None and test_noise is not None:
+        raise InvalidValue(
+            f"--test-noise {test_noise:g} is the noise of a test, and without --threshold there is "
+            "none. Pass both, or neither."
+        )
+    if threshold is not None:
+        multiplier = (3.0 if test_noise is None else test_noise) * vote.noise.to_plain()["multiplier"]
+        query = Confident(vote=vote, threshold=threshold, noise=_noise(beta, multiplier))
+    opt.refuse_together(noise=noise, epsilon=epsilon)
+    if noise is None:
+        budget = Budget(epsilon=8.0 if epsilon is None else epsilon, delta=delta)
+        query = with_noise(query, budget, queries, queries if answers is None else answers)
+    shape, kind = dataset.shape, x_train.dtype
+    chosen = model or ("mlp" if data == "digits" else default_model(data))
+    network = partial(build, chosen, classes=dataset.classes, shape=shape, dtype=kind)
+    with Progress("training teachers", teachers, unit="teachers", visible=not quiet) as progress:
+        run = run_pate(
+            network,
+            (x_train, y_train),
+            (x_test[:queries], y_test[:queries]),
+            (x_test[queries:], y_test[queries:]),
+            query=query,
+            teachers=teachers,
+            classes=dataset.classes,
+            delta=delta,
+            directory=run_dir,
+            answers=answers,
+            units=owners,
+            lesson=Lesson(epochs=epochs, rate=learning_rate),
+            processes=processes,
+            resume=resume,
+            generator=None if seed is None else torch.Generator().manual_seed(seed),
+            done=progress.advance,
+        )
+    if as_json:
+        print_json(
+            {
+                "guarantee": run.guarantee.to_plain(),
+                "queries": queries,
+                "answered": run.answered,
+                "label_accuracy": run.label_accuracy,
+                "student_accuracy": run.student_accuracy,
+                "query": query.to_plain(),
+                "seeded": seed is not None,
+                "directory": str(run_dir),
+                "sensitive": {
+                    "teacher_accuracy": run.teacher_accuracy,
+                    "per_instance": run.per_instance.to_plain() if run.per_instance else None,
+                },
+            }
+        )
+        return
+    accuracy = "no labels" if math.isnan(run.label_accuracy) else f"{run.label_accuracy:.1%} right"
+    print(f"{data}: {run.answered} of {queries} queries answered, {accuracy}")
+    print(f"student: accuracy {run.student_accuracy:.2%} on {len(x_test) - queries} test records")
+    print(run.guarantee)
+    print("sensitive, computed from the private records (in no published file):")
+    print(f"  teachers: {run.teacher_accuracy:.2%} of their votes right")
+    if run.per_instance:
+        print(f"  on these votes: {run.per_instance}")
+    if seed is not None:
+        print(SEED_NOTICE)
+    print(f"to publish: {run_dir / 'student.safetensors'} and the ledger beside it; not teachers/")
+
+
+def _noise(beta: float, multiplier: float) -> Noise:
+    if beta == 1:
+        return Laplace(multiplier=multiplier)
+    if beta == 2:
+        return Gaussian(multiplier=multiplier)
+    return GeneralizedGaussian(beta=beta, multiplier=multiplier)

@@ -1,0 +1,480 @@
+"""`hush train` and `hush tune`: a private run, and private selection of its hyperparameters."""
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from hush.cli import options as opt
+from hush.cli.experiment import (
+    LEARNING_RATE,
+    MOMENTUM,
+    Experiment,
+    Settings,
+    build_experiment,
+    check_same_plan,
+    new_folder,
+)
+from hush.cli.output import SEED_NOTICE, counted, print_json
+from hush.clipping import L2
+from hush.core.atomic_files import replace_file
+from hush.core.best_of import MEAN
+from hush.core.errors import InvalidValue
+from hush.core.guarantee import Adjacency, Arithmetic, Budget, Neighbours
+from hush.core.plan import read_plan
+from hush.core.value import Range, check_count
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hush.training.tuning.space import Dimension
+    from hush.training.tuning.trial import TuningTrial
+
+_VIEWS = Range(
+    at_least=1, at_most=1024, why="each is a pass over the record, clipped once for all", example=4
+)
+_CLIP = Range(above=0, at_most=1e15, why="without a bound no noise hides a record", example=1.0)
+_RANGE = "one number, several as 0.5,1,2, or a range as 0.1:10 (uniform in the logarithm)"
+
+
+def train(
+    data: opt.Data = "digits",
+    data_dir: opt.DataDir = None,
+    features: opt.Features = None,
+    model: opt.Model = None,
+    epsilon: opt.Epsilon = 3.0,
+    delta: opt.Delta = 1e-5,
+    noise: opt.Noise = None,
+    rate: opt.Rate = None,
+    batch_size: opt.BatchSize = None,
+    steps: opt.Steps = None,
+    epochs: opt.Epochs = None,
+    clip: Annotated[
+        float | None, typer.Option(help="Largest Euclidean norm of a gradient; 1 by default.")
+    ] = None,
+    test_batch: Annotated[
+        int | None,
+        typer.Option(help="Expected records (or owners) in the test of a proposal: selective release."),
+    ] = None,
+    test_noise: Annotated[float | None, typer.Option(help="Noise multiplier of the test.")] = None,
+    test_clip: Annotated[
+        float | None, typer.Option(help="Bound on the change of each record's loss, or of the mean.")
+    ] = None,
+    test_threshold: Annotated[
+        float | None,
+        typer.Option(help="Accept below this many test clips; -1, the paper's, by default."),
+    ] = None,
+    test: Annotated[
+        str | None,
+        opt.chosen(
+            "Statistic of the test; summed by default",
+            "summed",
+            "mean",
+            why="its cost is proved for these",
+        ),
+    ] = None,
+    plan: opt.PlanFile = None,
+    learning_rate: opt.LearningRate = 1.0,
+    momentum: Annotated[float | None, typer.Option(help="Momentum of SGD.")] = None,
+    adam: Annotated[bool | None, typer.Option("--adam", help="Adam instead of SGD.")] = None,
+    physical_batch: Annotated[
+        int | None, typer.Option(help="Records in memory at once; changes no result.")
+    ] = None,
+    views: Annotated[
+        int | None, typer.Option(help="Flipped and shifted views of an image, averaged before clipping.")
+    ] = None,
+    public_records: Annotated[
+        int | None,
+        typer.Option(help="Training records without protection, for plans with public bases."),
+    ] = None,
+    units: opt.UnitsFile = None,
+    per_unit: Annotated[int | None, typer.Option(help="Most records of one owner in a step.")] = None,
+    unit_gradient: Annotated[
+        str | None,
+        opt.chosen(
+            "Reduction over an owner's gradients, which is clipped; mean by default",
+            *("mean", "sum"),
+            why="an owner adds one of the two",
+        ),
+    ] = None,
+    neighbours: opt.AdjacencyName = None,
+    records: Annotated[
+        int | None,
+        typer.Option(help="Public constant near the number of records or owners, for add/remove."),
+    ] = None,
+    device: opt.Device = None,
+    run_dir: opt.RunDir = None,
+    resume: opt.Resume = False,
+    reseed: Annotated[
+        bool, typer.Option(help="Resume with new randomness, charging repeated steps again.")
+    ] = False,
+    seed: opt.Seed = None,
+    secure: Annotated[
+        bool, typer.Option(help="Records and noise from the system's cryptographic source.")
+    ] = False,
+    arithmetic: Annotated[
+        str,
+        opt.chosen(
+            "Faster noise of torch, without a proof of its rounding, if assumed",
+            *("proved", "assumed"),
+            why="the guarantee states it",
+        ),
+    ] = "proved",
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Begin only if the step does what is charged.")
+    ] = False,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Train a model with differential privacy; without arguments, on the bundled digits.
+
+    Unless --noise or --plan is given, the noise is chosen so that all steps fit the budget.
+    """
+    import torch
+
+    from hush.accounting.calibrate import calibrate
+    from hush.audit import self_test as check_step
+    from hush.models import default_model
+    from hush.report.signal_to_noise import low_snr_warning
+    from hush.training.loop import train as run_loop
+    from hush.training.options import Execution, Randomness
+    from hush.training.run_folder import check_settings
+
+    opt.refuse_together(plan=plan, rate=rate, batch_size=batch_size)
+    parts: dict[str, Any] = {"noise": noise, "clip": clip, "test": test, "test_batch": test_batch}
+    parts |= {"test_noise": test_noise, "test_clip": test_clip, "test_threshold": test_threshold}
+    for name, value in parts.items():
+        opt.refuse_together(plan=plan, **{name: value})
+    opt.refuse_together(steps=steps, epochs=epochs)
+    opt.refuse_together(adam=adam, momentum=momentum)
+    LEARNING_RATE.check("--lr", learning_rate)
+    MOMENTUM.check("--momentum", momentum or 0.0)
+    _VIEWS.check("--views", 1 if views is None else views)
+    if public_records is not None:
+        check_count("--public-records", public_records, "they have no protection", at_least=1)
+    _check_units(units, per_unit, unit_gradient, neighbours, records)
+    budget = Budget(epsilon=epsilon, delta=delta)
+    private = None if plan is None else read_plan(plan)  # before the data, whose features take minutes
+    settings = Settings(
+        data=data,
+        model=model or default_model(data, features),
+        delta=delta,
+        learning_rate=learning_rate,
+        momentum=momentum or 0.0,
+        adam=bool(adam),
+        features=features,
+        views=views,
+        public_records=public_records or 0,
+        secure=secure,
+        per_unit=per_unit,
+        # defaults are stored as None: a resumed run may spell them out
+        unit_gradient=None if unit_gradient == "mean" else unit_gradient,
+        neighbours=None if neighbours in (None, Neighbours.ZERO_OUT) else Neighbours(neighbours),
+        records=records,
+    )
+    if resume and run_dir is not None and (run_dir / "plan.toml").exists():
+        check_settings(run_dir, settings.to_plain())
+    torch_device = opt.device_of(device)
+    experiment = build_experiment(settings, data_dir, torch_device, units)
+    unit_count, unit = experiment.public_count(), "record" if units is None else "owner"
+    if private is not None:
+        total = None if steps is None and epochs is None else opt.steps_of(steps, epochs, private)
+    else:
+        size = min(256, unit_count) if batch_size is None else batch_size
+        private = opt.plan_of(
+            opt.sampling_of(rate, unit_count, size, unit),
+            1.0 if noise is None else noise,
+            1.0 if clip is None else clip,
+            opt.release_of(unit_count, test_batch, test_noise, test_clip, test_threshold, test, unit),
+        )
+        total = opt.steps_of(steps, 20 if epochs is None else epochs, private)
+        if noise is None:
+            adjacency = Adjacency(neighbours=settings.relation)
+            private = calibrate(private, budget, steps=total, adjacency=adjacency)
+
+    generator = None
+    if seed is not None:
+        torch.manual_seed(seed)
+        generator = torch.Generator(torch_device).manual_seed(seed)
+    network, optimizer = experiment.initialise()
+    dimension = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+    if total and (warning := low_snr_warning(private, unit_count, total, dimension)):
+        print(f"hush: {warning}", file=sys.stderr)
+    folder = run_dir or new_folder(data)
+    if resume:
+        check_same_plan(folder, private)
+    try:
+        run = run_loop(
+            network,
+            torch.nn.CrossEntropyLoss(),
+            optimizer,
+            private,
+            experiment.train,
+            budget=budget,
+            steps=total,
+            evaluation=experiment.test,
+            directory=folder,
+            resume=resume,
+            reseed=reseed,
+            randomness=Randomness(
+                generator=generator, secure=secure, arithmetic=cast(Arithmetic, arithmetic)
+            ),
+            execution=Execution(physical_batch=physical_batch),
+            records=records,
+            units=experiment.units,
+            neighbours=settings.relation,
+            views=experiment.views,
+            public=experiment.public,
+            settings=settings.to_plain(),
+            self_test=check_step if self_test else None,
+            progress=not quiet,
+        )
+    except KeyboardInterrupt:
+        if (folder / "plan.toml").exists():
+            resuming = f"--run-dir {folder} --resume"
+            print(f"hush: stopped; continue with the same command and {resuming}", file=sys.stderr)
+        raise
+    final = run.metrics[-1]
+    if as_json:
+        print_json(
+            {
+                "guarantee": run.guarantee.to_plain(),
+                "steps": run.steps,
+                "accepted": run.accepted,
+                "stopped": run.stopped,
+                "final": final,
+                "plan": private.to_plain(),
+                "seeded": seed is not None,
+                "directory": str(folder),
+            }
+        )
+        return
+    print(
+        f"{data}: accuracy {final['accuracy']:.2%}, loss {final['loss']:.4f} on "
+        f"{counted(len(experiment.test[1]), 'test record')} after {counted(run.steps, 'step')}"
+    )
+    if run.accepted is not None:
+        print(f"{run.accepted} of {run.steps} trials were accepted")
+    print(run.guarantee)
+    if public_records is not None:
+        print(f"for the private records; {counted(public_records, 'public one')} without protection")
+    if seed is not None:
+        print(SEED_NOTICE)
+    if run.stopped == "budget":
+        print("stopped early: another step would exceed the budget")
+    if run.skipped:
+        print(
+            f"{run.skipped} times a record's gradient was not finite and was left out "
+            "(this number is sensitive and in no published file)"
+        )
+    print(f"weights to publish: {folder / 'model.safetensors'}; the ledger and metrics are beside it")
+
+
+def _check_units(
+    units: Path | None,
+    per_unit: int | None,
+    unit_gradient: str | None,
+    neighbours: str | None,
+    records: int | None,
+) -> None:
+    """Raise if options of the unit of privacy lack one another."""
+    for option, value in (("--per-unit", per_unit), ("--unit-gradient", unit_gradient)):
+        if value is not None and units is None:
+            raise InvalidValue(
+                f"{option} {value} is for owners of several records, and without --units each record is "
+                "protected on its own. Pass --units FILE with the owner of each record, or leave it out."
+            )
+    if per_unit is not None:
+        check_count("--per-unit", per_unit, "a sampled owner takes part with a record or more", 1)
+    if records is not None:
+        check_count("--records", records, "the divisor of the update is a public number", 1)
+    if units is not None and per_unit is None:
+        raise InvalidValue(
+            f"--units {units} does not say how many records of one owner a step takes, and the "
+            "guarantee depends on it. Pass e.g. --per-unit 1."
+        )
+    if neighbours == Neighbours.ADD_REMOVE and records is None:
+        raise InvalidValue(
+            "--neighbours add/remove keeps the number of records (or owners) private: the rate, the "
+            "divisor and the steps depend on a public constant near it. Pass e.g. --records 60000."
+        )
+
+
+def tune(
+    data: opt.Data = "digits",
+    data_dir: opt.DataDir = None,
+    features: opt.Features = None,
+    model: opt.Model = None,
+    epsilon: opt.Epsilon = 3.0,
+    delta: opt.Delta = 1e-5,
+    rate: opt.Rate = None,
+    batch_size: opt.BatchSize = None,
+    steps: opt.Steps = None,
+    epochs: opt.Epochs = None,
+    learning_rate: Annotated[str, typer.Option("--lr", help=f"Learning rates: {_RANGE}.")] = "0.1:10",
+    clip: Annotated[str, typer.Option(help=f"Clipping norms: {_RANGE}.")] = "0.1:10",
+    momentum: Annotated[
+        str, typer.Option(help="Momentum of SGD: one number, or several as 0,0.9.")
+    ] = "0",
+    adam: Annotated[bool, typer.Option("--adam", help="Adam instead of SGD.")] = False,
+    trials: Annotated[float, typer.Option(help="Expected number of trials.")] = 10.0,
+    held_out: Annotated[
+        int | None,
+        typer.Option(
+            help="Private training records held out for scores, a tenth by default; 0: scores on the "
+            "test records, which have no protection."
+        ),
+    ] = None,
+    device: opt.Device = None,
+    run_dir: opt.RunDir = None,
+    resume: opt.Resume = False,
+    seed: opt.Seed = None,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Choose hyperparameters by private random search: the budget covers all trials.
+
+    The best trial is released. The number of trials, their run time and all others stay secret.
+    """
+    import torch
+
+    from hush.models import default_model
+    from hush.training.evaluate import evaluate
+    from hush.training.run_folder import SETTINGS, metrics_line
+    from hush.training.tuning.tune import tune as run_tune
+
+    opt.refuse_together(rate=rate, batch_size=batch_size)
+    opt.refuse_together(steps=steps, epochs=epochs)
+    budget = Budget(epsilon=epsilon, delta=delta)
+    MEAN["range"].check("--trials", trials)
+    space = {
+        "learning_rate": _dimension("--lr", learning_rate, LEARNING_RATE),
+        "clip": _dimension("--clip", clip, _CLIP),
+        "momentum": _dimension("--momentum", momentum, MOMENTUM),
+    }
+    settings = Settings(
+        data=data,
+        model=model or default_model(data, features),
+        delta=delta,
+        learning_rate=1.0,
+        adam=adam,
+        features=features,
+    )
+    experiment = build_experiment(settings, data_dir, opt.device_of(device))
+    inputs, labels = experiment.train
+    scored = max(1, len(labels) // 10) if held_out is None else held_out
+    if check_count("--held-out", scored, "the score is a share of them", 0) >= len(labels):
+        raise InvalidValue(
+            f"--held-out {scored} must be below the {counted(len(labels), 'training record')}: the "
+            f"others train the model. Pass e.g. --held-out {max(1, len(labels) // 10)}."
+        )
+    training = replace(experiment, train=(inputs[scored:], labels[scored:]))
+    count = len(labels) - scored
+    size = min(256, count) if batch_size is None else batch_size
+    private = opt.plan_of(opt.sampling_of(rate, count, size), 1.0)
+    folder = run_dir or new_folder(f"{data}-tuned")
+    tuned = run_tune(
+        _Fit(training, (inputs[:scored], labels[:scored])),
+        space,
+        plan=lambda chosen: replace(private, clipping=L2(norm=chosen["clip"])),
+        steps=opt.steps_of(steps, 20 if epochs is None else epochs, private),
+        budget=budget,
+        mean=trials,
+        score_noise=10.0 if scored else None,
+        directory=folder,
+        resume=resume,
+        generator=None if seed is None else torch.Generator().manual_seed(seed),
+        progress=not quiet,
+    )
+    final = evaluate(tuned.model, torch.nn.CrossEntropyLoss(), experiment.test)
+    searched = {"learning_rate": learning_rate, "clip": clip, "momentum": momentum, "held_out": scored}
+    stored = json.dumps({**settings.to_plain(), **searched}) + "\n"
+    replace_file(folder / SETTINGS, stored.encode())
+    replace_file(folder / "metrics.jsonl", metrics_line(tuned.guarantee, 1, **final).encode())
+    if as_json:
+        print_json(
+            {
+                "guarantee": tuned.guarantee.to_plain(),
+                "settings": tuned.settings,
+                "score": tuned.score,
+                "final": final,
+                "plan": tuned.plan.to_plain(),
+                "seeded": seed is not None,
+                "directory": str(folder),
+            }
+        )
+        return
+    best = ", ".join(f"{name} {value:.4g}" for name, value in tuned.settings.items())
+    kind = "noisy accuracy on held-out private records" if scored else "accuracy on the test records"
+    print(f"{data}: {best}; {kind} {tuned.score:.2%}")
+    print(f"accuracy {final['accuracy']:.2%} on {counted(len(experiment.test[1]), 'test record')}")
+    print(f"{tuned.guarantee}, of the whole search")
+    if not scored:
+        print("the test records chose the settings: their accuracy is not that on new records")
+    if seed is not None:
+        print(SEED_NOTICE)
+    print(f"weights to publish: {folder / 'model.safetensors'}; the ledger and settings are beside it")
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Training and score of one trial."""
+
+    experiment: Experiment
+    held_out: Any
+
+    def __call__(self, chosen: dict[str, Any], trial: "TuningTrial") -> "tuple[nn.Module, float]":
+        import torch
+
+        from hush.training.evaluate import evaluate
+        from hush.training.loop import train
+        from hush.training.options import Randomness
+
+        generator, experiment = None, self.experiment
+        if trial.generator is not None:
+            seed = trial.generator.initial_seed()
+            torch.manual_seed(seed)
+            generator = torch.Generator(experiment.train[0].device).manual_seed(seed)
+        momentum = 0.0 if experiment.settings.adam else chosen["momentum"]
+        settings = replace(experiment.settings, learning_rate=chosen["learning_rate"], momentum=momentum)
+        model, optimizer = replace(experiment, settings=settings).initialise()
+        loss = torch.nn.CrossEntropyLoss()
+        train(
+            model,
+            loss,
+            optimizer,
+            trial.plan,
+            experiment.train,
+            budget=trial.budget,
+            steps=trial.steps,
+            ledger=trial.ledger,
+            randomness=Randomness(generator=generator),
+        )
+        inputs, labels = self.held_out
+        if not len(labels):
+            return model, evaluate(model, loss, experiment.test)["accuracy"]
+        model.eval()
+        with torch.no_grad():
+            right = torch.cat([model(part).argmax(1) for part in inputs.split(1024)]) == labels
+        return model, trial.score(right.cpu())
+
+
+def _dimension(option: str, text: str, allowed: Range) -> "Dimension":
+    """The range or choice in the text of an option."""
+    from hush.training.tuning.space import Choice, LogUniform
+
+    ends = text.split(":")
+    try:
+        numbers = [float(part) for part in (ends if len(ends) > 1 else text.split(","))]
+    except ValueError:
+        numbers = []
+    for number in numbers:
+        allowed.check(option, number)
+    if numbers and len(ends) == 1:
+        return Choice(*numbers)
+    if len(numbers) != 2 or numbers[0] <= 0:
+        raise InvalidValue(f"{option} {text} must be {_RANGE}: the search is over these values.")
+    return LogUniform(numbers[0], numbers[1])

@@ -1,0 +1,160 @@
+"""Mistakes at the command line: the value, the limit, the reason and the way out, never a traceback."""
+
+from pathlib import Path
+
+import pytest
+
+import hush
+from hush.core.plan import EXAMPLE
+from hush.report.signal_to_noise import signal_to_noise
+from tests.cli.command import call
+
+HUGE = "9" * 400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("account", "nothing to account for"),
+        ("account --noise 1 --steps 10", "--records and --batch-size"),
+        ("account --noise 1 --rate 0.1", "Pass --steps or --epochs"),
+        ("account --noise 0 --rate 0.1 --steps 10", "multiplier=0"),
+        ("account --noise 1e-13 --rate 0.1 --steps 10", "multiplier=1e-13 must be"),
+        ("account --noise 1 --rate 1.5 --steps 10", "rate=1.5 must be"),
+        ("account --noise 1 --rate nan --steps 10", "rate=nan must be"),
+        ("account --noise 1 --rate 0.1 --steps -1", "--steps=-1 must be"),
+        (f"account --noise 1 --rate 0.1 --steps {HUGE}", "400 characters"),
+        ("account --noise 1 --rate 0.1 --steps 10 --delta 0", "delta=0"),
+        ("account --noise 1 --rate 0.1 --steps 10 --delta 0.2", "<= 0.1: delta is the probability"),
+        ("account --noise 1 --records 10 --batch-size 20 --steps 1", "<= the 10 records"),
+        ("account --noise 1 --rate 0.1 --epochs 0", "--epochs 0"),
+        ("account --noise 1 --rate 0.1 --steps 10000000000000", "must be a whole number"),
+        ("account --noise 1 --rate 0.1 --batch-size 5 --records 9 --steps 1", "--rate and --batch-size"),
+        ("account --plan none.toml --steps 1", "cannot read the plan file none.toml"),
+        ("account --ledger none.jsonl", "no ledger at none.jsonl"),
+        (
+            "account --ledger .",
+            "is a folder, and a ledger is a file. For a run's folder: hush account .",
+        ),
+        ("calibrate --epsilon -1 --rate 0.1 --steps 1", "epsilon=-1"),
+        ("calibrate --epsilon 1 --rate 0.1 --steps 0", "steps=0"),
+        ("calibrate --epsilon 1 --noise 1", "pass --steps to find the rate"),
+        ("calibrate --epsilon 1 --noise 1 --rate 0.1 --steps 9", "nothing to find"),
+        ("calibrate --tpr .05 --fpr .01 --rate .01 --steps 3", "holds without any noise (at most 0.03"),
+        ("compare --records 9 --dimension 5 --rate 0.1 --steps 1 --subspaces a:1", "--subspaces a:1"),
+        (
+            "compare --records 9 --dimension 5 --rate 0.1 --steps 1 --linf-ratio 2",
+            "--linf-ratio=2.0 must",
+        ),
+        (
+            "compare --records 9 --dimension 100 --rate .1 --steps 1 --linf-ratio .05",
+            "1/sqrt(100) = 0.1",
+        ),
+        ("train --data none", "--data none must be one of digits, adult"),
+        ("train --model none", "--model none must be one of logistic, mlp"),
+        ("train --model imdb-lstm", "token ids, in any number, not 1 x 8 x 8 numbers"),
+        ("train --features none", "--features none must be one of efficientnet-lite0, scat"),
+        ("train --batch-size 5000", "<= the 1437 records"),
+        ("train --epsilon 0", "epsilon=0"),
+        ("train --noise 0.3 --epsilon 0.1", "below what one step costs"),
+        ("train --lr -1", "--lr=-1.0 must be"),
+        ("train --lr nan", "--lr=nan must be"),
+        ("train --momentum 2", "--momentum=2.0 must be"),
+        ("train --noise 0", "multiplier=0"),
+        ("train --clip 0", "norm=0"),
+        ("train --epochs inf", "--epochs inf"),
+        ("train --steps -1 --noise 1.0 --rate 0.1", "--steps=-1 must be"),
+        (f"train --steps {HUGE} --noise 1.0 --rate 0.1", "400 characters"),
+        ("train --adam --momentum 0.5", "--adam and --momentum"),
+        ("train --plan p.toml --clip 1", "--plan and --clip"),
+        ("train --steps 3 --epochs 3", "--steps and --epochs"),
+        ("train --resume --run-dir nowhere", "no run in nowhere"),
+        ("train --run-dir /proc/hush", "/proc/hush cannot be used (No such file"),
+        ("train --steps 1 --run-dir file", "file cannot be used (File exists)"),
+        ("tune --steps 1 --trials 2 --run-dir file", "file cannot be used (Not a directory)"),
+        ("pate --run-dir file", "file cannot be used (File exists)"),
+        ("demo --out file", "file cannot be used (File exists)"),
+        ("probe --out file --records 2 --steps 0", "--out=file must be a folder"),
+        ("train --views 0", "--views=0 must be"),
+        ("train --views 1000000", "<= 1024"),
+        ("train --features scattering --views 2", "is for images, and scattering features are none"),
+        (
+            "train --data mnist --data-dir nowhere --plan none.toml",
+            "cannot read the plan file none.toml",
+        ),
+        ("train --public-records 1437", "--public-records 1437 must be"),
+        ("train --device warp", "--device warp must be cpu, cuda or cuda:N"),
+        ("train --device cuda:99", "numbered from 0"),
+        ("probe --device meta", "--device meta must be cpu, cuda or cuda:N"),
+        ("probe --model none", "--model none must be one of logistic"),
+        ("probe --model cifar-cnn", "takes records of"),
+        ("probe --records 1000", "at most --records 718"),
+        ("probe --lr 0", "must be a finite number > 0"),
+        ("train --arithmetic exact", "--arithmetic exact must be one of proved, assumed"),
+        ("train --test-batch 9 --test both", "--test both must be one of summed, mean"),
+        ("train --test-noise 2", "--test-noise needs a test batch"),
+        ("train --test mean", "--test needs a test batch"),
+        ("train --test-batch 0", "--test-batch 0 must be > 0"),
+        ("audit . --kind all", "--kind all must be one of gradient, input"),
+        ("audit .", "no readable settings.json"),
+        ("report nowhere", "there is no nowhere"),
+        ("report .", "has no ledger.jsonl"),
+        ("report . --baseline 2", "baseline=2.0 must be"),
+        ("report . --out -", "must end in .html"),
+        ("tune --lr 1:2:3", "must be one number"),
+        ("tune --lr fast", "must be one number"),
+        ("tune --momentum 0:0.9", "must be one number"),
+        ("tune --clip 0,1", "--clip=0.0 must be"),
+        ("tune --held-out 5000", "must be below"),
+        ("tune --trials 0", "--trials=0.0 must be a finite number >= 1.01"),
+        ("pate --data none", "--data none must be one of digits"),
+        ("pate --teachers 2000", "teachers=2000 is more than the 1437 records"),
+        ("pate --queries 0", "--queries 0 must be > 0"),
+        ("pate --queries 360", "below the 360 test records"),
+        ("pate --threshold 101", "threshold=101 is more than the 100 votes"),
+        ("pate --delta 0", "delta=0.0 must be"),
+        ("pate --noise -1", "multiplier=-1.0 must be"),
+        ("pate --noise 5 --epsilon 3", "--noise and --epsilon say the same thing twice"),
+        ("pate --beta 0.5", "beta=0.5 must be"),
+        ("pate --test-noise 5", "without --threshold there is none"),
+        (f"pate --seed {HUGE}", "--seed"),
+        ("pate --resume", "to resume"),
+        ("pate --data mnist --data-dir nowhere", "nowhere is not there"),
+    ],
+)
+def test_mistakes_are_answered_before_any_work(arguments: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = call(*arguments.split(), cwd=tmp_path)
+    assert result.returncode == 2
+    assert message in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr) < 3000
+    assert not list(tmp_path.rglob("*.safetensors")), "nothing was trained"
+    assert not list(tmp_path.rglob("ledger.jsonl")), "nothing was charged"
+
+
+@pytest.mark.parametrize("name", ["settings.json", "tuned.json", "metrics.jsonl", "audit.json"])
+def test_a_report_of_damaged_files_is_refused(tmp_path: Path, name: str) -> None:
+    assert call("train", "--steps", "1", "--run-dir", tmp_path).returncode == 0
+    (tmp_path / name).write_text('{"half\n')
+    audit = ("--audit", tmp_path / name) if name == "audit.json" else ()
+    result = call("report", tmp_path, *audit, "--json")
+    assert result.returncode == 2
+    assert name in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_long_values_are_not_echoed_whole(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(EXAMPLE.replace("rate = 0.01", f'rate = "{"a" * 10**5}"'))
+    for asked in (("--plan", path), ("--plan", "x" * 10**5), ("--noise", "1", "--ledger", "x" * 10**5)):
+        result = call("account", *asked, "--steps", "1")
+        assert result.returncode == 2
+        assert len(result.stderr) < 3000
+
+
+def test_the_least_noise_under_the_least_norm_has_a_ratio() -> None:
+    plan = hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(norm=1e-12), noise=hush.Gaussian(multiplier=1e-12)
+    )
+    assert signal_to_noise(plan, records=1, steps=1, dimension=1) == pytest.approx(1e12)
