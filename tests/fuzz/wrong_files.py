@@ -7,7 +7,7 @@ from random import Random
 import hush
 from hush.core.plan import plan_text, read_plan
 from hush.training import checkpoint
-from hush.training.resume import NEWER
+from hush.training.checkpoint import NEWER
 from tests.fuzz.mistake import Mistake
 from tests.fuzz.plans import legal
 

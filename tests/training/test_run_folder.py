@@ -117,7 +117,7 @@ def test_a_run_refused_before_it_began_leaves_nothing(
     folder = RunFolder(tmp_path / "a/run", PLAN, resume=False)
 
     def refused() -> None:
-        with hush.Ledger(folder.ledger) as ledger, folder.nothing_if_refused():
+        with hush.Ledger(folder.ledger) as ledger, folder.cleanup_on_failure():
             folder.begin(PLAN, ledger)
 
     monkeypatch.setattr("hush.training.run_folder.write_plan", full_disk)  # the anchor is there already

@@ -16,14 +16,14 @@ from hush.core.plan import Plan
 from hush.core.value import check_kind, with_article
 from hush.integrations import require
 from hush.integrations.host_loop import BatchLoss, batch_data, load_step, own_loss, save_step
+from hush.training.checkpoint import settings_of
 from hush.training.checks.disjoint import check_held_out
 from hush.training.data import Batch, Data, Source, count
 from hush.training.options import Execution, Randomness
-from hush.training.resume import settings_of
+from hush.training.run_folder import last_step
 from hush.training.sources.reader import CollateFn
 from hush.training.sources.records import leaves
 from hush.training.step import PrivateStep
-from hush.training.stopping import last_step
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer

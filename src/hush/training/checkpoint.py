@@ -1,23 +1,56 @@
-"""Checkpoints: one safetensors file, tensors as tensors and everything else as JSON; no pickle.
+"""Checkpoints of a private step, and how a run resumes from one.
 
-A checkpoint holds the generator's state, from which past and future noise can be computed: it is as
-secret as the records. The file to publish is the one `save_weights` writes.
+A checkpoint is one safetensors file: tensors as tensors and everything else as JSON, no pickle. It holds
+the generator's state, from which past and future noise can be computed: it is as secret as the records.
+The file to publish is the one that `save_weights` writes.
 """
 
+import copy
 import hashlib
 import json
+import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors
 import safetensors.torch
+import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hush.core.atomic_files import replace_file
-from hush.core.errors import CheckpointError
-from hush.core.value import with_article
+from hush.core.errors import CheckpointError, PrivacyWarning
+from hush.core.randomness import SystemSource, cryptographic
+from hush.core.release import Selective
+from hush.core.value import check_kind, with_article
+from hush.training.checks.same_run import check_same_origin, origin_of
+from hush.training.data import Data
+from hush.training.options import Randomness
+from hush.training.phases.private_gradient import fingerprint
+from hush.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from hush.training.phases.state import StepState
+    from hush.training.step import PrivateStep
+
+Scheduler = LRScheduler | ReduceLROnPlateau
+
+NEWER = {"replayed", "processes", "sharded"}
+"""Entries that checkpoints of earlier versions lack: they were written by one process."""
+_FACTS = {
+    "plan": "plan",
+    "records": "number of records",
+    "neighbours": "neighbours",
+    "kind": "optimizer",
+    "secure": "secure randomness",
+    "exact": "exact noise",
+    "settings": "optimizer settings",
+    "views": "views",
+}
+"""Entries that must be equal for a run to continue, by the name that a message gives them."""
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -29,23 +62,26 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """What `save` wrote, on the CPU; a damaged file raises."""
+    """State that `save` wrote, on the CPU; raise if the file is damaged."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         plain = metadata["state"]
-        intact = metadata["sha256"] == _digest(plain, tensors)
+        intact, reason = metadata["sha256"] == _digest(plain, tensors), "its checksum does not match"
     except (OSError, SafetensorError, KeyError) as error:
-        raise _damaged(path, str(error)) from error
+        intact, reason = False, str(error)
     if not intact:
-        raise _damaged(path, "its checksum does not match")
+        raise CheckpointError(
+            f"the checkpoint {path} cannot be used: {reason}. Restore the file, or start a new run in a "
+            "new directory."
+        )
     state: dict[str, Any] = _unpack(json.loads(plain), tensors)
     return state
 
 
 def save_weights(path: Path, model: nn.Module) -> None:
-    """Write the model's weights alone: what the guarantee allows to be published."""
+    """Write the model's weights alone, which the guarantee allows to be published."""
     weights = {name: _detached(value) for name, value in model.state_dict().items()}
     replace_file(path, safetensors.torch.save(weights))
 
@@ -65,9 +101,9 @@ def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
             items = [_pack(v, f"{place}/{i}", tensors) for i, v in enumerate(value)]
             return {"tuple" if isinstance(value, tuple) else "list": items}
     raise CheckpointError(
-        f"{place} is {with_article(type(value).__name__)}, which is neither a tensor nor plain data: a "
-        "checkpoint holds no code. Use an optimizer or scheduler whose state_dict holds numbers, "
-        "strings, lists, dictionaries and tensors."
+        f"{place} is {with_article(type(value).__name__)}, which is neither a tensor nor plain data. "
+        "Use an optimizer or scheduler whose state_dict holds numbers, strings, lists, dictionaries and "
+        "tensors."
     )
 
 
@@ -88,7 +124,7 @@ def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _detached(tensor: Tensor) -> Tensor:
-    """A copy of its own on the CPU: tied weights share memory, which the format refuses."""
+    """Own copy on the CPU: tied weights share memory, which the format does not allow."""
     return tensor.detach().cpu().contiguous().clone()
 
 
@@ -100,8 +136,218 @@ def _digest(plain: str, tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _damaged(path: Path, reason: str) -> CheckpointError:
-    return CheckpointError(
-        f"the checkpoint {path} cannot be used: {reason}. A run must go on from exactly the state its "
-        "ledger was charged for. Restore the file, or start a new run in a new directory."
-    )
+def save_run(
+    folder: RunFolder, step: "PrivateStep", scheduler: Scheduler | None, origin: dict[str, Any]
+) -> None:
+    """Write the run's checkpoint: step, scheduler, and the origin that is verified on resuming."""
+    state = None if scheduler is None else scheduler.state_dict()
+    save(folder.checkpoint, {"step": step.state_dict(), "scheduler": state, "origin": origin})
+
+
+def resume_run(
+    folder: RunFolder | None,
+    step: "PrivateStep",
+    scheduler: Scheduler | None,
+    data: Data,
+    randomness: Randomness,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Origin of a run and its metrics up to the last checkpoint, which is loaded if there is one.
+
+    Rank 0 of several has the folder, and reads the checkpoint for all.
+    """
+    generator, secure = randomness.generator, randomness.secure
+
+    def by_first_rank(phase: str, make: Callable[[], Any]) -> Any:
+        return make() if step.processes is None else step.processes.broadcast_object(phase, make)
+
+    def read() -> dict[str, Any]:
+        assert folder is not None
+        folder.check_ledger(step.ledger)
+        if not folder.checkpoint.exists():
+            return {"origin": origin_of(data, generator, secure=secure)}
+        whole = load(folder.checkpoint)
+        check_same_origin(whole.get("origin", {}), data, generator, secure=secure)
+        return whole
+
+    state: dict[str, Any] = by_first_rank("the checkpoint", read)
+    if "step" not in state:
+        return state["origin"], []
+    step.load_state_dict(state["step"])
+    if scheduler is not None and state["scheduler"] is not None:
+        scheduler.load_state_dict(state["scheduler"])
+    metrics = by_first_rank("the metrics", lambda: folder.metrics(up_to=step.steps) if folder else [])
+    return state["origin"], metrics
+
+
+def state_of(step: "StepState") -> dict[str, Any]:
+    """Checkpoint of a step: everything that it needs to continue exactly."""
+    source = step.generator
+    return {
+        **_facts(step),
+        "run": step.run,
+        "charged_run": step.charged_run,
+        "ledger": step.ledger.digest_at(step.charged_run, step.steps),
+        "charges": sum(step.ledger.counts.values()),
+        "randomness": step.secrecy,
+        "steps": step.steps,
+        "skipped": step.skipped,
+        "accepted": step.accepted,
+        "generator": None if isinstance(source, SystemSource) else source.get_state(),
+        "model": step.model.state_dict(),
+        "frame": None if step.basis_schedule is None else step.basis_schedule.state_dict(),
+        "optimizer": step.optimizer.state_dict(),
+        "replayed": step.replayed,
+        "processes": _ranks_of(step),
+        "sharded": step.sharded is not None,
+    }
+
+
+def load_state(step: "StepState", state: dict[str, Any]) -> None:
+    """Load a checkpoint into the step; raise if it is of another run or its charges are missing.
+
+    A state that cannot be loaded leaves the model and the optimizer unchanged.
+    """
+    _check(step, state)
+    before = copy.deepcopy((step.model.state_dict(), step.optimizer.state_dict()))
+    try:
+        _load(step, state)
+    except (RuntimeError, TypeError, KeyError, ValueError, AttributeError) as error:
+        step.model.load_state_dict(before[0])
+        step.optimizer.load_state_dict(before[1])
+        raise CheckpointError(
+            f"the checkpoint is of another model, or damaged: {error}. Resume with the model it was "
+            "written for."
+        ) from None
+
+
+def _load(step: "StepState", state: dict[str, Any]) -> None:
+    step.model.load_state_dict(state["model"])
+    step.optimizer.load_state_dict(state["optimizer"])
+    if step.basis_schedule is not None:
+        step.basis_schedule.load_state_dict(state["frame"])
+    if not isinstance(step.generator, SystemSource):
+        step.generator.set_state(state["generator"])
+    step.run, step.steps, step.skipped = state["run"], state["steps"], state["skipped"]
+    step.charged_run, step.secrecy = state["charged_run"], state["randomness"]
+    if isinstance(step.plan.release, Selective):
+        step.accepted_trials = state["accepted"]
+    step.replayed = state.get("replayed")  # repeated steps must round alike
+    theirs = _noise_layout(state.get("processes", 1), sharded=state.get("sharded", False))
+    ours = _noise_layout(_ranks_of(step), sharded=step.sharded is not None)
+    if isinstance(step.generator, SystemSource):
+        step.reseed()
+    elif theirs != ours and _charged_since(step):
+        warnings.warn(
+            f"steps were charged by {theirs} since the checkpoint, and this run has {ours}, which draw "
+            f"other noise: the steps are drawn again and charged again. Resume with {theirs} to repeat "
+            "them without a charge.",
+            PrivacyWarning,
+            stacklevel=4,
+        )
+        step.reseed()
+
+
+def _ranks_of(step: "StepState") -> int:
+    return 1 if step.processes is None else step.processes.size
+
+
+def _noise_layout(ranks: int, *, sharded: bool) -> str:
+    """Processes that draw the noise, in words."""
+    return f"{ranks} process{'es' * (ranks > 1)}{' with sharded parameters' * sharded}"
+
+
+def _charged_since(step: "StepState") -> bool:
+    """Whether the ledger has a charge, whole or torn, of the step after the checkpoint.
+
+    A torn line may show a part of its release, which only the same noise reproduces: ledger.md, 4.
+    """
+    if step.ledger.last_step(step.run) > step.steps:
+        return True
+    once = step.ledger.counts_repeating(step.plan, step.run, step.steps + 1)
+    return once != step.ledger.counts
+
+
+def _check(step: "StepState", state: dict[str, Any]) -> None:
+    """Raise unless a state is of the same run, and the ledger has its charges."""
+    missing = state_of(step).keys() - check_kind("state", state, dict).keys() - NEWER
+    if missing:
+        raise CheckpointError(
+            f"the checkpoint lacks {', '.join(sorted(missing))}. Pass the result of state_dict()."
+        )
+    for name, ours in _facts(step).items():
+        if state[name] != ours:
+            theirs, own = _differing(state[name], ours) if name == "settings" else (state[name], ours)
+            differing = (
+                "other owners (units=), per_unit or gradient"
+                if name == "units"  # a digest
+                else f"{_FACTS[name]} {theirs} and this one has {own}"
+            )
+            raise CheckpointError(
+                f"the checkpoint is of a run with {differing}. Resume with the same plan, data, owners, "
+                "optimizer, views and source of randomness; a scheduler changes the learning rate on "
+                "the way."
+            )
+    counts = ["steps", "skipped", "charges"]
+    counts += ["accepted"] if isinstance(step.plan.release, Selective) else []
+    for name in counts:
+        if type(state[name]) is not int or state[name] < 0:
+            raise CheckpointError(f"the checkpoint is damaged: {name}={state[name]!r} is no number.")
+    step.ledger.check_charged(state["charged_run"], state["steps"], state["ledger"])
+    fresh = not step.ledger.last_step(state["run"]) and not isinstance(step.generator, SystemSource)
+    charges = sum(step.ledger.counts.values()) - state["charges"]
+    if fresh and charges > 0:
+        raise CheckpointError(
+            f"the state was kept before the first charge of its run, and {charges} charges were made to "
+            "this ledger since: a run of the same seed may have drawn the same noise, and two releases "
+            "under the same noise reveal the records' difference. Make a new step on this ledger."
+        )
+
+
+def _facts(step: "StepState") -> dict[str, Any]:
+    """Settings that must be equal for a run to continue."""
+    return {
+        "plan": step.plan.digest,
+        "records": step.records,
+        "units": None if step.units is None else step.units.digest,
+        "neighbours": str(step.adjacency.neighbours),
+        "kind": type(step.optimizer).__name__,
+        "secure": isinstance(step.generator, SystemSource),
+        "exact": cryptographic(step.generator),
+        "settings": step.optimizer_settings,
+        "views": None if step.views is None else getattr(step.views, "__qualname__", "of a kind"),
+    }
+
+
+def _differing(theirs: Any, ours: list[dict[str, Any]]) -> tuple[Any, Any]:
+    """Settings that differ between two lists of parameter groups, on either side."""
+    try:
+        pairs = list(zip(theirs, ours, strict=True))
+        differ = [[name for name in {**a, **b} if a.get(name) != b.get(name)] for a, b in pairs]
+        listed = [
+            "; ".join(
+                ", ".join(f"{name}={group.get(name)!r}" for name in names)
+                for group, names in zip(side, differ, strict=True)
+                if names
+            )
+            for side in (theirs, ours)
+        ]
+    except (TypeError, ValueError, AttributeError):  # another number of groups, or damaged
+        return theirs, ours
+    return listed[0], listed[1]
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Plain settings of each parameter group, such as the learning rate."""
+    plain = (bool, int, float, str, tuple, type(None))
+    return [
+        {name: value for name, value in group.items() if isinstance(value, plain)}
+        for group in optimizer.param_groups
+    ]
+
+
+def settings_digest(optimizer: torch.optim.Optimizer) -> str:
+    """Hash of the current settings of each parameter group, including tensors."""
+    values = [value for group in optimizer.param_groups for value in group.values()]
+    tensors = [value.cpu() for value in values if isinstance(value, Tensor)]
+    text = repr((settings_of(optimizer), fingerprint(tensors)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

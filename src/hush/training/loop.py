@@ -19,6 +19,7 @@ from hush.core.release import Selective
 from hush.core.value import as_path, check_count, check_kind
 from hush.gradients.tree import Views
 from hush.training import checkpoint
+from hush.training.checkpoint import Scheduler, resume_run, save_run
 from hush.training.checks.arguments import check_directory, check_scheduler, check_self_test
 from hush.training.checks.disjoint import check_held_out
 from hush.training.checks.rehearsal import rehearsal
@@ -32,10 +33,8 @@ from hush.training.methods.selective import check_possible
 from hush.training.metrics import OnStep, StepMetrics, check_callbacks
 from hush.training.options import Distributed, Execution, Randomness, Units
 from hush.training.progress import Progress
-from hush.training.resume import Scheduler, resume_run, save_run
-from hush.training.run_folder import RunFolder, metrics_of
+from hush.training.run_folder import RunFolder, last_step, metrics_of
 from hush.training.step import PrivateStep
-from hush.training.stopping import last_step
 
 _RANDOMNESS, _EXECUTION, _DISTRIBUTED = Randomness(), Execution(), Distributed()
 
@@ -171,7 +170,7 @@ def train(
         if ledger is None:
             ledger = opened.enter_context(Ledger(folder.ledger if folder else None))
         if folder:
-            opened.enter_context(folder.nothing_if_refused())
+            opened.enter_context(folder.cleanup_on_failure())
         if evaluation is not None:
             check_held_out(evaluation, data)
         if records is None and length_public:

@@ -1,26 +1,40 @@
-"""What a run leaves on disk, and in which file."""
+"""Files of a run, the ledger it is charged to, and its last step within the budget; needs no torch."""
 
 import json
 import math
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from hush.accounting.calibrate import max_steps
+from hush.accounting.epsilon import compose
 from hush.accounting.ledger import Ledger
+from hush.accounting.mechanism import grows_with_dimension
 from hush.core.atomic_files import file_named, replace_file
-from hush.core.errors import CheckpointError, HushError, InvalidPlan, InvalidValue, LedgerError
-from hush.core.guarantee import Adjacency, Guarantee
+from hush.core.errors import (
+    BudgetExceeded,
+    CheckpointError,
+    HushError,
+    InvalidPlan,
+    InvalidValue,
+    LedgerError,
+)
+from hush.core.guarantee import Adjacency, Budget, Guarantee
 from hush.core.plan import Plan, read_plan, write_plan
 from hush.core.value import check_kind, finite_or_none
+
+if TYPE_CHECKING:
+    from hush.training.step import PrivateStep
 
 ANCHOR = "anchor.json"
 SETTINGS = "settings.json"
 
 
 def step_file(ledger: Path) -> Path:
-    """File of the secret states of the runs on a ledger that another library's checkpoints name.
+    """File of the secret step states that checkpoints of another library refer to.
 
     Uploads leave out names with an underscore.
     """
@@ -30,8 +44,8 @@ def step_file(ledger: Path) -> Path:
 class RunFolder:
     """The files of one run.
 
-    `plan.toml`, `settings.json` (choices that are in no plan), `ledger.jsonl`, `anchor.json` (which
-    ledger is the run's) and `metrics.jsonl` may be read by anyone who may see the model;
+    `plan.toml`, `settings.json` (choices that are in no plan), `ledger.jsonl`, `anchor.json` (identity
+    of the run's ledger) and `metrics.jsonl` may be read by anyone who may see the model;
     `checkpoint.safetensors` holds the generator and is secret; `model.safetensors` is the result.
     """
 
@@ -50,14 +64,13 @@ class RunFolder:
         self._first = not self.ledger.exists()
         if resume and not path.is_dir():
             raise CheckpointError(
-                f"there is no run in {path} to resume: starting one under a mistyped name would pay for "
-                "everything again. Check the name, or start the run without resuming."
+                f"there is no run in {path} to resume. Check the name, or start without resuming."
             )
         if self._plan.exists():
             self._check(path, plan, resume=resume)
 
     def _check(self, path: Path, plan: Plan, *, resume: bool) -> None:
-        """Raise unless the run that is there may go on under this plan."""
+        """Raise unless the run in the folder may continue under this plan."""
         if not resume:
             raise CheckpointError(
                 f"{path} already holds a run: starting over would spend its budget a second time "
@@ -79,21 +92,21 @@ class RunFolder:
             )
 
     def check_ledger(self, ledger: Ledger) -> None:
-        """Raise if there is a run and not the ledger that it began with, or its checkpoint is gone."""
+        """Raise if the ledger was replaced, or the checkpoint of its charges is missing."""
         if self._plan.exists():
             check_anchor(self._anchor, ledger.identity)
         if ledger.counts and not self.checkpoint.exists():
             raise CheckpointError(
                 f"{self.ledger} has charges of {sum(ledger.counts.values())} steps and there is no "
-                f"{self.checkpoint.name} to go on from: a run that starts over would pay for them a "
+                f"{self.checkpoint.name} to resume from: a run that starts over would pay for them a "
                 "second time. Restore the file, or start a new run in a new directory (--run-dir)."
             )
 
     @contextmanager
-    def nothing_if_refused(self) -> Iterator[None]:
-        """Take back the ledger, which must be locked, and folders of a run refused before it began.
+    def cleanup_on_failure(self) -> Iterator[None]:
+        """Remove the ledger, which must be locked, and the folders of a run that failed before it began.
 
-        There is no charge on such a ledger: the plan is written before the first.
+        Such a ledger has no charge: the plan is written before the first.
         """
         try:
             yield
@@ -109,37 +122,32 @@ class RunFolder:
             raise
 
     def begin(self, plan: Plan, ledger: Ledger) -> None:
-        """Put the anchor, the settings and last the plan beside the ledger: the plan marks a run."""
+        """Write the anchor, the settings and last the plan, which marks a run."""
         replace_file(self._anchor, (json.dumps({"ledger": ledger.identity}) + "\n").encode())
         if self._chosen is not None:
             replace_file(self._settings, (json.dumps(self._chosen) + "\n").encode())
         write_plan(plan, self._plan)
 
     def metrics(self, up_to: int | None = None) -> list[dict[str, Any]]:
-        """The lines written so far; with `up_to`, those after that step are dropped for good."""
+        """Lines written so far; with `up_to`, later steps are removed from the file."""
         entries = read_metrics(self._metrics)
         stored = [entry for entry in entries if up_to is None or entry["step"] <= up_to]
         if up_to is not None:
-            text = "".join(map(_line, stored))
-            replace_file(self._metrics, text.encode())
+            replace_file(self._metrics, "".join(map(_line, stored)).encode())
         return stored
 
     def add_metrics(self, entry: dict[str, Any]) -> None:
         """Append one line."""
-        with (
-            file_named(
-                self._metrics, "its last line may be cut short, and a resumed run writes it again"
-            ),
-            self._metrics.open("a") as file,
-        ):
+        torn = "its last line may be cut short, and a resumed run writes it again"
+        with file_named(self._metrics, torn), self._metrics.open("a") as file:
             file.write(_line(entry))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The metrics in a file, a dictionary for each evaluation; none where there is no file.
+    """Metrics in a file, a dictionary for each evaluation; none if there is no file.
 
     Args:
-        path: metrics.jsonl of a run. What follows its last newline was cut short and is left out.
+        path: metrics.jsonl of a run. A torn last line is left out.
     """
     if not path.exists():
         return []
@@ -148,7 +156,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _measured(path: Path, line: bytes, number: int) -> dict[str, Any]:
-    """The metrics of one line."""
+    """Metrics of one line."""
     try:
         entry = json.loads(line)
         if type(entry["step"]) is int:
@@ -157,24 +165,24 @@ def _measured(path: Path, line: bytes, number: int) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = str(error)
     raise CheckpointError(
-        f"{path}, line {number}, is not what a run writes there ({reason}): it was changed "
-        "by something else. No charge depends on it: delete the line, or the file, and resume."
+        f"{path}, line {number}, is not a line that a run writes ({reason}). No charge depends on it: "
+        "delete the line, or the file, and resume."
     )
 
 
 def metrics_line(guarantee: Guarantee, step: int, **measured: Any) -> str:
-    """One line of metrics: an epsilon with what is needed to read it, and what was measured.
+    """One line of metrics: an epsilon with its context, and measured values.
 
     Args:
-        guarantee: Of everything charged so far.
+        guarantee: Guarantee of everything charged so far.
         step: Number of steps charged so far.
-        measured: By name; from records that need no protection, or public.
+        measured: Public values by name, or values of records that need no protection.
     """
     return _line({**metrics_of(step, guarantee), **measured})
 
 
 def metrics_of(step: int, guarantee: Guarantee) -> dict[str, Any]:
-    """First entries of a line of metrics: an epsilon, with what is needed to read it."""
+    """First entries of a line of metrics: an epsilon with its context."""
     return {
         "step": step,
         "epsilon": guarantee.epsilon.upper,
@@ -190,16 +198,16 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def differences(stored: Plan, requested: Plan) -> str:
-    """Settings in which two plans differ: what the run's folder has, and what was given instead."""
-    return _differences(_settings(stored.to_plain()), _settings(requested.to_plain()))
+    """Settings in which the plan of a run's folder and another one differ."""
+    return _differences(_dotted(stored.to_plain()), _dotted(requested.to_plain()))
 
 
 def check_settings(folder: Path, requested: dict[str, Any]) -> None:
-    """Raise unless the run in a folder was begun with these settings.
+    """Raise unless the run in a folder began with these settings.
 
     Args:
-        folder: of a run.
-        requested: settings to go on with, as plain data.
+        folder: Folder of a run.
+        requested: Settings to resume with, as plain data.
     """
     path = folder / SETTINGS
     try:
@@ -209,28 +217,26 @@ def check_settings(folder: Path, requested: dict[str, Any]) -> None:
         reason = str(error)
     if reason:
         raise CheckpointError(
-            f"{path} cannot be read ({reason}): what the run was begun with is not known, and on other "
-            "data it would go on as another run under the same charges. Restore the file, or start a "
-            "new run in a new directory."
+            f"{path} cannot be read ({reason}): what the run was begun with is not known. Restore the "
+            "file, or start a new run in a new directory."
         )
     if stored != requested:
         raise CheckpointError(
-            f"{path} is of a run with other settings ({_differences(stored, requested)}): a run goes on "
-            "with the data, model and optimizer that its charges and metrics are of. Resume with the "
-            "same ones, or name another directory."
+            f"{path} is of a run with other settings ({_differences(stored, requested)}). Resume with "
+            "the same ones, or name another directory."
         )
 
 
 def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings as they are read back."""
+    """Settings as they are read back."""
     try:
         plain: dict[str, Any] = json.loads(json.dumps(check_kind("settings", settings, dict)))
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, HushError):
             raise
         raise InvalidValue(
-            f"settings cannot be written as JSON ({error}): a resumed run is held against them. Pass a "
-            "dictionary of numbers, strings, lists and dictionaries.",
+            f"settings cannot be written as JSON ({error}). Pass a dictionary of numbers, strings, "
+            "lists and dictionaries.",
             key="settings",
         ) from None
     return plain
@@ -244,11 +250,11 @@ def _differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     )
 
 
-def _settings(plain: dict[str, Any], place: str = "") -> dict[str, Any]:
+def _dotted(plain: dict[str, Any], place: str = "") -> dict[str, Any]:
     """Settings of a plan by their dotted paths."""
     settings = {}
     for name, value in plain.items():
-        inner = _settings(value, f"{place}{name}.") if isinstance(value, dict) else {place + name: value}
+        inner = _dotted(value, f"{place}{name}.") if isinstance(value, dict) else {place + name: value}
         settings.update(inner)
     return settings
 
@@ -293,3 +299,69 @@ def open_ledger(
             opened.close()
         raise
     return opened
+
+
+def last_step(
+    step: "PrivateStep", budget: Budget, requested: int | None
+) -> tuple[int, Literal["steps", "budget"]]:
+    """Last step of a run, and whether the requested steps or the budget end it.
+
+    Charged steps after the checkpoint are repeated without a charge, so they always fit. Warns if the
+    budget covers fewer steps than requested.
+    """
+    adjacency = step.adjacency
+    charged = max(step.ledger.last_step(step.run), step.steps)
+    before, sizes = step.ledger.counts, dict(step.ledger.dimensions)
+
+    def cost(counts: dict[Plan, int]) -> float:
+        return compose(counts, budget.delta, sizes, adjacency).epsilon.upper
+
+    once = step.ledger.counts_repeating(step.plan, step.run, charged + 1)
+    continues = requested is None or requested > charged
+    if once != before and continues and max_steps(step.plan, budget, once, sizes, adjacency):
+        before = once  # the next step is charged together with the one that was cut short
+    spent = cost(dict(before))
+    if spent > budget.epsilon:
+        raise BudgetExceeded(
+            f"the ledger holds charges of epsilon={spent:.4g} at delta={budget.delta:g}, more than "
+            f"the budget of {budget.epsilon:g}: nothing may be added. Pass the budget of the whole run."
+        )
+    if grows_with_dimension(step.plan):
+        sizes[step.plan] = max(step.dimension, sizes.get(step.plan, 0))
+    paid = before.get(step.plan, 0)
+    if requested is not None:
+        counts = {**before, step.plan: paid + max(0, requested - charged)}
+        if cost(counts) <= budget.epsilon:
+            return requested, "steps"
+    limit = charged + max_steps(step.plan, budget, before, sizes, adjacency)
+    if limit == 0:
+        one = cost({**before, step.plan: paid + 1})
+        if before:
+            raise BudgetExceeded(
+                f"the ledger holds charges of epsilon={spent:.4g} at delta={budget.delta:g}, and one "
+                f"step more costs {one:.4g} with what is on the ledger, above the budget of "
+                f"{budget.epsilon:g}: runs on the same records add up. Resume the run that was charged, "
+                "or raise the budget of all of them together."
+            )
+        raise BudgetExceeded(
+            f"the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} is below what one "
+            f"step costs ({one:.4g}): not even the first step may be taken. Add noise "
+            "(hush.calibrate finds how much), lower the sampling rate, or raise the budget."
+        )
+    if requested is not None:
+        options = [f"steps={requested}"]
+        if grows_with_dimension(step.plan):
+            options.append(f"dimension={step.dimension}")
+        if adjacency.replaced:
+            options.append("adjacency=hush.Adjacency(neighbours='replace')")
+        if any(plan != step.plan for plan in step.ledger.counts):
+            options.append("spent=ledger.counts")
+        warnings.warn(
+            f"steps={requested} were asked for and the run ends after {limit}: one more would cost more "
+            f"than the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} ({adjacency}). "
+            f"hush.calibrate(plan, budget, {', '.join(options)}) finds noise for all of them; without "
+            "steps= a run continues until the budget is used.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return limit, "budget"

@@ -27,11 +27,11 @@ from hush.integrations.transformers.arguments import (
     check_records,
     pad_values,
 )
+from hush.training.checkpoint import settings_of
 from hush.training.data import Batch, Data, Source
 from hush.training.options import Execution, Randomness
-from hush.training.resume import settings_of
+from hush.training.run_folder import last_step
 from hush.training.step import PrivateStep
-from hush.training.stopping import last_step
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback

@@ -7,7 +7,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hush.accounting.ledger import Ledger
 from hush.core.errors import CheckpointError, InvalidValue, Unsupported
 from hush.core.value import check_kind
-from hush.training.resume import Scheduler
+from hush.training.checkpoint import Scheduler
 
 
 def check_directory(

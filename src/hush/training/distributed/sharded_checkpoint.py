@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 from hush.core.errors import CheckpointError, shorten
 from hush.core.value import as_path
 from hush.training import checkpoint
+from hush.training.checkpoint import load_state, state_of
 from hush.training.distributed.group import Processes, propagate_errors
-from hush.training.resume import load_state, state_of
 
 if TYPE_CHECKING:
     from hush.training.phases.state import StepState

@@ -19,6 +19,7 @@ from hush.gradients.recording import record
 from hush.gradients.tape import GradientTape, MaskedTape
 from hush.gradients.tree import tree_map
 from hush.gradients.units import UnitTape, unit_tape
+from hush.training.checkpoint import settings_digest
 from hush.training.data import Batch, Data, count, made_up_record, own_randomness
 from hush.training.distributed.group import propagate_errors
 from hush.training.distributed.handshake import forward_modes, weights_digest
@@ -28,7 +29,6 @@ from hush.training.distributed.shares import Placement, padded_batches, place, s
 from hush.training.distributed.streams import step_streams
 from hush.training.phases.private_gradient import Layout, fingerprint, rounding_of
 from hush.training.phases.resumable import ResumableStep
-from hush.training.resume import settings_digest
 from hush.training.units import UnitTable
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 from typing import Any
 
 from hush.core.errors import Unsupported
+from hush.training.checkpoint import load_state, state_of
 from hush.training.distributed.group import propagate_errors
 from hush.training.phases.state import StepState
-from hush.training.resume import load_state, state_of
 
 
 class ResumableStep(StepState):

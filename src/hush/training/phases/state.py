@@ -30,6 +30,7 @@ from hush.gradients.models import (
 from hush.gradients.module_tree import ModuleTree
 from hush.gradients.probe import Probed
 from hush.gradients.tree import Views
+from hush.training.checkpoint import settings_of
 from hush.training.checks.released_weights import WeightsGuard, warn_of_other_ledger
 from hush.training.data import Batch, Data, ragged
 from hush.training.distributed.charge import open_ledger_for
@@ -42,7 +43,6 @@ from hush.training.methods.public_bases import basis_schedule
 from hush.training.methods.selective import check_release
 from hush.training.options import Distributed, Execution, Randomness, Units
 from hush.training.phases.replay_choice import check_replay
-from hush.training.resume import settings_of
 from hush.training.units import adjacency_of, public_count, units_of
 
 if TYPE_CHECKING:
