@@ -4,7 +4,7 @@ Run: .venv/bin/python benchmarks/risk.py
 """
 
 import hush
-from hush.report.figure import Table
+from hush.report.text import Table
 
 DELTA = 1e-5
 TRAINING = {"60000 records, batch 600, 20 epochs": (0.01, 2000), "full batch, 100 steps": (1.0, 100)}

@@ -9,7 +9,7 @@ from dp_accounting.rdp import RdpAccountant
 
 import hush
 from hush.core.best_of import TrialLaw
-from hush.report.figure import Table
+from hush.report.text import Table
 
 RATE, MULTIPLIER, STEPS, DELTA = 0.01, 1.0, 1000, 1e-5
 LAWS: tuple[tuple[TrialLaw, float, float], ...] = (

@@ -7,7 +7,7 @@ from importlib import import_module
 from pkgutil import walk_packages
 
 import hush_recipes
-from hush.report.figure import Figure
+from hush_recipes.figure import Figure
 
 Recipe = Callable[..., Figure]
 

@@ -15,7 +15,7 @@ from hush.core.errors import InvalidValue
 from hush.core.value import Range
 
 if TYPE_CHECKING:
-    from hush.report.figure import Figure
+    from hush_recipes.figure import Figure
 
 _BETAS = Range(
     at_least=1, why="below 1 the density is not log-concave, and no bound is proved of it", example=1.5

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from hush.report.figure import Figure
 from hush_recipes.audit.combinations import attacks, refused
+from hush_recipes.figure import Figure
 
 SIDE_BY_SIDE, WHOLE_STEPS = 10, 4
 """Multiple of the runs that the test suite makes: a run that is a whole step takes milliseconds."""

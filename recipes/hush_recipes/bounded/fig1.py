@@ -10,7 +10,7 @@ import numpy as np
 import hush
 from hush.accounting.per_instance.bounded import fisher, individual_rdp, unit_law
 from hush.core.parts import Noise
-from hush.report.figure import Figure
+from hush_recipes.figure import Figure
 
 SCALE, BOUND, SHIFT, ORDER = 1.0, 1.0, 1.0, 2.0
 LOCATIONS = np.linspace(-4, 4, 81)

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 import hush
-from hush.report.figure import Figure, Table
+from hush.report.text import Table
 from hush_recipes.bounded.fig4 import frontier
 from hush_recipes.bounded.probe import DATA, DELTA, KINDS, STEPS, accuracy, descent, features, grid
+from hush_recipes.figure import Figure
 
 TARGETS = tuple(float(target) for target in np.arange(65.0, 79.0))
 

@@ -20,7 +20,7 @@ from hush.accounting.per_instance.bounded import individual_rdp
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.data import load, tensors, with_features
-from hush.report.figure import Figure, Table
+from hush.report.text import Table
 from hush_recipes.bounded.fig3 import as_text, draw_ratios
 from hush_recipes.bounded.probe import (
     CLASSES,
@@ -33,6 +33,7 @@ from hush_recipes.bounded.probe import (
     one_sided,
     standardised,
 )
+from hush_recipes.figure import Figure
 from hush_recipes.workers import workers
 
 FEATURES = "efficientnet-lite0"

@@ -13,8 +13,8 @@ import torch
 
 from hush.accounting.per_instance.bounded import FisherLoss, fisher
 from hush.gradients.fisher import power_iteration, softmax_regression
-from hush.report.figure import Figure
 from hush_recipes.bounded.probe import CLIP, DATA, KINDS, STEPS, accuracy, descent, features, grid
+from hush_recipes.figure import Figure
 
 WATCHED, ITERATIONS, FAILURE = 100, 20, 1e-6
 

@@ -14,8 +14,9 @@ import torch
 
 import hush
 from hush.accounting.per_instance.bounded import individual_rdp, unit_law
-from hush.report.figure import Figure, Table
+from hush.report.text import Table
 from hush_recipes.bounded.sampled import sampled_rdp
+from hush_recipes.figure import Figure
 
 RECORDS, NUMBERS, TRIALS, ORDER = 900, 100, 5, 2.0
 MEANS = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -14,8 +14,8 @@ from hush.clipping import L2
 from hush.core.plan import Plan
 from hush.core.release import Selective
 from hush.noise import Gaussian
-from hush.report.figure import Figure
 from hush.sampling import Poisson
+from hush_recipes.figure import Figure
 
 _RECORDS = 60_000
 _ORDER = 8.0

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from hush.core.errors import InvalidValue
-from hush.report.figure import Figure
 from hush.training.evaluate import evaluate
 from hush_recipes.dpsur.attacked import PRIVATE, Case, Size, picked, pooled, trained
 from hush_recipes.dpsur.membership import (
@@ -30,6 +29,7 @@ from hush_recipes.dpsur.membership import (
 )
 from hush_recipes.dpsur.roc import Roc, ceiling
 from hush_recipes.dpsur.runs import DELTA, EPSILONS
+from hush_recipes.figure import Figure
 
 # The paper's accuracies: black box, white box; then by epsilon 1 to 4.
 _PRINTED = {

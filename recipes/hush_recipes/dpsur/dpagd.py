@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from hush.accounting.filters import GaussianFilter
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
-from hush.report.figure import Figure
 from hush.training.evaluate import evaluate
 from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 from hush_recipes.dpsur.inputs import Inputs, inputs_on, network
 from hush_recipes.dpsur.runs import DELTA
+from hush_recipes.figure import Figure
 
 RECORDS, ALL = 5000, 60_000
 CLIP = 0.1

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hush.report.figure import Figure
 from hush_recipes.dpsur.methods import METHODS
 from hush_recipes.dpsur.runs import Method, four, outcomes
+from hush_recipes.figure import Figure
 from hush_recipes.workers import workers
 
 _LEVEL = 3.0

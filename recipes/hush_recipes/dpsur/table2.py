@@ -10,9 +10,9 @@ from statistics import mean, stdev
 from typing import Any
 
 from hush.core.errors import InvalidValue
-from hush.report.figure import Figure, cell
 from hush_recipes.dpsur.methods import METHODS
 from hush_recipes.dpsur.runs import DELTA, EPSILONS, Method, Outcome, check_levels, outcomes
+from hush_recipes.figure import Figure, cell
 from hush_recipes.registry import variant
 from hush_recipes.selection import select
 from hush_recipes.workers import workers

@@ -9,7 +9,7 @@ from typing import Any
 from hush.accounting.rdp.allocation import worst_allocation
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.core.parts import SensitivitySet
-from hush.report.figure import Figure
+from hush_recipes.figure import Figure
 
 BETAS = (2.33, 3.0, 4.0)
 DIMENSIONS = (1, 2, 4, 16, 64, 256, 1000, 10_000, 100_000, 500_000, 1_000_000)

@@ -10,8 +10,8 @@ from hush.clipping import Lp
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.noise import GeneralizedGaussian
-from hush.report.figure import Figure
 from hush.sampling import FullBatch
+from hush_recipes.figure import Figure
 
 BETAS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
 SCALES = tuple(float(scale) for scale in np.geomspace(0.5, 10, 14).round(3))

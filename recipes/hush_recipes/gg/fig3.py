@@ -21,8 +21,9 @@ from hush.core.guarantee import Budget, Neighbours
 from hush.data import load
 from hush.noise import GeneralizedGaussian
 from hush.pate.argmax import NoisyMax, noisy
-from hush.report.figure import Figure, Table
+from hush.report.text import Table
 from hush_recipes.data.published import find_directory, read_published
+from hush_recipes.figure import Figure
 
 BETAS = tuple(float(beta) for beta in np.linspace(1, 4, 20))
 EPSILONS = (0.1, 0.3, 1.0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hush.report.figure import Figure
+from hush_recipes.figure import Figure
 from hush_recipes.gg.beta_sgd import DELTA, Setting, best_clips, clip_note, enough, inputs
 from hush_recipes.registry import variant
 from hush_recipes.workers import workers

@@ -12,8 +12,8 @@ from hush.clipping import Lp
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.noise import GeneralizedGaussian
-from hush.report.figure import Figure
 from hush.sampling import FullBatch, Poisson
+from hush_recipes.figure import Figure
 from hush_recipes.gg.noisy_votes import BETAS
 
 RATES = (1.0, 0.1)

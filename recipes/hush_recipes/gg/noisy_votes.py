@@ -23,8 +23,8 @@ from hush.clipping import Lp
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.noise import GeneralizedGaussian
-from hush.report.figure import Figure
 from hush.sampling import FullBatch
+from hush_recipes.figure import Figure
 
 BETAS = tuple(float(beta) for beta in np.linspace(1, 4, 13))
 DELTA, VOTES = 1e-5, 100

@@ -20,7 +20,7 @@ from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.conversion import conversion_term
 from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
 from hush.core.plan import Plan
-from hush.report.figure import Figure
+from hush_recipes.figure import Figure
 from hush_recipes.gg.beta_sgd import DELTA, Noise, enough, inputs
 from hush_recipes.gg.fig4 import ADULT
 

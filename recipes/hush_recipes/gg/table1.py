@@ -15,8 +15,8 @@ from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.models import build
 from hush.noise import GeneralizedGaussian
-from hush.report.figure import Figure
 from hush.sampling import Poisson
+from hush_recipes.figure import Figure
 from hush_recipes.gg.beta_sgd import DELTA, Noise, Setting, best_clips, clip_note, enough, inputs
 from hush_recipes.gg.fig4 import CIFAR10
 from hush_recipes.workers import workers

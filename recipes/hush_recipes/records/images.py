@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from hush.accounting.ledger import Ledger
 from hush.data import tensors
-from hush.report.figure import Figure
 from hush.training.methods.moments import NoisyWhitening
 from hush_recipes.data.scattering import CHANNELS
 from hush_recipes.dpsur.inputs import Inputs
+from hush_recipes.figure import Figure
 from hush_recipes.records.basis import Features, in_parts, public_inputs, unit
 from hush_recipes.records.descent import Descent
 from hush_recipes.records.extraction import FEATURE_MAPS, FeatureMap, drawn_features, features_of

@@ -23,13 +23,13 @@ from hush.core.plan import Plan
 from hush.data.dataset import Dataset
 from hush.gradients.tree import tree_map
 from hush.noise import Gaussian
-from hush.report.figure import Figure
 from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
 from hush.training.options import Execution, Randomness
 from hush.training.step import PrivateStep
 from hush_recipes.data.imdb import read_imdb
 from hush_recipes.dpsur.runs import calibrated
+from hush_recipes.figure import Figure
 from hush_recipes.records.bag_of_words import BagOfWords, SparseLogistic
 from hush_recipes.records.protocol import (
     DELTA,

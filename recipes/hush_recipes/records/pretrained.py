@@ -16,9 +16,9 @@ from torch.nn import functional
 
 from hush.accounting.ledger import Ledger
 from hush.data import load, tensors
-from hush.report.figure import Figure
 from hush_recipes.data.efficientnet import FEATURES, enlarged, network
 from hush_recipes.dpsur.inputs import Inputs
+from hush_recipes.figure import Figure
 from hush_recipes.records.descent import Descent
 from hush_recipes.records.images import HELD_OUT
 from hush_recipes.records.protocol import (

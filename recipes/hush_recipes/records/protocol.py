@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.data.dataset import Dataset, public_order
-from hush.report.figure import Figure, cell
+from hush_recipes.figure import Figure, cell
 from hush_recipes.workers import workers
 
 DELTA = 1e-5

@@ -22,7 +22,6 @@ from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.data import load, tensors
 from hush.noise import Gaussian
-from hush.report.figure import Figure
 from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
 from hush.training.loop import train
@@ -30,6 +29,7 @@ from hush.training.options import Randomness
 from hush.training.tuning.space import LogUniform, draw_settings
 from hush.training.tuning.trial import TuningTrial
 from hush.training.tuning.tune import tune
+from hush_recipes.figure import Figure
 
 BUDGET = Budget(epsilon=3.0, delta=1e-5)
 HELD_OUT, SCORE_NOISE = 5000, 10.0

@@ -12,8 +12,8 @@ from hush.clipping import L2Linf
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.noise import Gaussian
-from hush.report.figure import Figure
 from hush.sampling import Twice
+from hush_recipes.figure import Figure
 from hush_recipes.twice.settings import DELTA, PARAMETERS, unit_block
 from hush_recipes.twice.table1 import D0, PRINTED, STEPS
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from hush.accounting.least_variance import BlockCost
-from hush.report.figure import Figure, Table
+from hush.report.text import Table
+from hush_recipes.figure import Figure
 from hush_recipes.twice.settings import plain, sampled, unit_block
 
 RATE = 0.005

@@ -9,8 +9,9 @@ from hush.accounting import epsilon as charge
 from hush.clipping import L2
 from hush.core.plan import Plan
 from hush.noise import Gaussian
-from hush.report.figure import Figure, Table
+from hush.report.text import Table
 from hush.sampling import Poisson
+from hush_recipes.figure import Figure
 from hush_recipes.twice.fig4 import COORDINATE_RATES, RATE, SPREADS, sampling_costs
 from hush_recipes.twice.settings import DELTA, published_epsilon
 

@@ -8,19 +8,24 @@ here is a small one on Fashion-MNIST, to run on a CPU. With --model, a network f
 images.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import torch
 from torch import nn
 
 from hush.data import load, tensors
-from hush.gradients.geometry import geometry
+from hush.gradients.geometry import Geometry, geometry
 from hush.models import build
-from hush.report.figure import Figure
-from hush.report.geometry import geometry_figure
+from hush.report.geometry import advice, summary_table
 from hush.training.methods.public_bases import probe
+from hush_recipes.figure import Figure
 
 RAW_RECORDS = 400
 MODEL = "mnist-cnn"
 RECORDS, STEPS, LEARNING_RATE = 1000, 100, 0.05
+_POINTS = 200
 
 
 def twice_fig2(data: str = "fashion-mnist", records: int = RAW_RECORDS) -> Figure:
@@ -64,4 +69,54 @@ def twice_fig3(
             "the paper sees (ResNet22 on CIFAR-10, 291,898 parameters) principal norms that deviate by "
             "about 0.08, and entries mostly below 0.1",
         ],
+    )
+
+
+def geometry_figure(name: str, title: str, geometry: Geometry, notes: Sequence[str]) -> Figure:
+    """Variation, sparsification, rank, principal norms and largest entries: a panel each."""
+    ranks = np.unique(np.geomspace(1, geometry.principal.shape[1], _POINTS).round().astype(int))
+    means, spread = geometry.principal.mean(0)[ranks - 1], geometry.principal.std(0)[ranks - 1]
+    residual = geometry.residual.mean(0)[ranks - 1]
+    levels = np.linspace(0, 1, _POINTS + 1)
+    finite = geometry.variation[np.isfinite(geometry.variation)]
+    variation = np.quantile(finite, levels) if len(finite) else np.full(len(levels), np.inf)
+    largest = np.quantile(geometry.largest, levels)
+
+    def draw(panels: Any) -> None:
+        variation_axes, sparse_axes, residual_axes, norm_axes, entry_axes = panels
+        variation_axes.semilogy(levels, variation)
+        variation_axes.set(title="(a) coefficient of variation", xlabel="quantile over the coordinates")
+        sparse_axes.plot(100 * geometry.shares, geometry.dropped)
+        sparse_axes.set(
+            title="(b) residual after sparsification", xlabel="% of coordinates kept", ylim=(0, 1.05)
+        )
+        residual_axes.plot(ranks, residual)
+        residual_axes.set(title="(c) residual after projection", xlabel="rank", ylim=(0, 1.05))
+        (line,) = norm_axes.plot(ranks, means)
+        norm_axes.fill_between(ranks, means - spread, means + spread, alpha=0.3, color=line.get_color())
+        norm_axes.set(title="(d) principal norm, mean ± deviation", xlabel="rank", ylim=(0, 1.05))
+        entry_axes.plot(levels, largest)
+        entry_axes.axhline(geometry.cap, color="0.6", linewidth=1, label=f"99% below {geometry.cap:.3g}")
+        entry_axes.legend(frameon=False)
+        entry_axes.set(title="(e) largest entry", xlabel="quantile over the records", ylim=(0, None))
+
+    rows: list[list[object]] = [
+        *(["variation", *pair, None] for pair in zip(levels, variation, strict=True)),
+        *(
+            ["sparse residual", *pair, None]
+            for pair in zip(geometry.shares, geometry.dropped, strict=True)
+        ),
+        *(["residual", *pair, None] for pair in zip(ranks, residual, strict=True)),
+        *(["principal", *point] for point in zip(ranks, means, spread, strict=True)),
+        *(["largest entry", *pair, None] for pair in zip(levels, largest, strict=True)),
+    ]
+    return Figure(
+        name=name,
+        title=title,
+        header=["panel", "x", "value", "deviation"],
+        rows=rows,
+        draw=draw,
+        panels=5,
+        summary=summary_table(geometry),
+        notes=[*notes, *advice(geometry)],
     )

@@ -20,8 +20,8 @@ from hush.core.guarantee import Budget
 from hush.core.parts import SensitivitySet
 from hush.data import load, tensors
 from hush.models import build
-from hush.report.figure import Figure
 from hush.training.methods.public_bases import descend, gradient_rows, principal_directions
+from hush_recipes.figure import Figure
 from hush_recipes.twice.geometry import LEARNING_RATE, MODEL, RECORDS
 from hush_recipes.twice.geometry import STEPS as DESCENT_STEPS
 from hush_recipes.twice.settings import PARAMETERS

@@ -9,7 +9,7 @@ from typing import Any
 
 from hush.accounting.shaping import charged_variance, least_variance_noise
 from hush.core.guarantee import Budget
-from hush.report.figure import Figure
+from hush_recipes.figure import Figure
 from hush_recipes.twice.settings import DELTA, PARAMETERS, plain, published_variance, sampled, unit_block
 
 STEPS = {2.0: 1500, 2.5: 2000, 4.0: 2500, 8.0: 5000}

@@ -20,7 +20,7 @@ from hush.accounting.shaping import (
 )
 from hush.core.guarantee import Budget
 from hush.core.parts import SensitivitySet
-from hush.report.figure import Figure
+from hush_recipes.figure import Figure
 from hush_recipes.twice.settings import DELTA, PARAMETERS, plain, published_variance, sampled
 from hush_recipes.twice.table1 import STEPS
 

@@ -20,10 +20,10 @@ from torch import nn
 from hush.clipping import Subspaces
 from hush.core.guarantee import Budget
 from hush.data.views import flips_and_shifts
-from hush.report.figure import Figure
 from hush.sampling import Twice
 from hush.training.loop import train
 from hush.training.options import Randomness
+from hush_recipes.figure import Figure
 from hush_recipes.selection import select
 from hush_recipes.twice.ways import (
     DELTA,

@@ -23,10 +23,10 @@ from hush.core.plan import Plan
 from hush.data import load, tensors
 from hush.models import build
 from hush.noise import Gaussian
-from hush.report.figure import Figure
 from hush.sampling import Poisson
 from hush.training.loop import train
 from hush.training.options import Randomness, Units
+from hush_recipes.figure import Figure
 from hush_recipes.units.owners import LARGEST, made_up_owners
 from hush_recipes.workers import workers
 

@@ -14,7 +14,7 @@ from hush.core.guarantee import RECORD, Budget
 from hush.core.plan import plan_text
 from hush.core.value import check_count
 from hush.noise import Gaussian
-from hush.report.figure import Table, bar
+from hush.report.text import Table, bar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -214,7 +214,7 @@ def probe(
     learning_rate: opt.LearningRate = 0.05,
     device: opt.Device = None,
     seed: Annotated[int, typer.Option(help="Seed of the initial weights.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for CSV, JSON and PNG files.")] = Path("runs/probe"),
+    out: Annotated[Path, typer.Option(help="Folder for probe.json.")] = Path("runs/probe"),
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -227,7 +227,7 @@ def probe(
     from hush.core.atomic_files import check_folder
     from hush.data import load, tensors
     from hush.models import build
-    from hush.report.geometry import geometry_figure, numbers
+    from hush.report.geometry import advice, numbers, summary_table
     from hush.training.methods.public_bases import probe as measure
     from hush.training.progress import Progress
 
@@ -255,20 +255,13 @@ def probe(
     with Progress(f"measuring the gradients of {model} on {data}", visible=not quiet):
         geometry = measure(network, loss, reference, measured, steps=steps, learning_rate=learning_rate)
     title = f"gradients of {model} on {data} after {steps} steps, {geometry.dimension} parameters"
-    figure = geometry_figure("probe", title, geometry, [_WARNING])
-    files = [*figure.save(out), out / "probe.json"]
-    report = {
-        "data": data,
-        "model": model,
-        "steps": steps,
-        **numbers(geometry),
-        "notes": list(figure.notes),
-    }
-    files[-1].write_text(json.dumps(report, indent=2) + "\n")
+    notes = [_WARNING, *advice(geometry)]
+    report = {"data": data, "model": model, "steps": steps, **numbers(geometry), "notes": notes}
+    (out / "probe.json").write_text(json.dumps(report, indent=2) + "\n")
     if as_json:
-        print_json({**report, "files": [str(file) for file in files]})
+        print_json(report)
         return
-    print(f"{title}\n\n{figure.table().markdown()}\n")
-    for note in figure.notes:
+    print(f"{title}\n\n{summary_table(geometry).markdown()}\n")
+    for note in notes:
         print(f"  {note}")
-    print(f"  written: {', '.join(map(str, files))}")
+    print(f"  written: {out / 'probe.json'}")

@@ -23,8 +23,7 @@ from hush.core.guarantee import (
 )
 from hush.core.plan import Plan, plan_text, read_plan
 from hush.core.value import check_count
-from hush.report.figure import Table
-from hush.report.rounding import percent
+from hush.report.text import Table, percent
 from hush.sampling import FullBatch
 
 if TYPE_CHECKING:

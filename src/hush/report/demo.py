@@ -15,8 +15,8 @@ from hush.data import load, tensors
 from hush.models import build
 from hush.noise import Gaussian
 from hush.report.facts import run_facts
-from hush.report.figure import Table
 from hush.report.page import write_report
+from hush.report.text import Table
 from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
 from hush.training.loop import train

@@ -1,18 +1,13 @@
-"""Geometry of gradients as a figure, and which clipping rule would pay for it.
+"""Geometry of gradients as numbers and text, and which clipping fits it."""
 
-The five panels are those of Figures 2 and 3 of the twice-sampling paper.
-"""
-
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from hush.gradients.geometry import Geometry, best_subspace_split
-from hush.report.figure import Figure, Table
+from hush.report.text import Table
 
 _LEVELS = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
-_POINTS = 200
 WORTH = 1.1
 """Reduction of the variance, as a factor, from which on a split is called a gain."""
 FEW, MANY = 2, 100
@@ -77,49 +72,15 @@ def advice(geometry: Geometry) -> list[str]:
     return lines
 
 
-def geometry_figure(name: str, title: str, geometry: Geometry, notes: Sequence[str]) -> Figure:
-    """Variation, sparsification, rank, principal norms and largest entries: a panel each."""
-    ranks = np.unique(np.geomspace(1, geometry.principal.shape[1], _POINTS).round().astype(int))
-    means, spread = geometry.principal.mean(0)[ranks - 1], geometry.principal.std(0)[ranks - 1]
-    residual = geometry.residual.mean(0)[ranks - 1]
-    levels = np.linspace(0, 1, _POINTS + 1)
+def summary_table(geometry: Geometry) -> Table:
+    """Residuals, principal norms and largest entries of the records at a few places."""
+    ranks = [rank for rank in (1, 10, 30, 100, 300, 1000) if rank <= geometry.principal.shape[1]]
     finite = geometry.variation[np.isfinite(geometry.variation)]
-    variation = np.quantile(finite, levels) if len(finite) else np.full(len(levels), np.inf)
-    largest = np.quantile(geometry.largest, levels)
-
-    def draw(panels: Any) -> None:
-        variation_axes, sparse_axes, residual_axes, norm_axes, entry_axes = panels
-        variation_axes.semilogy(levels, variation)
-        variation_axes.set(title="(a) coefficient of variation", xlabel="quantile over the coordinates")
-        sparse_axes.plot(100 * geometry.shares, geometry.dropped)
-        sparse_axes.set(
-            title="(b) residual after sparsification", xlabel="% of coordinates kept", ylim=(0, 1.05)
-        )
-        residual_axes.plot(ranks, residual)
-        residual_axes.set(title="(c) residual after projection", xlabel="rank", ylim=(0, 1.05))
-        (line,) = norm_axes.plot(ranks, means)
-        norm_axes.fill_between(ranks, means - spread, means + spread, alpha=0.3, color=line.get_color())
-        norm_axes.set(title="(d) principal norm, mean ± deviation", xlabel="rank", ylim=(0, 1.05))
-        entry_axes.plot(levels, largest)
-        entry_axes.axhline(geometry.cap, color="0.6", linewidth=1, label=f"99% below {geometry.cap:.3g}")
-        entry_axes.legend(frameon=False)
-        entry_axes.set(title="(e) largest entry", xlabel="quantile over the records", ylim=(0, None))
-
-    rows: list[list[object]] = [
-        *(["variation", *pair, None] for pair in zip(levels, variation, strict=True)),
-        *(
-            ["sparse residual", *pair, None]
-            for pair in zip(geometry.shares, geometry.dropped, strict=True)
-        ),
-        *(["residual", *pair, None] for pair in zip(ranks, residual, strict=True)),
-        *(["principal", *point] for point in zip(ranks, means, spread, strict=True)),
-        *(["largest entry", *pair, None] for pair in zip(levels, largest, strict=True)),
-    ]
-    ranks_listed = [rank for rank in (1, 10, 30, 100, 300, 1000) if rank <= ranks[-1]]
-    summary = [
+    variation = np.quantile(finite, 0.5) if len(finite) else np.inf
+    rows = [
         *(
             [f"norm within rank {rank}, outside", f"{inside.mean():.3f} ± {inside.std():.3f}, {out:.3f}"]
-            for rank in ranks_listed
+            for rank in ranks
             for inside, out in [(geometry.principal[:, rank - 1], geometry.residual[:, rank - 1].mean())]
         ),
         *(
@@ -133,15 +94,6 @@ def geometry_figure(name: str, title: str, geometry: Geometry, notes: Sequence[s
             ]
             for level in _LEVELS
         ),
-        ["coefficient of variation, median", f"{np.quantile(variation, 0.5):.2f}"],
+        ["coefficient of variation, median", f"{variation:.2f}"],
     ]
-    return Figure(
-        name=name,
-        title=title,
-        header=["panel", "x", "value", "deviation"],
-        rows=rows,
-        draw=draw,
-        panels=5,
-        summary=Table(header=["records of length 1", "measured"], rows=summary),
-        notes=[*notes, *advice(geometry)],
-    )
+    return Table(header=["records of length 1", "measured"], rows=rows)

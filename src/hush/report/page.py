@@ -13,7 +13,7 @@ from hush.accounting.explanation import FALSE_POSITIVE_RATES, PRIORS
 from hush.core.atomic_files import replace_file
 from hush.report import wording
 from hush.report.facts import RunFacts
-from hush.report.rounding import at_least, at_most, percent
+from hush.report.text import at_least, at_most, percent
 
 _MIN_DELTA, _MIN_RATE = 1e-12, 1e-4
 _STYLES: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ from hush.core.best_of import BestOf
 from hush.core.guarantee import Neighbours
 from hush.core.plan import Plan
 from hush.report.facts import RunFacts
-from hush.report.rounding import at_least, at_most, percent
+from hush.report.text import at_least, at_most, percent
 from hush.sampling import FullBatch
 
 _RELATIONS = {

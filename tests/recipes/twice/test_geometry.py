@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hush.data import load
-from hush.report.figure import Figure
+from hush_recipes.figure import Figure
 from hush_recipes.twice.geometry import twice_fig2, twice_fig3
 
 

@@ -1,6 +1,8 @@
-"""Bounds as short text, rounded so that the text still is a bound."""
+"""Numbers, bars and tables as text. Rounded bounds are still bounds."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 
@@ -38,3 +40,30 @@ def _rounded(value: float, digits: int, direction: str) -> str:
     if number and not -4 < number.adjusted() < 7:
         return f"{number.normalize():e}".replace("e+", "e")
     return f"{number.normalize():f}"
+
+
+def bar(share: float, width: int = 24) -> str:
+    """A bar of this share of the width; an arrow ends a longer one.
+
+    >>> bar(0.5, width=4), bar(9.0, width=4)
+    ('##', '###>')
+    """
+    return "#" * (width - 1) + ">" if share > 1 else "#" * round(share * width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A header and rows of cells, as text."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """The table as Markdown with aligned columns."""
+        lines = [self.header, *self.rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(self.header))]
+        rule = ["-" * width for width in widths]
+        return "\n".join(
+            "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
+            for line in [self.header, rule, *self.rows]
+        )

@@ -3,7 +3,8 @@
 import csv
 from pathlib import Path
 
-from hush.report.figure import Figure, Table
+from hush.report.text import Table
+from hush_recipes.figure import Figure
 
 TABLE = Table(header=["a", "bee"], rows=[["1", "<2>"], ["three", "4"]])
 

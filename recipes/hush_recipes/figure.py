@@ -1,4 +1,4 @@
-"""Tables, bars and figures: aligned Markdown, CSV and PNG."""
+"""Figures: a plot as PNG, its numbers as CSV and as a table."""
 
 import csv
 from collections.abc import Callable, Sequence
@@ -6,40 +6,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """A header and rows of cells that are already text."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        """The table as Markdown, columns aligned so that it also reads well as plain text."""
-        lines = [self.header, *self.rows]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(self.header))]
-        rule = ["-" * width for width in widths]
-        return "\n".join(
-            "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
-            for line in [self.header, rule, *self.rows]
-        )
+from hush.report.text import Table
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A plot with the numbers behind it, as rows of a table."""
+    """A plot and its numbers, as rows of a table."""
 
     name: str
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[object]]
     draw: Callable[[Any], None]
-    """Draws on matplotlib axes, or on a list of them where there are several panels."""
+    """Draws on matplotlib axes, or on a list of them if there are several panels."""
     panels: int = 1
     across: int | None = None
     """Panels in a row; all of them by default."""
     summary: Table | None = None
-    """Printed in place of the rows where those are too many."""
+    """Printed in place of the rows."""
     notes: Sequence[str] = ()
 
     def save(self, folder: Path) -> list[Path]:
@@ -75,12 +59,3 @@ def cell(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def bar(share: float, width: int = 24) -> str:
-    """A bar of this share of the width; an arrow ends a longer one.
-
-    >>> bar(0.5, width=4), bar(9.0, width=4)
-    ('##', '###>')
-    """
-    return "#" * (width - 1) + ">" if share > 1 else "#" * round(share * width)

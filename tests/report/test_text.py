@@ -5,7 +5,7 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hush.report.rounding import at_least, at_most, percent
+from hush.report.text import at_least, at_most, percent
 
 VALUES = st.floats(0, 1e9, allow_nan=False)
 
