@@ -11,15 +11,15 @@ import hush
 from hush.core.errors import PerformanceWarning, Unsupported
 from hush.core.parts import Clipping
 from hush.core.tape import ClippedSum
-from hush.gradients.cuda_graphs import captured_state
-from hush.gradients.cuda_graphs.cuda_graph import (
+from hush.gradients import cuda_graph
+from hush.gradients.cuda_graph import (
     CapturedGraph,
     CaptureError,
+    Replay,
     capture_graph,
     external_memory,
+    padded_size,
 )
-from hush.gradients.cuda_graphs.padding import padded_size
-from hush.gradients.cuda_graphs.replay import Replay
 from hush.gradients.losses import PerSampleLoss, per_sample_loss
 from hush.gradients.recording import record
 
@@ -190,7 +190,7 @@ def test_graphs_are_captured_anew_for_what_they_took_as_given(monkeypatch: pytes
     assert captures() == 1
     weighed.weight = torch.tensor([1.0, 2.0, 3.0])
     assert captures() == 1
-    monkeypatch.setattr(captured_state, "replaced_generators", lambda: 1)
+    monkeypatch.setattr(cuda_graph, "replaced_generators", lambda: 1)
     assert captures() == 1
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert captures() == 0  # not the GPU's

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import LedgerError, PerformanceWarning, Unsupported
-from hush.gradients.cuda_graphs.cuda_graph import CapturedGraph, CaptureError
-from hush.gradients.cuda_graphs.replay import Replay
+from hush.gradients.cuda_graph import CapturedGraph, CaptureError, Replay
 from hush.gradients.recording import record
 from hush.training.phases import replay_choice
 from hush.training.phases.replay_choice import host_bound, worth

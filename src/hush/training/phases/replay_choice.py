@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import InvalidValue, Unsupported, short_repr
-from hush.gradients.cuda_graphs.replay import Replay
+from hush.gradients.cuda_graph import Replay
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.training.checks.probe_batch import stand_ins
 from hush.training.data import Data, count, held_slots, take

@@ -19,7 +19,7 @@ from hush.core.plan import Plan
 from hush.core.randomness import SystemSource, cryptographic, derive_source, source_for
 from hush.core.release import Selective
 from hush.core.value import SingleOwner, check_count, check_kind
-from hush.gradients.cuda_graphs.replay import Replay
+from hush.gradients.cuda_graph import Replay
 from hush.gradients.losses import per_sample_loss
 from hush.gradients.models import (
     check_materialized,

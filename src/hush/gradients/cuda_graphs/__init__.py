@@ -1,1 +1,0 @@
-"""Work of a physical batch on a GPU, captured once as a CUDA graph and replayed."""
