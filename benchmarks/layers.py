@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hush.gradients.rules import convolution_shape
-from hush.gradients.rules.convolution import ConvolutionFactors
-from hush.gradients.rules.convolution_shape import ConvolutionShape
+from hush.gradients.rules import convolution
+from hush.gradients.rules.convolution import ConvolutionFactors, ConvolutionShape
 from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.terms import Dense
 
@@ -78,7 +77,7 @@ def of_convolution(
 
     def written(large: int) -> Callable[[], None]:
         def variant() -> None:
-            convolution_shape._LARGE, convolution_shape._FEW_CHANNELS = large, 0
+            convolution._LARGE, convolution._FEW_CHANNELS = large, 0
             dense = Dense(geometry.per_sample_weight_gradients(grad, x))
             dense.norms(2.0)
             dense.weighted_sum(weights)

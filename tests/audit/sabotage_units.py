@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hush.core.parts import Sampling
 from hush.core.randomness import RandomSource
-from hush.gradients.units import Reduction, unit_tape
+from hush.gradients.tape import Reduction, unit_tape
 from hush.training.data import Batch, Data, count
 from hush.training.step import PrivateStep
 from hush.training.units import UnitTable

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hush.gradients.tape import GradientTape
+from hush.gradients.tape import GradientTape, UnitTape
 from hush.gradients.tree import call_model, tree_map
-from hush.gradients.units import UnitTape
 
 ORDERS = (1.0, 1.5, 2.0, 3.0, torch.inf)
 

@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from hush.gradients.joint import joint_norms, joint_sums
 from hush.gradients.recording import record
-from hush.gradients.tape import GradientTape
+from hush.gradients.tape import GradientTape, joint_norms, joint_sums
 from hush.gradients.terms import Term
 
 LOSS = nn.CrossEntropyLoss(reduction="none")

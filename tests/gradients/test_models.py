@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import hush
 from hush.core.errors import InvalidValue, Unsupported
 from hush.gradients import models
-from hush.gradients.module_tree import ModuleTree
+from hush.gradients.models import ModuleTree
 from hush.gradients.recording import record
 
 

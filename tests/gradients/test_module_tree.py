@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hush.gradients.module_tree import ModuleTree
+from hush.gradients.models import ModuleTree
 
 
 class Filtered(nn.Linear):

@@ -15,9 +15,8 @@ from hush.gradients.products import (
     record_gradients,
     weighted_products,
 )
-from hush.gradients.rules.embedding import RowFactors
+from hush.gradients.rules.embedding import RowFactors, TiedFactors
 from hush.gradients.rules.linear import OuterFactors
-from hush.gradients.rules.tied_embedding import TiedFactors
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import ROUNDING, Term
 

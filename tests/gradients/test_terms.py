@@ -10,11 +10,9 @@ from torch import Tensor, nn
 import hush
 from hush.core.parts import Clipping
 from hush.gradients.recording import record
-from hush.gradients.rules.convolution import ConvolutionFactors
-from hush.gradients.rules.convolution_shape import ConvolutionShape
-from hush.gradients.rules.embedding import RowFactors
+from hush.gradients.rules.convolution import ConvolutionFactors, ConvolutionShape
+from hush.gradients.rules.embedding import RowFactors, TiedFactors
 from hush.gradients.rules.linear import OuterFactors
-from hush.gradients.rules.tied_embedding import TiedFactors
 from hush.gradients.tape import GradientTape, MaskedTape
 from hush.gradients.terms import ROUNDING, Term
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hush.clipping import L2, L2Linf
 from hush.gradients.losses import per_sample_loss
 from hush.gradients.recording import record
-from hush.gradients.units import unit_tape
+from hush.gradients.tape import unit_tape
 from tests.gradients.oracle import check_tape, one_at_a_time
 from tests.gradients.test_layers import LAYERS
 

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 import hush
 from hush.accounting.per_instance.bounded import FisherLoss, fisher
 from hush.core.parts import Noise
-from hush.gradients.fisher import FisherInformationTable, spectrum
 from hush.training.data import Batch
 from hush.training.evaluate import evaluate
 from hush.training.methods.public_bases import gradient_rows
 from hush.training.step import PrivateStep
+from hush_recipes.bounded.information import FisherInformationTable, spectrum
 
 
 @dataclass(frozen=True, kw_only=True)

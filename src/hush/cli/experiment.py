@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
+    from hush.gradients.tape import Reduction
     from hush.gradients.tree import Views
-    from hush.gradients.units import Reduction
     from hush.training.options import Units
 
 LEARNING_RATE = Range(above=0, at_most=1e6, why="it is the length of a step", example=1.0)

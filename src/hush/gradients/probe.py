@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
 from hush.core.errors import DataError, HushError, Unsupported
-from hush.gradients.models import check_model
-from hush.gradients.module_tree import ModuleTree
+from hush.gradients.models import ModuleTree, check_model
 from hush.gradients.recording import (
     NotVectorized,
     data_errors_translated,

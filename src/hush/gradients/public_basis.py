@@ -18,9 +18,8 @@ from hush.core.parts import SensitivitySet
 from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.entrywise_clipping import clip_blocks, flat_rows
 from hush.gradients.precision import full_precision
-from hush.gradients.tape import GradientTape, MaskedTape
+from hush.gradients.tape import GradientTape, MaskedTape, UnitTape
 from hush.gradients.terms import CHUNK_ENTRIES
-from hush.gradients.units import UnitTape
 
 RESIDUAL = "residual"
 

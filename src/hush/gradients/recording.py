@@ -43,7 +43,7 @@ from hush.core.errors import DataError, HushError, Unsupported
 from hush.gradients.precision import autocast_dtype, precise_under_autocast, to_autocast_dtype
 from hush.gradients.rules import RULES, Casts, Layer, PerSampleCopy, Weight
 from hush.gradients.rules.attention import determinism_restored
-from hush.gradients.rules.tied_embedding import merge_terms
+from hush.gradients.rules.embedding import merge_terms
 from hush.gradients.sharding import ShardedModules
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense, Term

@@ -6,17 +6,19 @@ for which that is cheaper, and by `chunks`.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from hush.core.tape import CoordinateMask
 from hush.gradients.entrywise_clipping import EntrywiseClipping
-from hush.gradients.joint import joint_norms, joint_sums
-from hush.gradients.precision import capturing_cuda_graph, full_precision, vector_norms
-from hush.gradients.terms import CHUNK_ENTRIES, Term, zero_rows
+from hush.gradients.precision import capturing_cuda_graph, full_precision, precise_dtype, vector_norms
+from hush.gradients.products import gram_squares, norms_of, product_error
+from hush.gradients.rules.linear import OuterFactors
+from hush.gradients.terms import CHUNK_ENTRIES, Dense, Term, finite_norms, zero_rows
 from hush.gradients.tree import tree_leaves
 
 
@@ -201,3 +203,145 @@ class MaskedTape(EntrywiseClipping):
     def zeros(self) -> dict[str, Tensor]:
         """The sum over no records."""
         return self.tape.zeros()
+
+
+_SMALL = 2**14
+"""Entries a record up to which materialised gradients of several parameters are laid side by side."""
+
+
+def joint_norms(terms: Sequence[Term]) -> Tensor:
+    """The per-sample Euclidean gradient norms over all terms: (records,)."""
+    small = [term for term in terms if _is_small(term)]
+    factored = [term for term in terms if isinstance(term, OuterFactors) and _is_joint(term)]
+    together = {id(term) for term in (*small, *factored)}
+    parts = [term.norms(2.0)[None] for term in terms if id(term) not in together]
+    if small:
+        parts.append(_side_by_side(small).norms(2.0)[None])
+    if factored:
+        squares = [gram_squares(term.left, term.right) for term in factored]
+        norms = norms_of(squares, [product_error(term.left) for term in factored])
+        lengths = torch.stack([part.lengths for part in squares])
+        parts.append(finite_norms(norms, lengths, torch.float32))
+    return vector_norms(torch.cat(parts).T, 2.0)
+
+
+def joint_sums(
+    terms: Mapping[str, Term], mask: Callable[[Term], Term], weights: Tensor
+) -> dict[str, Tensor]:
+    """The weighted sums of the terms that are laid side by side, by name.
+
+    Args:
+        terms: of all parameters.
+        mask: puts zeros where records have weight 0.
+        weights: (records,).
+    """
+    small = {name: term for name, term in terms.items() if _is_small(term)}
+    if not small:
+        return {}
+    total = mask(_side_by_side(list(small.values()))).weighted_sum(weights)
+    parts = total.split([term.shape.numel() for term in small.values()])
+    return {name: part.view(term.shape) for (name, term), part in zip(small.items(), parts, strict=True)}
+
+
+def _is_joint(term: OuterFactors) -> bool:
+    """Whether a term has positions, added up in single precision: where they overflow is one number."""
+    return term.left.shape[1] > 1 and precise_dtype(term.left) == torch.float32
+
+
+def _is_small(term: Term) -> bool:
+    return isinstance(term, Dense) and term.shape.numel() <= _SMALL
+
+
+def _side_by_side(terms: Sequence[Term]) -> Dense:
+    return Dense(torch.cat([term.dense().reshape(term.records, -1) for term in terms], 1))
+
+
+Reduction = Literal["mean", "sum"]
+"""How the gradients of a unit's records make up the unit's own."""
+
+
+@dataclass(frozen=True, eq=False)
+class UnitTape(EntrywiseClipping):
+    """Gradients of units of privacy: tapes whose records are units, those of equally many together."""
+
+    parts: list[GradientTape]
+
+    @property
+    def records(self) -> int:
+        """Number of units, each of which counts as one record."""
+        return sum(part.records for part in self.parts)
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+    def norms(self, order: float) -> Tensor:
+        """The norm of each unit's gradient over all parameters."""
+        return torch.cat([part.norms(order) for part in self.parts])
+
+    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+        """The sum over units of weight times gradient, by parameter name."""
+        own = weights.split([part.records for part in self.parts])
+        pairs = zip(self.parts, own, strict=True)
+        return add_sums([part.weighted_sum(weight) for part, weight in pairs])
+
+    def clamped_weighted_sum(
+        self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
+    ) -> dict[str, Tensor]:
+        """`weighted_sum` of gradients whose entries are clamped to +-limit, then masked."""
+        sizes = [part.records for part in self.parts]
+        rows = zip(self.parts, weights.split(sizes), limits.split(sizes), strict=True)
+        return add_sums([part.clamped_weighted_sum(weight, limit, mask) for part, weight, limit in rows])
+
+    def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
+        """The materialised gradients, a few units at a time."""
+        start = 0
+        for part in self.parts:
+            places = torch.arange(start, start + part.records, device=self.device)
+            for rows, gradients in part.chunks(entries):
+                yield places[rows], gradients
+            start += part.records
+
+    def zeros(self) -> dict[str, Tensor]:
+        """The sum over no units."""
+        return self.parts[0].zeros()
+
+    def rounding_bounded(self, records: int) -> bool:
+        """Whether rounding of a sum over units that own so many records in all is paid for."""
+        return all(part.rounding_bounded(records) for part in self.parts)
+
+
+def unit_tape(
+    tape: GradientTape, counts: Tensor, reduction: Reduction, present: Tensor | None
+) -> UnitTape:
+    """The tape of the units that own a batch's records.
+
+    **Guarantee.** A unit's gradient is a function of its own records, their places and the shapes: see
+    docs/guarantees/units.md. It is not finite where that of one of its records is not.
+
+    Args:
+        tape: per-sample gradients, the records of a unit one after another, units by rising count.
+        counts: (units,), how many of the records each unit owns, rising.
+        reduction: a unit's gradient is the mean or the sum of its records'.
+        present: which records are there; the others count for nothing, in the mean neither.
+    """
+    occupied = torch.ones(tape.records, dtype=torch.bool, device=tape.device)
+    if present is not None:
+        occupied = present
+        tape = tape.mask_records(present)
+    parts, start = [], 0
+    values, units = counts.unique_consecutive(return_counts=True)
+    for count, number in zip(values.tolist(), units.tolist(), strict=True):
+        rows = slice(start, start + count * number)
+        scale = _scale(occupied[rows].unflatten(0, (-1, count)), reduction).flatten()
+        own = tape.take(rows)
+        parts.append(own if count == 1 else own.of_units(count, scale))
+        start = rows.stop
+    return UnitTape(parts)
+
+
+def _scale(occupied: Tensor, reduction: Reduction) -> Tensor:
+    """The factor of each record's gradient in its unit's, from which of a unit's places hold one."""
+    if reduction == "sum":
+        return occupied.double()
+    return occupied.double() / occupied.sum(1, keepdim=True).clamp(min=1)

@@ -8,7 +8,7 @@ from hush.core.guarantee import Arithmetic
 if TYPE_CHECKING:
     import torch
 
-    from hush.gradients.units import Reduction
+    from hush.gradients.tape import Reduction
     from hush.training.distributed.process_group import Group
     from hush.training.units import Owners
 

@@ -15,7 +15,7 @@ from hush.core.errors import DataError, InvalidValue, PrivacyWarning
 from hush.core.guarantee import Adjacency, Neighbours
 from hush.core.randomness import RandomSource, random_bits
 from hush.core.value import check_count, check_kind
-from hush.gradients.units import Reduction
+from hush.gradients.tape import Reduction
 from hush.training.options import Units
 
 _FAR = 0.05

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from hush.gradients.precision import full_precision
 from hush.gradients.products import gram
-from hush.gradients.rules import convolution_shape
-from hush.gradients.rules.convolution import ConvolutionFactors, convolution_term
-from hush.gradients.rules.convolution_shape import ConvolutionShape
+from hush.gradients.rules import convolution
+from hush.gradients.rules.convolution import ConvolutionFactors, ConvolutionShape, convolution_term
 from hush.gradients.rules.linear import OuterFactors
 from tests.gradients.oracle import ORDERS
 
@@ -126,8 +125,8 @@ def test_factors_answer_as_if_materialised(geometry: ConvolutionShape, sizes: tu
 def test_both_ways_to_materialise_agree(
     geometry: ConvolutionShape, sizes: tuple[int, ...], large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convolution_shape, "_LARGE", large)
-    monkeypatch.setattr(convolution_shape, "_FEW_CHANNELS", 0)
+    monkeypatch.setattr(convolution, "_LARGE", large)
+    monkeypatch.setattr(convolution, "_FEW_CHANNELS", 0)
     torch.manual_seed(0)
     term, gradients = example(geometry, torch.randn(5, 2, *sizes, dtype=torch.float64))
     torch.testing.assert_close(term.dense(), gradients)
@@ -267,7 +266,7 @@ def test_a_pixel_that_no_patch_sees_is_not_looked_at() -> None:
 
 
 def test_a_record_beyond_offsets_of_32_bits_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution_shape, "uses_kernels", lambda x: True)
+    monkeypatch.setattr(convolution, "uses_kernels", lambda x: True)
     geometry = ConvolutionShape(torch.Size((8, 512, 3)), (1,), (1,), (1,), 1)
     assert geometry.has_kernel(torch.empty(2, 512, 2**20, device="meta"))
     assert not geometry.has_kernel(torch.empty(2, 512, 2**21, device="meta"))

@@ -2,9 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hush.gradients.rules.embedding import _ROW_CHUNK, RowFactors
+from hush.gradients.rules.embedding import _ROW_CHUNK, RowFactors, TiedFactors, merge_terms
 from hush.gradients.rules.linear import OuterFactors, outer_product_term
-from hush.gradients.rules.tied_embedding import TiedFactors, merge_terms
 from hush.gradients.terms import Dense, Term
 from tests.gradients.oracle import ORDERS
 

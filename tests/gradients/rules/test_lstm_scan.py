@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hush.gradients.rules import Weight, lstm_scan
+from hush.gradients.rules import Weight, recurrent
 
 STEPS, RECORDS, INPUTS, SIZE = 7, 5, 4, 3
 
@@ -16,7 +16,7 @@ def test_outputs_and_gradients_are_those_of_torch(
 ) -> None:
     torch.manual_seed(0)
     directions = 2 if bidirectional else 1
-    monkeypatch.setattr(lstm_scan, "_BLOCK", steps_at_once * directions * RECORDS * 4 * SIZE)
+    monkeypatch.setattr(recurrent, "_BLOCK", steps_at_once * directions * RECORDS * 4 * SIZE)
     lstm = nn.LSTM(INPUTS, SIZE, bidirectional=bidirectional).double()
     x = torch.randn(STEPS, RECORDS, INPUTS).double().requires_grad_()
     start = [torch.randn(directions, RECORDS, SIZE).double().requires_grad_() for _ in range(2)]
@@ -28,7 +28,7 @@ def test_outputs_and_gradients_are_those_of_torch(
 
     weights = [Weight(value.detach(), []) for value in named.values()]
     runs = [weights[i : i + 4] for i in range(0, len(weights), 4)]
-    layer = lstm_scan.LSTMScan(RECORDS, [(run[0], run[1], run[2], run[3]) for run in runs])
+    layer = recurrent.LSTMScan(RECORDS, [(run[0], run[1], run[2], run[3]) for run in runs])
     (found, last), saved = layer.forward(*(value.detach() for value in (x, *start)))
     to_inputs = layer.backward(grads, saved, (True, True, True))
     summed = [weight.terms[0].dense().sum(0) for weight in weights if weight.terms]

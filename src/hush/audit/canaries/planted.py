@@ -19,10 +19,9 @@ from hush.core.tape import ClippedSum, CoordinateMask
 from hush.core.value import check_count
 from hush.gradients.losses import per_sample_loss
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
-from hush.gradients.tape import GradientTape
+from hush.gradients.tape import GradientTape, UnitTape, unit_tape
 from hush.gradients.terms import CHUNK_ENTRIES, Dense
 from hush.gradients.tree import Loss, Views
-from hush.gradients.units import UnitTape, unit_tape
 from hush.training.options import Execution, Randomness, Units
 from hush.training.step import PrivateStep
 from hush.training.units import UnitTable

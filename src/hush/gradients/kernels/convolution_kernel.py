@@ -20,7 +20,7 @@ from hush.gradients.kernels.unfolding_kernel import unfold_width
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hush.gradients.rules.convolution_shape import ConvolutionShape
+    from hush.gradients.rules.convolution import ConvolutionShape
 
 _PROGRAMS = 1056
 """Programs that keep a large GPU evenly busy: eight for each of its processors."""

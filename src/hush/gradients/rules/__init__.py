@@ -48,7 +48,6 @@ from hush.gradients.rules import (
     embedding,
     linear,
     normalisation,
-    pooling,
     recurrent,
 )
 from hush.gradients.terms import Dense, Term
@@ -165,7 +164,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     functional.batch_norm: normalisation.batch_norm,
     functional.instance_norm: normalisation.instance_norm,
     functional.rms_norm: normalisation.rms_norm,
-    functional.max_pool2d: pooling.max_pool2d,
+    functional.max_pool2d: decompositions.max_pool2d,
     functional.multi_head_attention_forward: attention.multi_head,
     functional.scaled_dot_product_attention: attention.dot_product,
     torch._VF.lstm: recurrent.lstm,

@@ -18,7 +18,7 @@ from hush.core.errors import DataError, PrivacyWarning, Unsupported
 from hush.gradients.losses import criterion_of
 from hush.gradients.probe import buffers_restored, probe
 from hush.gradients.recording import uncompiled
-from hush.gradients.tape import GradientTape
+from hush.gradients.tape import GradientTape, unit_tape
 from hush.gradients.tree import (
     Loss,
     call_model,
@@ -28,7 +28,6 @@ from hush.gradients.tree import (
     tree_leaves,
     tree_map,
 )
-from hush.gradients.units import unit_tape
 from hush.training.data import Data, count, pair_of, take
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import LedgerError
-from hush.gradients.module_tree import ModuleTree
+from hush.gradients.models import ModuleTree
 from hush.gradients.tree import local_shard
 
 _MOST_ENTRIES = 4096

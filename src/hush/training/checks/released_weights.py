@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hush.accounting.ledger import Ledger
 from hush.core.errors import LedgerError, PrivacyWarning
-from hush.gradients.module_tree import ModuleTree
+from hush.gradients.models import ModuleTree
 from hush.gradients.tree import local_shard
 from hush.training.checks.released_buffers import (
     Buffers,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hush.core.errors import DataError, InvalidValue, Unsupported
 from hush.core.plan import plan_text
 from hush.core.randomness import SystemSource, cryptographic
-from hush.gradients.module_tree import ModuleTree
+from hush.gradients.models import ModuleTree
 from hush.training.data import pair_of
 from hush.training.distributed.group import Processes
 from hush.training.phases.private_gradient import fingerprint

@@ -16,9 +16,8 @@ from hush.core.tape import ClippedSum, CoordinateMask
 from hush.gradients.probe import buffers_restored
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import record
-from hush.gradients.tape import GradientTape, MaskedTape
+from hush.gradients.tape import GradientTape, MaskedTape, UnitTape, unit_tape
 from hush.gradients.tree import tree_map
-from hush.gradients.units import UnitTape, unit_tape
 from hush.training.checkpoint import settings_digest
 from hush.training.data import Batch, Data, count, made_up_record, own_randomness
 from hush.training.distributed.group import propagate_errors

@@ -22,12 +22,12 @@ from hush.core.value import SingleOwner, check_count, check_kind
 from hush.gradients.cuda_graph import Replay
 from hush.gradients.losses import per_sample_loss
 from hush.gradients.models import (
+    ModuleTree,
     check_materialized,
     check_model,
     check_optimizer,
     is_sharded,
 )
-from hush.gradients.module_tree import ModuleTree
 from hush.gradients.probe import Probed
 from hush.gradients.tree import Views
 from hush.training.checkpoint import settings_of

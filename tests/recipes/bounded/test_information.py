@@ -10,7 +10,7 @@ from torch import nn
 import hush
 from hush.core.errors import InvalidValue, Unproved, Unsupported
 from hush.core.parts import Clipping, Noise
-from hush.gradients.fisher import (
+from hush_recipes.bounded.information import (
     ERROR,
     FisherInformationTable,
     power_iteration,
