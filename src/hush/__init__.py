@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from hush.accounting.ledger import Ledger
     from hush.accounting.per_instance.bounded import fisher, individual_rdp
     from hush.accounting.shaping import fit_noise
-    from hush.pate.argmax import NoisyMax
-    from hush.pate.confident import Confident
+    from hush.pate.argmax import Confident, NoisyMax
     from hush.training.data import Source
     from hush.training.loop import train
     from hush.training.methods.least_squares import NoisyLeastSquares

@@ -11,8 +11,7 @@ from scipy.special import log_ndtr
 
 import hush
 from hush.core.errors import Unproved
-from hush.pate.argmax import NoisyMax
-from hush.pate.confident import Confident
+from hush.pate.argmax import Confident, NoisyMax
 from hush.pate.per_instance import divergences, per_instance, runner_up
 
 Array = NDArray[np.float64]

@@ -1,5 +1,6 @@
-"""PATE from end to end, on the bundled digits."""
+"""PATE from end to end, on the bundled digits; asking under a ledger."""
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,13 +18,13 @@ from hush.core.errors import (
     LedgerError,
     PrivacyWarning,
     Unproved,
+    Unsupported,
 )
 from hush.core.guarantee import Neighbours
 from hush.data import load, tensors
 from hush.models import build
-from hush.pate.argmax import NoisyMax
-from hush.pate.confident import Confident, planned
-from hush.pate.run import PateRun, pate
+from hush.pate.argmax import NO_ANSWER, Confident, NoisyMax, planned
+from hush.pate.run import PateRun, ask, pate
 from hush.pate.teachers import Lesson
 from hush.report.facts import run_facts
 
@@ -33,6 +34,7 @@ VOTE = NoisyMax.of_teachers(noise=hush.Gaussian(multiplier=4.0))
 
 def run(directory: Path, **changed: Any) -> PateRun:
     usual: dict[str, Any] = {
+        "network": partial(build, "logistic", classes=10, shape=(1, 8, 8)),
         "data": (X, Y),
         "public": (X_TEST[:60], Y_TEST[:60]),
         "query": VOTE,
@@ -42,7 +44,6 @@ def run(directory: Path, **changed: Any) -> PateRun:
         "generator": torch.Generator().manual_seed(0),
     }
     return pate(
-        partial(build, "logistic", classes=10, shape=(1, 8, 8)),
         evaluation=(X_TEST[60:], Y_TEST[60:]),
         classes=10,
         directory=directory,
@@ -185,14 +186,33 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
         run(folder, resume=True)
 
 
-def test_a_query_that_says_less_than_a_record_can_do_is_refused(tmp_path: Path) -> None:
-    query = NoisyMax(
-        noise=hush.Gaussian(multiplier=20.0),
-        moved=hush.Entries(changed=1, norm=0.01),
-        neighbours=Neighbours.ZERO_OUT,
-    )
-    with pytest.raises(Unproved, match="less than one record can do"):
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        (
+            NoisyMax(
+                noise=hush.Gaussian(multiplier=20.0),
+                moved=hush.Entries(changed=1, norm=0.01),
+                neighbours=Neighbours.ZERO_OUT,
+            ),
+            "less than one record can do",
+        ),
+        (replace(VOTE, neighbours=Neighbours.REPLACE), "'replace' is not what is charged"),
+        (NoisyMax.of_votes(noise=hush.Gaussian(multiplier=4.0)), "one that is replaced two"),
+    ],
+)
+def test_only_what_one_record_of_a_teacher_can_do_is_charged(
+    query: NoisyMax, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Unproved, match=says):
         run(tmp_path / "run", query=query)
+    assert not (tmp_path / "run").exists()
+
+
+def test_networks_that_share_a_body_are_refused_before_any_work(tmp_path: Path) -> None:
+    body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    with pytest.raises(Unsupported, match=r"share the parameter '1\.weight'"):
+        run(tmp_path / "run", network=lambda: body)
     assert not (tmp_path / "run").exists()
 
 
@@ -206,13 +226,6 @@ def test_a_delta_above_one_over_the_records_is_warned_of_in_private(tmp_path: Pa
             units=[record % 200 for record in range(len(Y))],
             lesson=Lesson(epochs=1, rate=0.05),
         )
-
-
-def test_only_the_relation_that_teachers_have_is_stated(tmp_path: Path) -> None:
-    query = replace(VOTE, neighbours=Neighbours.REPLACE)
-    with pytest.raises(Unproved, match=r"'replace' is not what is charged: .* what is replaced two"):
-        run(tmp_path / "run", query=query)
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_of_users_protects_one_user_with_any_number_of_records(tmp_path: Path) -> None:
@@ -237,8 +250,107 @@ def test_a_run_of_users_protects_one_user_with_any_number_of_records(tmp_path: P
     assert run(tmp_path / "run", resume=True, units=owners) == result
 
 
-def test_votes_that_are_replaced_are_not_what_teachers_of_users_cost(tmp_path: Path) -> None:
-    votes = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=4.0))
-    with pytest.raises(Unproved, match="what is replaced two"):
-        run(tmp_path / "run", query=votes)
-    assert not (tmp_path / "run").exists()
+ASKED = NoisyMax.of_teachers(noise=hush.Gaussian(multiplier=3.0))
+CONFIDENT = Confident(vote=ASKED, threshold=25.0, noise=hush.Laplace(multiplier=2.0))
+SCORES = torch.tensor([[40.0, 0.0, 0.0], [14.0, 13.0, 13.0], [0.0, 0.0, 40.0]] * 10)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+@pytest.mark.parametrize("query", [ASKED, CONFIDENT])
+def test_what_is_charged_is_what_was_asked(query: NoisyMax | Confident) -> None:
+    ledger = Ledger()
+    plans = planned(query, 30, 30)
+    answers = ask(query, SCORES, ledger, plans, seeded())
+    answered = int((answers != NO_ANSWER).sum())
+    if isinstance(query, Confident):
+        assert 15 <= answered < 30
+        assert ledger.counts == {query.test: 30, ASKED.plan: answered}
+    else:
+        assert ledger.counts == {ASKED.plan: 30}
+    assert answers[::3].eq(0).sum() == 10
+    assert answers[2::3].eq(2).sum() == 10
+
+
+def test_no_more_answers_than_planned() -> None:
+    ledger = Ledger()
+    answers = ask(CONFIDENT, SCORES, ledger, planned(CONFIDENT, 30, 5), seeded())
+    assert int((answers != NO_ANSWER).sum()) == 5
+    assert ledger.counts[ASKED.plan] == 5
+    assert ledger.counts[CONFIDENT.test] < 30
+    assert int((ask(ASKED, SCORES, Ledger(), planned(ASKED, 30, 4)) != NO_ANSWER).sum()) == 4
+
+
+class Killed(Exception):
+    pass
+
+
+class DyingLedger(Ledger):
+    """Dies right after, or right before, a charge is on disk."""
+
+    remaining = 0
+    after = True
+
+    def charge(self, *arguments: Any, **named: Any) -> None:
+        self.remaining -= 1
+        if self.remaining < 0 and not self.after:
+            raise Killed
+        super().charge(*arguments, **named)
+        if self.remaining < 0:
+            raise Killed
+
+
+@pytest.mark.parametrize("query", [ASKED, CONFIDENT])
+@pytest.mark.parametrize("moment", range(0, 28, 3))
+@pytest.mark.parametrize("after", [True, False])
+def test_a_killed_run_goes_on(
+    query: NoisyMax | Confident, moment: int, after: bool, tmp_path: Path
+) -> None:
+    plans = planned(query, 30, 30)
+    whole = ask(query, SCORES, Ledger(), plans, seeded())
+    with DyingLedger(tmp_path / "ledger.jsonl") as dying:
+        dying.remaining, dying.after = moment, after
+        with pytest.raises(Killed):
+            ask(query, SCORES, dying, plans, seeded())
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        assert len(ledger.releases) == moment + after
+        recorded = list(ledger.releases)
+        # Other noise: what is on the ledger is not asked again, and nothing is charged twice.
+        answers = ask(query, SCORES, ledger, plans)
+        assert list(ledger.releases)[: len(recorded)] == recorded
+        assert sum(ledger.counts.values()) <= sum(plans.values())
+        if query is ASKED:
+            assert ledger.counts == {ASKED.plan: 30}
+            assert torch.equal(answers[: moment + after], whole[: moment + after])
+        repeated = ask(query, SCORES, ledger, plans)
+        assert torch.equal(repeated, answers)
+
+
+def test_a_torn_charge_counts_against_the_plan(tmp_path: Path) -> None:
+    path, plans = tmp_path / "ledger.jsonl", planned(ASKED, 30, 30)
+    with Ledger(path) as ledger:
+        ask(ASKED, SCORES[:5], ledger, plans)
+    path.write_bytes(path.read_bytes()[:-9])
+    with Ledger(path) as ledger:
+        answers = ask(ASKED, SCORES, ledger, plans)
+        assert ledger.counts == {ASKED.plan: 30}
+    assert int((answers != NO_ANSWER).sum()) == 29
+
+
+def test_the_answer_is_on_disk_before_it_is_returned(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path) as ledger:
+        answers = ask(ASKED, SCORES, ledger, planned(ASKED, 30, 30))
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["release"] for line in lines[2:]] == [
+        f"{i}:{a}" for i, a in enumerate(answers.tolist())
+    ]
+
+
+def test_a_ledger_of_another_kind_of_run_is_refused() -> None:
+    ledger = Ledger()
+    ledger.charge(ASKED.plan, run="a", step=1, release="00ff")
+    with pytest.raises(LedgerError, match="no answer to a query"):
+        ask(ASKED, SCORES, ledger, planned(ASKED, 30, 30))

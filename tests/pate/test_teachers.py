@@ -1,16 +1,18 @@
 """Which teacher a record goes to depends on nothing but the record, or its owner."""
 
+import copy
+import random
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hush.core.errors import DataError, InvalidValue
+from hush.core.errors import DataError, InvalidValue, Unsupported
 from hush.models import build
-from hush.pate.teachers import Lesson, predictions, teacher_of, train_teachers
+from hush.pate.teachers import Lesson, new_network, predictions, teacher_of, train_teachers
 from hush.training import checkpoint
 
 
@@ -31,9 +33,10 @@ def test_removing_a_record_moves_no_other_one() -> None:
 
 def test_shares_are_of_about_equal_size_and_the_label_counts() -> None:
     x, y = records(5000)
-    sizes = torch.bincount(teacher_of(x, y, 10), minlength=10)
-    assert int(sizes.min()) > 400
-    assert int(sizes.max()) < 600
+    for units in (None, list(range(5000))):
+        sizes = torch.bincount(teacher_of(x, y, 10, units), minlength=10)
+        assert int(sizes.min()) > 400
+        assert int(sizes.max()) < 600
     assert not torch.equal(teacher_of(x, y, 10), teacher_of(x, (y + 1) % 10, 10))
 
 
@@ -91,13 +94,6 @@ def test_users_stay_where_they_are_whatever_their_number_order_or_type() -> None
     assert torch.equal(by_type[0], by_type[2])
 
 
-def test_users_are_shared_out_about_equally() -> None:
-    x, y = records(5000)
-    sizes = torch.bincount(teacher_of(x, y, 10, list(range(5000))), minlength=10)
-    assert int(sizes.min()) > 400
-    assert int(sizes.max()) < 600
-
-
 @pytest.mark.parametrize(
     ("units", "teachers", "said"),
     [
@@ -111,3 +107,59 @@ def test_users_are_shared_out_about_equally() -> None:
 def test_owners_that_do_not_fit_are_refused(units: list[str], teachers: int, said: str) -> None:
     with pytest.raises(DataError, match=said):
         teacher_of(*records(300), teachers, units)
+
+
+class Body(nn.Module):
+    """A classifier that also draws from the global generators of torch, Python and NumPy."""
+
+    def __init__(self, body: nn.Linear) -> None:
+        super().__init__()
+        self.body, self.head = body, nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        drawn = random.random() + np.random.random()  # noqa: NPY002
+        hidden = self.body(x.flatten(1)) * (1 + 0.1 * drawn)
+        return torch.as_tensor(self.head(nn.functional.dropout(hidden, 0.3)))
+
+
+PRETRAINED = nn.Linear(16, 8)
+
+
+def test_networks_that_share_a_trained_body_are_refused() -> None:
+    with pytest.raises(Unsupported, match=r"share the parameter 'body.weight'.*deepcopy\(body\)"):
+        new_network(lambda: Body(PRETRAINED))
+    whole = Body(PRETRAINED)
+    with pytest.raises(Unsupported, match="share the parameter"):
+        new_network(lambda: whole)
+    new_network(lambda: Body(copy.deepcopy(PRETRAINED)))
+    frozen = copy.deepcopy(PRETRAINED).requires_grad_(False)
+    new_network(lambda: Body(frozen))  # no teacher trains it
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_teacher_depends_on_its_own_records_and_seed_alone(tmp_path: Path, shared: bool) -> None:
+    """Whatever was trained and drawn before it; training leaves the pretrained body as it is."""
+    x, y = records(60)
+    assigned, before = torch.arange(60) % 3, PRETRAINED.weight.clone()
+
+    def network() -> Body:
+        return Body(PRETRAINED if shared else copy.deepcopy(PRETRAINED))
+
+    def weights(name: str) -> list[dict[str, Tensor]]:
+        train_teachers(tmp_path / name, network, (x, y), assigned, 3, Lesson(epochs=2, rate=0.1))
+        return [checkpoint.load(path)["weights"] for path in sorted((tmp_path / name).iterdir())]
+
+    whole = weights("whole")
+    for draw in (random.random, np.random.random, partial(torch.rand, 1)):
+        draw()
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # type: ignore[index]  # noqa: NPY002
+    x[assigned == 0] = 0.5
+    changed = weights("changed")
+    assert random.getstate() == states[0]
+    assert np.random.get_state()[1].tolist() == states[1]  # type: ignore[index]  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), states[2])
+    assert torch.equal(PRETRAINED.weight, before)
+    same = [
+        all(torch.equal(a[name], b[name]) for name in a) for a, b in zip(whole, changed, strict=True)
+    ]
+    assert same == [False, True, True]

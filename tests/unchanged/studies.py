@@ -8,8 +8,7 @@ from hush.accounting.claims import CLAIMS
 from hush.accounting.compare import Setting, compare
 from hush.accounting.filters import GaussianFilter, RenyiFilter, individual_gaussian_rdp
 from hush.accounting.selective_tuning import tune_selective
-from hush.pate.argmax import NoisyMax
-from hush.pate.confident import Confident, with_noise
+from hush.pate.argmax import Confident, NoisyMax, with_noise
 from hush.pate.per_instance import per_instance
 from hush.training.methods.moments import NoisyMoments
 from hush.training.methods.statistics import NoisyQuantile, individual_mean

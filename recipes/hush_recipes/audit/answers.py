@@ -12,8 +12,7 @@ from hush.audit.mechanisms.distinguisher import DELTA, clipped, log_ratio
 from hush.audit.mechanisms.whole_steps import TURN, opposed_loss, opposed_records
 from hush.core.guarantee import Budget, Neighbours
 from hush.core.plan import Plan
-from hush.pate.argmax import NoisyMax
-from hush.pate.confident import Confident
+from hush.pate.argmax import Confident, NoisyMax
 from hush.training.methods.moments import NoisyMoments
 from hush.training.methods.statistics import NoisyQuantile, clipped_row_sum, mean
 from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent

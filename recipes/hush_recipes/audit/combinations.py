@@ -20,8 +20,7 @@ from hush.core.parts import Always, Clipping, Noise, Release
 from hush.core.plan import Plan
 from hush.core.release import Selective
 from hush.noise import BlockGaussian, Gaussian, GeneralizedGaussian
-from hush.pate.argmax import NoisyMax
-from hush.pate.confident import Confident
+from hush.pate.argmax import Confident, NoisyMax
 from hush.sampling import Coordinate, FullBatch, Poisson, Twice
 from hush.training.methods.moments import NoisyMoments
 from hush.training.methods.statistics import NoisyQuantile

@@ -18,7 +18,7 @@ from hush.core.value import check_count
 from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 
 if TYPE_CHECKING:
-    from hush.pate.confident import Query
+    from hush.pate.argmax import Query
 
 _FEW_RUNS = 32
 _FEW_CANARIES = 8
@@ -250,8 +250,7 @@ def pate(
 
     from hush.data import load, read_owners, tensors
     from hush.models import build, default_model
-    from hush.pate.argmax import NoisyMax
-    from hush.pate.confident import Confident, with_noise
+    from hush.pate.argmax import Confident, NoisyMax, with_noise
     from hush.pate.run import pate as run_pate
     from hush.pate.teachers import Lesson
     from hush.training.progress import Progress

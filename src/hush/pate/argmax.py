@@ -1,36 +1,40 @@
-"""Private argmax: report-noisy-max of scores or votes (GNMax, GGNMax)."""
+"""Private argmax: report-noisy-max of scores or votes (GNMax, GGNMax), and Confident-GNMax."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from hush.accounting.calibrate import largest_affordable
 from hush.accounting.epsilon import compose
 from hush.accounting.mechanism import mechanism
 from hush.clipping import L2, Entries, Linf, Lp
-from hush.core.errors import DataError, Unproved
-from hush.core.guarantee import Bound, Guarantee, Neighbours
+from hush.core.errors import BudgetExceeded, DataError, Unproved
+from hush.core.guarantee import Bound, Budget, Guarantee, Neighbours
 from hush.core.parts import Clipping, Noise
 from hush.core.plan import Plan
-from hush.core.value import Value
+from hush.core.value import Value, check_count, number
 from hush.noise import sample
 from hush.sampling import FullBatch
+
+NO_ANSWER = -1
+_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyMax(Value):
-    """The index of the largest score after independent noise on every score.
+    """Index of the largest score after independent noise on every score.
 
     Args:
         noise: Additive noise on every score, in units of `moved.norm`.
-        moved: Sensitivity of the scores: `Entries` for counts, and for scores each of which changes by
-            `norm` at most (`changed` is then the number of scores); `L2` or `Lp` where the norm of the
-            whole change is known.
-        neighbours: Adjacency relation under which the scores move so far.
-        unit: What neighbours differ by, in words.
+        moved: Sensitivity of the scores: `Entries` for counts, and for scores that each change by at
+            most `norm` (`changed` is then the number of scores); `L2` or `Lp` if the norm of the whole
+            change is known.
+        neighbours: Adjacency relation of that sensitivity.
+        unit: Difference of neighbours, in words.
 
     **Guarantee.** The guarantee of the noisy scores, of which the answer is a function:
     docs/guarantees/argmax.md. It does not depend on the scores and may be published.
@@ -50,26 +54,26 @@ class NoisyMax(Value):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_additive(self.noise)
-        mechanism(self.plan)  # raises for what cannot be charged
+        _check_additive(self.noise)
+        mechanism(self.plan)  # raises if it is unproved
 
     @classmethod
     def of_votes(cls, *, noise: Noise, neighbours: Neighbours = Neighbours.REPLACE) -> Self:
-        """The noisy argmax of vote counts: replacing a vote moves two counts by 1, adding one moves one.
+        """Noisy argmax of vote counts: replacing a vote moves two counts by 1, adding one moves one.
 
         Args:
-            noise: its multiplier is in votes.
-            neighbours: replace, or add/remove, one vote.
+            noise: Additive noise; its multiplier is in votes.
+            neighbours: Adjacency relation: replace, or add/remove, one vote.
         """
         changed = 2 if neighbours is Neighbours.REPLACE else 1
         return cls(noise=noise, moved=Entries(changed=changed), neighbours=neighbours, unit="one vote")
 
     @classmethod
     def of_teachers(cls, *, noise: Noise) -> Self:
-        """The noisy argmax of teachers on disjoint records: a record changes one vote, so two counts.
+        """Noisy argmax of teachers on disjoint records: a record changes one vote, so two counts.
 
         Args:
-            noise: its multiplier is in votes.
+            noise: Additive noise; its multiplier is in votes.
         """
         return cls(noise=noise, moved=Entries(changed=2), neighbours=Neighbours.ADD_REMOVE)
 
@@ -82,8 +86,8 @@ class NoisyMax(Value):
         """Index of the largest noisy score of each row.
 
         Args:
-            scores: a row a query, a column a class; each row is to be charged.
-            generator: seeds the noise, for tests.
+            scores: Scores, one row per query (each is charged) and one column per class.
+            generator: Seed of the noise, for tests.
         """
         return noisy(self.plan, as_scores(scores), generator).argmax(1)
 
@@ -91,14 +95,134 @@ class NoisyMax(Value):
         """Guarantee of a number of answers, for any scores.
 
         Args:
-            queries: How many are answered.
+            queries: Number of answers.
             delta: Failure probability.
         """
         return charged({self.plan: queries}, delta, self.neighbours, self.unit)
 
 
-def check_additive(noise: Noise) -> None:
-    """Raise for noise that is not added to the scores: nothing is proved of such answers."""
+@dataclass(frozen=True, kw_only=True)
+class Confident(Value):
+    """Noisy argmax that is asked only if the largest score plus separate noise reaches `threshold`.
+
+    Every query is charged for its test, and those that pass also for the answer.
+
+    Args:
+        vote: Noisy argmax.
+        threshold: Number that the largest score must reach after noise.
+        noise: Noise of the test, in units of `vote.moved.norm`, the sensitivity of the largest score.
+
+    **Guarantee.** docs/guarantees/argmax.md, step 3: the number of queries, and the largest number of
+    answers, are fixed beforehand.
+
+    >>> import hush, torch
+    >>> vote = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=20.0))
+    >>> confident = Confident(vote=vote, threshold=150.0, noise=hush.Gaussian(multiplier=20.0))
+    >>> confident(torch.tensor([[0.0, 250.0, 0.0], [50.0, 10.0, 40.0]])).tolist()
+    [1, -1]
+    """
+
+    vote: NoisyMax
+    threshold: float = field(
+        metadata=number(
+            above=0, at_most=1e12, why="it is compared with the largest of the scores", example=200.0
+        )
+    )
+    noise: Noise
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_additive(self.noise)
+        mechanism(self.test)  # raises if it is unproved
+
+    @property
+    def test(self) -> Plan:
+        """One test as the plan that a ledger charges."""
+        # the largest of several scores moves no further than the score that moves furthest
+        moved = Entries(changed=1, norm=self.vote.moved.reference_norm)
+        return Plan(sampling=FullBatch(), clipping=moved, noise=self.noise)
+
+    def __call__(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Index of the largest noisy score of each row, `NO_ANSWER` if its test fails.
+
+        Args:
+            scores: Scores, one row per query and one column per class (sensitive).
+            generator: Seed of the noise, for tests.
+        """
+        checked = as_scores(scores)
+        return self.vote(checked, generator).where(self.passes(checked, generator), NO_ANSWER)
+
+    def passes(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Whether the largest score of each row reaches the threshold after noise.
+
+        Args:
+            scores: Scores, one row per query and one column per class (sensitive).
+            generator: Seed of the noise, for tests.
+        """
+        return noisy(self.test, scores.amax(1), generator) >= self.threshold
+
+    def guarantee(self, queries: int, delta: float, answers: int | None = None) -> Guarantee:
+        """Guarantee of a number of queries, for any scores.
+
+        Args:
+            queries: Number of tests.
+            delta: Failure probability.
+            answers: Largest number of answers; None: all.
+        """
+        counts = planned(self, queries, queries if answers is None else answers)
+        return charged(counts, delta, self.vote.neighbours, self.vote.unit)
+
+
+Query = NoisyMax | Confident
+
+
+def planned(query: Query, queries: int, answers: int) -> Mapping[Plan, int]:
+    """Number of runs of each plan, for `queries` queries with at most `answers` answers."""
+    asked = check_count("queries", queries, "how many there are is fixed beforehand", at_least=1)
+    answered = check_count("answers", answers, "how many there are is fixed beforehand", at_least=1)
+    if isinstance(query, NoisyMax):
+        return {query.plan: min(asked, answered)}
+    counts = {query.test: asked}
+    # with the same noise and one changed entry, test and vote are the same plan
+    counts[query.vote.plan] = counts.get(query.vote.plan, 0) + min(asked, answered)
+    return counts
+
+
+def with_noise(query: Query, budget: Budget, queries: int, answers: int) -> Query:
+    """The query with the least noise that keeps all planned tests and answers within `budget`.
+
+    Both noises of a `Confident` query keep their ratio.
+    """
+
+    def scaled(factor: float) -> Query:
+        if isinstance(query, NoisyMax):
+            return replace(query, noise=_times(query.noise, factor))
+        vote = replace(query.vote, noise=_times(query.vote.noise, factor))
+        return replace(query, vote=vote, noise=_times(query.noise, factor))
+
+    def cost(precision: float) -> float:
+        counts = planned(scaled(1 / precision), queries, answers)
+        return compose(counts, budget.delta).epsilon.upper
+
+    precision = largest_affordable(
+        cost, budget.epsilon, start=1.0, low=1 / _MOST_NOISE, high=1 / _LEAST_NOISE, whole=False
+    )
+    if precision is None:
+        raise BudgetExceeded(
+            f"queries={queries} cost more than epsilon={budget.epsilon:g} at delta={budget.delta:g} "
+            "with any noise considered: every answer reveals something. Ask fewer queries, or allow a "
+            "larger budget."
+        )
+    return scaled(1 / precision)
+
+
+def _times(noise: Any, factor: float) -> Noise:
+    changed: Noise = replace(noise, multiplier=noise.multiplier * factor)
+    return changed
+
+
+def _check_additive(noise: Noise) -> None:
+    """Raise for noise that is not added to the scores: no answer from it is proved private."""
     if not noise.additive:
         raise Unproved(
             f"noise={noise!r} is drawn on a fixed support, on which scores beyond it look alike: the "
@@ -118,7 +242,7 @@ def covers_a_vote(moved: Clipping) -> bool:
 
 
 def noisy(plan: Plan, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Scores plus the noise of queries under `plan`, in double precision; to be used once."""
+    """Scores plus the noise of one query under `plan`, in double precision."""
     return sample(
         plan.noise, scores.shape, norm=plan.clipping.reference_norm, location=scores, generator=generator
     )
@@ -126,13 +250,13 @@ def noisy(plan: Plan, scores: Tensor, generator: torch.Generator | None = None) 
 
 def charged(counts: Mapping[Plan, int], delta: float, neighbours: Neighbours, unit: str) -> Guarantee:
     """Guarantee of answers whose noisy scores are charged as `counts`."""
-    # The lower bound is for the noisy scores; their argmax reveals less.
+    # a lower bound would be for the noisy scores, and their argmax reveals less
     bound = Bound(lower=0.0, upper=compose(counts, delta).epsilon.upper)
     return Guarantee(epsilon=bound, delta=delta, neighbours=neighbours, unit=unit)
 
 
 def as_scores(scores: Tensor) -> Tensor:
-    """The scores in double precision; raises unless there is a row a query and two classes or more."""
+    """The scores in double precision; raises unless there are rows of at least two finite numbers."""
     scores = torch.as_tensor(scores)
     real = not scores.is_complex() and bool(scores.isfinite().all())
     if scores.dim() != 2 or scores.shape[1] < 2 or not real:

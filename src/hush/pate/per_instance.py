@@ -19,8 +19,7 @@ from hush.core.errors import Unproved
 from hush.core.guarantee import DELTA, Bound, Guarantee
 from hush.core.plan import Plan
 from hush.noise import Gaussian
-from hush.pate.argmax import NoisyMax, as_scores
-from hush.pate.confident import Confident, Query, planned
+from hush.pate.argmax import Confident, NoisyMax, Query, as_scores, planned
 
 # The closed forms below are right to within this absolutely, and to `OUTWARD` relatively.
 _ROUNDING = 1e-12

@@ -1,7 +1,8 @@
 """PATE from end to end: teachers on disjoint records, noisy votes on public inputs, a student."""
 
 import json
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,30 @@ from torch import Tensor
 from hush.accounting.ledger import Ledger
 from hush.core.atomic_files import replace_file
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError, Unproved
-from hush.core.guarantee import Adjacency, Guarantee, Neighbours, check_delta
+from hush.core.guarantee import RECORD, Adjacency, Guarantee, Neighbours, check_delta
+from hush.core.plan import Plan
 from hush.core.value import check_count
 from hush.noise import Gaussian
-from hush.pate.argmax import NoisyMax, charged, covers_a_vote
-from hush.pate.ask import ask
-from hush.pate.confident import NO_ANSWER, Confident, Query, planned
+from hush.pate.argmax import (
+    NO_ANSWER,
+    Confident,
+    NoisyMax,
+    Query,
+    as_scores,
+    charged,
+    covers_a_vote,
+    planned,
+)
 from hush.pate.per_instance import per_instance
 from hush.pate.teachers import (
     Lesson,
     Network,
-    fit,
+    new_network,
     predict,
     predictions,
     teacher_of,
     train_teachers,
+    trained,
     votes,
 )
 from hush.training import checkpoint
@@ -44,15 +54,15 @@ class PateRun:
     """Result of a PATE run: guarantees and accuracies."""
 
     guarantee: Guarantee
-    """Of everything that was released, for any votes; it may be published."""
+    """Guarantee of everything released, for any votes; it may be published."""
     answered: int
     label_accuracy: float
-    """The share of answers that are right; NaN if there is none."""
+    """Accuracy of the answers; NaN if there are none."""
     student_accuracy: float
     per_instance: Guarantee | None
-    """Per-instance guarantee on these votes (sensitive); None for other noise than Gaussian."""
+    """Per-instance guarantee on these votes (sensitive); None unless the noise is Gaussian."""
     teacher_accuracy: float
-    """The share of their votes that is right (sensitive)."""
+    """Accuracy of the teachers' votes (sensitive)."""
 
 
 def pate(
@@ -74,30 +84,32 @@ def pate(
     generator: torch.Generator | None = None,
     done: Callable[[], None] = lambda: None,
 ) -> PateRun:
-    """Train teachers, let them vote under noise on public inputs, train a student on the answers.
+    """Train teachers, let them vote under noise on public inputs, and train a student on the answers.
 
-    **Guarantee.** `PateRun.guarantee`, for everything released: the student, the answers, their
+    **Guarantee.** `PateRun.guarantee`, for everything released: the student, the answers and their
     number, the ledger. Neighbours differ by one record of `data`, added or removed; with `units` by one
-    user, whatever number of records that user has. `public` and `evaluation` are not protected; their
-    targets serve to measure only. docs/guarantees/argmax.md.
+    user with any number of records. `public` and `evaluation` are not protected; their targets only
+    measure accuracies. docs/guarantees/argmax.md.
 
     Args:
-        network: makes a new teacher or student.
-        data: private inputs and targets.
-        public: inputs to label, and targets to measure the answers with.
-        evaluation: inputs and targets to measure the student with.
-        query: the noisy vote, with or without a test before it.
-        teachers: how many, on disjoint records.
-        classes: number of classes.
-        delta: of the guarantee.
-        directory: of the run's files.
-        answers: the most inputs that are answered; None: all.
-        units: the owner of each record, integers or names: all records of an owner go to one teacher.
-        lesson: hyperparameters of teachers and student.
-        processes: teachers trained at once.
-        resume: go on with the run in `directory`; finished teachers and answers on the ledger stay.
-        generator: seeds the noise, for tests.
-        done: called as each teacher is finished.
+        network: Factory of new teachers and students. Each is trained on its own deep copy, with its own
+            seeds of torch's, Python's and NumPy's global generators; models that share a trainable
+            parameter are refused.
+        data: Private inputs and targets.
+        public: Inputs to label, and targets to measure the answers with.
+        evaluation: Inputs and targets to measure the student with.
+        query: Noisy vote, with or without a test before it.
+        teachers: Number of teachers, on disjoint records.
+        classes: Number of classes.
+        delta: Failure probability of the guarantee.
+        directory: Folder of the run's files.
+        answers: Largest number of inputs that are answered; None: all.
+        units: Owner of each record, integers or names; all records of an owner go to one teacher.
+        lesson: Hyperparameters of teachers and student.
+        processes: Number of teachers trained at once.
+        resume: Continue the run in `directory`, keeping its finished teachers and its answers.
+        generator: Seed of the noise, for tests.
+        done: Callback after each finished teacher.
 
     Returns:
         The guarantee and the accuracies; the student's weights are in `directory`.
@@ -113,8 +125,8 @@ def pate(
         )
     if vote.neighbours is Neighbours.REPLACE:
         raise Unproved(
-            f"neighbours={str(vote.neighbours)!r} is not what is charged: what is added or removed "
-            "changes one teacher's vote, and what is replaced two. Pass "
+            f"neighbours={str(vote.neighbours)!r} is not what is charged: a record that is added or "
+            "removed changes one teacher's vote, and one that is replaced two. Pass "
             "NoisyMax.of_teachers(noise=...).",
             key="neighbours",
         )
@@ -129,8 +141,8 @@ def pate(
     assigned = teacher_of(*data, teachers, units)
     if isinstance(query, Confident) and query.threshold > teachers:
         raise InvalidValue(
-            f"threshold={query.threshold:g} is more than the {teachers} votes there are: it would be "
-            "reached by noise alone, and the answers tell nothing. Pass e.g. "
+            f"threshold={query.threshold:g} is more than the {teachers} votes there are: noise alone "
+            "would reach it, and the answers would be meaningless. Pass e.g. "
             f"threshold={0.6 * teachers:g}.",
             key="threshold",
         )
@@ -140,11 +152,11 @@ def pate(
         "answers": answers,
         "planned": [{"plan": plan.to_plain(), "steps": steps} for plan, steps in plans.items()],
         "public": fingerprint([inputs]),
-        "network": str(network()),
+        "network": str(new_network(network)),
         "lesson": lesson.to_plain(),
         "per_unit": adjacency.per_unit,
     }
-    # whose teacher each record is follows from the owners, who may be private
+    # each record's teacher follows from its owner, and owners may be private
     private = {"records": count(data), "owners": None if units is None else fingerprint([assigned])}
     folder = PateFolder(directory, settings, private, resume=resume)
     with Ledger(folder.ledger) as ledger:
@@ -165,10 +177,7 @@ def pate(
         labels = ask(query, scores, ledger, plans, generator, adjacency)
         guarantee = replace(guarantee, randomness=ledger.epsilon(delta).randomness)
     answered = labels != NO_ANSWER
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(teachers)
-        student = network()
-        fit(student, inputs[answered], labels[answered], lesson, seed=teachers)
+    student = trained(network, inputs[answered], labels[answered], lesson, seed=teachers)
     checkpoint.save_weights(folder.student, student)
     measured = None
     if {type(plan.noise) for plan in plans} == {Gaussian}:
@@ -186,17 +195,91 @@ def pate(
 
 
 def _mean(correct: Tensor) -> float:
-    """Share of the entries that are true; NaN of none."""
+    """Share of true entries; NaN without entries."""
     return float(correct.double().mean())
 
 
+def ask(
+    query: Query,
+    scores: Tensor,
+    ledger: Ledger,
+    counts: Mapping[Plan, int],
+    generator: torch.Generator | None = None,
+    adjacency: Adjacency = RECORD,
+) -> Tensor:
+    """Answers to the rows of `scores`, `NO_ANSWER` for rows without one.
+
+    Rows are answered in order until a plan has run as often as `counts`, fixed beforehand, allows.
+    Answers that are on the ledger are read back and not charged again.
+
+    **Guarantee.** The guarantee of `counts`, for any answers (docs/guarantees/argmax.md, step 3): the
+    charge, with the released answer, is on disk before the answer is returned.
+    """
+    check_first_rank("asking PATE's teachers")
+    ledger.check_adjacency(adjacency)
+    rows = as_scores(scores)
+    vote = query if isinstance(query, NoisyMax) else query.vote
+    answers = vote(rows, generator)
+    passes = torch.ones(len(rows), dtype=torch.bool)
+    if not isinstance(query, NoisyMax):
+        passes = query.passes(rows, generator)
+    outcomes = _recorded_outcomes(ledger)
+    run, step = secrets.token_hex(8), 0
+
+    def released(row: int, plan: Plan, outcome: str) -> str | None:
+        """The released outcome, charged if it is new; None if its plan may not run again."""
+        nonlocal step
+        question = (row, outcome in ("passed", "failed"))
+        if question not in outcomes:
+            if ledger.counts.get(plan, 0) >= counts[plan]:
+                return None
+            step += 1
+            ledger.charge(
+                plan,
+                run=run,
+                step=step,
+                release=f"{row}:{outcome}",
+                randomness="secret" if generator is None else "seeded",
+                adjacency=adjacency,
+            )
+            outcomes[question] = outcome
+        return outcomes[question]
+
+    labels = torch.full((len(rows),), NO_ANSWER)
+    for row in range(len(rows)):
+        if not isinstance(query, NoisyMax):
+            verdict = released(row, query.test, "passed" if passes[row] else "failed")
+            if verdict == "failed":
+                continue
+            if verdict is None:
+                break
+        answer = released(row, vote.plan, str(int(answers[row])))
+        if answer is None:
+            break
+        labels[row] = int(answer)
+    return labels
+
+
+def _recorded_outcomes(ledger: Ledger) -> dict[tuple[int, bool], str]:
+    """Outcomes on the ledger, by row and by whether they are of a test."""
+    outcomes = {}
+    for release in ledger.releases:
+        row, _, outcome = release.partition(":")
+        if not row.isdecimal():
+            raise LedgerError(
+                f"the ledger {ledger.path} holds {release!r}, which is no answer to a query: it "
+                "belongs to another kind of run. Name another directory."
+            )
+        outcomes[int(row), outcome in ("passed", "failed")] = outcome
+    return outcomes
+
+
 class PateFolder:
-    """The files of one run.
+    """Files of one run.
 
     `settings.json`, `ledger.jsonl` (with the answers), `metrics.jsonl` and `student.safetensors` may be
-    published;
-    `teachers/` and `private.json` are as secret as the records: how many records there are tells
-    neighbours apart that differ by one.
+    published. `teachers/` and `private.json` are as secret as the records: the number of records
+    distinguishes neighbours.
     """
 
     def __init__(
@@ -214,8 +297,8 @@ class PateFolder:
         }
         if resume and not self._settings.is_file():
             raise CheckpointError(
-                f"there is no run in {path} to resume: starting one under a mistyped name would pay for "
-                "everything again. Check the name, or start the run without resuming."
+                f"there is no run in {path} to resume: a new run under a mistyped name would be charged "
+                "again. Check the name, or start the run without resuming."
             )
         if self._settings.exists():
             self._check(resume=resume)
@@ -226,12 +309,12 @@ class PateFolder:
             )
 
     def begin(self) -> None:
-        """Write the settings, which mark that a run exists; its ledger must exist already."""
+        """Write the settings, which mark that a run exists, after its ledger was created."""
         for path, content in self._contents.items():
             replace_file(path, content.encode(), secret=path == self._private)
 
     def write_metrics(self, run: PateRun, queries: int) -> None:
-        """Write what was measured on records without protection, and nothing sensitive."""
+        """Write the measurements on unprotected records, and nothing sensitive."""
         line = metrics_line(
             run.guarantee,
             queries,
@@ -242,11 +325,11 @@ class PateFolder:
         replace_file(self.path / "metrics.jsonl", line.encode())
 
     def _check(self, *, resume: bool) -> None:
-        """Raise unless the run that is there may go on with these settings."""
+        """Raise unless the existing run may continue with these settings."""
         if not resume:
             raise CheckpointError(
-                f"{self.path} already holds a run: starting over would spend its budget a second time "
-                "without saying so. Resume it, or name another directory."
+                f"{self.path} already holds a run: starting over would silently spend its budget a "
+                "second time. Resume it, or name another directory."
             )
         differing = []
         for path, content in self._contents.items():
@@ -254,8 +337,8 @@ class PateFolder:
                 recorded, current = json.loads(path.read_bytes()), json.loads(content)
             except (ValueError, OSError) as error:
                 raise CheckpointError(
-                    f"{path} is damaged or missing ({error}): what the ledger was charged for is not "
-                    "known. Restore it, or start a new run in a new directory."
+                    f"{path} is damaged or missing ({error}): what the ledger was charged for is "
+                    "unknown. Restore it, or start a new run in a new directory."
                 ) from None
             if not isinstance(recorded, dict):
                 recorded = {}
@@ -267,6 +350,6 @@ class PateFolder:
             )
         if not self.ledger.exists():
             raise LedgerError(
-                f"{self.path} holds a run whose ledger is missing: what it spent is not known. Restore "
+                f"{self.path} holds a run whose ledger is missing: its cost is unknown. Restore "
                 "ledger.jsonl, or start a new run in a new directory."
             )

@@ -1,11 +1,14 @@
-"""PATE's teachers: one network a share of the records, trained without privacy and stored in a file.
+"""PATE's teachers: one network per share of the records, trained without privacy and stored in a file.
 
 Teachers are not private. Their files are as secret as the records.
 """
 
+import copy
 import hashlib
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -14,22 +17,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hush.core.errors import CheckpointError, DataError
+from hush.core.errors import CheckpointError, DataError, Unsupported
 from hush.core.value import Value, check_count, number
 from hush.training import checkpoint
 from hush.training.units import Owners, owner_ids
 
 Network = Callable[[], nn.Module]
-"""Makes a new network; it must be picklable to be trained in another process."""
+"""Factory of new networks; picklable if teachers are trained in other processes."""
 
 
 def teacher_of(inputs: Tensor, targets: Tensor, teachers: int, units: Owners | None = None) -> Tensor:
-    """Index of the teacher that each record belongs to, a function of the record or its owner alone.
+    """Index of each record's teacher, a function of the record or of its owner alone.
 
-    A hash of the record's content, so that adding or removing a record changes one teacher only; shares
-    cut by position would all shift. With owners, a hash of the owner's id: all records of a user are
-    with one teacher, and stay there whoever else comes or goes. Shares are of about equal size, in
-    records or in users; if they were evened out by numbers of records, one user more would move others.
+    A hash of the record's content, so adding or removing a record changes one teacher only; shares by
+    position would all shift. With owners, a hash of the owner's id: all records of a user have one
+    teacher, whoever else joins or leaves. Shares have about equal size, in records or in users.
+    Balancing them by numbers of records would let one user move others.
     """
     if units is not None:
         ids = owner_ids(units)
@@ -40,10 +43,10 @@ def teacher_of(inputs: Tensor, targets: Tensor, teachers: int, units: Owners | N
                 "the records."
             )
         names, unit = np.unique(ids, return_inverse=True)
-        check_teachers(teachers, len(names), "users")
+        _check_teachers(teachers, len(names), "users")
         assigned = torch.tensor([_hash(str(name).encode()) % teachers for name in names.tolist()])
         return assigned[torch.from_numpy(unit)]
-    check_teachers(teachers, len(inputs))
+    _check_teachers(teachers, len(inputs), "records")
     return torch.tensor(
         [
             _hash(record.numpy().tobytes() + int(target).to_bytes(8)) % teachers
@@ -52,13 +55,13 @@ def teacher_of(inputs: Tensor, targets: Tensor, teachers: int, units: Owners | N
     )
 
 
-def check_teachers(teachers: int, count: int, units: str = "records") -> None:
-    """Raise unless there are at least two teachers and a record, or a user, for each."""
+def _check_teachers(teachers: int, count: int, units: str) -> None:
+    """Raise unless there are at least two teachers, and a record or user for each."""
     check_count("teachers", teachers, "one teacher's vote is what noise hides", at_least=2)
     if teachers > count:
         raise DataError(
-            f"teachers={teachers} is more than the {count} {units}: most teachers would have learned "
-            f"nothing, and their votes drown the others. Pass e.g. teachers={max(2, count // 20)}."
+            f"teachers={teachers} is more than the {count} {units}: most teachers would be untrained, "
+            f"and outvote the others. Pass e.g. teachers={max(2, count // 20)}."
         )
 
 
@@ -84,19 +87,53 @@ class Lesson(Value):
             object.__setattr__(self, name, whole)
 
 
-def fit(model: nn.Module, inputs: Tensor, targets: Tensor, lesson: Lesson, seed: int) -> None:
-    """Train the model in place, without privacy; without records it stays as it is."""
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=lesson.rate)
-    loss = nn.CrossEntropyLoss()
-    model.train()
-    for _ in range(lesson.epochs):
-        for batch in torch.randperm(len(inputs), generator=generator).split(lesson.batch):
-            if len(batch):
-                optimizer.zero_grad()
-                loss(model(inputs[batch]), targets[batch]).backward()
-                optimizer.step()
-    model.eval()
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators of torch, Python and NumPy for a block, and restore them after it."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+def new_network(network: Network) -> nn.Module:
+    """A new network; raises `Unsupported` if networks share trainable parameters.
+
+    A shared body, trained by one teacher, would be the start of the next: one record could then change
+    many votes, and the charge is for one.
+    """
+    with seeded(0):
+        first, second = network(), network()
+    others = {id(parameter) for parameter in second.parameters()}
+    for name, parameter in first.named_parameters():
+        if parameter.requires_grad and id(parameter) in others:
+            raise Unsupported(
+                f"two calls of network() return models that share the parameter {name!r}: a record that "
+                "trains one teacher would change the others, and many votes instead of one. Build every "
+                "layer inside network(), or copy a pretrained one there with copy.deepcopy(body)."
+            )
+    return first
+
+
+def trained(network: Network, inputs: Tensor, targets: Tensor, lesson: Lesson, seed: int) -> nn.Module:
+    """A copy of a new network, trained without privacy from its own seed; untrained without records."""
+    generator, loss = torch.Generator().manual_seed(seed), nn.CrossEntropyLoss()
+    with seeded(seed):
+        model = copy.deepcopy(network()).train()
+        optimizer = torch.optim.Adam(model.parameters(), lr=lesson.rate)
+        for _ in range(lesson.epochs):
+            for batch in torch.randperm(len(inputs), generator=generator).split(lesson.batch):
+                if len(batch):
+                    optimizer.zero_grad()
+                    loss(model(inputs[batch]), targets[batch]).backward()
+                    optimizer.step()
+    return model.eval()
 
 
 @torch.no_grad()
@@ -120,14 +157,14 @@ def train_teachers(
     """Train the teachers whose file is missing, each on the records assigned to it.
 
     Args:
-        folder: of the teachers' files.
-        network: makes a new teacher.
-        data: private inputs and targets.
+        folder: Folder of the teachers' files.
+        network: Factory of new networks.
+        data: Private inputs and targets.
         assigned: `teacher_of` of the records.
-        teachers: how many.
-        lesson: hyperparameters.
-        processes: teachers trained at once.
-        done: called as each is finished.
+        teachers: Number of teachers.
+        lesson: Hyperparameters.
+        processes: Number of teachers trained at once.
+        done: Callback after each finished teacher.
     """
     inputs, targets = data
     folder.mkdir(parents=True, exist_ok=True)
@@ -143,7 +180,7 @@ def train_teachers(
             _train(*job)
             done()
         return
-    # Spawned, not forked: a fork would copy the threads' locks and the generators' state.
+    # spawned, not forked: a fork would copy the threads' locks and the generators' state
     with ProcessPoolExecutor(
         processes, mp_context=get_context("spawn"), initializer=_one_thread
     ) as pool:
@@ -153,8 +190,9 @@ def train_teachers(
 
 
 def predictions(folder: Path, network: Network, teachers: int, inputs: Tensor) -> Tensor:
-    """Predicted classes, a row a teacher and a column an input."""
-    model = network()
+    """Predicted classes, one row per teacher and one column per input."""
+    with seeded(0):
+        model = copy.deepcopy(network())
     predicted = []
     for teacher in range(teachers):
         try:
@@ -162,24 +200,21 @@ def predictions(folder: Path, network: Network, teachers: int, inputs: Tensor) -
         except (RuntimeError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{_file(folder, teacher)} is not a teacher of this run ({error}): its vote would be "
-                "another network's. Remove the file to train that teacher again."
+                "that of another network. Remove the file to train that teacher again."
             ) from None
         predicted.append(predict(model, inputs))
     return torch.stack(predicted)
 
 
 def votes(predicted: Tensor, classes: int) -> Tensor:
-    """Vote counts, a row an input and a column a class."""
+    """Vote counts, one row per input and one column per class."""
     return nn.functional.one_hot(predicted, classes).sum(0).double()
 
 
 def _train(
     folder: Path, network: Network, inputs: Tensor, targets: Tensor, lesson: Lesson, teacher: int
 ) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(teacher)
-        model = network()
-        fit(model, inputs, targets, lesson, seed=teacher)
+    model = trained(network, inputs, targets, lesson, teacher)
     checkpoint.save(_file(folder, teacher), {"weights": model.state_dict()})
 
 
