@@ -89,7 +89,7 @@ __all__ += noise.__all__
 _LAZY = {
     "Attacker": "accounting.attacker",
     "Choice": "training.tuning.space",
-    "Confident": "pate.confident",
+    "Confident": "pate.argmax",
     "Ledger": "accounting.ledger",
     "NoisyLeastSquares": "training.methods.least_squares",
     "Distributed": "training.options",
