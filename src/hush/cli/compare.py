@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from hush.cli import options as opt
 from hush.cli.experiment import LEARNING_RATE
+from hush.cli.options import about
 from hush.cli.output import print_json
 from hush.core.errors import HushError, InvalidValue
 from hush.core.guarantee import RECORD, Budget
@@ -29,20 +28,16 @@ _WARNING = (
 
 
 def compare(
-    records: Annotated[int, typer.Option(help="Number of records in the data set.")],
-    dimension: Annotated[int, typer.Option(help="Number of parameters.")],
+    records: Annotated[int, about("Number of records in the data set.")],
+    dimension: Annotated[int, about("Number of parameters.")],
     epsilon: opt.Epsilon = 3.0,
     delta: opt.Delta = 1e-5,
     rate: opt.Rate = None,
     batch_size: opt.BatchSize = None,
     steps: opt.Steps = None,
     epochs: opt.Epochs = None,
-    linf_ratio: Annotated[
-        float | None, typer.Option(help="Largest entry of a gradient over its Euclidean norm.")
-    ] = None,
-    subspaces: Annotated[
-        str | None, typer.Option(help="Ranks and norms of subspaces, e.g. 1000:2.5,290898:1.")
-    ] = None,
+    linf_ratio: Annotated[float | None, about("Largest entry of a gradient over its norm.")] = None,
+    subspaces: Annotated[str | None, about("Ranks and norms, e.g. 1000:2.5,290898:1.")] = None,
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -131,20 +126,15 @@ def _subspaces(text: str | None) -> tuple[tuple[int, float], ...]:
 
 
 def tune_selective(
-    records: Annotated[int, typer.Option(help="Number of records in the data set.")],
-    batch_size: Annotated[int, typer.Option(help="Expected batch size of the training.")],
-    updates: Annotated[int, typer.Option(help="Number of accepted updates.")],
+    records: Annotated[int, about("Number of records in the data set.")],
+    batch_size: Annotated[int, about("Expected batch size of the training.")],
+    updates: Annotated[int, about("Number of accepted updates.")],
     epsilon: opt.Epsilon,
     delta: opt.Delta = 1e-5,
-    acceptance: Annotated[float, typer.Option(help="Share of trials to be accepted.")] = 0.5,
-    signal: Annotated[
-        float,
-        typer.Option(help="Mean change of a record's loss, in standard deviations: a public guess."),
-    ] = 0.1,
-    contrast: Annotated[
-        float, typer.Option(help="How much more often helpful proposals must be accepted.")
-    ] = 2.0,
-    clip: Annotated[float, typer.Option(help="Largest Euclidean norm of a gradient.")] = 1.0,
+    acceptance: Annotated[float, about("Share of trials to be accepted.")] = 0.5,
+    signal: Annotated[float, about("Mean change of a loss, in standard deviations.")] = 0.1,
+    contrast: Annotated[float, about("Acceptance of helpful over harmful proposals.")] = 2.0,
+    clip: Annotated[float, about("Clipping norm.")] = 1.0,
     as_json: opt.AsJson = False,
 ) -> None:
     """The least training noise for a number of accepted updates: both tests, and the better one's plan.
@@ -207,14 +197,12 @@ def probe(
     data: opt.Data = "digits",
     data_dir: opt.DataDir = None,
     model: opt.Model = "mlp",
-    records: Annotated[
-        int, typer.Option(help="Number of records to find directions with, and as many to measure.")
-    ] = 400,
-    steps: Annotated[int, typer.Option(help="Steps of gradient descent before measuring.")] = 100,
+    records: Annotated[int, about("Records for directions, and as many to measure.")] = 400,
+    steps: Annotated[int, about("Steps of gradient descent before measuring.")] = 100,
     learning_rate: opt.LearningRate = 0.05,
     device: opt.Device = None,
-    seed: Annotated[int, typer.Option(help="Seed of the initial weights.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for probe.json.")] = Path("runs/probe"),
+    seed: Annotated[int, about("Seed of the initial weights.")] = 0,
+    out: Annotated[Path, about("Folder for probe.json.")] = Path("runs/probe"),
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:

@@ -26,6 +26,11 @@ MODELS = ("logistic", "mlp")
 """Names of the networks in `hush.models`, which imports torch."""
 
 
+def about(description: str) -> Any:
+    """Option with this help."""
+    return typer.Option(help=description)
+
+
 def one_of(*names: str, why: str) -> Callable[[typer.CallbackParam, str | None], str | None]:
     """Callback that raises for a value not in `names`, before the command imports torch."""
 
@@ -73,7 +78,7 @@ def installed(description: str, kind: str, *own: str) -> Any:
 Data = Annotated[str, installed("Data set", "datasets", "digits")]
 Model = Annotated[str | None, installed("Network, by default one that fits", "models", *MODELS)]
 Features = Annotated[str | None, installed("Features of images, computed once", "features")]
-DataDir = Annotated[Path | None, typer.Option(help="Folder with the data files; else HUSH_DATA.")]
+DataDir = Annotated[Path | None, about("Folder with the data files; else HUSH_DATA.")]
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda or cuda:N; cuda if there is one.", callback=device_named)
 ]
@@ -81,29 +86,26 @@ Seed = Annotated[
     int | None,
     typer.Option(help="Repeats a run, for tests: who knows it knows the noise.", min=0, max=2**63 - 1),
 ]
-RunDir = Annotated[Path | None, typer.Option(help="Folder of the run; a new one below runs by default.")]
-Resume = Annotated[bool, typer.Option(help="Continue the run in --run-dir.")]
+RunDir = Annotated[Path | None, about("Folder of the run; a new one below runs by default.")]
+Resume = Annotated[bool, about("Continue the run in --run-dir.")]
 LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress on standard error.")]
 
 PlanFile = Annotated[
-    Path | None, typer.Option("--plan", help="Plan file (TOML) in place of rate, noise and clip.")
+    Path | None, typer.Option("--plan", help="Plan file in place of rate, noise and clip.")
 ]
-Epsilon = Annotated[float, typer.Option(help="Budget: the epsilon that is not exceeded.")]
-Delta = Annotated[float, typer.Option(help="Probability that the guarantee may fail.")]
-ReportedDelta = Annotated[
-    float | None,
-    typer.Option(help="Probability that the guarantee may fail; the run's own, else at most 1e-5."),
-]
-Noise = Annotated[float | None, typer.Option(help="Noise multiplier, in units of the clip norm.")]
-Rate = Annotated[float | None, typer.Option(help="Probability that a record takes part in a step.")]
+Epsilon = Annotated[float, about("Budget: largest epsilon.")]
+Delta = Annotated[float, about("Probability that the guarantee may fail.")]
+ReportedDelta = Annotated[float | None, about("Probability of failure; the run's, else at most 1e-5.")]
+Noise = Annotated[float | None, about("Noise multiplier, in units of the clip norm.")]
+Rate = Annotated[float | None, about("Probability that a record takes part in a step.")]
 Records = Annotated[int | None, typer.Option(help="Number of records in the data set.", min=1)]
-BatchSize = Annotated[int | None, typer.Option(help="Expected batch size, in place of the rate.")]
-Steps = Annotated[int | None, typer.Option(help="Number of steps.")]
-Epochs = Annotated[float | None, typer.Option(help="Passes over the data, in place of steps.")]
-Dimension = Annotated[int | None, typer.Option(help="Number of parameters, if the cost depends on it.")]
-Group = Annotated[int, typer.Option(help="Number of records that change together: group privacy.")]
+BatchSize = Annotated[int | None, about("Expected batch size, in place of the rate.")]
+Steps = Annotated[int | None, about("Number of steps.")]
+Epochs = Annotated[float | None, about("Passes over the data, in place of steps.")]
+Dimension = Annotated[int | None, about("Number of parameters, if the cost depends on it.")]
+Group = Annotated[int, about("Number of records that change together: group privacy.")]
 AdjacencyName = Annotated[
     str | None,
     chosen(

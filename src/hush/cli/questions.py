@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hush.cli import options as opt
+from hush.cli.options import about
 from hush.cli.output import counted, print_json
 from hush.core.errors import InvalidPlan
 from hush.core.guarantee import (
@@ -51,10 +52,7 @@ class _Charges:
 
 
 def _charges(
-    run_dir: Annotated[
-        Path | None,
-        typer.Argument(help="Folder of a run: its ledger, checked against the other files."),
-    ] = None,
+    run_dir: Annotated[Path | None, typer.Argument(help="Folder of a run.")] = None,
     noise: opt.Noise = None,
     rate: opt.Rate = None,
     records: opt.Records = None,
@@ -64,7 +62,7 @@ def _charges(
     delta: opt.ReportedDelta = None,
     plan: opt.PlanFile = None,
     dimension: opt.Dimension = None,
-    ledger: Annotated[Path | None, typer.Option(help="Ledger of a run.")] = None,
+    ledger: Annotated[Path | None, about("Ledger of a run.")] = None,
     group: opt.Group = 1,
     neighbours: opt.AdjacencyName = None,
     as_json: opt.AsJson = False,
@@ -216,23 +214,13 @@ def _for_units(guarantee: Guarantee, records: int | None = None) -> Guarantee:
 
 
 def calibrate(
-    epsilon: Annotated[
-        float | None, typer.Option(help="Budget: the epsilon that is not exceeded.")
-    ] = None,
+    epsilon: Annotated[float | None, about("Budget: largest epsilon.")] = None,
     delta: opt.Delta = DEFAULT_DELTA,
-    tpr: Annotated[
-        float | None, typer.Option(help="Risk, in place of epsilon: true positive rate at --fpr.")
-    ] = None,
-    fpr: Annotated[float | None, typer.Option(help="False positive rate that --tpr is for.")] = None,
-    advantage: Annotated[
-        float | None, typer.Option(help="Risk: true positive rate less false positive rate.")
-    ] = None,
-    posterior: Annotated[
-        float | None, typer.Option(help="Risk: probability that a membership guess is right.")
-    ] = None,
-    prior: Annotated[
-        float | None, typer.Option(help="Prior probability of membership that --posterior is for.")
-    ] = None,
+    tpr: Annotated[float | None, about("Risk: true positive rate at --fpr.")] = None,
+    fpr: Annotated[float | None, about("False positive rate that --tpr is for.")] = None,
+    advantage: Annotated[float | None, about("Risk: true less false positive rate.")] = None,
+    posterior: Annotated[float | None, about("Risk: rate of right membership guesses.")] = None,
+    prior: Annotated[float | None, about("Prior of membership for --posterior.")] = None,
     noise: opt.Noise = None,
     rate: opt.Rate = None,
     records: opt.Records = None,
@@ -241,9 +229,7 @@ def calibrate(
     epochs: opt.Epochs = None,
     plan: opt.PlanFile = None,
     dimension: opt.Dimension = None,
-    fit: Annotated[
-        bool, typer.Option("--fit", help="A noise scale for each block of the plan's clipping.")
-    ] = False,
+    fit: Annotated[bool, typer.Option("--fit", help="A noise scale for each block.")] = False,
     group: opt.Group = 1,
     neighbours: opt.AdjacencyName = None,
     as_json: opt.AsJson = False,

@@ -9,6 +9,7 @@ import typer
 
 from hush.cli import options as opt
 from hush.cli.experiment import Settings, build_experiment
+from hush.cli.options import about
 from hush.cli.output import SEED_NOTICE, counted, print_json
 from hush.core.errors import DataError, InvalidValue, LedgerError, Unsupported
 from hush.core.guarantee import DELTA, Budget
@@ -18,6 +19,8 @@ from hush.core.value import check_count
 from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 
 if TYPE_CHECKING:
+    from hush.audit.canaries.many_runs import ManyRuns
+    from hush.audit.canaries.one_run import OneRun
     from hush.pate.argmax import Query
 
 _FEW_RUNS = 32
@@ -26,9 +29,7 @@ _FEW_CANARIES = 8
 
 def audit(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run of `hush train`.")],
-    canaries: Annotated[
-        int | None, typer.Option(help="Number of canaries; 256 by default, or as many as there is room.")
-    ] = None,
+    canaries: Annotated[int | None, about("Number of canaries; at most 256 by default.")] = None,
     kind: Annotated[
         str,
         opt.chosen(
@@ -37,13 +38,9 @@ def audit(
             why="canaries are made in these two ways",
         ),
     ] = "gradient",
-    others: Annotated[
-        bool, typer.Option(help="With the run's own records, or the canaries alone, which reveal more.")
-    ] = True,
-    runs: Annotated[
-        int, typer.Option(help="1: many canaries in one run. More: one canary, in every other run.")
-    ] = 1,
-    confidence: Annotated[float, typer.Option(help="Confidence of the bound.")] = 0.95,
+    others: Annotated[bool, about("With the run's own records, or canaries alone.")] = True,
+    runs: Annotated[int, about("1, or many with a canary in every other one.")] = 1,
+    confidence: Annotated[float, about("Confidence of the bound.")] = 0.95,
     data_dir: opt.DataDir = None,
     device: opt.Device = None,
     seed: opt.Seed = None,
@@ -107,10 +104,20 @@ def audit(
             seed=seed,
             done=progress.advance,
         )
-        result = (
-            runner.one_run(canaries, confidence) if runs == 1 else runner.many_runs(runs, confidence)
-        )
-    bound, charge, guesses = result.bound, result.charge, result.guesses
+        bound: OneRun | ManyRuns
+        guesses = None
+        if runs == 1:
+            bound, run, count = runner.one_run(canaries, confidence)
+            guesses = bound.guesses
+            summary = (
+                f"{count} {kind} canaries, each in by a fair coin; {guesses.right} of {guesses.made} "
+            )
+            summary += "guesses right"
+        else:
+            count = 1
+            bound, run = runner.many_runs(runs, confidence)
+            summary = f"{runs} runs, one {kind} canary in every other; half of them chose the threshold"
+    charge = run.charge
     exceeded = bound.epsilon > charge.epsilon.upper
     if as_json:
         print_json(
@@ -123,7 +130,7 @@ def audit(
                 "confidence": confidence,
                 "gaussian": {"separation": bound.separation, "epsilon": bound.gaussian_epsilon},
                 "kind": kind,
-                "canaries": result.canaries,
+                "canaries": count,
                 "guesses": None if guesses is None else {"made": guesses.made, "right": guesses.right},
                 "runs": runs,
                 "steps": steps,
@@ -134,7 +141,7 @@ def audit(
     else:
         among = counted(len(experiment.train[1]), "other record") if others else "no other records"
         print(f"audit of {run_dir}: trained again under its plan, {counted(steps, 'step')}, {among},")
-        print(f"  {result.summary}")
+        print(f"  {summary}")
         print("  (this audits the library under this plan, not the weights that were released)")
         if settings.relation is not charge.neighbours:
             print(
@@ -161,16 +168,10 @@ def audit(
 
 def report(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run, or a ledger.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The page; report.html in the run's folder by default. JSON goes beside it."),
-    ] = None,
+    out: Annotated[Path | None, about("Page; JSON goes beside it.")] = None,
     delta: opt.ReportedDelta = None,
-    baseline: Annotated[float | None, typer.Option(help="Accuracy without privacy, as 0.95.")] = None,
-    audit: Annotated[
-        Path | None,
-        typer.Option(help="Output of `hush audit --json` for this run. It makes the report sensitive."),
-    ] = None,
+    baseline: Annotated[float | None, about("Accuracy without privacy, as 0.95.")] = None,
+    audit: Annotated[Path | None, about("Output of `hush audit --json`: sensitive.")] = None,
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -209,32 +210,20 @@ def pate(
     data: opt.Data = "digits",
     data_dir: opt.DataDir = None,
     model: opt.Model = None,
-    teachers: Annotated[int, typer.Option(help="Number of teachers, each with its own records.")] = 100,
-    queries: Annotated[
-        int, typer.Option(help="Number of public inputs to ask about: the first of the test records.")
-    ] = 200,
-    answers: Annotated[int | None, typer.Option(help="Most answers; all by default.")] = None,
+    teachers: Annotated[int, about("Number of teachers, each with its own records.")] = 100,
+    queries: Annotated[int, about("Number of public inputs: the first test records.")] = 200,
+    answers: Annotated[int | None, about("Most answers; all by default.")] = None,
     units: opt.UnitsFile = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="The epsilon that is not exceeded; 8 by default.")
-    ] = None,
+    epsilon: Annotated[float | None, about("Largest epsilon; 8 by default.")] = None,
     delta: opt.Delta = 1e-5,
-    noise: Annotated[
-        float | None, typer.Option(help="Noise multiplier on a count, in place of --epsilon.")
-    ] = None,
-    beta: Annotated[
-        float, typer.Option(help="Shape of the noise: 1 Laplace, 2 Gaussian, others between and above.")
-    ] = 2.0,
-    threshold: Annotated[
-        float | None, typer.Option(help="Answer only if this many teachers, with noise, agree.")
-    ] = None,
-    test_noise: Annotated[
-        float | None, typer.Option(help="Noise of that test, in units of the noise on a count; else 3.")
-    ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes of a network over its records.")] = 40,
+    noise: Annotated[float | None, about("Noise multiplier, in place of --epsilon.")] = None,
+    beta: Annotated[float, about("Shape of the noise: 1 Laplace, 2 Gaussian, others.")] = 2.0,
+    threshold: Annotated[float | None, about("Answer if so many teachers agree, with noise.")] = None,
+    test_noise: Annotated[float | None, about("Its noise over the noise on a count; else 3.")] = None,
+    epochs: Annotated[int, about("Passes of a network over its records.")] = 40,
     learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")] = 5e-3,
-    processes: Annotated[int, typer.Option(help="Teachers trained at once.")] = 1,
-    run_dir: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/pate"),
+    processes: Annotated[int, about("Teachers trained at once.")] = 1,
+    run_dir: Annotated[Path, about("Folder of the run.")] = Path("runs/pate"),
     resume: opt.Resume = False,
     seed: opt.Seed = None,
     quiet: opt.Quiet = False,

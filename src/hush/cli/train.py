@@ -18,6 +18,7 @@ from hush.cli.experiment import (
     check_same_plan,
     new_folder,
 )
+from hush.cli.options import about
 from hush.cli.output import SEED_NOTICE, counted, print_json
 from hush.clipping import L2
 from hush.core.atomic_files import replace_file
@@ -52,21 +53,11 @@ def train(
     batch_size: opt.BatchSize = None,
     steps: opt.Steps = None,
     epochs: opt.Epochs = None,
-    clip: Annotated[
-        float | None, typer.Option(help="Largest Euclidean norm of a gradient; 1 by default.")
-    ] = None,
-    test_batch: Annotated[
-        int | None,
-        typer.Option(help="Expected records (or owners) in the test of a proposal: selective release."),
-    ] = None,
-    test_noise: Annotated[float | None, typer.Option(help="Noise multiplier of the test.")] = None,
-    test_clip: Annotated[
-        float | None, typer.Option(help="Bound on the change of each record's loss, or of the mean.")
-    ] = None,
-    test_threshold: Annotated[
-        float | None,
-        typer.Option(help="Accept below this many test clips; -1, the paper's, by default."),
-    ] = None,
+    clip: Annotated[float | None, about("Clipping norm; 1 by default.")] = None,
+    test_batch: Annotated[int | None, about("Expected batch of a test: selective release.")] = None,
+    test_noise: Annotated[float | None, about("Noise multiplier of the test.")] = None,
+    test_clip: Annotated[float | None, about("Bound on the change of the loss.")] = None,
+    test_threshold: Annotated[float | None, about("Accept below so many clips; -1 by default.")] = None,
     test: Annotated[
         str | None,
         opt.chosen(
@@ -78,20 +69,13 @@ def train(
     ] = None,
     plan: opt.PlanFile = None,
     learning_rate: opt.LearningRate = 1.0,
-    momentum: Annotated[float | None, typer.Option(help="Momentum of SGD.")] = None,
+    momentum: Annotated[float | None, about("Momentum of SGD.")] = None,
     adam: Annotated[bool | None, typer.Option("--adam", help="Adam instead of SGD.")] = None,
-    physical_batch: Annotated[
-        int | None, typer.Option(help="Records in memory at once; changes no result.")
-    ] = None,
-    views: Annotated[
-        int | None, typer.Option(help="Flipped and shifted views of an image, averaged before clipping.")
-    ] = None,
-    public_records: Annotated[
-        int | None,
-        typer.Option(help="Training records without protection, for plans with public bases."),
-    ] = None,
+    physical_batch: Annotated[int | None, about("Records in memory at once.")] = None,
+    views: Annotated[int | None, about("Views of an image, averaged before clipping.")] = None,
+    public_records: Annotated[int | None, about("Training records without protection.")] = None,
     units: opt.UnitsFile = None,
-    per_unit: Annotated[int | None, typer.Option(help="Most records of one owner in a step.")] = None,
+    per_unit: Annotated[int | None, about("Most records of one owner in a step.")] = None,
     unit_gradient: Annotated[
         str | None,
         opt.chosen(
@@ -101,20 +85,13 @@ def train(
         ),
     ] = None,
     neighbours: opt.AdjacencyName = None,
-    records: Annotated[
-        int | None,
-        typer.Option(help="Public constant near the number of records or owners, for add/remove."),
-    ] = None,
+    records: Annotated[int | None, about("Public number of records, for add/remove.")] = None,
     device: opt.Device = None,
     run_dir: opt.RunDir = None,
     resume: opt.Resume = False,
-    reseed: Annotated[
-        bool, typer.Option(help="Resume with new randomness, charging repeated steps again.")
-    ] = False,
+    reseed: Annotated[bool, about("Resume with new randomness and new charges.")] = False,
     seed: opt.Seed = None,
-    secure: Annotated[
-        bool, typer.Option(help="Records and noise from the system's cryptographic source.")
-    ] = False,
+    secure: Annotated[bool, about("All randomness from the operating system.")] = False,
     arithmetic: Annotated[
         str,
         opt.chosen(
@@ -123,9 +100,7 @@ def train(
             why="the guarantee states it",
         ),
     ] = "proved",
-    self_test: Annotated[
-        bool, typer.Option("--self-test", help="Begin only if the step does what is charged.")
-    ] = False,
+    self_test: Annotated[bool, typer.Option("--self-test", help="Audit the step first.")] = False,
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -315,19 +290,11 @@ def tune(
     steps: opt.Steps = None,
     epochs: opt.Epochs = None,
     learning_rate: Annotated[str, typer.Option("--lr", help=f"Learning rates: {_RANGE}.")] = "0.1:10",
-    clip: Annotated[str, typer.Option(help=f"Clipping norms: {_RANGE}.")] = "0.1:10",
-    momentum: Annotated[
-        str, typer.Option(help="Momentum of SGD: one number, or several as 0,0.9.")
-    ] = "0",
+    clip: Annotated[str, about(f"Clipping norms: {_RANGE}.")] = "0.1:10",
+    momentum: Annotated[str, about("Momentum of SGD: one number, or several.")] = "0",
     adam: Annotated[bool, typer.Option("--adam", help="Adam instead of SGD.")] = False,
-    trials: Annotated[float, typer.Option(help="Expected number of trials.")] = 10.0,
-    held_out: Annotated[
-        int | None,
-        typer.Option(
-            help="Private training records held out for scores, a tenth by default; 0: scores on the "
-            "test records, which have no protection."
-        ),
-    ] = None,
+    trials: Annotated[float, about("Expected number of trials.")] = 10.0,
+    held_out: Annotated[int | None, about("Records held out for scores; 0: test records.")] = None,
     device: opt.Device = None,
     run_dir: opt.RunDir = None,
     resume: opt.Resume = False,
