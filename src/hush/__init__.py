@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hush.training.methods.statistics import NoisyQuantile, individual_mean, mean
     from hush.training.options import Distributed, Execution, Randomness, Units
     from hush.training.step import PrivateStep
-    from hush.training.tuning.space import Choice, LogUniform, Uniform
+    from hush.training.tuning.trial import Choice, LogUniform, Uniform
     from hush.training.tuning.tune import tune
 
 __version__ = "0.1.0"
@@ -88,13 +88,13 @@ __all__ += noise.__all__
 
 _LAZY = {
     "Attacker": "accounting.attacker",
-    "Choice": "training.tuning.space",
+    "Choice": "training.tuning.trial",
     "Confident": "pate.argmax",
     "Ledger": "accounting.ledger",
     "NoisyLeastSquares": "training.methods.least_squares",
     "Distributed": "training.options",
     "Execution": "training.options",
-    "LogUniform": "training.tuning.space",
+    "LogUniform": "training.tuning.trial",
     "NoisyMax": "pate.argmax",
     "NoisyMoments": "training.methods.moments",
     "NoisyQuantile": "training.methods.statistics",
@@ -103,7 +103,7 @@ _LAZY = {
     "Randomness": "training.options",
     "RenyiFilter": "accounting.filters",
     "Risk": "accounting.attacker",
-    "Uniform": "training.tuning.space",
+    "Uniform": "training.tuning.trial",
     "Units": "training.options",
     "Source": "training.data",
     "calibrate": "accounting.calibrate",

@@ -26,8 +26,7 @@ from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
 from hush.training.loop import train
 from hush.training.options import Randomness
-from hush.training.tuning.space import LogUniform, draw_settings
-from hush.training.tuning.trial import TuningTrial
+from hush.training.tuning.trial import LogUniform, TuningTrial, draw_settings
 from hush.training.tuning.tune import tune
 from hush_recipes.figure import Figure
 

@@ -31,8 +31,7 @@ from hush.core.value import Range, check_count
 if TYPE_CHECKING:
     from torch import nn
 
-    from hush.training.tuning.space import Dimension
-    from hush.training.tuning.trial import TuningTrial
+    from hush.training.tuning.trial import Dimension, TuningTrial
 
 _VIEWS = Range(
     at_least=1, at_most=1024, why="each is a pass over the record, clipped once for all", example=4
@@ -431,7 +430,7 @@ class _Fit:
 
 def _dimension(option: str, text: str, allowed: Range) -> "Dimension":
     """The range or choice in the text of an option."""
-    from hush.training.tuning.space import Choice, LogUniform
+    from hush.training.tuning.trial import Choice, LogUniform
 
     ends = text.split(":")
     try:

@@ -1,7 +1,10 @@
-"""One trial of a selection: its settings, plan and ledger, and what it may release."""
+"""Trials of a selection: search spaces of hyperparameters, plan, ledger and outcome of each trial."""
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import numpy.typing as npt
@@ -17,21 +20,154 @@ from hush.core.value import as_float, with_article
 from hush.noise import Gaussian
 from hush.sampling import FullBatch
 from hush.training.methods.statistics import mean
-from hush.training.tuning.space import Settings
+
+Settings = dict[str, Any]
+
+
+class Dimension(ABC):
+    """The values that one setting may take, with a law to draw them from."""
+
+    @abstractmethod
+    def draw(self, pick: Random) -> Any:
+        """A value at random.
+
+        Args:
+            pick: Source of randomness.
+        """
+
+    @property
+    @abstractmethod
+    def first(self) -> Any:
+        """One of the values, the same every time."""
+
+
+@dataclass(frozen=True)
+class Uniform(Dimension):
+    """Numbers between two ends, each as likely as the other.
+
+    Args:
+        low: Smallest number.
+        high: Largest number.
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        _check_ends(self, self.low, self.high, least=-math.inf)
+
+    def draw(self, pick: Random) -> float:
+        return pick.uniform(self.low, self.high)
+
+    @property
+    def first(self) -> float:
+        return self.low
+
+
+@dataclass(frozen=True)
+class LogUniform(Dimension):
+    """Positive numbers between two ends, uniform in their logarithm: for learning rates and norms.
+
+    Args:
+        low: Smallest number, above 0.
+        high: Largest number.
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        _check_ends(self, self.low, self.high, least=0.0)
+
+    def draw(self, pick: Random) -> float:
+        value = math.exp(pick.uniform(math.log(self.low), math.log(self.high)))
+        return min(max(value, self.low), self.high)
+
+    @property
+    def first(self) -> float:
+        return self.low
+
+
+@dataclass(frozen=True)
+class Choice(Dimension):
+    """One of several values, each as likely as the other.
+
+    Args:
+        values: The values, as numbers or strings.
+    """
+
+    values: tuple[Any, ...]
+
+    def __init__(self, *values: Any) -> None:
+        object.__setattr__(self, "values", values)
+        if not values:
+            raise InvalidValue(
+                "Choice() names no value: there is nothing to choose. Pass e.g. hush.Choice(0.5, 1.0)."
+            )
+
+    def draw(self, pick: Random) -> Any:
+        return pick.choice(self.values)
+
+    @property
+    def first(self) -> Any:
+        return self.values[0]
+
+
+def check_space(space: object) -> Mapping[str, Dimension]:
+    """The space; raise unless it is a dictionary of declared ranges."""
+    if not isinstance(space, Mapping):
+        raise InvalidValue(
+            f"space={short_repr(space)} is no declared space: the charge is that of independent trials. "
+            "A search that picks settings by earlier scores (Bayesian optimisation, successive halving, "
+            "a study of Optuna) is another mechanism. Pass a dictionary, e.g. "
+            'space={"learning_rate": hush.LogUniform(0.1, 10.0)}.',
+            key="space",
+        )
+    for name, dimension in space.items():
+        if not isinstance(name, str) or not isinstance(dimension, Dimension):
+            raise InvalidValue(
+                f"space[{short_repr(name)}]={short_repr(dimension)} must be a range under a name. Pass "
+                "hush.Uniform, hush.LogUniform or hush.Choice.",
+                key="space",
+            )
+    if not space:
+        raise InvalidValue(
+            "space={} has no setting. Pass at least one range, or train once with hush.train.",
+            key="space",
+        )
+    return space
+
+
+def draw_settings(space: Mapping[str, Dimension], pick: Random) -> Settings:
+    """Settings of one trial, each drawn independently."""
+    return {name: dimension.draw(pick) for name, dimension in space.items()}
+
+
+def _check_ends(dimension: Dimension, low: object, high: object, least: float) -> None:
+    ends = as_float(low), as_float(high)
+    if not (least < ends[0] <= ends[1] < math.inf):
+        above = "finite" if math.isinf(least) else "> 0"
+        raise InvalidValue(
+            f"{type(dimension).__name__}({short_repr(low)}, {short_repr(high)}) must be from a number "
+            f"{above} to one no smaller: settings are drawn between the two. Pass e.g. "
+            f"{type(dimension).__name__}(0.1, 10.0)."
+        )
+    object.__setattr__(dimension, "low", ends[0])
+    object.__setattr__(dimension, "high", ends[1])
 
 
 @dataclass(kw_only=True, eq=False)
 class TuningTrial:
-    """What the training function of a selection is given beside its settings.
+    """Trial of a selection, passed to the training function with its hyperparameters.
 
     Args:
         plan: Plan to train under, with the calibrated noise.
         steps: Number of training steps.
-        budget: Epsilon and delta of one trial on its own: what its training steps cost.
-        ledger: To which the training steps are charged; a new one for each trial.
+        budget: Epsilon and delta of one trial on its own.
+        ledger: Ledger to charge the training steps to; a new one for each trial.
         score_noise: Noise multiplier of the score on held-out records; None: scores are public.
-        generator: Seeds the noise of scores, and of training if it is passed on, for tests; None: noise
-            is from the operating system.
+        generator: Seed of the noise of scores, and of training if it is passed on, for tests; None:
+            fresh randomness.
     """
 
     plan: Plan
@@ -41,7 +177,7 @@ class TuningTrial:
     generator: torch.Generator | None = None
     ledger: Ledger = field(default_factory=Ledger)
     noisy_score: float | None = None
-    """What `score` returned; None before it is called."""
+    """Result of `score`; None before it is called."""
 
     def score(self, values: npt.ArrayLike) -> float:
         """Noisy mean of a number in [0, 1] for each held-out private record, 0 for an empty slot.
@@ -57,26 +193,29 @@ class TuningTrial:
         if self.score_noise is None:
             raise InvalidValue(
                 "trial.score is for held-out private records, and this selection was declared with "
-                "public scores: a noisy score would not be charged. Pass score_noise= to hush.tune, "
-                "or return a score of records that need no protection.",
+                "public scores. Pass score_noise= to hush.tune, or return a score of records that need "
+                "no protection.",
                 key="score",
             )
         if self.noisy_score is not None:
             raise LedgerError(
                 "trial.score was called twice: a trial is charged for one score of its held-out "
-                "records, and another one would go uncharged. Score the final model alone."
+                "records. Score only the final model."
             )
         rows = torch.as_tensor(values).detach().double().flatten()
         if not len(rows) or not bool(((rows >= 0) & (rows <= 1)).all()):
             raise DataError(
-                "values of trial.score must be numbers in [0, 1], one for each held-out record: with "
-                "no bound on a record's influence no noise hides it. Pass e.g. (predicted == labels)."
+                "values of trial.score must be numbers in [0, 1], one for each held-out record. Pass "
+                "e.g. (predicted == labels)."
             )
         noisy = mean(
             rows[:, None],
             score_plan(self.score_noise),
             delta=self.budget.delta,
-            generator=None if self.generator is None else _another(self.generator),
+            # another seed than that of training: the score must not have the same noise
+            generator=None
+            if self.generator is None
+            else torch.Generator().manual_seed(self.generator.initial_seed() ^ 1),
         )
         self.noisy_score = float(noisy.value[0])
         return self.noisy_score
@@ -84,12 +223,12 @@ class TuningTrial:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """What one trial returned, and what was charged to its ledger (sensitive unless it is the best)."""
+    """Result of one trial and facts of its ledger (sensitive unless it is the best)."""
 
     settings: Settings
     model: Any
     score: float
-    """Minus infinity in place of no number."""
+    """Minus infinity for NaN."""
     adjacency: Adjacency
     arithmetic: Arithmetic
     randomness: Secrecy
@@ -101,30 +240,25 @@ def score_plan(multiplier: float) -> Plan:
     return Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=Gaussian(multiplier=multiplier))
 
 
-def _another(generator: torch.Generator) -> torch.Generator:
-    """A generator of another seed: the score must not have the noise of the training steps."""
-    return torch.Generator().manual_seed(generator.initial_seed() ^ 1)
-
-
 def outcome(settings: Settings, trial: TuningTrial, returned: object) -> Outcome:
-    """The outcome of a trial; raises where it did something else than is charged."""
+    """Outcome of a trial; raise if it is not covered by the selection's charge."""
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise InvalidValue(
             f"the training function returned {with_article(type(returned).__name__)} and must return "
-            "(model, score), the score one number, the larger the better: trials are compared by it."
+            "(model, score), the score one number, the larger the better."
         )
     model, score = returned
     if trial.score_noise is not None and (trial.noisy_score is None or score != trial.noisy_score):
         raise LedgerError(
             "the score of a trial is not the one that trial.score returned, and held-out private "
-            "records were declared: a score without noise reveals them. Return trial.score(...), or "
-            "leave out score_noise and score with records that need no protection."
+            "records were declared. Return trial.score(...), or leave out score_noise and score with "
+            "records that need no protection."
         )
     ledger = trial.ledger
     if ledger.voided is not None:
         raise LedgerError(
-            f"the ledger of a trial is void ({ledger.voided}): what was charged no longer covers what "
-            "the trial released. Nothing was selected."
+            f"the ledger of a trial is void ({ledger.voided}): its charges no longer cover the trial. "
+            "Nothing was selected."
         )
     _check_charges(trial)
     if ledger.adjacency.slots > 1:
@@ -146,33 +280,30 @@ def outcome(settings: Settings, trial: TuningTrial, returned: object) -> Outcome
         score=-math.inf if math.isnan(number) else number,
         adjacency=ledger.adjacency,
         arithmetic=guarantee.arithmetic,
-        # a number of trials that can be worked out is not hidden
+        # a seed discloses the number of trials
         randomness=guarantee.randomness if trial.generator is None else "seeded",
         records=guarantee.records,
     )
 
 
 def _check_charges(trial: TuningTrial) -> None:
-    """Raise unless a trial's ledger holds steps of its mechanism alone, as many as charged at most."""
+    """Raise unless a trial's ledger holds only steps of its mechanism, at most as many as charged."""
     counts = trial.ledger.counts
     if not counts:
         raise LedgerError(
-            "nothing was charged to trial.ledger: the selection is charged for private steps, and a "
-            "model trained without them is not private. Pass ledger=trial.ledger to hush.train or "
-            "PrivateStep."
+            "nothing was charged to trial.ledger: a model trained without private steps is not private. "
+            "Pass ledger=trial.ledger to hush.train or PrivateStep."
         )
     allowed = mechanism(trial.plan)
     taken = 0
     for plan, count in counts.items():
         if mechanism(plan) != allowed:
             raise LedgerError(
-                f"a trial was charged for {short_repr(plan)}, another mechanism than its own plan: the "
-                "selection's charge does not cover it. Train under trial.plan, whose clipping norm may "
-                "be replaced."
+                f"a trial was charged for {short_repr(plan)}, another mechanism than its own plan. "
+                "Train under trial.plan, whose clipping norm may be replaced."
             )
         taken += count
     if taken > trial.steps:
         raise LedgerError(
-            f"a trial took {taken} steps and is charged for {trial.steps}: the rest would go uncharged. "
-            "Take trial.steps steps."
+            f"a trial took {taken} steps and is charged for {trial.steps}. Take trial.steps steps."
         )

@@ -4,11 +4,12 @@ import hashlib
 import json
 import multiprocessing
 import os
+import pickle
 import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
@@ -22,7 +23,7 @@ from hush.accounting.epsilon import upper_epsilon
 from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import mechanism
 from hush.accounting.selection import trial_count
-from hush.core.atomic_files import replace_file
+from hush.core.atomic_files import make_folder, replace_file
 from hush.core.best_of import BestOf, TrialLaw
 from hush.core.errors import CheckpointError, InvalidValue, Unproved
 from hush.core.guarantee import Budget, Guarantee, check_delta
@@ -33,11 +34,18 @@ from hush.training import checkpoint
 from hush.training.phases.private_gradient import fingerprint
 from hush.training.progress import Progress
 from hush.training.run_folder import ANCHOR
-from hush.training.tuning.space import Settings, check_space, draw_settings
-from hush.training.tuning.trial import Outcome, TuningTrial, outcome
-from hush.training.tuning.unfinished import Unfinished, begin, identity, stored
+from hush.training.tuning.trial import (
+    Outcome,
+    Settings,
+    TuningTrial,
+    check_space,
+    draw_settings,
+    outcome,
+)
 
 _CHECKED = 20
+"""Settings whose mechanism is compared in addition to those of the trials."""
+_STATE = "unfinished.secret"
 
 TrainingFunction = Callable[[Settings, TuningTrial], tuple[Any, float]]
 PlanOf = Callable[[Settings], Plan]
@@ -45,7 +53,7 @@ PlanOf = Callable[[Settings], Plan]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tuned:
-    """The best trial of a selection, publishable with its guarantee; nothing of the others."""
+    """Best trial of a selection, publishable with its guarantee."""
 
     model: Any
     settings: Settings
@@ -53,6 +61,73 @@ class Tuned:
     plan: Plan
     """Plan of the whole selection, as charged."""
     guarantee: Guarantee
+
+
+@dataclass(kw_only=True)
+class Unfinished:
+    """Selection in progress: the settings of all trials, and the best one so far.
+
+    The number of trials and their scores are not released; the file is removed at the end.
+    """
+
+    run: str
+    """Name of the selection on its ledger."""
+    identity: str
+    """Space, plan and budget; a resumed selection has the same."""
+    trials: list[Settings]
+    seeds: list[int | None]
+    finished: int = 0
+    best: Outcome | None = None
+    path: Path | None = field(default=None, compare=False)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count the next trial and keep the better one (of equals the first: tuning.md, ties)."""
+        if self.best is None or outcome.score > self.best.score:
+            self.best = outcome
+        self.finished += 1
+        self.save()
+
+    def save(self) -> None:
+        if self.path is None:
+            return
+        try:
+            content = pickle.dumps(self)
+        except Exception as error:
+            raise CheckpointError(
+                f"the best model so far cannot be kept for resuming ({error}). Define its class in a "
+                "module, or leave out directory=."
+            ) from None
+        replace_file(self.path, content, secret=True)
+
+    def remove(self) -> None:
+        """Delete everything about trials that are not released."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def stored(folder: Path, asked: str, *, resume: bool) -> Unfinished | None:
+    """Selection to resume in a folder; None for a new one. Files there are trusted."""
+    path = folder / _STATE
+    if not resume:
+        if folder.exists() and any(folder.iterdir()):
+            raise CheckpointError(
+                f"{folder} already holds a selection or something else: starting over would spend its "
+                "budget a second time. Resume it, or name another directory."
+            )
+        return None
+    if not path.exists():
+        raise CheckpointError(
+            f"there is no unfinished selection in {folder} to resume. Check the name, or start without "
+            "resume."
+        )
+    state = pickle.loads(path.read_bytes())
+    if not isinstance(state, Unfinished) or state.identity != asked:
+        raise CheckpointError(
+            f"the selection in {folder} was begun with another space, plan or budget. Resume with the "
+            "same ones, or name another directory."
+        )
+    state.path = path
+    return state
 
 
 def tune(
@@ -73,34 +148,33 @@ def tune(
     generator: torch.Generator | None = None,
     progress: bool = False,
 ) -> Tuned:
-    """The best of a random number of private trials, with settings drawn from a space, for one budget.
+    """Best of a random number of private trials, with settings drawn from a space, for one budget.
 
     **Guarantee.** `Tuned.guarantee`, never above the budget: docs/guarantees/tuning.md. It covers the
-    best trial's model, settings and score, and nothing else: how many trials there were, how long they
-    took and how the others scored must not be published, and is not kept.
+    best trial's model, settings and score. The number of trials, their duration and the other scores
+    must not be published, and are not kept.
 
     Args:
-        fit: trains one trial: called with its settings and a trial, it trains `trial.steps` steps under
-            `trial.plan` charged to `trial.ledger` and returns (model, score). It must not print, store
-            or remember anything of its trial.
+        fit: function that trains one trial: called with its settings and a trial, it trains
+            `trial.steps` steps under `trial.plan` charged to `trial.ledger` and returns (model, score).
+            It must not print or store anything of its trial.
         space: a range (`hush.Uniform`, `hush.LogUniform`, `hush.Choice`) for each setting, by name.
-        plan: sampling, clipping and noise of a step, or a function of the settings that returns them;
-            the noise is calibrated. All settings must give the same mechanism: clipping norms may
-            differ, sampling rates may not.
+        plan: plan of a step, or a function of the settings that returns one; the noise is calibrated.
+            All settings must give the same mechanism: clipping norms may differ, sampling rates may not.
         steps: training steps of one trial.
-        budget: most that the whole selection, and everything else on the ledger, may cost.
+        budget: maximum cost of the whole selection and everything else on the ledger.
         mean: expected number of trials.
-        law: of the number of trials, as in `hush.BestOf`, and so is `shape`.
-        shape: of the negative binomial law: 1 is geometric.
+        law: law of the number of trials, as in `hush.BestOf`.
+        shape: shape of the negative binomial law: 1 is geometric.
         score_noise: noise multiplier of scores on held-out private records, in units of one record;
             `fit` then returns `trial.score(...)`. None: scores are of records that need no protection.
-        ledger: to which the selection is charged, with one entry.
-        directory: where the selection leaves its plan, ledger, the best settings and weights; until it
-            ends, also what a resumed one goes on from, which is secret.
-        resume: go on with the selection in the directory; an interrupted trial is run again.
-        workers: trials to run at once, each in a process of its own; `fit` must be importable then.
-        generator: seeds the number of trials, the settings and `trial.generator`, for tests.
-        progress: say on standard error how many trials are done. That is sensitive.
+        ledger: ledger that the selection is charged to, with one entry.
+        directory: folder for the plan, ledger, best settings and weights; until the selection ends, also
+            for its secret state.
+        resume: continue the selection in the directory; an interrupted trial is run again.
+        workers: number of trials to run at once, each in a process; `fit` must be importable then.
+        generator: seed of the number of trials, the settings and `trial.generator`, for tests.
+        progress: show the number of finished trials on standard error. It is sensitive.
 
     Returns:
         The best trial and the guarantee of the whole selection.
@@ -111,8 +185,8 @@ def tune(
         check_kind(name, flag, bool)
     if not callable(fit):
         raise InvalidValue(
-            f"fit={fit!r} cannot be called: it is to train one trial. Pass a function of the settings "
-            "and a trial that returns (model, score).",
+            f"fit={fit!r} cannot be called. Pass a function of the settings and a trial that returns "
+            "(model, score).",
             key="fit",
         )
     check_count("workers", workers, "trials are run in so many processes", at_least=1, example=2)
@@ -125,7 +199,8 @@ def tune(
     reference = _plan_of(plan, {name: each.first for name, each in ranges.items()})
     wanted = replace(reference, release=release)
     folder = None if directory is None else as_path("directory", directory)
-    asked = identity(ranges, wanted, budget)
+    described = {name: repr(dimension) for name, dimension in ranges.items()}
+    asked = json.dumps([described, wanted.to_plain(), budget.to_plain()], sort_keys=True)
     state = None if folder is None else stored(folder, asked, resume=resume)
     spent = {} if ledger is None else ledger.counts
     selection = calibrate(wanted, budget, steps=1, spent=spent)
@@ -142,7 +217,10 @@ def tune(
         # some more than are tried, so that a space is refused whatever was drawn
         others = [draw_settings(ranges, Random(k)) for k in range(_CHECKED)]
         _check_same_mechanism(plan, [*state.trials, *others], reference)
-        state = begin(state, folder)
+        if folder is not None:
+            make_folder(folder)
+            state.path = folder / _STATE
+            state.save()
     alone = replace(selection, release=Always())
     cost = upper_epsilon({alone: release.steps}, budget.delta)
     single = partial(
@@ -172,10 +250,9 @@ def _check_same_mechanism(plan: Plan | PlanOf, trials: list[Settings], reference
     for settings in trials:
         if mechanism(_plan_of(plan, settings)) != mechanism(reference):
             raise Unproved(
-                "the plan of some settings is another mechanism than that of others: one noise is "
-                "calibrated for all trials, and would be too little for some. Search settings that are "
-                "not charged (learning rates, clipping norms, models), with one sampling rate and one "
-                "noise multiplier."
+                "the plan of some settings is another mechanism than that of others, and one noise is "
+                "calibrated for all trials. Search settings that are not charged (learning rates, "
+                "clipping norms, models), with one sampling rate and one noise multiplier."
             )
 
 
