@@ -28,6 +28,7 @@ MADE_HERE = {
     "hush_recipes/bounded/fig1.py",
     "hush_recipes/bounded/mean.py",
     "hush_recipes/bounded/sampled.py",
+    "hush_recipes/bounded/fisher_loss.py",
     # and on published data sets
     "hush_recipes/bounded/fig3_cifar10.py",
     "hush_recipes/bounded/fig4.py",

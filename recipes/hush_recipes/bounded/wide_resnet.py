@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.accounting.per_instance.bounded import FisherLoss, fisher
+from hush.accounting.per_instance.bounded import fisher
 from hush.core.parts import Noise
 from hush.training.data import Batch
 from hush.training.evaluate import evaluate
 from hush.training.methods.public_bases import gradient_rows
 from hush.training.step import PrivateStep
+from hush_recipes.bounded.fisher_loss import FisherLoss
 from hush_recipes.bounded.information import FisherInformationTable, spectrum
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hush.accounting.filters import GaussianFilter
 from hush.accounting.ledger import Ledger
 from hush.clipping import L2
 from hush.clipping.norms import NORM
@@ -28,6 +27,7 @@ from hush.training.distributed.process_group import check_first_rank
 from hush.training.options import Distributed, Execution, Randomness
 from hush.training.phases.private_gradient import split_like
 from hush.training.step import PrivateStep
+from hush_recipes.dpsur.gaussian_filter import GaussianFilter
 
 _WHY = "a step goes so far along the noisy direction at most"
 _UPDATE_EVERY = 10

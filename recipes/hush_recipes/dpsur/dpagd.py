@@ -18,11 +18,11 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor, nn
 
-from hush.accounting.filters import GaussianFilter
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from hush.training.evaluate import evaluate
 from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
+from hush_recipes.dpsur.gaussian_filter import GaussianFilter
 from hush_recipes.dpsur.inputs import Inputs, inputs_on, network
 from hush_recipes.dpsur.runs import DELTA
 from hush_recipes.figure import Figure

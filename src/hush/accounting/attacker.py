@@ -366,18 +366,7 @@ def cost(
     *,
     ceiling: float = math.inf,
 ) -> float:
-    """Upper bound on what a composition spends of a limit: epsilon, or the gain of an attack.
-
-    Args:
-        limit: Says which of the two, and where.
-        counts: Number of steps of each plan.
-        dimension: Number of parameters, where the charge depends on it.
-        adjacency: What neighbours differ in.
-        ceiling: An epsilon beyond which its value does not matter: it may be infinite then.
-
-    Returns:
-        The cost, to be held against `allowance`.
-    """
+    """Upper bound on what a composition spends of a limit: epsilon, or the gain of an attack."""
     if isinstance(limit, Risk):
         return limit.gain(Attacker(counts, dimension, adjacency))
     return upper_epsilon(counts, limit.delta, dimension, adjacency, ceiling=ceiling)

@@ -36,13 +36,7 @@ _CAP = Range(above=0, at_most=1, why="no entry is larger than the whole vector",
 
 
 def check_cap(name: str, cap: float, dimension: int) -> float:
-    """The cap, checked to be a ratio of norms that a gradient can have.
-
-    Args:
-        name: as the error calls it.
-        cap: largest entry over the Euclidean norm.
-        dimension: number of entries.
-    """
+    """The cap, checked to be a ratio of norms that a gradient can have."""
     checked, smallest = _CAP.check(name, cap), dimension**-0.5
     # a cap of exactly 1/sqrt(dimension), rounded, is all entries alike
     if checked < smallest * (1 - 1e-9):
@@ -111,13 +105,6 @@ class Row:
 
 def compare(setting: Setting, done: Callable[[], None] = lambda: None) -> list[Row]:
     """One row for each mechanism, in order of increasing noise variance.
-
-    Args:
-        setting: Data, sampling, budget and gradient geometry.
-        done: Called as each mechanism is calibrated.
-
-    Returns:
-        The rows, the one with the least noise first.
 
     **Guarantee.** Each `deviation` keeps the budget: docs/guarantees/poisson-gaussian.md for the
     Gaussian in any ellipsoid, coordinate-wise.md for the others (shaped-noise.md says how noise was
@@ -302,14 +289,6 @@ def _published_deviation(setting: Setting, rate: float) -> float | None:
 
 
 def typical_norm(p: float, dimension: int) -> float:
-    """Expected l_p norm of a vector of Euclidean norm 1 with normally distributed entries.
-
-    Args:
-        p: Exponent of the norm.
-        dimension: Number of entries.
-
-    Returns:
-        The norm, to leading order in the dimension.
-    """
+    """Expected l_p norm of a vector of Euclidean norm 1 with normally distributed entries."""
     moment = p / 2 * math.log(2) + gammaln((p + 1) / 2) - math.log(math.pi) / 2
     return math.exp((math.log(dimension) + float(moment)) / p - math.log(dimension) / 2)

@@ -159,17 +159,7 @@ def _published(plan: Plan, steps: int, delta: float, dimension: int | None) -> G
 def compose(
     counts: Mapping[Plan, int], delta: float, dimension: Dimension = None, adjacency: Adjacency = RECORD
 ) -> Guarantee:
-    """The (epsilon, delta) guarantee of a composition of plans.
-
-    Args:
-        counts: Number of steps of each plan.
-        delta: Delta of the guarantee.
-        dimension: Number of parameters, where the charge depends on it.
-        adjacency: What neighbours differ in.
-
-    Returns:
-        The guarantee of all steps together.
-    """
+    """The (epsilon, delta) guarantee of a composition of plans."""
     delta = DELTA["range"].check("delta", delta)
     steps, distance = charged(counts, dimension, adjacency)
     exact = all(plan.noise.exact for plan, count in counts.items() if count)
@@ -193,18 +183,7 @@ def upper_epsilon(
     *,
     ceiling: float = math.inf,
 ) -> float:
-    """The upper end of `compose`'s epsilon: all that a search needs, and often much cheaper.
-
-    Args:
-        counts: Number of steps of each plan.
-        delta: Delta of the guarantee.
-        dimension: Number of parameters, where the charge depends on it.
-        adjacency: What neighbours differ in.
-        ceiling: An epsilon beyond which the value does not matter.
-
-    Returns:
-        The upper bound; or infinity, if the true epsilon is certainly beyond `ceiling`.
-    """
+    """The upper end of `compose`'s epsilon: all that a search needs, and often much cheaper."""
     delta = DELTA["range"].check("delta", delta)
     steps, distance = charged(counts, dimension, adjacency)
     if distance.slots > 1:
@@ -225,20 +204,20 @@ def delta(
     dimension: Dimension = None,
     adjacency: Adjacency = RECORD,
 ) -> Bound:
-    """Bounds on the delta of a composition of plans at `epsilon` (its privacy curve).
+    """Bounds on the delta of a composition of plans at `epsilon`."""
+    return deltas(counts, [epsilon], dimension, adjacency)[0]
 
-    Args:
-        counts: Number of steps of each plan.
-        epsilon: Epsilon of the guarantee.
-        dimension: Number of parameters, where the charge depends on it.
-        adjacency: What neighbours differ in.
 
-    Returns:
-        Lower and upper bounds on delta.
-    """
-    epsilon = EPSILON.check("epsilon", epsilon)
-    (bound,) = composition.delta_bounds(*charged(counts, dimension, adjacency), [epsilon])
-    return certified(counts, bound)
+def deltas(
+    counts: Mapping[Plan, int],
+    epsilons: Sequence[float],
+    dimension: Dimension = None,
+    adjacency: Adjacency = RECORD,
+) -> list[Bound]:
+    """Bounds on the delta of a composition of plans at increasing `epsilons` (privacy profile)."""
+    checked = [EPSILON.check("epsilon", epsilon) for epsilon in epsilons]
+    bounds = composition.delta_bounds(*charged(counts, dimension, adjacency), checked)
+    return [certified(counts, bound) for bound in bounds]
 
 
 def upper_deltas(
@@ -247,17 +226,7 @@ def upper_deltas(
     dimension: Dimension = None,
     adjacency: Adjacency = RECORD,
 ) -> list[float]:
-    """The upper ends of `explanation.delta_profile`: enough for a search, and sometimes much cheaper.
-
-    Args:
-        counts: Number of steps of each plan.
-        epsilons: In increasing order.
-        dimension: Number of parameters, where the charge depends on it.
-        adjacency: What neighbours differ in.
-
-    Returns:
-        Upper bounds on delta, one for each epsilon.
-    """
+    """The upper ends of `deltas`: enough for a search, and sometimes much cheaper."""
     steps, distance = charged(counts, dimension, adjacency)
     if distance.slots == 1 and composition.requires_rdp(steps):
         return composition.delta_uppers(steps, epsilons)

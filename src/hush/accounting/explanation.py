@@ -6,18 +6,17 @@ test has errors below its upper end; and mu-GDP holds for all tests whose error 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from hush.accounting import composition
 from hush.accounting.attacker import ApproximateDP, AttackBounds, Attacker
-from hush.accounting.epsilon import EPSILON, Dimension, certified, charged, compose
+from hush.accounting.epsilon import Dimension, compose, deltas
 from hush.accounting.numerics import UNIT, Array
 from hush.accounting.pld import analytic_gaussian
-from hush.core.guarantee import RECORD, Adjacency, Bound, Guarantee
+from hush.core.guarantee import RECORD, Adjacency, Guarantee
 from hush.core.plan import Plan
 
 # The profile ends at this delta, and at this epsilon where that comes first.
@@ -45,46 +44,16 @@ def privacy_profile(
 ) -> PrivacyProfile:
     """The privacy profile of a composition of plans, from epsilon 0 to the one at delta 1e-12.
 
-    Args:
-        counts: Number of steps of each plan.
-        dimension: Number of parameters, where the charge depends on it.
-        adjacency: What neighbours differ in.
-
-    Returns:
-        Epsilons and, at each, both ends of delta.
-
     **Guarantee.** As for `hush.epsilon`: the true delta lies between the two.
     """
     end = compose(counts, _MIN_DELTA, dimension, adjacency).epsilon.upper
     epsilons = np.linspace(0.0, min(end, _MAX_EPSILON), _POINTS if end > 0 else 1).tolist()
-    bounds = delta_profile(counts, epsilons, dimension, adjacency)
+    bounds = deltas(counts, epsilons, dimension, adjacency)
     return PrivacyProfile(
         epsilons=tuple(epsilons),
         lower=tuple(bound.lower for bound in bounds),
         upper=tuple(bound.upper for bound in bounds),
     )
-
-
-def delta_profile(
-    counts: Mapping[Plan, int],
-    epsilons: Sequence[float],
-    dimension: Dimension = None,
-    adjacency: Adjacency = RECORD,
-) -> list[Bound]:
-    """Bounds on the delta of a composition of plans at each epsilon: much cheaper than one by one.
-
-    Args:
-        counts: Number of steps of each plan.
-        epsilons: In increasing order.
-        dimension: Number of parameters, where the charge depends on it.
-        adjacency: What neighbours differ in.
-
-    Returns:
-        Lower and upper bounds on delta, one for each epsilon.
-    """
-    checked = [EPSILON.check("epsilon", epsilon) for epsilon in epsilons]
-    bounds = composition.delta_bounds(*charged(counts, dimension, adjacency), checked)
-    return [certified(counts, bound) for bound in bounds]
 
 
 MIN_ERROR_RATE = 1e-10
@@ -117,14 +86,7 @@ class TradeOffCurve:
 
 
 def trade_off_curve(profile: PrivacyProfile) -> TradeOffCurve:
-    """The trade-off curve of a privacy profile, with mu of Gaussian DP and its regret.
-
-    Args:
-        profile: Bounds on delta at increasing epsilons, from 0 on.
-
-    Returns:
-        Plain numbers, ready to be drawn.
-    """
+    """The trade-off curve of a privacy profile, with mu of Gaussian DP and its regret."""
     slopes = np.exp(np.array(profile.epsilons))
     deltas = np.array(profile.upper)
     corners = _lowest_profile(slopes, np.array(profile.lower), deltas)
@@ -144,12 +106,6 @@ def gaussian_mu(profile: PrivacyProfile) -> float:
 
     The profile's tangents bound the trade-off curve by a polygon. The curve of mu-GDP is convex, so it
     is below the polygon if it is so at the corners.
-
-    Args:
-        profile: Bounds on delta at increasing epsilons, from 0 on.
-
-    Returns:
-        mu; infinite where no such test is bounded.
     """
     slopes, deltas = _convex(np.exp(np.array(profile.epsilons)), np.array(profile.upper))
     # where each tangent has both error rates alike; the largest is on the polygon
@@ -276,17 +232,7 @@ def explain(
     dimension: Dimension = None,
     adjacency: Adjacency = RECORD,
 ) -> Explanation:
-    """What a guarantee of a composition of plans means to an attacker.
-
-    Args:
-        guarantee: Epsilon and delta of the composition.
-        counts: Number of steps of each plan.
-        dimension: Number of parameters, where the charge depends on it.
-        adjacency: What neighbours differ in.
-
-    Returns:
-        Rates, curves and mu, all certified: docs/guarantees/risk.md.
-    """
+    """What a guarantee of a composition of plans means to an attacker."""
     own = (guarantee.epsilon.upper, guarantee.delta)
     profile = privacy_profile(counts, dimension, adjacency)
     implied = ApproximateDP([own, *zip(profile.epsilons, profile.upper, strict=True)])
@@ -300,11 +246,7 @@ def explain(
 
 
 def attack_rates(attack: AttackBounds) -> AttackRates:
-    """Bounds on the rates of the best attack.
-
-    Args:
-        attack: Bounds on every test of what was released.
-    """
+    """Bounds on the rates of the best attack."""
     return AttackRates(
         advantage=attack.advantage,
         posterior=attack.posterior(EVEN_PRIOR),

@@ -427,11 +427,7 @@ class Ledger(SingleOwner):
         return list(self._journal.folded_lines()), self._journal.void
 
     def mirror(self, snapshot: Snapshot) -> None:
-        """Become a copy in memory of a ledger that another process writes; it takes no charge then.
-
-        Args:
-            snapshot: Snapshot of the written ledger.
-        """
+        """Become a copy in memory of a ledger that another process writes; it takes no charge then."""
         if self.path is not None or (self.counts and not self._mirrored):
             raise LedgerError(
                 f"{self._title} has charges or a file of its own, which a copy of another one would "
@@ -443,15 +439,7 @@ class Ledger(SingleOwner):
         self._mirrored = True
 
     def follow(self, plan: Plan, *, run: str, step: int, release: str, **details: Any) -> None:
-        """Count a charge that rank 0 has put on disk.
-
-        Args:
-            plan: Plan of the step.
-            run: Name of the run.
-            step: Number of the step in the run.
-            release: The released value, or a fingerprint of it.
-            details: Other arguments of `charge`.
-        """
+        """Count a charge that rank 0 has put on disk."""
         if not self._mirrored:
             raise LedgerError(
                 f"{self._title} is no copy: only `charge`, which returns when the charge is on disk, "
@@ -595,12 +583,7 @@ def _another_release(run: str, step: int) -> LedgerError:
 
 
 def reported_delta(ledger: Ledger, requested: float | None) -> tuple[float, str]:
-    """Delta to report epsilon at, and its origin in words.
-
-    Args:
-        ledger: Ledger of a run, which may have stored the delta of its budget.
-        requested: The delta asked for, if any.
-    """
+    """Delta to report epsilon at, and its origin in words."""
     stored = ledger.delta
     if requested is None and stored is None:
         reason = "by default: the ledger does not say what the run was made for"

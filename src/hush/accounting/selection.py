@@ -42,11 +42,7 @@ class TrialCount(ABC):
         """Probabilities of 1, 2, 3, ... trials, to `_WORKING_DIGITS` digits."""
 
     def draw(self, randbelow: Callable[[int], int]) -> int:
-        """A number of trials, by inversion of the distribution function in decimal arithmetic.
-
-        Args:
-            randbelow: Uniform whole number below its argument: `secrets.randbelow`.
-        """
+        """A number of trials, by inversion of the distribution function in decimal arithmetic."""
         with localcontext() as context:
             context.prec = _WORKING_DIGITS
             uniform = Decimal(randbelow(10**_DIGITS)) / 10**_DIGITS
@@ -193,10 +189,6 @@ def selection_profile(trial: Profile, number: TrialCount) -> SelectionProfile:
 
     Each probability s that a trial is better gives a line w(s) - w(s') x in the scaled ratio x of the
     neighbour's density; their upper envelope is a sum of hinges weight * (1 - x exp(-shift))+.
-
-    Args:
-        trial: Privacy profile of one trial.
-        number: Law of the number of trials.
     """
     heights = number.weight(_PROBABILITIES[:-1])
     slopes = number.weight(trial.largest_probability(_PROBABILITIES[1:])) * (1 - _MARGIN)
@@ -218,14 +210,7 @@ def selection_rdp(
     profile: SelectionProfile,
     number: TruncatedNegativeBinomial | TruncatedPoisson,
 ) -> Array:
-    """RDP of the best of a random number of trials: Papernot and Steinke 2022, Theorems 2 and 6.
-
-    Args:
-        orders: Rényi orders above 1.
-        trial: RDP of one trial at each order of an array.
-        profile: Privacy profile of the selection, and of one trial.
-        number: Law of the number of trials.
-    """
+    """RDP of the best of a random number of trials: Papernot and Steinke 2022, Theorems 2 and 6."""
     chosen = math.log(number.mean) / (orders - 1)
     if isinstance(number, TruncatedPoisson):
         return OUTWARD * (

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hush.accounting.filters import GaussianFilter
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget
 from hush_recipes.dpsur import dpagd
+from hush_recipes.dpsur.gaussian_filter import GaussianFilter
 from hush_recipes.dpsur.inputs import Inputs
 from hush_recipes.dpsur.runs import DELTA
 

@@ -4,7 +4,6 @@ These numbers are computed from the records and are **sensitive**: publishing on
 that no budget was spent on. Nothing here prints, logs or stores them.
 """
 
-from dataclasses import dataclass, field
 from functools import singledispatch
 
 import numpy as np
@@ -21,9 +20,9 @@ from hush.core.errors import InvalidValue, Unproved
 from hush.core.parts import Always, Noise, Release
 from hush.core.plan import Plan
 from hush.core.release import Selective
-from hush.core.value import as_floats, check_count, check_kind
+from hush.core.value import as_floats, check_kind
 from hush.noise import Gaussian, Quantized, Rectified, StochasticSign, Truncated
-from hush.sampling import RATE, FullBatch
+from hush.sampling import FullBatch
 
 _CHUNK = 2**16
 """Coordinates processed at a time, to bound the memory: some dozen arrays of this length."""
@@ -226,61 +225,3 @@ def as_vector(name: str, value: npt.ArrayLike) -> Array:
             key=name,
         )
     return values
-
-
-@dataclass
-class FisherLoss:
-    """Fisher information loss eta of each record, accumulated over the steps of a run (sensitive).
-
-    Squared losses add over steps; a step in which each record takes part with probability `rate` adds
-    that share of its information given that the record takes part: docs/guarantees/fisher.md. Along one
-    run it is a sample of the information, whose mean over runs is what the theorem bounds.
-
-    >>> loss = FisherLoss(records=2)
-    >>> loss.add([0.01, 0.04]); loss.add([0.01, 0.04], rate=0.5)
-    >>> loss.eta().round(4).tolist(), round(loss.largest, 4)
-    ([0.1225, 0.2449], 0.2449)
-    """
-
-    records: int
-    _squared: Array = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.records = check_count("records", self.records, "each has a loss of its own", at_least=1)
-        self._squared = np.zeros(self.records)
-
-    def add(self, squared: npt.ArrayLike, rate: float = 1.0) -> None:
-        """Add one step.
-
-        Args:
-            squared: the largest eigenvalue of J^T diag(eta^2) J of each record, if it takes part.
-            rate: the probability that a record takes part.
-        """
-        rate = RATE["range"].check("rate", rate)
-        step = np.asarray(squared, dtype=float)
-        if step.shape != (self.records,) or not (step >= 0).all():
-            raise InvalidValue(
-                f"squared of shape {step.shape} must be {self.records} numbers >= 0, one a record: "
-                "information left out would be a loss that nobody counts.",
-                key="squared",
-            )
-        self._squared += rate * step
-
-    def eta(self) -> Array:
-        """The Fisher information loss eta of each record."""
-        return np.asarray(np.sqrt(self._squared))
-
-    @property
-    def largest(self) -> float:
-        """The largest loss of any record."""
-        return float(self.eta().max())
-
-    @property
-    def median(self) -> float:
-        """The median loss over the records."""
-        return float(np.median(self.eta()))
-
-    def deviation(self) -> Array:
-        """The least standard deviation of an unbiased estimate of each record (Cramér and Rao)."""
-        with np.errstate(divide="ignore"):
-            return np.asarray(1 / self.eta())

@@ -104,11 +104,6 @@ def coordinatewise_rdp(
 ) -> Array:
     """The Rényi divergence of one step at each order, the larger of both directions.
 
-    Args:
-        blocks: of coordinates, each with its RDP profile and the changes that one record can make.
-        rate: the probability that a record takes part.
-        orders: whole numbers >= 2 where anything is sampled.
-
     **Guarantee.** Never below either direction of adding and removing one record:
     docs/guarantees/coordinate-wise.md.
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from hush.accounting.per_instance.bounded import FisherLoss
 from hush.core.errors import InvalidValue
+from hush_recipes.bounded.fisher_loss import FisherLoss
 
 
 def test_squares_add_and_sampling_takes_its_share() -> None:

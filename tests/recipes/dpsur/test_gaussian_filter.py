@@ -8,8 +8,8 @@ from scipy import stats
 
 import hush
 from hush.accounting.epsilon import delta
-from hush.accounting.filters import GaussianFilter
 from hush.core.errors import InvalidValue
+from hush_recipes.dpsur.gaussian_filter import GaussianFilter
 
 BUDGET = hush.Budget(epsilon=1.0, delta=1e-3)
 # Sums over this grid are trapezoidal integrals of smooth densities: exact to many digits.
