@@ -8,7 +8,7 @@ import numpy.typing as npt
 from hush.accounting.numerics import Array
 from hush.core.errors import InvalidValue
 from hush.core.value import check_count
-from hush.sampling.poisson import RATE
+from hush.sampling import RATE
 
 
 @dataclass
