@@ -427,7 +427,11 @@ class Ledger(SingleOwner):
         return list(self._journal.folded_lines()), self._journal.void
 
     def mirror(self, snapshot: Snapshot) -> None:
-        """Become a copy in memory of a ledger that another process writes; it takes no charge then."""
+        """Become a copy in memory of a ledger that another process writes; it takes no charge then.
+
+        Args:
+            snapshot: Snapshot of the written ledger.
+        """
         if self.path is not None or (self.counts and not self._mirrored):
             raise LedgerError(
                 f"{self._title} has charges or a file of its own, which a copy of another one would "
@@ -439,7 +443,15 @@ class Ledger(SingleOwner):
         self._mirrored = True
 
     def follow(self, plan: Plan, *, run: str, step: int, release: str, **details: Any) -> None:
-        """Count a charge that rank 0 has put on disk."""
+        """Count a charge that rank 0 has put on disk.
+
+        Args:
+            plan: Plan of the step.
+            run: Name of the run.
+            step: Number of the step in the run.
+            release: The released value, or a fingerprint of it.
+            details: Other arguments of `charge`.
+        """
         if not self._mirrored:
             raise LedgerError(
                 f"{self._title} is no copy: only `charge`, which returns when the charge is on disk, "
