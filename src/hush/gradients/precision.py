@@ -7,7 +7,7 @@ products of at most `SUM_BLOCK` records each (docs/guarantees/tape.md, 5 and 6).
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import product
 
@@ -35,12 +35,16 @@ _CONVERTED = 2**20
 def full_precision(device: torch.device, *, autograd: bool = False) -> Iterator[None]:
     """Context without autocast, TensorFloat-32 and, on a CPU, bfloat16 in products of floats, which
     would round sums; without autograd unless it is asked for."""
+    cast = torch.is_autocast_enabled(device.type)
     with (
         torch.set_grad_enabled(autograd and torch.is_grad_enabled()),
-        torch.autocast(device.type, enabled=False),
+        torch.autocast(device.type, enabled=False) if cast else nullcontext(),
     ):
         if device.type != "cuda":
             allowed = torch.get_float32_matmul_precision()
+            if allowed == "highest":
+                yield
+                return
             torch.set_float32_matmul_precision("highest")
             try:
                 yield
@@ -121,12 +125,18 @@ def vector_norms(values: Tensor, order: float) -> Tensor:
         largest: Tensor = torch.linalg.vector_norm(rows, ord=math.inf, dim=1, keepdim=True)
         largest = largest.clamp(min=torch.finfo(rows.dtype).tiny)
         return (largest[:, 0] * _norms_in_runs(rows / largest, order)).to(values.dtype)
-    norms = _norms_in_runs(rows, order)
+    norms: Tensor
+    if rows.shape[1] < _NORM_RUN and rows.dtype != torch.float64:
+        norms = torch.linalg.vector_norm(rows, ord=order, dim=1)  # one run
+    else:
+        norms = _norms_in_runs(rows, order)
     # A gradient whose square overflows in single precision is clipped to nearly nothing; taken for
     # infinite it would jump to nothing.
     if rows.dtype != torch.float64 and not capturing_cuda_graph():
-        overflowed = ~norms.isfinite()
-        if bool(overflowed.any()):
+        finite = norms.isfinite()
+        if not bool(finite.all()):
+            overflowed = ~finite
+            norms = norms.double()
             norms[overflowed] = double_norms(rows[overflowed], order)
     return norms.to(values.dtype)
 

@@ -243,14 +243,20 @@ class Recording(TorchFunctionMode):
     def losses(self, loss: Loss, inputs: Any, targets: Any, views: Views | None = None) -> Tensor:
         """Per-sample losses, each the mean over the record's views."""
 
+        if views is None:  # outside of vmap, where it is not intercepted
+            inputs, targets = (tree_map(part, _as_batch_of_one) for part in (inputs, targets))
+
         def one_loss(x: Any, y: Any) -> Tensor:
             self.level = current_level()
             with self:
+                if views is None:
+                    return call_loss(loss, call_model(self._model, x), y, 1)
                 return _loss_of_record(self._model, loss, x, y, views)
 
         try:
             with vmap_errors_translated(self._model), uncompiled():
-                return torch.vmap(one_loss, randomness="different")(inputs, targets)
+                losses = torch.vmap(one_loss, randomness="different")(inputs, targets)
+                return losses if views else losses.squeeze(1)
         finally:
             self._last_operand = None
 
@@ -274,6 +280,8 @@ class Recording(TorchFunctionMode):
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rule = RULES.get(func)
+        if rule is None and func.__name__ == "__get__":  # an attribute, such as shape
+            return func(*args)
         if rule is not None and (self.losses_only or torch.is_grad_enabled()):
             first = (kwargs.pop("input"),) if "input" in kwargs else ()
             output = rule(self, *first, *args, **kwargs)
@@ -444,6 +452,10 @@ class _LayerFunction(_SingleLevelFunction):
         # what the tape keeps of these must not keep the graph
         saved = tuple([value.detach() for value in ctx.saved_tensors])
         return None, None, *ctx.layer.backward(grad, saved, ctx.needs_input_grad[2:])
+
+
+def _as_batch_of_one(rows: Tensor) -> Tensor:
+    return rows.unsqueeze(1)
 
 
 def _pack(value: Tensor) -> tuple[Tensor, int]:

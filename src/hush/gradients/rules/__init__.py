@@ -175,6 +175,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     torch._VF.gru_cell: decompositions.gru_cell,
     torch._VF.rnn_tanh_cell: decompositions.rnn_tanh_cell,
     torch._VF.rnn_relu_cell: decompositions.rnn_relu_cell,
+    functional.cross_entropy: decompositions.cross_entropy,
     functional.bilinear: decompositions.bilinear,
     torch.Tensor.requires_grad_: decompositions.requires_grad,
 }

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor
+from torch._C._functorch import current_level, is_batchedtensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
@@ -55,6 +55,34 @@ def rnn_relu_cell(recording: "Recording", x: Tensor, hidden: Tensor, *weights: A
     with recording:
         from_input, from_state = _gates(x, hidden, *weights)
         return torch.relu(from_input + from_state)
+
+
+def cross_entropy(
+    recording: "Recording",
+    scores: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    """The rule for `F.cross_entropy` of class numbers, which `vmap` would decompose in Python."""
+    plain = weight is None and size_average is None and reduce is None and label_smoothing == 0
+    if not plain or reduction != "none" or scores.dim() < 2 or target.dtype != torch.int64:
+        return NotImplemented
+    if current_level() != recording.level or not is_batchedtensor(scores):
+        return NotImplemented
+
+    def work(scores: Tensor, target: Tensor) -> Tensor:
+        losses: Tensor = functional.cross_entropy(
+            scores.flatten(0, 1), target.flatten(0, 1), ignore_index=ignore_index, reduction="none"
+        )
+        by_record: Tensor = losses.unflatten(0, scores.shape[:2])
+        return by_record
+
+    return recording.run_batched(work, scores, target)
 
 
 def requires_grad(recording: "Recording", value: Tensor, requires_grad: bool = True) -> Any:
