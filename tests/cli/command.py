@@ -22,7 +22,7 @@ class Result:
     stderr: str
 
 
-def call(*arguments: str | Path, cwd: Path | None = None) -> Result:
+def call(*arguments: object, cwd: Path | None = None) -> Result:
     """The exit status and what was printed. Warnings are shown as they are to a user, not raised."""
     out, err, status = io.StringIO(), io.StringIO(), 0
     environment = {"COLUMNS": "100", "NO_COLOR": "1"}
@@ -42,7 +42,7 @@ def call(*arguments: str | Path, cwd: Path | None = None) -> Result:
     return Result(status, out.getvalue(), err.getvalue())
 
 
-def answer(*arguments: str | Path, cwd: Path | None = None) -> dict[str, Any]:
+def answer(*arguments: object, cwd: Path | None = None) -> dict[str, Any]:
     """The JSON object that a command prints."""
     result = call(*arguments, "--json", cwd=cwd)
     assert result.returncode == 0, result.stderr

@@ -8,26 +8,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from typer.testing import CliRunner, Result
 
 import hush
 from hush.cli.experiment import Settings
-from hush.cli.main import app
-from hush.core.errors import CheckpointError, InvalidValue, LedgerError
 from hush.core.plan import plan_text
 from hush.core.randomness import RandomSource, source_for
 from hush.noise import Gaussian
+from tests.cli.command import call
 
 
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(app, list(map(str, arguments)))
-
-
-def answer(*arguments: object) -> dict[str, Any]:
-    result = call(*arguments, "--json")
-    assert result.exit_code in (0, 1), result.exception
-    value: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return {**value, "exit": result.exit_code}
+def audit(*arguments: object) -> dict[str, Any]:
+    """The JSON object of an audit, and its exit status."""
+    result = call("audit", *map(str, arguments), "--json")
+    assert result.returncode in (0, 1), result.stderr
+    value: dict[str, Any] = json.loads(result.stdout)
+    return {**value, "exit": result.returncode}
 
 
 @pytest.fixture(scope="module")
@@ -37,22 +32,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=20.0)
     )
     (folder / "plan.toml").write_text(plan_text(plan))
-    result = call(
-        *("train", "--plan", folder / "plan.toml", "--steps", 9, "--seed", 0, "--lr", 0.5),
-        *("--momentum", 0.5, "--run-dir", folder / "run", "--json"),
-    )
-    assert result.exit_code == 0, result.exception
+    asked = ("train", "--plan", "plan.toml", "--steps", 9, "--seed", 0, "--run-dir", "run")
+    result = call(*asked, "--lr", 0.5, "--momentum", 0.5, cwd=folder)
+    assert result.returncode == 0, result.stderr
     return folder / "run"
 
 
-def test_what_train_was_given_is_kept(run: Path) -> None:
+def test_settings_of_a_run_are_stored(run: Path) -> None:
     settings = Settings.read(run)
-    assert (settings.data, settings.model, settings.learning_rate, settings.momentum) == (
-        "digits",
-        "logistic",
-        0.5,
-        0.5,
-    )
+    assert (settings.data, settings.model) == ("digits", "logistic")
+    assert (settings.learning_rate, settings.momentum) == (0.5, 0.5)
     assert Settings.from_plain(settings.to_plain()) == settings
 
 
@@ -72,20 +61,20 @@ def test_features_come_from_the_folder_that_is_named(
     settings = Settings.read(run).to_plain()
     features = {"features": "efficientnet-lite0", "model": "efficientnet-linear"}
     (copied / "settings.json").write_text(json.dumps({**settings, **features}))
-    result = answer("audit", copied, "--data-dir", tmp_path, "--no-others", "--canaries", 8)
+    result = audit(copied, "--data-dir", tmp_path, "--no-others", "--canaries", 8)
     assert result["canaries"] == 8
     assert directories == [tmp_path, tmp_path]  # of training and of test records
 
 
 def test_the_charge_says_seeded_where_the_audit_was_given_a_seed(run: Path) -> None:
     for options, randomness in (((), "secret"), (("--seed", 1), "seeded")):
-        result = answer("audit", run, "--no-others", "--canaries", 8, *options)
+        result = audit(run, "--no-others", "--canaries", 8, *options)
         assert result["charge"]["randomness"] == randomness
 
 
 @pytest.mark.parametrize("options", [(), ("--no-others",), ("--kind", "input")])
 def test_a_run_stays_below_its_charge(run: Path, options: tuple[str, ...]) -> None:
-    result = answer("audit", run, "--seed", 1, *options)
+    result = audit(run, "--seed", 1, *options)
     charged = hush.epsilon(hush.Plan.from_plain(result["plan"]), 9, 1e-5).epsilon
     assert result["charge"]["epsilon"] == charged.to_plain()
     assert result["lower_bound"] <= charged.upper
@@ -102,7 +91,7 @@ def test_missing_noise_is_caught_and_said(run: Path, monkeypatch: pytest.MonkeyP
         return privatize(self, location, norm=norm / 32, generator=generator)
 
     monkeypatch.setattr(Gaussian, "privatize", less_noise)
-    result = answer("audit", run, "--seed", 1, "--no-others")
+    result = audit(run, "--seed", 1, "--no-others")
     assert result["exceeded"]
     assert result["exit"] == 1
     assert result["lower_bound"] > result["charge"]["epsilon"]["upper"]
@@ -112,14 +101,7 @@ def test_missing_noise_is_caught_and_said(run: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_text_says_what_was_done(run: Path, tmp_path: Path) -> None:
     text = call("audit", run, "--canaries", 20, "--seed", 1).stdout
-    for words in (
-        "20 gradient canaries",
-        "1437 other records",
-        "not the weights",
-        "charge",
-        "0.95",
-        "sensitive",
-    ):
+    for words in ("20 gradient canaries", "1437 other records", "not the weights", "0.95", "sensitive"):
         assert words in text
     short = tmp_path / "run"
     call("train", "--plan", run / "plan.toml", "--steps", 1, "--seed", 0, "--run-dir", short)
@@ -138,48 +120,37 @@ def test_an_audit_of_another_relation_than_the_runs_says_so(
     text = call(*asked).stdout
     assert f"the run promises {relation}; a canary is there or not" in text
     assert "bound below are of its plan under zero-out" in text
-    assert answer(*asked)["run_neighbours"] == relation
+    assert audit(*asked[1:])["run_neighbours"] == relation
     same = call("audit", run, "--canaries", 8, "--no-others", "--seed", 1).stdout
     assert "the run promises" not in same
 
 
-def test_what_cannot_be_audited_is_refused(run: Path, tmp_path: Path) -> None:
-    for options, error, words in (
-        (("--kind", "none"), InvalidValue, "gradient, input"),
-        (("--runs", "2"), InvalidValue, "at least 32"),
-        (("--runs", "40", "--canaries", "2"), InvalidValue, "Leave one"),
-        (("--canaries", "7"), InvalidValue, "refute nothing"),
-        (("--canaries", "651"), InvalidValue, "650"),
-        (("--confidence", "1"), InvalidValue, "--confidence"),
-    ):
-        result = call("audit", run, *options)
-        assert isinstance(result.exception, error)
-        assert words in str(result.exception)
-    assert isinstance(call("audit", tmp_path).exception, CheckpointError)
-    (tmp_path / "settings.json").write_text((run / "settings.json").read_text())
-    (tmp_path / "plan.toml").write_text((run / "plan.toml").read_text())
-    assert "no ledger.jsonl" in str(call("audit", tmp_path).exception)
-    with hush.Ledger(tmp_path / "ledger.jsonl"):
-        pass
-    assert isinstance(call("audit", tmp_path).exception, LedgerError)
-
-
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("options", "words"),
     [
-        ("learning_rate", -1),
-        ("learning_rate", "a"),
-        ("learning_rate", float("inf")),
-        ("momentum", 5),
-        ("delta", 2),
+        ("--runs 2", "at least 32"),
+        ("--runs 40 --canaries 2", "Leave one"),
+        ("--canaries 7", "refute nothing"),
+        ("--canaries 651", "650"),
+        ("--confidence 1", "--confidence"),
     ],
 )
-def test_damaged_settings_are_refused(run: Path, tmp_path: Path, name: str, value: object) -> None:
+def test_audits_that_refute_nothing_are_refused(run: Path, options: str, words: str) -> None:
+    result = call("audit", run, *options.split())
+    assert result.returncode == 2
+    assert words in result.stderr
+
+
+def test_a_folder_without_charges_or_settings_is_refused(run: Path, tmp_path: Path) -> None:
+    for name in ("settings.json", "plan.toml"):
+        shutil.copy(run / name, tmp_path)
+    assert "no ledger.jsonl" in call("audit", tmp_path).stderr
+    hush.Ledger(tmp_path / "ledger.jsonl").close()
+    assert "has no step of its plan.toml" in call("audit", tmp_path).stderr
     written = json.loads((run / "settings.json").read_text())
-    (tmp_path / "settings.json").write_text(json.dumps({**written, name: value}))
-    result = call("audit", tmp_path)
-    assert isinstance(result.exception, CheckpointError)
-    assert name in str(result.exception)
+    for name, value in (("learning_rate", -1), ("momentum", 5), ("delta", 2)):
+        (tmp_path / "settings.json").write_text(json.dumps({**written, name: value}))
+        assert name in call("audit", tmp_path).stderr
 
 
 def test_a_secure_run_is_audited_with_the_secure_source(
@@ -194,5 +165,5 @@ def test_a_secure_run_is_audited_with_the_secure_source(
         return source_for(*args, secure=secure, **kwargs)
 
     monkeypatch.setattr("hush.training.phases.state.source_for", recording)
-    assert call("audit", tmp_path / "run", "--canaries", 8).exit_code == 0
+    assert call("audit", tmp_path / "run", "--canaries", 8).returncode == 0
     assert asked == [True]

@@ -100,9 +100,7 @@ def test_a_delta_above_one_over_the_records_is_marked_where_they_are_known(asked
 
 def test_a_run_is_answered_for_at_its_own_delta(tmp_path: Path) -> None:
     asked = ("train", "--run-dir", "run", "--noise", "2", "--rate", "0.1", "--steps", "3")
-    trained = answer(*asked, "--delta", "1e-6", cwd=tmp_path)
-    stated = trained["guarantee"]["epsilon"]
-    assert (trained["final"]["delta"], trained["final"]["unit"]) == (1e-6, "one record")
+    stated = answer(*asked, "--delta", "1e-6", cwd=tmp_path)["guarantee"]["epsilon"]
     for named in (("run",), ("--ledger", "run/ledger.jsonl")):
         result = answer("account", *named, cwd=tmp_path)
         assert (result["delta"], result["epsilon"]) == (1e-6, stated)
@@ -113,7 +111,6 @@ def test_a_run_is_answered_for_at_its_own_delta(tmp_path: Path) -> None:
         other = answer("account", *named, "--delta", "1e-4", cwd=tmp_path)
         assert other["delta"] == 1e-4
         assert other["epsilon"]["upper"] < stated["upper"]
-        assert other["notes"][0] == "delta 0.0001, as asked for; the run was made for delta 1e-06"
     marked = call("account", "run", "--delta", "0.01", cwd=tmp_path)
     assert "delta=0.01 is above 1/1437" in marked.stderr
     assert "delta: above 1/1437, one record of 1437 published" in marked.stdout
@@ -134,26 +131,9 @@ def test_a_ledger_without_a_delta_says_which_one_is_used(tmp_path: Path) -> None
     assert "delta 0.001, as asked for\n" in call(*asked, "--delta", "1e-3", cwd=tmp_path).stdout
 
 
-def test_a_delta_above_a_tenth_is_refused_at_the_command_line() -> None:
-    refused = call("account", "--noise", "1", "--rate", "0.1", "--steps", "1", "--delta", "0.2")
-    assert refused.returncode == 2
-    for part in ("delta=0.2 must be", "<= 0.1", "the promise fails", "Pass e.g. delta=1e-05"):
-        assert part in refused.stderr
-
-
 @pytest.mark.slow
 def test_compare_lists_the_mechanisms(tmp_path: Path) -> None:
-    asked = (
-        "compare",
-        "--records",
-        "9000",
-        "--dimension",
-        "100",
-        "--batch-size",
-        "90",
-        "--steps",
-        "100",
-    )
+    asked = ("compare", "--records", 9000, "--dimension", 100, "--batch-size", 90, "--steps", 100)
     rows = answer(*asked)["rows"]
     text = call(*asked).stdout
     assert all(row["mechanism"] in text for row in rows)
@@ -184,10 +164,8 @@ def test_calibrate_for_groups_and_replaced_records() -> None:
     together = answer(*asked, "--group", "3")
     noises = [answered["plan"]["noise"]["multiplier"] for answered in (usual, replaced, together)]
     assert noises == sorted(noises)
-    for found, options in (
-        (replaced, {"neighbours": hush.Neighbours.REPLACE}),
-        (together, {"group": 3}),
-    ):
+    relation = {"neighbours": hush.Neighbours.REPLACE}
+    for found, options in ((replaced, relation), (together, {"group": 3})):
         plan = hush.Plan.from_plain(found["plan"])
         exact = hush.epsilon(plan, 500, 1e-5, **options).epsilon.upper
         assert found["epsilon"]["upper"] == exact
@@ -197,36 +175,13 @@ def test_calibrate_for_groups_and_replaced_records() -> None:
     assert "3 records together (zero-out) was asked for" in refused.stderr
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        "--steps 5",
-        "--epochs 2",
-        "--rate .3",
-        "--records 5",
-        "--batch-size 3",
-        "--noise 2",
-        "--dimension 9",
-    ],
-)
+@pytest.mark.parametrize("option", ["--steps 5", "--rate .3", "--noise 2", "--dimension 9"])
 @pytest.mark.parametrize("named", ["run", "--ledger run/ledger.jsonl"])
-def test_a_ledger_is_not_asked_with_options_that_it_would_drop(
-    tmp_path: Path, named: str, option: str
-) -> None:
+def test_options_that_a_ledger_would_ignore_are_refused(tmp_path: Path, named: str, option: str) -> None:
     refused = call("account", *named.split(), *option.split(), cwd=tmp_path)
     assert refused.returncode == 2
-    words = " ".join(refused.stderr.split())
-    assert f"{option.split()[0]} " in words
-    assert "is for a question without a ledger" in words
-
-
-def test_one_is_not_spoken_of_as_many() -> None:
-    asked = ("--rate", "0.1", "--steps", "1")
-    assert "  1 step of Plan" in call("account", "--noise", "2", *asked).stdout
-    assert "  2 steps of Plan" in call("account", "--noise", "2", *asked[:-1], "2").stdout
-    assert "# 1 step: " in call("calibrate", "--epsilon", "1", *asked).stdout
-    alone = call("account", "--noise", "2", "--records", "1", "--batch-size", "2", "--steps", "1").stderr
-    assert "<= the 1 record: a record takes" in " ".join(alone.split())
+    assert f"{option.split()[0]} " in refused.stderr
+    assert "is for a question without a ledger" in " ".join(refused.stderr.split())
 
 
 ASKED = ("--records", "60000", "--batch-size", "600", "--epochs", "5")
