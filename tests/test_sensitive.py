@@ -23,7 +23,7 @@ MADE_HERE = {
     "hush/training/methods/linear.py",
     "hush/training/methods/statistics.py",
     # attacks on made-up records
-    "hush/audit/mechanisms/distinguisher.py",
+    "hush_recipes/audit/distinguisher.py",
     # recipes on made-up records
     "hush_recipes/bounded/fig1.py",
     "hush_recipes/bounded/mean.py",

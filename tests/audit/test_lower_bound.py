@@ -9,17 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from hush.audit.lower_bound import (
-    Array,
-    Audit,
-    Draws,
-    by_line,
-    by_trees,
-    clopper_pearson,
-    epsilon_lower,
-    epsilon_lower_bound,
-)
+from hush.audit.lower_bound import Array, clopper_pearson, epsilon_lower
 from hush.core.errors import InvalidValue
+from hush_recipes.audit.scores import Audit, Draws, by_line, by_trees, epsilon_lower_bound
 
 DELTA = 0.01
 

@@ -137,7 +137,7 @@ def test_what_is_not_as_charged_stops_it_with_one_message(
     broken(monkeypatch)
     with pytest.raises(Unsupported) as raised:
         self_test(step, records())
-    assert str(raised.value).startswith("the self-test found that this step does not do what is charged")
+    assert str(raised.value).startswith("The self-test found that this step does not do what is charged")
     assert "largest" not in dict(step.model.named_buffers())
     assert not step.ledger.counts
     assert all(map(torch.equal, before, step.model.parameters()))

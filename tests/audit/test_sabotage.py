@@ -14,25 +14,12 @@ from scipy import stats
 from torch import Tensor, nn
 
 import hush
-from hush.audit.checks.draws import draws_independent, masks_independent
-from hush.audit.checks.noise import (
-    LEVEL,
-    Check,
-    noise_at_any_size,
-    noise_fresh,
-    noise_law,
-    noise_scale,
-    observe,
-)
-from hush.audit.checks.selective import (
-    fresh_test_batches,
-    no_change_measured,
-    noisy_verdicts,
-    rollback_complete,
-)
-from hush.audit.checks.step import charged, influence, nothing_kept
+from hush.audit.draws import LEVEL, Check, draws_independent, fresh_test_batches, noisy_verdicts
+from hush.audit.noise import noise_at_any_size, noise_fresh, noise_law, noise_scale, observe
+from hush.audit.run_self_test import charged, influence, nothing_kept
 from hush.core.parts import Always, Clipping, Noise, Release, Sampling
 from hush.training.step import PrivateStep
+from hush_recipes.audit.checks import masks_independent, no_change_measured, rollback_complete
 from tests.audit import sabotage
 
 RECORDS, RATE, STEPS, NUMBERS = 40, 0.25, 16, 45

@@ -16,11 +16,9 @@ from torch.utils.data import Dataset
 
 import hush
 from hush.audit import self_test
-from hush.audit.checks.draws import draws_independent
-from hush.audit.checks.noise import Check, noise_at_any_size, noise_scale, observe
-from hush.audit.checks.selective import fresh_test_batches
-from hush.audit.checks.step import charged, influence, length_hidden, nothing_kept
-from hush.audit.checks.units import batch_of_units, largest_units
+from hush.audit.draws import Check, batch_of_units, draws_independent, fresh_test_batches, largest_units
+from hush.audit.noise import noise_at_any_size, noise_scale, observe
+from hush.audit.run_self_test import charged, influence, length_hidden, nothing_kept
 from hush.core.errors import Unsupported
 from hush.core.parts import Release
 from hush.training.data import Batch

@@ -6,15 +6,16 @@ from torch import Tensor, nn
 
 from hush.accounting.epsilon import epsilon
 from hush.accounting.ledger import Ledger
-from hush.audit.lower_bound import Array, Audit, Draws, by_line, by_trees
-from hush.audit.mechanisms.copies import STRENGTH
-from hush.audit.mechanisms.distinguisher import DELTA, clipped, log_ratio
-from hush.audit.mechanisms.whole_steps import TURN, opposed_loss, opposed_records
+from hush.audit.lower_bound import Array
 from hush.core.guarantee import Budget, Neighbours
 from hush.core.plan import Plan
 from hush.pate.argmax import Confident, NoisyMax
 from hush.training.methods.moments import NoisyMoments
 from hush.training.methods.statistics import NoisyQuantile, clipped_row_sum, mean
+from hush_recipes.audit.copies import STRENGTH
+from hush_recipes.audit.distinguisher import DELTA, clipped, log_ratio
+from hush_recipes.audit.scores import Audit, Draws, by_line, by_trees
+from hush_recipes.audit.whole_steps import TURN, opposed_loss, opposed_records
 from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 
 _ROWS = 500

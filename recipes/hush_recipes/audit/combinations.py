@@ -9,10 +9,6 @@ import torch
 
 from hush.accounting.mechanism import mechanism
 from hush.accounting.per_instance.bounded import unit_law
-from hush.audit.lower_bound import Audit
-from hush.audit.mechanisms import whole_steps
-from hush.audit.mechanisms.copies import factored
-from hush.audit.mechanisms.distinguisher import audit
 from hush.clipping import L2, Entries, L2Linf, Lp, Principal, Subspaces
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import Neighbours
@@ -24,7 +20,10 @@ from hush.pate.argmax import Confident, NoisyMax
 from hush.sampling import Coordinate, FullBatch, Poisson, Twice
 from hush.training.methods.moments import NoisyMoments
 from hush.training.methods.statistics import NoisyQuantile
-from hush_recipes.audit import answers
+from hush_recipes.audit import answers, whole_steps
+from hush_recipes.audit.copies import factored
+from hush_recipes.audit.distinguisher import audit
+from hush_recipes.audit.scores import Audit
 
 DEVIATION = 0.8
 """Of normal noise on a sum of sensitivity 1: a thousand runs give a lower bound near the charge."""
@@ -89,7 +88,7 @@ def _attack_on(plan: Plan, touched: int) -> Callable[..., Audit] | None:
     except Unproved:
         return None
     if isinstance(plan.release, Selective):
-        return partial(whole_steps.audit_steps, plan, touched=touched, dimension=touched)
+        return partial(whole_steps.attack_steps, plan, touched=touched, dimension=touched)
     if isinstance(plan.clipping, Entries):
         votes = NoisyMax.of_votes(noise=plan.noise, neighbours=Neighbours.ADD_REMOVE)
         return partial(answers.attack_votes, votes)
@@ -190,7 +189,7 @@ def _other_attacks() -> Iterator[Attack]:
         )
         yield Attack(
             name=f"{_name(bases)}, public bases",
-            attack=partial(whole_steps.audit_steps, bases, touched=3, public=public),
+            attack=partial(whole_steps.attack_steps, bases, touched=3, public=public),
             runs=STEPS,
             whole_steps=True,
         )

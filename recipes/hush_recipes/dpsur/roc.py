@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from hush.audit.canaries.many_runs import best_threshold, roc_curve
-from hush.audit.lower_bound import Array, clopper_pearson
+from hush.audit.lower_bound import Array, best_threshold, clopper_pearson, roc_curve
 from hush.core.errors import DataError
 from hush.core.guarantee import DELTA
 from hush.core.value import Range

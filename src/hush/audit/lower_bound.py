@@ -1,13 +1,20 @@
-"""Lower bounds on epsilon from the counts of a test's errors, and from scores of runs."""
+"""Lower bounds on epsilon from the errors of a test, and from canaries in one run or many.
+
+Nasr et al. 2023 (many runs), Steinke, Nasr and Jagielski 2023 and Mahloujifar, Melis and Chaudhuri 2024
+(one run, f-DP). Proofs: docs/guarantees/audit.md and docs/guarantees/audit-canaries.md.
+"""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import betaincinv
+from scipy.special import betaincinv, ndtri
 
-from hush.core.errors import InvalidValue
+from hush.accounting.pld import analytic_gaussian
+from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import DELTA
 from hush.core.value import Range, check_count
 
@@ -15,21 +22,28 @@ Array = npt.NDArray[np.float64]
 CONFIDENCE = Range(
     above=0,
     below=1,
-    why="it is the chance that the interval holds, and no count of chance events makes one certain",
+    why="it is the probability that the interval holds, and no count makes one certain",
     example=0.95,
 )
 _WHY = "trials are counted one by one"
 # betaincinv is right to about 1e-14; the ends are moved outwards by more.
 _OUTWARD = 1e-12
-_THRESHOLDS = 128
-_TREES = 40
+_FEWEST_RUNS = 8
+# Grid of epsilons and separations; finer than the statistical error of any such bound.
+_STEP = 0.01
+_STRIDE = 50
+_LARGEST = 30.0
+_UNIT = NormalDist()
+
+InverseCurve = Callable[[float], float]
+"""Smallest false positive rate at which a trade-off curve allows a true positive rate."""
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[float, float]:
-    """Clopper-Pearson interval of a success probability, each end missed with (1 - confidence) / 2.
+    """Clopper-Pearson interval of a success probability.
 
-    **Guarantee.** Whatever the chance, both ends are right with probability `confidence` at least, if
-    the trials are independent and `trials` was fixed before they were made: docs/guarantees/audit.md.
+    **Guarantee.** For any success probability, both ends hold with probability `confidence` or more if
+    the trials are independent and their number was fixed beforehand: docs/guarantees/audit.md.
 
     >>> low, high = clopper_pearson(0, 100, 0.95)
     >>> low, round(high, 6)
@@ -59,12 +73,11 @@ def epsilon_lower(
 ) -> float:
     """Lower bound on epsilon at `delta` from the errors of a distinguishing test.
 
-    Of `positives` runs with the record `true_positives` were called so, and of `negatives` runs without
-    it `false_positives`. With probability `confidence` no guarantee of a smaller epsilon holds.
+    The test said "present" for `true_positives` of `positives` runs with the record, and for
+    `false_positives` of `negatives` runs without it.
 
-    **Guarantee.** docs/guarantees/audit.md: both directions follow from the same two one-sided
-    intervals, so `1 - confidence` is split in two and not in four. The test must have been chosen
-    without these runs.
+    **Guarantee.** With probability `confidence` no guarantee of a smaller epsilon holds, if the test was
+    chosen without these runs: docs/guarantees/audit.md.
 
     >>> round(epsilon_lower(900, 1000, 100, 1000, 1e-5, 0.95), 3)
     1.99
@@ -76,98 +89,225 @@ def epsilon_lower(
 
 
 def _log_ratio(above: float, below: float) -> float:
-    """The logarithm of the ratio, 0 where there is nothing above."""
     return math.log(above / below) if above > 0 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draws:
-    """Releases, or scores of them, with the record and without it: a row for each independent run."""
+class Guesses:
+    """Membership guesses about canaries: the most certain ones."""
 
-    present: Array
-    absent: Array
+    canaries: int
+    made: int
+    right: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audit:
-    """Lower bound on epsilon by an attack, beside the charge.
+class CanaryBound:
+    """What canaries refute, each number with the confidence asked for."""
 
-    With probability `confidence` no epsilon below `lower` holds at `delta`; `charge` is promised. A
-    lower bound above the charge refutes the guarantee; one below it proves nothing.
+    epsilon: float
+    """No (epsilon, delta) guarantee below this holds, for any mechanism."""
+    separation: float
+    """No Gaussian trade-off curve with a smaller separation holds."""
+    gaussian_epsilon: float
+    """Epsilon of that curve at delta: an estimate, unless the noise is normal and nothing is sampled."""
+    guesses: Guesses | None = None
+    """Guesses that epsilon follows from. None: many runs of one canary."""
+
+
+def many_runs(
+    inside: npt.ArrayLike, outside: npt.ArrayLike, *, delta: float, confidence: float = 0.95
+) -> CanaryBound:
+    """Lower bounds from the score of one canary in each run with it and in each run without it.
+
+    The first half of the runs chooses the threshold; the others are counted.
+
+    Args:
+        inside: Scores in the runs with the canary.
+        outside: Scores in the runs without it.
+        delta: Delta of the bound.
+        confidence: Probability with which each bound holds on its own.
     """
-
-    lower: float
-    charge: float
-    delta: float
-    confidence: float
-    runs: int
-    """How many runs were counted, with the record and as many without."""
-
-    @classmethod
-    def of(cls, scores: Draws, charge: float, delta: float, confidence: float) -> "Audit":
-        """The audit of a charge by scores of runs, half of which are counted."""
-        lower = epsilon_lower_bound(scores, delta, confidence)
-        counted = len(scores.present) // 2
-        return cls(lower=lower, charge=charge, delta=delta, confidence=confidence, runs=counted)
-
-    @property
-    def holds(self) -> bool:
-        """Whether the charge was not refuted."""
-        return self.lower <= self.charge
-
-    @property
-    def tightness(self) -> float:
-        """Share of the charge that the attack reaches."""
-        return self.lower / self.charge
-
-
-def epsilon_lower_bound(scores: Draws, delta: float, confidence: float) -> float:
-    """Lower bound on epsilon from a score of each run, large with the record.
-
-    The threshold is chosen on every other run, and the runs between are counted.
-    """
-    chosen = (scores.present[::2], scores.absent[::2])
-    counted = (scores.present[1::2], scores.absent[1::2])
-    if min(map(len, counted)) == 0:
-        raise InvalidValue(
-            f"{len(scores.present)} and {len(scores.absent)} runs are too few: one half of them chooses "
-            "the test and the other is counted. Pass at least two of each."
+    DELTA["range"].check("delta", delta)
+    scores = [np.asarray(values, dtype=np.float64) for values in (inside, outside)]
+    if min(map(len, scores)) < _FEWEST_RUNS:
+        raise DataError(
+            f"{len(scores[0])} runs with the canary and {len(scores[1])} without it are too few. Pass "
+            f"at least {_FEWEST_RUNS} of each: half of them choose the threshold."
         )
-    pooled = np.unique(np.concatenate(chosen))
-    places = np.unique(np.linspace(0, len(pooled) - 1, _THRESHOLDS).astype(int))
-
-    def bound(runs: tuple[Array, Array], threshold: float) -> float:
-        hits, wrong = (int((part >= threshold).sum()) for part in runs)
-        return epsilon_lower(hits, len(runs[0]), wrong, len(runs[1]), delta, confidence)
-
-    best = max(pooled[places], key=lambda threshold: bound(chosen, float(threshold)))
-    return bound(counted, float(best))
-
-
-def by_trees(outputs: Draws) -> Draws:
-    """Scores of a classifier that has learnt every other run, for outputs whose law is not known."""
-    from sklearn.ensemble import HistGradientBoostingClassifier
-
-    model = HistGradientBoostingClassifier(max_iter=_TREES, max_leaf_nodes=8, random_state=0)
-    model.fit(*_every_other(outputs))
-    return Draws(
-        present=model.predict_proba(outputs.present)[:, 1],
-        absent=model.predict_proba(outputs.absent)[:, 1],
+    (first, present), (first_outside, absent) = (np.split(x, [len(x) // 2]) for x in scores)
+    threshold = best_threshold(first, first_outside)
+    counts = (
+        *(int((present > threshold).sum()), len(present)),
+        *(int((absent > threshold).sum()), len(absent)),
+    )
+    separation = separation_lower(*counts, confidence)
+    return CanaryBound(
+        epsilon=epsilon_lower(*counts, delta, confidence),
+        separation=separation,
+        gaussian_epsilon=analytic_gaussian.epsilon(separation, delta).lower,
     )
 
 
-def by_line(outputs: Draws) -> Draws:
-    """Scores of a logistic regression on every other run, for outputs that are moved along a line."""
-    from sklearn.linear_model import LogisticRegression
+def separation_lower(
+    true_positives: int, positives: int, false_positives: int, negatives: int, confidence: float
+) -> float:
+    """Lower bound on the separation of two unit normals that allows a test with such errors.
 
-    model = LogisticRegression().fit(*_every_other(outputs))
-    return Draws(
-        present=model.decision_function(outputs.present),
-        absent=model.decision_function(outputs.absent),
+    The largest true positive rate at false positive rate x is Phi(Phi^-1(x) + separation).
+    """
+    true_rate, _ = clopper_pearson(true_positives, positives, confidence)
+    _, false_rate = clopper_pearson(false_positives, negatives, confidence)
+    if true_rate == 0 or false_rate == 1:
+        return 0.0
+    return max(0.0, float(ndtri(true_rate) - ndtri(false_rate)))
+
+
+def roc_curve(members: Array, others: Array) -> tuple[Array, Array]:
+    """False and true positive rates, from (0, 0) to (1, 1), with a point per distinct score."""
+    for name, scores in (("members", members), ("others", others)):
+        if scores.ndim != 1 or not len(scores) or np.isnan(scores).any():
+            raise DataError(
+                f"The scores of the {name} must be a non-empty list of numbers, one for each record."
+            )
+    scores = np.concatenate([members, others])
+    order = np.argsort(-scores, kind="stable")
+    ordered = scores[order]
+    last = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(scores) - 1)
+    hits = np.cumsum(order < len(members))[last]
+    accused = last + 1 - hits
+    return (
+        np.concatenate([[0.0], accused / len(others)]),
+        np.concatenate([[0.0], hits / len(members)]),
     )
 
 
-def _every_other(outputs: Draws) -> tuple[Array, npt.NDArray[np.int_]]:
-    """Every other run, which chooses the test, with labels: 1 with the record."""
-    present, absent = outputs.present[::2], outputs.absent[::2]
-    return np.concatenate([present, absent]), np.repeat([1, 0], [len(present), len(absent)])
+def best_threshold(members: Array, others: Array) -> float:
+    """Threshold that maximises true minus false positive rate, to be applied to other scores."""
+    false, true = roc_curve(members, others)
+    place = int(np.argmax(true - false))
+    scores = -np.unique(-np.concatenate([members, others]))
+    below = scores[place] if place < len(scores) else scores[-1] - 1.0
+    above = scores[place - 1] if place else scores[0] + 1.0
+    return float((above + below) / 2)
+
+
+def surest_guesses(scores: npt.ArrayLike, included: npt.ArrayLike, made: int) -> Guesses:
+    """Guess "in" for the highest scores and "out" for the lowest, and abstain from the others.
+
+    Args:
+        scores: Score of each canary.
+        included: Coin of each canary.
+        made: Number of guesses, fixed beforehand as the proof requires.
+    """
+    values, truth = np.asarray(scores, dtype=np.float64), np.asarray(included, dtype=bool)
+    if values.ndim != 1 or values.shape != truth.shape or not len(values):
+        raise DataError(
+            f"Scores of shape {values.shape} and coins of shape {truth.shape} do not fit. Pass one of "
+            "each for every canary."
+        )
+    if np.isnan(values).any():
+        raise DataError("The score of a canary is NaN, so its coin cannot be guessed.")
+    made = check_count("made", made, "guesses are counted", at_least=1)
+    if made > len(values):
+        raise InvalidValue(f"made={made} must be at most the {len(values)} canaries.", key="made")
+    order = np.argsort(-values, kind="stable")
+    high = (made + 1) // 2
+    right = int(truth[order[:high]].sum() + (~truth[order[len(order) - made + high :]]).sum())
+    return Guesses(canaries=len(values), made=made, right=right)
+
+
+def one_run(
+    scores: npt.ArrayLike,
+    included: npt.ArrayLike,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    shares: Sequence[float] = (0.125, 0.25, 0.5, 1.0),
+) -> CanaryBound:
+    """Lower bounds from the scores of the canaries of one run and their coins.
+
+    **Guarantee.** If the coins were fair and independent, and the inputs of the scores satisfy
+    (epsilon, delta)-DP for adding or removing one canary, the result exceeds that epsilon with
+    probability at most 1 - confidence.
+
+    Args:
+        scores: Score of each canary, larger if it seems to be in.
+        included: Coin of each canary.
+        delta: Delta of the bound.
+        confidence: Probability with which each bound holds on its own.
+        shares: Shares of the canaries to guess; each is tested at its part of 1 - confidence.
+    """
+    DELTA["range"].check("delta", delta)
+    level = (1 - CONFIDENCE.check("confidence", confidence)) / len(shares)
+    canaries = np.asarray(scores).size
+    guesses = [surest_guesses(scores, included, max(1, round(share * canaries))) for share in shares]
+
+    bounds = [
+        _largest_refuted(some, level, lambda epsilon: approximate_dp_curve(epsilon, delta))
+        for some in guesses
+    ]
+    separation = max(_largest_refuted(some, level, gaussian_curve) for some in guesses)
+    return CanaryBound(
+        epsilon=max(bounds),
+        separation=separation,
+        gaussian_epsilon=analytic_gaussian.epsilon(separation, delta).lower,
+        guesses=guesses[bounds.index(max(bounds))],
+    )
+
+
+def _largest_refuted(guesses: Guesses, level: float, curve: Callable[[float], InverseCurve]) -> float:
+    """Largest value of a fixed grid of epsilons or separations whose curve is refuted; 0 if none is.
+
+    The grid is searched upwards, in strides and then in steps, to the first value that is not refuted. A
+    bound above the truth means that the first stride or step above the truth was refuted wrongly. Both
+    are events "at least so many right", and one contains the other: there is one chance of error.
+    """
+    last = 0
+    for stride in (_STRIDE, 1):
+        while last + stride <= _LARGEST / _STEP and refutes_curve(
+            guesses, level, curve((last + stride) * _STEP)
+        ):
+            last += stride
+    return last * _STEP
+
+
+def refutes_curve(guesses: Guesses, level: float, inverse: InverseCurve) -> bool:
+    """Whether so many right guesses have probability below `level` under a trade-off curve.
+
+    Suppose the probability of `right` or more is `level`. The curve bounds from below the probabilities
+    of fewer right guesses; if their sum exceeds 1, the supposition was wrong.
+    """
+    made, canaries = guesses.made, guesses.canaries
+    hits = guesses.right * level / canaries
+    misses = (made - guesses.right) * level / canaries
+    for count in range(guesses.right - 1, -1, -1):
+        # lower bound on the weighted wrong guesses, given the right ones so far
+        needed = inverse(min(1.0, hits))
+        if needed > misses:
+            hits += count / (made - count) * (needed - misses)
+            misses = needed
+        if hits + misses > made / canaries:
+            return True
+    return hits + misses > made / canaries
+
+
+def approximate_dp_curve(epsilon: float, delta: float) -> InverseCurve:
+    """Inverse of the trade-off curve of (epsilon, delta)-DP."""
+
+    def inverse(true: float) -> float:
+        up = (true - delta) * math.exp(-epsilon)
+        return max(0.0, up, 1 - delta - math.exp(epsilon) * (1 - true))
+
+    return inverse
+
+
+def gaussian_curve(separation: float) -> InverseCurve:
+    """Inverse of the trade-off curve of two unit normals."""
+
+    def inverse(true: float) -> float:
+        if not 0 < true < 1:
+            return true
+        return math.erfc((separation - _UNIT.inv_cdf(true)) / math.sqrt(2)) / 2
+
+    return inverse

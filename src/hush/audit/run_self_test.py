@@ -1,66 +1,78 @@
-"""Self-test of a private step just before it runs: it passes, or the run does not begin."""
+"""Self-test of a private step before it runs, and its checks of sensitivity, charges and state."""
 
 import math
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
+from torch import Tensor
+from torch.utils.data import Subset
 
-from hush.audit.checks.draws import draws_independent
-from hush.audit.checks.noise import (
+from hush.accounting.ledger import Ledger
+from hush.audit.draws import (
     Check,
+    batch_of_units,
+    draws_independent,
+    fresh_test_batches,
+    largest_units,
+    noisy_verdicts,
+    number_of_units,
+)
+from hush.audit.noise import (
     noise_at_any_size,
     noise_fresh,
     noise_law,
     noise_scale,
     observable,
     observe_proposals,
+    sum_before_noise,
 )
-from hush.audit.checks.selective import fresh_test_batches, noisy_verdicts
-from hush.audit.checks.step import charged, influence, length_hidden, nothing_kept
-from hush.audit.checks.units import batch_of_units, largest_units, number_of_units
-from hush.core.errors import Unsupported
+from hush.core.errors import PrivacyWarning, Unsupported
 from hush.core.guarantee import Neighbours
 from hush.core.randomness import SystemSource, source_for
+from hush.core.value import check_count
+from hush.gradients.tree import tree_leaves, tree_map
 from hush.training.checks.rehearsal import rehearsal
-from hush.training.data import Batch, Data
+from hush.training.data import Batch, Data, count, pair_of, take
 from hush.training.distributed.streams import shared_source
 from hush.training.step import PrivateStep
 
 _NUMBERS = 1000
-"""Numbers of noise to look at; a scale off by a fifth shows in so many."""
+"""Numbers of noise to observe: enough for a scale that is off by a fifth."""
 _MOST_NUMBERS = 2**18
 _COINS = 2_000_000
 _VERDICTS = 200
+_LENGTHS = (1.0, 1e4, 1e8)
+"""Factors of the losses, in clipping norms: rules must also hold for far outliers."""
 
 
 def self_test(step: PrivateStep, data: Data) -> None:
-    """Raise unless the step does what is charged, as far as some seconds of running it show.
+    """Raise unless the step does what is charged, as far as a run of some seconds shows.
 
-    Looked at: the scale, law and freshness of the noise, also of an empty draw; the draws; that emptying
-    the slots of a unit (a record, or an owner of several) moves the sum by its clipped gradient and no
-    other unit's share by a bit; that steps are charged and keep nothing; for selective plans the test's
-    draws and noise; under `ADD_REMOVE` that an update does not follow the length of the data. Of noise
-    that is not added to a sum (`Rectified` and others), and in public bases, the noise is left out.
+    Checks the scale, law and freshness of the noise, also for an empty batch; the draws; the influence
+    of a unit (a record, or an owner of several) on the clipped sum; charges and state. Selective plans:
+    the test's draws and noise. `ADD_REMOVE`: updates do not depend on the length of the data. The noise
+    is not checked in public bases, nor if it is not added to a sum (`Rectified` and others).
 
-    **Guarantee.** It releases nothing: the model, the optimizer, the randomness and the ledger are as
-    they were, and it passes or raises one fixed message. A step that does what is charged fails with a
-    chance below 2e-5, whatever the records are.
+    **Guarantee.** Nothing is released: model, optimizer, randomness and ledger are restored, and the
+    error is one fixed message. A step that does what is charged fails with probability below 2e-5 for
+    any records.
 
         hush.train(..., self_test=hush.audit.self_test)
 
     Args:
-        step: before its next draw; it may have been resumed.
-        data: the records it is about to be run on.
+        step: Private step before its next draw; it may have been resumed.
+        data: Records that it is about to run on.
     """
     with rehearsal(step):
-        passed = [check.passed for check in _checks(step, data)]  # all of them, whatever fails first
+        passed = [check.passed for check in _checks(step, data)]  # always all of them
     if not all(passed):
         raise Unsupported(
-            "the self-test found that this step does not do what is charged: its noise, its draws, its "
-            "charges, what it keeps or how far one unit moves a sum is not as the plan says. Which of "
-            "them is not said, as it may depend on the records. Nothing was charged and the model has "
-            "not moved. Run the checks of docs/guarantees/audit.md on data that need no protection."
+            "The self-test found that this step does not do what is charged. The failed check is not "
+            "named, as it may depend on the records; nothing was charged and the model has not moved. "
+            "Run the checks of docs/guarantees/audit.md on data that need no protection."
         )
 
 
@@ -70,7 +82,7 @@ def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
     units = number_of_units(step, data)
     per_unit = 1 if step.units is None else step.units.per_unit
     draws = min(400, max(32, _COINS // units))
-    # as many as a step is likely to work on at once: kernels are chosen by shape
+    # the batch size of a usual step, as kernels are selected by shape
     drawn = math.ceil(step.plan.sampling.participation * units)
     some = min(units, max(1, physical // per_unit), max(2, drawn))
     yield draws_independent(step, data, draws)
@@ -80,7 +92,7 @@ def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
     yield charged(step, data, 2)
     yield nothing_kept(step, data, 1)
     if isinstance(step.generator, SystemSource):
-        # a sum is repeated with the same dropout, coins and masks, or they would pass for noise
+        # repeated sums need the same dropout, coins and masks
         step.generator = source_for(step.device)
         if step.processes is not None:
             step.generator = shared_source(step.generator, step.processes)
@@ -96,8 +108,246 @@ def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
     yield influence(step, batch, places=sorted({0, some // 2, some - 1}), lengths=(1.0,))
     yield influence(step, batch, places=(some - 1,), lengths=(1e4, 1e8))
     if per_unit > 1:
-        # in physical batches that have no room for a unit: none may be cut
+        # physical batches smaller than a unit: none may be split
         few = batch_of_units(step, largest_units(step, min(2, units)), data, per_unit // 2)
         yield influence(step, few, places=(len(few) - 1,), lengths=(1e4,))
     if step.adjacency.neighbours is Neighbours.ADD_REMOVE and units > 1:
         yield length_hidden(step, data)
+
+
+def influence(
+    step: PrivateStep,
+    batch: Batch,
+    *,
+    places: Sequence[int] | None = None,
+    lengths: Sequence[float] = _LENGTHS,
+) -> Check:
+    """Check that removing a unit removes its clipped gradient from the sum, and nothing else.
+
+    With the same coins, masks and dropout, and for gradients of several lengths, the sum must move by
+    the unit's own share, within the sensitivity set of the plan and the step's `rounding`. The content
+    of empty slots must not change a bit of the sum: the shares of other units do not depend on it. All
+    slots of an owner are emptied together, with its records and with copies of one, whose gradients add
+    up. The step is left unchanged.
+
+    Args:
+        step: Private step whose randomness has a state.
+        batch: Slots to sum.
+        places: Units of the batch that are removed, one at a time. None: all.
+        lengths: Factors of the loss, in clipping norms.
+    """
+    if isinstance(step.generator, SystemSource) or not len(batch):
+        raise Unsupported(
+            "This check repeats a sum with the same coins and masks. Pass a step without secure=True, "
+            "and a batch that is not empty."
+        )
+    if step.shard:
+        raise Unsupported(
+            "This check repeats a sum, and with shard=True no rank holds all records. Check the step "
+            "without shard, on records that every rank can read."
+        )
+    counts = torch.ones(len(batch), dtype=torch.long) if batch.counts is None else batch.counts.cpu()
+    slots, data = torch.arange(len(batch.indices)), take(batch.data, batch.indices)
+    unit = torch.arange(len(batch)).repeat_interleave(counts)
+    emptied = range(len(batch)) if places is None else places
+
+    def total(content: Data, present: Tensor) -> Tensor:
+        return sum_before_noise(step, Batch(slots, content, batch.physical, present, batch.counts))
+
+    def as_bounded(length: float) -> bool:
+        with _scaled_losses(step, 1.0 if length == 1 else length * step.plan.clipping.reference_norm):
+            whole = total(data, slots >= 0)
+            return all(_own_share(step, whole, total, data, unit == place) for place in emptied) and all(
+                _share_of_copies(step, total, data, unit == place)
+                for place in emptied
+                if counts[place] > 1
+            )
+
+    with rehearsal(step):
+        bounded = all(map(as_bounded, lengths))
+    return Check(name="influence of a unit", p_value=float(bounded))
+
+
+def charged(step: PrivateStep, data: Data, steps: int) -> Check:
+    """Check that every step is charged once, on the ledger and in its file.
+
+    Several ranks have one ledger, which rank 0 writes and the others copy.
+
+    Args:
+        step: Private step, whose model moves.
+        data: Records that the step is for.
+        steps: Number of steps.
+    """
+    check_count("steps", steps, "they are counted", at_least=1)
+    before = step.ledger.counts.get(step.plan, 0)
+    for batch in step.batches(data, steps=steps):
+        step(batch)
+    ledgers = [step.ledger]
+    if step.ledger.path is not None:
+        ledgers.append(Ledger(step.ledger.path, read_only=True))
+    right = all(ledger.counts.get(step.plan, 0) == before + steps for ledger in ledgers)
+    if step.processes is not None:
+        own = step.ledger
+        last = own.digest_at(step.run, step.steps)
+        said = step.processes.exchange("the ledgers", [right, own.identity, last, own.mirrored])
+        right = all(each[0] and each[1:3] == said[0][1:3] for each in said)
+        right &= [each[3] for each in said] == [False] + [True] * (len(said) - 1)
+    return Check(name="charges", p_value=float(right))
+
+
+def length_hidden(step: PrivateStep, data: Data) -> Check:
+    """Check that an update does not depend on the private number of units.
+
+    The update of an empty batch with the same noise is compared, bit for bit, on data without the last
+    unit. The step is left unchanged.
+
+    Args:
+        step: Private step for `ADD_REMOVE`, whose randomness has a state.
+        data: Records of at least two units.
+    """
+    source, units = step.generator, step.units
+    private = step.adjacency.neighbours is Neighbours.ADD_REMOVE
+    if not private or isinstance(source, SystemSource) or number_of_units(step, data) < 2:
+        raise Unsupported(
+            "This check repeats the noise of a step on data of one unit less. Pass a step with "
+            "neighbours=ADD_REMOVE and without secure=True, and data of at least two units."
+        )
+    rows = count(data) - (1 if units is None else int(units.counts[-1]))
+    # the batch is empty, so the owners of the remaining rows do not matter
+    fewer = None if units is None else replace(units, order=torch.arange(rows), counts=units.counts[:-1])
+    update = _update_of_nobody(step, data)
+    try:
+        step.units = fewer
+        of_fewer = _update_of_nobody(step, _first_rows(data, rows))
+    finally:
+        step.units = units
+    return Check(name="length of the data", p_value=float(torch.equal(update, of_fewer)))
+
+
+def nothing_kept(step: PrivateStep, data: Data, steps: int) -> Check:
+    """Check that a step changes nothing but trained weights and optimizer state.
+
+    Every other tensor of the model (buffers, frozen parameters, gradients, attributes) must be the same
+    after it, bit for bit.
+
+    Args:
+        step: Private step, whose model moves.
+        data: Records that the step is for.
+        steps: Number of steps.
+    """
+    check_count("steps", steps, "they are counted", at_least=1)
+    unchanged = True
+    for batch in step.batches(data, steps=steps):
+        before = {name: value.clone() for name, value in _beside_weights(step).items()}
+        step(batch)
+        after = _beside_weights(step)
+        unchanged &= before.keys() == after.keys()
+        unchanged &= all(
+            _equal_bits(value, after[name]) for name, value in before.items() if name in after
+        )
+    return Check(name="what a step keeps", p_value=float(unchanged))
+
+
+def _own_share(
+    step: PrivateStep,
+    whole: Tensor,
+    total: Callable[[Data, Tensor], Tensor],
+    data: Data,
+    only: Tensor,
+) -> bool:
+    """Whether some slots add one clipped gradient to a sum, and the rest does not depend on them."""
+    without, alone = total(data, ~only), total(data, only)
+    places = only.nonzero().squeeze(1)
+    exchanged = tree_map(data, _filled(places, (places + len(places)) % len(only)))
+    moved = whole - without
+    if not torch.equal(without, total(exchanged, ~only)) or not bool(moved.isfinite().all()):
+        return False
+    blocks = step.plan.clipping.sensitivity(step.size)
+    sizes = [block.dimension or len(whole) for block in blocks]
+    more = 1 + step.rounding
+    return all(
+        float(torch.linalg.vector_norm(part, block.p)) <= block.norm * more
+        and float(part.abs().max()) <= block.max_entry * more
+        and float((part - own).abs().max()) <= block.norm * step.rounding
+        for part, own, block in zip(moved.split(sizes), alone.split(sizes), blocks, strict=True)
+    )
+
+
+def _share_of_copies(
+    step: PrivateStep, total: Callable[[Data, Tensor], Tensor], data: Data, only: Tensor
+) -> bool:
+    """`_own_share` of an owner with copies of one record, whose shares add up if clipped separately."""
+    places = only.nonzero().squeeze(1)
+    copies = tree_map(data, _filled(places, places[:1].expand(len(places))))
+    return _own_share(step, total(copies, only | ~only), total, copies, only)
+
+
+def _filled(places: Tensor, sources: Tensor) -> Callable[[Tensor], Tensor]:
+    """Function that fills some slots with rows of others."""
+
+    def exchanged(rows: Tensor) -> Tensor:
+        rows = rows.clone()
+        rows[places.to(rows.device)] = rows[sources.to(rows.device)]
+        return rows
+
+    return exchanged
+
+
+def _update_of_nobody(step: PrivateStep, data: Data) -> Tensor:
+    """Update of an empty batch, with the noise of the next draw."""
+    with rehearsal(step), warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyWarning)  # about the constant for the number of units
+        source = step.generator
+        assert not isinstance(source, SystemSource)
+        state = source.get_state()
+        batch = next(step.batches(data))
+        source.set_state(state)  # the random words of a draw depend on the length
+        nobody = None if batch.counts is None else batch.counts[:0]
+        return step.private_gradient(replace(batch, indices=batch.indices[:0], counts=nobody)).clone()
+
+
+def _first_rows(data: Data, rows: int) -> Data:
+    """Data of the first slots."""
+    pair = pair_of(data)
+    if pair is None:
+        return Subset(data, range(rows))  # type: ignore[arg-type]
+    inputs, targets = tree_map(tuple(pair), lambda values: values[:rows])
+    return inputs, targets
+
+
+@contextmanager
+def _scaled_losses(step: PrivateStep, factor: float) -> Iterator[None]:
+    """Multiply every record's loss, and with it the gradient."""
+    loss = step.loss
+    step.loss = lambda outputs, targets: factor * loss(outputs, targets)
+    try:
+        yield
+    finally:
+        step.loss = loss
+
+
+def _beside_weights(step: PrivateStep) -> dict[str, Tensor]:
+    """Every tensor of the model that is not a trained weight, by a unique name."""
+    trained = {id(value) for value in step.trainable().values()}
+    tensors: dict[str, Tensor] = {}
+    for path, module in step.model.named_modules():
+        parameters = {name: value for name, value in module._parameters.items() if value is not None}
+        for name, value in parameters.items():
+            if id(value) not in trained:
+                tensors[f"{path}.{name}"] = value.detach()
+            if value.grad is not None:
+                tensors[f"{path}.{name}.grad"] = value.grad
+        for key, own in vars(module).items():
+            if key not in ("_parameters", "_modules"):
+                for number, value in enumerate(tree_leaves(own)):
+                    if id(value) not in trained:  # recurrent layers list their weights again
+                        tensors[f"{path}.{key} {number}"] = value.detach()
+    return tensors
+
+
+def _equal_bits(before: Tensor, after: Tensor) -> bool:
+    if before.dtype != after.dtype:
+        return False
+    if before.is_floating_point():
+        before, after = before.nan_to_num(), after.nan_to_num()
+    return torch.equal(before, after)

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hush.audit.canaries.directions import Directions, directions_for, mislabelled
-from hush.audit.canaries.many_runs import ManyRuns, many_runs
-from hush.audit.canaries.one_run import OneRun, one_run
-from hush.audit.canaries.planted import CanaryRun, run_with_canaries
+from hush.audit.canaries import CanaryRun, Directions, directions_for, mislabelled, run_with_canaries
+from hush.audit.lower_bound import CanaryBound, many_runs, one_run
 from hush.cli.experiment import Experiment
 from hush.core.plan import Plan
 from hush.core.randomness import fresh_generator, seed_from
@@ -39,7 +37,7 @@ class AuditRunner:
     seed: int | None
     done: Callable[[], None]
 
-    def one_run(self, canaries: int | None, confidence: float) -> tuple[OneRun, CanaryRun, int]:
+    def one_run(self, canaries: int | None, confidence: float) -> tuple[CanaryBound, CanaryRun, int]:
         """The bound from many canaries in one run, each included by a fair coin; their number."""
         coins = self._coins()
         model, optimizer = self.experiment.initialise()
@@ -52,7 +50,7 @@ class AuditRunner:
         bound = one_run(run.scores.numpy(), included.numpy(), delta=delta, confidence=confidence)
         return bound, run, count
 
-    def many_runs(self, runs: int, confidence: float) -> tuple[ManyRuns, CanaryRun]:
+    def many_runs(self, runs: int, confidence: float) -> tuple[CanaryBound, CanaryRun]:
         """The bound from one canary, included in every other run."""
         coins = self._coins()
         scores: dict[bool, list[float]] = {True: [], False: []}

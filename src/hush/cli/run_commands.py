@@ -19,8 +19,6 @@ from hush.core.value import check_count
 from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 
 if TYPE_CHECKING:
-    from hush.audit.canaries.many_runs import ManyRuns
-    from hush.audit.canaries.one_run import OneRun
     from hush.pate.argmax import Query
 
 _FEW_RUNS = 32
@@ -104,20 +102,16 @@ def audit(
             seed=seed,
             done=progress.advance,
         )
-        bound: OneRun | ManyRuns
-        guesses = None
         if runs == 1:
             bound, run, count = runner.one_run(canaries, confidence)
-            guesses = bound.guesses
-            summary = (
-                f"{count} {kind} canaries, each in by a fair coin; {guesses.right} of {guesses.made} "
-            )
-            summary += "guesses right"
+            summary = f"{count} {kind} canaries, each in by a fair coin"
+            if bound.guesses:
+                summary += f"; {bound.guesses.right} of {bound.guesses.made} guesses right"
         else:
             count = 1
             bound, run = runner.many_runs(runs, confidence)
             summary = f"{runs} runs, one {kind} canary in every other; half of them chose the threshold"
-    charge = run.charge
+    charge, guesses = run.charge, bound.guesses
     exceeded = bound.epsilon > charge.epsilon.upper
     if as_json:
         print_json(
@@ -131,7 +125,7 @@ def audit(
                 "gaussian": {"separation": bound.separation, "epsilon": bound.gaussian_epsilon},
                 "kind": kind,
                 "canaries": count,
-                "guesses": None if guesses is None else {"made": guesses.made, "right": guesses.right},
+                "guesses": guesses and {"made": guesses.made, "right": guesses.right},
                 "runs": runs,
                 "steps": steps,
                 "others": others,

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from hush.audit.lower_bound import Draws, epsilon_lower_bound
 from hush_recipes.audit.answers import by_frequency
+from hush_recipes.audit.scores import Draws, epsilon_lower_bound
 
 
 def test_frequencies_find_most_of_the_largest_ratio_and_no_more() -> None:

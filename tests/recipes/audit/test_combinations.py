@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 import hush
 from hush.accounting.mechanism import mechanism
-from hush.audit.mechanisms.distinguisher import audit
-from hush.audit.mechanisms.whole_steps import audit_steps
 from hush.core.errors import HushError, InvalidPlan, Unproved
 from hush.core.parts import Clipping, Noise, Release, Sampling
 from hush.training.methods.selective import Trials
 from hush_recipes.audit.combinations import RELEASES, SAMPLINGS, Attack, attacks, plans, refused
+from hush_recipes.audit.distinguisher import audit
+from hush_recipes.audit.whole_steps import attack_steps
 
 ATTACKS = attacks()
 CONFIDENCE = 1 - 0.05 / len(ATTACKS)
@@ -135,9 +135,9 @@ def test_a_verdict_without_noise_is_found_out(monkeypatch: pytest.MonkeyPatch) -
         noise=hush.Gaussian(multiplier=8.0),
         release=release,
     )
-    assert audit_steps(chosen, runs=80).holds
+    assert attack_steps(chosen, runs=80).holds
     monkeypatch.setattr(Trials, "noisy_verdict", lambda self, number: bool(number < 0))
-    assert not audit_steps(chosen, runs=80).holds
+    assert not attack_steps(chosen, runs=80).holds
 
 
 def test_records_that_always_take_part_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

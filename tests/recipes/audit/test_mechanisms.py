@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hush.audit.lower_bound import Audit
 from hush_recipes.audit import mechanisms as recipe
 from hush_recipes.audit.combinations import attacks
+from hush_recipes.audit.scores import Audit
 
 
 def test_what_exceeds_its_charge_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import hush
-from hush.audit.checks.noise import noise_scale, observe
-from hush.audit.checks.selective import fresh_test_batches, no_change_measured, noisy_verdicts
+from hush.audit.draws import fresh_test_batches, noisy_verdicts
+from hush.audit.noise import noise_scale, observe
 from hush.training.data import Batch
+from hush_recipes.audit.checks import no_change_measured
 from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 from tests.training.distributed import spawned
 from tests.training.distributed.problems import (

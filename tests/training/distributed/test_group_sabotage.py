@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hush.audit.checks.draws import draws_independent
-from hush.audit.checks.noise import Check, noise_fresh, noise_scale, observe
-from hush.audit.checks.step import charged
+from hush.audit.draws import Check, draws_independent
+from hush.audit.noise import noise_fresh, noise_scale, observe
+from hush.audit.run_self_test import charged
 from hush.training.options import Randomness
 from tests.training.distributed import sabotage, spawned
 from tests.training.distributed.problems import data_of, seeded, step_of

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import hush
-from hush.audit.checks.draws import draws_independent
-from hush.audit.checks.noise import noise_fresh, noise_law, noise_scale, observe
+from hush.audit.draws import draws_independent
+from hush.audit.noise import noise_fresh, noise_law, noise_scale, observe
 from hush.training.data import Batch
 from hush.training.distributed.streams import step_streams
 from tests.training.distributed import spawned

@@ -19,9 +19,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import hush
-from hush.audit.canaries.planted import CanaryStep
-from hush.audit.checks.noise import noise_fresh, noise_law, noise_scale, observe
-from hush.audit.checks.step import charged, influence
+from hush.audit.canaries import CanaryStep
+from hush.audit.noise import noise_fresh, noise_law, noise_scale, observe
+from hush.audit.run_self_test import charged, influence
 from hush.core.randomness import derive_source
 from hush.training.data import Batch
 from hush.training.distributed import sharded_checkpoint, streams

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hush.audit.lower_bound import Draws
 from hush.clipping import L2, Box, Importance, Lp, Subspaces
 from hush.core.plan import Plan
 from hush.noise import BlockGaussian
 from hush.training.options import Execution, Randomness
 from hush.training.phases.private_gradient import split_like
 from hush.training.step import PrivateStep
+from hush_recipes.audit.scores import Draws
 
 STRENGTH = 100.0
 """The length of a bare gradient in every coordinate: clipping decides what is left of it."""

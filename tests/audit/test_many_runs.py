@@ -5,7 +5,7 @@ import pytest
 from scipy.special import ndtri
 
 from hush.accounting.pld import analytic_gaussian
-from hush.audit.canaries.many_runs import many_runs, roc_curve, separation_lower
+from hush.audit.lower_bound import many_runs, roc_curve, separation_lower
 from hush.core.errors import DataError
 
 

@@ -9,7 +9,7 @@ import pytest
 from scipy.special import ndtr, ndtri
 
 from hush.accounting.pld import analytic_gaussian
-from hush.audit.canaries.one_run import (
+from hush.audit.lower_bound import (
     Guesses,
     InverseCurve,
     approximate_dp_curve,
@@ -161,7 +161,7 @@ def test_the_surest_are_guessed_and_counted() -> None:
     assert surest_guesses(scores, truth, 1) == Guesses(canaries=5, made=1, right=1)
     with pytest.raises(InvalidValue, match="at most the 5"):
         surest_guesses(scores, truth, 6)
-    with pytest.raises(DataError, match="same length"):
+    with pytest.raises(DataError, match="do not fit"):
         surest_guesses(scores, truth[:2], 1)
-    with pytest.raises(DataError, match="no number"):
+    with pytest.raises(DataError, match="is NaN"):
         surest_guesses([math.nan], [True], 1)

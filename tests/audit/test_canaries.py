@@ -8,9 +8,16 @@ from torch import Tensor, nn
 
 import hush
 from hush.accounting.pld import analytic_gaussian
-from hush.audit.canaries.directions import Signs, Spikes, directions_for, mislabelled, quietness
-from hush.audit.canaries.one_run import one_run
-from hush.audit.canaries.planted import CanaryRun, run_with_canaries
+from hush.audit.canaries import (
+    CanaryRun,
+    Signs,
+    Spikes,
+    directions_for,
+    mislabelled,
+    quietness,
+    run_with_canaries,
+)
+from hush.audit.lower_bound import one_run
 from hush.core.errors import DataError, InvalidValue
 from hush.core.randomness import RandomSource
 from hush.noise import Gaussian

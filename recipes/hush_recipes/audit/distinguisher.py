@@ -8,12 +8,13 @@ import torch
 from hush.accounting.epsilon import epsilon
 from hush.accounting.per_instance.bounded import individual_rdp
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
-from hush.audit.lower_bound import Array, Audit, Draws
-from hush.audit.mechanisms import copies
+from hush.audit.lower_bound import Array
 from hush.core.errors import Unsupported
 from hush.core.plan import Plan
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense
+from hush_recipes.audit import copies
+from hush_recipes.audit.scores import Audit, Draws
 
 DELTA = 0.01
 """Large, so that what it leaves out can be counted: docs/guarantees/audit.md."""

@@ -10,10 +10,8 @@ from torch import Tensor, nn
 
 import hush
 from hush.accounting.pld import analytic_gaussian
-from hush.audit.canaries.directions import directions_for
-from hush.audit.canaries.many_runs import many_runs
-from hush.audit.canaries.one_run import OneRun, one_run
-from hush.audit.canaries.planted import CanaryRun, run_with_canaries
+from hush.audit.canaries import CanaryRun, directions_for, run_with_canaries
+from hush.audit.lower_bound import CanaryBound, many_runs, one_run
 from hush.core.errors import DataError, InvalidValue
 from hush.core.parts import Clipping, Noise, Release, Sampling
 from tests.audit import sabotage_units
@@ -97,7 +95,7 @@ def planted_records(
     return run, included
 
 
-def found(planted_run: tuple[CanaryRun, Tensor]) -> tuple[float, OneRun]:
+def found(planted_run: tuple[CanaryRun, Tensor]) -> tuple[float, CanaryBound]:
     """Charge of one owner, and what the canaries found."""
     run, included = planted_run
     return run.charge.epsilon.upper, one_run(run.scores, included, delta=DELTA)
@@ -218,7 +216,7 @@ def test_absent_owners_leave_no_trace() -> None:
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
-    with pytest.raises(InvalidValue, match="owned=3 and no units"):
+    with pytest.raises(InvalidValue, match="owned=3 needs owners"):
         planted(RARE, steps=1, canaries=4, owned=3, per_unit=2, units=None)
     with pytest.raises(InvalidValue, match="owned=0"):
         planted(RARE, steps=1, canaries=4, owned=0, per_unit=2)

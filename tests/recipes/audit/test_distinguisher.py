@@ -8,10 +8,10 @@ import pytest
 from scipy import stats
 
 import hush
-from hush.audit.mechanisms import copies
-from hush.audit.mechanisms.distinguisher import clipped, log_ratio
 from hush.core.errors import Unsupported
 from hush.core.parts import Clipping, Noise, Sampling
+from hush_recipes.audit import copies
+from hush_recipes.audit.distinguisher import clipped, log_ratio
 
 RUNS = 1000
 

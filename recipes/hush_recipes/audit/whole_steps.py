@@ -10,21 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from hush.accounting.epsilon import epsilon
-from hush.audit.lower_bound import Audit, Draws, by_line, by_trees
-from hush.audit.mechanisms.copies import STRENGTH
-from hush.audit.mechanisms.distinguisher import DELTA
 from hush.clipping import Subspaces
 from hush.core.plan import Plan
 from hush.core.release import Selective
 from hush.training.data import Batch, Data
 from hush.training.options import Execution, Randomness
 from hush.training.step import PrivateStep
+from hush_recipes.audit.copies import STRENGTH
+from hush_recipes.audit.distinguisher import DELTA
+from hush_recipes.audit.scores import Audit, Draws, by_line, by_trees
 
 TURN = 1e6
 """Coefficient of a loss's cubic part: what remains of it after the test's clip is the clip."""
 
 
-def audit_steps(
+def attack_steps(
     plan: Plan,
     *,
     touched: int = 1,

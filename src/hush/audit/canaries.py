@@ -1,17 +1,16 @@
-"""Private run with canaries: the step that trains, with records of the auditor's own beside the others.
+"""Private runs with canaries: records of the auditor, whose gradients are as visible as clipping allows.
 
-A canary that is out leaves its slot empty: neighbours are zero-out, as in every charge. What is in the
-slot of one that is out adds nothing to any sum.
+A canary that is out leaves its slot empty, as neighbours are zero-out.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import reduce
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from hush.audit.canaries.directions import Directions, Spikes
 from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import Guarantee
 from hush.core.plan import Plan
@@ -19,24 +18,131 @@ from hush.core.tape import ClippedSum, CoordinateMask
 from hush.core.value import check_count
 from hush.gradients.losses import per_sample_loss
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
+from hush.gradients.recording import record
 from hush.gradients.tape import GradientTape, UnitTape, unit_tape
 from hush.gradients.terms import CHUNK_ENTRIES, Dense
 from hush.gradients.tree import Loss, Views
+from hush.training.data import Data, count, take
 from hush.training.options import Execution, Randomness, Units
 from hush.training.step import PrivateStep
 from hush.training.units import UnitTable
 
 ORDINARY = -1
 """Mark of a record that is no canary."""
+_QUIET_RECORDS = 512
+"""Number of records whose gradients decide which coordinates are quiet."""
 Example = tuple[Tensor, Tensor]
+
+
+class Directions(Protocol):
+    """Gradients of canaries: one direction each, longer than the clipping norm."""
+
+    @property
+    def canaries(self) -> int: ...
+
+    def rows(self, who: Tensor, length: float) -> Tensor:
+        """Gradients of these canaries, one per row, with entries of 0 or up to `length`."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Spikes:
+    """A coordinate for each canary (a Dirac gradient)."""
+
+    coordinates: Tensor
+    dimension: int
+
+    @property
+    def canaries(self) -> int:
+        return len(self.coordinates)
+
+    def rows(self, who: Tensor, length: float) -> Tensor:
+        gradients = torch.zeros(len(who), self.dimension, device=self.coordinates.device)
+        return gradients.scatter_(1, self.coordinates[who][:, None], length)
+
+    def scores(self, update: Tensor) -> Tensor:
+        """Inner product of an update with each direction."""
+        return update[self.coordinates].double()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Signs:
+    """Random signs at every coordinate for each canary, which fill any box and any block."""
+
+    signs: Tensor
+    """A row of -1 and 1 for each canary, as bytes."""
+
+    @property
+    def canaries(self) -> int:
+        return len(self.signs)
+
+    def rows(self, who: Tensor, length: float) -> Tensor:
+        return self.signs[who].float().mul_(length)
+
+
+def directions_for(
+    plan: Plan,
+    model: nn.Module,
+    loss: Loss,
+    data: Data,
+    canaries: int,
+    generator: torch.Generator,
+) -> Directions:
+    """Directions of the largest influence that the plan's clipping allows.
+
+    A single coordinate if only an l_p norm with p <= 2 is bounded: the coordinates on which other
+    records have the smallest gradients. Else, signs at all coordinates.
+    """
+    canaries = check_count("canaries", canaries, "they are counted", at_least=1)
+    trained = [value for value in model.parameters() if value.requires_grad]
+    dimension, device = sum(value.numel() for value in trained), trained[0].device
+    blocks = plan.clipping.sensitivity(dimension)
+    if len(blocks) == 1 and blocks[0].p <= 2 and blocks[0].cap is None:
+        if canaries > dimension:
+            raise InvalidValue(
+                f"canaries={canaries} must be at most the {dimension} trained numbers, one for each. "
+                f"Pass e.g. canaries={dimension // 2 or 1}.",
+                key="canaries",
+            )
+        coordinates = quietness(model, loss, data).argsort()[:canaries]
+        return Spikes(coordinates=coordinates, dimension=dimension)
+    coins = torch.randint(0, 2, (canaries, dimension), generator=generator, dtype=torch.int8)
+    return Signs(signs=coins.mul_(2).sub_(1).to(device))
+
+
+def quietness(model: nn.Module, loss: Loss, data: Data) -> Tensor:
+    """Mean absolute per-sample gradient of the first records, by coordinate."""
+    some = torch.arange(min(_QUIET_RECORDS, count(data)))
+    device = next(model.parameters()).device
+    inputs, targets = take(data, some)
+    tape = record(model, loss, inputs.to(device), targets.to(device))
+    sums = (
+        torch.cat([part.abs().sum(0).reshape(-1) for part in gradients.values()])
+        for _, gradients in tape.chunks()
+    )
+    return reduce(torch.add, sums) / len(some)
+
+
+def mislabelled(
+    inputs: Tensor, targets: Tensor, canaries: int, classes: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Random records with wrong labels, as canaries in input space: a model can only memorise them."""
+    canaries = check_count("canaries", canaries, "they are counted", at_least=1)
+    if canaries > len(targets):
+        raise DataError(
+            f"{canaries} canaries need as many records, and there are {len(targets)}. Pass at most "
+            f"{len(targets)}."
+        )
+    some = torch.randperm(len(targets), generator=generator)[:canaries].to(targets.device)
+    moved = torch.randint(1, classes, (canaries,), generator=generator).to(targets.device)
+    return inputs[some.to(inputs.device)], (targets[some] + moved) % classes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CanaryRun:
-    """Scores of the canaries of one run, and the guarantee that was charged."""
+    """Scores of the canaries of one run, and its guarantee."""
 
     scores: Tensor
-    """One a canary; larger where it seems to be in (sensitive, as far as the coins are)."""
+    """Score of each canary, larger if it seems to be in (as sensitive as the coins)."""
     charge: Guarantee
     steps: int
 
@@ -62,52 +168,64 @@ def run_with_canaries(
     owned: int = 1,
     done: Callable[[], None] = lambda: None,
 ) -> CanaryRun:
-    """Scores of all canaries after training with those whose coin is true.
+    """Train with the canaries whose coin is true, and score all of them.
 
-    With `units` a canary is an owner, all of whose records are in or out by one coin.
+    With `units` a canary is an owner, whose records are in or out by one coin. `PrivateStep` describes
+    the arguments that it takes as well.
 
     Args:
-        model: module to train, in place.
-        loss: one value a record.
-        optimizer: takes the noisy gradients.
-        plan: what is run and charged.
-        data: the ordinary records.
-        canaries: records of the auditor's own, scored by how much their loss fell, those of one owner
-            after another's; or `Directions`, the gradient of each of a canary's records, scored by how
-            much of their clipped gradient is in the updates, which are released.
-        included: a fair coin for each canary: whether it is in.
-        steps: of the run.
-        delta: of the guarantee that is reported.
-        others: without, the slots of the ordinary records are empty as well, and canaries stand out as
-            far as they ever could: the guarantee is for any records.
-        generator: as in `PrivateStep`, and so are the others.
-        secure: likewise.
-        physical_batch: likewise.
-        views: likewise.
-        public: likewise.
-        units: owners of the ordinary records, as in `PrivateStep`.
-        owned: records of each canary; one where a record is the unit of privacy.
-        done: called after each step.
+        model: Module to train, in place.
+        loss: Loss with one value per record.
+        optimizer: Optimizer of the noisy gradients.
+        plan: Plan that is run and charged.
+        data: Ordinary records.
+        canaries: Records of the auditor, those of one owner consecutive, scored by the fall of their
+            loss; or `Directions`, the gradients of the canaries' records, scored by their clipped
+            gradient in the updates.
+        included: Fair coin for each canary.
+        steps: Number of steps.
+        delta: Delta of the guarantee that is reported.
+        others: Whether ordinary records take part. Without them the canaries are most visible; the
+            guarantee holds for any records.
+        generator: As in `Randomness`.
+        secure: As in `Randomness`.
+        physical_batch: As in `Execution`.
+        views: As in `PrivateStep`.
+        public: As in `PrivateStep`.
+        units: Owners of the ordinary records.
+        owned: Number of records of each canary.
+        done: Function that is called after each step.
     """
     per_sample = per_sample_loss(loss)
     directions = None if isinstance(canaries, tuple) else canaries
-    owned = _check_owned(owned, units)
+    owned = check_count("owned", owned, "a canary has one record at least", 1)
+    if units is None and owned > 1:
+        raise InvalidValue(
+            f"owned={owned} needs owners: without them a canary of several records is several units of "
+            "privacy. Pass units=, or leave out owned.",
+            key="owned",
+        )
     own = canaries if isinstance(canaries, tuple) else _stand_ins(data, owned * len(included))
     if len(own[1]) != owned * len(included) or (
         directions is not None and directions.canaries != len(included)
     ):
         raise DataError(
-            f"there are {len(included)} coins, and another number of canaries that own {owned} records "
-            "each: one coin puts all of a canary's records in or leaves them out."
+            f"There are {len(included)} coins, and another number of canaries with {owned} records "
+            "each. Pass one coin per canary."
         )
     whose = torch.arange(len(included)).repeat_interleave(owned)
+    all_units = None
+    if units is not None:
+        ordinary_units = UnitTable.of(units.owners, 1)
+        owners = torch.cat([ordinary_units.owners, len(ordinary_units) + whose])
+        all_units = replace(units, owners=owners)
     step = CanaryStep(
         WithCanaryIndex(model),
         ignoring_canary_index(per_sample),
         optimizer,
         plan,
         records=len(data[1]) + len(included) if units is None else None,
-        units=None if units is None else replace(units, owners=_with_owners_of_canaries(units, whose)),
+        units=all_units,
         randomness=Randomness(generator=generator, secure=secure),
         execution=Execution(physical_batch=physical_batch),
         views=None if views is None else _views_with_index(views),
@@ -131,7 +249,7 @@ def run_with_canaries(
 
 
 class WithCanaryIndex(nn.Module):
-    """The model on inputs with the number of their canary, which is passed on to the loss."""
+    """Model on inputs with the number of their canary, which is passed on to the loss."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -142,16 +260,12 @@ class WithCanaryIndex(nn.Module):
 
 
 def ignoring_canary_index(loss: Loss) -> Loss:
-    """Per-sample loss of outputs with a canary's number, which does not enter."""
-
-    def of_outputs(outputs: tuple[Any, Tensor], targets: Tensor) -> Tensor:
-        return loss(outputs[0], targets)
-
-    return of_outputs
+    """Per-sample loss of outputs with the number of a canary."""
+    return lambda outputs, targets: loss(outputs[0], targets)
 
 
 class CanaryStep(PrivateStep):
-    """Private step in which canaries with a direction have it for their per-sample gradient."""
+    """Private step in which the per-sample gradient of a canary is its direction."""
 
     directions: Directions | None = None
     _basis_used: PublicBasis | None = None
@@ -182,7 +296,7 @@ class CanaryStep(PrivateStep):
         present: Tensor | None,
         counts: Tensor | None,
     ) -> ClippedSum:
-        """Clipped sum of a physical batch, in which canaries with a direction have it for a gradient."""
+        """Clipped sum of a physical batch, with the directions as gradients of canaries."""
         self._basis_used = basis
         directions = self.directions
         if directions is None or present is None:
@@ -215,16 +329,8 @@ class CanaryStep(PrivateStep):
         basis: PublicBasis | None,
         mask: CoordinateMask | None,
     ) -> ClippedSum:
-        """Clipped sum of some canaries' gradients, all of them in.
-
-        Args:
-            directions: the gradients of the canaries' records.
-            who: the canary that owns each record.
-            counts: records of each unit, one after another in `who`.
-            basis: as in `clip_physical_batch`.
-            mask: likewise.
-        """
-        # beyond every bound, so that it is the clipping that holds them
+        """Clipped sum of the directions of canaries `who`, of which each unit has `counts` in turn."""
+        # longer than every bound, so that all of them are clipped
         length = 2 * max(block.norm for block in self.plan.clipping.sensitivity(self.dimension))
         rows = directions.rows(who, length)
         trained = self.trainable()
@@ -240,24 +346,6 @@ class CanaryStep(PrivateStep):
         return self.plan.clipping.clip(tape if basis is None else ProjectedTape(tape, basis), mask)
 
 
-def _check_owned(owned: int, units: Units | None) -> int:
-    checked = check_count("owned", owned, "a canary has one record at least", 1)
-    if units is None and checked > 1:
-        raise InvalidValue(
-            f"owned={checked} and no units: where a record is the unit of privacy, a canary of several "
-            "is several units, and finds more than the charge is for. Pass units=, or "
-            "leave out owned.",
-            key="owned",
-        )
-    return checked
-
-
-def _with_owners_of_canaries(units: Units, whose: Tensor) -> Tensor:
-    """Owners of the ordinary records and then of the canaries', as numbers."""
-    ordinary = UnitTable.of(units.owners, 1)
-    return torch.cat([ordinary.owners, len(ordinary) + whose])
-
-
 def _with_index(records: Example, who: Tensor) -> tuple[Example, Tensor]:
     return (records[0], who.to(records[0].device)), records[1]
 
@@ -271,7 +359,7 @@ def _views_with_index(views: Views) -> Views:
 
 
 def _stand_ins(data: Example, canaries: int) -> Example:
-    """Inputs for canaries that are directions: a selective test evaluates them."""
+    """Inputs of canaries with directions, which a selective test evaluates."""
     some = torch.arange(canaries) % len(data[1])
     return data[0][some.to(data[0].device)], data[1][some.to(data[1].device)]
 

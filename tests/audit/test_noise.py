@@ -9,13 +9,12 @@ from scipy import stats
 from torch import Tensor, nn
 
 import hush
-from hush.audit.checks.draws import masks_independent
-from hush.audit.checks.noise import ObservedNoise, noise_fresh, noise_law, noise_scale, observe
-from hush.audit.checks.selective import rollback_complete
-from hush.audit.checks.step import influence, nothing_kept
+from hush.audit.noise import ObservedNoise, noise_fresh, noise_law, noise_scale, observe
+from hush.audit.run_self_test import influence, nothing_kept
 from hush.core.errors import InvalidValue, Unsupported
 from hush.core.parts import Clipping, Noise, Sampling
 from hush.core.randomness import Stream
+from hush_recipes.audit.checks import masks_independent, rollback_complete
 from tests.audit import sabotage
 from tests.audit.test_sabotage import STEPS, problem
 

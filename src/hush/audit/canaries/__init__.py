@@ -1,1 +1,0 @@
-"""Canaries: lower bounds on epsilon from runs with planted records."""

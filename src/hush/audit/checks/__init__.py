@@ -1,1 +1,0 @@
-"""Checks of a private step against its charge: exact laws, p-values."""

@@ -1,0 +1,241 @@
+"""Checks that the units of a step and of its test are drawn as charged: exact p-values.
+
+A unit of privacy is a record, or an owner of several.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import stats
+from torch import Tensor
+
+from hush.core.errors import Unsupported
+from hush.core.guarantee import Neighbours
+from hush.core.value import check_count
+from hush.training.checks.rehearsal import rehearsal
+from hush.training.data import Batch, Data
+from hush.training.methods.selective import Trials
+from hush.training.step import PrivateStep
+
+Array = npt.NDArray[np.float64]
+UnitNumbers = npt.NDArray[np.int64]
+LEVEL = 1e-6
+"""Significance level of a check: it fails by chance once in a million."""
+_DRAWS = 400
+_LAGS = 200
+"""Number of distances at which pairs of units are compared, beside half of the units."""
+_FAR = 1.5
+"""Deviations from the mean beyond which a count is far: twice the variance shows best there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Result of a check: its p-value if the step does what is charged."""
+
+    name: str
+    p_value: float
+
+    @property
+    def passed(self) -> bool:
+        return self.p_value >= LEVEL
+
+
+def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Check:
+    """Check that units are drawn at the rate charged, independently across units and steps.
+
+    A batch must hold at most `per_unit` records of an owner, consecutive and without repetition. Of
+    several ranks, the batch of all of them counts. Batches are drawn and discarded.
+
+    Args:
+        step: Private step, which is left unchanged.
+        data: Records that the step is for.
+        draws: Number of batches.
+    """
+    check_count("draws", draws, "they are counted", at_least=2)
+    empty = Batch(torch.arange(0), data, 1)
+    with rehearsal(step):
+        drawn = [units_drawn(step, gathered(step, step.draw(empty))) for _ in range(draws)]
+    p_value = _coin_table(drawn, number_of_units(step, data), step.plan.sampling.participation)
+    return Check(name="draws of units", p_value=p_value)
+
+
+def fresh_test_batches(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Check:
+    """Check that a test's units are drawn at its rate, independently of the training batch.
+
+    The number of units in both batches is binomial with the product of the rates, exactly.
+
+    Args:
+        step: Private step of a selective plan, which is left unchanged.
+        data: Records that the step is for.
+        draws: Number of pairs of batches.
+    """
+    trials = selective_trials(step)
+    check_count("draws", draws, "they are counted", at_least=2)
+    empty, overlap, tested = Batch(torch.arange(0), data, 1), 0, []
+    with rehearsal(step):
+        for _ in range(draws):
+            batch = step.draw(empty)
+            trained, numbers = units_drawn(step, batch), units_drawn(step, trials.draw_test(batch))
+            tested.append(numbers)
+            if trained is not None and numbers is not None:
+                overlap += int(np.isin(trained, numbers).sum())
+    rate, units = trials.release.rate, number_of_units(step, data)
+    joint_rate = step.plan.sampling.participation * rate
+    joint = float(stats.binomtest(overlap, draws * units, joint_rate).pvalue)
+    p_value = bonferroni(np.array([joint, _coin_table(tested, units, rate)]))
+    return Check(name="draws of the test", p_value=p_value)
+
+
+def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
+    """Check that the verdict of a selective test has the noise charged.
+
+    A rise of the loss by one deviation of the noise below or above the threshold is accepted with
+    probability Phi(1) or Phi(-1): the number of acceptances is binomial, exactly.
+
+    Args:
+        step: Private step of a selective plan, which is left unchanged.
+        tries: Number of verdicts on either side.
+    """
+    trials = selective_trials(step)
+    release = trials.release
+    check_count("tries", tries, "they are counted", at_least=1)
+    deviation = release.multiplier * release.clip * (2 if release.test == "mean" else 1)
+    by_side = []
+    with rehearsal(step):
+        for side in (-1.0, 1.0):
+            rise = release.threshold * release.clip + side * deviation
+            rises = torch.full((tries,), rise, dtype=torch.float64, device=step.device)
+            accepted = sum(trials.noisy_verdict(each) for each in rises)
+            by_side.append(stats.binomtest(accepted, tries, float(stats.norm.cdf(-side))).pvalue)
+    return Check(name="noise of the verdict", p_value=bonferroni(np.array(by_side)))
+
+
+def selective_trials(step: PrivateStep) -> Trials:
+    """Trials of a selective step; raises for other steps."""
+    if step.trials is None:
+        raise Unsupported(
+            "This check is for selective steps. Pass one whose plan has release=Selective."
+        )
+    return step.trials
+
+
+def number_of_units(step: PrivateStep, data: Data) -> int:
+    """Number of units of privacy that are drawn from."""
+    return step.slots(data) if step.units is None else len(step.units)
+
+
+def public_divisor(step: PrivateStep, data: Data) -> float:
+    """Expected number of units drawn, which divides a noisy sum.
+
+    If the number of units is public it is counted, so that a step with another divisor fails.
+    """
+    private = step.adjacency.neighbours is Neighbours.ADD_REMOVE
+    return step.plan.sampling.expected(step.records if private else number_of_units(step, data))
+
+
+def largest_units(step: PrivateStep, number: int) -> Tensor:
+    """Numbers of the units with the most records."""
+    if step.units is None:
+        return torch.arange(number)
+    return step.units.counts.argsort(descending=True, stable=True)[:number]
+
+
+def batch_of_units(step: PrivateStep, drawn: Tensor, data: Data, physical: int) -> Batch:
+    """Batch of these units, with as many of their records as a step takes."""
+    batch = Batch(drawn, data, physical)
+    if step.units is None:
+        return batch
+    slots, counts = step.units.draw(drawn, step.generator)
+    return replace(batch, indices=slots, counts=counts)
+
+
+def gathered(step: PrivateStep, batch: Batch) -> Batch:
+    """The batch as the ranks of a step share it, one rank after another."""
+    if step.processes is None:
+        return batch
+    own, placement = step.share(batch), step.placement(batch.data)
+    shares = step.processes.gather("the draws", (own.indices.cpu() + placement.first, own.counts))
+    counts = None if own.counts is None else torch.cat([counts for _, counts in shares])
+    return replace(batch, indices=torch.cat([slots for slots, _ in shares]), counts=counts)
+
+
+def units_drawn(step: PrivateStep, batch: Batch) -> UnitNumbers | None:
+    """Numbers of the units in a batch; None if the records of one are not as promised.
+
+    Promised are 1 to `per_unit` records of each unit, all its own, consecutive and without repetition.
+    """
+    slots = batch.indices.cpu()
+    if step.units is None:
+        return np.asarray(slots.numpy())
+    if batch.counts is None or int(batch.counts.sum()) != len(slots):
+        return None
+    counts, owners = batch.counts.cpu(), step.units.owners[slots]
+    units = owners[counts.cumsum(0) - counts]
+    few = bool(((counts >= 1) & (counts <= step.units.per_unit)).all())
+    own = torch.equal(owners, units.repeat_interleave(counts))
+    return np.asarray(units.numpy()) if few and own and len(slots.unique()) == len(slots) else None
+
+
+def _coin_table(drawn: Sequence[UnitNumbers | None], units: int, rate: float) -> float:
+    """P-value of draws that are independent coins of each unit; 0 for a repeated unit or None."""
+    taken = np.zeros((len(drawn), units), dtype=np.int64)
+    for row, numbers in zip(taken, drawn, strict=True):
+        if numbers is None:
+            return 0.0
+        np.add.at(row, numbers, 1)
+    return coins(taken > 0, rate) if taken.max(initial=0) <= 1 else 0.0
+
+
+def coins(table: npt.NDArray[np.bool_], rate: float) -> float:
+    """P-value of independent coins: their number, its spread over rows and columns, and pairs."""
+    if rate == 1:
+        return float(table.all())
+    number = float(stats.binomtest(int(table.sum()), table.size, rate).pvalue)
+    spread = [sizes(table.sum(axis), table.shape[axis], rate) for axis in (0, 1)]
+    return bonferroni(np.array([number, *spread, joint_draws(table, rate), joint_draws(table.T, rate)]))
+
+
+def joint_draws(table: npt.NDArray[np.bool_], rate: float) -> float:
+    """P-value of columns (units) that are drawn independently of each other.
+
+    At each distance the columns fall into disjoint pairs, in two ways. The number of pairs drawn
+    together over all rows (steps) is binomial(pairs, rate^2), exactly.
+    """
+    units = table.shape[1]
+    together, pairs = [], []
+    for lag in sorted({*range(1, min(units, _LAGS + 1)), units // 2} - {0}):
+        drawn_together = table[:, lag:] & table[:, :-lag]
+        turn = np.arange(units - lag) // lag % 2
+        for first in (0, 1):
+            if (turn == first).any():
+                together.append(drawn_together[:, turn == first].sum())
+                pairs.append(len(table) * (turn == first).sum())
+    return bonferroni(two_sided_coins(np.array(together), np.array(pairs), rate**2)) if pairs else 1.0
+
+
+def sizes(counts: Array, thrown: int, rate: float) -> float:
+    """P-value of the number of counts far from their mean, each count of `thrown` coins: exact.
+
+    Coins that depend on each other spread more or less than independent ones.
+    """
+    law = stats.binom(thrown, rate)
+    reach = _FAR * math.sqrt(thrown * rate * (1 - rate))
+    low, high = math.ceil(thrown * rate - reach), math.floor(thrown * rate + reach)
+    chance = float(law.cdf(low - 1) + law.sf(high))
+    far = int(((counts < low) | (counts > high)).sum())
+    return float(stats.binomtest(far, len(counts), chance).pvalue)
+
+
+def two_sided_coins(heads: Array, thrown: Array, rate: float) -> Array:
+    """P-value of each number of heads among `thrown` coins."""
+    law = stats.binom(thrown, rate)
+    return np.asarray(np.minimum(1.0, 2 * np.minimum(law.cdf(heads), law.sf(heads - 1))))
+
+
+def bonferroni(p_values: Array) -> float:
+    """P-value of the smallest of several, for any dependence (Bonferroni)."""
+    return min(1.0, float(p_values.size * p_values.min(initial=1.0)))

@@ -1,0 +1,233 @@
+"""Checks that the noise of a private step has the law that is charged: exact p-values.
+
+Each takes a step as it is and data that need no protection. A check that passes found no error of a size
+that it can see; docs/guarantees/audit.md lists what that is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from hush.audit.draws import (
+    Array,
+    Check,
+    batch_of_units,
+    bonferroni,
+    number_of_units,
+    public_divisor,
+    two_sided_coins,
+)
+from hush.clipping import Subspaces
+from hush.core.errors import Unsupported
+from hush.core.parts import Noise
+from hush.core.randomness import SystemSource
+from hush.core.release import Selective
+from hush.core.value import check_count
+from hush.training.checks.rehearsal import rehearsal
+from hush.training.data import Batch, Data
+from hush.training.step import PrivateStep
+
+_REPEATS = 8
+_EXTREME = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedNoise:
+    """Noise in the noisy sums of some steps, in units of its scale."""
+
+    noise: Array
+    """A row for each step."""
+    exponent: float
+    """Its density is proportional to exp(-|x|^exponent)."""
+
+
+def observe(step: PrivateStep, data: Data, steps: int) -> ObservedNoise:
+    """Run some steps, and measure the noise in units of its scale; the model moves as usual.
+
+    Args:
+        step: Private step. With `secure`, it must draw no random numbers but records and noise.
+        data: Records that the step is for, which need no protection.
+        steps: Number of steps, at least two.
+    """
+    check_count("steps", steps, "one step says nothing of another", at_least=2)
+    exponent, scales = noise_law_of(step)
+    if isinstance(step.plan.release, Selective):
+        raise Unsupported(
+            "A selective step shows accepted proposals only, whose noise has another law. Check its "
+            "noise with noise_at_any_size."
+        )
+    noise = []
+    for batch in step.batches(data, steps=steps):
+        total = sum_before_noise(step, batch)
+        step(batch)
+        assert step.update is not None
+        noise.append(_noise(step, batch, step.update, total, scales))
+    return ObservedNoise(noise=np.array(noise), exponent=exponent)
+
+
+def observe_proposals(step: PrivateStep, batches: list[Batch]) -> ObservedNoise:
+    """Measure the noise of the private gradients of some batches; the step is left unchanged.
+
+    Args:
+        step: Private step.
+        batches: Batches of data that need no protection.
+    """
+    exponent, scales = noise_law_of(step)
+    noise = []
+    with rehearsal(step):
+        for batch in batches:
+            total = sum_before_noise(step, batch)
+            noise.append(_noise(step, batch, step.private_gradient(batch), total, scales))
+    return ObservedNoise(noise=np.array(noise), exponent=exponent)
+
+
+def noise_scale(observed: ObservedNoise) -> Check:
+    """Check the noise scale: the sum of |x|^exponent has a gamma law, exactly.
+
+    Args:
+        observed: Noise of some steps.
+    """
+    total = float((np.abs(observed.noise) ** observed.exponent).sum())
+    law = stats.gamma(observed.noise.size / observed.exponent)
+    return Check(name="noise scale", p_value=min(1.0, 2 * min(law.cdf(total), law.sf(total))))
+
+
+def noise_at_any_size(
+    step: PrivateStep, data: Data, repeats: int = _REPEATS, sizes: Sequence[int] | None = None
+) -> Check:
+    """Check the noise scale at several batch sizes.
+
+    Args:
+        step: Private step, which is left unchanged.
+        data: Records that the step is for.
+        repeats: Number of private gradients at each size.
+        sizes: Numbers of units drawn. None: none, one, half of them and all.
+    """
+    check_count("repeats", repeats, "they are counted", at_least=1)
+    units, by_size = number_of_units(step, data), []
+    with rehearsal(step):
+        physical = step.probe(data)
+        for size in (0, 1, units // 2, units) if sizes is None else sizes:
+            batch = batch_of_units(step, torch.arange(size), data, physical)
+            by_size.append(noise_scale(observe_proposals(step, [batch] * repeats)).p_value)
+    return Check(name="noise at any batch size", p_value=bonferroni(np.array(by_size)))
+
+
+def noise_law(observed: ObservedNoise) -> Check:
+    """Check the law of the noise, for each coordinate and for all together.
+
+    Args:
+        observed: Noise of some steps.
+    """
+    totals = (np.abs(observed.noise) ** observed.exponent).sum(0)
+    law = stats.gamma(len(observed.noise) / observed.exponent)
+    by_coordinate = bonferroni(np.minimum(1.0, 2 * np.minimum(law.cdf(totals), law.sf(totals))))
+    pooled = float(stats.kstest(observed.noise.ravel(), stats.gennorm(observed.exponent).cdf).pvalue)
+    return Check(name="law of the noise", p_value=bonferroni(np.array([by_coordinate, pooled])))
+
+
+def noise_fresh(observed: ObservedNoise) -> Check:
+    """Check that the noise is independent across coordinates and steps, at every distance.
+
+    Args:
+        observed: Noise of some steps. A repeat after k steps shows in more than k of them.
+    """
+    return Check(name="fresh noise", p_value=repeats(observed.noise))
+
+
+def repeats(noise: Array) -> float:
+    """P-value of noise whose entries are independent, for pairs at every distance.
+
+    Entries of every two rows (steps) are compared at every distance along the row. For any symmetric law
+    the products of signs at one distance are independent fair coins, exactly: each includes a sign that
+    the ones before it do not. A Fourier transform computes all distances at once.
+    """
+    steps, numbers = noise.shape
+    shape = 2 * steps, 2 * numbers  # padded with zeros against wrapping around
+    spectrum = np.fft.rfft2(np.where(noise < 0, -1.0, 1.0), shape)
+    products = np.fft.irfft2(np.abs(spectrum) ** 2, shape)[:steps]
+    lag = np.arange(2 * numbers)
+    along = np.minimum(lag, 2 * numbers - lag)
+    pairs = np.maximum(steps - np.arange(steps)[:, None], 0) * np.maximum(numbers - along, 0)
+    pairs[0, 0] = 0  # each number with itself
+    pairs[0, numbers:] = 0  # within a row a distance and its opposite are the same pairs
+    compared = pairs > 0
+    excess, thrown = products[compared].round(), pairs[compared]
+    # exact p-values of the most extreme distances; the others count in the correction
+    extreme = np.argsort(excess**2 / thrown)[-_EXTREME:]
+    p_values = two_sided_coins((excess + thrown)[extreme] / 2, thrown[extreme], 0.5)
+    return float(min(1.0, thrown.size * p_values.min(initial=1.0)))
+
+
+def sum_before_noise(step: PrivateStep, batch: Batch) -> Tensor:
+    """Clipped sum to which the next private gradient of this batch adds noise, on the CPU.
+
+    The state of the randomness is restored, so that dropout, coins and masks are those of the step.
+    """
+    source = step.generator
+    if isinstance(source, SystemSource):
+        return _whole(step, step.clipped_sum(batch))
+    state, skipped = source.get_state(), step.skipped
+    total = _whole(step, step.clipped_sum(batch))
+    source.set_state(state)
+    step.skipped = skipped
+    return total
+
+
+def observable(step: PrivateStep) -> bool:
+    """Whether the noise of a step is the difference of its release and a clipped sum."""
+    return not _in_bases(step) and all(noise.exponential_power(1.0) for noise, _ in _noises(step))
+
+
+def noise_law_of(step: PrivateStep) -> tuple[float, Array]:
+    """Exponent and scales (one per coordinate) of the density exp(-(|x| / scale)^exponent) of the noise.
+
+    Raises:
+        Unsupported: If noise is not added to a clipped sum.
+    """
+    if _in_bases(step):
+        raise Unsupported(
+            "With public bases the clipped sum is not in the coordinates of the release, so their "
+            "difference is not the noise. hush_recipes.audit.whole_steps.attack_steps audits such plans."
+        )
+    exponents, scales = set(), []
+    blocks = step.plan.clipping.sensitivity(step.size)
+    for block, (noise, norm) in zip(blocks, _noises(step), strict=True):
+        law = noise.exponential_power(1.0)
+        if law is None:
+            raise Unsupported(
+                f"{type(noise).__name__} is not added to the sum, so it cannot be separated from it. "
+                "`hush_recipes.audit.distinguisher.audit` audits such plans."
+            )
+        exponents.add(law[0])
+        # more noise covers the rounding of a record's share
+        scales.append(np.full(block.dimension or step.size, law[1] * norm / (1 - step.rounding)))
+    return exponents.pop(), np.concatenate(scales)
+
+
+def _noises(step: PrivateStep) -> list[tuple[Noise, float]]:
+    """Noise and norm of each block of the clipping."""
+    clipping = step.plan.clipping
+    return step.plan.noise.per_block(clipping.sensitivity(step.size), clipping.reference_norm)
+
+
+def _in_bases(step: PrivateStep) -> bool:
+    clipping = step.plan.clipping
+    return isinstance(clipping, Subspaces) and clipping.bases is not None
+
+
+def _whole(step: PrivateStep, vector: Tensor) -> Tensor:
+    """Copy of a step's vector on the CPU, with the shards of all ranks."""
+    if step.sharded is None:
+        return vector.cpu().clone()
+    assert step.processes is not None
+    return torch.cat(step.processes.gather("the shards of a vector", vector.cpu()))
+
+
+def _noise(step: PrivateStep, batch: Batch, update: Tensor, total: Tensor, scales: Array) -> Array:
+    noisy = _whole(step, update) * public_divisor(step, batch.data)
+    return np.asarray((noisy - total).numpy() / scales)
