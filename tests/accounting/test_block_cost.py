@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from hush.accounting.least_variance import BlockCost
 from hush.accounting.pld.privacy_loss import Array
-from hush.accounting.rdp import gaussian
 from hush.accounting.rdp.coordinatewise import AdjacentPair, coordinatewise_rdp
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
-from hush.accounting.steps import ellipsoid
 from hush.core.parts import SensitivitySet
 
 HIGHEST = 12
@@ -113,24 +111,3 @@ def test_convex_in_log_variances_and_in_precisions(
         assert cost.at(order, (first + second) / 2)[0] <= chord * (1 + 1e-12)
         precisions = (np.exp(-first) + np.exp(-second)) / 2
         assert cost.at(order, -np.log(precisions))[0] <= chord * (1 + 1e-12)
-
-
-@given(seed=st.integers(0, 10**6), rate=RATES, inner=RATES, order=st.integers(2, HIGHEST))
-@settings(max_examples=60, deadline=None)
-def test_all_entries_with_as_much_noise_on_the_mean_cost_no_more(
-    seed: int, rate: float, inner: float, order: int
-) -> None:
-    blocks, log_variances = some_blocks(seed)
-    cost = BlockCost(blocks, rate, inner, HIGHEST, AdjacentPair.SWAPPED).at(order, log_variances)[0]
-    deviations = np.exp(log_variances / 2) / inner
-    step = ellipsoid(rate, [block.l2_radius for block in blocks], deviations.tolist())
-    assert cost >= gaussian.renyi_divergence(step, [order])[0] * (1 - 1e-9)
-
-
-def test_the_bounds_that_bind() -> None:
-    assert SensitivitySet(p=2.0, norm=2.0, dimension=10).norm == 2.0
-    assert SensitivitySet(p=2.0, norm=2.0, dimension=10).max_entries_moved == 1
-    assert SensitivitySet(p=2.0, norm=2.0, cap=0.5, dimension=100).max_entries_moved == 16
-    # four entries of 0.5 have norm 1 at most, whatever the l2 bound
-    assert SensitivitySet(p=2.0, norm=2.0, cap=0.5, dimension=4).l2_radius == pytest.approx(1.0)
-    assert SensitivitySet(p=2.0, norm=2.0, cap=3.0, dimension=4).max_entry == 2.0

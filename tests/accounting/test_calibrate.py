@@ -96,11 +96,6 @@ def test_the_rate_meets_the_budget_and_nearly_uses_it_up(
     assert 0.999 * target <= epsilon(calibrated, steps=steps, delta=1e-5).epsilon.upper <= target
 
 
-def test_a_rate_of_one_is_the_most_there_is() -> None:
-    calibrated = max_rate(plan(multiplier=100.0), hush.Budget(epsilon=5.0, delta=1e-5), 10)
-    assert calibrated.sampling == hush.Poisson(rate=1.0)
-
-
 def test_a_rate_that_no_budget_allows_is_refused() -> None:
     with pytest.raises(BudgetExceeded, match=r"even at a rate of 1e-09.*Add noise"):
         max_rate(plan(multiplier=0.01), hush.Budget(epsilon=1.0, delta=1e-12), 10)
@@ -223,28 +218,6 @@ def test_a_smooth_cost_is_met_in_a_few_evaluations() -> None:
     assert affordable is not None
     assert 0.4995 <= affordable + affordable**2 <= 0.5
     assert len(arguments) <= 5
-
-
-def test_a_rate_under_hardly_any_noise_needs_no_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("a grid of losses up to 500,000 is long")
-
-    monkeypatch.setattr(accountant, "compose", refuse)
-    calibrated = max_rate(plan(multiplier=1e-3), hush.Budget(epsilon=3.0, delta=1e-5), steps=100)
-    assert calibrated.sampling.participation == pytest.approx(1e-7, rel=1e-3)
-
-
-@pytest.mark.few(5)
-@pytest.mark.parametrize("multiplier", [1e-12, 1e15])
-@pytest.mark.parametrize("rate", [1e-9, 1.0])
-@pytest.mark.parametrize(("steps", "delta"), [(1, 1e-5), (10**12, 1e-5), (1000, 1e-300)])
-def test_extremes_cost_a_number_or_infinity(
-    multiplier: float, rate: float, steps: int, delta: float
-) -> None:
-    sampling = hush.FullBatch() if rate == 1 else hush.Poisson(rate=rate)
-    extreme = replace(plan(multiplier=multiplier), sampling=sampling)
-    bound = epsilon(extreme, steps=steps, delta=delta).epsilon
-    assert 0 <= bound.lower <= bound.upper
 
 
 @pytest.mark.parametrize(

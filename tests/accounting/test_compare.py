@@ -31,15 +31,6 @@ def rows() -> dict[str, module.Row]:
         return {row.mechanism: row for row in compare(SETTING)}
 
 
-def test_the_least_noise_comes_first(rows: dict[str, module.Row]) -> None:
-    variances = [row.variance for row in rows.values()]
-    assert variances == sorted(variances)
-    for row in rows.values():
-        assert row.variance == pytest.approx(SETTING.dimension * row.deviation**2)
-        assert row.signal_to_noise == pytest.approx(1000 / math.sqrt(row.variance))
-    assert rows["Gaussian, l2 (plain DP-SGD)"].cost == 1
-
-
 def test_plain_noise_is_the_calibrated_one_and_tighter_than_moments(rows: dict[str, module.Row]) -> None:
     plain = rows["Gaussian, l2 (plain DP-SGD)"]
     plan = SETTING.plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=plain.deviation))
@@ -97,22 +88,6 @@ def test_twice_sampling_is_compared_with_tight_accounting(rows: dict[str, module
     assert row.published is not None
     assert plain.published is not None
     assert (row.published / plain.published) ** 2 == pytest.approx(0.868, abs=0.01)
-
-
-def test_subspaces_and_twice_sampling_together(rows: dict[str, module.Row]) -> None:
-    combined = rows["Gaussian, shaped to the subspaces, twice sampling at 0.332"]
-    twice = rows["Gaussian, l2 and l-infinity, twice sampling at 0.332"]
-    shaped = rows["Gaussian, shaped to the subspaces"]
-    plain = rows["Gaussian, l2 (plain DP-SGD)"]
-    assert combined.variance < min(twice.variance, shaped.variance)
-    # hardly anything is lost when both are done at once
-    assert combined.cost == pytest.approx(twice.cost * shaped.cost, rel=0.01)
-    for row in (combined, shaped):
-        assert row.published is not None
-        assert row.published > row.deviation
-    assert shaped.published is not None
-    assert plain.published is not None
-    assert shaped.published / shaped.deviation == pytest.approx(plain.published / plain.deviation)
 
 
 def test_all_entries_of_the_same_gradients_need_less_noise(rows: dict[str, module.Row]) -> None:

@@ -449,15 +449,6 @@ def test_a_fold_keeps_what_the_guarantee_says_of_its_assumptions(path: Path) -> 
         assert "arithmetic: assumed, randomness: seeded, delta: above 1/30" in before
 
 
-def test_other_runs_keep_all_their_releases(path: Path) -> None:
-    with hush.Ledger(path) as ledger:
-        fill(ledger, range(1, 9), run="answers")
-        fill(ledger, range(1, 21))
-        ledger.compact("r", 20)
-    with hush.Ledger(path) as ledger:
-        assert list(ledger.releases) == [f"{step:x}" for step in range(1, 9)]
-
-
 def test_nothing_is_folded_unless_asked_for_or_worth_it(path: Path) -> None:
     with hush.Ledger(path) as ledger:
         fill(ledger, range(1, 21))
@@ -501,14 +492,6 @@ def test_a_compacted_ledger_that_lost_a_line_is_refused(path: Path, lost: int) -
     path.write_bytes(b"".join(whole[:lost] + whole[lost + 1 :]))
     with pytest.raises(LedgerError, match=r"damaged at line \d"):
         hush.Ledger(path)
-
-
-def test_compaction_in_memory_forgets_releases_alone() -> None:
-    ledger = hush.Ledger()
-    fill(ledger, range(1, 21))
-    ledger.compact("r", 18)
-    assert ledger.counts == {PLAN: 20}
-    assert list(ledger.releases) == ["13", "14"]
 
 
 @pytest.mark.few(3)

@@ -58,19 +58,6 @@ def test_one_step_on_a_grid_is_no_less_than_the_sum(law: JumpDiffusionLaw, direc
         assert exact * (1 - 1e-6) <= upper <= 1.03 * exact + 1e-11
 
 
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("direction", list(Direction))
-def test_masses_have_the_ratio_of_their_loss(law: JumpDiffusionLaw, direction: Direction) -> None:
-    step = JumpDiffusionStep(law)
-    cuts = np.linspace(*loss_quantiles(step, direction, 1e-9), 200)
-    cut = cell_masses(step, direction, cuts)
-    assert cut.first.sum() == pytest.approx(1.0, abs=1e-11)
-    assert cut.second.sum() == pytest.approx(1.0, abs=1e-11)
-    inside, second = cut.first[1:-1], cut.second[1:-1]
-    assert (inside >= second * np.exp(cuts[:-1]) * (1 - 1e-6) - 1e-14).all()
-    assert (inside <= second * np.exp(cuts[1:]) * (1 + 1e-6) + 1e-14).all()
-
-
 def test_many_steps_without_sampling_are_one_longer_step() -> None:
     # a diffusion is multiplicative: ten times the squared shift is ten steps, exactly
     short = dominating_step(1.0, 0.5, [(0.05, 0.2)])
@@ -81,23 +68,6 @@ def test_many_steps_without_sampling_are_one_longer_step() -> None:
     assert composed.lower <= single.upper
     assert single.lower <= composed.upper
     assert composed.upper == pytest.approx(single.upper, rel=2e-3)
-
-
-def test_total_variation_is_delta_at_zero() -> None:
-    for law in LAWS:
-        exact = hockey_stick(law, Direction.REMOVE, 0.0)
-        assert exact * (1 - 1e-6) <= law.total_variation <= 1.001 * exact + 1e-11
-
-
-def test_blocks_share_one_unit_of_jumps() -> None:
-    blocks = [(0.02, 0.3), (0.1, 0.5), (0.0, 0.0)]
-    step = dominating_step(0.1, 0.5, blocks)
-    assert step is not None
-    assert len(step.law.jumps) == 2
-    assert step.law.jumps[1][0] > step.law.jumps[0][0] == 1
-    alone = [dominating_step(0.1, 0.5, [block]) for block in blocks[:2]]
-    total = sum(one.log_chi_square for one in alone if one is not None)
-    assert step.log_chi_square == pytest.approx(total, rel=0.02)
 
 
 def test_as_many_jumps_as_are_allowed_keep_their_chances() -> None:

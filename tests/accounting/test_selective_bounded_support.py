@@ -14,7 +14,6 @@ from scipy.stats import norm
 from torch import nn
 
 import hush
-from hush.accounting.mechanism import mechanism
 from hush.accounting.rdp.gaussian import renyi_divergence
 from hush.accounting.selective import Trial, per_trial
 from hush.accounting.steps import SampledGaussian
@@ -137,32 +136,6 @@ def test_a_divergence_does_not_tell_what_a_trial_costs() -> None:
     assert found < step + float(renyi_divergence(test, [order])[0])
     chosen = plan(hush.Rectified(scale=1.0, bound=bound), release, hush.Linf(norm=0.01))
     assert found < float(hush.individual_rdp(chosen, [-4.88], [order])[0])
-
-
-@pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
-@pytest.mark.parametrize("test", ["mean", "summed"])
-def test_at_worst_a_trial_is_charged_as_that_of_the_normal_law(noise: Noise, test: str) -> None:
-    release = hush.Selective(rate=0.2, clip=1.0, multiplier=3.0, test=test)  # type: ignore[arg-type]
-    for clipping, radius in (
-        (hush.L2(norm=0.5), 0.5),
-        (hush.Linf(norm=0.1), 0.1 * math.sqrt(25)),
-        (hush.L2Linf(l2=0.5, linf=0.2), 0.5),
-    ):
-        chosen = hush.Plan(
-            sampling=hush.Poisson(rate=0.1), clipping=clipping, noise=noise, release=release
-        )
-        gaussian = hush.Gaussian(multiplier=1 / radius)
-        normal = hush.Plan(**{**vars(chosen), "clipping": hush.L2(norm=1.0), "noise": gaussian})
-        assert mechanism(chosen, 25) == mechanism(normal)
-
-
-def test_calibration_finds_the_noise_of_trials_on_a_support() -> None:
-    release = hush.Selective(rate=0.2, clip=1.0, multiplier=3.0)
-    chosen = plan(NOISES["truncated"], release, hush.Linf(norm=0.5))
-    calibrated = hush.calibrate(chosen, hush.Budget(epsilon=2.0, delta=1e-5), steps=3, dimension=4)
-    bound = hush.epsilon(calibrated, 3, 1e-5, dimension=4).epsilon
-    assert 1.99 < bound.upper <= 2.0
-    assert bound.lower == 0
 
 
 def test_hidden_trials_and_other_numbers_of_the_records_are_refused() -> None:

@@ -1,7 +1,6 @@
 """Selective plans through `hush.rdp`, `hush.epsilon`, `hush.calibrate`, the ledger and plan files."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from hush.accounting.rdp import gaussian
 from hush.accounting.selective import TrainAndTest
 from hush.accounting.steps import SampledGaussian
 from hush.core.errors import InvalidPlan, Unproved
-from hush.core.plan import read_plan, write_plan
 from hush.core.release import GIVEN_UP
 
 RECORDS = 60_000
@@ -120,38 +118,6 @@ def test_calibrate_and_delta_know_trials() -> None:
     assert 0.999 * 1.5 <= upper(calibrated, 800) <= 1.5
     delta = charge.delta({calibrated: 800}, 1.5)
     assert delta.upper <= 1e-5 * (1 + 1e-6)
-
-
-def test_trials_mix_with_other_steps() -> None:
-    plain = replace(plan(), release=hush.Always())
-    composed = charge.compose({plan(): 300, plain: 300}, 1e-5).epsilon
-    separate = upper(plan(), 300), hush.epsilon(plain, steps=300, delta=1e-5).epsilon.upper
-    assert max(separate) < composed.upper < sum(separate)
-    assert composed.lower >= 0.99 * separate[1]
-
-
-def test_a_plan_file_may_leave_out_what_has_a_default(tmp_path: Path) -> None:
-    path = tmp_path / "plan.toml"
-    write_plan(plan(test="mean", threshold=-2.0), path)
-    assert read_plan(path) == plan(test="mean", threshold=-2.0)
-    text = path.read_text()
-    for name in ("threshold", "accounting", "test"):
-        text = "".join(line for line in text.splitlines(True) if not line.startswith(f"{name} "))
-    path.write_text(text)
-    assert read_plan(path) == plan(test="summed")
-    path.write_text(text.replace("clip = 0.001\n", ""))
-    with pytest.raises(InvalidPlan, match=r"line \d+, key release.clip"):
-        read_plan(path)
-
-
-def test_a_ledger_keeps_selective_plans(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    with hush.Ledger(path) as ledger:
-        for step in (1, 2, 3):
-            ledger.charge(plan(), run="r", step=step, release="0")
-    with hush.Ledger(path) as reopened:
-        assert reopened.counts == {plan(): 3}
-        assert reopened.epsilon(1e-5) == hush.epsilon(plan(), steps=3, delta=1e-5)
 
 
 def test_other_noise_is_not_proved() -> None:

@@ -8,10 +8,8 @@ import pytest
 from scipy.stats import binom
 
 import hush
-from hush.accounting.least_variance import BlockCost, least_variance
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.conversion import rdp_to_epsilon
-from hush.accounting.rdp.coordinatewise import AdjacentPair
 from hush.accounting.shaping import (
     LeastVarianceNoise,
     charged_variance,
@@ -19,7 +17,7 @@ from hush.accounting.shaping import (
     least_variance_noise,
 )
 from hush.accounting.steps import Block, CoordinateWise, ellipsoid
-from hush.core.errors import BudgetExceeded, InvalidValue
+from hush.core.errors import InvalidValue
 from hush.core.parts import SensitivitySet
 
 
@@ -154,30 +152,6 @@ def test_closed_and_isotropic_shapes_are_never_better() -> None:
     assert noise.gain == pytest.approx(noise.isotropic / noise.variance)
 
 
-def test_any_start_leads_to_the_same_noise() -> None:
-    cost = BlockCost(FEW, 0.05, 0.5, 32, AdjacentPair.POSITIVE)
-    ranks = np.array([float(block.size) for block in FEW])
-    limits = {a: 0.01 * a for a in range(2, 33)}
-    rng = np.random.default_rng(0)
-    optima = [least_variance(cost, ranks, limits, rng.uniform(-6, 6, 3)) for _ in range(6)]
-    for optimum in optima:
-        assert optimum.log_variances == pytest.approx(optima[0].log_variances, abs=1e-6)
-        assert optimum.order == optima[0].order
-        assert optimum.residual < 1e-7
-        assert optimum.log_total - optimum.log_least < 1e-8
-
-
-def test_orders_that_tangents_rule_out_are_worse() -> None:
-    cost = BlockCost(FEW, 0.05, 0.5, 32, AdjacentPair.POSITIVE)
-    ranks = np.array([float(block.size) for block in FEW])
-    limits = {a: 0.02 + 0.3 * math.exp(-a / 4) for a in range(2, 33)}
-    together = least_variance(cost, ranks, limits, np.zeros(3))
-    assert together.solved < len(limits)
-    alone = {a: least_variance(cost, ranks, {a: limits[a]}, np.zeros(3)).log_total for a in limits}
-    assert together.log_total == pytest.approx(min(alone.values()), abs=1e-8)
-    assert together.order == min(alone, key=alone.__getitem__)
-
-
 def test_one_block_is_plain_calibration() -> None:
     plan = hush.Plan(
         sampling=hush.Poisson(rate=0.05), clipping=hush.L2(norm=2.0), noise=hush.Gaussian(multiplier=1.0)
@@ -191,24 +165,6 @@ def test_one_block_is_plain_calibration() -> None:
     noise = noise_for([block])
     assert noise.variance == pytest.approx(scaled_to_budget([block], np.ones(1), 200), rel=5e-3)
     assert noise.gain == pytest.approx(1.0, abs=1e-6)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("inner", [0.5, 1.0])
-def test_units_and_order_of_blocks_do_not_matter(inner: float) -> None:
-    noise = noise_for(FEW, inner=inner)
-    tenfold = [ball(b.size, 10 * b.norm, None if b.cap is None else 10 * b.cap) for b in FEW]
-    larger = noise_for(tenfold, inner=inner)
-    assert larger.deviations == pytest.approx([10 * s for s in noise.deviations], rel=1e-3)
-    backwards = noise_for(FEW[::-1], inner=inner)
-    assert backwards.deviations == pytest.approx(noise.deviations[::-1], rel=1e-3)
-
-
-def test_a_split_block_gets_the_noise_of_the_whole() -> None:
-    # unsampled, two boxes of one coordinate each are one box of two
-    halves = least_variance_noise([ball(1, 1.0)] * 2, rate=0.05, budget=BUDGET, steps=200)
-    whole = least_variance_noise([ball(2, 9.0, 1.0)], rate=0.05, budget=BUDGET, steps=200)
-    assert halves.deviations == pytest.approx(whole.deviations * 2)
 
 
 def test_closed_forms_are_tight_and_least_among_covariances() -> None:
@@ -243,17 +199,6 @@ def test_theorem_4_5_for_a_box() -> None:
     cube = least_variance_noise([ball(3, 100.0, 3.0)], rate=1.0, budget=BUDGET, steps=10)
     # proportional to the squared sum of sides
     assert noise.variance / cube.variance == pytest.approx((sum(sides) / 9.0) ** 2)
-
-
-def test_a_small_budget_takes_a_large_order() -> None:
-    budget = hush.Budget(epsilon=0.1, delta=1e-5)
-    noise = least_variance_noise(FEW, rate=0.05, coordinate_rate=0.5, budget=budget, steps=10)
-    assert noise.order is not None
-    assert noise.order > 64
-    with pytest.raises(BudgetExceeded, match=r"any order up to 1024.*coordinate_rate=1"):
-        least_variance_noise(
-            FEW, rate=0.05, coordinate_rate=0.5, budget=hush.Budget(epsilon=1e-3, delta=1e-9), steps=10
-        )
 
 
 def test_bad_input() -> None:

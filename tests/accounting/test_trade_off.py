@@ -23,7 +23,6 @@ from hush.accounting.explanation import (
 )
 from hush.accounting.numerics import Array
 from hush.accounting.pld import analytic_gaussian
-from hush.core.errors import InvalidValue
 
 
 def plan(rate: float, multiplier: float) -> hush.Plan:
@@ -166,17 +165,6 @@ def test_an_explanation_is_worse_by_epsilon_alone() -> None:
     ends = zip(meaning.profile.epsilons, meaning.profile.lower, meaning.profile.upper, strict=True)
     for epsilon, lower, upper in list(ends)[::16]:
         assert lower * 0.98 <= loss.get_delta_for_epsilon(epsilon) <= upper * 1.02
-
-
-def test_the_rates_of_a_posterior_are_probabilities() -> None:
-    with pytest.raises(InvalidValue, match="prior"):
-        Attacker({plan(1.0, 1.0): 1}).posterior(1.0)
-
-
-def test_posteriors_of_many_priors_are_those_of_each() -> None:
-    attacker = Attacker({plan(0.25, 2.0): 30})
-    together = attacker.posteriors([0.9, 0.5, 0.1, 0.7])
-    assert together == pytest.approx([attacker.posterior(prior) for prior in (0.9, 0.5, 0.1, 0.7)])
 
 
 def test_a_profile_that_is_loose_at_epsilon_zero_is_mended_by_its_other_points() -> None:

@@ -15,14 +15,11 @@ from dp_accounting.pld import privacy_loss_distribution as peer
 from scipy.special import ndtr
 
 import hush
-from hush.accounting.coordinates import JumpDiffusionStep, dominating_step
+from hush.accounting.coordinates import dominating_step
 from hush.accounting.epsilon import delta as charged_delta
 from hush.accounting.epsilon import upper_epsilon
-from hush.accounting.ledger import Ledger
-from hush.accounting.mechanism import mechanism
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
-from hush.accounting.pld.privacy_loss import Step
 from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.accounting.steps import SampledGaussian
 
@@ -141,42 +138,6 @@ def test_the_ends_of_twice_sampling_are_close() -> None:
     at = charged_delta({plan: 1500}, epsilon.upper)
     assert at.lower <= 1e-5
     assert at.upper <= 1.01e-5
-
-
-def test_a_ledger_composes_sampled_coordinates_with_other_steps() -> None:
-    twice = hush.Plan(
-        sampling=hush.Twice(rate=0.1, coordinate_rate=0.5),
-        clipping=hush.L2Linf(l2=1.0, linf=0.1),
-        noise=hush.Gaussian(multiplier=2.0),
-    )
-    plain = hush.Plan(
-        sampling=hush.Poisson(rate=0.1), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=4.0)
-    )
-    ledger = Ledger()
-    for step in range(1, 31):
-        ledger.charge(twice, run="a", step=step, release="x")
-        ledger.charge(plain, run="b", step=step, release="x")
-    together = ledger.epsilon(1e-5).epsilon
-    alone = hush.epsilon(twice, 30, 1e-5).epsilon
-    pair = mechanism(twice).components[0][0].dominating_step_of_one
-    assert isinstance(pair, JumpDiffusionStep)
-    pairs: dict[Step, int] = {pair: 30, SampledGaussian(0.1, 4.0): 30}
-    expected = accountant.epsilon(pairs, 1e-5)
-    assert alone.upper < together.upper == expected.upper
-    # the mean shifts alone, which both steps show
-    means = accountant.epsilon({SampledGaussian(0.1, 4.0): 60}, 1e-5)
-    assert means.lower * 0.999 < together.upper < 1.03 * means.upper
-
-
-def test_all_coordinates_are_charged_where_that_is_less() -> None:
-    plan = hush.Plan(
-        sampling=hush.Twice(rate=0.1, coordinate_rate=255 / 256),
-        clipping=hush.L2Linf(l2=1.0, linf=0.5),
-        noise=hush.Gaussian(multiplier=1.0),
-    )
-    step = mechanism(plan).components[0][0]
-    assert step.dominating_step_of_one == step.dominating_step == SampledGaussian(0.1, 1.0)
-    assert np.isfinite(hush.epsilon(plan, 10, 1e-5).epsilon.upper)
 
 
 @pytest.mark.parametrize("multiplier", [0.2, 0.05])

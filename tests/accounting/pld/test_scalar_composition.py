@@ -117,44 +117,6 @@ def test_a_split_change_is_no_worse_under_laplace(
     assert split.lower <= whole.upper
 
 
-@given(
-    rate=st.floats(-3, -0.05).map(lambda power: 10**power),
-    beta=st.one_of(st.just(1.0), st.floats(1.05, 4.0)),
-    scale=st.floats(1.0, 8.0),
-    steps=st.integers(1, 1000),
-    log_delta=st.floats(-10, -1),
-)
-@settings(max_examples=12, deadline=None)
-def test_monotone(rate: float, beta: float, scale: float, steps: int, log_delta: float) -> None:
-    delta = 10**log_delta
-
-    def charge(rate: float, scale: float, steps: int, delta: float) -> tuple[float, float]:
-        bound = accountant.epsilon({SampledNoise(rate, beta, scale): steps}, delta)
-        return bound.lower, bound.upper
-
-    lower, upper = charge(rate, scale, steps, delta)
-    if steps > 4:  # else: `test_few_steps_of_rare_laplace_noise`
-        assert upper - lower <= 5e-3 * max(1.0, lower / 50)
-    assert lower <= charge(rate, scale, 2 * steps, delta)[1]
-    assert lower <= charge(rate, scale / 1.1, steps, delta)[1]
-    assert lower <= charge(1.0, scale, steps, delta)[1]
-    assert lower <= charge(rate, scale, steps, delta / 2)[1]
-
-
-@pytest.mark.parametrize("scale", [1.0, 1.01, 2.0])
-def test_few_steps_of_rare_laplace_noise(scale: float) -> None:
-    """The upper end is nearly the truth; the lower one is sound and up to 2.7 times too small here."""
-    rate, delta = 0.01, 1e-6
-    bound = accountant.epsilon({SampledNoise(rate, 1.0, scale): 1}, delta)
-    largest = math.log1p(rate * math.expm1(1 / scale))
-    # outcomes of 1 and more have the largest loss
-    mass = (1 - rate) * math.exp(-1 / scale) / 2 + rate / 2
-    truth = largest + math.log1p(-delta / mass)
-    assert bound.lower <= truth <= bound.upper
-    assert bound.upper - truth <= 1e-5
-    assert bound.lower >= truth / 2.8
-
-
 @pytest.mark.few(8)
 @pytest.mark.parametrize("delta", [1e-30, 0.5, pytest.param(1e-5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rate", [1.0, 0.01])
@@ -163,17 +125,3 @@ def test_few_steps_of_rare_laplace_noise(scale: float) -> None:
 def test_extremes(scale: float, beta: float, rate: float, delta: float) -> None:
     bound = accountant.epsilon({SampledNoise(rate, beta, scale): 10}, delta)
     assert 0 <= bound.lower <= bound.upper < math.inf
-
-
-@pytest.mark.parametrize(
-    "scale", [*(pytest.param(end, marks=pytest.mark.slow) for end in (1e-300, 1e20)), 1e30, 1e300]
-)
-@pytest.mark.parametrize(
-    "beta", [1.5, *(pytest.param(beta, marks=pytest.mark.slow) for beta in (1.0, 4.0))]
-)
-def test_beyond_extremes(scale: float, beta: float) -> None:
-    for rate, steps in ((1.0, 10_000_000), (0.5, 1), (1e-8, 10_000_000)):
-        counts = {SampledNoise(rate, beta, scale): steps}
-        bound = accountant.epsilon(counts, 1e-30)
-        assert 0 <= bound.lower <= bound.upper
-        assert accountant.delta(counts, 1.0).lower <= 1

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from hush.accounting.pld.privacy_loss import Array
-from hush.accounting.rdp import coordinatewise, gaussian
-from hush.accounting.rdp.allocation import sum_over_blocks
+from hush.accounting.rdp import gaussian
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.accounting.steps import SampledGaussian
@@ -90,23 +89,3 @@ def test_orders_are_whole_under_sampling() -> None:
     for orders in ([1.5], [2.5]):
         with pytest.raises(InvalidValue, match=r"whole numbers >= 2 under sampling.*Pass e\.g\."):
             coordinatewise_rdp([block], 0.5, orders)
-
-
-def test_an_order_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = [
-        (
-            CoordinateRDP(law=NoiseDensity(beta=1.5, scale=3.25)),
-            SensitivitySet(p=1.5, norm=1.0, dimension=10),
-        )
-    ]
-    asked: list[float] = []
-
-    def counted(blocks: object, orders: Array) -> Array:
-        asked.extend(orders)
-        return sum_over_blocks(blocks, orders)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(coordinatewise, "sum_over_blocks", counted)
-    few = coordinatewise_rdp(blocks, 0.1, [2, 5])
-    many = coordinatewise_rdp(blocks, 0.1, [2, 5, 12])
-    assert asked == list(range(2, 13))
-    assert few.tolist() == many[:2].tolist()

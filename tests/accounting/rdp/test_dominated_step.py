@@ -72,25 +72,3 @@ def test_several_blocks_are_weighed_by_their_noise() -> None:
     whole = 1 / (0.5 * math.hypot(2 / 3, 2.0))
     assert whole <= multiplier <= 1.01 * whole
     assert 0.19 < dominated_rate <= 0.2
-
-
-def test_a_box_and_few_dimensions_limit_how_many_move() -> None:
-    one, many = (SensitivitySet(p=math.inf, norm=0.1, dimension=count) for count in (1, 400))
-    assert dominated_step(((one, 1.0),), 0.1, 0.5) == (0.05, 10.0)
-    rate, multiplier = dominated_step(((many, 1.0),), 0.1, 1.0)
-    assert rate == pytest.approx(0.1)
-    assert multiplier == pytest.approx(0.5)
-
-
-def test_more_coordinates_than_can_be_counted_show_no_less_than_fewer() -> None:
-    few, many = (
-        dominated_step(((SensitivitySet(p=2.0, norm=length, cap=1e-9), 1.0),), 0.5, 0.25)
-        for length in (1e-3, 1e12)
-    )
-    assert 0 < many[1] <= few[1]
-
-
-def test_next_to_no_noise_is_no_overflow() -> None:
-    rate, multiplier = dominated_step(((SensitivitySet(p=2.0, norm=1.0), 1e-300),), 0.5, 0.25)
-    assert 0 < rate <= 0.5
-    assert 0 < multiplier <= 1e-300

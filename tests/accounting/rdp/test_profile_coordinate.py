@@ -87,26 +87,6 @@ def test_normal_noise_at_whole_orders(order: int, shift: float, rate: float, sca
     assert truth * (1 - 1e-14) <= by_quadrature <= truth * (1 + 1e-8)
 
 
-@given(beta=BETAS, order=st.integers(2, 30), shift=SHIFTS, rate=RATES)
-@settings(max_examples=40, deadline=None)
-def test_sampling_never_hurts_and_less_costs_less(
-    beta: float, order: int, shift: float, rate: float
-) -> None:
-    law, slack = NoiseDensity(beta=beta, scale=1.0), 1 + 1e-8
-    costs = [float(CoordinateRDP(law=law, rate=q)(order, shift)) for q in (rate / 2, rate, 1.0)]
-    assert costs[0] <= costs[1] * slack
-    assert costs[1] <= costs[2] * slack
-    grid = CoordinateRDP(law=law, rate=rate)(order, shift * np.array([1, 1.25, 1.5]))
-    assert grid[1] <= (grid[0] + grid[2]) / 2 * slack
-    assert (np.diff(grid) > 0).all()
-
-
-def test_rate_one_is_no_sampling() -> None:
-    law = NoiseDensity(beta=1.5, scale=1.0)
-    nearly, whole = CoordinateRDP(law=law, rate=1 - 1e-13), CoordinateRDP(law=law)
-    assert float(nearly(4, 0.7)) == pytest.approx(float(whole(4, 0.7)), rel=1e-9)
-
-
 @pytest.mark.parametrize("rate", [0, -0.1, 1.1, math.nan])
 def test_rates_are_probabilities(rate: float) -> None:
     with pytest.raises(

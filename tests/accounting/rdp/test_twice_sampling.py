@@ -9,8 +9,7 @@ import pytest
 
 import hush
 from hush.accounting.epsilon import delta as charged_delta
-from hush.accounting.ledger import Ledger
-from hush.accounting.mechanism import grows_with_dimension, mechanism
+from hush.accounting.mechanism import mechanism
 from hush.accounting.steps import SampledGaussian
 from hush.core.errors import InvalidValue, Unproved
 
@@ -114,47 +113,6 @@ def test_thinning_never_costs_and_the_ends_agree(coordinate_rate: float) -> None
     # the grid of a delta is refined until its ends are within 1%
     assert at.lower <= DELTA
     assert at.upper <= DELTA * 1.01
-
-
-def test_a_small_cap_pays_and_without_one_coordinates_are_records() -> None:
-    def cost(linf: float) -> float:
-        chosen = plan(
-            hush.Twice(rate=0.06, coordinate_rate=1 / 3),
-            hush.L2Linf(l2=1.0, linf=linf),
-            hush.Gaussian(multiplier=1.3),
-        )
-        return hush.epsilon(chosen, 500, DELTA).epsilon.upper
-
-    assert cost(0.05) < cost(0.1) < cost(0.3) < cost(1.0)
-    # one coordinate may carry all: rates multiply, and only the Rényi route tells it
-    plain = plan(hush.Poisson(rate=0.06 * 85 / 256), hush.L2(norm=1.0), hush.Gaussian(multiplier=1.3))
-    assert cost(1.0) >= hush.epsilon(plain, 500, DELTA).epsilon.upper
-
-
-def test_block_noise_is_calibrated_as_a_whole() -> None:
-    chosen = plan(
-        hush.Poisson(rate=0.02),
-        hush.Subspaces(ranks=(1000, 290898), l2=(2.5, 1.0)),
-        hush.BlockGaussian(multipliers=(1.0, 3.0)),
-    )
-    budget = hush.Budget(epsilon=2.0, delta=DELTA)
-    calibrated = hush.calibrate(chosen, budget, steps=100)
-    first, second = calibrated.noise.multipliers  # type: ignore[attr-defined]
-    assert second / first == pytest.approx(3.0)
-    assert 1.99 < hush.epsilon(calibrated, 100, DELTA).epsilon.upper <= 2.0
-
-
-def test_a_cost_that_grows_with_the_dimension_is_on_the_ledger_with_it() -> None:
-    chosen = plan(hush.Poisson(rate=0.1), hush.Linf(norm=0.5), hush.Gaussian(multiplier=40.0))
-    assert grows_with_dimension(chosen)
-    ledger = Ledger()
-    ledger.charge(chosen, run="r", step=1, release="x", dimension=100)
-    expected = hush.epsilon(chosen, steps=1, delta=DELTA, dimension=100)
-    assert ledger.epsilon(DELTA) == expected
-    with pytest.raises(InvalidValue, match="needs the dimension"):
-        hush.epsilon(chosen, steps=1, delta=DELTA)
-    wider = hush.epsilon(chosen, steps=1, delta=DELTA, dimension=400).epsilon
-    assert wider.lower > 1.5 * expected.epsilon.upper
 
 
 def test_what_nobody_has_proved_is_refused() -> None:
