@@ -62,7 +62,9 @@ class TextClassifier(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings of length one, as the encoder was trained to give."""
         mask = tokens != PADDING
-        outputs = self.encoder(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
+        # of four dimensions: the library would test whether one of two masks anything, record by record
+        attended = mask[:, None, None, :]
+        outputs = self.encoder(input_ids=tokens, attention_mask=attended).last_hidden_state
         summed = (outputs.float() * mask[..., None]).sum(1)
         return functional.normalize(summed / mask.sum(1, keepdim=True).clamp(min=1), dim=-1)
 
