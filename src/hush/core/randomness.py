@@ -5,7 +5,7 @@ import os
 import secrets
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,25 +18,22 @@ if TYPE_CHECKING:
     import torch
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
-# torch's CPU generator (a Mersenne twister): three 8-byte words, then 624 that hold 32 bits each.
+# state of torch's CPU generator (a Mersenne twister): three 8-byte words, then 624 of 32 bits each
 _STATE_BYTES = 5056
 _TWISTER = slice(3, 627)
 _KEY_BYTES = 32
 _MAX_BYTES = 2**38
-"""What ChaCha20 gives under one nonce: its block counter has 32 bits."""
+"""Length of a ChaCha20 stream under one nonce: its block counter has 32 bits."""
 _ZEROS = memoryview(bytes(2**20))
 _KERNEL_FROM = 2**12
 """Words from which a kernel on the GPU is faster than the CPU and a copy."""
 _COINS_ON_CPU = 2**16
-"""Coins that the CPU tosses in less time than a GPU stands still if it is waited for between steps."""
+"""Coins for which the CPU is faster than waiting for a busy GPU between steps."""
 
 
 @dataclass(frozen=True)
 class SystemSource:
-    """Operating system's cryptographic source, for numbers on `device`.
-
-    It has no state to keep or repeat: every number comes from `os.urandom`.
-    """
+    """Operating system's cryptographic source (`os.urandom`), without state, for numbers on `device`."""
 
     device: "torch.device"
 
@@ -49,7 +46,7 @@ class Stream:
     """Cryptographic random stream of a secret 256-bit key (ChaCha20), for numbers on `device`.
 
     Call number k uses nonce k, so the stream is a function of the key and the number of calls: a run
-    that resumes from a checkpoint draws the same numbers. Who has the key can compute all of them.
+    resumed from a checkpoint draws the same numbers. Whoever has the key can compute all of them.
     """
 
     def __init__(self, device: "torch.device", key: bytes) -> None:
@@ -59,54 +56,54 @@ class Stream:
 
     def array(self, count: int) -> npt.NDArray[np.int64]:
         """`count` 64-bit random integers, on the CPU."""
-        encryptor = self._encryptor(self.reserve(count))
-        buffer = bytearray(8 * count)
-        view = memoryview(buffer)
+        nonce, buffer = self.reserve(count), bytearray(8 * count)
+        if not count:  # the nonce is used up all the same
+            return np.empty(0, np.int64)
+        encryptor, view = self._encryptor(nonce), memoryview(buffer)
         for start in range(0, len(buffer), len(_ZEROS)):
             part = view[start : start + len(_ZEROS)]
             encryptor.update_into(_ZEROS[: len(part)], part)
         return np.frombuffer(buffer, dtype="<i8").astype(np.int64, copy=False)
 
     def made_on_gpu(self, count: int) -> bool:
-        """Whether `count` words are faster made on the GPU than copied there."""
+        """Whether it is faster to compute `count` words on the GPU than to copy them there."""
         return self.device.type == "cuda" and count >= _KERNEL_FROM and has_triton()
 
     def on_gpu(self, count: int) -> "torch.Tensor":
-        """`array` on the GPU, made there: the same words."""
+        """The words of `array`, computed on the GPU."""
         from hush.core.chacha_kernel import keystream
 
         return keystream(self.key, self.reserve(count), count, self.device)
 
     def block(self, nonce: int, counter: int) -> list[int]:
-        """The eight words of one block under a nonce that was reserved."""
+        """The eight words of one block under a reserved nonce."""
         stream = self._encryptor(nonce, counter).update(bytes(64))
         return [int(word) for word in np.frombuffer(stream, dtype="<i8")]
 
     def _encryptor(self, nonce: int, counter: int = 0) -> "CipherContext":
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-
+        cipher, chacha20 = _cipher()
         start = counter.to_bytes(4, "little") + nonce.to_bytes(12, "little")
-        return Cipher(algorithms.ChaCha20(self.key, start), None).encryptor()
+        return cast("CipherContext", cipher(chacha20(self.key, start), None).encryptor())
 
     def reserve(self, count: int) -> int:
-        """Nonce of a call for `count` words, which no other call uses."""
+        """A new nonce, for a call for `count` words."""
         if 8 * count > _MAX_BYTES:
             raise Unsupported(
-                f"{count} random words at once are more than one nonce of ChaCha20 gives "
+                f"{count} random words at once are more than ChaCha20 provides for one nonce "
                 f"({_MAX_BYTES // 8}). Draw them in several parts."
             )
         self._calls += 1
         return self._calls - 1
 
     def get_state(self) -> "torch.Tensor":
-        """Key and number of calls, as secret as the records, in bytes."""
+        """Key and number of calls as bytes; as secret as the records."""
         import torch
 
         state = self.key + self._calls.to_bytes(8, "little")
         return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
     def set_state(self, state: "torch.Tensor") -> None:
-        """Resume from a state that `get_state` gave."""
+        """Resume from the state that `get_state` returned."""
         content = bytes(state.cpu().numpy().tobytes())
         if len(content) != _KEY_BYTES + 8:
             raise ValueError(f"{len(content)} bytes are no state of a Stream")
@@ -126,17 +123,17 @@ def source_for(
     """Source of randomness for numbers on `device`.
 
     Args:
-        device: where the numbers are wanted.
-        generator: seeds the source, so that a run can be repeated; who knows the seed knows the noise.
-        secure: take every bit from the operating system, and keep no state.
-        arithmetic: `proved` is a cryptographic stream, from which noise is drawn exactly; `assumed` is
-            torch's own generator, whose normal draws are faster and on a grid that can be recognised.
+        device: Device of the numbers.
+        generator: Seed of the source, for repeatable runs; whoever knows the seed knows the noise.
+        secure: Whether every bit comes from the operating system; such a source has no state.
+        arithmetic: `proved`: a cryptographic stream with exact noise. `assumed`: torch's own generator,
+            whose normal draws are faster and on a recognisable grid.
     """
     import torch
 
     if arithmetic not in ("proved", "assumed"):
         raise InvalidValue(
-            f'arithmetic={arithmetic!r} must be "proved" or "assumed": a guarantee says which of them '
+            f'arithmetic={arithmetic!r} must be "proved" or "assumed": the guarantee states which one '
             'holds. Leave it out for exact noise, or pass "assumed" for torch\'s faster draws.',
             key="arithmetic",
         )
@@ -147,16 +144,16 @@ def source_for(
             generator is shared for shared in (torch.default_generator, *torch.cuda.default_generators)
         ):
             raise InvalidValue(
-                "generator is torch's own, which everything draws from: published weights, or a "
-                "torch.manual_seed in the program, would tell the noise. Leave generator out, or pass "
+                "generator is torch's global one, which all code draws from: published weights, or a "
+                "torch.manual_seed in the program, would reveal the noise. Leave generator out, or pass "
                 "torch.Generator() seeded with a secret.",
                 key="generator",
             )
     if secure and (generator is not None or arithmetic == "assumed"):
         raise InvalidValue(
             "secure=True takes all randomness from the operating system, and a generator or "
-            'arithmetic="assumed" was passed as well: its draws could be repeated by whoever knows its '
-            "state. Pass one of the two.",
+            'arithmetic="assumed" was passed as well: whoever knows its state could repeat its draws. '
+            "Pass one of the two.",
             key="secure",
         )
     if secure:
@@ -174,11 +171,11 @@ def substream(source: RandomSource) -> Stream:
 
 
 def derive_source(source: RandomSource, label: bytes) -> RandomSource:
-    """A source derived from another (domain separation): different labels draw unrelated numbers.
+    """Source derived from another (domain separation): different labels draw unrelated numbers.
 
     Args:
-        source: what to derive it from; the operating system's needs no label.
-        label: names the use. With an empty one, the source itself.
+        source: Source to derive from; the operating system's is returned itself.
+        label: Name of the use; if empty, the source itself is returned.
     """
     import torch
 
@@ -194,7 +191,7 @@ def derive_source(source: RandomSource, label: bytes) -> RandomSource:
 
 
 def cryptographic(source: RandomSource) -> bool:
-    """Whether noise is drawn exactly from this source."""
+    """Whether noise from this source is exact."""
     return isinstance(source, Stream | SystemSource)
 
 
@@ -232,9 +229,9 @@ def uniform(count: int, source: RandomSource) -> "torch.Tensor":
 def bernoulli(count: int, rate: float, source: RandomSource) -> "torch.Tensor":
     """`count` independent Bernoulli(`rate`) draws.
 
-    Rounded down to a multiple of 2**-62: a smaller sampling rate costs no more than the one charged.
-    Those of a stream are on the CPU if they are few, from the same words: who then asks which ones came
-    up does not wait for a GPU that is still at work.
+    The rate is rounded down to a multiple of 2**-62: a smaller sampling rate costs no more than the one
+    charged. A few coins of a stream are drawn on the CPU, from the same words, so that reading them does
+    not wait for a busy GPU.
     """
     import torch
 
@@ -246,10 +243,9 @@ def bernoulli(count: int, rate: float, source: RandomSource) -> "torch.Tensor":
 
 
 def fresh_generator(device: "torch.device | str" = "cpu") -> "torch.Generator":
-    """A torch generator whose whole state was drawn from the operating system.
+    """A torch generator whose whole state is drawn from the operating system.
 
-    None of torch's generators is cryptographic: who learns some thousand of its exact draws can compute
-    the others.
+    No torch generator is cryptographic: some thousand of its exact draws determine all others.
     """
     import torch
 
@@ -261,8 +257,8 @@ def fresh_generator(device: "torch.device | str" = "cpu") -> "torch.Generator":
 def fill_state(generator: "torch.Generator", source: RandomSource) -> None:
     """Draw the generator's whole state from the source.
 
-    On the CPU a seed is not enough: torch keeps 32 bits of it, so all that the generator gives would be
-    one of four billion sequences, which an attacker tries one after another. Other devices keep 64 bits.
+    A seed is not enough on the CPU: torch keeps 32 bits of it, and an attacker can try all of the four
+    billion sequences. Other devices keep 64 bits.
     """
     import torch
 
@@ -274,17 +270,24 @@ def fill_state(generator: "torch.Generator", source: RandomSource) -> None:
     words = state.view(np.uint64)[_TWISTER] if len(state) == _STATE_BYTES else np.zeros(1, np.uint64)
     if words[0] != seed % 2**32:
         raise Unsupported(
-            f"torch {torch.__version__} keeps its random state in a way hush does not know, and 32 bits "
-            "of seed can be guessed. Install a torch version that hush was tested with."
+            f"the random state of torch {torch.__version__} has an unknown format, and 32 bits of seed "
+            "can be guessed. Install a torch version that hush was tested with."
         )
     words[:] = random_words(len(words) // 2, source).view(np.uint32)
     generator.set_state(torch.from_numpy(state))
 
 
 @lru_cache(maxsize=1)
+def _cipher() -> tuple[Any, Any]:
+    """The classes of the ChaCha20 cipher; importing them when they are first used keeps imports fast."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    return Cipher, algorithms.ChaCha20
+
+
+@lru_cache(maxsize=1)
 def has_triton() -> bool:
-    """Whether kernels can be compiled; torch brings the compiler along where it has CUDA, as of 2.8
-    one that describes tensors."""
+    """Whether kernels can be compiled: torch with CUDA installs Triton, as of 2.8 with descriptors."""
     from importlib.util import find_spec
 
     return find_spec("triton") is not None and find_spec("triton.tools.tensor_descriptor") is not None
