@@ -99,7 +99,7 @@ def test_secure_and_what_can_be_repeated_exclude_each_other() -> None:
 
 def test_a_generator_that_everything_draws_from_is_refused() -> None:
     device = torch.device("cpu")
-    with pytest.raises(InvalidValue, match="which everything draws from"):
+    with pytest.raises(InvalidValue, match="which all code draws from"):
         source_for(device, torch.default_generator)
     mine = torch.Generator()
     assert source_for(device, mine, arithmetic="assumed") is mine

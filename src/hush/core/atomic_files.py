@@ -1,4 +1,4 @@
-"""Files that survive a crash: either the old content or the new, never half of one."""
+"""Files that survive a crash: either the old content or the new, never a part."""
 
 import os
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from hush.core.errors import InvalidValue
 
 
 def replace_file(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Replace a file atomically: a crash leaves the old content or the new.
+    """Replace a file atomically.
 
     Args:
-        path: the file to write or replace.
-        content: its new content.
-        secret: whether only its owner may read it.
+        path: File to write or replace.
+        content: New content.
+        secret: Whether only its owner may read it.
     """
     draft = path.with_name(path.name + ".draft")
     with file_named(path, "what was there before is unchanged"):
@@ -26,18 +26,18 @@ def replace_file(path: Path, content: bytes, *, secret: bool = False) -> None:
                 os.fsync(file.fileno())
             draft.replace(path)
         except BaseException:
-            draft.unlink(missing_ok=True)  # on a full disk it would keep the room that is missing
+            draft.unlink(missing_ok=True)  # free its space on a full disk
             raise
         sync_folder(path.parent)
 
 
 @contextmanager
 def file_named(path: Path, state: str) -> Iterator[None]:
-    """Name the file in an `OSError` from inside: "No space left on device" alone says of none.
+    """Add the name of the file to an `OSError` from inside ("No space left on device" has none).
 
     Args:
-        path: the file that is written.
-        state: what is left of it if that fails.
+        path: File that is written.
+        state: State of the file after the error, in words.
     """
     try:
         yield
@@ -56,17 +56,17 @@ def make_folder(folder: Path) -> None:
 
 
 def check_folder(name: str, folder: Path) -> None:
-    """Create the folder and raise if no file can be written there: before the work, not after it.
+    """Create the folder, and raise before any work if no file can be written there.
 
     Args:
-        name: of the option or environment variable that the folder is the value of.
-        folder: where files will go.
+        name: Name of the option or environment variable.
+        folder: Its value, the folder for files.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=folder) as file:
             file.write(b"0")
-            file.flush()  # a full disk is noticed here
+            file.flush()  # raises on a full disk
     except OSError as error:
         raise InvalidValue(
             f"{name}={folder} must be a folder that files can be written to ({error.strerror}): what is "

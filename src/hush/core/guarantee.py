@@ -20,24 +20,20 @@ DELTA = number(
 )
 
 DEFAULT_DELTA = 1e-5
-"""Delta where none was asked for and no run has one: for up to tens of thousands of records."""
+"""Delta of questions without one: suitable for up to tens of thousands of records."""
 
 
 def check_delta(delta: float, records: int, unit: str = "one record", *, private: bool = False) -> float:
-    """The delta, checked to be at most 0.1, with a warning where it is above one over the units.
+    """The delta, at most 0.1, with a `PrivacyWarning` if it is above one over the number of units.
 
-    **Guarantee.** None is lost: the statement holds at its delta. But publishing one unit of n, drawn at
-    random, satisfies epsilon 0 at delta 1/n, and for m units together at delta m/n, so a larger delta
-    promises less than it seems to.
+    The statement holds at any delta. But publishing one unit of n, drawn at random, satisfies epsilon 0
+    at delta 1/n (m units together: m/n), so a guarantee at a larger delta is weaker than it looks.
 
     Args:
-        delta: The delta of a budget or a statement.
-        records: How many units of privacy it is about: records, or users.
-        unit: The unit of privacy, as a guarantee says it.
-        private: Whether their number is private, as under `ADD_REMOVE`: the warning then says so.
-
-    Returns:
-        The delta as a float.
+        delta: Delta of a budget or a statement.
+        records: Number of units of privacy: records, or users.
+        unit: Unit of privacy, in words.
+        private: Whether that number is private, as under `ADD_REMOVE`; the warning then says so.
     """
     checked = DELTA["range"].check("delta", delta)
     group, one = _group(unit)
@@ -66,7 +62,7 @@ def advised_delta(records: int) -> float:
 
 
 def _group(unit: str) -> tuple[int, str]:
-    """How many units change together, and the name of one of them: (5, "user")."""
+    """Number of units that change together, and the name of one of them: (5, "user")."""
     together = re.match(r"(\d+) (\w+)s together", unit)
     if together is not None:
         return int(together[1]), together[2]
@@ -74,24 +70,20 @@ def _group(unit: str) -> tuple[int, str]:
 
 
 Arithmetic = Literal["proved", "assumed"]
-"""`proved`: noise drawn exactly from a cryptographic stream, rounding of sums bounded and paid for,
-under Assumption K and, where records are sampled, K2 (docs/guarantees/tape.md)."""
-
-
+"""`proved`: exact noise from a cryptographic stream, rounding of sums bounded and accounted for, under
+Assumption K and, if records are sampled, K2 (docs/guarantees/tape.md)."""
 Secrecy = Literal["secret", "seeded"]
-"""`seeded`: noise from a seed that was given, so that the statement holds while nobody knows it."""
-
-
+"""`seeded`: noise from a given seed; the statement holds while the seed is secret."""
 MAX_GROUP = 1000
-"""Units that change together at most: a mixture of more shifts takes minutes."""
+"""Largest number of units that change together: a mixture of more shifts takes minutes."""
 
 
 class Neighbours(StrEnum):
-    """Adjacency relation: which data sets a guarantee makes hard to tell apart.
+    """Adjacency relation: which data sets a guarantee makes indistinguishable.
 
     `ZERO_OUT`: the number of slots is public; an absent record leaves its slot empty, with a gradient of
-    zero. `ADD_REMOVE`: one record more or less, where nothing that is released follows the count.
-    `REPLACE`: one record is another one.
+    zero. `ADD_REMOVE`: one record is added or removed; no release depends on the number of records.
+    `REPLACE`: one record is replaced.
     """
 
     ZERO_OUT = "zero-out"
@@ -112,16 +104,16 @@ def check_neighbours(neighbours: object) -> Neighbours:
 
 @dataclass(frozen=True, kw_only=True)
 class Adjacency(Value):
-    """What neighbouring data sets differ in: the relation, the unit of privacy, and how many units.
+    """Difference of neighbouring data sets: the relation, the unit of privacy, and the number of units.
 
     Args:
         neighbours: Adjacency relation.
-        per_unit: Records of one user that a step takes at most, where users are protected; "all": any
-            number, where nothing depends on how many they are (PATE); None: the unit is a record.
+        per_unit: Largest number of records of one user in a step, for user-level privacy; "all": any
+            number, on which no release depends (PATE); None: the unit is a record.
         group: Number of units that change together.
-        owners: Digest of who owns which slot, where users are protected and that is public: what one
-            user costs under another table may be the cost of several users here. None: each record is a
-            unit, or the owners are private, as under `ADD_REMOVE`, and nothing of them may be kept.
+        owners: Digest of the public record-to-user map, for user-level privacy: one user of another map
+            may be several users here. None: each record is a unit, or the map is private, as under
+            `ADD_REMOVE`, and must not be stored.
     """
 
     neighbours: Neighbours = Neighbours.ZERO_OUT
@@ -153,7 +145,7 @@ class Adjacency(Value):
 
     @property
     def unit(self) -> str:
-        """The unit of privacy, as a guarantee says it."""
+        """Unit of privacy, in words."""
         if self.per_unit is None:
             return "one record" if self.group == 1 else f"{self.group} records together"
         owner = "one user" if self.group == 1 else f"{self.group} users together"
@@ -163,19 +155,19 @@ class Adjacency(Value):
 
     @property
     def replaced(self) -> bool:
-        """Whether a slot that changes holds a record before and after."""
+        """Whether a slot that changes holds a record before and after the change."""
         return self.neighbours is Neighbours.REPLACE
 
     @property
     def slots(self) -> int:
-        """Number of changes of one slot, filled or empty, that make up a change."""
+        """Number of single-slot changes, filled to empty or back, in one change."""
         return 2 * self.group if self.replaced else self.group
 
     def check_records(self, records: int | None) -> None:
-        """Raise `InvalidValue` where the group is larger than the data set.
+        """Raise `InvalidValue` if the group is larger than the data set.
 
         Args:
-            records: Number of units of privacy, where it is known.
+            records: Number of units of privacy; None if unknown.
         """
         if records is not None and self.group > records:
             raise InvalidValue(
@@ -189,16 +181,16 @@ class Adjacency(Value):
 
 
 RECORD = Adjacency()
-"""One record that is there or not, in a slot that is public."""
+"""One record, present or absent, in a public slot."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bound(Value):
-    """A certified interval for epsilon or delta; `upper` is the end to quote.
+    """Certified interval for epsilon or delta; `upper` is the number to quote.
 
     Args:
-        lower: No smaller value holds.
-        upper: This value holds.
+        lower: Certified lower bound on the true value.
+        upper: Value that holds.
     """
 
     lower: float
@@ -242,22 +234,21 @@ class Budget(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee(Value):
-    """A privacy statement with everything needed to read it; `float()` of it is its upper epsilon.
+    """Privacy statement with all its conditions; `float()` of it is the upper bound on epsilon.
 
     >>> float(Guarantee(epsilon=Bound(lower=0.9, upper=1.0), delta=1e-5))
     1.0
 
     Args:
         epsilon: Certified interval.
-        delta: At which epsilon holds.
-        notion: Differential privacy, a per-instance charge, or Fisher information loss.
+        delta: Failure probability at which epsilon holds.
+        notion: Differential privacy, a per-instance cost, or Fisher information loss.
         neighbours: Adjacency relation.
-        unit: What neighbours differ in.
-        basis: Proved here, or as a paper claims it.
-        arithmetic: Whether rounding is part of the proof, or real-number arithmetic is assumed.
-        randomness: Whether the noise came from the operating system, or from a secret seed.
-        records: Number of units of privacy, where known: a delta above one over it promises less than it
-            seems to.
+        unit: Unit of privacy, in words.
+        basis: Proved here, or published in a paper without a proof that holds.
+        arithmetic: Whether the proof covers rounding, or assumes real-number arithmetic.
+        randomness: Whether the noise came from the operating system, or from a given seed.
+        records: Number of units of privacy, if known; the text flags a delta above one over it.
         sensitive: Whether the numbers depend on the records and must not be published.
     """
 
@@ -277,7 +268,7 @@ class Guarantee(Value):
         """The guarantee that `to_plain` wrote.
 
         Args:
-            plain: A dictionary of its fields.
+            plain: Dictionary of its fields.
         """
         bound = Bound.from_plain(plain["epsilon"])
         neighbours = Neighbours(plain["neighbours"])

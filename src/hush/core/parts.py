@@ -25,9 +25,9 @@ _CAP = Range(at_least=0, why="it bounds what one coordinate can move by", exampl
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivitySet(Value):
-    """Changes of `dimension` coordinates with ||s||_p <= norm and, where capped, ||s||_inf <= cap.
+    """Changes of `dimension` coordinates with ||s||_p <= norm and, if capped, ||s||_inf <= cap.
 
-    `p` may be `math.inf`. Without a dimension, any number of coordinates.
+    `p` may be `math.inf`. Without a dimension, the number of coordinates is arbitrary.
     """
 
     p: float
@@ -56,7 +56,7 @@ class SensitivitySet(Value):
 
     @property
     def size(self) -> int:
-        """Number of coordinates; raises where it is not known."""
+        """Number of coordinates; raises if it is unknown."""
         if self.dimension is None:
             raise InvalidValue(
                 f"dimension=None: a bound of {self.norm:g} on the l{self.p:g} norm does not say how "
@@ -74,7 +74,7 @@ class SensitivitySet(Value):
 
     @property
     def l2_radius(self) -> float:
-        """l2 sensitivity: the largest Euclidean norm; infinite where that needs a dimension."""
+        """l2 sensitivity: the largest Euclidean norm; infinite if that needs an unknown dimension."""
         many = math.inf if self.dimension is None else float(self.dimension)
         spread = self.norm if self.p <= 2 else self.norm * many ** (0.5 - 1 / self.p)
         return min(spread, self.max_entry * math.sqrt(many)) if self.max_entry else 0.0
@@ -82,14 +82,13 @@ class SensitivitySet(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Parts that the declaring part is proved with, by class name: every combination of them.
+    """Parts that the declaring part is proved with, by class name, in every combination.
 
-    The declaring part's own stage is left empty: it is the part itself. Names, not classes, because a
-    part may be proved with parts of files that import its own.
+    The stage of the declaring part itself is left empty. Names avoid circular imports of classes.
     """
 
     note: str
-    """Page of docs/guarantees that holds the proof."""
+    """Page of docs/guarantees with the proof."""
     samplings: tuple[str, ...] = ()
     clippings: tuple[str, ...] = ()
     noises: tuple[str, ...] = ()
@@ -98,16 +97,14 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True)
 class Part(Value, ABC):
-    """One part of a plan, known in plain data by its class name."""
+    """One part of a plan, identified in plain data by its class name."""
 
     kinds: ClassVar[dict[str, type["Part"]]]
-    """The classes of this stage by name, the latest of a name."""
+    """Classes of this stage by name, the latest of each name."""
     originals: ClassVar[dict[str, type["Part"]]]
-    """The classes of this stage by name, the first of a name: the one that a `Proof` speaks of, whatever
-    is derived from it under the same name."""
+    """Classes of this stage by name, the first of each name: the one that a `Proof` refers to."""
     proofs: ClassVar[tuple[Proof, ...]] = ()
-    """What the part is proved with. Each class says so for itself: one that is derived may do anything,
-    and is not charged as its parent."""
+    """Proofs of this class. They are not inherited: a derived class may behave differently."""
 
     def __init_subclass__(cls) -> None:
         cls.proofs = vars(cls).get("proofs", ())
@@ -122,7 +119,7 @@ class Part(Value, ABC):
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
-        """The part that `to_plain` wrote, of whichever kind it names."""
+        """The part that `to_plain` wrote, of the kind that it names."""
         settings = dict(plain)
         name = settings.pop("kind", None)
         kind = cls.kinds.get(name) if isinstance(name, str) else None
@@ -144,8 +141,8 @@ class Sampling(Part):
         """Indices of the records in a step's batch.
 
         Args:
-            records: Number of slots, public.
-            generator: Source of randomness; no other may be used.
+            records: Public number of slots.
+            generator: Source of all randomness.
 
         Returns:
             Distinct indices in increasing order, on the generator's device or the CPU; possibly none.
@@ -154,7 +151,7 @@ class Sampling(Part):
     @property
     @abstractmethod
     def participation(self) -> float:
-        """Probability that a record takes part in a step, the rate that is charged."""
+        """Probability that a record takes part in a step; the rate that is charged."""
 
     @property
     def coordinate_participation(self) -> float:
@@ -162,11 +159,11 @@ class Sampling(Part):
         return 1.0
 
     def mask_coordinates(self, values: "torch.Tensor", generator: RandomSource) -> "torch.Tensor":
-        """Clipped gradients with each number kept with probability `coordinate_participation`, else 0.
+        """Keep each clipped number with probability `coordinate_participation`, else set it to 0.
 
         Args:
             values: Finite numbers; they may be overwritten.
-            generator: Source of randomness; no other may be used.
+            generator: Source of all randomness.
 
         Returns:
             The masked numbers, in the shape of `values`.
@@ -174,22 +171,17 @@ class Sampling(Part):
         return values
 
     def expected(self, records: int) -> float:
-        """Expected number of records in a coordinate of the sum.
-
-        Sums are divided by it rather than by the number that took part, which is private.
+        """Expected number of records in a coordinate of the sum, the divisor (the actual one is private).
 
         Args:
-            records: Number of slots, public.
-
-        Returns:
-            A number of records, not always whole.
+            records: Public number of slots.
         """
         return self.participation * self.coordinate_participation * records
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping(Part):
-    """Clipping: the set that each record's gradient is brought into, and so the sum's sensitivity."""
+    """Clipping: the set that bounds each record's gradient, and so the sensitivity of the sum."""
 
     @property
     @abstractmethod
@@ -201,10 +193,10 @@ class Clipping(Part):
         """Sensitivity sets of consecutive blocks of coordinates: the changes one record can make.
 
         Args:
-            dimension: Number of coordinates in all; None where it is not known.
+            dimension: Total number of coordinates; None if unknown.
 
         Returns:
-            One set per block; a single one is of all coordinates.
+            One set per block; a single set covers all coordinates.
         """
 
     @abstractmethod
@@ -213,37 +205,35 @@ class Clipping(Part):
 
         Args:
             tape: Per-sample gradients of a batch.
-            mask: Coordinate sampling to apply to each clipped gradient; None for none.
+            mask: Coordinate sampling of each clipped gradient; None for none.
 
         Returns:
-            The sum, in which no record counts for more than `sensitivity` allows.
+            The sum, to which each record contributes at most what `sensitivity` allows.
         """
 
     @classmethod
     def examples(cls) -> "tuple[tuple[Clipping, int], ...]":
-        """Clippings of this kind for the audit to attack, best of l2 sensitivity 1.
+        """Clippings of this kind for the audit to attack, preferably of l2 sensitivity 1.
 
         Returns:
-            At least one for a part of the library, each with the number of entries that a record changes
-            equally to reach the bound.
+            Clippings, each with the number of entries that a record changes equally to reach the bound.
         """
         return ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise(Part):
-    """Noise: the law of what is released, given the clipped sum.
+    """Noise: the law of the release, given the clipped sum.
 
-    The accountant asks a noise for its law: `exponential_power`, or else the `dominating_noise` that it
-    is charged as, or else `per_block` noises that have either.
+    The accountant asks for `exponential_power`, else for the `dominating_noise` that is charged instead,
+    else for `per_block` noises that have either.
     """
 
     additive: ClassVar[bool] = False
-    """Whether a draw is the location plus what does not depend on it. Each class says so for itself: one
-    that is derived may draw in another way."""
+    """Whether a draw is the location plus a number independent of it. Not inherited."""
     exact: ClassVar[bool] = False
-    """Whether what is drawn from a cryptographic source has the law that is charged exactly, up to
-    post-processing: docs/guarantees/sampling.md. Each class says so for itself."""
+    """Whether draws from a cryptographic source have exactly the law that is charged, up to
+    post-processing: docs/guarantees/sampling.md. Not inherited."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -254,7 +244,7 @@ class Noise(Part):
         """Exponent beta and scale of a density proportional to exp(-(|x| / scale)^beta).
 
         Args:
-            norm: Clipping norm that the noise is scaled for.
+            norm: Clipping norm that scales the noise.
 
         Returns:
             `(beta, scale)` of additive noise of that density; None for any other law.
@@ -262,13 +252,13 @@ class Noise(Part):
         return None
 
     def dominating_noise(self, reference_norm: float) -> "Noise | None":
-        """Noise whose release is at least as informative as this one's, and which is charged instead.
+        """Noise with an at least as informative release, which is charged instead.
 
         Args:
-            reference_norm: The clipping's, in units of which the other noise has its multiplier.
+            reference_norm: Reference norm of the clipping, the unit of the other noise's multiplier.
 
         Returns:
-            The dominating noise; None for a noise that is charged as itself.
+            The dominating noise; None if this noise is charged itself.
         """
         return None
 
@@ -277,23 +267,17 @@ class Noise(Part):
         """Noises of this kind for the audit to attack.
 
         Args:
-            deviation: About the standard deviation of the noise on a sum that a record moves by 1.
+            deviation: Approximate standard deviation of the noise on a sum of sensitivity 1.
             blocks: Number of the clipping's blocks of coordinates.
-            reference_norm: The clipping's.
-
-        Returns:
-            At least one noise for a part of the library.
+            reference_norm: Reference norm of the clipping.
         """
         return ()
 
     def with_multiplier(self, multiplier: float) -> "Noise":
-        """The noise rescaled, as calibration needs it.
+        """Noise of the same kind with another scale; its cost does not increase with `multiplier`.
 
         Args:
             multiplier: New noise multiplier; for absolute laws, the new scale.
-
-        Returns:
-            A noise of the same kind, whose charge does not grow with `multiplier`.
         """
         changed: Any = self
         return cast(Noise, replace(changed, multiplier=multiplier))
@@ -301,11 +285,11 @@ class Noise(Part):
     def per_block(
         self, sensitivity: Sequence[SensitivitySet], reference_norm: float
     ) -> "list[tuple[Noise, float]]":
-        """Noise of each block of coordinates, with the norm it is scaled for.
+        """Noise of each block of coordinates, with the norm that scales it.
 
         Args:
-            sensitivity: The clipping's sensitivity sets, one per block.
-            reference_norm: The clipping's.
+            sensitivity: Sensitivity sets of the clipping, one per block.
+            reference_norm: Reference norm of the clipping.
 
         Returns:
             `(noise, norm)` per block, for `privatize(..., norm=norm)`.
@@ -316,30 +300,30 @@ class Noise(Part):
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: RandomSource
     ) -> "torch.Tensor":
-        """A draw around `location`, each entry independently.
+        """A draw around `location`, independent for each entry.
 
         Args:
-            location: The clipped sum; it may be overwritten and is not to be used afterwards.
-            norm: Clipping norm that the noise is scaled for.
-            generator: Source of randomness; no other may be used.
+            location: Clipped sum; it may be overwritten and must not be used afterwards.
+            norm: Clipping norm that scales the noise.
+            generator: Source of all randomness.
 
         Returns:
-            What is released, in the shape of `location`.
+            The release, in the shape of `location`.
         """
 
     def prepare(
         self, count: int, *, norm: float, generator: RandomSource, device: "torch.device"
     ) -> "Callable[[torch.Tensor], torch.Tensor]":
-        """`privatize` in two halves: draws that do not depend on the location may be made now.
+        """`privatize` as a function; draws that do not depend on the location may be made now.
 
         Args:
-            count: Number of entries of the location to come.
-            norm: Clipping norm that the noise is scaled for.
-            generator: Source of randomness; no other may be used.
-            device: Where the location will be.
+            count: Number of entries of the location.
+            norm: Clipping norm that scales the noise.
+            generator: Source of all randomness.
+            device: Device of the location.
 
         Returns:
-            A function of one flat location, to be called once, that returns what `privatize` would.
+            A function of one flat location, to be called once, with the result of `privatize`.
         """
         return lambda location: self.privatize(location, norm=norm, generator=generator)
 

@@ -21,10 +21,10 @@ class Plan(Value):
     """The four parts of a private step: Sampling x Clipping x Noise x Release.
 
     Args:
-        sampling: Which records take part.
-        clipping: Sensitivity of the sum of their gradients.
-        noise: What is added to it.
-        release: Which noisy updates are applied and published.
+        sampling: Subsampling of the records.
+        clipping: Bound on each gradient, and so the sensitivity of their sum.
+        noise: Law of the noisy sum.
+        release: Rule for which noisy updates are applied and published.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -57,7 +57,7 @@ class Plan(Value):
         """The plan that `to_plain` wrote.
 
         Args:
-            plain: A dictionary of parts, each with its kind and settings.
+            plain: Dictionary of parts, each with its kind and settings.
         """
         parts = {}
         if not isinstance(plain, dict):
@@ -98,7 +98,7 @@ Combination = tuple[type[Part], ...]
 
 
 def declared() -> Iterator[tuple[type[Part], Proof]]:
-    """Registry of proofs: every one, with the part that declares it."""
+    """All proofs, each with the part that declares it."""
     for stage in STAGES.values():
         for kind in stage.originals.values():
             for proof in kind.proofs:
@@ -117,10 +117,10 @@ def covered(kind: type[Part], proof: Proof) -> Iterator[Combination]:
 
 
 def proof_note(plan: Plan) -> str:
-    """The page of docs/guarantees that proves a plan's parts together.
+    """Page of docs/guarantees with the proof for a plan's combination of parts.
 
     Raises:
-        Unproved: where none does. It names the part to change, where one is enough.
+        Unproved: If there is no proof. The message names the part to change, if one is enough.
     """
     # exact types, so that a subclass which changes what a part does is not charged as its parent
     chosen = combination(plan)
@@ -168,7 +168,7 @@ multiplier = 1.0
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan in a TOML file; an error names the line and the key at fault."""
+    """Plan of a TOML file; an error names the line and the key at fault."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -177,12 +177,7 @@ def read_plan(path: Path) -> Plan:
         ) from None
     try:
         plain = tomllib.loads(text)
-    except RecursionError:
-        raise InvalidPlan(
-            f"{path}: not a plan: its tables or lists are nested too deeply to be read, and a plan has "
-            f"two levels. It should look like this:\n\n{EXAMPLE}"
-        ) from None
-    except ValueError as error:  # of the format, and of integers of more digits than Python reads
+    except (ValueError, RecursionError) as error:
         raise InvalidPlan(f"{path}: not a TOML file: {error}") from None
     try:
         return Plan.from_plain(plain)
@@ -192,7 +187,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def write_plan(plan: Plan, path: Path) -> None:
-    """Write the plan as TOML that `read_plan` gives back unchanged; a crash leaves all of it or none."""
+    """Write the plan as TOML for `read_plan`, atomically."""
     replace_file(path, plan_text(plan).encode())
 
 
@@ -212,7 +207,7 @@ def _toml(value: Any) -> str:
 
 
 def _line_of(text: str, key: str) -> int:
-    """The line that sets `key` ("table.setting"), else its table's, else the last one."""
+    """Line that sets `key` ("table.setting"), else the line of its table, else the last line."""
     lines = [line.partition("#")[0] for line in text.splitlines()]
     parts = key.split(".")
     for depth in range(len(parts), 0, -1):
