@@ -47,7 +47,7 @@ def test_the_state_survives_being_saved() -> None:
 
 def test_an_unknown_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(randomness, "_TWISTER", slice(4, 628))
-    with pytest.raises(Unsupported, match="does not know"):
+    with pytest.raises(Unsupported, match="has an unknown format"):
         fresh_generator()
 
 
