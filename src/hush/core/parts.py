@@ -171,7 +171,7 @@ class Sampling(Part):
         return values
 
     def expected(self, records: int) -> float:
-        """Expected number of records per coordinate of the sum, its divisor: the actual number is private.
+        """Expected number of records per coordinate, by which the sum is divided.
 
         Args:
             records: Public number of slots.
