@@ -133,11 +133,11 @@ def test_an_audit_belongs_to_its_run_and_makes_the_report_sensitive(
     path = tmp_path / "audit.json"
     path.write_text(json.dumps(audit_output(TRAINING, 30, 0.4)))
     found = audit_facts(path, COUNTS)
-    assert (found.lower_bound, found.exceeded) == (0.4, False)
+    assert (found["lower_bound"], found["exceeded"]) == (0.4, False)
     assert replace(facts, audit=found).to_plain()["sensitive"] is True
     assert facts.to_plain()["sensitive"] is False
     path.write_text(json.dumps(audit_output(TRAINING, 30, 99.0)))
-    assert audit_facts(path, COUNTS).exceeded
+    assert audit_facts(path, COUNTS)["exceeded"]
     path.write_text(json.dumps(audit_output(TRAINING, 29, 0.4)))
     with pytest.raises(InvalidValue, match="its bound does not apply to this run"):
         audit_facts(path, COUNTS)

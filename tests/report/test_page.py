@@ -11,7 +11,7 @@ import pytest
 
 from hush.accounting.attacker import Attacker
 from hush.accounting.epsilon import compose
-from hush.report.facts import AuditFacts, RunFacts, run_facts
+from hush.report.facts import RunFacts, run_facts
 from hush.report.page import charts, render, report_json
 from tests.report.conftest import STATISTICS, TRAINING, charge
 
@@ -59,20 +59,20 @@ def test_everything_is_said(facts: RunFacts) -> None:
 
 def test_an_audit_is_shown_and_makes_the_page_sensitive(facts: RunFacts) -> None:
     assert "hush audit RUN_DIR --json" in Page(render(facts)).texts["audit"]
-    found = AuditFacts(
-        lower_bound=0.4375,
-        confidence=0.95,
-        charge=2.5,
-        exceeded=False,
-        kind="gradient",
-        canaries=256,
-        runs=1,
-        steps=30,
-    )
+    found = {
+        "lower_bound": 0.4375,
+        "confidence": 0.95,
+        "charge": 2.5,
+        "exceeded": False,
+        "kind": "gradient",
+        "canaries": 256,
+        "runs": 1,
+        "steps": 30,
+    }
     page = Page(render(replace(facts, audit=found)))
     assert "Epsilon is at least 0.4375 with confidence 0.95" in page.texts["audit"]
     assert "Do not publish" in "".join(page.texts.values())
-    refuted = render(replace(facts, audit=replace(found, exceeded=True)))
+    refuted = render(replace(facts, audit={**found, "exceeded": True}))
     assert "THE BOUND IS ABOVE THE CHARGE" in refuted
 
 

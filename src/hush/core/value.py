@@ -115,7 +115,7 @@ def finite_or_none(value: Any) -> Any:
     """Plain data with None in place of infinite numbers and NaN, which JSON cannot hold."""
     if isinstance(value, dict):
         return {key: finite_or_none(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [finite_or_none(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

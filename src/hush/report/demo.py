@@ -1,6 +1,5 @@
 """The demonstration: the bundled digits without privacy and with epsilon 1, 3 and 8, with reports."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shutil import rmtree
 
@@ -15,7 +14,7 @@ from hush.data import load, tensors
 from hush.models import build
 from hush.noise import Gaussian
 from hush.report.facts import run_facts
-from hush.report.page import write_report
+from hush.report.page import Chart, write_report
 from hush.report.text import Table
 from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
@@ -31,11 +30,11 @@ CLIP = 1.0
 SEED = 0
 
 NOTES = (
-    "docs/guarantees/ says what epsilon promises here and why it holds.",
+    "docs/guarantees/: the statement and proof of every guarantee.",
     "hush train --help: your own run; --data mnist for real data (pip install ./recipes).",
-    "hush account and hush calibrate: what a plan costs, and the noise a budget asks for.",
+    "hush account and hush calibrate: the cost of a plan, and the noise for a budget.",
     "hush report RUN_DIR: such a report of any run.",
-    "The seed is fixed so that the reports come out the same again; a private run has no known seed.",
+    "The fixed seed makes the reports reproducible. A private run has no known seed.",
 )
 
 
@@ -47,7 +46,7 @@ def demo(out: Path) -> None:
     loss = nn.CrossEntropyLoss()
 
     print("training without privacy ...")
-    model = initial_model(dataset.classes, x_train)
+    model = _initial_model(dataset.classes, x_train)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -62,7 +61,7 @@ def demo(out: Path) -> None:
         budget = Budget(epsilon=epsilon, delta=DELTA)
         plan = Plan(sampling=Poisson(rate=RATE), clipping=L2(norm=CLIP), noise=Gaussian(multiplier=1.0))
         plan = calibrate(plan, budget, steps=STEPS)
-        model = initial_model(dataset.classes, x_train)
+        model = _initial_model(dataset.classes, x_train)
         folder = out / f"epsilon-{epsilon:g}"
         rmtree(folder, ignore_errors=True)
         run = train(
@@ -90,12 +89,22 @@ def demo(out: Path) -> None:
         )
 
     table = Table(header=["mechanism", "epsilon", "noise multiplier", "test accuracy"], rows=rows)
-    title = f"{len(x_train)} handwritten digits, delta {DELTA:g}"
     meaning = f"epsilon at delta {DELTA:g}, {run.guarantee.neighbours} {run.guarantee.unit}"
     (out / "table.md").write_text(f"{table.markdown()}\n\n{meaning}\n")
-    plot_accuracy(
-        out / "plot.png", curves, baseline=("no privacy", baseline), title=title, spent=meaning
+    longest = max(spent for points in curves.values() for spent, _ in points)
+    styles = ("bound", "gaussian", "holds")
+    chart = Chart(
+        title="Accuracy",
+        axes=(f"{meaning}, spent so far", "test accuracy"),
+        curves=[
+            ("no privacy", "ideal", [(0.1, baseline), (longest, baseline)]),
+            *((name, style, curves[name]) for name, style in zip(curves, styles, strict=False)),
+        ],
+        caption="",
+        log="x",
+        percent="y",
     )
+    chart.draw().savefig(out / "plot.png", dpi=150)
     print(f"\n{table.markdown()}\n\n{meaning}\nin {out / 'table.md'}, drawn in {out / 'plot.png'}")
     print("\nreports, to open in a browser:")
     for epsilon in EPSILONS:
@@ -105,38 +114,7 @@ def demo(out: Path) -> None:
         print(f"  {note}")
 
 
-def initial_model(classes: int, inputs: torch.Tensor) -> nn.Module:
+def _initial_model(classes: int, inputs: torch.Tensor) -> nn.Module:
     """The classifier, with the same initial weights for every run."""
     torch.manual_seed(SEED)
     return build("logistic", classes=classes, shape=inputs.shape[1:])
-
-
-def plot_accuracy(
-    path: Path,
-    curves: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    baseline: tuple[str, float],
-    title: str,
-    spent: str,
-) -> None:
-    """Plot accuracy against the epsilon spent so far, one curve a run, under a non-private baseline."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator
-
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    label, level = baseline
-    axes.axhline(level, color="0.4", linestyle="--", linewidth=1, label=label)
-    for name, points in curves.items():
-        epsilons, accuracy = zip(*points, strict=True)
-        (line,) = axes.plot(epsilons, accuracy, linewidth=1.5, label=name)
-        axes.plot(epsilons[-1], accuracy[-1], "o", color=line.get_color())
-    axes.set(xscale="log", xlabel=f"{spent}, spent so far", ylabel="test accuracy", title=title)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", frameon=False)
-    figure.savefig(path, dpi=150)

@@ -60,21 +60,6 @@ class PlanCharge:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditFacts:
-    """Result of `hush audit` (sensitive)."""
-
-    lower_bound: float
-    confidence: float
-    charge: float
-    """Epsilon charged for the audited steps."""
-    exceeded: bool
-    kind: str
-    canaries: int
-    runs: int
-    steps: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunFile:
     """A file in the run's folder, and whether it may be published."""
 
@@ -109,7 +94,8 @@ class RunFacts:
     notes: tuple[str, ...]
     """Checks of the ledger."""
     files: tuple[RunFile, ...]
-    audit: AuditFacts | None
+    audit: Mapping[str, Any] | None
+    """Result of `hush audit` (sensitive)."""
 
     @property
     def epsilon(self) -> Bound:
@@ -147,12 +133,12 @@ class RunFacts:
             "guarantee": self.guarantee.to_plain(),
             "adjacency": self.adjacency.to_plain(),
             "false_positive_rates": list(FALSE_POSITIVE_RATES),
-            "attack": _listed(asdict(meaning.attack)),
-            "from_epsilon": _listed(asdict(meaning.from_epsilon)),
+            "attack": asdict(meaning.attack),
+            "from_epsilon": asdict(meaning.from_epsilon),
             "posteriors": {"priors": list(PRIORS), "posteriors": list(meaning.posteriors)},
             "gaussian": {**gaussian, "min_error_rate": MIN_ERROR_RATE},
-            "privacy_profile": _listed(asdict(meaning.profile)),
-            "trade_off": _listed(curve),
+            "privacy_profile": asdict(meaning.profile),
+            "trade_off": curve,
             "plans": [
                 {
                     "plan": charge.plan.to_plain(),
@@ -173,15 +159,10 @@ class RunFacts:
             "finished": self.finished,
             "ledger_notes": list(self.notes),
             "files": [asdict(file) for file in self.files],
-            "audit": None if self.audit is None else asdict(self.audit),
+            "audit": None if self.audit is None else dict(self.audit),
         }
         checked: dict[str, Any] = finite_or_none(plain)
         return checked
-
-
-def _listed(values: dict[str, Any]) -> dict[str, Any]:
-    """Plain data with lists instead of tuples, as in JSON."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def run_facts(
@@ -317,7 +298,7 @@ def _read_object(path: Path, needed: tuple[str, ...] = ()) -> dict[str, Any]:
     )
 
 
-def audit_facts(path: Path, counts: Mapping[Plan, int]) -> AuditFacts:
+def audit_facts(path: Path, counts: Mapping[Plan, int]) -> dict[str, Any]:
     """The result of an audit of this run.
 
     Args:
@@ -326,26 +307,19 @@ def audit_facts(path: Path, counts: Mapping[Plan, int]) -> AuditFacts:
     """
     try:
         found = json.loads(path.read_bytes())
-        charge = Guarantee.from_plain(found["charge"]).epsilon.upper
-        audit = AuditFacts(
-            lower_bound=float(found["lower_bound"]),
-            confidence=float(found["confidence"]),
-            charge=charge,
-            exceeded=float(found["lower_bound"]) > charge,
-            kind=str(found["kind"]),
-            canaries=int(found["canaries"]),
-            runs=int(found["runs"]),
-            steps=int(found["steps"]),
-        )
+        kept = ("lower_bound", "confidence", "kind", "canaries", "runs", "steps")
+        audit = {name: found[name] for name in kept}
+        audit["charge"] = Guarantee.from_plain(found["charge"]).epsilon.upper
+        audit["exceeded"] = audit["lower_bound"] > audit["charge"]
         plan = Plan.from_plain(found["plan"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise InvalidValue(
             f"{path} is not the result of an audit ({shorten(str(error), 200)}). Write it with "
             "`hush audit RUN_DIR --json > audit.json`."
         ) from None
-    if counts.get(plan) != audit.steps:
+    if counts.get(plan) != audit["steps"]:
         raise InvalidValue(
-            f"{path} is an audit of {audit.steps} steps of {plan}, and this run was charged for other "
-            "steps, so its bound does not apply to this run. Audit this run, or omit --audit."
+            f"{path} is an audit of {audit['steps']} steps of {plan}, and this run was charged for "
+            "other steps, so its bound does not apply to this run. Audit this run, or omit --audit."
         )
     return audit

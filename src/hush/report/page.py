@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hush.accounting.explanation import FALSE_POSITIVE_RATES, PRIORS
 from hush.core.atomic_files import replace_file
 from hush.report import wording
 from hush.report.facts import RunFacts
 from hush.report.text import at_least, at_most, percent
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MIN_DELTA, _MIN_RATE = 1e-12, 1e-4
 _STYLES: dict[str, dict[str, Any]] = {
@@ -47,9 +50,8 @@ class Chart:
     log: str = ""
     percent: str = ""
 
-    def image(self) -> str:
-        """The chart as the data URI of an SVG."""
-        from matplotlib import rc_context
+    def draw(self) -> "Figure":
+        """The chart as a matplotlib figure."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(5.2, 3.4), layout="constrained")
@@ -67,9 +69,15 @@ class Chart:
             axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, fontsize="small")
+        return figure
+
+    def image(self) -> str:
+        """The chart as the data URI of an SVG."""
+        from matplotlib import rc_context
+
         drawn = BytesIO()
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hush"}):  # the same file each time
-            figure.savefig(drawn, format="svg", metadata={"Date": None})
+            self.draw().savefig(drawn, format="svg", metadata={"Date": None})
         return "data:image/svg+xml;base64," + b64encode(drawn.getvalue()).decode()
 
 
