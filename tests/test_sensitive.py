@@ -87,7 +87,7 @@ def test_a_run_leaves_none_behind(
         budget=hush.Budget(epsilon=50.0, delta=1e-5),
         steps=2,
         evaluation=(x.clone(), y),
-        directory=tmp_path / "run",
+        checkpoints=hush.Checkpoints(directory=tmp_path / "run"),
     )
     descent = LinearDescent(x, y, plan, classes=2, lr=0.1, orders=[2.0])
     list(descent.run(steps=2))

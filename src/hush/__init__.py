@@ -33,7 +33,14 @@ if TYPE_CHECKING:
     from hush.training.methods.least_squares import NoisyLeastSquares
     from hush.training.methods.moments import NoisyMoments, NoisyWhitening
     from hush.training.methods.statistics import NoisyQuantile, individual_mean, mean
-    from hush.training.options import Distributed, Execution, Randomness, Units
+    from hush.training.options import (
+        Checkpoints,
+        Distributed,
+        Execution,
+        Logging,
+        Randomness,
+        Units,
+    )
     from hush.training.step import PrivateStep
     from hush.training.tuning.trial import Choice, LogUniform, Uniform
     from hush.training.tuning.tune import tune
@@ -47,6 +54,7 @@ __all__ = [
     "BestOf",
     "Bound",
     "Budget",
+    "Checkpoints",
     "Choice",
     "Confident",
     "Distributed",
@@ -54,6 +62,7 @@ __all__ = [
     "Guarantee",
     "Ledger",
     "LogUniform",
+    "Logging",
     "Neighbours",
     "NoisyLeastSquares",
     "NoisyMax",
@@ -88,12 +97,14 @@ __all__ += noise.__all__
 
 _LAZY = {
     "Attacker": "accounting.attacker",
+    "Checkpoints": "training.options",
     "Choice": "training.tuning.trial",
     "Confident": "pate.argmax",
     "Ledger": "accounting.ledger",
     "NoisyLeastSquares": "training.methods.least_squares",
     "Distributed": "training.options",
     "Execution": "training.options",
+    "Logging": "training.options",
     "LogUniform": "training.tuning.trial",
     "NoisyMax": "pate.argmax",
     "NoisyMoments": "training.methods.moments",

@@ -153,7 +153,7 @@ def train(directory: Path | None, check: Any) -> Run:
         records(),
         budget=hush.Budget(epsilon=50.0, delta=1e-5),
         steps=2,
-        directory=directory,
+        checkpoints=hush.Checkpoints(directory=directory),
         self_test=check,
     )
 

@@ -123,7 +123,7 @@ def trains_and_resumes(case: Case, folder: Path, epsilon: float) -> None:
     assert weights[0] == weights[1]
 
 
-def trained(case: Case, folder: Path, epsilon: float, **settings: Any) -> Run:
+def trained(case: Case, folder: Path, epsilon: float, *, steps: int, resume: bool = False) -> Run:
     model = case.model()
     return hush.train(
         model,
@@ -132,11 +132,11 @@ def trained(case: Case, folder: Path, epsilon: float, **settings: Any) -> Run:
         case.plan,
         case.data(),
         budget=hush.Budget(epsilon=epsilon, delta=case.delta),
-        directory=folder,
+        checkpoints=hush.Checkpoints(directory=folder, resume=resume),
         randomness=hush.Randomness(generator=torch.Generator().manual_seed(case.seed)),
         execution=hush.Execution(physical_batch=case.physical_batch),
         public=case.public,
-        **settings,
+        steps=steps,
     )
 
 

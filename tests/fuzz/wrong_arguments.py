@@ -12,6 +12,7 @@ from torch import nn
 
 import hush
 from tests.fuzz.mistake import STRANGE, WRONG, Mistake
+from tests.training.grouped import grouped
 
 _PLAN = hush.Plan(
     sampling=hush.Poisson(rate=0.5), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=2.0)
@@ -51,7 +52,7 @@ def a_run(folder: Path, **changed: Any) -> None:
     plan, data = changed.pop("plan", _PLAN), changed.pop("data", _usual())
     settings = {"budget": _BUDGET, "steps": 2, "directory": folder / "run", **changed}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    hush.train(model, nn.CrossEntropyLoss(), optimizer, plan, data, **settings)
+    hush.train(model, nn.CrossEntropyLoss(), optimizer, plan, data, **grouped(settings))
 
 
 def argument(pick: Random, folder: Path) -> Mistake:
@@ -80,7 +81,7 @@ def argument(pick: Random, folder: Path) -> Mistake:
         ("steps", counted, lambda v: hush.fit_noise(_PLAN, _BUDGET, v)),
         ("steps", counted, lambda v: one_step(folder, steps=v)),
         ("steps", [*counted, 0], lambda v: a_run(folder, steps=v)),
-        ("evaluate_every", [*counted, 0], lambda v: a_run(folder, evaluate_every=v)),
+        ("every", [*counted, 0], lambda v: a_run(folder, every=v)),
         ("delta", chances, lambda v: hush.epsilon(_PLAN, 3, v)),
         ("delta", chances, lambda v: hush.mean(torch.zeros(3, 2), _SHOWN, delta=v)),
         ("delta", chances, lambda v: hush.Ledger().epsilon(v)),

@@ -59,8 +59,7 @@ def trained(logger: Any) -> None:
         budget=hush.Budget(epsilon=20.0, delta=1e-3),
         steps=5,
         evaluation=(x + 1, y),
-        evaluate_every=5,
-        callbacks=[logger],
+        logging=hush.Logging(every=5, callbacks=[logger]),
     )
 
 

@@ -25,6 +25,7 @@ from hush.core.errors import (
 )
 from hush.training.checkpoint import load
 from hush.training.loop import Run
+from tests.training.grouped import grouped
 
 RECORDS = 50
 PLAN = hush.Plan(
@@ -50,7 +51,7 @@ def train(
     budget: hush.Budget = GENEROUS,
     *,
     of: tuple[nn.Module, torch.optim.Optimizer, tuple[Tensor, Tensor]] | None = None,
-    **options: object,
+    **options: Any,
 ) -> Run:
     model, optimizer, data = of or problem()
     options.setdefault("randomness", hush.Randomness(generator=torch.Generator().manual_seed(1)))
@@ -61,7 +62,7 @@ def train(
         plan,
         data,
         budget=budget,
-        **options,  # type: ignore[arg-type]
+        **grouped(options),
     )
 
 
@@ -177,7 +178,7 @@ def test_the_rehearsed_evaluation_changes_nothing(monkeypatch: pytest.MonkeyPatc
         torch.manual_seed(0)
         model, (_, _, data) = Counting(), problem()
         of = (model, torch.optim.SGD(model.parameters(), lr=0.1), data)
-        train(of=of, steps=2, evaluate_every=2, evaluation=held_out(data))
+        train(of=of, steps=2, every=2, evaluation=held_out(data))
         actual.append((*model.state_dict().values(), torch.rand(1)))
         monkeypatch.setattr("hush.training.loop.check_evaluation", lambda *_: None)
     assert all(map(torch.equal, *actual))
@@ -297,7 +298,7 @@ def test_schedulers_move_and_survive_a_resume(tmp_path: Path, make: object) -> N
                 steps=steps,
                 scheduler=scheduler,
                 evaluation=held_out(data),
-                evaluate_every=1,
+                every=1,
                 directory=folder,
                 resume=folder.exists(),
             )
@@ -405,7 +406,7 @@ def test_a_secure_run_pays_again_for_what_it_cannot_repeat(
 ) -> None:
     options: dict[str, Any] = {
         "randomness": hush.Randomness(secure=True),
-        "evaluate_every": 3,
+        "every": 3,
         "directory": tmp_path / "run",
     }
     taken = []

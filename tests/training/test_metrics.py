@@ -35,11 +35,11 @@ def trained(
         nn.CrossEntropyLoss(),
         optimizer,
         options.pop("plan", PLAN),
-        (X, Y),
+        options.pop("data", (X, Y)),
         budget=BUDGET,
         steps=steps,
         scheduler=schedule,
-        callbacks=callbacks,
+        logging=hush.Logging(callbacks=callbacks, every=options.pop("every", None)),
         **options,
     )
 
@@ -51,7 +51,7 @@ def test_a_callback_gets_what_is_charged_or_public_after_every_step() -> None:
         [lambda step, metrics: lines.append((step, dict(metrics)))],
         scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
         evaluation=(X + 1, Y),
-        evaluate_every=2,
+        every=2,
     )
     assert [step for step, _ in lines] == [1, 2, 3, 4]
     assert [line["learning_rate"] for _, line in lines] == [0.5, 0.25, 0.125, 0.0625]
@@ -69,7 +69,11 @@ def test_nothing_public_follows_the_records() -> None:
 
     def lines(present: torch.Tensor) -> list[dict[str, float]]:
         told: list[dict[str, float]] = []
-        trained(linear(), [lambda _, metrics: told.append(dict(metrics))], present=present)
+        trained(
+            linear(),
+            [lambda _, metrics: told.append(dict(metrics))],
+            data=hush.Source((X, Y), present=present),
+        )
         return told
 
     assert lines(torch.arange(60) > 30) == lines(torch.arange(60) > 5)

@@ -65,9 +65,8 @@ hush.train(
     steps=STEPS,
     scheduler=scheduler,
     evaluation=(inputs + 1, targets),
-    evaluate_every=3,
-    directory=directory,
-    resume=os.path.isdir(directory),
+    logging=hush.Logging(every=3),
+    checkpoints=hush.Checkpoints(directory=directory, resume=os.path.isdir(directory)),
     randomness=hush.Randomness(generator=torch.Generator().manual_seed(7)),
 )
 print(events)

@@ -26,6 +26,7 @@ from hush.core.randomness import source_for
 from hush.training.evaluate import evaluate
 from hush.training.step import PrivateStep
 from tests.gradients.test_layers import LAYERS
+from tests.training.grouped import grouped
 
 LOSS = nn.CrossEntropyLoss()
 RECORDS = 64
@@ -308,9 +309,9 @@ def test_wrong_options_of_a_step_are_refused(option: str, flag: str, wrong: Any)
 def test_a_flag_of_a_run_is_not_taken_for_yes(flag: str, wrong: object) -> None:
     model, data = problem()
     optimizer = torch.optim.SGD(model.parameters())
-    options: Any = {flag: wrong, "budget": hush.Budget(epsilon=9.0, delta=1e-3)}
+    budget = hush.Budget(epsilon=9.0, delta=1e-3)
     with pytest.raises(InvalidValue, match=f"{flag}=") as raised:
-        hush.train(model, LOSS, optimizer, plan(), data, **options)
+        hush.train(model, LOSS, optimizer, plan(), data, budget=budget, **grouped({flag: wrong}))
     assert raised.value.key == flag
 
 

@@ -111,7 +111,7 @@ def test_a_draw_is_not_used_on_data_of_another_length() -> None:
 def test_a_run_in_a_directory_resumes_on_mended_data(tmp_path: Path) -> None:
     """Its draws are those from the checkpoint on: it ends where it would have with mended data."""
 
-    def train(folder: str, word: int, **options: Any) -> Tensor:
+    def train(folder: str, word: int, resume: bool = False, **options: Any) -> Tensor:
         model = network()
         run = hush.train(
             model,
@@ -121,8 +121,8 @@ def test_a_run_in_a_directory_resumes_on_mended_data(tmp_path: Path) -> None:
             data(word),
             budget=hush.Budget(epsilon=50.0, delta=1e-3),
             steps=20,
-            evaluate_every=1,
-            directory=tmp_path / folder,
+            logging=hush.Logging(every=1),
+            checkpoints=hush.Checkpoints(directory=tmp_path / folder, resume=resume),
             **options,
         )
         assert run.steps == 20

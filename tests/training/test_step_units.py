@@ -273,7 +273,7 @@ def test_training_protects_owners(tmp_path: Path) -> None:
         budget=hush.Budget(epsilon=3.0, delta=1e-2),
         steps=5,
         units=hush.Units(owners=OWNERS, per_unit=3),
-        directory=tmp_path / "run",
+        checkpoints=hush.Checkpoints(directory=tmp_path / "run"),
     )
     assert run.guarantee.unit == "one user, at most 3 records a step"
     assert run.guarantee.records == 5

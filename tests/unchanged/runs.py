@@ -86,7 +86,7 @@ def _trained() -> Entries:
             budget=hush.Budget(epsilon=8.0, delta=_DELTA),
             steps=_STEPS,
             evaluation=public(),
-            directory=folder,
+            checkpoints=hush.Checkpoints(directory=folder),
             randomness=hush.Randomness(generator=seeded()),
         )
         lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]

@@ -25,7 +25,7 @@ from hush.models import build
 from hush.noise import GeneralizedGaussian
 from hush.sampling import Poisson
 from hush.training.loop import train
-from hush.training.options import Randomness
+from hush.training.options import Logging, Randomness
 from hush_recipes.records.protocol import with_held_out
 from hush_recipes.workers import Map
 
@@ -118,7 +118,7 @@ def accuracy(run: Run) -> float:
         budget=noise.budget,
         steps=noise.steps,
         evaluation=scored,
-        evaluate_every=noise.steps,
+        logging=Logging(every=noise.steps),
         randomness=Randomness(generator=torch.Generator(setting.device).manual_seed(run.seed)),
     )
     return float(result.metrics[-1]["accuracy"])

@@ -22,7 +22,7 @@ from hush.core.guarantee import Budget
 from hush.data.views import flips_and_shifts
 from hush.sampling import Twice
 from hush.training.loop import train
-from hush.training.options import Randomness
+from hush.training.options import Logging, Randomness
 from hush_recipes.figure import Figure
 from hush_recipes.selection import select
 from hush_recipes.twice.ways import (
@@ -198,7 +198,7 @@ def _accuracy(run: Run) -> float:
         steps=run.steps,
         scheduler=torch.optim.lr_scheduler.MultiStepLR(optimizer, [run.steps // 2], gamma=0.1),
         evaluation=scored,
-        evaluate_every=run.steps,
+        logging=Logging(every=run.steps),
         randomness=Randomness(generator=torch.Generator(setting.device).manual_seed(run.seed)),
         public=public if isinstance(way.plan.clipping, Subspaces) else None,
         views=flips_and_shifts(views) if views > 1 else None,

@@ -25,7 +25,7 @@ from hush.models import build
 from hush.noise import Gaussian
 from hush.sampling import Poisson
 from hush.training.loop import train
-from hush.training.options import Randomness, Units
+from hush.training.options import Logging, Randomness, Units
 from hush_recipes.figure import Figure
 from hush_recipes.units.owners import LARGEST, made_up_owners
 from hush_recipes.workers import workers
@@ -158,7 +158,7 @@ def _accuracy(run: Run) -> float:
         budget=Budget(epsilon=EPSILON, delta=DELTA),
         steps=run.steps,
         evaluation=evaluation,
-        evaluate_every=run.steps,
+        logging=Logging(every=run.steps),
         units=Units(owners=owners, per_unit=run.per_unit) if run.per_unit else None,
         randomness=Randomness(generator=torch.Generator().manual_seed(run.seed)),
     )

@@ -114,7 +114,7 @@ def train(
     from hush.models import default_model
     from hush.report.signal_to_noise import low_snr_warning
     from hush.training.loop import train as run_loop
-    from hush.training.options import Execution, Randomness
+    from hush.training.options import Checkpoints, Execution, Logging, Randomness
     from hush.training.run_folder import check_settings
 
     opt.refuse_together(plan=plan, rate=rate, batch_size=batch_size)
@@ -190,9 +190,9 @@ def train(
             budget=budget,
             steps=total,
             evaluation=experiment.test,
-            directory=folder,
-            resume=resume,
-            reseed=reseed,
+            checkpoints=Checkpoints(
+                directory=folder, resume=resume, reseed=reseed, settings=settings.to_plain()
+            ),
             randomness=Randomness(
                 generator=generator, secure=secure, arithmetic=cast(Arithmetic, arithmetic)
             ),
@@ -202,9 +202,8 @@ def train(
             neighbours=settings.relation,
             views=experiment.views,
             public=experiment.public,
-            settings=settings.to_plain(),
             self_test=check_step if self_test else None,
-            progress=not quiet,
+            logging=Logging(progress=not quiet),
         )
     except KeyboardInterrupt:
         if (folder / "plan.toml").exists():

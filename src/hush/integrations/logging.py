@@ -1,4 +1,4 @@
-"""Loggers for `hush.train(callbacks=[...])`: TensorBoard and MLflow. docs/logging.md."""
+"""Loggers for `hush.Logging(callbacks=[...])`: TensorBoard and MLflow. docs/logging.md."""
 
 import os
 from collections.abc import Sequence

@@ -19,7 +19,7 @@ from hush.report.text import Table
 from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
 from hush.training.loop import train
-from hush.training.options import Randomness
+from hush.training.options import Checkpoints, Randomness
 
 DELTA = 1e-5
 EPSILONS = (1.0, 3.0, 8.0)
@@ -73,8 +73,10 @@ def demo(out: Path) -> None:
             budget=budget,
             steps=STEPS,
             evaluation=(x_test, y_test),
-            directory=folder,
-            settings={"data": "digits", "model": "logistic", "learning_rate": LEARNING_RATE},
+            checkpoints=Checkpoints(
+                directory=folder,
+                settings={"data": "digits", "model": "logistic", "learning_rate": LEARNING_RATE},
+            ),
             randomness=Randomness(generator=torch.Generator().manual_seed(SEED)),
         )
         write_report(folder / "report.html", run_facts(folder, baseline=baseline))

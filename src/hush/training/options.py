@@ -1,15 +1,20 @@
-"""Options of a private step that most runs leave at their defaults, in four groups."""
+"""Options of a private step and of a run that most leave at their defaults, in groups."""
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from hush.core.guarantee import Arithmetic
+from hush.core.guarantee import Arithmetic, Neighbours
 
 if TYPE_CHECKING:
     import torch
 
     from hush.gradients.tape import Reduction
+    from hush.gradients.tree import Views
+    from hush.training.data import Data
     from hush.training.distributed.process_group import Group
+    from hush.training.metrics import OnStep
     from hush.training.units import Owners
 
 
@@ -77,3 +82,50 @@ class Distributed:
 
     processes: "Group" = None
     shard: bool = False
+
+
+class StepOptions(TypedDict, total=False):
+    """Arguments of `PrivateStep` that `hush.train` passes on."""
+
+    records: int | None
+    units: Units | None
+    neighbours: Neighbours
+    views: "Views | None"
+    public: "Data | None"
+    execution: Execution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """Folder of a run, and how the run resumes from it. See docs/resume.md.
+
+    Args:
+        directory: Folder for the run's plan, ledger, metrics, checkpoint and weights; None: no files.
+        resume: Continue from the checkpoint in the directory, exactly as the run would have.
+        reseed: Continue with new randomness, and pay again for the steps since the checkpoint.
+        settings: Choices that are not in the plan, as plain data (e.g. the data set), kept in
+            settings.json. A run is resumed with the same ones. Publishable, so no seed.
+    """
+
+    directory: str | os.PathLike[str] | None = None
+    resume: bool = False
+    reseed: bool = False
+    settings: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logging:
+    """Metrics of a run: how often, and who receives them. See docs/logging.md.
+
+    Args:
+        every: Number of steps between evaluations, which also write metrics and a checkpoint; None:
+            about an epoch.
+        callbacks: Functions on_step(step, metrics), called after each step, by rank 0 of several.
+            Metrics are public or charged; sensitive ones are requested by name (`StepMetrics`). A
+            resumed run calls again for the steps that it repeats.
+        progress: Show a progress bar.
+    """
+
+    every: int | None = None
+    callbacks: "Sequence[OnStep]" = ()
+    progress: bool = False

@@ -75,7 +75,7 @@ def test_a_run_that_chooses_sees_no_test_record(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(seen["evaluation"][1], y[order[:300]])
     assert torch.equal(seen["data"][0], x[order[300:]])
     assert torch.equal(seen["data"][1], y[order[300:]])
-    assert seen["steps"] == seen["evaluate_every"] == 8, "a shorter run prefers larger norms"
+    assert seen["steps"] == seen["logging"].every == 8, "a shorter run prefers larger norms"
     beta_sgd.accuracy(Run(setting=setting, noise=noise, clip=0.5, seed=1))
     assert torch.equal(seen["evaluation"][0], x_test)
     assert torch.equal(seen["evaluation"][1], y_test)

@@ -33,9 +33,8 @@ def train(
         data,
         budget=budget,
         steps=steps,
-        evaluate_every=3,
-        directory=folder,
-        resume=resume,
+        logging=hush.Logging(every=3),
+        checkpoints=hush.Checkpoints(directory=folder, resume=resume),
         randomness=hush.Randomness(generator=torch.Generator().manual_seed(seed)),
     )
 

@@ -111,9 +111,8 @@ def work(job: Job, rank: int) -> None:
         data_of(),
         budget=hush.Budget(epsilon=500.0, delta=1e-3),
         steps=job.steps,
-        directory=job.folder / "run",
-        resume=job.resume,
-        evaluate_every=EVERY,
+        checkpoints=hush.Checkpoints(directory=job.folder / "run", resume=job.resume),
+        logging=hush.Logging(every=EVERY),
         randomness=hush.Randomness(generator=seeded()),
         execution=hush.Execution(physical_batch=5),
     )

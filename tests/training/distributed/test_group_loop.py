@@ -23,6 +23,7 @@ from tests.training.distributed.problems import (
     weights_of,
 )
 from tests.training.distributed.spawned import Raised
+from tests.training.grouped import grouped
 
 BUDGET = hush.Budget(epsilon=30.0, delta=1e-3)
 
@@ -40,16 +41,15 @@ def train(
         data,
         budget=BUDGET,
         steps=steps,
-        directory=folder / "run",
         randomness=hush.Randomness(generator=None if secure else seeded(seed), secure=secure),
         execution=hush.Execution(physical_batch=5),
-        **options,
+        **grouped({"directory": folder / "run", **options}),
     )
     return weights_of(model), run
 
 
 def trains_into_a_directory(folder: Path) -> dict[str, Any]:
-    weights, run = train(folder, 8, evaluation=data_of(seed=7), evaluate_every=3)
+    weights, run = train(folder, 8, evaluation=data_of(seed=7), every=3)
     dist.barrier()
     return {
         "weights": weights,
@@ -62,8 +62,8 @@ def trains_into_a_directory(folder: Path) -> dict[str, Any]:
 def goes_on(folder: Path) -> dict[str, Any]:
     """Six steps at once, and four and then two after a restart: the same draws, noise and weights."""
     once, _ = train(folder / "once", 6)
-    train(folder / "twice", 4, evaluate_every=4)
-    twice, run = train(folder / "twice", 6, evaluate_every=4, resume=True)
+    train(folder / "twice", 4, every=4)
+    twice, run = train(folder / "twice", 6, every=4, resume=True)
     return {"once": once, "twice": twice, "epsilon": run.guarantee.epsilon.upper}
 
 
@@ -147,7 +147,7 @@ def a_directory_on_rank_0_alone(folder: Path) -> None:
         data_of(),
         budget=hush.Budget(epsilon=30.0, delta=1e-3),
         steps=2,
-        directory=None if dist.get_rank() else folder / "run",
+        checkpoints=hush.Checkpoints(directory=None if dist.get_rank() else folder / "run"),
     )
 
 

@@ -116,9 +116,8 @@ def trained_in_parts(folder: Path, *cuts: int, **options: Any) -> dict[str, Any]
             options["data"] if "data" in options else part_of(*cuts),
             budget=hush.Budget(epsilon=100.0, delta=1e-3),
             steps=5 if resume else 3,
-            directory=folder / "run",
-            resume=resume,
-            evaluate_every=2,
+            checkpoints=hush.Checkpoints(directory=folder / "run", resume=resume),
+            logging=hush.Logging(every=2),
             randomness=hush.Randomness(generator=seeded()),
             execution=hush.Execution(physical_batch=5),
             distributed=hush.Distributed(shard=True),
@@ -212,7 +211,7 @@ def trained_in_another_order(folder: Path) -> None:
         (inputs[order()], targets[order()]),
         budget=hush.Budget(epsilon=100.0, delta=1e-3),
         steps=2,
-        directory=folder / "run",
+        checkpoints=hush.Checkpoints(directory=folder / "run"),
     )
 
 

@@ -149,8 +149,18 @@ def test_a_refused_public_set_leaves_the_name_of_the_run_free(tmp_path: Path) ->
     def run(passed: Any) -> hush.Guarantee:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         budget = hush.Budget(epsilon=3.0, delta=1e-5)
-        options: Any = {"public": passed, "directory": tmp_path / "run", "steps": 1}
-        return hush.train(model, LOSS, optimizer, chosen, data, budget=budget, **options).guarantee
+        files = hush.Checkpoints(directory=tmp_path / "run")
+        return hush.train(
+            model,
+            LOSS,
+            optimizer,
+            chosen,
+            data,
+            budget=budget,
+            steps=1,
+            public=passed,
+            checkpoints=files,
+        ).guarantee
 
     with pytest.raises(DataError, match=r"7 public records .* cannot span the 8 directions"):
         run(few)

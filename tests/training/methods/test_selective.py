@@ -23,6 +23,7 @@ from hush.training.data import Batch
 from hush.training.methods.selective import Trials
 from hush.training.phases.private_gradient import fingerprint
 from hush.training.step import PrivateStep
+from tests.training.grouped import grouped
 
 RECORDS = 60
 NO_NOISE = 1e-12
@@ -442,14 +443,14 @@ def train(chosen: hush.Plan, *, budget: hush.Budget | None = None, **options: An
         budget=budget or hush.Budget(epsilon=500.0, delta=1e-5),
         scheduler=scheduler,
         randomness=hush.Randomness(generator=torch.Generator().manual_seed(1)),
-        **options,
+        **grouped(options),
     )
     return run, step.model, scheduler
 
 
 def test_a_run_counts_its_trials_and_the_schedule_its_updates() -> None:
     chosen = plan(noise=2.0)
-    run, _, scheduler = train(chosen, steps=20, evaluate_every=4)
+    run, _, scheduler = train(chosen, steps=20, every=4)
     assert run.guarantee.epsilon == hush.epsilon(chosen, steps=20, delta=1e-5).epsilon
     assert run.steps == 20
     assert 0 < run.accepted < 20
@@ -467,7 +468,7 @@ def test_hidden_trials_leave_no_trace(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Trials, "noisy_verdict", noted)
     chosen = plan(noise=2.0, accounting="per-acceptance")
-    run, _, scheduler = train(chosen, steps=6, directory=tmp_path / "run", evaluate_every=2)
+    run, _, scheduler = train(chosen, steps=6, directory=tmp_path / "run", every=2)
     assert sum(tests) == run.steps == scheduler.last_epoch == 6
     assert len(tests) > 6, "some were rejected"
     assert run.accepted is None
@@ -483,9 +484,9 @@ def test_hidden_trials_leave_no_trace(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("accounting", ["per-trial", "per-acceptance"])
 def test_a_run_in_parts_ends_like_one_in_one_go(tmp_path: Path, accounting: str) -> None:
     chosen = plan(noise=2.0, accounting=accounting)
-    whole, *_ = train(chosen, steps=11, directory=tmp_path / "whole", evaluate_every=3)
-    train(chosen, steps=5, directory=tmp_path / "parts", evaluate_every=3)
-    parts, *_ = train(chosen, steps=11, directory=tmp_path / "parts", resume=True, evaluate_every=3)
+    whole, *_ = train(chosen, steps=11, directory=tmp_path / "whole", every=3)
+    train(chosen, steps=5, directory=tmp_path / "parts", every=3)
+    parts, *_ = train(chosen, steps=11, directory=tmp_path / "parts", resume=True, every=3)
     assert (parts.guarantee, parts.accepted) == (whole.guarantee, whole.accepted)
     name = "model.safetensors"
     assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -495,7 +496,7 @@ def test_a_crash_after_the_charge_is_repeated_not_paid_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = plan(noise=2.0)
-    whole, *_ = train(chosen, steps=9, directory=tmp_path / "whole", evaluate_every=3)
+    whole, *_ = train(chosen, steps=9, directory=tmp_path / "whole", every=3)
     calls = 0
     passes = Trials.noisy_verdict
 
@@ -509,8 +510,8 @@ def test_a_crash_after_the_charge_is_repeated_not_paid_again(
     with monkeypatch.context() as patch:
         patch.setattr(Trials, "noisy_verdict", crash)
         with pytest.raises(KeyboardInterrupt):
-            train(chosen, steps=9, directory=tmp_path / "run", evaluate_every=3)
-    repeated, *_ = train(chosen, steps=9, directory=tmp_path / "run", evaluate_every=3, resume=True)
+            train(chosen, steps=9, directory=tmp_path / "run", every=3)
+    repeated, *_ = train(chosen, steps=9, directory=tmp_path / "run", every=3, resume=True)
     assert (repeated.guarantee, repeated.accepted) == (whole.guarantee, whole.accepted)
     name = "model.safetensors"
     assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

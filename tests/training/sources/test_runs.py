@@ -68,11 +68,10 @@ def train(directory: Path, steps: int, workers: int, resume: bool = False, data:
         hush.Source(Sentences(), **reading) if data is None else data,
         budget=BUDGET,
         steps=steps,
-        directory=directory,
-        resume=resume,
+        checkpoints=hush.Checkpoints(directory=directory, resume=resume),
         randomness=hush.Randomness(generator=None if resume else torch.Generator().manual_seed(5)),
         evaluation=hush.Source(Sentences(first=50), **reading),
-        evaluate_every=2,
+        logging=hush.Logging(every=2),
         execution=hush.Execution(physical_batch=4),
     )
     return weights_of(model)

@@ -8,26 +8,25 @@ from hush.accounting.ledger import Ledger
 from hush.core.errors import CheckpointError, InvalidValue, Unsupported
 from hush.core.value import check_kind
 from hush.training.checkpoint import Scheduler
+from hush.training.options import Checkpoints
 
 
-def check_directory(
-    directory: object, ledger: object, settings: object, *, resume: bool, reseed: bool
-) -> None:
-    """Raise where arguments of a run need a directory and there is none, or keep two ledgers.
+def check_checkpoints(checkpoints: Checkpoints, ledger: object) -> None:
+    """Raise if a run needs a directory and has none, or has two ledgers.
 
     Args:
-        directory: of the run, as are the others: see `hush.train`.
-        ledger: passed for the run.
-        settings: to keep beside the run.
-        resume: whether the run goes on.
-        reseed: whether it goes on with other randomness.
+        checkpoints: Folder of the run, and how it resumes.
+        ledger: Ledger passed for the run.
     """
-    if (resume and directory is None) or (reseed and not resume):
+    for name, flag in (("resume", checkpoints.resume), ("reseed", checkpoints.reseed)):
+        check_kind(name, flag, bool)
+    directory = checkpoints.directory
+    if (checkpoints.resume and directory is None) or (checkpoints.reseed and not checkpoints.resume):
         raise CheckpointError(
             "there is nothing to resume or reseed: only a run with a directory can go on. Pass "
-            "directory= and resume=True."
+            "checkpoints=hush.Checkpoints(directory=..., resume=True)."
         )
-    if settings is not None and directory is None:
+    if checkpoints.settings is not None and directory is None:
         raise InvalidValue(
             "settings were passed and no directory: they are kept beside the run, for resuming it. Pass "
             "directory= as well, or leave them out.",
@@ -38,8 +37,7 @@ def check_directory(
     if ledger is not None and directory is not None:
         raise InvalidValue(
             "ledger and directory were both passed: a run with a directory is charged to the ledger in "
-            "it, which resuming and `hush account` hold against the run. Pass one of the two; runs that "
-            "add up share a ledger without a directory.",
+            "it. Pass one of the two; runs that add up share a ledger without a directory.",
             key="ledger",
         )
 

@@ -246,7 +246,7 @@ class Processes:
 
 _WAY_OUT = (
     "Start all ranks again and resume from the last checkpoint (load_state_dict, or "
-    "hush.train(..., resume=True)): steps that were charged since are repeated and not paid again."
+    "hush.Checkpoints(resume=True)): steps that were charged since are repeated and not paid again."
 )
 
 
