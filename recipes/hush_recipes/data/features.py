@@ -4,7 +4,7 @@ import hashlib
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -164,18 +164,9 @@ def cached(
             f"{4 * np.prod(shape) / 1e9:.1f} GB."
         ) from error
     finally:
-        for stale in (draft, *_abandoned(path)):
-            with suppress(OSError):
-                stale.unlink()
+        with suppress(OSError):
+            draft.unlink()
     return values
-
-
-def _abandoned(path: Path) -> Iterator[Path]:
-    """Drafts of the file by processes that have ended."""
-    for draft in path.parent.glob(f"{path.name}.*"):
-        process = draft.suffix[1:]
-        if process.isdigit() and not Path("/proc", process).exists() and Path("/proc/self").exists():
-            yield draft
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32] | None:

@@ -1,7 +1,6 @@
 """Features of a network trained on ImageNet; its wheels are needed only where they are at hand."""
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,17 +109,3 @@ def test_the_published_network(tmp_path: Path) -> None:
             model((large * 255 - 127) / 128), model._fc(own[None]), atol=1e-3, rtol=1e-3
         )
     assert float(embedded.std(0).mean()) > 0.01, "images differ"
-
-
-@real
-def test_a_damaged_wheel_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "weights").mkdir()
-    for file in FILES[NAME]:
-        shutil.copy(_FOLDER / file.path, tmp_path / file.path)
-    weights = tmp_path / FILES[NAME][1].path
-    weights.chmod(0o600)
-    content = bytearray(weights.read_bytes())
-    content[len(content) // 2] ^= 1
-    weights.write_bytes(bytes(content))
-    with pytest.raises(DataError, match="damaged or not the published one"):
-        network(tmp_path)

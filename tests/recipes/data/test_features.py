@@ -1,6 +1,5 @@
 """Features of a data set: the transform's, kept once, and made again when the file is not whole."""
 
-import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from hush.core.errors import DataError
 from hush.data import Dataset, load, with_features
@@ -132,24 +130,3 @@ def test_what_has_no_features_is_refused(digits: Dataset, tmp_path: Path) -> Non
     flat = Dataset(**{**vars(digits), "x_train": np.zeros((200, 104)), "x_test": np.zeros((70, 104))})
     with pytest.raises(DataError, match="104 cannot be scattered"):
         with_features(flat, "scattering", cache=tmp_path)
-
-
-def test_the_drafts_of_processes_that_were_killed_are_removed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = np.zeros((2, 3), dtype=np.float32)
-
-    def make() -> NDArray[np.float32]:
-        return source
-
-    cached(tmp_path, "zeros", source, (2, 3), make)
-    assert "zeros: worked out once for 2 records" in capsys.readouterr().err
-    (stored,) = tmp_path.iterdir()
-    stored.unlink()
-    dead, alive = (stored.with_name(f"{stored.name}.{process}") for process in (2**22 + 1, os.getppid()))
-    dead.touch()
-    alive.touch()
-    cached(tmp_path, "zeros", source, (2, 3), make)
-    assert sorted(tmp_path.iterdir()) == sorted([stored, alive])
-    cached(tmp_path, "zeros", source, (2, 3), make)
-    assert capsys.readouterr().err.count("worked out") == 1
