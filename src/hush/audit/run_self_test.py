@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -155,16 +154,21 @@ def influence(
         return sum_before_noise(step, Batch(slots, content, batch.physical, present, batch.counts))
 
     def as_bounded(length: float) -> bool:
-        with _scaled_losses(step, 1.0 if length == 1 else length * step.plan.clipping.reference_norm):
-            whole = total(data, slots >= 0)
-            return all(_own_share(step, whole, total, data, unit == place) for place in emptied) and all(
-                _share_of_copies(step, total, data, unit == place)
-                for place in emptied
-                if counts[place] > 1
-            )
+        factor = 1.0 if length == 1 else length * step.plan.clipping.reference_norm
+        step.loss = lambda outputs, targets: factor * loss(outputs, targets)
+        whole = total(data, slots >= 0)
+        return all(
+            _own_share(step, whole, total, data, unit == place)
+            and (counts[place] == 1 or _share_of_copies(step, total, data, unit == place))
+            for place in emptied
+        )
 
-    with rehearsal(step):
-        bounded = all(map(as_bounded, lengths))
+    loss = step.loss
+    try:
+        with rehearsal(step):
+            bounded = all(map(as_bounded, lengths))
+    finally:
+        step.loss = loss
     return Check(name="influence of a unit", p_value=float(bounded))
 
 
@@ -238,13 +242,10 @@ def nothing_kept(step: PrivateStep, data: Data, steps: int) -> Check:
     check_count("steps", steps, "they are counted", at_least=1)
     unchanged = True
     for batch in step.batches(data, steps=steps):
-        before = {name: value.clone() for name, value in _beside_weights(step).items()}
+        before = [value.clone() for value in _other_tensors(step)]
         step(batch)
-        after = _beside_weights(step)
-        unchanged &= before.keys() == after.keys()
-        unchanged &= all(
-            _equal_bits(value, after[name]) for name, value in before.items() if name in after
-        )
+        after = _other_tensors(step)
+        unchanged &= len(before) == len(after) and all(map(_equal_bits, before, after))
     return Check(name="what a step keeps", p_value=float(unchanged))
 
 
@@ -315,39 +316,15 @@ def _first_rows(data: Data, rows: int) -> Data:
     return inputs, targets
 
 
-@contextmanager
-def _scaled_losses(step: PrivateStep, factor: float) -> Iterator[None]:
-    """Multiply every record's loss, and with it the gradient."""
-    loss = step.loss
-    step.loss = lambda outputs, targets: factor * loss(outputs, targets)
-    try:
-        yield
-    finally:
-        step.loss = loss
-
-
-def _beside_weights(step: PrivateStep) -> dict[str, Tensor]:
-    """Every tensor of the model that is not a trained weight, by a unique name."""
+def _other_tensors(step: PrivateStep) -> list[Tensor]:
+    """Every tensor of the model that is not a trained weight, in a fixed order."""
     trained = {id(value) for value in step.trainable().values()}
-    tensors: dict[str, Tensor] = {}
-    for path, module in step.model.named_modules():
-        parameters = {name: value for name, value in module._parameters.items() if value is not None}
-        for name, value in parameters.items():
-            if id(value) not in trained:
-                tensors[f"{path}.{name}"] = value.detach()
-            if value.grad is not None:
-                tensors[f"{path}.{name}.grad"] = value.grad
-        for key, own in vars(module).items():
-            if key not in ("_parameters", "_modules"):
-                for number, value in enumerate(tree_leaves(own)):
-                    if id(value) not in trained:  # recurrent layers list their weights again
-                        tensors[f"{path}.{key} {number}"] = value.detach()
-    return tensors
+    modules = step.model.modules()
+    attributes = [{key: own for key, own in vars(m).items() if key != "_modules"} for m in modules]
+    gradients = [value.grad for value in step.model.parameters() if value.grad is not None]
+    # recurrent layers list their weights again
+    return [value.detach() for value in tree_leaves([attributes, gradients]) if id(value) not in trained]
 
 
 def _equal_bits(before: Tensor, after: Tensor) -> bool:
-    if before.dtype != after.dtype:
-        return False
-    if before.is_floating_point():
-        before, after = before.nan_to_num(), after.nan_to_num()
-    return torch.equal(before, after)
+    return before.dtype == after.dtype and torch.equal(before.nan_to_num(), after.nan_to_num())
