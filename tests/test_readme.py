@@ -94,7 +94,8 @@ def test_files_that_are_named_are_there(page: Path) -> None:
     paths = re.findall(
         r"(?<![\w/])((?:src|tests|recipes|benchmarks|examples)/[\w/]+\.py)", page.read_text()
     )
-    assert [path for path in paths if not (ROOT / path).exists()] == []
+    roots = (ROOT, ROOT / "tests")  # docs/pitfalls.md names tests by their place in tests/
+    assert [path for path in paths if not any((root / path).exists() for root in roots)] == []
 
 
 def messages() -> Iterator[str]:
