@@ -336,13 +336,8 @@ class SampledGroup:
     replaced: bool
 
     @property
-    def rate(self) -> float:
-        """Probability that any of the records is drawn."""
-        return -math.expm1(self.size * math.log1p(-self.single.rate))
-
-    @property
     def law(self) -> GroupLaw:
-        return GroupLaw(self.single.law, self.single.rate, self.size, self.replaced)
+        return GroupLaw(self.single.noise, self.single.rate, self.size, self.replaced)
 
     def with_representable_loss(self) -> "SampledGroup":
         # the largest losses are those of the shift with all of them drawn

@@ -30,10 +30,6 @@ class JumpDiffusionStep:
     law: JumpDiffusionLaw
 
     @property
-    def rate(self) -> float:
-        return self.law.rate
-
-    @property
     def log_chi_square(self) -> float:
         """log-moment of order 2 before sampling of records."""
         law = self.law

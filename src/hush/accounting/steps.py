@@ -16,6 +16,7 @@ from hush.accounting.coordinates import JumpDiffusionStep, dominated_step
 from hush.accounting.coordinates import dominating_step as jump_diffusion
 from hush.accounting.numerics import Array
 from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
+from hush.accounting.pld.privacy_loss import SampledLaw
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.gaussian import renyi_divergence
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
@@ -135,8 +136,12 @@ class SampledGaussian(_Subsampled):
     multiplier: float
 
     @property
-    def law(self) -> GaussianLaw:
+    def noise(self) -> GaussianLaw:
         return GaussianLaw(self.multiplier)
+
+    @property
+    def law(self) -> SampledLaw:
+        return SampledLaw(self.noise, self.rate)
 
     @property
     def dominated_step(self) -> Self:
@@ -186,8 +191,12 @@ class SampledNoise(_Subsampled):
             )
 
     @property
-    def law(self) -> GeneralizedGaussianLaw:
+    def noise(self) -> GeneralizedGaussianLaw:
         return GeneralizedGaussianLaw(self.beta, self.scale)
+
+    @property
+    def law(self) -> SampledLaw:
+        return SampledLaw(self.noise, self.rate)
 
     @property
     def dominated_step(self) -> Self:

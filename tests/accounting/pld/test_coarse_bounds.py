@@ -8,7 +8,7 @@ from scipy import stats
 
 from hush.accounting.pld import accountant
 from hush.accounting.pld.privacy_loss import Direction, Step
-from hush.accounting.steps import SampledGaussian, SampledNoise
+from hush.accounting.steps import PairedStep, SampledGaussian, SampledNoise
 
 COUNTS: list[dict[Step, int]] = [
     {SampledGaussian(0.1, 1.0): 100},
@@ -48,7 +48,7 @@ def test_distance_is_no_less(counts: dict[Step, int], monkeypatch: pytest.Monkey
         (SampledNoise(0.1, 4.0, 3.0), stats.gennorm(4.0, scale=3.0)),
     ],
 )
-def test_distance_of_one_step_is_the_total_variation(step: Step, law: Any) -> None:
+def test_distance_of_one_step_is_the_total_variation(step: PairedStep, law: Any) -> None:
     """Symmetric unimodal noise moved by 1: all the mass within half of that around the middle."""
     exact = step.rate * (law.cdf(0.5) - law.cdf(-0.5))
     assert accountant.coarse_total_variation({step: 1}) == pytest.approx(exact, rel=1e-9)

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hush.accounting.pld import lattice
 from hush.accounting.pld import privacy_loss as loss
 from hush.accounting.pld.lattice import SNAP, Lattice, optimistic, pessimistic
-from hush.accounting.pld.privacy_loss import Array, CellMasses, Direction, cell_masses
+from hush.accounting.pld.privacy_loss import Array, CellMasses, Direction
 from hush.accounting.steps import SampledGaussian
 
 BOTH = list(Direction)
@@ -105,7 +104,7 @@ def test_the_true_curve_lies_between_on_any_grid(
 def unfused(step: SampledGaussian, direction: Direction, width: float) -> Lattice:
     """The tempting lower bound: every bin's mass on its grid point, not fused."""
     model = optimistic(step, direction, width, 1e-12)
-    masses = cell_masses(step, direction, model.losses[:-1] + width / 2).first
+    masses = step.law.cell_masses(direction, model.losses[:-1] + width / 2).first
     return Lattice(model.origin, model.first, width, masses)
 
 
@@ -127,7 +126,7 @@ def test_noise_five_percent_too_large_is_no_upper_bound(direction: Direction) ->
 def test_masses_between_cuts_have_relative_accuracy_in_the_tails(direction: Direction) -> None:
     step = SampledGaussian(0.3, 1.0)
     cuts: Array = np.array([-0.35, -0.2, 0.0, 0.2, 0.3])
-    masses = cell_masses(step, direction, cuts)
+    masses = step.law.cell_masses(direction, cuts)
     sign = 1 if direction is Direction.REMOVE else -1
     with mp.workdps(40):
         edges = sorted(
@@ -145,9 +144,9 @@ def test_masses_worked_out_in_parts_are_those_of_the_whole(
     direction: Direction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step, cuts = SampledGaussian(0.1, 1.0), np.linspace(-1, 3, 50)
-    whole = cell_masses(step, direction, cuts)
+    whole = step.law.cell_masses(direction, cuts)
     monkeypatch.setattr(loss, "_CHUNK", 7)
-    parts = cell_masses(step, direction, cuts)
+    parts = step.law.cell_masses(direction, cuts)
     for name in ("first", "second", "error"):
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-14)
 
@@ -161,9 +160,11 @@ def test_rounding_of_the_masses_is_paid_for(
     step, size = SampledGaussian(0.5, 3.0), 1e-6
     true = {make: make.__wrapped__(step, direction, width, 1e-12) for make in (pessimistic, optimistic)}
 
-    def rounded(sign: int) -> Callable[[SampledGaussian, Direction, Array], CellMasses]:
-        def perturbed(step: SampledGaussian, direction: Direction, cuts: Array) -> CellMasses:
-            cut = cell_masses(step, direction, cuts)
+    exact_masses = loss.SampledLaw.cell_masses
+
+    def rounded(sign: int) -> Callable[[loss.SampledLaw, Direction, Array], CellMasses]:
+        def perturbed(law: loss.SampledLaw, direction: Direction, cuts: Array) -> CellMasses:
+            cut = exact_masses(law, direction, cuts)
             turns = sign * size * (-1.0) ** np.arange(len(cut.first))
             first, second = (
                 -np.diff(np.append(np.cumsum(law[::-1])[::-1] * (1 + turn), 0.0))
@@ -175,7 +176,7 @@ def test_rounding_of_the_masses_is_paid_for(
         return perturbed
 
     for sign in (-1, 1):
-        monkeypatch.setattr(lattice, "cell_masses", rounded(sign))
+        monkeypatch.setattr(loss.SampledLaw, "cell_masses", rounded(sign))
         high, low = (
             make.__wrapped__(step, direction, width, 1e-12) for make in (pessimistic, optimistic)
         )

@@ -123,7 +123,7 @@ class _Broken(SampledNoise):
     """A step that forgets which power its noise has."""
 
     @property
-    def law(self) -> GeneralizedGaussianLaw:
+    def noise(self) -> GeneralizedGaussianLaw:
         return _WrongTail(self.beta, self.scale)
 
 

@@ -17,11 +17,6 @@ from hush.accounting.pld.lattice import Lattice, aligned_width, optimistic, pess
 from hush.accounting.pld.privacy_loss import (
     Direction,
     Step,
-    cell_masses,
-    loss_quantiles,
-    loss_range,
-    loss_rounding,
-    total_variation,
 )
 from hush.accounting.rdp import gaussian
 from hush.accounting.steps import MAX_LOSS, SampledGaussian
@@ -267,7 +262,7 @@ def _grid_widths(
     width = min(width, 1 / window.tilt)
     length = window.high - window.low
     for step in steps:
-        low, high = loss_quantiles(step, direction, tail)
+        low, high = step.law.loss_quantiles(direction, tail)
         length = max(length, high - low)
     min_width = length / MAX_POINTS
     width = max(width, 1.2 * min_width)
@@ -344,7 +339,7 @@ def coarse_total_variation(counts: Mapping[Step, int]) -> float:
     """
     log_agree = 0.0
     for step, count in counts.items():
-        distance = min(total_variation(step), 1 - 2.0**-53)
+        distance = min(step.law.total_variation, 1 - 2.0**-53)
         log_agree += count * math.log1p(-distance)
     return min(1.0, OUTWARD * -math.expm1(log_agree))
 
@@ -352,7 +347,7 @@ def coarse_total_variation(counts: Mapping[Step, int]) -> float:
 def max_composed_loss(counts: Mapping[Step, int], direction: Direction) -> float:
     """Upper bound on the composed privacy loss (pure epsilon); infinite if there is none."""
     return OUTWARD * sum(
-        count * loss_range(step, direction)[1] for step, count in counts.items() if count
+        count * step.law.loss_range(direction)[1] for step, count in counts.items() if count
     )
 
 
@@ -367,7 +362,7 @@ def coarse_delta_lower(counts: Mapping[Step, int], epsilon: float) -> float:
     cuts = epsilon + math.log(sum(counts.values())) + _MARGINS
     log_none, second = np.zeros(len(cuts)), np.zeros(len(cuts))
     for step, count in counts.items():
-        cut = cell_masses(step, Direction.REMOVE, cuts)
+        cut = step.law.cell_masses(Direction.REMOVE, cuts)
         # survival at each cut: sums of positive terms, each with its bounded rounding
         first = np.cumsum(cut.first[::-1])[::-1][1:] * (1 - 2 * cut.error.max())
         log_none += count * np.log1p(-np.clip(first, 0.0, 1 - 2.0**-53))
@@ -402,13 +397,13 @@ def _loss_quantile(counts: Mapping[Step, int], direction: Direction, delta: floa
     tail = delta / sum(counts.values())
     total = 0.0
     for step, count in counts.items():
-        ceiling = loss_quantiles(step, direction, tail)[1]
+        ceiling = step.law.loss_quantiles(direction, tail)[1]
         if math.isinf(ceiling):
             return math.inf
         ceiling += 1e-12 * (1 + abs(ceiling))
-        beyond = cell_masses(step, direction, np.array([ceiling]))
+        beyond = step.law.cell_masses(direction, np.array([ceiling]))
         if not beyond.first[-1] * (1 + beyond.error[-1]) <= tail:
             return math.inf
         # a loss at this cut may be off by more than the usual units, where laws are mixtures
-        total += count * (ceiling + (loss_rounding(step) - 32 * UNIT) * (1 + abs(ceiling)))
+        total += count * (ceiling + (step.law.loss_rounding - 32 * UNIT) * (1 + abs(ceiling)))
     return max(0.0, total)

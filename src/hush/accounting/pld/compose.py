@@ -13,7 +13,7 @@ import numpy as np
 
 from hush.accounting.numerics import UNIT, Array, log_sum_exp, log_sum_exp_scalar
 from hush.accounting.pld.lattice import SNAP, Lattice
-from hush.accounting.pld.privacy_loss import Direction, Step, loss_quadrature
+from hush.accounting.pld.privacy_loss import Direction, Step
 
 # exp(-_LOG_OUTSIDE) of the tilted mass may fall outside the window on either side.
 _LOG_OUTSIDE = 25.0
@@ -40,7 +40,7 @@ class Cumulants:
 
     def __init__(self, counts: Mapping[Step, int], direction: Direction, tail: float) -> None:
         self._parts = [
-            (count, *loss_quadrature(step, direction, tail)) for step, count in counts.items()
+            (count, *step.law.loss_quadrature(direction, tail)) for step, count in counts.items()
         ]
 
     def __call__(self, exponents: Array) -> Array:

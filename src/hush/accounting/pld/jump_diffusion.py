@@ -21,7 +21,7 @@ from hush.accounting.pld.privacy_loss import (
     UNIT,
     CellMasses,
     Direction,
-    MixtureLaw,
+    PrivacyLossLaw,
     by_loss,
     noise_masses,
     unsampled_ratio,
@@ -177,7 +177,7 @@ _QUADRATURE = 1201
 
 
 @dataclass(frozen=True)
-class JumpDiffusionLaw(MixtureLaw):
+class JumpDiffusionLaw(PrivacyLossLaw):
     """exp(W) against 1, where a record takes part with chance `rate`.
 
     Args:
@@ -246,7 +246,7 @@ class JumpDiffusionLaw(MixtureLaw):
                 edges += [place - reach, place + reach]
         return min(edges), max(edges)
 
-    def cell_masses(self, direction: Direction, cuts: Array) -> CellMasses:
+    def _cell_masses(self, direction: Direction, cuts: Array) -> CellMasses:
         forward = direction is Direction.REMOVE
         ratios = unsampled_ratio(self.rate, cuts if forward else -cuts[::-1])
         diffused, without = self._masses(ratios)

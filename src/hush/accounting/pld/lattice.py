@@ -17,11 +17,6 @@ from hush.accounting.pld.privacy_loss import (
     CellMasses,
     Direction,
     Step,
-    cell_masses,
-    loss_quantiles,
-    loss_range,
-    loss_rounding,
-    privacy_loss,
 )
 
 # An atom this close to its grid point, relatively, counts as being on it; `compose` pays for it.
@@ -179,10 +174,10 @@ def pessimistic(step: Step, direction: Direction, width: float, tail: float) -> 
     points so that both laws keep their totals. Losses beyond the grid, of mass `tail` at most, are
     infinite.
     """
-    low, high = loss_quantiles(step, direction, tail)
+    low, high = step.law.loss_quantiles(direction, tail)
     first = math.floor(low / width)
     points = _grid(0.0, first, math.ceil(high / width) + 1 - first, width)
-    cut = cell_masses(step, direction, points)
+    cut = step.law.cell_masses(direction, points)
     inside = cut.first[1:-1]
     upward = inside - first_law_mass(cut.second[1:-1], points[:-1])
     upward = np.clip(upward / -math.expm1(-width), 0.0, inside)
@@ -192,7 +187,7 @@ def pessimistic(step: Step, direction: Direction, width: float, tail: float) -> 
     masses[0] += cut.first[0]
     masses += _rounding_slack(cut, width)
     infinite_mass = float(cut.first[-1] * (1 + 1e-9 + cut.error[-1]))
-    return Lattice(0.0, first, width, masses, infinite_mass, loss_rounding(step))
+    return Lattice(0.0, first, width, masses, infinite_mass, step.law.loss_rounding)
 
 
 @_LatticeCache
@@ -202,13 +197,13 @@ def optimistic(step: Step, direction: Direction, width: float, tail: float) -> L
     Bins around the grid points become one atom each (that is post-processing), and the atoms, a
     little off their grid points, are snapped onto them.
     """
-    low, high = loss_quantiles(step, direction, tail)
+    low, high = step.law.loss_quantiles(direction, tail)
     origin = _origin(step, direction, width)
     first = math.floor((low - origin) / width) - 1
     points = _grid(origin, first, math.ceil((high - origin) / width) + 3 - first, width)
     cuts = points[:-1] + width / 2
     _isolate_extreme_loss(step, direction, points, cuts)
-    cut = cell_masses(step, direction, cuts)
+    cut = step.law.cell_masses(direction, cuts)
     # Lowering an atom's loss by one point is always allowed. It is done where the second law's
     # mass underflows, so that the atom's place is unknown, and above the last cut; mass below the
     # first cut is dropped.
@@ -224,7 +219,7 @@ def optimistic(step: Step, direction: Direction, width: float, tail: float) -> L
     error = cut.error
     del cut, cuts, points, lowered
     masses *= _certain_share(masses, survival, error, width)
-    return Lattice(origin, first, width, masses, loss_rounding=loss_rounding(step))
+    return Lattice(origin, first, width, masses, loss_rounding=step.law.loss_rounding)
 
 
 def _rounding_slack(cut: CellMasses, width: float) -> Array:
@@ -287,7 +282,7 @@ def _isolate_extreme_loss(step: Step, direction: Direction, points: Array, cuts:
     end = _extreme_loss(step, direction)
     if math.isfinite(end):
         # of one loss computed in two ways
-        rounding = 2 * loss_rounding(step) * (1 + abs(end))
+        rounding = 2 * step.law.loss_rounding * (1 + abs(end))
         nearest = int(np.argmin(np.abs(points - end)))
         if abs(points[nearest] - end) <= rounding:
             inward = -1 if direction is Direction.REMOVE else 1
@@ -296,7 +291,7 @@ def _isolate_extreme_loss(step: Step, direction: Direction, points: Array, cuts:
 
 def _extreme_loss(step: Step, direction: Direction) -> float:
     """The extreme loss of the shifted noise; that of the unshifted noise is at the grid's origin."""
-    low, high = loss_range(step, direction)
+    low, high = step.law.loss_range(direction)
     return high if direction is Direction.REMOVE else low
 
 
@@ -311,9 +306,9 @@ def _origin(step: Step, direction: Direction, width: float) -> float:
     With a small rate almost every step has nearly the same loss; rounding that one by half a
     grid width, thousands of times, would cost all of the lower bound.
     """
-    heaviest = float(privacy_loss(step, direction, np.zeros(1), 0.0)[0])
+    heaviest = float(step.law.privacy_loss(direction, np.zeros(1))[0])
     for _ in range(8):
-        cut = cell_masses(step, direction, np.array([heaviest - width / 2, heaviest + width / 2]))
+        cut = step.law.cell_masses(direction, np.array([heaviest - width / 2, heaviest + width / 2]))
         if cut.first[1] <= 0 or cut.second[1] <= 0:
             return 0.0
         heaviest = math.log(cut.first[1] / cut.second[1])

@@ -17,7 +17,7 @@ from hush.accounting.pld.privacy_loss import (
     Array,
     CellMasses,
     Direction,
-    MixtureLaw,
+    PrivacyLossLaw,
     by_loss,
     noise_masses,
 )
@@ -199,7 +199,7 @@ _NO_MASS = 5e-324
 
 
 @dataclass(frozen=True)
-class GroupLaw(MixtureLaw):
+class GroupLaw(PrivacyLossLaw):
     """Mixture of shifts k = 0..size of `noise`, binomial with `rate`, against none or its mirror image.
 
     Args:
@@ -273,7 +273,7 @@ class GroupLaw(MixtureLaw):
         low, high = sorted(float(edge) for edge in self.privacy_loss(direction, ends))
         return low, high
 
-    def cell_masses(self, direction: Direction, cuts: Array) -> CellMasses:
+    def _cell_masses(self, direction: Direction, cuts: Array) -> CellMasses:
         forward = direction is Direction.REMOVE
         outcomes = self._invert_ratio(cuts if forward else -cuts[::-1])
         with_records, without = (

@@ -1,10 +1,9 @@
 """The privacy loss distribution of one subsampled step: both laws' mass between given losses.
 
-A step is a dominating pair: noise on the line, without the record, and that noise shifted by one
-with probability `rate`, with the record. The log-likelihood ratio log(1 - rate + rate * shifted /
-unshifted) increases with the outcome if the noise is log-concave (docs/guarantees/scalar-noise.md),
-so a cut in the loss is a cut in the outcome. Each kind of noise is a `PrivacyLossLaw`. A group of
-records has more than one shift: its law is a `MixtureLaw`, with the functions of this file as methods.
+A step is a dominating pair: two laws on the line whose log-likelihood ratio increases with the outcome,
+so a cut in the loss is a cut in the outcome. `SampledLaw` is noise on the line, without the record,
+against that noise shifted by one with probability `rate`, with the record. Its ratio log(1 - rate + rate
+* shifted / unshifted) increases if the noise is log-concave (docs/guarantees/scalar-noise.md).
 """
 
 import math
@@ -23,7 +22,7 @@ from hush.accounting.numerics import log_mixture_ratio_absolute, log_weights
 _CHUNK = 1 << 16
 
 
-class PrivacyLossLaw(Protocol):
+class NoiseLaw(Protocol):
     """Symmetric log-concave noise and its shift by one; `noise` is in units of `scale`."""
 
     @property
@@ -56,21 +55,6 @@ class PrivacyLossLaw(Protocol):
         """Noise out to `inverse_survival(tail)`, and log-weights that approximate the law."""
 
 
-class Step(Protocol):
-    """One subsampled step, its rate and noise: hashable, so that steps can be counted."""
-
-    def __hash__(self) -> int: ...
-
-    @property
-    def rate(self) -> float: ...
-
-    @property
-    def law(self) -> "PrivacyLossLaw | MixtureLaw": ...
-
-    def with_representable_loss(self) -> "Step":
-        """The step, or one with just enough more noise for its losses to fit a grid."""
-
-
 class Direction(Enum):
     """Direction of the adjacency: the record is in the first law only, or in the second only."""
 
@@ -90,8 +74,8 @@ class CellMasses:
     error: Array
 
 
-class MixtureLaw(ABC):
-    """Two mixtures of shifts of one noise, sampling included, whose ratio increases with the outcome."""
+class PrivacyLossLaw(ABC):
+    """Two laws on the line, sampling included, whose likelihood ratio increases with the outcome."""
 
     @property
     @abstractmethod
@@ -130,95 +114,103 @@ class MixtureLaw(ABC):
         """Two losses with at most `tail` of the first law's mass outside either."""
 
     @abstractmethod
+    def _cell_masses(self, direction: Direction, cuts: Array) -> CellMasses:
+        """`cell_masses` at a limited number of cuts."""
+
     def cell_masses(self, direction: Direction, cuts: Array) -> CellMasses:
         """Both laws' mass between the `cuts`, with relative accuracy in both tails."""
+        if len(cuts) <= _CHUNK:
+            return self._cell_masses(direction, cuts)
+        # Neighbouring chunks share a cut: the mass beyond it belongs to the other chunk.
+        first, second, error = (np.empty(len(cuts) + 1) for _ in range(3))
+        for start in range(0, len(cuts) - 1, _CHUNK):
+            stop = min(start + _CHUNK, len(cuts) - 1)
+            chunk = self._cell_masses(direction, cuts[start : stop + 1])
+            low, high = int(start > 0), len(chunk.first) - int(stop < len(cuts) - 1)
+            for whole, part in ((first, chunk.first), (second, chunk.second), (error, chunk.error)):
+                whole[start + low : start + high] = part[low:high]
+        return CellMasses(first, second, error)
 
 
-def loss_rounding(step: Step) -> float:
-    """The rounding of a step's loss at a cut, relative to one and the largest loss."""
-    return step.law.loss_rounding if isinstance(step.law, MixtureLaw) else 32 * UNIT
+@dataclass(frozen=True)
+class SampledLaw(PrivacyLossLaw):
+    """Noise against the mixture of itself and its shift by one, of weight `rate`."""
+
+    noise: NoiseLaw
+    rate: float
+
+    @property
+    def scale(self) -> float:
+        return self.noise.scale
+
+    @property
+    def max_privacy_loss(self) -> float:
+        return self.noise.max_privacy_loss
+
+    @property
+    def total_variation(self) -> float:
+        return self.rate * self.noise.total_variation
+
+    @property
+    def loss_rounding(self) -> float:
+        return 32 * UNIT
+
+    def privacy_loss(self, direction: Direction, noise: Array) -> Array:
+        return self._shifted_loss(direction, noise, 0.0)
+
+    def _shifted_loss(self, direction: Direction, noise: Array, shift: float) -> Array:
+        """The privacy loss at the outcomes `shift + scale * noise`; `shift` is 0 or 1."""
+        ratio = log_mixture_ratio_absolute(self.rate, self.noise.log_likelihood_ratio(noise, shift))
+        return ratio if direction is Direction.REMOVE else -ratio
+
+    def loss_range(self, direction: Direction) -> tuple[float, float]:
+        rate, ratio = self.rate, self.noise.max_privacy_loss
+        low = math.log1p(rate * math.expm1(-ratio)) if rate < 1 else -ratio
+        # exp would overflow where 1 - rate is negligible beside it
+        high = ratio + math.log(rate) if ratio > 600 else math.log1p(rate * math.expm1(ratio))
+        return (low, high) if direction is Direction.REMOVE else (-high, -low)
+
+    def loss_quadrature(self, direction: Direction, tail: float) -> tuple[Array, Array]:
+        noise, weight = self.noise.quadrature(tail)
+        if direction is Direction.ADD:
+            return self.privacy_loss(direction, noise), weight
+        shifted = self._shifted_loss(direction, noise, 1.0)
+        if self.rate == 1:
+            return shifted, weight
+        log_stay, log_move = log_weights(self.rate)
+        weights = np.append(weight + log_stay, weight + log_move)
+        return np.append(self.privacy_loss(direction, noise), shifted), weights
+
+    def loss_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
+        law = self.noise
+        unshifted = law.inverse_survival(max(tail / 2, 1e-300))
+        shifted = law.inverse_survival(min(0.5, max(tail / 2 / self.rate, 1e-300)))
+        top = max(unshifted * law.scale, 1 + shifted * law.scale)
+        noise = np.array([-unshifted, top / law.scale])
+        low, high = sorted(float(edge) for edge in self.privacy_loss(direction, noise))
+        return low, high
+
+    def _cell_masses(self, direction: Direction, cuts: Array) -> CellMasses:
+        forward = direction is Direction.REMOVE
+        ratios = unsampled_ratio(self.rate, cuts if forward else -cuts[::-1])
+        without, with_record = self.noise.invert_ratio(ratios)
+        null = noise_masses(self.noise, without)
+        mixed = self.rate * noise_masses(self.noise, with_record) + (1 - self.rate) * null
+        outer = without if forward else -with_record
+        rounding = 4 * UNIT * self.noise.survival_error(np.maximum(outer, 0.0))
+        return by_loss(direction, mixed, null, rounding)
 
 
-def total_variation(step: Step) -> float:
-    """Upper bound on the total variation distance of one step."""
-    if isinstance(step.law, MixtureLaw):
-        return step.law.total_variation
-    return step.rate * step.law.total_variation
+class Step(Protocol):
+    """One step with a dominating pair: hashable, so that steps can be counted."""
 
+    def __hash__(self) -> int: ...
 
-def privacy_loss(step: Step, direction: Direction, noise: Array, shift: float) -> Array:
-    """The privacy loss at the outcomes `shift + scale * noise`; `shift` is 0 or 1."""
-    if isinstance(step.law, MixtureLaw):
-        return step.law.privacy_loss(direction, noise + shift / step.law.scale)
-    ratio = log_mixture_ratio_absolute(step.rate, step.law.log_likelihood_ratio(noise, shift))
-    return ratio if direction is Direction.REMOVE else -ratio
+    @property
+    def law(self) -> PrivacyLossLaw: ...
 
-
-def loss_range(step: Step, direction: Direction) -> tuple[float, float]:
-    """The smallest and the largest privacy loss, which may be infinite."""
-    if isinstance(step.law, MixtureLaw):
-        return step.law.loss_range(direction)
-    ratio = step.law.max_privacy_loss
-    low = math.log1p(step.rate * math.expm1(-ratio)) if step.rate < 1 else -ratio
-    # exp would overflow where 1 - rate is nothing beside it
-    high = ratio + math.log(step.rate) if ratio > 600 else math.log1p(step.rate * math.expm1(ratio))
-    return (low, high) if direction is Direction.REMOVE else (-high, -low)
-
-
-def loss_quadrature(step: Step, direction: Direction, tail: float) -> tuple[Array, Array]:
-    """Losses and log-weights that approximate the privacy loss distribution: an estimate."""
-    if isinstance(step.law, MixtureLaw):
-        return step.law.loss_quadrature(direction, tail)
-    noise, weight = step.law.quadrature(tail)
-    if direction is Direction.ADD:
-        return privacy_loss(step, direction, noise, 0.0), weight
-    shifted = privacy_loss(step, direction, noise, 1.0)
-    if step.rate == 1:
-        return shifted, weight
-    log_stay, log_move = log_weights(step.rate)
-    weights = np.append(weight + log_stay, weight + log_move)
-    return np.append(privacy_loss(step, direction, noise, 0.0), shifted), weights
-
-
-def loss_quantiles(step: Step, direction: Direction, tail: float) -> tuple[float, float]:
-    """Two losses with at most `tail` of the first law's mass outside either."""
-    law = step.law
-    if isinstance(law, MixtureLaw):
-        return law.loss_quantiles(direction, tail)
-    unshifted = law.inverse_survival(max(tail / 2, 1e-300))
-    shifted = law.inverse_survival(min(0.5, max(tail / 2 / step.rate, 1e-300)))
-    top = max(unshifted * law.scale, 1 + shifted * law.scale)
-    noise = np.array([-unshifted, top / law.scale])
-    low, high = sorted(float(edge) for edge in privacy_loss(step, direction, noise, 0.0))
-    return low, high
-
-
-def cell_masses(step: Step, direction: Direction, cuts: Array) -> CellMasses:
-    """Both laws' mass between the `cuts`, with relative accuracy in both tails."""
-    if len(cuts) <= _CHUNK:
-        return _cell_masses(step, direction, cuts)
-    # Neighbouring chunks share a cut: the mass beyond it belongs to the other chunk.
-    first, second, error = (np.empty(len(cuts) + 1) for _ in range(3))
-    for start in range(0, len(cuts) - 1, _CHUNK):
-        stop = min(start + _CHUNK, len(cuts) - 1)
-        chunk = _cell_masses(step, direction, cuts[start : stop + 1])
-        low, high = int(start > 0), len(chunk.first) - int(stop < len(cuts) - 1)
-        for whole, part in ((first, chunk.first), (second, chunk.second), (error, chunk.error)):
-            whole[start + low : start + high] = part[low:high]
-    return CellMasses(first, second, error)
-
-
-def _cell_masses(step: Step, direction: Direction, cuts: Array) -> CellMasses:
-    if isinstance(step.law, MixtureLaw):
-        return step.law.cell_masses(direction, cuts)
-    forward = direction is Direction.REMOVE
-    ratios = unsampled_ratio(step.rate, cuts if forward else -cuts[::-1])
-    without, with_record = step.law.invert_ratio(ratios)
-    null = noise_masses(step.law, without)
-    mixed = step.rate * noise_masses(step.law, with_record) + (1 - step.rate) * null
-    outer = without if forward else -with_record
-    rounding = 4 * UNIT * step.law.survival_error(np.maximum(outer, 0.0))
-    return by_loss(direction, mixed, null, rounding)
+    def with_representable_loss(self) -> "Step":
+        """The step, or one with just enough more noise for its losses to fit a grid."""
 
 
 def by_loss(direction: Direction, with_record: Array, without: Array, rounding: Array) -> CellMasses:
@@ -246,7 +238,7 @@ def unsampled_ratio(rate: float, losses: Array) -> Array:
     return growth
 
 
-def noise_masses(law: PrivacyLossLaw, cuts: Array) -> Array:
+def noise_masses(law: NoiseLaw, cuts: Array) -> Array:
     """Masses of symmetric noise below, between and above increasing `cuts`."""
     tail = law.survival(np.abs(cuts))
     positive = cuts > 0
