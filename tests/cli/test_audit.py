@@ -128,8 +128,8 @@ def test_an_audit_of_another_relation_than_the_runs_says_so(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--runs 2", "at least 32"),
-        ("--runs 40 --canaries 2", "Leave one"),
+        ("--runs 2", "at least 32 runs"),
+        ("--runs 40 --canaries 2", "no independent trials"),
         ("--canaries 7", "refute nothing"),
         ("--canaries 651", "650"),
         ("--confidence 1", "--confidence"),
@@ -144,9 +144,9 @@ def test_audits_that_refute_nothing_are_refused(run: Path, options: str, words: 
 def test_a_folder_without_charges_or_settings_is_refused(run: Path, tmp_path: Path) -> None:
     for name in ("settings.json", "plan.toml"):
         shutil.copy(run / name, tmp_path)
-    assert "no ledger.jsonl" in call("audit", tmp_path).stderr
+    assert "no ledger.jsonl with a step of its plan" in call("audit", tmp_path).stderr
     hush.Ledger(tmp_path / "ledger.jsonl").close()
-    assert "has no step of its plan.toml" in call("audit", tmp_path).stderr
+    assert "no ledger.jsonl with a step of its plan" in call("audit", tmp_path).stderr
     written = json.loads((run / "settings.json").read_text())
     for name, value in (("learning_rate", -1), ("momentum", 5), ("delta", 2)):
         (tmp_path / "settings.json").write_text(json.dumps({**written, name: value}))

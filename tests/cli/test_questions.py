@@ -214,7 +214,7 @@ def test_calibrate_to_a_risk(options: str, risk: hush.Risk, tmp_path: Path) -> N
 
 def test_calibrate_takes_one_limit() -> None:
     for options, message in (
-        ("", "nothing says how private"),
+        ("", "the limit is missing"),
         ("--epsilon 2 --advantage .1", "--epsilon and --advantage are two limits"),
         ("--tpr .1", "tpr was passed"),
         (

@@ -64,8 +64,8 @@ class Settings(Value):
             return cls.from_plain(json.loads((folder / SETTINGS).read_text()))
         except (OSError, ValueError, RecursionError) as error:  # HushError is a ValueError
             raise CheckpointError(
-                f"{folder} has no readable {SETTINGS} ({shorten(str(error), 500)}): what was trained is "
-                "not known. Name the folder of a run of `hush train`."
+                f"{folder} has no readable {SETTINGS} ({shorten(str(error), 500)}). Name the folder of "
+                "a run of `hush train`."
             ) from None
 
 

@@ -33,7 +33,7 @@ def hush(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 def claims(as_json: AsJson = False) -> None:
-    """Published privacy statements that do not hold, the error, and what hush charges instead."""
+    """Published privacy statements that do not hold, with the error and the charge of hush."""
     from hush.accounting.claims import CLAIMS
 
     if as_json:

@@ -65,7 +65,7 @@ def chosen(description: str, *names: str, why: str, name: str | None = None) -> 
 
 
 def installed(description: str, kind: str, *own: str) -> Any:
-    """Option whose values are hush's own and the entry points of `hush.<kind>`."""
+    """Option with hush's own values and the entry points of `hush.<kind>`."""
 
     def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
         if value is not None and value not in (*own, *extensions(kind)):

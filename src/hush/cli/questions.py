@@ -125,7 +125,7 @@ def _takes_charges(command: Callable[..., None]) -> Callable[..., None]:
 
 @_takes_charges
 def account(**options: Any) -> None:
-    """Epsilon of a number of private steps, or of everything on a ledger.
+    """Epsilon of a number of private steps, or of all charges on a ledger.
 
     A run's ledger is checked against its plan, anchor and checkpoint, also if it is named by --ledger.
     Delta is the run's own, unless --delta names another.
@@ -301,7 +301,7 @@ def calibrate(
 
 
 def _limit(epsilon: float | None, delta: float, attacks: dict[str, float | None]) -> "Limit":
-    """The budget or the risk that was asked for."""
+    """The budget or the risk of the options."""
     from hush.accounting.attacker import Risk
 
     asked = [name for name, value in attacks.items() if value is not None]
@@ -311,8 +311,8 @@ def _limit(epsilon: float | None, delta: float, attacks: dict[str, float | None]
         )
     if epsilon is None and not asked:
         raise InvalidPlan(
-            "nothing says how private the plan is to be. Pass --epsilon, or a risk: --tpr with --fpr, "
-            "--advantage, or --posterior with --prior."
+            "the limit is missing. Pass --epsilon, or a risk: --tpr with --fpr, --advantage, or "
+            "--posterior with --prior."
         )
     return Risk(**attacks) if epsilon is None else Budget(epsilon=epsilon, delta=delta)
 

@@ -63,15 +63,11 @@ def audit(
         # all right by chance must be rarer than a share of 1 - confidence
         smallest = 1 if runs > 1 else _FEW_CANARIES
         check_count("--canaries", canaries, "fewer refute nothing", at_least=smallest)
-    if 1 < runs < _FEW_RUNS:
+    if 1 < runs < _FEW_RUNS or (runs > 1 and canaries not in (None, 1)):
         raise InvalidValue(
-            f"--runs {runs} must be 1 or at least {_FEW_RUNS}: fewer refute nothing. One run with many "
-            "canaries is cheaper."
-        )
-    if runs > 1 and canaries not in (None, 1):
-        raise InvalidValue(
-            f"--runs {runs} and --canaries {canaries}: canaries of one run are no independent trials, "
-            "so many runs have one canary each. Leave one of the two out."
+            f"--runs {runs} with --canaries {canaries or 1}: pass one run with many canaries, or at "
+            f"least {_FEW_RUNS} runs with one, because fewer refute nothing and canaries of one run are "
+            "no independent trials. One run is cheaper."
         )
     settings, plan = Settings.read(run_dir), read_plan(run_dir / "plan.toml")
     if settings.per_unit is not None:
@@ -80,16 +76,12 @@ def audit(
             "canaries are single records: their bound would be on another guarantee. Audit a run of the "
             "same plan without --units, in which one record costs what one user costs here."
         )
-    if not (run_dir / "ledger.jsonl").is_file():
-        raise LedgerError(
-            f"{run_dir} has no ledger.jsonl: the charge is unknown. Name the folder of a finished run "
-            "of `hush train`."
-        )
-    steps = Ledger(run_dir / "ledger.jsonl", read_only=True).counts.get(plan, 0)
+    ledger = run_dir / "ledger.jsonl"
+    steps = Ledger(ledger, read_only=True).counts.get(plan, 0) if ledger.is_file() else 0
     if not steps:
         raise LedgerError(
-            f"the ledger of {run_dir} has no step of its plan.toml: nothing was trained, or the plan "
-            "was changed. Name the folder of a run as `hush train` left it."
+            f"{run_dir} has no ledger.jsonl with a step of its plan.toml: the charge is unknown. Name "
+            "the folder of a finished run of `hush train`."
         )
     experiment = build_experiment(settings, data_dir, opt.device_of(device))
     with Progress("training with canaries", runs * steps, visible=not quiet) as progress:

@@ -131,7 +131,7 @@ def train(
         check_count("--public-records", public_records, "they have no protection", at_least=1)
     _check_units(units, per_unit, unit_gradient, neighbours, records)
     budget = Budget(epsilon=epsilon, delta=delta)
-    private = None if plan is None else read_plan(plan)  # before the data, whose features take minutes
+    private = None if plan is None else read_plan(plan)  # features of the data take minutes
     settings = Settings(
         data=data,
         model=model or default_model(data, features),
@@ -257,8 +257,8 @@ def _check_units(
     for option, value in (("--per-unit", per_unit), ("--unit-gradient", unit_gradient)):
         if value is not None and units is None:
             raise InvalidValue(
-                f"{option} {value} is for owners of several records, and without --units each record is "
-                "protected on its own. Pass --units FILE with the owner of each record, or leave it out."
+                f"{option} {value} is for owners of several records. Pass --units FILE with the owner "
+                "of each record, or leave it out: each record is then protected on its own."
             )
     if per_unit is not None:
         check_count("--per-unit", per_unit, "a sampled owner takes part with a record or more", 1)

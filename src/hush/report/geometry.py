@@ -9,11 +9,11 @@ from hush.report.text import Table
 
 _LEVELS = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 WORTH = 1.1
-"""Reduction of the variance, as a factor, from which on a split is called a gain."""
+"""Least reduction of the variance, as a factor, for which a split is recommended."""
 FEW, MANY = 2, 100
-"""Below FEW entries at the cap twice sampling gains nothing; above MANY they add nothing to its gain.
+"""Entries at the cap below which twice sampling gains nothing, and above which it gains no more.
 
-A judgement, not a bound: `hush compare` answers for a budget, against tight plain DP-SGD.
+A rule of thumb: `hush compare` computes the gain for a budget.
 """
 
 
@@ -36,40 +36,38 @@ def numbers(geometry: Geometry) -> dict[str, Any]:
 
 
 def advice(geometry: Geometry) -> list[str]:
-    """Sentences: which clipping would pay, why, and the command that says how much for a budget."""
+    """Recommended clipping, the reason, and the command that computes the gain for a budget."""
     best = best_subspace_split(geometry)
     (first, rest), (c1, c2) = best.ranks, best.norms
-    verdict = "pay" if best.gain >= WORTH else "do not pay"
-    lines = [
-        f"subspaces {verdict}: {first} principal directions hold norm {c1:.3g}, the other {rest} hold "
-        f"{c2:.3g}; noise shaped to them has {best.ratio:.3g} of the variance of equal noise, and "
-        f"clipping each at its mean keeps {best.kept:.1%} of the norm: {best.gain:.3g} times less "
-        "variance at equal length"
-    ]
-    if best.gain >= WORTH:
-        lines[0] += (
-            ". Less in all is not less where it matters: shaped noise has more along the principal "
-            "directions, and in our training runs it did worse than equal noise "
-            "(docs/results/twice-sampling.md). Try both on public records"
+    worth = best.gain >= WORTH
+    subspaces = (
+        f"subspaces {'pay' if worth else 'do not pay'}: {first} principal directions have norm "
+        f"{c1:.3g}, the other {rest} have {c2:.3g}; shaped noise has {best.ratio:.3g} of the variance "
+        f"of equal noise, and clipping at the means keeps {best.kept:.1%} of the norm: {best.gain:.3g} "
+        "times less variance"
+    )
+    if worth:
+        subspaces += (
+            ". Shaped noise is larger along the principal directions, and in training runs it did worse "
+            "than equal noise (docs/results/twice-sampling.md). Try both on public records"
         )
     if geometry.entries < FEW:
-        lines.append(
-            f"an l-infinity cap does not pay: a cap of {geometry.cap:.3g} is needed to leave 99% of the "
-            f"records alone, and d0 = {geometry.entries:.3g} entries are too few for coordinate sampling"
+        cap = (
+            f"an l-infinity cap does not pay: 99% of the records need a cap of {geometry.cap:.3g}, and "
+            f"d0 = {geometry.entries:.3g} entries are too few for coordinate sampling"
         )
     else:
         share = "part" if geometry.entries < 10 else "most" if geometry.entries < MANY else "all"
-        lines.append(
-            f"an l-infinity cap of {geometry.cap:.3g} costs little: 99% of the records stay whole. With "
-            f"d0 = {geometry.entries:.4g}, coordinate sampling gains {share} of what it can at a given "
-            "budget"
+        cap = (
+            f"an l-infinity cap of {geometry.cap:.3g} leaves 99% of the records unchanged. With d0 = "
+            f"{geometry.entries:.4g}, coordinate sampling has {share} of its possible gain"
         )
-    lines.append(
-        f"how much, for your budget: hush compare --records N --batch-size B --steps T --epsilon E "
+    command = (
+        "the gain for a budget: hush compare --records N --batch-size B --steps T --epsilon E "
         f"--dimension {geometry.dimension} --linf-ratio {min(1.0, geometry.cap):.3g} "
         f"--subspaces {first}:{c1:.3g},{rest}:{c2:.3g}"
     )
-    return lines
+    return [subspaces, cap, command]
 
 
 def summary_table(geometry: Geometry) -> Table:

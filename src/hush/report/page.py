@@ -214,7 +214,7 @@ def _accuracy(facts: RunFacts) -> Chart | None:
 
 
 def render(facts: RunFacts) -> str:
-    """The report as an HTML page that loads nothing from elsewhere.
+    """The report as a self-contained HTML page.
 
     Args:
         facts: Facts of the run. All of their strings are escaped.

@@ -1,4 +1,4 @@
-"""Facts of a run in words: the guarantee, who sees what, caveats, reporting lists, model card."""
+"""Facts of a run in words: guarantee, visibility, caveats, reporting lists, model card."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -119,7 +119,7 @@ def _short(value: object) -> str:
 
 
 def protection(facts: RunFacts) -> list[Item]:
-    """Who is protected, and who sees what."""
+    """Unit of privacy, and the visibility of inputs and outputs."""
     unit, per_unit = facts.guarantee.unit, facts.adjacency.per_unit
     secret = [file.name for file in facts.files if not file.publishable]
     public = [file.name for file in facts.files if file.publishable]
@@ -154,7 +154,7 @@ def protection(facts: RunFacts) -> list[Item]:
 
 
 def caveats(facts: RunFacts) -> list[Caveat]:
-    """What the guarantee covers, what it assumes, and what needs attention."""
+    """Coverage, assumptions and warnings of the guarantee."""
     stated, found = facts.guarantee, []
 
     def add(term: str, state: Literal["covered", "assumed", "attention"], text: str) -> None:
@@ -257,7 +257,7 @@ def _utility(facts: RunFacts) -> str:
 def reporting_lists(facts: RunFacts) -> list[Item]:
     """Answers to "How to DP-fy ML" (Ponomareva et al. 2023), section 5.3, and NIST SP 800-226 (2025).
 
-    A factor that both lists ask for is answered once.
+    Common factors of both lists have one answer.
     """
     caveat = {item.term: item.text for item in caveats(facts)}
     stated, attack = facts.guarantee, facts.explanation.attack
